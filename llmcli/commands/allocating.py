@@ -1,9 +1,8 @@
-"""From a size to a mix: options weighed, tensors measured one at a time, bytes given where they
-lower divergence most.
+"""Chooses a type for each tensor under a size limit, by measuring what each tensor's quantization
+costs.
 
-It joins quant's sensitivity, allocation and trades with a scratch copy that llama.cpp reads by.
-What was measured lies in the cache: another size of the same model, method and text costs nothing,
-and a killed run goes on.
+Measurements are cached: another size of the same model, method and text needs none, and an
+interrupted run resumes.
 """
 
 import hashlib
@@ -36,15 +35,16 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.source import Source
 
-READ = 1 << 30  # records of mixes that were read by stand behind all others
+READ = 1 << 30  # record numbers of mixes begin here, above all others
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be allocated: `planned` gives the plan of a mix, `plain` without method and
-    importance; `steered` is what decides its bytes beside the types, `reading` what the model is
-    measured on, `text` the digest of that. `spare` are bytes of the file that no plan has: what
-    folds and a certificate write into it.
+    """The request of an allocation.
+
+    `planned` returns the plan of a mix, `plain` the plan without method and importance. `steered`:
+    what determines the bytes besides the types; `reading`: the text to measure on, `text` its
+    digest; `spare`: bytes of folds and certificate, which no plan contains.
     """
 
     source: "Source"
@@ -59,10 +59,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The mix of all tensors that may be quantized, what each is known to cost, and the mixes that
-    were read by.
+    """The result of an allocation: the types, the sensitivities, and the mixes that were tried.
 
-    `expected` is the divergence that the measurements add up to; None where none was made.
+    `expected`: sum of the measured divergences, None if nothing was measured.
     """
 
     mix: Mapping[str, str]
@@ -74,227 +73,251 @@ class Outcome:
     seconds: float
 
 
-def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
-    """Allocate. Raises Refusal for a size that no mix has, before anything is measured."""
-    begun, sizing = time.perf_counter(), wish.sizing
-    types = sensitivity.options(wish.source, sizing.kinds)
-    folder, shown, own = config.cache / "sensitivity", _shown(wish), _own(wish, types)
+def run(request: Wish, config: "Config", ui: "UI") -> Outcome:
+    """Allocate types. Raises UserError, before anything is measured, for a size that no mix
+    reaches.
+    """
+    started_at, sizing = time.perf_counter(), request.sizing
+    types = sensitivity.options(request.source, sizing.kinds)
+    folder, probe_key, error_key = (
+        config.cache / "sensitivity",
+        _probe_key(request),
+        _error_key(request, types),
+    )
     make_folder(folder)
     with ExitStack() as stack:
-        path = folder / f"{_digest(shown)}.records"
+        path = folder / f"{_digest(probe_key)}.records"
         stack.enter_context(store.locked(path.with_suffix(".lock"), ui, "this measurement"))
-        both = [_records(path, shown), _records(folder / f"{_digest(own)}.records", own)]
-        for one in both:
-            stack.callback(one.close)
-        sensing = Sensing(wish.planned, wish.plain, types, both[0], both[1], wish.reading.threads)
-        work = _Work(wish, sensing, path.with_suffix(".gguf"), stack, ui)
-        budget = reachable(wish.source, wish.planned, sizing, wish.spare)
-        work.weigh()
-        parts = [] if sizing.quick else probes.probes(types, sizing.unit == "group")
-        work.measure(parts)
-        sensed = sensing.sensed(parts)
-        menu = sensitivity.menu(sensing, sensed, wish.source.alignment)
-        budget = budget or work.fitting(menu)
-        found, trades = few(menu, budget), None
+        record_files = [
+            _open_records(path, probe_key),
+            _open_records(folder / f"{_digest(error_key)}.records", error_key),
+        ]
+        for records in record_files:
+            stack.callback(records.close)
+        sensing = Sensing(
+            request.planned,
+            request.plain,
+            types,
+            record_files[0],
+            record_files[1],
+            request.reading.threads,
+        )
+        allocation = _AllocationRun(request, sensing, path.with_suffix(".gguf"), stack, ui)
+        budget = reachable(request.source, request.planned, sizing, request.spare)
+        allocation.weigh()
+        tensor_probes = [] if sizing.quick else probes.probes(types, sizing.unit == "group")
+        allocation.measure(tensor_probes)
+        sensed = sensing.sensed(tensor_probes)
+        menu = sensitivity.menu(sensing, sensed, request.source.alignment)
+        budget = budget or allocation.fitting(menu)
+        best, refinement = few(menu, budget), None
         if sizing.tries:
-            judge = partial(work.judge, sensed)
-            trades = Trades(menu, budget, judge, sizing.tries)
-            found = work.trade(trades, found)
+            evaluate = partial(allocation.judge, sensed)
+            refinement = Trades(menu, budget, evaluate, sizing.tries)
+            best = allocation.trade(refinement, best)
         return Outcome(
-            work.whole(found.mix),
+            allocation.whole(best.mix),
             sensed,
             budget,
-            None if sizing.quick else found.loss,
-            tuple(trades.trials) if trades else (),
-            work.positions,
-            time.perf_counter() - begun,
+            None if sizing.quick else best.loss,
+            tuple(refinement.trials) if refinement else (),
+            allocation.positions,
+            time.perf_counter() - started_at,
         )
 
 
-class _Work:
-    """A run under way. The scratch copy is made when the first thing has to be read by it."""
+class _AllocationRun:
+    """One allocation in progress; the scratch copy is written when it is first needed."""
 
     def __init__(
-        self, wish: Wish, sensing: Sensing, path: Path, stack: ExitStack, ui: "UI"
+        self, request: Wish, sensing: Sensing, path: Path, stack: ExitStack, ui: "UI"
     ) -> None:
-        self.wish, self.sensing, self.path, self.ui = wish, sensing, path, ui
+        self.request, self.sensing, self.path, self.ui = request, sensing, path, ui
         self._open = stack
         self._stage: Stage | None = None
-        self._shown: dict[str, str] = {}
+        self._loaded_types: dict[str, str] = {}
         self._pass = 0.0  # seconds of one measurement
         self._closed = {name: kinds[0] for name, kinds in sensing.types.items() if len(kinds) == 1}
         self.positions = 0
-        self.fixed = _fixed(wish.source, wish.planned, sensing.types, wish.spare)
+        self.fixed = _fixed_bytes(request.source, request.planned, sensing.types, request.spare)
 
     def whole(self, mix: Mapping[str, str]) -> dict[str, str]:
-        """A mix with the tensors that have no choice."""
+        """Return a mix completed by the tensors that have no choice."""
         return self._closed | dict(mix)
 
     def fitting(self, menu: Menu) -> Budget:
-        """The largest file that the free memory runs."""
-        beside = self.path.with_name(
-            f"fit-{self.path.name}"
-        )  # not the scratch copy's place: that may be open
-        most = fitting.largest(
-            menu, self.fixed, lambda mix: self.wish.planned(self.whole(mix)), beside
+        """Return the budget of the largest file that runs in the free memory."""
+        fit_path = self.path.with_name(f"fit-{self.path.name}")  # the scratch copy may be open
+        max_bytes = fitting.largest(
+            menu, self.fixed, lambda mix: self.request.planned(self.whole(mix)), fit_path
         )
-        _, all_of_it = reach(menu)
-        full = " and no mix of these types is larger" if most == all_of_it + self.fixed else ""
+        _, largest_mix = reach(menu)
+        limit_note = (
+            "; no mix of these types is larger" if max_bytes == largest_mix + self.fixed else ""
+        )
         self.ui.note(
-            f"--fit: a file of {most:,} bytes runs in the memory that is free with the default context{full}"
+            f"--fit: a file of {max_bytes:,} bytes runs in the free memory with the default "
+            f"context{limit_note}"
         )
-        return Budget(most, self.fixed)
+        return Budget(max_bytes, self.fixed)
 
     def weigh(self) -> None:
-        """The errors of all types, on rows of every tensor."""
+        """Compute the errors of all types on rows of every tensor."""
         with self.ui.bar("errors of all types", len(self.sensing.open), unit="tensors") as bar:
             for name in self.sensing.weigh():
                 bar.advance(1)
                 bar.describe(f"errors of all types: {name}")
 
     def measure(self, parts: Sequence[Probe]) -> None:
-        """Divergence with one probe at a time, those that are not known."""
-        known = self.sensing.known(parts)
-        if known:
-            self.ui.note(f"{known} of {len(parts)} measurements were made before")
-        if known == len(parts):
+        """Measure the divergence of each probe that is not cached."""
+        n_cached = self.sensing.known(parts)
+        if n_cached:
+            self.ui.note(f"{n_cached} of {len(parts)} measurements were made before")
+        if n_cached == len(parts):
             return
         stage = self.stage()
-        left, each = len(parts) - known, self._pass
-        own = sum(part.own for part in parts)
+        n_remaining, pass_seconds = len(parts) - n_cached, self._pass
+        n_own_codes = sum(probe.own for probe in parts)
         self.ui.note(
-            f"to measure: {left} x {each:.1f} s = about {_minutes(left * each)}; {own} of {len(parts)} are of "
-            "the method's own codes, which are made besides; Ctrl-C loses nothing"
+            f"to measure: {n_remaining} x {pass_seconds:.1f} s = about "
+            f"{_format_duration(n_remaining * pass_seconds)}; {n_own_codes} of "
+            f"{len(parts)} also need the method's own codes; Ctrl-C loses nothing"
         )
-        with self.ui.bar("measure", len(parts), unit="tensors", done=known) as bar:
-            for part in self.sensing.measure(parts, stage):
+        with self.ui.bar("measure", len(parts), unit="tensors", done=n_cached) as bar:
+            for probe in self.sensing.measure(parts, stage):
                 bar.advance(1)
-                bar.describe(f"measure {part.label}")
+                bar.describe(f"measure {probe.label}")
 
     def trade(self, trades: Trades, found: Allocation) -> Allocation:
-        """Other mixes tried on held-out text."""
+        """Try other mixes on held-out text."""
         with self.ui.bar("mixes on held-out text", trades.most + 1, unit="tests") as bar:
             for best in trades.run(found):
                 found = best
                 bar.advance(1)
-                last = trades.trials[-1]
-                bar.describe(f"mixes on held-out text: {last.role or 'as measured'} {last.kld:.5f}")
+                trial = trades.trials[-1]
+                bar.describe(
+                    f"mixes on held-out text: {trial.role or 'as measured'} {trial.kld:.5f}"
+                )
         return found
 
     def judge(self, sensed: Mapping[str, Sensed], mix: Mapping[str, str]) -> F64:
-        """The divergences of a mix at the held-out positions, with what rounding its inputs is
-        known to add.
+        """Return the divergences of a mix at the held-out positions, plus the known cost of
+        rounding its inputs; `[positions]`.
         """
         return self._read(mix) + sum(sensed[name].unseen(kind) for name, kind in mix.items())
 
     def _read(self, mix: Mapping[str, str]) -> F64:
-        """The divergences of a mix at the held-out positions, its inputs not rounded."""
+        """Return the divergences of a mix at the held-out positions, with unrounded inputs;
+        `[positions]`.
+        """
         digest = hashlib.sha256(json.dumps(sorted(mix.items())).encode()).digest()
         number = READ | int.from_bytes(digest[:4]) >> 2
         if number in self.sensing.errors.numbers:
             raw = self.sensing.errors.get(number)
             if raw[:32] == digest:
-                found: F64 = np.frombuffer(raw[32:], "<f8")
-                self.positions = len(found)
-                return found
+                cached: F64 = np.frombuffer(raw[32:], "<f8")
+                self.positions = len(cached)
+                return cached
         stage = self.stage()
         steps = [
             self.sensing.step(name, kind)
             for name, kind in mix.items()
-            if self._shown.get(name) != kind
+            if self._loaded_types.get(name) != kind
         ]
-        sensitivity.show(steps, stage, self.wish.reading.threads)
-        self._shown |= mix
-        apart = stage.apart(held_out=True)
-        self.sensing.errors.put({number: digest + apart.astype("<f8").tobytes()})
-        self.positions = len(apart)
-        return apart
+        sensitivity.show(steps, stage, self.request.reading.threads)
+        self._loaded_types |= mix
+        divergences = stage.apart(held_out=True)
+        self.sensing.errors.put({number: digest + divergences.astype("<f8").tobytes()})
+        self.positions = len(divergences)
+        return divergences
 
     def stage(self) -> Stage:
-        """The scratch copy, open and unchanged the first time."""
+        """Return the scratch copy; the first call opens it unchanged."""
         if self._stage is None:
-            size = 2 * sum(weight.elements for weight in self.wish.source.weights)
-            self.ui.note(f"measuring takes a scratch copy of {size:,} bytes in {self.path.parent}")
+            size = 2 * sum(weight.elements for weight in self.request.source.weights)
+            self.ui.note(f"writing a scratch copy of {size:,} bytes to {self.path.parent}")
             self._stage = self._open.enter_context(
-                staged(self.wish.source, self.path, self.wish.reading, self.ui)
+                staged(self.request.source, self.path, self.request.reading, self.ui)
             )
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             self._stage.apart()
-            self._pass = time.perf_counter() - begun
+            self._pass = time.perf_counter() - started_at
         return self._stage
 
 
 def reachable(
     source: "Source", planned: Planned, sizing: "Sizing", spare: int = 0
 ) -> Budget | None:
-    """The target as bytes; None where memory decides. Refuses a size that no mix has before
-    anything is measured.
+    """Return the target as a budget of bytes; None if memory decides.
+
+    Raises UserError, before anything is measured, if no mix reaches it.
     """
-    most = sizing.most(sum(weight.elements for weight in source.weights))
-    if most is None:
+    max_bytes = sizing.most(sum(weight.elements for weight in source.weights))
+    if max_bytes is None:
         return None
     types = sensitivity.options(source, sizing.kinds)
-    budget = Budget(most, _fixed(source, planned, types, spare))
-    rooms: dict[str, list[Option]] = {}  # by size alone, the larger the better
+    budget = Budget(max_bytes, _fixed_bytes(source, planned, types, spare))
+    size_options: dict[str, list[Option]] = {}  # by size alone: larger is better
     for (name, kind), step in sensitivity.choices(planned, types).items():
         if len(types.get(name, ())) > 1:
-            room = sensitivity.room(step, source.alignment)
-            rooms.setdefault(name, []).append(Option(kind, room, -room))
-    if not in_reach(rooms, budget):
-        raise refusal(rooms, budget)
+            nbytes = sensitivity.room(step, source.alignment)
+            size_options.setdefault(name, []).append(Option(kind, nbytes, -nbytes))
+    if not in_reach(size_options, budget):
+        raise refusal(size_options, budget)
     return budget
 
 
-def _fixed(
+def _fixed_bytes(
     source: "Source", planned: Planned, types: Mapping[str, Sequence[str]], spare: int
 ) -> int:
-    """Bytes of the file that are the same whatever the types of the tensors that have a choice."""
-    some = planned({name: kinds[0] for name, kinds in types.items()})
-    chosen = (step for step in some.steps if len(types.get(step.weight.name, ())) > 1)
-    held = sum(sensitivity.room(step, source.alignment) for step in chosen)
-    return some.nbytes - held + spare
+    """Return the bytes of the file that do not depend on the chosen types."""
+    any_plan = planned({name: kinds[0] for name, kinds in types.items()})
+    chosen = (step for step in any_plan.steps if len(types.get(step.weight.name, ())) > 1)
+    chosen_bytes = sum(sensitivity.room(step, source.alignment) for step in chosen)
+    return any_plan.nbytes - chosen_bytes + spare
 
 
-def _shown(wish: Wish) -> dict[str, Any]:
-    """All that the divergence of a probe depends on. The fingerprint's samples miss a small edit,
-    the time does not.
+def _probe_key(request: Wish) -> dict[str, Any]:
+    """Return everything that the divergence of a probe depends on.
+
+    The fingerprint may miss a small edit of the source; its time stamp does not.
     """
     return {
         "kind": "sensitivity",
-        "source": wish.source.fingerprint,
-        "changed": str(wish.source.changed),
-        # tensors, with a choice or without: files that do not say so meant others by a number
+        "source": request.source.fingerprint,
+        "changed": str(request.source.changed),
+        # tensors are numbered with and without a choice; older files numbered only those with one
         "numbered": "all",
-        "text": wish.text,
-        "probe": wish.sizing.unit,
+        "text": request.text,
+        "probe": request.sizing.unit,
         "n_ctx": N_CTX,
-        "chunks": wish.reading.measured,
+        "chunks": request.reading.measured,
         "build": version(),
     }
 
 
-def _own(wish: Wish, types: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """All that the errors of codes depend on, and the divergence of a mix."""
+def _error_key(request: Wish, types: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return everything that the errors of codes and the divergence of a mix depend on."""
     kinds = _digest({name: list(kinds) for name, kinds in types.items()})
-    return _shown(wish) | {
+    return _probe_key(request) | {
         "kind": "errors",
-        "steered": dict(wish.steered),
+        "steered": dict(request.steered),
         "types": kinds,
-        "held_out": wish.reading.held_out,
-        # sides of an embedding that is the head: files that do not say so have the head's alone
+        "held_out": request.reading.held_out,
+        # an embedding that is also the head counts for both; older files counted the head alone
         "tied": "both",
-        # as llama.cpp does: files that do not say so have the weights' errors alone
+        # inputs are rounded as in llama.cpp; older files have the errors of the weights alone
         "inputs": "rounded",
     }
 
 
-def _records(path: Path, head: dict[str, Any]) -> Records:
-    """The file as far as an earlier run came, or a new one."""
-    found = Records.resume(path)
-    if found is not None and found.head == head:
-        return found
-    if found is not None:
-        found.close()
+def _open_records(path: Path, head: dict[str, Any]) -> Records:
+    """Open the record file if it has this head, else create it."""
+    records = Records.resume(path)
+    if records is not None and records.head == head:
+        return records
+    if records is not None:
+        records.close()
     return Records.begin(path, head)
 
 
@@ -302,5 +325,5 @@ def _digest(told: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:40]
 
 
-def _minutes(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -1,8 +1,7 @@
-"""A source as a file that llama.cpp runs: itself where it is a GGUF, else a copy in floats for as
-long as it is needed.
+"""A source as a file that llama.cpp can run: the GGUF itself, or a temporary copy in floats.
 
-The copy lies in the cache under the source's fingerprint. A run that is killed leaves it to be gone
-on with.
+The copy is stored in the cache under the source's fingerprint; if a run is killed, the next one
+resumes writing it.
 """
 
 import os
@@ -30,9 +29,10 @@ FLOATS = ("F32", "F16", "BF16")
 
 
 def copied(source: "Source") -> "Plan | None":
-    """The copy in floats that this source needs to be run, None for a GGUF. What it holds in other
-    types (FP8, packed codes) is F32 there; folds are left out: what they make is held against what
-    was there before.
+    """Return the plan of the float copy that a source needs before it can run; None for a GGUF.
+
+    Weights of other types (FP8, packed codes) become F32. Folds are left out, because the folded
+    result is compared with the unfolded source.
     """
     source = source.origin or source
     if not source.path.is_dir():
@@ -41,33 +41,33 @@ def copied(source: "Source") -> "Plan | None":
 
 
 def check(source: "Source", hint: str = "name a model that has its tokenizer") -> None:
-    """Raise UserError for a source that could not read a text."""
+    """Raise UserError if the source has no vocabulary."""
     if not any(key == "tokenizer.ggml.tokens" for key, _ in source.entries):
-        raise UserError(f"{source.name} has no vocabulary: it cannot read a text", hint=hint)
+        raise UserError(f"{source.name} has no vocabulary, so it cannot read text", hint=hint)
 
 
 def room(wanted: dict[Path, int]) -> None:
-    """Raise UserError where folders (and what they need) have too little space, those of one disk
-    taken together.
+    """Raise UserError if there is too little disk space for `wanted`: bytes by folder, summed per
+    disk.
     """
     disks: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in wanted.items():
-        there = next(one for one in (folder, *folder.parents) if one.exists())
-        _, held = disks.get(there.stat().st_dev, (there, 0))
-        disks[there.stat().st_dev] = (there, held + nbytes)
+        existing_folder = next(
+            ancestor for ancestor in (folder, *folder.parents) if ancestor.exists()
+        )
+        _, needed_bytes = disks.get(existing_folder.stat().st_dev, (existing_folder, 0))
+        disks[existing_folder.stat().st_dev] = (existing_folder, needed_bytes + nbytes)
     for folder, nbytes in disks.values():
-        if nbytes > (have := shutil.disk_usage(folder).free):
+        if nbytes > (free_bytes := shutil.disk_usage(folder).free):
             raise UserError(
-                f"{folder} has {have:,} bytes free, {nbytes:,} are needed",
-                hint=f"free {nbytes - have:,} bytes",
+                f"{folder} has {free_bytes:,} bytes free, but {nbytes:,} are needed",
+                hint=f"free at least {nbytes - free_bytes:,} bytes",
             )
 
 
 @contextmanager
 def wordlist(source: "Source") -> Iterator[Path]:
-    """A file of the source's metadata without a weight, with which llama.cpp reads words into
-    tokens.
-    """
+    """Yield a temporary GGUF with the source's metadata and no weights, enough for tokenizing."""
     with tempfile.TemporaryDirectory(prefix="llmcli-") as folder:
         file = Path(folder) / f"{source.name}.gguf"
         file.write_bytes(layout(source.entries, (), source.alignment).header)
@@ -76,26 +76,30 @@ def wordlist(source: "Source") -> Iterator[Path]:
 
 @contextmanager
 def runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0) -> Iterator[Path]:
-    """The file to run; a copy is made for the time and removed."""
+    """Yield the path of a file that llama.cpp can run; a float copy is removed afterwards.
+
+    Raises UserError.
+    """
     plan = copied(source)
     if plan is None:
         yield source.path
         return
     folder = config.cache / "bases"
-    path = folder / f"{source.fingerprint}-{plan.file_type.name}.gguf"
+    copy_path = folder / f"{source.fingerprint}-{plan.file_type.name}.gguf"
     make_folder(folder)
-    with store.locked(path.with_suffix(".lock"), ui, f"a copy of {source.name}"):
+    with store.locked(copy_path.with_suffix(".lock"), ui, f"a copy of {source.name}"):
         ui.note(
-            f"{source.name} is run from a copy in {plan.file_type.name}: {size(plan.nbytes)} for the time"
+            f"{source.name} is run from a temporary copy in {plan.file_type.name}: "
+            f"{size(plan.nbytes)}"
         )
         with ui.bar(
             f"copy {source.name} in {plan.file_type.name}", len(plan.steps), unit="tensors"
         ) as bar:
-            road.run(plan, path, threads=threads, watch=lambda progress: bar.advance(1))
+            road.run(plan, copy_path, threads=threads, watch=lambda progress: bar.advance(1))
         os.utime(
-            path, ns=(source.changed, source.changed)
-        )  # made again it is the same to who had read it
+            copy_path, ns=(source.changed, source.changed)
+        )  # the source's time stamp: a copy that is written again counts as the same file
         try:
-            yield path
+            yield copy_path
         finally:
-            path.unlink(missing_ok=True)
+            copy_path.unlink(missing_ok=True)

@@ -1,6 +1,4 @@
-"""`llmcli batch`: many prompts through one model at once, into a file. Parse, open, go through the
-lines, tell.
-"""
+"""`llmcli batch`: answers many prompts from a file through one model."""
 
 import json as json_module
 import shlex
@@ -31,10 +29,10 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 PARALLEL, MOST_PARALLEL = 16, 128
-# sequences of a round of the reproducible mode, for each that runs: while the last ones end few run
+# sequences of a round in reproducible mode, per running answer: few run while the last ones end
 ROUND = 4
-TWINS = 3  # lines with another's name that are told one by one
-TOLD = 60.0  # seconds between two lines about how far it is, where nobody sees a bar
+TWINS = 3  # duplicate names that are listed one by one
+TOLD = 60.0  # seconds between two progress lines if no bar is visible
 
 
 def register(app: typer.Typer) -> None:
@@ -48,11 +46,12 @@ def batch(
     lines: Annotated[
         str | None,
         typer.Argument(
-            metavar="IN.jsonl", help="OpenAI batch lines or plain prompts; .gz too, - is stdin."
+            metavar="IN.jsonl",
+            help="OpenAI batch lines or plain prompts; may be .gz; - is stdin.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="OUT.jsonl", help="Where the answers go.")
+        Path | None, typer.Option("-o", "--out", metavar="OUT.jsonl", help="The output file.")
     ] = None,
     parallel: Annotated[
         int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")
@@ -63,26 +62,27 @@ def batch(
             "--skeleton", help="Skeleton-of-Thought: an outline, then its points in parallel."
         ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start again even if results exist.")
+    ] = False,
     ray: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Spread over a Ray cluster: auto, HOST:PORT, or local."
-        ),
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: auto, HOST:PORT, or local."),
     ] = None,
     replicas: Annotated[
         int,
         typer.Option(
-            min=0, max=4096, metavar="N", help="With --ray: so many models; default: one a machine."
+            min=0,
+            max=4096,
+            metavar="N",
+            help="With --ray: number of models; default: one per machine.",
         ),
     ] = 0,
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON document about it on stdout.")
+        bool, typer.Option("--json", help="Print a summary as one JSON document on stdout.")
     ] = False,
 ) -> None:
-    """Answer the prompts of a file, many at once; a run that was stopped goes on with the same
-    command.
-    """
+    """Answer the prompts of a file, many at once; the same command resumes an interrupted run."""
     from llmcli.commands import hosting, spreading
     from llmcli.serve.batch.asked import twins
     from llmcli.serve.batch.lines import opened
@@ -90,47 +90,48 @@ def batch(
     given = flags.read(ctx)
     if given.model:
         if lines is not None:
-            raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
+            raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
         ref, lines = given.model, ref
     if ref is None or lines is None or out is None:
         raise UsageError(
-            "a batch takes a model, lines and a place",
+            "batch needs a model, an input file and an output file",
             hint="llmcli batch REF IN.jsonl -o OUT.jsonl",
         )
     hosting.check(opening(given))
-    where = spreading.check(ray, replicas)
-    out = _place(out.expanduser().absolute(), lines)
+    target = spreading.check(ray, replicas)
+    out = _check_output(out.expanduser().absolute(), lines)
     config, ui = start(json, given.offline)
     with opened(lines, out.parent) as source:
         survey = source.survey()
         if survey.unended:
-            ui.note(
-                f"{source.name} line {survey.unended} has no newline at its end; it is taken as it is"
-            )
-        same = twins(source.lines())
-        for name, one, other in same[:TWINS]:
+            ui.note(f"{source.name} line {survey.unended} does not end with a newline")
+        duplicates = twins(source.lines())
+        for name, line, other_line in duplicates[:TWINS]:
             ui.warn(
-                f"lines {one} and {other} have the same custom_id, {name[:100]!r}: each is answered in its place"
+                f"lines {line} and {other_line} have the same custom_id, {name[:100]!r}: both are "
+                "answered"
             )
-        if len(same) > TWINS:
-            ui.warn(f"and {several(len(same) - TWINS, 'line')} more with the custom_id of another")
+        if len(duplicates) > TWINS:
+            ui.warn(f"and {several(len(duplicates) - TWINS, 'more line')} with a repeated custom_id")
         slots = min(MOST_PARALLEL, ROUND * parallel) if given.options.reproducible else parallel
-        if where:
-            wish = spreading.Wish(ref, given, config, ui, slots, parallel, skeleton)
-            spreading.through(wish, where, source, survey, out, force)
+        if target:
+            request = spreading.Wish(ref, given, config, ui, slots, parallel, skeleton)
+            spreading.through(request, target, source, survey, out, force)
             return
         with hosting.host(ref, opening(given), config, ui, slots, gap=None) as hosted:
-            _through(
+            _run_batch(
                 hosted, rules(hosted, given, skeleton), source, survey, out, (parallel, force), ui
             )
 
 
-def _place(out: Path, lines: str) -> Path:
-    """Where the answers may go; raises UserError, before a model is fetched."""
+def _check_output(out: Path, lines: str) -> Path:
+    """Return the output path; raises UserError, before a model is fetched, if it cannot be
+    written.
+    """
     from llmcli.catalog.partial import check_place
 
     if out.parent.is_file():
-        raise UserError(f"{out.parent} is a file, no folder", hint="choose another place with -o")
+        raise UserError(f"{out.parent} is a file, not a folder", hint="use another -o")
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent}", hint=f"mkdir -p '{out.parent}'")
     if (
@@ -138,14 +139,12 @@ def _place(out: Path, lines: str) -> Path:
         and Path(lines).expanduser().exists()
         and out.samefile(Path(lines).expanduser())
     ):
-        raise UsageError(
-            "the answers would take the place of the lines", hint="give -o another name"
-        )
+        raise UsageError("the output file is the input file", hint="use another name for -o")
     check_place(out)
     return out
 
 
-def _through(
+def _run_batch(
     hosted: "Hosted",
     rules: "Rules",
     source: "Input",
@@ -154,16 +153,20 @@ def _through(
     how: tuple[int, bool],
     ui: "UI",
 ) -> None:
-    """From an open model to the file; raises typer.Exit where it is not whole or lines have no
-    answer.
+    """Answer the lines with an open model and write the output file.
+
+    Raises typer.Exit if the run was stopped or lines have no answer.
     """
     from llmcli.serve.batch.job import Job, fingerprint
     from llmcli.serve.batch.journal import Journal
     from llmcli.serve.batch.work import Work
 
     parallel, force = how
-    about = fingerprint(hosted.runner, rules, survey)
-    job, journal = Job(hosted.runner, rules, about), Journal(out, about, survey.count)
+    batch_fingerprint = fingerprint(hosted.runner, rules, survey)
+    job, journal = (
+        Job(hosted.runner, rules, batch_fingerprint),
+        Journal(out, batch_fingerprint, survey.count),
+    )
     work = Work(
         hosted.runner, parallel, lambda index, came: journal.put(index, job.line(index, came))
     )
@@ -171,7 +174,7 @@ def _through(
     def answer() -> None:
         work.run(job.tasks(line for line in source.lines() if not journal.has(line.index)))
         for name in sorted(job.renamed)[:3]:
-            ui.note(f"lines that name the model {name[:100]} were answered by {hosted.name}")
+            ui.note(f"lines that name the model {name[:100]} are answered by {hosted.name}")
 
     carry_on(work, journal, job.id, answer, force, ui)
 
@@ -184,46 +187,48 @@ def carry_on(
     force: bool,
     ui: "UI",
 ) -> None:
-    """From what the journal has of the batch of that id to the file: `answer` makes what is
-    missing, `work` counts it.
+    """Run a batch, or resume it from its journal, and write the output file.
 
-    Raises typer.Exit where the file is not whole or lines have no answer.
+    `batch`: id of the batch; `answer`: answers the missing lines; `work`: counts the tokens. Raises
+    typer.Exit if the run was stopped or lines have no answer.
     """
     from llmcli.serve.batch.job import failed
 
-    began, resumed = time.perf_counter(), journal.count
+    started_at, resumed = time.perf_counter(), journal.count
     present = not force and failed(batch, journal.out, journal.count) is not None
     if not present:
         with journal.open(force=force):
             resumed = journal.finished
             if resumed:
-                ui.note(f"going on after {resumed:,} of {journal.count:,} lines")
-            with _told(work, journal, ui):
+                ui.note(f"resuming after {resumed:,} of {journal.count:,} lines")
+            with _show_progress(work, journal, ui):
                 answer()
             if not work.stopped:
                 journal.finish()
     failures = None if work.stopped else failed(batch, journal.out, journal.count)
-    _close(work, journal, failures, (resumed, present, time.perf_counter() - began), ui)
+    _print_summary(
+        work, journal, failures, (resumed, present, time.perf_counter() - started_at), ui
+    )
 
 
 def opening(given: Flags) -> Flags:
-    """The flags without those that are every line's own, which the model is not opened with."""
+    """Return the flags without those that apply to single lines instead of the model."""
     return replace(given, constraint=None, ignore_eos=False)
 
 
-def _defaults(given: Flags) -> "dict[str, Any]":
-    """Those, as fields of lines that say nothing of them."""
-    found: dict[str, Any] = {"ignore_eos": True} if given.ignore_eos else {}
+def _default_fields(given: Flags) -> "dict[str, Any]":
+    """Return the request fields that apply to lines that do not set them."""
+    fields: dict[str, Any] = {"ignore_eos": True} if given.ignore_eos else {}
     if given.constraint:
         kind, text = given.constraint.kind, given.constraint.text
-        found |= (
+        fields |= (
             {"json_schema": json_module.loads(text)} if kind == "json_schema" else {"grammar": text}
         )
-    return found
+    return fields
 
 
 def rules(hosted: "Hosted", given: Flags, skeleton: bool) -> "Rules":
-    """How lines are answered where they say nothing of it."""
+    """Return the rules by which lines are answered unless they say otherwise."""
     from llmcli.runtime.sampling import RANDOM
     from llmcli.serve.batch import plans
     from llmcli.serve.batch import skeleton as outlined
@@ -231,12 +236,12 @@ def rules(hosted: "Hosted", given: Flags, skeleton: bool) -> "Rules":
 
     plan = outlined.skeleton if skeleton else plans.plain
     return Rules(
-        settings(hosted, given, RANDOM), max(0, hosted.sampling.seed), _defaults(given), plan
+        settings(hosted, given, RANDOM), max(0, hosted.sampling.seed), _default_fields(given), plan
     )
 
 
 def settings(hosted: "Hosted", given: Flags, seed: int) -> "Settings":
-    """What was typed, as the server's settings."""
+    """Return the typed options as server settings."""
     from llmcli.serve.settings import Settings
 
     runner = hosted.runner
@@ -252,43 +257,48 @@ def settings(hosted: "Hosted", given: Flags, seed: int) -> "Settings":
 
 
 @contextmanager
-def _told(work: "Work | Counts", journal: "Journal", ui: "UI") -> "Iterator[None]":
-    """Progress: a bar with tokens per second and the time left; a line a minute where nobody sees
-    it.
-    """
-    began, first = time.monotonic(), journal.finished
-    seen, spoken, drawn = first, began, 0.0
+def _show_progress(work: "Work | Counts", journal: "Journal", ui: "UI") -> "Iterator[None]":
+    """Show progress: a bar with tokens per second, or a line every minute if no bar is visible."""
+    started_at, n_resumed = time.monotonic(), journal.finished
+    n_shown, noted_at, drawn_at = n_resumed, started_at, 0.0
 
-    def tell() -> None:
-        nonlocal seen, spoken, drawn
+    def update() -> None:
+        nonlocal n_shown, noted_at, drawn_at
         now = time.monotonic()
-        if journal.finished > seen:
-            bar.advance(journal.finished - seen)
-            seen = journal.finished
-        if now - drawn > 0.5:
-            drawn = now
-            rate = f"{work.tokens / (now - began + 1e-9):,.0f} tokens/s"
+        if journal.finished > n_shown:
+            bar.advance(journal.finished - n_shown)
+            n_shown = journal.finished
+        if now - drawn_at > 0.5:
+            drawn_at = now
+            rate = f"{work.tokens / (now - started_at + 1e-9):,.0f} tokens/s"
             bar.describe(f"batch · {rate}")
-            if now - spoken > TOLD and seen > first:
-                spoken = now
-                left = (journal.count - seen) * (now - began) / (seen - first)
-                ui.note(f"{seen:,} of {journal.count:,} lines · {rate} · {left / 60:,.0f} min left")
+            if now - noted_at > TOLD and n_shown > n_resumed:
+                noted_at = now
+                seconds_left = (
+                    (journal.count - n_shown) * (now - started_at) / (n_shown - n_resumed)
+                )
+                ui.note(
+                    f"{n_shown:,} of {journal.count:,} lines · {rate} · {seconds_left / 60:,.0f} "
+                    "min left"
+                )
 
-    with ui.bar("batch", journal.count, "lines", first) as bar:
-        work.tell = tell
+    with ui.bar("batch", journal.count, "lines", n_resumed) as bar:
+        work.tell = update
         yield
-        tell()
+        update()
 
 
-def _close(
+def _print_summary(
     work: "Work | Counts",
     journal: "Journal",
     failed: int | None,
     ended: tuple[int, bool, float],
     ui: "UI",
 ) -> None:
-    """Tell what came of it, `failed` lines having no answer; `ended`: lines that were there before,
-    whether all of it was, and seconds.
+    """Print the summary of a batch.
+
+    `failed`: number of lines without an answer, None if the run was stopped; `ended`: lines that
+    were finished before, whether all were, and the elapsed seconds.
     """
     out, count, (resumed, present, seconds) = journal.out, journal.count, ended
     if ui.json:
@@ -307,13 +317,14 @@ def _close(
             }
         )
     if work.stopped:
-        ui.note(f"stopped after {journal.finished:,} of {count:,} lines; the same command goes on")
+        ui.note(f"stopped after {journal.finished:,} of {count:,} lines; the same command resumes")
         raise typer.Exit(130)
     rate = f"{work.tokens:,} tokens in {seconds:,.1f} s, {work.tokens / seconds:,.1f} tokens/s"
     ui.text(
-        f"{out}: {count:,} lines, " + ("made before; --force makes it anew" if present else rate)
+        f"{out}: {count:,} lines, "
+        + ("already complete; --force answers them again" if present else rate)
     )
     if failed:
-        found = f"grep -v '\"status_code\":200,' {shlex.quote(str(out))}"
-        ui.error(f"{failed:,} of {count:,} lines have no answer", hint=f"they say why: {found}")
+        command = f"grep -v '\"status_code\":200,' {shlex.quote(str(out))}"
+        ui.error(f"{failed:,} of {count:,} lines have no answer", hint=f"to see why: {command}")
         raise typer.Exit(1)

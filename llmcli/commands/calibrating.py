@@ -1,7 +1,8 @@
-"""What `llmcli calibrate` does: a text through a model, group of layers by group of layers where
-second moments are wanted, and what is gathered saved now and then.
+"""Calibration: runs a text through a model and accumulates the statistics of the inputs of its
+weights.
 
-It joins quant's sums with the runtime's forward passes.
+Second moments are collected for one group of inputs per pass over the text, as memory allows. The
+statistics are saved now and then, so that an interrupted run can resume.
 """
 
 import hashlib
@@ -38,15 +39,16 @@ if TYPE_CHECKING:
     from llmcli.types import Bar
     from llmcli.ui import UI
 
-USABLE = 0.8  # of the memory that is free once the model is open
-UNKNOWN = 4 << 30  # bytes taken where a system does not tell what is free
+USABLE = 0.8  # of the memory that is free after the model was opened
+UNKNOWN = 4 << 30  # used on systems that do not report their free memory
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be gathered: `text` is read by `model`, sums of squares go to `out`, second
-    moments to `moments` where they are wanted, in `memory` bytes at most; of these `weights` alone
-    where they are named.
+    """The request of one calibration.
+
+    `model` reads `text`; mean squares are written to `out`, second moments to `moments` if it is
+    set. `memory`: bytes that second moments may use; `weights`: collect only for these weights.
     """
 
     model: Side
@@ -62,8 +64,10 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: `resumed` chunks (over all passes) had been read by an earlier run, `held`
-    bytes at most were taken by second moments.
+    """The result of a calibration.
+
+    `passes` over the text, `resumed` chunks (summed over passes) that an earlier run had read,
+    `held`: peak bytes of second moments.
     """
 
     sums: Sums
@@ -72,42 +76,48 @@ class Outcome:
     held: int = 0
 
 
-def run(wish: Wish, config: "Config", ui: "UI", bar: "Bar | None" = None) -> Outcome:
-    """Gather and write. A killed run goes on where its last savings stand. Who has a `bar` of
-    chunks is told nothing else; where the text enters none of the named `weights` nothing is
-    written. Raises Refusal.
+def run(request: Wish, config: "Config", ui: "UI", bar: "Bar | None" = None) -> Outcome:
+    """Collect the statistics and write the files. An interrupted run resumes from its last save.
+
+    When `bar` is given, only the bar is updated and no notes are printed. Nothing is written if the
+    text reaches none of the requested `weights`. Raises UserError.
     """
-    for path in (wish.out, wish.moments):
+    for path in (request.out, request.moments):
         if path:
             check_place(path)
-    place = hashlib.sha256(str(wish.out.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[
-        :16
-    ]
-    with store.locked(config.cache / "calibrations" / f"{place}.lock", ui, str(wish.out)):
-        with blas.bounded(1), _opened(wish) as work:  # the threads that multiply are ours
+    out_key = hashlib.sha256(
+        str(request.out.absolute()).encode("utf-8", "surrogateescape")
+    ).hexdigest()[:16]
+    with store.locked(config.cache / "calibrations" / f"{out_key}.lock", ui, str(request.out)):
+        with (
+            blas.bounded(1),
+            _open_run(request) as calibration,
+        ):  # the pool below has its own threads
             try:
-                return work.run(ui, bar)
+                return calibration.run(ui, bar)
             except OSError as error:
-                raise cannot_write(wish.out, error) from None
+                raise cannot_write(request.out, error) from None
 
 
 @contextmanager
-def _opened(wish: Wish) -> Iterator["_Work"]:
-    """The model open, and what its passes show handed on."""
-    side, header = wish.model, wish.model.header
-    named = frozenset(tensor.name for tensor in header.tensors if len(tensor.shape) > 1)
-    named = named if wish.weights is None else named & wish.weights
-    wanted = named | {mixture(name) for name in named if wish.moments} - {""}
+def _open_run(request: Wish) -> Iterator["_CalibrationRun"]:
+    """Open the model and connect its activations to a calibration run."""
+    side, header = request.model, request.model.header
+    weight_names = frozenset(tensor.name for tensor in header.tensors if len(tensor.shape) > 1)
+    weight_names = weight_names if request.weights is None else weight_names & request.weights
+    product_names = weight_names | {mixture(name) for name in weight_names if request.moments} - {
+        ""
+    }
     with open_model(header.path, gpu_layers=side.gpu_layers, latent=header.latent) as model:
-        sink = _Sink()
-        # moments look at attention's keys: every layer then has all of a chunk's, in order
-        options = replace(side.context(1, model.n_vocab), whole=wish.moments is not None)
-        with open_activations(model, options, wanted.__contains__, sink) as activations:
-            yield _Work(wish, activations, sink, named)
+        sink = _StatisticsSink()
+        # Moments need attention's keys: each layer sees the whole chunk, in order.
+        options = replace(side.context(1, model.n_vocab), whole=request.moments is not None)
+        with open_activations(model, options, product_names.__contains__, sink) as activations:
+            yield _CalibrationRun(request, activations, sink, weight_names)
 
 
-class _Sink:
-    """Hands each product on to whoever listens now."""
+class _StatisticsSink:
+    """Passes each product to the current listeners."""
 
     def __init__(self) -> None:
         self.listeners: list[Sums | Seconds | Survey] = []
@@ -123,141 +133,154 @@ class _Sink:
             listener.add(product)
 
 
-class _Work:
-    """One calibration under way."""
+class _CalibrationRun:
+    """One calibration in progress."""
 
     def __init__(
-        self, wish: Wish, activations: Activations, sink: _Sink, named: frozenset[str]
+        self, request: Wish, activations: Activations, sink: _StatisticsSink, named: frozenset[str]
     ) -> None:
-        self.wish, self.activations, self.sink, self.named = wish, activations, sink, named
-        self.survey = Survey(wish.text.n_ctx, wish.model.options.threads or 1)
-        if (
-            wish.moments
-        ):  # one chunk, to learn which weights share an input, and in what order they are computed
+        self.request, self.activations, self.sink, self.named = request, activations, sink, named
+        self.survey = Survey(request.text.n_ctx, request.model.options.threads or 1)
+        if request.moments:
+            # one chunk shows which weights share an input, and in what order they are computed
             sink.listeners = [self.survey]
-            activations.read(wish.text.ids[0])
+            activations.read(request.text.ids[0])
         self.inputs = self.survey.inputs
         free = host.available_memory()
-        self.saves = True  # a pass under way, now and then
-        self.memory = wish.memory or (UNKNOWN if free is None else int(free * USABLE))
+        self.saves = True  # whether the state of an unfinished pass is saved
+        self.memory = request.memory or (UNKNOWN if free is None else int(free * USABLE))
         self.interim = Interim(
-            wish.out.with_name(f".{wish.out.name}.state"), self._head(), self.inputs
+            request.out.with_name(f".{request.out.name}.state"), self._head(), self.inputs
         )
 
     def run(self, ui: "UI", own: "Bar | None") -> Outcome:
-        """All passes over the text, then the files."""
-        if self.wish.moments and self.wish.weights is not None and not self.inputs:
+        """Run all passes over the text and write the files."""
+        if self.request.moments and self.request.weights is not None and not self.inputs:
             return Outcome(Sums(), 0, 0)
-        if self.wish.fresh:
+        if self.request.fresh:
             self.interim.discard()
-        found = self.interim.load()
-        file = self._file() if self.wish.moments else None
+        saved_progress = self.interim.load()
+        file = self._moment_file() if self.request.moments else None
         with file or nullcontext():
-            progress = self._standing(found, file)
+            progress = self._resume_point(saved_progress, file)
             groups = self._groups(progress)
-            total = self.wish.text.count
+            total = self.request.text.count
             resumed = progress.chunks + (total if progress.finished else 0)
             if resumed and own is None:
-                ui.note("goes on where an earlier run was stopped (--fresh begins anew)")
+                ui.note("resuming an earlier run (--fresh starts again)")
             if file and own is None:
-                self._forecast(groups, file, ui)
-            label = f"calibrate {self.wish.model.header.path.name}"
+                self._print_forecast(groups, file, ui)
+            label = f"calibrate {self.request.model.header.path.name}"
             with nullcontext(own) if own else ui.bar(label, total * len(groups), "chunks") as bar:
                 bar.advance(progress.chunks)
                 for group in groups:
                     self._pass(group, progress, file, bar)
-            wish = self.wish
-            pieces = progress.sums.file(
-                wish.datasets, total, wish.text.n_ctx, wish.fingerprint, self._transform
+            request = self.request
+            file_bytes = progress.sums.file(
+                request.datasets, total, request.text.n_ctx, request.fingerprint, self._transform
             )
-            write_whole(self.wish.out, *pieces)
+            write_whole(self.request.out, *file_bytes)
             if file:
                 file.finish()
         self.interim.discard()
-        return Outcome(progress.sums, len(groups), resumed, self._held(groups))
+        return Outcome(progress.sums, len(groups), resumed, self._peak_bytes(groups))
 
     def _head(self) -> dict[str, Any]:
-        """All that the sums depend on."""
-        options, text = self.wish.model.options, self.wish.text
+        """Return everything that the statistics depend on; a saved state with another head is
+        discarded.
+        """
+        options, text = self.request.model.options, self.request.text
         return {
             "kind": "calibration",
-            "model": identity.content(self.wish.model.header),
+            "model": identity.content(self.request.model.header),
             "n_ctx": text.n_ctx,
-            "written": identity.written(self.wish.model.header),
+            "written": identity.written(self.request.model.header),
             "text": _digest(text),
-            "datasets": list(self.wish.datasets),
-            "moments": str(self.wish.moments.absolute()) if self.wish.moments else "",
+            "datasets": list(self.request.datasets),
+            "moments": str(self.request.moments.absolute()) if self.request.moments else "",
             "n_ubatch": options.ubatch_size,
             "flash_attn": options.flash_attn,
-            "gpu_layers": self.wish.model.gpu_layers,
+            "gpu_layers": self.request.model.gpu_layers,
             "build": version(),
-            **({"weights": _names(self.wish.weights)} if self.wish.weights is not None else {}),
+            **(
+                {"weights": _hash_names(self.request.weights)}
+                if self.request.weights is not None
+                else {}
+            ),
         }
 
-    def _file(self) -> MomentFile:
-        text, moments = self.wish.text, self.wish.moments
+    def _moment_file(self) -> MomentFile:
+        text, moments = self.request.text, self.request.moments
         assert moments
         about = About(
-            self.wish.fingerprint,
+            self.request.fingerprint,
             text.n_ctx,
             text.count,
             (_digest(text),),
-            self.wish.datasets,
+            self.request.datasets,
             self._transform,
         )
         return MomentFile(moments, about, self.inputs)
 
     @property
     def _transform(self) -> str:
-        """The folds that the model was made under."""
-        return transform_of(self.wish.model.header.metadata.get(SETTINGS_KEY))
+        """Return the folds that were applied to the model."""
+        return transform_of(self.request.model.header.metadata.get(SETTINGS_KEY))
 
-    def _standing(self, found: Progress | None, file: MomentFile | None) -> Progress:
-        """What can be gone on with: inputs that are in their file, and the pass that was under way."""
+    def _resume_point(self, found: Progress | None, file: MomentFile | None) -> Progress:
+        """Return the progress to resume from: inputs that are in the moments file, and the
+        unfinished pass.
+        """
         if found is None:
             return Progress(Sums(), None, set())
         if file:
             found.finished &= file.done
             if found.seconds and gather.needs(self.survey, found.seconds.numbers) > self.memory:
                 found.seconds, found.chunks = None, 0
-            kept = found.finished | set(found.seconds.numbers if found.seconds else ())
-            found.sums.keep(name for number in kept for name in self.inputs[number].names)
+            valid_inputs = found.finished | set(found.seconds.numbers if found.seconds else ())
+            found.sums.keep(name for number in valid_inputs for name in self.inputs[number].names)
         return found
 
     def _groups(self, progress: Progress) -> list[tuple[int, ...]]:
-        """The inputs of each pass that is left; one pass without any where no second moments are
-        wanted.
+        """Return the groups of inputs, one per remaining pass; one pass without inputs if no
+        moments are wanted.
         """
-        if not self.wish.moments:
+        if not self.request.moments:
             return [()]
-        begun = progress.seconds.numbers if progress.seconds else ()
-        left = [
+        unfinished_group = progress.seconds.numbers if progress.seconds else ()
+        remaining = [
             number
             for number in range(len(self.inputs))
-            if number not in {*progress.finished, *begun}
+            if number not in {*progress.finished, *unfinished_group}
         ]
-        return [*([begun] if begun else []), *gather.groups(self.survey, left, self.memory)]
+        return [
+            *([unfinished_group] if unfinished_group else []),
+            *gather.groups(self.survey, remaining, self.memory),
+        ]
 
     def _pass(
         self, group: tuple[int, ...], progress: Progress, file: MomentFile | None, bar: Any
     ) -> None:
-        """The text once, for one group of inputs; what was read of it before is not read again."""
+        """Run the text through the model once for one group of inputs, starting after the chunks
+        already done.
+        """
         if file:
             if progress.seconds is None:
                 progress.seconds = Seconds(self.inputs, group)
-            shown = [name for number in group for name in gather.shown(self.inputs[number])]
-            self.activations.narrow(frozenset(shown).__contains__, shown[-1])
+            product_names = [name for number in group for name in gather.shown(self.inputs[number])]
+            self.activations.narrow(frozenset(product_names).__contains__, product_names[-1])
         else:
             self.activations.narrow(self.named.__contains__, "")
-        self.sink.listeners = [progress.seconds or progress.sums]  # the former hands the squares on
-        with ThreadPoolExecutor(self.wish.model.options.threads) as pool:
-            for ids in self.wish.text.ids[progress.chunks :]:
+        # moments also yield the mean squares
+        self.sink.listeners = [progress.seconds or progress.sums]
+        with ThreadPoolExecutor(self.request.model.options.threads) as pool:
+            for ids in self.request.text.ids[progress.chunks :]:
                 self.activations.read(ids)
                 progress.chunks += 1
                 bar.advance(1)
                 if not progress.seconds:
                     self.activations.narrow(self.named.__contains__, self.activations.latest)
-                elif not self._counted(progress.seconds, progress.sums, progress.chunks, pool):
+                elif not self._flush_chunk(progress.seconds, progress.sums, progress.chunks, pool):
                     continue
                 if self.saves and self.interim.due():
                     self.interim.save(progress)
@@ -268,37 +291,45 @@ class _Work:
             progress.seconds, progress.chunks, self.sink.listeners = None, 0, []
             self.interim.save(progress)
 
-    def _counted(self, seconds: Seconds, sums: Sums, chunks: int, pool: ThreadPoolExecutor) -> bool:
-        """End a chunk; whether the sums have all of the chunks so far."""
+    def _flush_chunk(
+        self, seconds: Seconds, sums: Sums, chunks: int, pool: ThreadPoolExecutor
+    ) -> bool:
+        """Add a chunk to the sums; return whether the sums include every chunk so far."""
         seconds.turn(pool.map)
-        if seconds.waiting == self.survey.together or chunks == self.wish.text.count:
+        if seconds.waiting == self.survey.together or chunks == self.request.text.count:
             seconds.flush(sums, pool.map)
         return not seconds.waiting
 
-    def _held(self, groups: list[tuple[int, ...]]) -> int:
+    def _peak_bytes(self, groups: list[tuple[int, ...]]) -> int:
         return max((gather.needs(self.survey, group) for group in groups), default=0)
 
-    def _forecast(self, groups: list[tuple[int, ...]], file: MomentFile, ui: "UI") -> None:
-        """Say what it will take before it begins. A pass is not saved where the disk is too small
-        for that.
+    def _print_forecast(self, groups: list[tuple[int, ...]], file: MomentFile, ui: "UI") -> None:
+        """Print the disk space, the passes and the memory that the calibration needs.
+
+        Turns off saving within a pass if the disk is too small for it.
         """
-        most = self._held(groups)
-        peak = most + (host.resident_memory() or 0)
-        weights = sum(len(one.names) for one in self.inputs)
+        moment_bytes = self._peak_bytes(groups)
+        peak_bytes = moment_bytes + (host.resident_memory() or 0)
+        weights = sum(len(shared_input.names) for shared_input in self.inputs)
         passes = "one pass" if len(groups) == 1 else f"{len(groups)} passes"
         ui.note(
-            f"second moments of the {len(self.inputs)} inputs of {weights} weights: {size(file.layout.nbytes)} on the "
-            f"disk; {passes} over the text holding {size(most)}, {size(peak)} of memory in all"
+            f"second moments of the {len(self.inputs)} inputs of {weights} weights: "
+            f"{size(file.layout.nbytes)} on disk; {passes} over the text with {size(moment_bytes)} "
+            "of "
+            f"moments, {size(peak_bytes)} of memory in total"
         )
-        saved = max((interim.nbytes(self.inputs, group) for group in groups), default=0)
-        self.saves = shutil.disk_usage(self.wish.out.parent).free - file.layout.nbytes > saved
+        state_bytes = max((interim.nbytes(self.inputs, group) for group in groups), default=0)
+        self.saves = (
+            shutil.disk_usage(self.request.out.parent).free - file.layout.nbytes > state_bytes
+        )
         if not self.saves:
             ui.note(
-                f"the disk has no {size(saved)} left to save a pass under way: a killed one is read again"
+                f"the disk has less than {size(state_bytes)} left to save an unfinished pass: "
+                "if interrupted, the pass starts again"
             )
 
 
-def _names(weights: frozenset[str]) -> str:
+def _hash_names(weights: frozenset[str]) -> str:
     return hashlib.sha256("\n".join(sorted(weights)).encode()).hexdigest()
 
 

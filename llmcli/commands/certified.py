@@ -1,4 +1,4 @@
-"""A certificate as people read it: on the terminal, in Markdown, and as files beside the model."""
+"""Formats a certificate: for the terminal, as Markdown, and as the files next to the model."""
 
 import json
 from dataclasses import asdict
@@ -17,57 +17,60 @@ if TYPE_CHECKING:
     from quant.container import Header
 
 ENDS = ("json", "md", "html")
-WORST = 5  # tensors named on the terminal
+WORST = 5  # tensors listed on the terminal
 
 
 def rows(found: Certificate) -> list[tuple[str, str]]:
-    """What it says, line by line."""
+    """Return the certificate as pairs of label and text."""
     answers, source, content = found.answers, found.source, found.content
     ranks = answers.kld_ranks
     return [
         (
-            "made of",
+            "source",
             f"{source.name} ({', '.join(source.types)}, {size(source.nbytes)}, "
             f"{source.bits_per_weight:.2f} bits per weight), {source.fingerprint}",
         ),
         (
-            "made as",
-            f"{found.file_type}, method {found.method}{_others(found)}"
+            "quantized as",
+            f"{found.file_type}, method {found.method}{_other_methods(found)}"
             + (f", folds {', '.join(found.folds)}" if found.folds else ""),
         ),
-        *[(one.kind, _steering(one)) for one in found.steering],
+        *[(record.kind, _format_statistics(record)) for record in found.steering],
         ("types", ", ".join(f"{kind} × {count}" for kind, count in found.mix.items())),
         (
             "bytes",
-            f"{content.nbytes:,} ({size(content.nbytes)}), {content.bits_per_weight:.3f} bits per weight",
+            f"{content.nbytes:,} ({size(content.nbytes)}), "
+            f"{content.bits_per_weight:.3f} bits per weight",
         ),
         (
-            "read",
-            f"{answers.text}: {answers.chunks} chunks of {answers.n_ctx} tokens, {answers.positions:,} positions"
-            f" scored; the source ran in {answers.base}"
+            "evaluated on",
+            f"{answers.text}: {answers.chunks} chunks of {answers.n_ctx} tokens, "
+            f"{answers.positions:,} positions scored; the source ran in {answers.base}"
             + (
-                " (the file was made by this text: the figures flatter)"
+                " (this text was also used to quantize: the results look too good)"
                 if answers.calibrated
                 else ""
             ),
         ),
         (
             "perplexity",
-            f"{_plain(answers.perplexity, 4)}, the source's {_plain(answers.base_perplexity, 4)}, "
-            f"ratio {_plain(answers.perplexity_ratio, 5)}",
+            f"{_format_figure(answers.perplexity, 4)}, source "
+            f"{_format_figure(answers.base_perplexity, 4)}, "
+            f"ratio {_format_figure(answers.perplexity_ratio, 5)}",
         ),
         (
             "mean KLD",
-            f"{_plain(answers.kld, 6)}, median {answers.kld_median:.6f}, "
+            f"{_format_figure(answers.kld, 6)}, median {answers.kld_median:.6f}, "
             f"99.9 % {ranks.get('99.9', answers.kld_most):.6f}, maximum {answers.kld_most:.6f}",
         ),
-        ("same top", _percent(answers.same_top)),
-        ("RMS Δp", _percent(answers.rms_delta_p)),
-        *[(f"speed {one.test}", _speed(one)) for one in found.speed],
+        ("same top", _format_percent(answers.same_top)),
+        ("RMS Δp", _format_percent(answers.rms_delta_p)),
+        *[(f"speed {speed.test}", _format_speed(speed)) for speed in found.speed],
         ("measured on", f"{found.world.machine}, {several(found.world.threads, 'thread')}"),
         (
-            "with",
-            f"llmcli {found.world.llmcli}, llama-cpp-python {found.world.llama_cpp_python}, {found.world.date}",
+            "software",
+            f"llmcli {found.world.llmcli}, llama-cpp-python {found.world.llama_cpp_python}, "
+            f"{found.world.date}",
         ),
         ("tensor data", f"sha256 {content.data}"),
     ]
@@ -76,53 +79,54 @@ def rows(found: Certificate) -> list[tuple[str, str]]:
 def show(
     found: Certificate, header: "Header", doubts: tuple[str, ...], checked: bool, ui: "UI"
 ) -> None:
-    """Print it; what speaks against it comes first."""
+    """Print the certificate; mismatches with the file come first."""
     ui.text("Certificate")
     for why in doubts:
-        ui.warn(f"the certificate does not belong to {header.path.name}: {why}")
+        ui.warn(f"the certificate does not match {header.path.name}: {why}")
     if not doubts:
-        whole = "all bytes are those that were verified" if checked else "--check reads all bytes"
+        scope = "all bytes were checked" if checked else "--check reads all bytes"
         ui.text(
-            f"  {'belongs':<16}types, sizes, metadata and a sample of every tensor agree; {whole}"
+            f"  {'matches':<16}types, sizes, metadata and a sample of every tensor agree; {scope}"
         )
     for name, value in rows(found):
         ui.text(f"  {name:<16}{' '.join(value.split())}")
-    worst = sorted(found.tensors, key=lambda one: -(one.error or 0))[:WORST]
-    told = ", ".join(f"{one.name} {one.type} {one.error:.2%}" for one in worst if one.error)
-    ui.text(f"  {'largest errors':<16}{told or 'none: all values are the same'}")
+    worst = sorted(found.tensors, key=lambda tensor: -(tensor.error or 0))[:WORST]
+    listed = ", ".join(f"{t.name} {t.type} {t.error:.2%}" for t in worst if t.error)
+    ui.text(f"  {'largest errors':<16}{listed or 'none: all values are identical'}")
     ui.text()
 
 
 def tell(found: Certificate, files: "Sequence[Path]", ui: "UI") -> None:
-    """The few lines that stand below quantize's table."""
+    """Print the few lines below the table of `quantize`."""
     answers = found.answers
     ui.text(
-        f"against {found.source.name}: mean KLD {_plain(answers.kld, 6)}, same top {_percent(answers.same_top)}, "
-        f"perplexity {answers.perplexity.value:.4f} ({answers.perplexity_ratio.value:.4f} of the source's)"
+        f"against {found.source.name}: mean KLD {_format_figure(answers.kld, 6)}, "
+        f"same top {_format_percent(answers.same_top)}, perplexity {answers.perplexity.value:.4f} "
+        f"({answers.perplexity_ratio.value:.4f} times the source's)"
     )
     for one in found.speed:
-        ui.text(f"speed {one.test}: {_speed(one)}")
-    ui.text(f"certificate: in the file, and {', '.join(file.name for file in files)} beside it")
+        ui.text(f"speed {one.test}: {_format_speed(one)}")
+    ui.text(f"certificate: in the file, and in {', '.join(file.name for file in files)}")
 
 
 def document(found: Certificate, doubts: tuple[str, ...], checked: bool) -> dict[str, Any]:
-    """For `--json`: all of it, whether it belongs to the file, and why not."""
+    """Return the certificate for `--json`, with whether and why it does not match the file."""
     return {**asdict(found), "belongs": not doubts, "doubts": list(doubts), "checked": checked}
 
 
 def beside(out: Path, end: str) -> Path:
-    """Where a certificate of `out` lies: OUT.certificate.json."""
+    """Return the path of a certificate file of `out`, such as OUT.certificate.json."""
     return out.with_name(f"{out.name.removesuffix('.gguf')}.certificate.{end}")
 
 
 def write(found: Certificate, out: Path) -> list[Path]:
-    """The certificate's three files beside `out`, each whole."""
+    """Write the certificate's three files next to `out` atomically; return their paths."""
     from llmcli.bench.charts.page import html
     from llmcli.commands.certificate_page import made
 
-    said = json.loads(found.text())
+    certificate_json = json.loads(found.text())
     texts = {
-        "json": json.dumps(said, ensure_ascii=False, indent=1) + "\n",
+        "json": json.dumps(certificate_json, ensure_ascii=False, indent=1) + "\n",
         "md": markdown(found),
         "html": html(made(found)),
     }
@@ -132,43 +136,47 @@ def write(found: Certificate, out: Path) -> list[Path]:
 
 
 def stale(out: Path) -> bool:
-    """Whether a certificate of an earlier file lies beside one that carries none."""
+    """Return whether the certificate of an earlier file is stored next to `out`."""
     return beside(out, "json").exists()
 
 
 def markdown(found: Certificate) -> str:
-    """As a page of Markdown, every tensor in a table."""
-    lines = [f"# {_safe(found.model)} as {found.file_type}", "", "| | |", "|---|---|"]
-    lines += [f"| {_safe(name)} | {_safe(value)} |" for name, value in rows(found)]
+    """Return the certificate as a Markdown page with a table of all tensors."""
+    lines = [f"# {_escape(found.model)} as {found.file_type}", "", "| | |", "|---|---|"]
+    lines += [f"| {_escape(name)} | {_escape(value)} |" for name, value in rows(found)]
     lines += [
         "",
-        "| tensor | type | bytes | bits/weight | error | weighed |",
+        "| tensor | type | bytes | bits/weight | error | weighted |",
         "|---|---|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {_safe(one.name)} | {_safe(one.type)} | {one.nbytes:,} | {one.bits:.3f} | {part(one.error)} "
-        f"| {part(one.weighted)} |"
-        for one in found.tensors
+        f"| {_escape(tensor.name)} | {_escape(tensor.type)} | {tensor.nbytes:,} | "
+        f"{tensor.bits:.3f} | "
+        f"{part(tensor.error)} "
+        f"| {part(tensor.weighted)} |"
+        for tensor in found.tensors
     ]
-    note = "error: relative RMS against the source; weighed: with the importance of each column"
+    note = "error: relative RMS against the source; weighted: with the importance of each column"
     return "\n".join([*lines, "", note, ""])
 
 
 def part(value: float | None) -> str:
-    """A relative error, or nothing where it is not known."""
+    """Format a relative error; an unknown one is empty."""
     return "" if value is None else f"{value:.3%}"
 
 
 def doubts(header: "Header", found: Certificate, whole: bool, ui: "UI") -> tuple[str, ...]:
-    """What speaks against a file's certificate; `whole` reads all bytes, under a bar."""
+    """Return the mismatches of a file and its certificate; `whole` reads all bytes, with a progress
+    bar.
+    """
     if not whole:
         return certificate.doubts(header, found)
     with ui.bar(f"check {header.path.name}", header.tensor_bytes) as bar:
         return certificate.doubts(header, found, whole=True, tick=bar.advance)
 
 
-def _others(found: Certificate) -> str:
-    """What other methods than the one that was asked for have done."""
+def _other_methods(found: Certificate) -> str:
+    """Name the methods other than the requested one that quantized some tensors."""
     others = [
         f"{several(count, 'tensor')} by {name}"
         for name, count in found.methods.items()
@@ -177,44 +185,47 @@ def _others(found: Certificate) -> str:
     return f" ({', '.join(others)})" if others else ""
 
 
-def _steering(one: certificate.Steering) -> str:
-    both = zip(one.texts, (*one.hashes, *[""] * len(one.texts)), strict=False)
-    named = [(text or "a text") + (f" (sha256 {known})" if known else "") for text, known in both]
-    texts = ", ".join(named) or "a text that is not named"
-    read = (
+def _format_statistics(one: certificate.Steering) -> str:
+    texts_and_hashes = zip(one.texts, (*one.hashes, *[""] * len(one.texts)), strict=False)
+    text_labels = [
+        (text or "a text") + (f" (sha256 {text_hash})" if text_hash else "")
+        for text, text_hash in texts_and_hashes
+    ]
+    texts = ", ".join(text_labels) or "an unnamed text"
+    amount = (
         f", {one.tokens:,} tokens"
         if one.tokens
         else f", {one.chunks:,} chunks"
         if one.chunks
         else ""
     )
-    return f"{one.digest} of {texts}{read}"
+    return f"{one.digest} of {texts}{amount}"
 
 
-def _speed(one: Speed) -> str:
+def _format_speed(one: Speed) -> str:
     span = "" if one.low is None or one.high is None else f" ({one.low:.2f} to {one.high:.2f})"
     ends = [
         f" ({ends[0]:.1f} to {ends[1]:.1f})" if len(ends) == 2 else ""
         for ends in (one.made_span, one.base_span)
     ]
-    noise = "; a noisy machine" if one.noisy else ""
-    both = f"{one.made:.1f}{ends[0]} tokens a second, the source {one.base:.1f}{ends[1]}"
-    return f"{both}: {one.ratio:.2f} times{span}{noise}"
+    noise = "; noisy machine" if one.noisy else ""
+    speeds = f"{one.made:.1f}{ends[0]} tokens per second, the source {one.base:.1f}{ends[1]}"
+    return f"{speeds}: {one.ratio:.2f} times{span}{noise}"
 
 
-def _plain(figure: Figure, digits: int) -> str:
+def _format_figure(figure: Figure, digits: int) -> str:
     return f"{figure.value:.{digits}f} ± {figure.error:.{digits}f}"
 
 
-def _percent(figure: Figure) -> str:
+def _format_percent(figure: Figure) -> str:
     return f"{figure.value:.3%} ± {figure.error:.3%}"
 
 
-def _safe(text: str) -> str:
-    """Text of a file's metadata within a table of Markdown."""
+def _escape(text: str) -> str:
+    """Escape file metadata for a Markdown table."""
     from llmcli.ui import visible
 
-    shown = " ".join(visible(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    escaped = " ".join(visible(text).split()).replace("&", "&amp;").replace("<", "&lt;")
     for letter in "\\|`*_[]":
-        shown = shown.replace(letter, "\\" + letter)
-    return shown
+        escaped = escaped.replace(letter, "\\" + letter)
+    return escaped

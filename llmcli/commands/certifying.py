@@ -1,4 +1,4 @@
-"""`--verify` of the commands that write a model file: the options, and what they ask for."""
+"""The `--verify` options of commands that write a model file, and the verification they request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verifying:
-    """Whether and how the finished file is held against its source."""
+    """Whether and how the finished file is compared with its source."""
 
     verify: Annotated[
         bool,
         typer.Option(
             "--verify",
-            help="Evaluate the finished file against SRC, and write a certificate into it.",
+            help="Evaluate the finished file against SRC and write a certificate into it.",
         ),
     ] = False
     verify_text: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="UTF-8 text to verify with; default: the beginning of the plays that ship.",
+            help="UTF-8 text to verify with; default: the beginning of the built-in text.",
         ),
     ] = None
     verify_chunks: Annotated[
@@ -40,27 +40,30 @@ class Verifying:
     ] = None
 
     def wish(self, threads: int) -> "Wish | None":
-        """The same as it is carried out, None where nothing is to be verified. Raises UsageError."""
+        """Return the verification request, None without --verify; raises UsageError."""
         from llmcli.errors import UsageError
 
         if self.verify:
-            from llmcli.commands.verifying import CHUNKS, Wish  # opens the runtime
+            # imported here because it opens the runtime
+            from llmcli.commands.verifying import CHUNKS, Wish
 
             return Wish(self.verify_text, self.verify_chunks or CHUNKS, threads)
-        for flag, given in (
+        for flag, value in (
             ("--verify-text", self.verify_text),
             ("--verify-chunks", self.verify_chunks),
         ):
-            if given is not None:
-                raise UsageError(f"{flag} goes with --verify", hint="add --verify")
+            if value is not None:
+                raise UsageError(f"{flag} needs --verify", hint="add --verify")
         return None
 
     def room(self, source: "Source", texts: Sequence[str]) -> int:
-        """Bytes of a file that are kept for the certificate; `texts` steered the rounding."""
+        """Return the bytes that the certificate may take in the file; `texts`: names of the texts
+        used.
+        """
         from quant import certificate
 
         return (
-            certificate.room((one.name for one in source.weights), (*texts, ""))
+            certificate.room((weight.name for weight in source.weights), (*texts, ""))
             if self.verify
             else 0
         )
@@ -68,14 +71,14 @@ class Verifying:
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """A certificate, and the files of it beside the model."""
+    """A certificate and the files with it next to the model."""
 
     certificate: "Certificate"
     files: tuple[Path, ...]
 
 
 def check_text(source: "Source", wish: "Wish | None") -> None:
-    """Raise Refusal for what could not be verified, before anything is gathered or measured."""
+    """Raise UserError for a source or text that cannot be verified, before anything slow starts."""
     if wish is not None:
         from llmcli.commands import verifying
 
@@ -83,7 +86,7 @@ def check_text(source: "Source", wish: "Wish | None") -> None:
 
 
 def check(plan: "Plan", out: Path, wish: "Wish | None", config: "Config") -> None:
-    """Raise Refusal where the disk has no room to verify, before anything is made."""
+    """Raise UserError if the disk has too little space to verify, before anything is written."""
     if wish is not None:
         from llmcli.commands import verifying
 
@@ -99,23 +102,28 @@ def certify(
     config: "Config",
     ui: "UI",
 ) -> "tuple[Report | None, Certified | None]":
-    """Verify what was made; the report speaks of the file as it is then. Nothing without a `wish`.
-    `told` is what was said of its mix: a text that types were chosen by is named, too.
+    """Verify the written file, if requested; return the updated report and the certificate.
+
+    `told`: JSON fields of the plan's mix, which name a text that the types were chosen by. Raises
+    UserError.
     """
     from llmcli.commands import certified
 
     if wish is None or report is None:
         if report is not None and not report.present and certified.stale(out):
             ui.note(
-                f"{certified.beside(out, 'json').name} is of an earlier file: --verify makes another"
+                f"{certified.beside(out, 'json').name} belongs to an earlier file: "
+                "--verify writes a new one"
             )
         return report, None
     from llmcli.commands import verifying
 
-    mixed: Mapping[str, Any] = told.get("allocation", {})
-    if (text := mixed.get("text")) and not mixed["quick"]:
+    allocation: Mapping[str, Any] = told.get("allocation", {})
+    if (text := allocation.get("text")) and not allocation["quick"]:
         wish = replace(
-            wish, mixed=(str(text), int(mixed["chunks"]) + int(mixed["held_out_chunks"]))
+            wish, mixed=(str(text), int(allocation["chunks"]) + int(allocation["held_out_chunks"]))
         )
-    found = verifying.verify(plan, out, wish, config, ui)
-    return replace(report, sha256=None), Certified(found, tuple(certified.write(found, out)))
+    certificate = verifying.verify(plan, out, wish, config, ui)
+    return replace(report, sha256=None), Certified(
+        certificate, tuple(certified.write(certificate, out))
+    )

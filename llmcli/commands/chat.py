@@ -1,4 +1,6 @@
-"""`llmcli chat` and `llmcli run`: parse, make the model ready, talk, print."""
+"""`llmcli chat` and `llmcli run`: open the model, start a conversation or answer one prompt,
+print.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -41,28 +43,29 @@ def chat(
         str | None,
         typer.Option(
             metavar="[NAME]",
-            help="Go on with a saved chat or a sitting before; alone: with the last one.",
+            help="Resume a saved chat or an earlier session; without a name the last one.",
         ),
     ] = None,
 ) -> None:
-    """Talk with a model. From a pipe: a message a line."""
+    """Chat with a model. Input from a pipe is read as one message per line."""
     given = flags.read(ctx)
     if ref and given.model:
-        raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
+        raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
     if given.samples > 1:
         raise UsageError(
             "chat gives one answer at a time",
-            hint="llmcli run REF PROMPT --samples N gives several",
+            hint="for several: llmcli run REF PROMPT --samples N",
         )
     config, ui = start(offline=given.offline)
-    item, ref = _resumed(resume, config) if resume else None, ref or given.model
+    item, ref = _find_session(resume, config) if resume else None, ref or given.model
     if item and not ref and (ref := item.read().model):
         ui.note(
-            f"{item.name}: with {ref} again (with another: llmcli chat REF --resume {item.name})"
+            f"{item.name}: resumed with {ref} (with another model: "
+            f"llmcli chat REF --resume {item.name})"
         )
-    with _open(ref or DEFAULT, given, config, ui, talks=True) as talk:
-        good = _converse(talk, _written(given), given, item)
-    if not good:
+    with _open_chat(ref or DEFAULT, given, config, ui, talks=True) as talk:
+        is_complete = _converse(talk, _read_flags_prompt(given), given, item)
+    if not is_complete:
         raise typer.Exit(1)
 
 
@@ -70,7 +73,7 @@ def run(
     ctx: typer.Context,
     ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
     text: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="What to answer; also from stdin.")
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt; may also come from stdin.")
     ] = None,
     skeleton: Annotated[
         bool,
@@ -79,14 +82,14 @@ def run(
         ),
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON document, with every token's time.")
+        bool, typer.Option("--json", help="Print one JSON document, with the time of every token.")
     ] = False,
 ) -> None:
-    """Answer one prompt and exit; without one, on a terminal, open the chat."""
+    """Answer one prompt and exit; without a prompt, on a terminal, open the chat."""
     given = flags.read(ctx)
     if given.model:
         if text is not None:
-            raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
+            raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
         ref, text = given.model, ref
     if ref is None:
         raise UsageError("no model given", hint=f"llmcli run {DEFAULT} 'Why is the sky blue?'")
@@ -94,12 +97,10 @@ def run(
     prompt = _prompt(given, text)
     if prompt is None and (json or skeleton or given.samples > 1):
         raise UserError(
-            "there is no prompt", hint="give one as PROMPT, with -p or -f, or through a pipe"
+            "no prompt given", hint="give one as PROMPT, with -p or -f, or through a pipe"
         )
     if prompt is not None and given.logprobs and not json:
-        raise UsageError(
-            "--logprobs has no place in plain text", hint="add --json; in a chat, /probs shows them"
-        )
+        raise UsageError("--logprobs needs --json", hint="add --json; in a chat, /probs shows them")
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
     if prompt is not None and skeleton:
@@ -107,13 +108,13 @@ def run(
 
         skeletons.answer(ref, prompt, given, config, ui)
         return
-    with _open(ref, given, config, ui, logprobs=json, talks=prompt is None) as talk:
-        good = (
+    with _open_chat(ref, given, config, ui, logprobs=json, talks=prompt is None) as talk:
+        is_complete = (
             _converse(talk, None, given)
             if prompt is None
             else _answer(talk, prompt, json, given.samples)
         )
-    if not good:
+    if not is_complete:
         raise typer.Exit(1)
 
 
@@ -122,40 +123,42 @@ def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
     from llmcli.chat.render import aside
 
     stream = talk.stream(silent=json)
-    samples = min(samples, talk.runner.context.n_seq_max)  # --fit may have taken fewer
+    samples = min(samples, talk.runner.context.n_seq_max)  # --fit may have reduced it
     answers = talk.samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
-        each = [
-            {**told, **constraint.facts(talk, answer)}
-            for told, answer in zip(report.samples(talk.runner, answers), answers, strict=True)
+        sample_documents = [
+            {**line_text, **constraint.facts(talk, answer)}
+            for line_text, answer in zip(report.samples(talk.runner, answers), answers, strict=True)
         ]
-        talk.ui.result({**talk.document(answers[0]), **({"samples": each} if samples > 1 else {})})
+        talk.ui.result(
+            {**talk.document(answers[0]), **({"samples": sample_documents} if samples > 1 else {})}
+        )
     else:
         several = samples > 1
-        line = (
+        timing_line = (
             report.samples_line(talk.runner, answers)
             if several
             else report.timing_line(talk.runner, answers[0])
         )
-        for told in (line, *report.beam_lines(answers[0])):
-            aside(talk.ui, told)
+        for line_text in (timing_line, *report.beam_lines(answers[0])):
+            aside(talk.ui, line_text)
     if any(answer.finish == "cancelled" for answer in answers):
         raise typer.Exit(130)
-    short = [answer for answer in answers if not constraint.whole(talk, answer)]
-    if short:
-        talk.ui.error(*constraint.incomplete(talk, short[0]))
-    return not short
+    incomplete_answers = [answer for answer in answers if not constraint.whole(talk, answer)]
+    if incomplete_answers:
+        talk.ui.error(*constraint.incomplete(talk, incomplete_answers[0]))
+    return not incomplete_answers
 
 
-def _resumed(name: str, config: "Config") -> "Item":
+def _find_session(name: str, config: "Config") -> "Item":
     from llmcli.chat import shelf
 
     return shelf.find(config, name)
 
 
 def _converse(talk: "Talk", first: str | None, given: Flags, item: "Item | None" = None) -> bool:
-    """Talk until there is nothing more to read, `item` being where it begins; False where a line
-    from a pipe failed.
+    """Converse until the input ends, starting from `item` if given; return False if a line from a
+    pipe failed.
     """
     from llmcli.chat import resume
     from llmcli.chat.log import Log
@@ -187,7 +190,7 @@ def _talk(talk: "Talk", first: str | None) -> bool:
     if interactive:
         context = f"{talk.runner.n_ctx} tokens of context"
         talk.ui.note(
-            f"{talk.name} · {talk.runner.header.file_type} · {context} · /help, Ctrl-D leaves"
+            f"{talk.name} · {talk.runner.header.file_type} · {context} · /help, Ctrl-D exits"
         )
     if first is not None:
         loop.answer(talk, first)
@@ -200,13 +203,13 @@ def _talk(talk: "Talk", first: str | None) -> bool:
 
 
 @contextmanager
-def _open(
+def _open_chat(
     ref: str, given: Flags, config: "Config", ui: "UI", *, logprobs: bool = False, talks: bool
 ) -> Iterator["Talk"]:
-    """Everything from a name to a model that answers. What was typed wins over the alias, and that
-    over defaults.
+    """Open the model and the chat session.
 
-    One that `talks` has room for branches.
+    Typed options override the alias's settings, which override the defaults. With `talks`,
+    sequences for branches are reserved. Raises UserError.
     """
     from llmcli.chat.knobs import find
     from llmcli.chat.screen import HIDE, SHOW, Screen
@@ -217,22 +220,25 @@ def _open(
     from llmcli.runtime.sampling import defaults
 
     with closing(Models(given, config, ui, talks)) as models:
-        opened = models.first(ref)
-        sampling = defaults().with_values(opened.settings).with_values(given.settings)
-        system = opened.system if given.system is None else given.system
+        opened_model = models.first(ref)
+        sampling = defaults().with_values(opened_model.settings).with_values(given.settings)
+        system = opened_model.system if given.system is None else given.system
         predict = None if given.predict in (None, -1) else given.predict
         if given.search.beams > 1 and given.settings:
-            words = ", ".join("--" + name.replace("_", "-") for name in given.settings)
-            ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
-        # Whoever asks for a document wants nothing else on stdout.
-        hidden = given.hide_thinking or (given.constraint is not None and not talks)
+            setting_flags = ", ".join("--" + name.replace("_", "-") for name in given.settings)
+            ui.warn(
+                f"with {given.search.beams} beams the sampling settings do not apply: "
+                f"{setting_flags}"
+            )
+        # a constrained answer is a document: stdout contains nothing else
+        hides_thinking = given.hide_thinking or (given.constraint is not None and not talks)
         search = replace(
-            given.search, beams=min(given.search.beams, opened.runner.context.n_seq_max)
+            given.search, beams=min(given.search.beams, opened_model.runner.context.n_seq_max)
         )
         session = Session(sampling, system or None, predict, search, given.constraint)
         talk = Talk(
-            opened.name,
-            opened.runner,
+            opened_model.name,
+            opened_model.runner,
             session,
             config,
             ui,
@@ -240,17 +246,18 @@ def _open(
             given.ignore_eos,
             given.endless,
             logprobs,
-            file_bytes=opened.file_bytes,
+            file_bytes=opened_model.file_bytes,
             models=models,
             measure=measure,
             screen=Screen(
-                probs=given.logprobs, thinking=HIDE if hidden else SHOW, markdown=given.markdown
+                probs=given.logprobs,
+                thinking=HIDE if hides_thinking else SHOW,
+                markdown=given.markdown,
             ),
         )
         if given.constraint:
-            opened.runner.grammars(
-                given.constraint
-            )  # what cannot be followed is told before anything is asked
+            # an unsupported constraint is reported before anything is generated
+            opened_model.runner.grammars(given.constraint)
         if given.reasoning != "auto":
             find("reasoning").change(talk, given.reasoning)
         find("on_full").change(talk, given.on_full)
@@ -258,25 +265,25 @@ def _open(
 
 
 def _prompt(given: Flags, text: str | None) -> str | None:
-    """The one prompt of `run`; None where nobody gave any and a person sits at the terminal.
+    """Return the prompt of `run`; None if none was given and stdin is a terminal.
 
-    As `llm` does, text from a pipe follows a PROMPT after a blank line; -p and -f leave stdin
-    alone.
+    Text from a pipe is appended to PROMPT after a blank line, as in `llm`; with -p or -f, stdin is
+    not read.
     """
-    written = _written(given)
+    prompt = _read_flags_prompt(given)
     flags.proper("PROMPT", text or "")
-    if written is not None and text is not None:
-        raise UsageError("the prompt is given twice", hint="as PROMPT, or with -p or -f")
-    if written is not None:
-        return written
+    if prompt is not None and text is not None:
+        raise UsageError("the prompt is given twice", hint="use either PROMPT, or -p or -f")
+    if prompt is not None:
+        return prompt
     if sys.stdin is None or sys.stdin.isatty():
         return text
     piped = decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
     return "\n\n".join(part for part in (text, piped) if part)
 
 
-def _written(given: Flags) -> str | None:
-    """What -p or -f gave."""
+def _read_flags_prompt(given: Flags) -> str | None:
+    """Return the prompt given by -p or -f."""
     if given.file is not None:
         return flags.text_file(Path(given.file).expanduser()).removesuffix("\n")
     return given.prompt

@@ -1,6 +1,4 @@
-"""What is said of a plan before it is carried out, and of a model file once it is there. It knows
-words, no flags.
-"""
+"""Prints the notes about a plan before it is written, and the result of writing it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,56 +11,59 @@ if TYPE_CHECKING:
     from llmcli.commands.certifying import Certified
     from quant.quantize import Plan, Report
 
-ENOUGH = 16  # rows for each column of an input: with fewer, more of them still pay
+ENOUGH = 16  # rows per column of an input; with fewer, a longer text still improves the file
 
 
 def tell(plan: "Plan", ui: UI) -> None:
-    """Say before the work begins what the user should know of it."""
+    """Print what the user should know before the plan is written."""
     for note in plan.notes:
         ui.note(note)
     for warning in plan.source.warnings:
         ui.warn(warning)
     if plan.requantized:
         ui.warn(
-            f"the source is quantized already ({', '.join(plan.requantized)}): rounding it again adds its error "
-            "(the table's error column) to the error it has; a float checkpoint gives a better file"
+            f"the source is already quantized ({', '.join(plan.requantized)}): quantizing it "
+            "again adds the error in the table to its own; a float checkpoint gives a better file"
         )
     _of_another(plan, ui)
     if plan.unweighed:
         some = ", ".join(plan.unweighed[:3]) + (" …" if len(plan.unweighed) > 3 else "")
         ui.note(
-            f"the imatrix does not speak of {len(plan.unweighed)} tensors, rounded without it: {some}"
+            f"the imatrix has no data for {len(plan.unweighed)} tensors; "
+            f"they are quantized without importance weights: {some}"
         )
     if plan.fallbacks:
         changes = ", ".join(sorted({f"{step.wanted} -> {step.type}" for step in plan.fallbacks}))
         ui.note(
-            f"{len(plan.fallbacks)} of {len(plan.steps)} tensors do not fill whole blocks with a row: {changes}"
+            f"{len(plan.fallbacks)} of {len(plan.steps)} tensors have rows that do not fill "
+            f"whole blocks: {changes}"
         )
     _thin(plan, ui)
     for name, steps in plan.methods.items():
         if name != plan.method.name:
             types = ", ".join(sorted({step.type for step in steps}))
             ui.note(
-                f"{len(steps)} tensors go through {name}'s search, {plan.method.name} does not do them: {types}"
+                f"{len(steps)} tensors are quantized by {name}, because {plan.method.name} does "
+                f"not support their types: {types}"
             )
 
 
 def _of_another(plan: "Plan", ui: UI) -> None:
-    """Say where what steers the rounding was gathered from another file."""
+    """Print a note for statistics that were collected from another file."""
     known = [plan.imatrix, plan.moments.imatrix if plan.moments else None]
     for path, model in {one.path: one.model for one in known if one}.items():
         if model not in ("", plan.source.fingerprint):
             ui.note(
-                f"{path} was gathered from another file than {plan.source.name}: of use where that is the same model "
-                "in another type, or a near kin of it; any other's steers wrongly"
+                f"{path} was collected from another file than {plan.source.name}: it helps if that "
+                "is the same model in another type, or a close relative; otherwise it misleads"
             )
 
 
 def _thin(plan: "Plan", ui: UI) -> None:
-    """Say where second moments are too few to be inverted by themselves: the method damps them,
-    with less to gain; and where more of them would pay. Gemma 3 270M at Q4_K_M, three texts: 28 %
-    below llama-imatrix's file with 12,288 tokens, 6 for each column of the widest input, and 38 %
-    with 49,152 (docs/quality.md).
+    """Print a note if the second moments have too few rows.
+
+    Moments with fewer rows than columns cannot be inverted without damping, which reduces the gain;
+    up to `ENOUGH` rows per column a longer text still helps.
     """
     if plan.moments is None or plan.method.needs != "moments":
         return
@@ -73,17 +74,18 @@ def _thin(plan: "Plan", ui: UI) -> None:
     ]
     if thin := [second for second in known if second.thin]:
         ui.note(
-            f"the moments of {len(thin)} tensors are of fewer rows than they have columns: damped, they steer less "
-            "than a longer text's would"
+            f"the moments of {len(thin)} tensors have fewer rows than columns: they are damped "
+            "and help less than those of a longer text"
         )
     elif few := [second for second in known if 0 < second.fewest < ENOUGH * second.columns]:
         ui.note(
-            f"the moments of {len(few)} tensors are of fewer than {ENOUGH} rows for each column: a longer text would "
-            "make a nearer file"
+            f"the moments of {len(few)} tensors have fewer than {ENOUGH} rows per column: "
+            "a longer text would reduce the error"
         )
     if unseen := sum(second.unseen for second in known):
         ui.note(
-            f"no token went to {unseen} matrices of experts: they are rounded as if all columns mattered alike"
+            f"no token reached {unseen} expert matrices: they are quantized as if all columns "
+            "were equally important"
         )
 
 
@@ -95,8 +97,10 @@ def close(
     found: "Certified | None" = None,
     told: "Mapping[str, Any] | None" = None,
 ) -> None:
-    """The closing table, or the document of --json; `found` is what --verify made, `told` what else
-    there is to say.
+    """Print the closing table, or the JSON document under --json.
+
+    `report`: None for a dry run; `found`: the certificate that --verify wrote; `told`: additional
+    JSON fields.
     """
     from llmcli.commands import certified
     from quant.quantize import tally
@@ -140,18 +144,19 @@ def close(
 
 
 def _remarked(plan: "Plan", report: "Report", ui: UI) -> None:
-    """What the method found out while it worked."""
+    """Print what the method reported while it worked."""
     remarks = report.remarks.values()
     if others := sum(one.others for one in remarks):
         rows, tensors = sum(one.rows for one in remarks), sum(one.others > 0 for one in remarks)
         ui.note(
-            f"{others:,} of {rows:,} rows, in {tensors} of {len(remarks)} tensors, have the codes of "
-            f"{plan.method.instead}: {plan.method.name}'s had no less error by the second moments"
+            f"{others:,} of {rows:,} rows, in {tensors} of {len(remarks)} tensors, have the codes "
+            f"of {plan.method.instead}: those of {plan.method.name} had no smaller error by the "
+            "second moments"
         )
     if damped := [one.damping for one in remarks if one.damping]:
         ui.note(
-            f"the second moments of {len(damped)} tensors had no inverse and were damped by up to {max(damped):g} of "
-            "their mean diagonal; a longer calibration text would do"
+            f"the second moments of {len(damped)} tensors were singular and were damped by up to "
+            f"{max(damped):g} of their mean diagonal; a longer calibration text would avoid this"
         )
 
 
@@ -165,7 +170,9 @@ def _certificate(found: "Certified | None") -> dict[str, Any]:
 
 
 def _nbytes(plan: "Plan", out: Path, report: "Report | None") -> int:
-    """What the files have: a certificate is not planned."""
+    """Return the bytes of the files; a written file also contains the certificate, which is not
+    planned.
+    """
     return sum(file.stat().st_size for file in plan.files(out)) if report else plan.nbytes
 
 
@@ -215,7 +222,7 @@ def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any
 
 
 def _sha256(report: "Report") -> str:
-    """The finished file's digest: taken while it was written, else read now."""
+    """Return the file's sha256, which was computed while it was written or is computed now."""
     from llmcli.catalog.store import measure
 
     return report.sha256 or measure(report.out).sha256

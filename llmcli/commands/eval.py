@@ -1,4 +1,4 @@
-"""`llmcli eval`: parse, find the models and the text, evaluate, print."""
+"""`llmcli eval`: parses the options, opens the models and the text, evaluates and prints."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +24,13 @@ Base = Annotated[
     typer.Option(
         "--base",
         metavar="REF",
-        help="The model before it was quantized; or a file that --save-base wrote.",
+        help="The unquantized model (a REF), or a file written by --save-base.",
     ),
 ]
 BaseFile = Annotated[
     Path | None,
     typer.Option(
-        "--base-logits", metavar="FILE", help="The base, from a file that --save-base wrote."
+        "--base-logits", metavar="FILE", help="The base's logits, from a --save-base file."
     ),
 ]
 SaveBase = Annotated[
@@ -38,7 +38,7 @@ SaveBase = Annotated[
     typer.Option(
         "--save-base",
         metavar="FILE",
-        help="Keep what the base (or else SRC) expects, for --base-logits.",
+        help="Save the logits of the base (or of SRC without a base) for --base-logits.",
     ),
 ]
 Text = Annotated[
@@ -47,21 +47,23 @@ Text = Annotated[
         "--text",
         "-f",
         metavar="FILE",
-        help="UTF-8 text to be read; default: 256 KB of plays that ship.",
+        help="UTF-8 text to evaluate on; default: the built-in text, 256 KB of plays.",
     ),
 ]
 Ctx = Annotated[
     int | None,
-    typer.Option("--ctx", "-c", "--ctx-size", min=1, help=f"Tokens of a chunk; default {CTX}."),
+    typer.Option(
+        "--ctx", "-c", "--ctx-size", min=1, help=f"Chunk length in tokens; default {CTX}."
+    ),
 ]
 Count = Annotated[
-    int | None, typer.Option("--chunks", min=1, help="Read no more chunks than these.")
+    int | None, typer.Option("--chunks", min=1, help="Maximum number of chunks to read.")
 ]
 Quant = Annotated[
     str | None, typer.Option("--quant", metavar="TYPE", help="Quantize SRC to this type first.")
 ]
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Compute all anew, also what an earlier run has finished.")
+    bool, typer.Option("--fresh", help="Recompute everything, even what an earlier run finished.")
 ]
 
 
@@ -95,11 +97,11 @@ def evaluate(
     *,
     workers: Workers,
 ) -> None:
-    """Measure a model on a text: perplexity, and its divergence from the model that it was made of.
+    """Measure a model on a text: its perplexity, and its divergence from the unquantized model.
 
-    Protocol and definitions are llama-perplexity's; both models' logits are held against each other
-    in float32. Ctrl-C and kills lose nothing that is finished: the same command goes on. A base has
-    an f16 cache, so that `--base SRC -ctk q8_0 -ctv q8_0` tells what a cache type costs.
+    Protocol and definitions follow llama-perplexity; both models' logits are compared in float32.
+    An interrupted run keeps its finished chunks: the same command resumes it. The base always uses
+    an f16 cache, so that `--base SRC -ctk q8_0 -ctv q8_0` measures the cost of a cache type.
     """
     from llmcli.catalog.partial import check_apart
     from llmcli.commands import evaluating, quality
@@ -114,42 +116,50 @@ def evaluate(
     options = RunOptions(
         ctx or CTX, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v
     )
-    _refuse(base, base_logits, text, ctx, save_base)
+    _refuse_conflicts(base, base_logits, text, ctx, save_base)
     fit.check(options)
-    kept = baselogits.load(base_logits.expanduser()) if base_logits else None
-    words, name = (None, str(base_logits)) if kept else words_of(text)
-    options = replace(options, ctx_size=kept.n_ctx) if kept else options
-    model = side(_source(source, quant, config, ui).path, options, ui)
-    plain = replace(options, cache_type_k="f16", cache_type_v="f16")
-    other = side(_base(base, config, ui).path, plain, ui) if base else None
-    check_apart([save_base], [*model.header.files, *(other.header.files if other else ()), text])
+    saved_logits = baselogits.load(base_logits.expanduser()) if base_logits else None
+    text_content, text_name = (None, str(base_logits)) if saved_logits else words_of(text)
+    options = replace(options, ctx_size=saved_logits.n_ctx) if saved_logits else options
+    model = side(_prepare_source(source, quant, config, ui).path, options, ui)
+    base_options = replace(options, cache_type_k="f16", cache_type_v="f16")
+    base_side = side(_prepare_base(base, config, ui).path, base_options, ui) if base else None
+    check_apart(
+        [save_base], [*model.header.files, *(base_side.header.files if base_side else ()), text]
+    )
     target = save_base.expanduser() if save_base else None
     outcome = evaluating.run(
-        evaluating.Wish(model, other, kept, words, chunks, target, fresh), config, ui
+        evaluating.Wish(model, base_side, saved_logits, text_content, chunks, target, fresh),
+        config,
+        ui,
     )
-    if kept:
-        kept.close()
-    quality.show(quality.Told(outcome, model, other, kept, name), ui)
+    if saved_logits:
+        saved_logits.close()
+    quality.show(quality.Told(outcome, model, base_side, saved_logits, text_name), ui)
 
 
-def _refuse(
+def _refuse_conflicts(
     base: str | None, kept: Path | None, text: Path | None, ctx: int | None, save: Path | None
 ) -> None:
-    """Wishes that exclude each other."""
+    """Raise UsageError for options that cannot be combined with saved base logits."""
     from llmcli.errors import UsageError
 
     if kept is None:
         return
     for flag, given in (("--base", base), ("--text", text), ("--ctx", ctx), ("--save-base", save)):
         if given is not None:
-            why = "they are of one model and one text"
             raise UsageError(
-                f"{flag} does not go with kept base logits: {why}", hint=f"leave out {flag}"
+                f"{flag} cannot be combined with saved base logits: "
+                "they belong to one model and one text",
+                hint=f"leave out {flag}",
             )
 
 
 def words_of(path: Path | None) -> tuple[str, str]:
-    """The text and its name. As llama.cpp's -f a last line break is left out."""
+    """Return the content and the name of a text; without a path, of the built-in text.
+
+    Like llama.cpp's -f, leaves out a final line break. Raises UserError.
+    """
     from importlib import resources
 
     from llmcli.errors import UserError
@@ -165,19 +175,23 @@ def words_of(path: Path | None) -> tuple[str, str]:
             raw, name = path.expanduser().read_bytes(), str(path)
         except OSError as error:
             raise UserError(
-                f"cannot read {path}: {error.strerror}", hint="--text takes a file of text"
+                f"cannot read {path}: {error.strerror}", hint="--text takes a text file"
             ) from None
     return decoded(raw, name).removesuffix("\n"), name
 
 
-def _source(ref: str, quant: str | None, config: "Config", ui: "UI") -> "Model":
+def _prepare_source(ref: str, quant: str | None, config: "Config", ui: "UI") -> "Model":
     from llmcli.commands.ready import ready
 
     return ready(ref, quant, config, ui)
 
 
-def _base(ref: str, config: "Config", ui: "UI") -> "Model":
-    """The base as it is: a checkpoint would first be rounded, and that is for the user to ask for."""
+def _prepare_base(ref: str, config: "Config", ui: "UI") -> "Model":
+    """Return the base as it is; a checkpoint is refused, because the user has to choose how it is
+    rounded.
+
+    Raises UserError.
+    """
     from llmcli.commands.ready import derive, fetched
     from llmcli.errors import UserError
 
@@ -185,13 +199,16 @@ def _base(ref: str, config: "Config", ui: "UI") -> "Model":
     if model.kind == "gguf":
         return derive(model, model.quant, config, ui) if model.quant else model
     raise UserError(
-        f"{ref} is a checkpoint folder, a base must be a GGUF",
+        f"{ref} is a checkpoint folder, but a base must be a GGUF",
         hint=f"llmcli convert {ref} -o base.gguf, then --base base.gguf; or --base {ref}:Q8_0",
     )
 
 
 def side(path: Path, options: "RunOptions", ui: "UI") -> "Side":
-    """Checked and decided, so that nothing is refused after minutes."""
+    """Check the file and resolve the options, so that nothing is refused after minutes of work.
+
+    Raises UserError.
+    """
     from llmcli.commands.scorers import Side
     from llmcli.errors import UserError
     from llmcli.hardware import fit
@@ -201,9 +218,9 @@ def side(path: Path, options: "RunOptions", ui: "UI") -> "Side":
     header = container.read(path)
     container.check(header)
     kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
-    found = Side(header, *fit.decide(header, options, ui.warn))
-    if not found.n_vocab:
+    model_side = Side(header, *fit.decide(header, options, ui.warn))
+    if not model_side.n_vocab:
         raise UserError(
-            f"{path.name} has no vocabulary: it cannot read text", hint="name another file"
+            f"{path.name} has no vocabulary, so it cannot read text", hint="name another file"
         )
-    return found
+    return model_side

@@ -1,8 +1,4 @@
-"""What `llmcli eval` does: a text scored chunk by chunk, each finished group of chunks on the disk.
-
-It joins quant's arithmetic with the runtime's forward passes. What is printed is
-commands/quality.py's.
-"""
+"""Evaluation: scores a text chunk by chunk and saves each finished group of chunks."""
 
 import hashlib
 import json
@@ -52,8 +48,9 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be evaluated: a model, perhaps its base or what was kept of one, and how. `words`
-    are the text; None where the base's file brings it along. `quiet`: not a word of other
+    """What to evaluate: a model, optionally its base or saved base logits, and how.
+
+    `words`: the text, None if the file of base logits contains it. `quiet`: do not mention other
     evaluations of the same model.
     """
 
@@ -69,11 +66,10 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: of `tokens` in the text so many `chunks` of `n_ctx` were read, `resumed` of
-    them earlier.
+    """The result of an evaluation.
 
-    `klds`: the mean divergence of each chunk, by which two files can be held against each other in
-    pairs.
+    `tokens`: length of the text; `chunks` of `n_ctx` tokens were scored, `resumed` of them by an
+    earlier run. `klds`: mean divergence of each chunk, for paired comparisons of two files.
     """
 
     quality: Quality
@@ -85,130 +81,147 @@ class Outcome:
     klds: tuple[float, ...] = ()
 
 
-def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
-    """Evaluate. What is finished is kept at any Ctrl-C or kill, and the same call goes on there.
-    Raises Refusal.
+def run(request: Wish, config: "Config", ui: "UI") -> Outcome:
+    """Evaluate; finished chunks survive an interruption, and the same call resumes from them.
+
+    Raises UserError.
     """
-    begun = time.perf_counter()
-    text, count = _text(wish)
-    some = text.count if wish.chunks is None else min(wish.chunks, text.count)
-    head = _head(wish, text)
+    started_at = time.perf_counter()
+    text, n_tokens = _read_text(request)
+    n_chunks = text.count if request.chunks is None else min(request.chunks, text.count)
+    head = _cache_key(request, text)
     path = config.cache / "evaluations" / f"{_digest(head)}.records"
     with store.locked(path.with_suffix(".lock"), ui, "this evaluation"):
-        done = None if wish.fresh else Records.resume(path)
-        if done is None or done.head != head:
+        journal = None if request.fresh else Records.resume(path)
+        if journal is None or journal.head != head:
             make_folder(path.parent)
-            if not wish.quiet:
-                _tell_others(path.parent, head, ui)
-            done = Records.begin(path, head)
+            if not request.quiet:
+                _note_other_evaluations(path.parent, head, ui)
+            journal = Records.begin(path, head)
         try:
-            part = Chunks(text.ids[:some])
-            with _saving(wish, part, head, ui) as saved:
-                resumed = _loop(wish, part, done, saved, ui)
-            found = [_scores(done.get(number), text.scored) for number in range(some)]
+            selected = Chunks(text.ids[:n_chunks])
+            with _saving(request, selected, head, ui) as saved_logits:
+                resumed = _score_missing(request, selected, journal, saved_logits, ui)
+            chunk_scores = [_scores(journal.get(number), text.scored) for number in range(n_chunks)]
         finally:
-            done.close()
-    klds = tuple(float(one.kld.mean()) for one in found if one.against)
+            journal.close()
+    klds = tuple(float(scores.kld.mean()) for scores in chunk_scores if scores.against)
     return Outcome(
-        quality(Scores.join(found)),
-        count,
+        quality(Scores.join(chunk_scores)),
+        n_tokens,
         text.n_ctx,
-        some,
+        n_chunks,
         resumed,
-        time.perf_counter() - begun,
+        time.perf_counter() - started_at,
         klds,
     )
 
 
-def _loop(wish: Wish, text: Chunks, done: Records, saved: Records | None, ui: "UI") -> int:
-    """Score what is not there yet; the number of chunks that were."""
-    have = (done.numbers if saved is None else done.numbers & saved.numbers) & set(
+def _score_missing(
+    request: Wish, text: Chunks, done: Records, saved: Records | None, ui: "UI"
+) -> int:
+    """Score the missing chunks; return the number of chunks that were present."""
+    present = (done.numbers if saved is None else done.numbers & saved.numbers) & set(
         range(text.count)
     )
     step = done.head["at_once"]
     groups = [
-        [number for number in range(start, min(start + step, text.count)) if number not in have]
+        [number for number in range(start, min(start + step, text.count)) if number not in present]
         for start in range(0, text.count, step)
     ]
     groups = [group for group in groups if group]
-    if have:
+    if present:
         ui.note(
-            f"{len(have)} of {text.count} chunks were computed before (--fresh computes them anew)"
+            f"{len(present)} of {text.count} chunks were computed before (--fresh recomputes them)"
         )
     if not groups:
-        return len(have)
-    scores = [_scores(done.get(number), text.scored) for number in sorted(have)]
-    lanes = Lanes(done.head["n_vocab"], wish.model.options.threads or 1)
-    label = f"eval {wish.model.header.path.name}"
+        return len(present)
+    scores = [_scores(done.get(number), text.scored) for number in sorted(present)]
+    lanes = Lanes(done.head["n_vocab"], request.model.options.threads or 1)
+    label = f"eval {request.model.header.path.name}"
     try:
-        with ui.bar(label, text.count, "chunks", len(have)) as bar:
-            for group, (found, tops) in _scored(wish, text, groups, lanes, keep=saved is not None):
-                if saved is not None:  # before the journal: what that has is not computed again
+        with ui.bar(label, text.count, "chunks", len(present)) as bar:
+            for group, (group_scores, tops) in _score_groups(
+                request, text, groups, lanes, keep=saved is not None
+            ):
+                # before the journal, because chunks in the journal are not computed again
+                if saved is not None:
                     saved.put(
                         {
                             number: baselogits.pack(rows)
                             for number, rows in zip(group, tops, strict=True)
                         }
                     )
-                done.put({number: _bytes(one) for number, one in zip(group, found, strict=True)})
-                scores += found
+                done.put(
+                    {
+                        number: _bytes(chunk)
+                        for number, chunk in zip(group, group_scores, strict=True)
+                    }
+                )
+                scores += group_scores
                 bar.advance(len(group))
                 bar.describe(f"{label}: {_so_far(Scores.join(scores))}")
     finally:
         lanes.close()
-    return len(have)
+    return len(present)
 
 
-def _scored(
-    wish: Wish, text: Chunks, groups: list[list[int]], lanes: Lanes, *, keep: bool
+def _score_groups(
+    request: Wish, text: Chunks, groups: list[list[int]], lanes: Lanes, *, keep: bool
 ) -> Iterator[tuple[list[int], tuple[list[Scores], list[list[Top]]]]]:
-    """Groups of chunks with their scores: both models open at once where the memory holds them,
+    """Yield groups of chunks with their scores; the models are opened together if memory allows,
     else in turn.
     """
-    if wish.base is None or both_fit(wish.model, wish.base):
-        with opened(wish.model, wish.base, max(map(len, groups))) as (model, base):
-            evaluation = Evaluation(model, base, wish.kept, text, lanes, keep)
+    if request.base is None or both_fit(request.model, request.base):
+        with opened(request.model, request.base, max(map(len, groups))) as (model, base):
+            evaluation = Evaluation(model, base, request.kept, text, lanes, keep)
             for group in groups:
                 yield group, evaluation.score(group)
         return
-    for group, scorer, held in in_turn(wish.model, wish.base, text, groups):
+    for group, scorer, held in in_turn(request.model, request.base, text, groups):
         yield group, Evaluation(scorer, held, None, text, lanes, keep).score(group)
 
 
-def _text(wish: Wish) -> tuple[Chunks, int]:
-    """The whole text's chunks, and the number of its tokens. Model and base must agree on them."""
-    if wish.words is not None:
-        found = tokens(wish.model, wish.words)
-        if wish.base and wish.base.header.path != wish.model.header.path:
-            refuse_other(wish.model, wish.base, found, wish.words)
-        assert wish.model.options.ctx_size
-        return evaluate.chunks(found, wish.model.options.ctx_size), len(found)
-    assert wish.kept
-    if vocabulary.digest(wish.model.header) != wish.kept.head["vocabulary"]:
+def _read_text(request: Wish) -> tuple[Chunks, int]:
+    """Return the chunks of the text and its number of tokens; raises UserError if model and base
+    disagree.
+    """
+    if request.words is not None:
+        token_ids = tokens(request.model, request.words)
+        if request.base and request.base.header.path != request.model.header.path:
+            refuse_other(request.model, request.base, token_ids, request.words)
+        assert request.model.options.ctx_size
+        return evaluate.chunks(token_ids, request.model.options.ctx_size), len(token_ids)
+    assert request.kept
+    if vocabulary.digest(request.model.header) != request.kept.head["vocabulary"]:
         raise UserError(
-            f"{wish.model.header.path.name} has another vocabulary than {wish.kept.name}, whose logits these are",
+            f"{request.model.header.path.name} has another vocabulary than {request.kept.name}, "
+            "the source of these logits",
             hint="an evaluation needs two files of one model",
         )
-    text = wish.kept.text()
-    return text, text.ids.size
+    chunks = request.kept.text()
+    return chunks, chunks.ids.size
 
 
-def _head(wish: Wish, text: Chunks) -> dict[str, Any]:
-    """All that the figures of a chunk depend on."""
-    options, sides = wish.model.options, [side for side in (wish.model, wish.base) if side]
-    n_vocab = wish.model.n_vocab
+def _cache_key(request: Wish, text: Chunks) -> dict[str, Any]:
+    """Return everything that the scores of a chunk depend on."""
+    options, sides = request.model.options, [side for side in (request.model, request.base) if side]
+    n_vocab = request.model.n_vocab
     base = (
-        identity.content(wish.base.header)
-        if wish.base
-        else _digest(wish.kept.head)
-        if wish.kept
+        identity.content(request.base.header)
+        if request.base
+        else _digest(request.kept.head)
+        if request.kept
         else ""
     )
     return {
         "kind": "evaluation",
-        "model": identity.content(wish.model.header),
+        "model": identity.content(request.model.header),
         "base": base,
-        "written": [*(identity.written(side.header) for side in sides), *_written(wish.kept)],
+        "written": [
+            *(identity.written(side.header) for side in sides),
+            *_time_stamps(request.kept),
+        ],
         "text": hashlib.sha256(text.ids.tobytes()).hexdigest(),
         "n_ctx": text.n_ctx,
         "n_vocab": n_vocab,
@@ -224,40 +237,46 @@ def _head(wish: Wish, text: Chunks) -> dict[str, Any]:
     }
 
 
-def _written(kept: BaseLogits | None) -> list[int]:
-    """When a file of base logits was: its head does not tell it from one of a base with a small
-    edit.
-    """
+def _time_stamps(kept: BaseLogits | None) -> list[int]:
+    """Return the time stamp of the base logits; their head may miss a small edit of the base."""
     return [kept.path.stat().st_mtime_ns] if kept else []
 
 
-def _tell_others(folder: Path, head: dict[str, Any], ui: "UI") -> None:
-    """Say where the same model was evaluated otherwise: none of that can be used."""
+def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> None:
+    """Print a note if the same model was evaluated with other options, whose results cannot be
+    used.
+    """
     for path in sorted(folder.glob("*.records"), key=lambda path: -path.stat().st_mtime):
-        other = Records.resume(path, write=False)
-        if other is None:
+        records = Records.resume(path, write=False)
+        if records is None:
             continue
-        other.close()
-        differ = [key for key in OTHERS if other.head.get(key) != head.get(key)]
-        if "n_ctx" in differ and "text" in differ:  # chunks of another length end elsewhere
+        records.close()
+        differ = [key for key in OTHERS if records.head.get(key) != head.get(key)]
+        if "n_ctx" in differ and "text" in differ:  # chunks of another length contain other tokens
             differ.remove("text")
-        if other.head.get("model") == head["model"] and differ:
-            words = ", another ".join(OTHERS[key] for key in differ)
-            ui.note(f"begins anew: the last evaluation of this model had another {words}")
+        if records.head.get("model") == head["model"] and differ:
+            labels = ", ".join(OTHERS[key] for key in differ)
+            ui.note(
+                f"starting again: the last evaluation of this model had other values of: {labels}"
+            )
             return
 
 
 @contextmanager
-def _saving(wish: Wish, text: Chunks, head: dict[str, Any], ui: "UI") -> Iterator[Records | None]:
-    """The file of base logits that is to be written, gone on with where it was begun; named when
-    all is there.
+def _saving(
+    request: Wish, text: Chunks, head: dict[str, Any], ui: "UI"
+) -> Iterator[Records | None]:
+    """Yield the file for base logits, resumed if possible; it gets its final name when it is
+    complete.
+
+    Raises UserError.
     """
-    if wish.save_base is None:
+    if request.save_base is None:
         yield None
         return
-    path, side = wish.save_base, wish.base or wish.model
+    path, side = request.save_base, request.base or request.model
     check_place(path)
-    words = {
+    saved_head = {
         **{
             key: head[key]
             for key in ("n_ctx", "n_vocab", "at_once", "n_batch", "n_ubatch", "flash_attn", "build")
@@ -271,16 +290,16 @@ def _saving(wish: Wish, text: Chunks, head: dict[str, Any], ui: "UI") -> Iterato
         "type_v": side.options.cache_type_v,
         "chunks": text.count,
     }
-    if not wish.fresh and _whole(path, words, identity.written(side.header)):
-        ui.note(f"{path} is there already, made from this model and text")
+    if not request.fresh and _is_complete(path, saved_head, identity.written(side.header)):
+        ui.note(f"{path} is up to date, made from this model and text")
         yield None
         return
-    part = path.with_name(path.name + ".part")
+    part_file = path.with_name(path.name + ".part")
     try:
-        saved = None if wish.fresh else Records.resume(part)
-        if saved is None or saved.head != words:
+        saved = None if request.fresh else Records.resume(part_file)
+        if saved is None or saved.head != saved_head:
             make_folder(path.parent)
-            saved = Records.begin(part, words)
+            saved = Records.begin(part_file, saved_head)
             saved.put({baselogits.TOKENS: text.ids.astype("<i4").tobytes()})
     except OSError as error:
         raise cannot_write(path, error) from None
@@ -288,19 +307,21 @@ def _saving(wish: Wish, text: Chunks, head: dict[str, Any], ui: "UI") -> Iterato
         yield saved
     finally:
         saved.close()
-    part.replace(path)
+    part_file.replace(path)
     sync_folder(path.parent)
 
 
-def _whole(path: Path, words: dict[str, Any], written: int) -> bool:
-    """Whether a file of base logits has this head and all chunks, and is younger than the model."""
-    found = Records.resume(path, write=False)
-    if found is None:
+def _is_complete(path: Path, words: dict[str, Any], written: int) -> bool:
+    """Return whether a file of base logits has this head and all chunks, and is newer than the
+    model.
+    """
+    records = Records.resume(path, write=False)
+    if records is None:
         return False
-    found.close()
+    records.close()
     return (
-        found.head == words
-        and set(range(words["chunks"])) <= found.numbers
+        records.head == words
+        and set(range(words["chunks"])) <= records.numbers
         and path.stat().st_mtime_ns >= written
     )
 
@@ -320,9 +341,9 @@ def _scores(raw: bytes, scored: int) -> Scores:
 
 
 def _so_far(scores: Scores) -> str:
-    """The running estimate."""
-    told = f"PPL {np.exp(mean(scores.nll).value):.4f}"
-    return told + (f", KLD {mean(scores.kld).value:.5f}" if scores.against else "")
+    """Format the running estimate."""
+    estimate = f"PPL {np.exp(mean(scores.nll).value):.4f}"
+    return estimate + (f", KLD {mean(scores.kld).value:.5f}" if scores.against else "")
 
 
 def _digest(head: dict[str, Any]) -> str:

@@ -1,8 +1,7 @@
-"""The run options that chat, run and later commands share: one table, llama.cpp's spellings.
+"""The run options that chat, run, serve and batch share, in llama.cpp's spellings.
 
-The options reach a command lazily: `llmcli --help` builds every command, and the sampling settings
-are read off the sampler steps, which need numpy. It knows words and limits, not what is done with
-them.
+The options are added to a command lazily: `llmcli --help` builds every command, and the sampling
+options are derived from the sampler steps, which need numpy.
 """
 
 import inspect
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
     from llmcli.runtime.search import Search
 
 META = "llmcli.flags"
-NEWEST = "last"  # chat/shelf.py's name of the newest sitting
-MOST_BYTES = 1 << 26  # of a file that is read whole
-MOST_SAMPLES = 256  # as many sequences as llama.cpp takes
+NEWEST = "last"  # the name that `chat --resume` gives the newest session (chat/shelf.py)
+MOST_BYTES = 1 << 26  # largest text file that is read whole
+MOST_SAMPLES = 256  # llama.cpp's maximum number of sequences
 ON_FULL = ("stop", "shift", "sinks")
-ALTERNATIVES = "10"  # what `--logprobs` means without a number
+ALTERNATIVES = "10"  # the value of `--logprobs` without a number
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One option. `kind` is str, int, bool (present or not) or list (may be repeated)."""
+    """One option. `kind` is str, int, bool (a switch) or list (repeatable)."""
 
     name: str
     spellings: tuple[str, ...]
@@ -44,9 +43,9 @@ class Flag:
 
 
 MODEL = (
-    Flag("model", ("-m", "--model", "-hf", "--hf-repo"), str, "the model, instead of REF", "REF"),
+    Flag("model", ("-m", "--model", "-hf", "--hf-repo"), str, "the model, in place of REF", "REF"),
     Flag("quant", ("--quant",), str, "quantize the model to this type first", "TYPE"),
-    Flag("offline", ("--offline",), bool, "make no connection"),
+    Flag("offline", ("--offline",), bool, "make no network connection"),
     Flag("prompt", ("-p", "--prompt"), str, "the (first) message", "TEXT"),
     Flag("file", ("-f", "--file"), str, "read the (first) message from a file", "FILE"),
     Flag("system", ("-sys", "--system"), str, "system text", "TEXT"),
@@ -54,11 +53,11 @@ MODEL = (
         "chat_template",
         ("--chat-template",),
         str,
-        "instead of the model's own: a file or Jinja text",
+        "chat template to use instead of the model's: a file or Jinja text",
         "TEMPLATE",
     ),
-    Flag("raw", ("--raw",), bool, "the prompt as it is, without a chat template"),
-    Flag("no_profile", ("--no-profile",), bool, "leave the settings that bench tune found"),
+    Flag("raw", ("--raw",), bool, "send the prompt as it is, without a chat template"),
+    Flag("no_profile", ("--no-profile",), bool, "ignore settings saved by `bench tune`"),
     Flag("rpc", ("--rpc",), str, workers.HELP_RPC, "HOST:PORT,…"),
     Flag("tensor_split", ("-ts", "--tensor-split"), str, workers.HELP_SPLIT, "N,N,…"),
 )
@@ -67,30 +66,31 @@ ANSWER = (
         "predict",
         ("-n", "--predict", "--n-predict"),
         int,
-        "the most tokens of an answer, -1 = no limit",
+        "maximum number of tokens in an answer, -1 = no limit",
         "N",
     ),
     Flag(
         "stops",
         ("-r", "--reverse-prompt"),
         list,
-        "end the answer at this text; may be repeated",
+        "end the answer at this text; repeatable",
         "TEXT",
     ),
-    Flag("ignore_eos", ("--ignore-eos",), bool, "go on where the model would end"),
+    Flag("ignore_eos", ("--ignore-eos",), bool, "continue where the model would end the answer"),
     Flag(
         "on_full",
         ("--on-full",),
         str,
-        "when the context is full: stop, shift (the oldest turns leave), sinks (a window moves on) [stop]",
+        "when the context is full: stop, shift (drop the oldest turns), "
+        "sinks (slide a window) [stop]",
         "MODE",
     ),
-    Flag("endless", ("--endless",), bool, "go on where the answer only repeats itself"),
+    Flag("endless", ("--endless",), bool, "continue when the answer only repeats itself"),
     Flag(
         "samples",
         ("--samples",),
         int,
-        "run: this many answers to one prompt, seeds counted up from --seed [1]",
+        "run: number of answers to one prompt, with seeds counting up from --seed [1]",
         "N",
     ),
 )
@@ -106,19 +106,20 @@ SCREEN = (
         "markdown",
         ("--markdown",),
         bool,
-        "draw the answer's Markdown; without a terminal nothing changes",
+        "render the answer's Markdown; has no effect without a terminal",
     ),
     Flag(
         "hide_thinking",
         ("--hidethinking",),
         bool,
-        "leave the model's thinking out of what is shown",
+        "do not show the model's thinking",
     ),
     Flag(
         "logprobs",
         ("--logprobs",),
         int,
-        "keep each token's N likeliest alternatives [10]: run --json as top_logprobs, chat for /probs",
+        "record each token's N most likely alternatives [10]: "
+        "top_logprobs in run --json, /probs in chat",
         "[N]",
     ),
 )
@@ -127,21 +128,21 @@ SEARCH = (
         "beams",
         ("--beams",),
         str,
-        "beam search: K answers at once; above 1 sampling does not apply [1]",
+        "beam search with K beams; above 1, sampling settings do not apply [1]",
         "K",
     ),
     Flag(
         "length_penalty",
         ("--length-penalty",),
         str,
-        "beams: above 0 favours long answers, below 0 short [1]",
+        "beam search: above 0 favors long answers, below 0 short ones [1]",
         "P",
     ),
     Flag(
         "early_stopping",
         ("--early-stopping",),
         str,
-        "beams: stop at K finished: yes, no, never [no]",
+        "beam search: stop when K beams are finished: yes, no, never [no]",
         "WHEN",
     ),
 )
@@ -150,24 +151,24 @@ CONSTRAINT = (
         "json_schema",
         ("-j", "--json-schema"),
         str,
-        "the answer is JSON of this schema; {} is any",
+        "constrain the answer to JSON of this schema; {} allows any JSON",
         "SCHEMA",
     ),
-    Flag("json_schema_file", ("-jf", "--json-schema-file"), str, "the same from a file", "FILE"),
-    Flag("grammar", ("--grammar",), str, "the answer follows this GBNF grammar", "TEXT"),
-    Flag("grammar_file", ("--grammar-file",), str, "the same from a file", "FILE"),
+    Flag("json_schema_file", ("-jf", "--json-schema-file"), str, "a JSON schema in a file", "FILE"),
+    Flag("grammar", ("--grammar",), str, "constrain the answer to this GBNF grammar", "TEXT"),
+    Flag("grammar_file", ("--grammar-file",), str, "a GBNF grammar in a file", "FILE"),
     Flag(
         "grammar_engine",
         ("--grammar-engine",),
         str,
-        "llguidance, llama (llama.cpp's own) [llguidance]",
+        "grammar engine: llguidance, llama (llama.cpp's own) [llguidance]",
         "NAME",
     ),
     Flag(
         "jump",
         ("--jump",),
         str,
-        "text that must come is not drawn: lossless, fast, off [lossless]",
+        "insert forced text without sampling it: lossless, fast, off [lossless]",
         "HOW",
     ),
 )
@@ -176,14 +177,14 @@ DRAFTING = (
         "model_draft",
         ("-md", "--model-draft"),
         str,
-        "a smaller model of the same vocabulary guesses tokens",
+        "draft tokens with a smaller model that has the same vocabulary",
         "REF",
     ),
     Flag(
         "ngram_draft",
         ("--ngram-draft",),
         str,
-        "guess tokens from repetitions in the text: on, off [auto]",
+        "draft tokens from repetitions in the text: on, off [auto]",
         "MODE",
     ),
 )
@@ -192,7 +193,7 @@ RUN = (
         "ctx_size",
         ("-c", "--ctx-size"),
         int,
-        "tokens of context; default: the model's, up to 8192",
+        "context size in tokens; default: the model's, up to 8192",
         "N",
     ),
     Flag("threads", ("-t", "--threads"), int, "threads; default: the physical cores", "N"),
@@ -200,11 +201,11 @@ RUN = (
         "threads_batch",
         ("-tb", "--threads-batch"),
         int,
-        "threads for prompts; default: as --threads",
+        "threads for prompts; default: same as --threads",
         "N",
     ),
-    Flag("batch_size", ("-b", "--batch-size"), int, "tokens of a logical batch [2048]", "N"),
-    Flag("ubatch_size", ("-ub", "--ubatch-size"), int, "tokens of a physical batch [512]", "N"),
+    Flag("batch_size", ("-b", "--batch-size"), int, "logical batch size in tokens [2048]", "N"),
+    Flag("ubatch_size", ("-ub", "--ubatch-size"), int, "physical batch size in tokens [512]", "N"),
     Flag(
         "gpu_layers",
         ("-ngl", "--gpu-layers", "--n-gpu-layers"),
@@ -217,7 +218,7 @@ RUN = (
         "gemm",
         ("--gemm",),
         str,
-        "products of many rows: ggml, or bfloat16 where that is faster [auto]",
+        "matrix products with many rows: ggml, or bfloat16 where that is faster [auto]",
         "MODE",
     ),
     Flag("cache_type_k", ("-ctk", "--cache-type-k"), str, "KV cache type of K [f16]", "TYPE"),
@@ -226,7 +227,7 @@ RUN = (
         "reproducible",
         ("--reproducible",),
         bool,
-        "the same bits however a text is batched: CPU, q8_0 cache",
+        "bit-identical results regardless of batching: CPU, q8_0 cache",
     ),
 )
 
@@ -236,7 +237,7 @@ FIT = (
         "fit",
         ("-fit", "--fit"),
         str,
-        "take the nearest setting that fits the memory; off: load it all the same",
+        "use the nearest settings that fit into memory; off: load regardless",
         "[on|off]",
     ),
 )
@@ -244,10 +245,10 @@ FIT = (
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What was typed. None (or empty) means: not typed, so that an alias's settings or the default
-    hold.
+    """The run options of one command line. None or empty means that an option was not typed, so
+    that the alias's settings or the defaults apply.
 
-    `typed` names those of `options` that were.
+    `typed` contains the names of the fields of `options` that were typed.
     """
 
     options: "RunOptions"
@@ -282,14 +283,18 @@ class Flags:
 
 
 class RunCommand(TyperCommand):
-    """A command with the shared run options, made when its own words are parsed or explained."""
+    """A command with the shared run options, which are added when its arguments are parsed or its
+    help is printed.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As every command's; `--logprobs` alone means ten, `--resume` the last sitting."""
+        """Parse the arguments; `--logprobs` without a value means ten, `--resume` without one the
+        newest session.
+        """
         return super().parse_args(ctx, _counted(args))
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its own parameters, then the table's."""
+        """Return the command's own parameters, followed by the shared run options."""
         names = {param.name for param in self.params}
         if RUN[0].name not in names:
             made = _params()
@@ -300,7 +305,7 @@ class RunCommand(TyperCommand):
 
 @cache
 def table() -> tuple[Flag, ...]:
-    """Every shared option; the sampling settings come from the sampler steps."""
+    """Return every shared run option, including those that the sampler steps define."""
     from llmcli.runtime.sampling import settings
 
     return (
@@ -326,7 +331,10 @@ def table() -> tuple[Flag, ...]:
 
 
 def read(ctx: typer.Context) -> Flags:
-    """What was typed for this command, checked as far as that needs no model; raises UserError."""
+    """Return the run options of this command line, checked as far as possible without a model.
+
+    Raises UserError or UsageError.
+    """
     from llmcli.commands.constraint import constraint
     from llmcli.runtime.drafting.wish import parse
     from llmcli.runtime.ranked import MOST as MOST_LOGPROBS
@@ -341,7 +349,7 @@ def read(ctx: typer.Context) -> Flags:
         {flag.name: typed.pop(flag.name) for flag in SEARCH if flag.name in typed}
     )
     run = {flag.name: typed.pop(flag.name) for flag in RUN if flag.name in typed}
-    # llama.cpp's own words for "decide yourself".
+    # llama.cpp's values for "choose automatically"
     automatic = {"ctx_size": (0,), "threads": (0, -1), "threads_batch": (0, -1)}
     options = RunOptions(
         **{name: value for name, value in run.items() if value not in automatic.get(name, ())}
@@ -360,12 +368,12 @@ def read(ctx: typer.Context) -> Flags:
         )
     if typed.get("samples", 1) > 1 and search.beams > 1:
         raise UsageError(
-            "--samples draws and --beams does not: they exclude each other",
-            hint="leave one of them out",
+            "--samples and --beams cannot be combined: a beam search does not sample",
+            hint="leave out --samples or --beams",
         )
     if typed.get("logprobs") and search.beams > 1:
         raise UsageError(
-            "a beam search keeps no alternatives", hint="leave out --logprobs or --beams"
+            "--logprobs is not available with --beams", hint="leave out --logprobs or --beams"
         )
     typed["ngram_draft"] = parse(typed.get("ngram_draft", "auto"))
     _alone(typed, search)
@@ -375,7 +383,9 @@ def read(ctx: typer.Context) -> Flags:
             hint=f"--on-full takes one of: {', '.join(ON_FULL)}",
         )
     if typed.get("fit", "on") not in ("on", "off"):
-        raise UserError(f"--fit is {typed['fit']!r}", hint="--fit takes on or off; alone it is on")
+        raise UserError(
+            f"--fit is {typed['fit']!r}", hint="--fit takes on or off; without a value it means on"
+        )
     if not 0 <= typed.get("logprobs", 0) <= MOST_LOGPROBS:
         raise UserError(
             f"--logprobs is {typed['logprobs']}",
@@ -383,17 +393,17 @@ def read(ctx: typer.Context) -> Flags:
         )
     if options.reproducible and "rpc" in typed:
         raise UsageError(
-            "--reproducible computes on this machine's CPU",
+            "--reproducible cannot use --rpc: it computes on this machine's CPU",
             hint="leave out --rpc or --reproducible",
         )
     if "prompt" in typed and "file" in typed:
-        raise UsageError("both -p and -f give the message", hint="leave one of them out")
+        raise UsageError("-p and -f both set the message", hint="leave out -p or -f")
     if typed.get("raw") and "chat_template" in typed:
         raise UsageError("--raw uses no chat template", hint="leave out --raw or --chat-template")
     guide = constraint(typed)
     if guide and guide.jump == "fast" and search.beams > 1:
         raise UsageError(
-            "beams take no forced text at once", hint="leave out --jump fast, or --beams"
+            "--jump fast does not work with --beams", hint="leave out --jump fast, or --beams"
         )
     for name, what in (
         ("prompt", "--prompt"),
@@ -408,7 +418,9 @@ def read(ctx: typer.Context) -> Flags:
 
 
 def _settled(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
-    """With what --reproducible needs; raises UsageError where something else was typed."""
+    """Return `options` with what --reproducible requires; raise UsageError if a typed option
+    contradicts it.
+    """
     from llmcli.runtime import reproducible
 
     for flag in RUN:
@@ -425,7 +437,7 @@ def _settled(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
 
 
 def _alone(typed: Mapping[str, Any], search: "Search") -> None:
-    """Raise UsageError where tokens are to be guessed for several answers at once."""
+    """Raise UsageError if drafting was requested for several answers at once."""
     asked = [
         flag
         for flag in ("model_draft", "ngram_draft")
@@ -435,22 +447,26 @@ def _alone(typed: Mapping[str, Any], search: "Search") -> None:
         other = "--beams" if search.beams > 1 else "--samples"
         flag = "--" + asked[0].replace("_", "-")
         raise UsageError(
-            f"{flag} guesses for one answer, not with {other}", hint=f"leave out {flag} or {other}"
+            f"{flag} drafts for one answer and does not work with {other}",
+            hint=f"leave out {flag} or {other}",
         )
 
 
 def proper(what: str, text: str) -> None:
-    """Raise UserError for a word of the command line that was not UTF-8."""
+    """Raise UserError if `text`, an argument named `what`, is not UTF-8."""
     decoded(text.encode("utf-8", "surrogateescape"), what)
 
 
 def template_text(given: str) -> str:
-    """The Jinja text that --chat-template names: a file's content, or the words themselves."""
+    """Return the Jinja text that --chat-template names: a file's content, or `given` itself.
+
+    Raises UserError if it is neither.
+    """
     path = Path(given).expanduser()
     try:
         if path.is_file():
             return text_file(path)
-    except OSError:  # a Jinja text is no file name
+    except OSError:  # a Jinja text may not be a valid file name
         pass
     if "{" not in given:
         raise UserError(
@@ -461,24 +477,26 @@ def template_text(given: str) -> str:
 
 
 def text_file(path: Path) -> str:
-    """A file's text; raises UserError where it cannot be read, naming the first byte that is not
-    UTF-8.
+    """Return the text of a file.
+
+    Raises UserError if the file cannot be read, is too large or is not UTF-8; the error names the
+    first invalid byte.
     """
     try:
-        with path.open("rb") as file:  # a pipe, perhaps, or one of the devices that never end
+        with path.open("rb") as file:  # may be a pipe or an endless device
             raw = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", hint="check the name") from None
     if len(raw) > MOST_BYTES:
         raise UserError(
             f"{path} has more than {MOST_BYTES:,} bytes",
-            hint="no context holds so much: take a part",
+            hint="no context can hold that much text: split the file",
         )
     return decoded(raw, str(path))
 
 
 def _counted(args: list[str]) -> list[str]:
-    """With a number after each `--logprobs` that has none, a name after `--resume`, and `on` after
+    """Insert the default values of options whose value may be left out: `--logprobs`, `--resume`,
     `--fit`.
     """
     out: list[str] = []
@@ -502,7 +520,7 @@ def _keep(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
 
 
 def _params() -> list[Any]:
-    """The table as parameters of a command, made by Typer from a signature."""
+    """Return the shared run options as Typer parameters, built from a signature."""
 
     def hollow(**_: Any) -> None: ...
 

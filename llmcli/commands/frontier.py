@@ -1,12 +1,10 @@
-"""Several quantizations of one model beside one another: each is made, evaluated against the same
-kept logits of the base, and measured in turn with it. What is finished is a file of its own: an
-interrupted run goes on.
+"""Compares several quantizations of one model: each is written, evaluated against the same base
+logits, and timed against the base.
 
-It joins quant with evaluation and bench for `llmcli pareto`, which parses and prints. A base's
-logits are kept as `eval --save-base` keeps them (256 tokens of a row and 64 drawn from the rest,
-2.6 KB a position; 32 chunks of a vocabulary of 49,152 would be 1.6 GB whole): read once for all
-settings, and the same for all, so that they can be held against each other. What that adds to the
-error of a divergence is told with it.
+Each finished setting is saved in a file, so that an interrupted comparison resumes. The base is
+read once; of its logits, 256 tokens per row and 64 random others are kept (2.6 KB per position, as
+in `eval --save-base`), because 32 whole chunks with a vocabulary of 49,152 would take 1.6 GB. All
+settings use the same sample, and the sampling error is reported.
 """
 
 import hashlib
@@ -42,15 +40,17 @@ if TYPE_CHECKING:
     from quant.planning import Plan
     from quant.source import Source
 
-LONGEST = 1 << 20  # characters of a finished setting
-POSITION = 2700  # bytes that are kept of the base's logits
+LONGEST = 1 << 20  # characters of a saved setting
+POSITION = 2700  # bytes of base logits per position
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A finished setting. `doubt`: what the part of the base's logits that was kept adds to the
-    divergence's error; `seconds` quantizing took, 0 where an earlier run had made a part of it or
-    all; `klds` are the mean divergences of the chunks.
+    """The result of one finished setting.
+
+    `doubt`: the part of the divergence's error that comes from sampling the base's logits.
+    `seconds`: quantization time, 0 if an earlier run did some of it. `klds`: mean divergence of
+    each chunk.
     """
 
     name: str
@@ -68,15 +68,18 @@ class Point:
 
     @property
     def generation(self) -> Speed | None:
-        """How fast it generates, where that was measured."""
-        return next((one for one in self.speed if one.test.startswith("tg")), None)
+        """The generation speed, None if it was not measured."""
+        return next(
+            (speed_test for speed_test in self.speed if speed_test.test.startswith("tg")), None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is compared: plans of one source by their names, read over `text` (its words and name)
-    in chunks. `seconds` of speed for each test, 0 for none; `keep` is the folder that files stay
-    in, None: they are removed.
+    """The plans of one source to compare, and how.
+
+    `text`: content and name. `seconds`: measuring time of each speed test, 0 for no tests. `keep`:
+    folder for the files, None if they are removed.
     """
 
     source: "Source"
@@ -91,13 +94,13 @@ class Wish:
 
     @property
     def options(self) -> RunOptions:
-        """How all of them are read."""
+        """The run options of every model."""
         return RunOptions(self.n_ctx, self.threads or None)
 
     @property
     def identity(self) -> str:
-        """All that a finished setting's figures depend on, beside the setting."""
-        said = [
+        """The cache key: everything that a saved result depends on, except the setting."""
+        key_parts = [
             self.source.fingerprint,
             hashlib.sha256(self.text[0].encode()).hexdigest(),
             self.n_ctx,
@@ -109,49 +112,61 @@ class Wish:
             cluster.identity(),
             self.source.changed,
         ]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:32]
 
 
-def run(wish: Wish, config: "Config", ui: "UI") -> list[Point]:
-    """All settings in their order. What is finished is kept at any Ctrl-C or kill. Raises Refusal."""
-    folder = config.cache / "pareto" / wish.identity
+def run(request: Wish, config: "Config", ui: "UI") -> list[Point]:
+    """Return the results of all settings, in the order of the plans. Finished settings survive an
+    interruption.
+
+    Raises UserError.
+    """
+    folder = config.cache / "pareto" / request.identity
     make_folder(folder)
-    with store.locked(folder / "lock", ui, f"the same comparison of {wish.source.name}"):
-        found = (
+    with store.locked(folder / "lock", ui, f"the same comparison of {request.source.name}"):
+        points = (
             {}
-            if wish.fresh
-            else {name: point for name in wish.plans if (point := _finished(wish, name, folder))}
+            if request.fresh
+            else {
+                name: point
+                for name in request.plans
+                if (point := _load_result(request, name, folder))
+            }
         )
-        if found:
+        if points:
             ui.note(
-                f"{len(found)} of {len(wish.plans)} settings were finished before (--fresh makes them anew)"
+                f"{len(points)} of {len(request.plans)} settings were finished before "
+                "(--fresh measures them again)"
             )
-        left = [name for name in wish.plans if name not in found]
-        if left:
-            _room(wish, left, folder, config, ui)
-            found |= _measured(wish, left, folder, config, ui)
-        _clean(folder)
-    return [found[name] for name in wish.plans]
+        remaining = [name for name in request.plans if name not in points]
+        if remaining:
+            _require_disk_space(request, remaining, folder, config, ui)
+            points |= _measure_settings(request, remaining, folder, config, ui)
+        _remove_leftovers(folder)
+    return [points[name] for name in request.plans]
 
 
 def dominated(points: Sequence[Point]) -> dict[str, str]:
-    """Settings that another one beats, and the nearest one that does: it is no larger, no farther
-    from the base, better in one of the two, and not slower. Of two files of one size the nearer is
-    better where the chunks, held against each other in pairs, support it by two standard errors;
-    slower is what the noise supports.
+    """Return, for each setting that another one dominates, the name of the dominating setting
+    nearest to the base.
+
+    A setting dominates another if it is no larger, no farther from the base, better in one of the
+    two, and not slower. At equal size, it counts as nearer if the paired chunk differences exceed
+    two standard errors; slower means that the confidence intervals do not overlap.
     """
-    found = {}
-    for one in points:
-        better = [other for other in points if _beats(other, one)]
-        if better:
-            found[one.name] = min(
-                better, key=lambda other: (other.answers.kld.value, other.nbytes)
+    winners = {}
+    for point in points:
+        dominating = [other for other in points if _beats(other, point)]
+        if dominating:
+            winners[point.name] = min(
+                dominating, key=lambda other: (other.answers.kld.value, other.nbytes)
             ).name
-    return found
+    return winners
 
 
 def _beats(one: Point, other: Point) -> bool:
-    nearer, error = _nearer(one, other)
+    """Return whether `one` dominates `other`."""
+    nearer, error = _advantage(one, other)
     if (
         one.nbytes > other.nbytes
         or nearer < 0
@@ -159,69 +174,80 @@ def _beats(one: Point, other: Point) -> bool:
     ):
         return False
     fast, slow = other.generation, one.generation
-    known = fast and slow and fast.low is not None and slow.high is not None
-    return not (known and fast and slow and (fast.low or 0) > (slow.high or 0))
+    is_known = fast and slow and fast.low is not None and slow.high is not None
+    return not (is_known and fast and slow and (fast.low or 0) > (slow.high or 0))
 
 
-def _nearer(one: Point, other: Point) -> tuple[float, float]:
-    """How much nearer to the base `one` is than `other`, and the standard error of that over the
-    chunks they share.
+def _advantage(one: Point, other: Point) -> tuple[float, float]:
+    """Return how much nearer to the base `one` is than `other`, and the standard error over their
+    common chunks.
     """
-    apart = [theirs - mine for mine, theirs in zip(one.klds, other.klds, strict=True)]
-    middle = fmean(apart)
-    spread = sum((value - middle) ** 2 for value in apart) / max(1, len(apart) - 1)
-    return middle, sqrt(spread / len(apart))
+    differences = [theirs - mine for mine, theirs in zip(one.klds, other.klds, strict=True)]
+    mean_difference = fmean(differences)
+    variance = sum((value - mean_difference) ** 2 for value in differences) / max(
+        1, len(differences) - 1
+    )
+    return mean_difference, sqrt(variance / len(differences))
 
 
-def _measured(
-    wish: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI"
+def _measure_settings(
+    request: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI"
 ) -> dict[str, Point]:
-    """The settings that are not there yet, one after the other."""
-    found = {}
+    """Measure the remaining settings one after the other."""
+    points = {}
     with ExitStack() as stack:
-        path = stack.enter_context(bases.runnable(wish.source, config, ui, wish.threads))
-        base = side(path, wish.options, ui)
+        path = stack.enter_context(bases.runnable(request.source, config, ui, request.threads))
+        base = side(path, request.options, ui)
         logits = folder / "base.logits"
-        _tell(wish, base, len(left), logits, ui)
-        words, _ = wish.text
+        _print_forecast(request, base, len(left), logits, ui)
+        text_content, _ = request.text
         evaluating.run(
-            evaluating.Wish(base, None, None, words, wish.chunks, logits, quiet=True), config, ui
+            evaluating.Wish(base, None, None, text_content, request.chunks, logits, quiet=True),
+            config,
+            ui,
         )
-        kept = baselogits.load(logits)
-        stack.callback(kept.close)
+        base_logits = baselogits.load(logits)
+        stack.callback(base_logits.close)
         for number, name in enumerate(left, 1):
             ui.note(f"{name} ({number} of {len(left)})")
-            found[name] = _point(wish, name, (base, kept), folder, config, ui)
-            write_whole(_place(wish, name, folder), json.dumps(asdict(found[name])).encode())
-    return found
+            points[name] = _measure_setting(request, name, (base, base_logits), folder, config, ui)
+            write_whole(
+                _result_path(request, name, folder), json.dumps(asdict(points[name])).encode()
+            )
+    return points
 
 
-def _point(
-    wish: Wish, name: str, base: "tuple[Side, BaseLogits]", folder: Path, config: "Config", ui: "UI"
+def _measure_setting(
+    request: Wish,
+    name: str,
+    base: "tuple[Side, BaseLogits]",
+    folder: Path,
+    config: "Config",
+    ui: "UI",
 ) -> Point:
-    """One setting made, read and timed; its file goes again unless it is to be kept."""
-    plan = wish.plans[name]
-    out = (wish.keep or folder) / _file(wish, name)
+    """Write, evaluate and time one setting; its file is removed unless it is to be kept."""
+    plan = request.plans[name]
+    out = (request.keep or folder) / _file_name(request, name)
     make_folder(out.parent)
-    began = time.monotonic()
+    started_at = time.monotonic()
     with ui.bar(f"quantize to {name}", len(plan.steps), unit="tensors") as bar:
-        report = road.run(plan, out, threads=wish.threads, watch=lambda progress: bar.advance(1))
-    seconds = 0.0 if report.present or report.resumed_bytes else time.monotonic() - began
-    model = side(out, wish.options, ui)
+        report = road.run(plan, out, threads=request.threads, watch=lambda progress: bar.advance(1))
+    seconds = 0.0 if report.present or report.resumed_bytes else time.monotonic() - started_at
+    model = side(out, request.options, ui)
     outcome = evaluating.run(
-        evaluating.Wish(model, None, base[1], None, wish.chunks, quiet=True), config, ui
+        evaluating.Wish(model, None, base[1], None, request.chunks, quiet=True), config, ui
     )
-    against = outcome.quality.against
-    assert against is not None
+    comparison = outcome.quality.against
+    assert comparison is not None
     answers = verifying.figures(
-        outcome, wish.text, base[0].header.file_type, verifying.steering(plan)
+        outcome, request.text, base[0].header.file_type, verifying.steering(plan)
     )
     speed = (
-        verifying.speeds(model, base[0], wish.threads or host.cores(), ui, wish.seconds)
-        if wish.seconds
+        verifying.speeds(model, base[0], request.threads or host.cores(), ui, request.seconds)
+        if request.seconds
         else ()
     )
-    if wish.keep is None:
+    if request.keep is None:
         out.unlink()
     return Point(
         name,
@@ -232,75 +258,93 @@ def _point(
         plan.bytes_after,
         plan.bits_per_weight,
         answers,
-        against.doubt,
+        comparison.doubt,
         speed,
         seconds,
         outcome.klds,
     )
 
 
-def _tell(wish: Wish, base: "Side", count: int, logits: Path, ui: "UI") -> None:
-    """How long it will take, by one chunk of the base; Ctrl-C and going on are told too."""
-    tokens = scorers.tokens(base, wish.text[0])
-    text = evaluate.chunks(tokens, wish.n_ctx, wish.chunks)
+def _print_forecast(request: Wish, base: "Side", count: int, logits: Path, ui: "UI") -> None:
+    """Print the expected duration, estimated from one chunk of the base."""
+    token_ids = scorers.tokens(base, request.text[0])
+    text = evaluate.chunks(token_ids, request.n_ctx, request.chunks)
     with scorers.opened(base, None, 1) as (scorer, _):
-        began = time.monotonic()
+        started_at = time.monotonic()
         for _block in scorer.blocks(text.ids[:1]):
             pass
-        each = time.monotonic() - began
-    rounds = count + (not logits.exists())
-    reading, timing = each * text.count * rounds, count * len(verifying.TESTS) * wish.seconds
+        chunk_seconds = time.monotonic() - started_at
+    n_models = count + (not logits.exists())
+    evaluation_seconds, timing_seconds = (
+        chunk_seconds * text.count * n_models,
+        count * len(verifying.TESTS) * request.seconds,
+    )
     ui.note(
-        f"{count} settings, {text.count} chunks of {wish.n_ctx} tokens each: about {_time(reading)} to read them, "
-        f"{_time(timing)} to measure speed, and the quantizing; Ctrl-C keeps what is finished"
+        f"{count} settings, {text.count} chunks of {request.n_ctx} tokens each: "
+        f"about {_format_duration(evaluation_seconds)} of evaluation, "
+        f"{_format_duration(timing_seconds)} of speed tests, "
+        "and the quantization; Ctrl-C keeps what is finished"
     )
 
 
-def _room(wish: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI") -> None:
-    """Refuse before the first file where the disk is too small; say what it takes."""
-    sizes = [wish.plans[name].nbytes for name in left]
-    files = sum(sizes) if wish.keep else max(sizes)
-    copy, logits = bases.copied(wish.source), wish.chunks * wish.n_ctx // 2 * POSITION
-    cached = logits + (copy.nbytes if copy else 0)
+def _require_disk_space(
+    request: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI"
+) -> None:
+    """Print the disk space that is needed; raise UserError if the disk is too small."""
+    sizes = [request.plans[name].nbytes for name in left]
+    file_bytes = sum(sizes) if request.keep else max(sizes)
+    float_copy, logit_bytes = (
+        bases.copied(request.source),
+        request.chunks * request.n_ctx // 2 * POSITION,
+    )
+    cache_bytes = logit_bytes + (float_copy.nbytes if float_copy else 0)
     bases.room(
         {
-            (wish.keep or folder): files + (0 if wish.keep else cached),
-            **({folder: cached} if wish.keep else {}),
+            (request.keep or folder): file_bytes + (0 if request.keep else cache_bytes),
+            **({folder: cache_bytes} if request.keep else {}),
         }
     )
-    parts = [f"{size(files)} for {'all files' if wish.keep else 'the largest file'}"]
-    parts += [f"{size(copy.nbytes)} for the copy of a folder that is run"] if copy else []
-    parts.append(f"{size(logits)} for the base's logits")
-    ui.note("disk: " + ", ".join(parts) + ("" if wish.keep else "; all but the figures goes again"))
+    items = [f"{size(file_bytes)} for {'all files' if request.keep else 'the largest file'}"]
+    items += (
+        [f"{size(float_copy.nbytes)} for the float copy of the checkpoint"] if float_copy else []
+    )
+    items.append(f"{size(logit_bytes)} for the base's logits")
+    ui.note("disk: " + ", ".join(items) + ("" if request.keep else "; only the results are kept"))
 
 
-def _clean(folder: Path) -> None:
-    """Remove what only an unfinished comparison needs: files that a kill left, the base's logits."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what only an unfinished comparison needs: leftover model files and the base's
+    logits.
+    """
     for path in folder.iterdir():
         if path.suffix != ".json" and path.name != "lock":
             path.unlink()
 
 
-def _finished(wish: Wish, name: str, folder: Path) -> Point | None:
-    """A setting that is there, whatever it was called then; None where it is not, or was made of
-    other settings.
+def _load_result(request: Wish, name: str, folder: Path) -> Point | None:
+    """Return the saved result of a setting under its current name; None if it is missing or from
+    another plan.
     """
     try:
-        found = parse(Point, _place(wish, name, folder).read_text(encoding="utf-8"), LONGEST)
+        point = parse(
+            Point, _result_path(request, name, folder).read_text(encoding="utf-8"), LONGEST
+        )
     except (OSError, ValueError):
         return None
-    plan = wish.plans[name]
-    kept = wish.keep is None or road.finished(plan, wish.keep / _file(wish, name))
-    return replace(found, name=name) if found.settings == plan.settings and kept else None
+    plan = request.plans[name]
+    is_current = request.keep is None or road.finished(
+        plan, request.keep / _file_name(request, name)
+    )
+    return replace(point, name=name) if point.settings == plan.settings and is_current else None
 
 
-def _file(wish: Wish, name: str) -> str:
-    return f"{wish.source.name}-{name.replace(' ', '-')}.gguf"
+def _file_name(request: Wish, name: str) -> str:
+    return f"{request.source.name}-{name.replace(' ', '-')}.gguf"
 
 
-def _place(wish: Wish, name: str, folder: Path) -> Path:
-    return folder / f"{hashlib.sha256(wish.plans[name].settings.encode()).hexdigest()[:16]}.json"
+def _result_path(request: Wish, name: str, folder: Path) -> Path:
+    return folder / f"{hashlib.sha256(request.plans[name].settings.encode()).hexdigest()[:16]}.json"
 
 
-def _time(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"

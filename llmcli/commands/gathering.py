@@ -1,6 +1,7 @@
-"""What a method needs to have measured, where the user gave no file of it: gathered once, with the
-text that ships or a text of the user's, and kept in the cache under the source and that text. A
-killed run goes on where it was.
+"""Collects the statistics that a quantization method needs and the user did not provide.
+
+They are collected once, from the built-in text or the user's, and cached under the source and the
+text. An interrupted run resumes.
 """
 
 import hashlib
@@ -33,9 +34,10 @@ UBATCH = 512
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is wanted of a source: second `moments`, or sums of squares alone; `why` is told, as a
-    flag. The first `chunks` (None: all) of `text` are read, of the text that ships where that is
-    empty.
+    """Which statistics of a source are needed: second `moments`, or only mean squares.
+
+    `why`: the flag that needs them, for messages. `text`: files to read, empty for the built-in
+    text; `chunks`: how many chunks are read, None for all.
     """
 
     source: "Source"
@@ -48,97 +50,125 @@ class Wish:
 
 
 def gathered(
-    wish: Wish, sums: Imatrix | None, config: "Config", ui: "UI"
+    request: Wish, sums: Imatrix | None, config: "Config", ui: "UI"
 ) -> tuple[Imatrix | None, Moments | None]:
-    """`sums` as they were given, or gathered; and second moments where they are wanted. Raises
-    Refusal.
+    """Return the user's `sums` and the collected second moments; without moments, the collected
+    imatrix.
+
+    With `dry_run` nothing is collected. Raises UserError.
     """
-    texts.given(wish.text)  # a mistake in them is told before a model is run
-    if wish.dry_run:
+    texts.given(request.text)  # a mistake in the texts is reported before a model is run
+    if request.dry_run:
         ui.note(
-            f"{wish.why} would gather first what enters each weight; types and sizes do not depend on it"
+            f"{request.why} would first collect statistics of each weight's inputs; "
+            "types and sizes do not depend on them"
         )
         return sums, None
-    file = _file(wish, config, ui)
-    return (sums, load(file)) if wish.moments else (imatrix.load(file), None)
+    file = _statistics_file(request, config, ui)
+    return (sums, load(file)) if request.moments else (imatrix.load(file), None)
 
 
-def pending(wish: Wish, sums: Imatrix | None) -> Pending:
-    """The moments that a wish's text will give; `sums` may be of the same."""
-    names = tuple(str(path) for path in wish.text) or (texts.SHIPPED,)
-    known = sums if sums and sums.datasets == names else None
+def pending(request: Wish, sums: Imatrix | None) -> Pending:
+    """Describe the moments that will be collected; `sums` may be from the same text."""
+    text_names = tuple(str(path) for path in request.text) or (texts.SHIPPED,)
+    same_text_sums = sums if sums and sums.datasets == text_names else None
     return Pending(
-        _key(wish), names, known.chunks if known else 0, known.chunk_size if known else 0
+        _cache_key(request),
+        text_names,
+        same_text_sums.chunks if same_text_sums else 0,
+        same_text_sums.chunk_size if same_text_sums else 0,
     )
 
 
-def reading(path: Path, wish: Wish, ui: "UI") -> "tuple[Side, Chunks, tuple[str, ...]]":
-    """A file as it reads the text of a wish, the chunks of that, and their texts' names."""
-    n_ctx, flash = (
+def reading(path: Path, request: Wish, ui: "UI") -> "tuple[Side, Chunks, tuple[str, ...]]":
+    """Return the model as it reads the requested text, the text's chunks, and the names of the
+    texts.
+
+    Raises UserError.
+    """
+    n_ctx, flash_attn = (
         min(CTX, container.read(path).context_length or CTX),
-        "off" if wish.moments else "auto",
+        "off" if request.moments else "auto",
     )
-    subject = side(
-        path, RunOptions(n_ctx, wish.threads or None, None, UBATCH, UBATCH, "auto", flash), ui
+    model_side = side(
+        path,
+        RunOptions(n_ctx, request.threads or None, None, UBATCH, UBATCH, "auto", flash_attn),
+        ui,
     )
     try:
-        return (subject, *texts.chunks(subject, wish.text, wish.chunks, None, ui))
-    except Refusal as error:  # all but its length was looked at before
-        hint = "a longer --calibration text; without one, the text that ships is read"
-        raise Refusal(str(error), hint=hint if wish.text else error.hint) from None
+        return (model_side, *texts.chunks(model_side, request.text, request.chunks, None, ui))
+    except Refusal as error:  # only the length was not checked before
+        hint = "use a longer --calibration text; without one, the built-in text is read"
+        raise Refusal(str(error), hint=hint if request.text else error.hint) from None
 
 
-def long_enough(wish: Wish, ui: "UI") -> None:
-    """Raise Refusal for a text of the user's that is too short, before a copy is made: the list of
-    words tells it.
+def long_enough(request: Wish, ui: "UI") -> None:
+    """Raise UserError if the user's text is too short, before a float copy is made; uses only the
+    tokenizer.
     """
-    if wish.text:
-        with bases.wordlist(wish.source.origin or wish.source) as file:
-            reading(file, wish, ui)
+    if request.text:
+        with bases.wordlist(request.source.origin or request.source) as file:
+            reading(file, request, ui)
 
 
-def _file(wish: Wish, config: "Config", ui: "UI") -> Path:
-    source = wish.source.origin or wish.source
-    # samples miss a small edit of the source, its time does not; it is no part of what a plan
-    # depends on
-    folder, key = config.cache / "calibrations", f"{_key(wish)}-{source.changed:x}"
-    sums, second = folder / f"{key}.imatrix.gguf", folder / f"{key}.moments.gguf"
-    wanted, what = (second, "second moments") if wish.moments else (sums, "an imatrix")
+def _statistics_file(request: Wish, config: "Config", ui: "UI") -> Path:
+    source = request.source.origin or request.source
+    # The fingerprint samples the source and may miss a small edit; its time stamp does not. The
+    # time stamp is not part of a plan.
+    folder, key = config.cache / "calibrations", f"{_cache_key(request)}-{source.changed:x}"
+    imatrix_file, moments_file = folder / f"{key}.imatrix.gguf", folder / f"{key}.moments.gguf"
+    target_file, description = (
+        (moments_file, "second moments") if request.moments else (imatrix_file, "an imatrix")
+    )
     make_folder(folder)
     with store.locked(folder / f"{key}.lock", ui, f"the calibration of {source.name}"):
-        if wanted.exists():
-            ui.note(f"{wish.why} needs {what}: what an earlier run gathered, {wanted}")
-            return wanted
+        if target_file.exists():
+            ui.note(f"{request.why} needs {description}: using {target_file} from an earlier run")
+            return target_file
         bases.check(source)
         if bases.copied(source):
-            long_enough(wish, ui)
-        with bases.runnable(source, config, ui, wish.threads) as path:
-            subject, some, names = reading(path, wish, ui)
+            long_enough(request, ui)
+        with bases.runnable(source, config, ui, request.threads) as path:
+            model_side, text_chunks, text_names = reading(path, request, ui)
             ui.note(
-                f"{wish.why} needs {what}: gathered from {some.ids.size:,} tokens of {names[0]}, into {wanted}"
+                f"{request.why} needs {description}: collecting from {text_chunks.ids.size:,} "
+                "tokens "
+                "of "
+                f"{text_names[0]} into {target_file}"
             )
-            target = second if wish.moments else None
+            moments_target = moments_file if request.moments else None
             calibrating.run(
-                calibrating.Wish(subject, source.fingerprint, some, names, sums, target), config, ui
+                calibrating.Wish(
+                    model_side,
+                    source.fingerprint,
+                    text_chunks,
+                    text_names,
+                    imatrix_file,
+                    moments_target,
+                ),
+                config,
+                ui,
             )
-    return wanted
+    return target_file
 
 
-def _key(wish: Wish) -> str:
-    """All that decides what would be gathered, as far as the source's fingerprint tells it."""
-    words = (
-        b"".join(text.words.encode() for text in texts.given(wish.text))
-        if wish.text
+def _cache_key(request: Wish) -> str:
+    """Return the cache key: the source's fingerprint, the text, the chunk length and the llama.cpp
+    version.
+    """
+    content = (
+        b"".join(text.words.encode() for text in texts.given(request.text))
+        if request.text
         else texts.digest()
     )
-    said = [
-        (wish.source.origin or wish.source).fingerprint,
-        hashlib.sha256(words).hexdigest(),
+    key_parts = [
+        (request.source.origin or request.source).fingerprint,
+        hashlib.sha256(content).hexdigest(),
         CTX,
         version(),
     ]
-    if wish.text:
-        said.append([[text.name for text in texts.given(wish.text)], wish.chunks])
-    elif wish.chunks is not None:
-        said.append(wish.chunks)
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+    if request.text:
+        key_parts.append([[text.name for text in texts.given(request.text)], request.chunks])
+    elif request.chunks is not None:
+        key_parts.append(request.chunks)
+    return hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:32]

@@ -1,9 +1,4 @@
-"""Options in groups: a command's parameter that is a frozen dataclass stands for one option for
-each of its fields.
-
-A group is a noun of its own, used by several commands; a new option is a field. It knows flags, not
-what they do.
-"""
+"""Groups of options: a command parameter that is a frozen dataclass becomes an option per field."""
 
 import dataclasses
 import inspect
@@ -13,36 +8,36 @@ from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Give Typer the fields of the command's dataclasses as options; the command gets the
-    dataclasses made of them.
+    """Return the command with the fields of its dataclass parameters as Typer options.
 
-    A field without a default is an argument, or an option that must be given.
+    The wrapper builds the dataclasses and passes them to `command`. A field without a default
+    becomes an argument or a required option.
     """
     hints = get_type_hints(command, include_extras=True)
-    own: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = []
     groups: dict[str, type] = {}
     for name, parameter in inspect.signature(command).parameters.items():
         if dataclasses.is_dataclass(hints[name]) and isinstance(hints[name], type):
             groups[name] = hints[name]
-            own += _options(hints[name])
+            parameters += _options(hints[name])
         else:
-            own.append(
+            parameters.append(
                 parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
             )
 
     @wraps(command)
     def wrapper(**values: Any) -> None:
-        made = {
+        group_values = {
             name: group(
                 **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
             )
             for name, group in groups.items()
         }
-        command(**values, **made)
+        command(**values, **group_values)
 
     del wrapper.__wrapped__
-    wrapper.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper
 
 

@@ -1,4 +1,4 @@
-"""From a REF to a model that answers many: what serve, batch and the replicas begin with."""
+"""Opens a model for many answers at once, for serve, batch and the replicas."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -14,30 +14,31 @@ if TYPE_CHECKING:
     from llmcli.runtime.sampling import Sampling
     from llmcli.ui import UI
 
-PARALLEL = 4  # answers at once where nobody says how many, as llama-server has it
-GAP = 0.5  # seconds that somebody's prompt may keep others from their next token
-IDLE_CELLS = 0  # that finished answers may hold beside running ones: the rest lies apart
-# Rows of prompts for which a CPU's other answers step out of a pool that reads itself. The rest of
-# a long prompt has as many (passes.py): 107 rows beside three others' cells took 5.9 ms each, alone
-# 4.1 (two cores of an EPYC, 2026-11-23).
+PARALLEL = 4  # answers at once by default, as in llama-server
+GAP = 0.5  # longest delay in seconds that a prompt may cause to another request's next token
+# cells that finished answers may keep in the cache while others run; the rest is offloaded
+IDLE_CELLS = 0
+# Prompt rows from which decodes on a CPU leave the pool while a prompt is computed (passes.py).
 ASIDE = 64
-# What a person at a terminal asks for, not a server: flag -> what to do instead.
+# options of a person at a terminal, which a server refuses: name -> (spelling, hint)
 PERSONAL = {
-    "prompt": ("-p", "each request brings its own"),
-    "file": ("-f", "each request brings its own"),
-    "constraint": ("a grammar or schema", "a request asks for it with response_format"),
-    "logprobs": ("--logprobs", "a request asks for them"),
-    "markdown": ("--markdown", "the client draws"),
-    "hide_thinking": ("--hidethinking", "thinking comes apart, as reasoning_content"),
+    "prompt": ("-p", "each request contains its own prompt"),
+    "file": ("-f", "each request contains its own prompt"),
+    "constraint": ("a grammar or schema", "requests set it with response_format"),
+    "logprobs": ("--logprobs", "requests set it themselves"),
+    "markdown": ("--markdown", "the client renders Markdown"),
+    "hide_thinking": ("--hidethinking", "thinking is separate, in reasoning_content"),
     "endless": ("--endless", "an answer that only repeats itself ends"),
-    "ignore_eos": ("--ignore-eos", "a request asks for it with ignore_eos"),
+    "ignore_eos": ("--ignore-eos", "requests set it with ignore_eos"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A model that answers many; `sampling` is what holds where a request says nothing: the
-    defaults, the alias's settings, what was typed.
+    """A model that answers many requests.
+
+    `sampling` applies where a request sets nothing: the defaults, then the alias's settings, then
+    typed options.
     """
 
     name: str
@@ -58,14 +59,13 @@ def host(
     gap: float | None = GAP,
     private: bool = False,
 ) -> "Iterator[Hosted]":
-    """Open `ref` for `parallel` answers at once, with further sequences where prefixes can be kept;
-    `apart` where another thread than this one will compute. `gap` None: nobody reads along, and
-    prompts go in passes as long as they can be (four users with prompts of 512 tokens: 54 tokens a
-    second with a gap of 2 s, 46 with 0.5, 2026-11). `private`: clients share nothing that was
-    computed.
+    """Open `ref` for `parallel` answers at once, with more sequences if prefixes can be cached.
 
-    Plan and fit checks are chat's. Raises UserError as they do, UsageError for a flag that means
-    nothing here.
+    `apart`: another thread computes. `gap`: longest delay of a token in seconds; None if nobody
+    waits for tokens, so that prompt passes are as long as possible. `private`: requests share no
+    cached prefix. Planning and fit checks are those of chat.
+
+    Raises UserError, and UsageError for options that do not apply.
     """
     from llmcli.commands.opening import Models
     from llmcli.hardware import fit
@@ -80,26 +80,31 @@ def host(
     with closing(
         Models(given, config, ui, talks=True, parallel=parallel, answers=False, apart=apart)
     ) as models:
-        opened = models.first(ref)
-        opened.runner.show(calls.marks())
-        _ask_to_think(opened.runner, given.reasoning)
+        opened_model = models.first(ref)
+        opened_model.runner.show(calls.marks())
+        _set_reasoning(opened_model.runner, given.reasoning)
         swap = fit.outside(available_memory())
-        opened.runner.engine.schedule = Schedule(
+        opened_model.runner.engine.schedule = Schedule(
             parallel,
             gap=gap,
             shared=not private,
             idle_cells=IDLE_CELLS,
             swap_bytes=swap,
             aside=ASIDE if gpu_free() is None else None,
-            apart=LEAST if opened.runner.options.reading else None,
+            apart=LEAST if opened_model.runner.options.reading else None,
         )
-        sampling = defaults().with_values(opened.settings).with_values(given.settings)
-        system = (opened.system if given.system is None else given.system) or None
-        yield Hosted(opened.name, opened.runner, system, sampling, opened.settings)
+        sampling = defaults().with_values(opened_model.settings).with_values(given.settings)
+        system = (opened_model.system if given.system is None else given.system) or None
+        yield Hosted(
+            opened_model.name, opened_model.runner, system, sampling, opened_model.settings
+        )
 
 
-def _ask_to_think(runner: "Runner", wanted: str) -> None:
-    """`--reasoning on` or `off` for every request that does not say it itself."""
+def _set_reasoning(runner: "Runner", wanted: str) -> None:
+    """Apply `--reasoning on` or `off` to every request that does not set it.
+
+    Raises UserError if the template cannot switch thinking.
+    """
     if wanted not in ("auto", "on", "off"):
         raise UsageError(f"--reasoning is {wanted!r}", hint="--reasoning takes on, off or auto")
     if wanted == "auto":
@@ -113,17 +118,17 @@ def _ask_to_think(runner: "Runner", wanted: str) -> None:
 
 
 def check(given: "Flags") -> None:
-    """Raise UsageError for flags of one conversation."""
+    """Raise UsageError for options that apply to a single conversation."""
     for name, (flag, instead) in PERSONAL.items():
         if getattr(given, name):
-            raise UsageError(f"{flag} is for one answer; here there are many", hint=instead)
+            raise UsageError(f"{flag} does not apply to serve and batch", hint=instead)
     if given.samples > 1 or given.search.beams > 1:
         flag = "--samples" if given.samples > 1 else "--beams"
         raise UsageError(
-            f"{flag} is for one answer; here there are many", hint="each request says it: n, beams"
+            f"{flag} does not apply to serve and batch", hint="requests set it with n or beams"
         )
     if given.on_full != "stop":
         raise UsageError(
-            f"--on-full {given.on_full} is for a chat",
-            hint="here an answer that fills its context ends",
+            f"--on-full {given.on_full} applies only to chat",
+            hint="here an answer ends when its context is full",
         )

@@ -1,5 +1,5 @@
-"""What `bench load` does between its flags and its figures: servers are opened, loads put on them,
-results kept.
+"""`bench load` without its options and tables: opens the servers, applies the loads, saves the
+results.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ KINDS = ("concurrency", "rate", "both")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What was typed, by the names of the command's options."""
+    """The options of `bench load`, by the names of its parameters."""
 
     serve: str
     concurrency: list[str] | None
@@ -76,11 +76,11 @@ class Given:
 
     @property
     def open_loop(self) -> Load:
-        """An open loop, whatever its rate. Raises UsageError."""
+        """An open loop without a set rate. Raises UsageError."""
         word = self.arrivals or "poisson"
         if word not in drive.ARRIVALS:
             raise UsageError(
-                f"--arrivals does not know {word!r}",
+                f"--arrivals {word!r} is unknown",
                 hint=f"--arrivals takes: {' '.join(drive.ARRIVALS)}",
             )
         arrivals: drive.Arrivals = next(one for one in get_args(drive.Arrivals) if one == word)
@@ -89,14 +89,14 @@ class Given:
 
     @property
     def asked(self) -> Asked:
-        """What is sent."""
+        """The prompts that are sent."""
         return Asked(
             self.mix, Shape(self.n_prompt, self.n_gen, self.shared, self.cancel), self.seed
         )
 
     @property
     def promise(self) -> Slo | None:
-        """--slo. Raises UserError."""
+        """The limits of --slo. Raises UserError."""
         return slo.parse(self.slo) if self.slo else None
 
 
@@ -105,7 +105,7 @@ FIELDS = {field.name for field in fields(Given)}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All that a command found."""
+    """Everything that one run measured."""
 
     worlds: tuple[told.World, ...]
     found: tuple[Figures, ...] = ()
@@ -116,13 +116,11 @@ class Result:
 def run(
     a: str, b: str | None, given: Given, form: str, how: tuple[Path | None, bool | None]
 ) -> None:
-    """Measure and tell. Raises UserError, Refusal."""
+    """Measure, save to the history, and print. Raises UserError or UsageError."""
     if form not in told.FORMATS:
-        raise UsageError(f"-o does not know {form!r}", hint=f"-o takes: {' '.join(told.FORMATS)}")
-    loads, promise = (
-        _loads(given),
-        given.promise,
-    )  # a mistake in it is told before anything is measured
+        raise UsageError(f"-o {form!r} is unknown", hint=f"-o takes: {' '.join(told.FORMATS)}")
+    # a mistake in the options is reported before anything is measured
+    loads, promise = _loads(given), given.promise
     rules = _rules(given) if given.find_max else None
     _check([name for name in (a, b) if name], rules, given)
     config = configuration.load()
@@ -135,7 +133,8 @@ def run(
         ]
         if given.mix in mixes.mixes() and not given.shared:
             ui.note(
-                "prompts are distinct: a prefix cache has only the chat template to reuse (--shared gives it more)"
+                "prompts are distinct: a prefix cache can reuse only the chat template "
+                "(--shared makes prompts share more)"
             )
         result = asyncio.run(_measured(servers, loads, rules, given, ui))
     if not given.no_history:
@@ -201,9 +200,8 @@ async def _edges(one: Session, rules: Rules, given: Given, ui: UI) -> list[Edge]
             bar.advance(1)
 
         for kind in wanted:
-            before = (
-                found[0].best if found else None
-            )  # what so many users got is near the largest rate
+            # the request rate at the largest concurrency is close to the largest rate
+            before = found[0].best if found else None
             first = before.request_rate if before else None
             found.append(await edge.find(one, kind, rules, first, 1 + 1000 * len(found), tick))
     return found
@@ -213,7 +211,7 @@ async def _edges(one: Session, rules: Rules, given: Given, ui: UI) -> list[Edge]
 def _server(
     name: str, given: Given, body: dict[str, Any], config: Config, ui: UI
 ) -> Iterator[Server]:
-    """A server by its address, or started for a model. Raises UserError."""
+    """Yield a server by its address, or start one for a model. Raises UserError."""
     key = given.api_key
     if given.api_key_file:
         key = _key(given.api_key_file)
@@ -239,54 +237,55 @@ def _server(
         yield made
         return
     with served(name, _flags(given.serve)) as url:
-        ui.note(f"{name} is served at {url} while it is measured")
+        ui.note(f"{name} is served at {url} during the measurement")
         yield replace(made, base=clients.base(url))
 
 
 def _check(names: Sequence[str], rules: Rules | None, given: Given) -> None:
     if given.endpoint not in ("chat", "completions"):
         raise UsageError(
-            f"--endpoint does not know {given.endpoint!r}",
+            f"--endpoint {given.endpoint!r} is unknown",
             hint="--endpoint takes: chat completions",
         )
     if given.api_key and given.api_key_file:
-        raise UsageError("two keys", hint="leave out --api-key or --api-key-file")
+        raise UsageError("two keys given", hint="leave out --api-key or --api-key-file")
     if given.shared and given.mix not in mixes.mixes():
         raise UsageError(
-            f"--shared is of prompts that are made; {given.mix} has its own",
+            f"--shared applies to generated prompts, not to {given.mix}",
             hint="leave out --shared",
         )
     if given.serve and all("://" in name for name in names):
         raise UsageError(
-            f"--serve is of a server that is started, {names[0]} runs already",
+            f"--serve applies to a server that llmcli starts, but {names[0]} is running already",
             hint="leave out --serve",
         )
     if given.burstiness is not None and given.arrivals != "gamma":
         raise UsageError(
-            "--burstiness is of --arrivals gamma",
+            "--burstiness needs --arrivals gamma",
             hint="add --arrivals gamma, or leave out --burstiness",
         )
     if given.arrivals and not (given.rate or given.find_max in ("rate", "both")):
         raise UsageError(
-            "--arrivals is of an open loop, and none is measured", hint="add --rate 0.5,1,2"
+            "--arrivals applies to an open loop, and none is measured", hint="add --rate 0.5,1,2"
         )
     if not rules:
         if given.percent is not None:
             raise UsageError(
-                "--percent is of --find-max", hint="add --find-max both, or leave out --percent"
+                "--percent needs --find-max", hint="add --find-max both, or leave out --percent"
             )
         return
     if len(names) > 1:
-        raise UsageError("--find-max searches on one server", hint="leave out --against")
+        raise UsageError("--find-max works on one server", hint="leave out --against")
     for flag, value in (("--concurrency", given.concurrency), ("--rate", given.rate)):
         if value:
             raise UsageError(
-                f"--find-max chooses the loads itself, {flag} names some", hint=f"leave out {flag}"
+                f"--find-max chooses the loads itself, so {flag} does not apply",
+                hint=f"leave out {flag}",
             )
 
 
 def _loads(given: Given) -> list[Load]:
-    """The loads that were typed. Raises UsageError, UserError."""
+    """Return the loads given by --concurrency and --rate. Raises UsageError or UserError."""
     loop, users = given.open_loop, given.concurrency or ([] if given.rate else [USERS])
     closed = [
         Load("closed", count)
@@ -304,7 +303,7 @@ def _rates(texts: Sequence[str]) -> list[float]:
             rate = 0.0
         if not 0 < rate <= 1e5:
             raise UserError(
-                f"--rate does not know {word!r}", hint="--rate 0.5,1,2 (requests a second)"
+                f"--rate {word!r} is invalid", hint="--rate 0.5,1,2 (requests per second)"
             )
         found.append(rate)
     return found
@@ -313,11 +312,11 @@ def _rates(texts: Sequence[str]) -> list[float]:
 def _rules(given: Given) -> Rules:
     if given.find_max not in KINDS:
         raise UsageError(
-            f"--find-max does not know {given.find_max!r}",
+            f"--find-max {given.find_max!r} is unknown",
             hint=f"--find-max takes: {' '.join(KINDS)}",
         )
     if given.promise is None:
-        raise UsageError("--find-max needs a promise", hint=slo.HINT)
+        raise UsageError("--find-max needs --slo", hint=slo.HINT)
     percent, loop = PERCENT if given.percent is None else given.percent, given.open_loop
     return Rules(
         given.promise,
@@ -342,7 +341,7 @@ def _flags(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:
         raise UsageError(
-            f"--serve ends within quotes: {text!r}", hint="--serve '-t 2 -np 8'"
+            f"--serve has an unclosed quote: {text!r}", hint="--serve '-t 2 -np 8'"
         ) from None
 
 
@@ -353,22 +352,24 @@ def _body(text: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise UserError(
-            f"--body is no JSON object: {text[:80]!r}", hint="""--body '{"temperature": 0.7}'"""
+            f"--body is not a JSON object: {text[:80]!r}", hint="""--body '{"temperature": 0.7}'"""
         )
     return found
 
 
 def _key(path: Path) -> str:
-    """The first line of a file. Raises UserError."""
+    """Return the first word of a key file. Raises UserError."""
     try:
         lines = path.read_text("utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(
-            f"cannot read {path}: {why}", hint="--api-key-file takes a file with a key in it"
+            f"cannot read {path}: {why}", hint="--api-key-file takes a file that contains a key"
         ) from None
     if not lines:
-        raise UserError(f"{path} holds no key", hint="--api-key-file takes a file with a key in it")
+        raise UserError(
+            f"{path} contains no key", hint="--api-key-file takes a file that contains a key"
+        )
     return lines[0]
 
 
@@ -402,9 +403,7 @@ def _world(one: Session, given: Given, began: str) -> told.World:
 
 
 def _keep(result: Result, config: Config, ui: UI) -> None:
-    """Every load in the history; where that fails it says so, and the results are told all the
-    same.
-    """
+    """Save every load to the history; if that fails, print a warning and keep the results."""
     machine = host.identity()
     rows = [(result.worlds[0], one) for one in result.found]
     rows += [
@@ -432,4 +431,4 @@ def _keep(result: Result, config: Config, ui: UI) -> None:
     try:
         history.History(history.path(config), ui).append(runs)
     except UserError as error:
-        ui.warn(f"these results are not kept: {error} ({error.hint})")
+        ui.warn(f"these results were not saved: {error} ({error.hint})")

@@ -1,4 +1,4 @@
-"""`/bench`: bench's own measurement, for a model that a chat holds open."""
+"""`/bench`: runs the measurement of bench on the model that a chat has open."""
 
 from llmcli.bench import kernel
 from llmcli.bench.grid import Test
@@ -9,14 +9,15 @@ REPETITIONS = 3
 
 
 def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
-    """Prompt and generation speed of the model that `runner` holds, with its threads, batches and
+    """Return the prompt and generation speed of the open model with its threads, batch sizes and
     cache types.
 
-    In a context beside the conversation's, as large as the test: no cell of the conversation is
-    touched.
+    The test uses a context of its own size, so that the conversation's cache is not touched.
     """
     model, options = runner.model, runner.options
-    about = kernel.Subject(str(runner.header.path), model.description, model.nbytes, model.n_params)
+    subject = kernel.Subject(
+        str(runner.header.path), model.description, model.nbytes, model.n_params
+    )
     assert options.threads, options
     threads = {"pp": options.threads_batch or options.threads, "tg": options.threads}
     tests = [
@@ -34,7 +35,7 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
         )
         for kind, count in (("pp", n_prompt), ("tg", n_gen))
     ]
-    return [_speed(kernel.measure(model, about, test, REPETITIONS)) for test in tests]
+    return [_speed(kernel.measure(model, subject, test, REPETITIONS)) for test in tests]
 
 
 def _speed(result: kernel.Result) -> Speed:

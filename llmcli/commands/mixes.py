@@ -1,4 +1,6 @@
-"""`quantize` by size or by plan file: which type each tensor gets, kept as a plan file, and told."""
+"""Types per tensor, by target size or by plan file: builds the plan, writes the plan file, prints
+notes.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How a plan is made of a file type and wishes, all else as the run has it; `steered` is that
-    as words. `spare` are bytes that the file will have beside those of the plan.
+    """Builds plans for one run, from a file type and type overrides.
+
+    `steered` records what else determines the bytes (method, digests, folds). `spare`: bytes that
+    the file needs in addition to the plan.
     """
 
     source: "Source"
@@ -37,45 +41,46 @@ class Making:
     spare: int = 0
 
     def of(self, types: Mapping[str, str]) -> Plan:
-        """The plan of a mix."""
+        """Return the plan of a mix (types by tensor)."""
         return self.make(self.nominal(types), Wishes(mix=types))
 
     def plain(self, types: Mapping[str, str]) -> Plan:
-        """The plan of a mix without method and importance."""
+        """Return the plan of a mix without method and importance."""
         return planning.plan(self.source, self.nominal(types), Wishes(mix=types))
 
     def nominal(self, types: Mapping[str, str]) -> str:
-        """The file type that a mix is told as."""
+        """Return the file type that a mix is reported as."""
         elements = {weight.name: weight.elements for weight in self.source.weights}
-        known = {name: kind for name, kind in types.items() if name in elements}
-        return nominal(known or types, elements | dict.fromkeys(types.keys() - elements, 1))
+        known_types = {name: kind for name, kind in types.items() if name in elements}
+        return nominal(known_types or types, elements | dict.fromkeys(types.keys() - elements, 1))
 
 
 def planned(
     sizing: Sizing, making: Making, kind: str, wishes: Wishes, config: "Config", ui: "UI"
 ) -> tuple[Plan, dict[str, Any]]:
-    """The plan of a file type and wishes, or of the mix that was asked for, and what --json says of
-    that.
+    """Return the plan of the file type or of the requested mix, and its fields for --json.
+
+    Raises UserError.
     """
     if not sizing.any:
-        plan, told = making.make(kind, wishes), dict[str, Any]()
+        plan, json_fields = making.make(kind, wishes), dict[str, Any]()
         mix = recipes(plan, making.steered)
     elif sizing.plan is not None:
         mix = plans.load(sizing.plan.expanduser())
         mix.check(making.source.fingerprint, making.steered)
-        plan, told = making.of(mix.types), {"plan": str(sizing.plan), **mix.chosen_by}
+        plan, json_fields = making.of(mix.types), {"plan": str(sizing.plan), **mix.chosen_by}
     else:
-        plan, mix, told = _allocated(sizing, making, config, ui)
-    return plan, told | keep(sizing.plan_out, mix, ui)
+        plan, mix, json_fields = _build_allocated_plan(sizing, making, config, ui)
+    return plan, json_fields | keep(sizing.plan_out, mix, ui)
 
 
 def rehearse(sizing: Sizing, making: Making, kind: str, wishes: Wishes) -> None:
-    """Raise what planned() would, as far as nothing has to be measured or gathered for it."""
+    """Raise what build_plan would raise, as far as that is possible without measurements."""
     if not sizing.any:
         making.make(kind, wishes)
     elif sizing.plan is not None:
         mix = plans.load(sizing.plan.expanduser())
-        mix.check(making.source.fingerprint, mix.steered)  # by what it was steered is not known yet
+        mix.check(making.source.fingerprint, mix.steered)  # the statistics are not known yet
         making.of(mix.types)
     else:
         from llmcli.commands import allocating
@@ -84,18 +89,18 @@ def rehearse(sizing: Sizing, making: Making, kind: str, wishes: Wishes) -> None:
 
 
 def keep(out: Path | None, mix: Mix, ui: "UI") -> dict[str, Any]:
-    """Write the plan file that was asked for."""
+    """Write the plan file, if requested; return its field for --json."""
     from llmcli.catalog.partial import write_whole
 
     if out is None:
         return {}
     write_whole(out.expanduser(), mix.document())
-    ui.note(f"the plan is in {out}: --plan {out} makes the same file again")
+    ui.note(f"wrote the plan file {out}: --plan {out} makes the same file again")
     return {"plan_out": str(out)}
 
 
 def recipes(plan: Plan, steered: Mapping[str, str]) -> Mix:
-    """A recipe's own mix as a plan: a file to begin one's own with."""
+    """Return a recipe's types as a mix, which can be edited and used as a plan file."""
     from quant import recipe
 
     source = plan.source
@@ -113,22 +118,22 @@ def recipes(plan: Plan, steered: Mapping[str, str]) -> Mix:
     )
 
 
-def _allocated(
+def _build_allocated_plan(
     sizing: Sizing, making: Making, config: "Config", ui: "UI"
 ) -> tuple[Plan, Mix, dict[str, Any]]:
     from llmcli.commands import allocating
 
-    reading, text = _reading(sizing, making.threads, ui)
+    reading, text = _probe_text(sizing, making.threads, ui)
     wish = allocating.Wish(
         making.source, making.of, making.plain, sizing, making.steered, reading, text, making.spare
     )
-    outcome = allocating.run(wish, config, ui)
-    plan, source = making.of(outcome.mix), making.source
+    result = allocating.run(wish, config, ui)
+    plan, source = making.of(result.mix), making.source
     nbytes = plan.nbytes + making.spare
-    assert nbytes <= outcome.budget.most, (nbytes, outcome.budget)
-    made = {
-        "target_bytes": outcome.budget.most,
-        "expected_kld": outcome.expected,
+    assert nbytes <= result.budget.most, (nbytes, result.budget)
+    allocation = {
+        "target_bytes": result.budget.most,
+        "expected_kld": result.expected,
         "text": text,
         "chunks": reading.measured,
         "held_out_chunks": reading.held_out,
@@ -136,107 +141,116 @@ def _allocated(
         "quick": sizing.quick,
         "trials": [
             {"role": t.role, "factor": t.factor, "kld": t.kld, "kept": t.kept}
-            for t in outcome.trials
+            for t in result.trials
         ],
     }
     mix = Mix(
         source.fingerprint,
-        outcome.mix,
+        result.mix,
         making.steered,
         source.name,
         plan.nbytes,
-        _rows(plan, outcome),
-        made,
+        _tensor_records(plan, result),
+        allocation,
     )
-    _tell(nbytes, outcome, sizing, ui)
-    told = {**made, "elapsed_ms": outcome.seconds * 1000}
-    return plan, mix, {"target_bytes": outcome.budget.most, "allocation": told}
+    _print_notes(nbytes, result, sizing, ui)
+    allocation_json = {**allocation, "elapsed_ms": result.seconds * 1000}
+    return plan, mix, {"target_bytes": result.budget.most, "allocation": allocation_json}
 
 
-def _reading(sizing: Sizing, threads: int, ui: "UI") -> tuple["Reading", str]:
-    """What divergence is measured on, and its digest."""
+def _probe_text(sizing: Sizing, threads: int, ui: "UI") -> tuple["Reading", str]:
+    """Return the text that divergence is measured on, and its digest."""
     from llmcli.commands import texts
     from llmcli.commands.stage import Reading
 
-    held = sizing.chunks if sizing.tries else 0
+    n_held_out = sizing.chunks if sizing.tries else 0
     paths = [sizing.text] if sizing.text else []
-    words = (
+    content = (
         b"".join(text.words.encode() for text in texts.given(paths)) if paths else texts.digest()
     )
 
     def text(side: "Side") -> "Chunks":
-        return texts.chunks(side, paths, sizing.chunks + held, 0, ui)[0]
+        return texts.chunks(side, paths, sizing.chunks + n_held_out, 0, ui)[0]
 
-    return Reading(text, sizing.chunks, held, threads), hashlib.sha256(words).hexdigest()[:32]
+    return Reading(text, sizing.chunks, n_held_out, threads), hashlib.sha256(content).hexdigest()[
+        :32
+    ]
 
 
-def _rows(plan: Plan, outcome: "Outcome") -> dict[str, dict[str, Any]]:
-    """What the plan file tells of each tensor beside its type."""
+def _tensor_records(plan: Plan, outcome: "Outcome") -> dict[str, dict[str, Any]]:
+    """Return what the plan file records of each tensor besides its type."""
     nbytes = {step.weight.name: step.nbytes for step in plan.steps}
-    found: dict[str, dict[str, Any]] = {name: {"bytes": nbytes[name]} for name in outcome.mix}
-    for name, one in outcome.sensed.items():
-        found[name] |= {
-            "error": one.errors[outcome.mix[name]],
-            "input_error": one.inputs[outcome.mix[name]],
-            "expected_kld": one.loss(outcome.mix[name]) if one.kld else None,
-            "measured_kld": one.kld,
-            "measured_error": one.shown,
-            "spqr_style_sensitivity": {"columns": one.columns, "rows": one.rows},
+    tensor_rows: dict[str, dict[str, Any]] = {name: {"bytes": nbytes[name]} for name in outcome.mix}
+    for name, sensitivity in outcome.sensed.items():
+        tensor_rows[name] |= {
+            "error": sensitivity.errors[outcome.mix[name]],
+            "input_error": sensitivity.inputs[outcome.mix[name]],
+            "expected_kld": sensitivity.loss(outcome.mix[name]) if sensitivity.kld else None,
+            "measured_kld": sensitivity.kld,
+            "measured_error": sensitivity.shown,
+            "spqr_style_sensitivity": {"columns": sensitivity.columns, "rows": sensitivity.rows},
         }
-    return found
+    return tensor_rows
 
 
-def _tell(nbytes: int, outcome: "Outcome", sizing: Sizing, ui: "UI") -> None:
-    """The mix in a few lines; a file well below its target is said to be."""
-    short = 1 - nbytes / outcome.budget.most
-    if short > CLOSE:
+def _print_notes(nbytes: int, outcome: "Outcome", sizing: Sizing, ui: "UI") -> None:
+    """Print notes about the mix, and a warning if the file is well below its target."""
+    shortfall = 1 - nbytes / outcome.budget.most
+    if shortfall > CLOSE:
         ui.warn(
-            f"the file stays {short:.1%} below its target: the tensors are too few for a nearer mix"
+            f"the file stays {shortfall:.1%} below its target: it has too few tensors for a closer "
+            "mix"
         )
     if sizing.quick:
         ui.note(
-            "--quick: chosen by the error of the weights alone; what that does to answers is not measured"
+            "--quick: types were chosen by the error of the weights alone; "
+            "the effect on answers was not measured"
         )
     elif outcome.expected is not None:
-        first = outcome.trials[0] if outcome.trials else None
-        told = f"divergence expected {outcome.expected:.5f} (one tensor at a time, added up)"
-        if first:
-            kept = [trial for trial in outcome.trials if trial.kept]
-            told += (
-                f"; of the whole mix on {outcome.positions:,} held-out positions {kept[-1].kld:.5f}"
+        first_trial = outcome.trials[0] if outcome.trials else None
+        note = f"expected divergence {outcome.expected:.5f} (sum over single tensors)"
+        if first_trial:
+            kept_trials = [trial for trial in outcome.trials if trial.kept]
+            note += (
+                f"; of the whole mix on {outcome.positions:,} held-out positions "
+                f"{kept_trials[-1].kld:.5f}"
+                f", {first_trial.kld:.5f} before keeping {len(kept_trials) - 1} of "
+                f"{len(outcome.trials) - 1} "
+                "tried changes"
             )
-            told += f", {first.kld:.5f} before {len(kept) - 1} changes were kept of {len(outcome.trials) - 1} tried"
-        ui.note(told)
+        ui.note(note)
     if sizing.sensitivity:
-        _table(outcome, ui)
+        _print_sensitivity(outcome, ui)
 
 
-def _table(outcome: "Outcome", ui: "UI") -> None:
-    """Every tensor's sensitivity, those that cost most first."""
+def _print_sensitivity(outcome: "Outcome", ui: "UI") -> None:
+    """Print every tensor's sensitivity, the most costly first."""
     columns = ("tensor", "type", "expected KLD", "error", "worst 1% columns", "worst 1% rows")
     order = sorted(outcome.sensed.values(), key=lambda one: -one.loss(outcome.mix[one.name]))
     rows = [
         (
-            one.name,
-            outcome.mix[one.name],
-            "" if one.kld is None else f"{one.loss(outcome.mix[one.name]):.2e}",
-            f"{one.errors[outcome.mix[one.name]]:.2e}",
-            f"{one.columns:.1%}",
-            f"{one.rows:.1%}",
+            sensitivity.name,
+            outcome.mix[sensitivity.name],
+            ""
+            if sensitivity.kld is None
+            else f"{sensitivity.loss(outcome.mix[sensitivity.name]):.2e}",
+            f"{sensitivity.errors[outcome.mix[sensitivity.name]]:.2e}",
+            f"{sensitivity.columns:.1%}",
+            f"{sensitivity.rows:.1%}",
         )
-        for one in order
+        for sensitivity in order
     ]
-    ui.text(
-        "SpQR-style sensitivity: the share of a tensor's error that its worst columns and rows bring"
-    )
+    ui.text("SpQR-style sensitivity: the share of a tensor's error in its worst columns and rows")
     ui.table(columns, rows, right=columns[2:])
 
 
 def beside(plan: Plan) -> Path:
-    """NAME-X.XXbpw.gguf beside the source."""
+    """Return NAME-X.XXbpw.gguf in the source's folder."""
     from llmcli.commands import weights
 
-    stock = weights.beside(plan)
-    return stock.with_name(
-        stock.name.replace(f"-{plan.file_type.name}.gguf", f"-{plan.bits_per_weight:.2f}bpw.gguf")
+    default_path = weights.beside(plan)
+    return default_path.with_name(
+        default_path.name.replace(
+            f"-{plan.file_type.name}.gguf", f"-{plan.bits_per_weight:.2f}bpw.gguf"
+        )
     )

@@ -1,6 +1,4 @@
-"""`--allow-pickle`: the flag, and what is said where it would help. It knows words, not what a
-pickle holds.
-"""
+"""`--allow-pickle`, and the hint that suggests it when weights are pickled."""
 
 import shlex
 import sys
@@ -16,13 +14,13 @@ AllowPickle = Annotated[
     bool,
     typer.Option(
         "--allow-pickle",
-        help="Read pickled weights (.bin, .pt) too, without running what is in them.",
+        help="Read pickled weights (.bin, .pt) too, without running code in them.",
     ),
 ]
 
 
 def typed() -> list[str]:
-    """The words of this command line with the flag among them."""
+    """Return the words of this command line with --allow-pickle added."""
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     return ["llmcli", *words[:end], "--allow-pickle", *words[end:]]
@@ -30,8 +28,8 @@ def typed() -> list[str]:
 
 @contextmanager
 def offered(command: Callable[[], list[str]] = typed) -> Iterator[None]:
-    """Let the refusal of pickled weights hint at the command that reads them: the one that was
-    typed, unless told.
+    """Add the command that reads pickles as a hint to a refusal of pickled weights; default: the
+    typed command.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""`llmcli plan`: parse, rehearse, print the receipt. What is in it is hardware/plan.py's."""
+"""`llmcli plan`: plans the memory of a run without loading the model, and prints it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from quant.container import Header
 
 Context = Annotated[
-    int | None, typer.Option("-c", "--ctx-size", help="Tokens of context; default: as chat's.")
+    int | None, typer.Option("-c", "--ctx-size", help="Context size in tokens; default: as chat.")
 ]
-Batch = Annotated[int, typer.Option("-b", "--batch-size", help="Tokens of a logical batch.")]
-Ubatch = Annotated[int, typer.Option("-ub", "--ubatch-size", help="Tokens of a physical batch.")]
+Batch = Annotated[int, typer.Option("-b", "--batch-size", help="Logical batch size in tokens.")]
+Ubatch = Annotated[int, typer.Option("-ub", "--ubatch-size", help="Physical batch size in tokens.")]
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", help="Threads; default: the physical cores.")
 ]
@@ -36,20 +36,26 @@ Layers = Annotated[
 Flash = Annotated[str, typer.Option("-fa", "--flash-attn", help="Flash attention: on, off, auto.")]
 TypeK = Annotated[str, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K.")]
 TypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V.")]
-Parallel = Annotated[int, typer.Option("-np", "--parallel", min=1, help="Sequences at once.")]
+Parallel = Annotated[
+    int, typer.Option("-np", "--parallel", min=1, help="Number of sequences at once.")
+]
 Unified = Annotated[
     bool,
     typer.Option(
-        "--kv-unified/--no-kv-unified", "-kvu/-no-kvu", help="One pool of cells, or one a sequence."
+        "--kv-unified/--no-kv-unified",
+        "-kvu/-no-kvu",
+        help="One pool of cells, or one per sequence.",
     ),
 ]
 Quant = Annotated[
-    str | None, typer.Option("--quant", metavar="TYPE", help="As if quantized to this type.")
+    str | None, typer.Option("--quant", metavar="TYPE", help="Plan as if quantized to this type.")
 ]
 Draft = Annotated[
-    str | None, typer.Option("-md", "--model-draft", metavar="REF", help="A draft model beside it.")
+    str | None, typer.Option("-md", "--model-draft", metavar="REF", help="Add a draft model.")
 ]
-Measure = Annotated[bool, typer.Option("--measure", help="Load it, and tell the difference.")]
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Load the model, too, and print the difference.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -74,12 +80,14 @@ def plan(
     measure: Measure = False,
     report_file: Report = None,
     chart: Charts = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
     workers: Workers,
 ) -> None:
-    """Tell every byte of a run before it is allocated, and whether it fits."""
+    """Print the memory that a run takes, byte by byte, before it is allocated, and whether it
+    fits.
+    """
     from llmcli.commands import others, plan_page, receipt, reporting
     from llmcli.commands.standing import standing
     from llmcli.runtime.request import RunOptions
@@ -89,7 +97,9 @@ def plan(
     workers.join(ui)
     reporting.check(report_file)
     if measure and model_draft:
-        raise UsageError("--measure weighs one model", hint="leave out --measure or -md")
+        raise UsageError(
+            "--measure does not support a draft model", hint="leave out --measure or -md"
+        )
     options = RunOptions(
         ctx_size or None,
         threads,
@@ -104,34 +114,58 @@ def plan(
     with standing(ref, quant, config, ui) as subject:
         header = container.read(subject.path)
         container.check(header)
-        wanted, layers, reading = _decided(header, options, parallel, unified, config, ui)
-        with _drafting(model_draft, header, wanted, layers, config, ui) as (wanted, draft):
-            told, found = _receipts(subject, header, wanted, layers, draft, measure)
-            apart = receipt.apart(header, reading, layers) if reading else 0
-            scored = receipt.sum_of(
-                receipt.scored(header, one, layers, parallel) for one in (wanted, reading) if one
+        context, layers, reading = _resolve(header, options, parallel, unified, config, ui)
+        with _with_draft(model_draft, header, context, layers, config, ui) as (context, draft):
+            receipt_plan, measured = _measure_receipts(
+                subject, header, context, layers, draft, measure
             )
-            other = others.look(header, wanted, layers, told, not subject.sketched, draft)
-    title = receipt.title(subject.name, header, wanted, told)
+            reading_bytes = receipt.apart(header, reading, layers) if reading else 0
+            scored_bytes = receipt.sum_of(
+                receipt.scored(header, options_or_none, layers, parallel)
+                for options_or_none in (context, reading)
+                if options_or_none
+            )
+            alternatives = others.look(
+                header, context, layers, receipt_plan, not subject.sketched, draft
+            )
+    title = receipt.title(subject.name, header, context, receipt_plan)
     if json:
-        more = {**others.document(other, subject.quantized), "reading_bytes": apart}
-        more |= {"scored_bytes": scored, "outside_bytes": receipt.outside(told, parallel)}
-        actual = {"actual": {**document(found), **dict.fromkeys(more)}} if found else {}
-        ui.result({**document(told, other.types), **more, **actual})
+        extra_fields = {
+            **others.document(alternatives, subject.quantized),
+            "reading_bytes": reading_bytes,
+        }
+        extra_fields |= {
+            "scored_bytes": scored_bytes,
+            "outside_bytes": receipt.outside(receipt_plan, parallel),
+        }
+        actual = (
+            {"actual": {**document(measured), **dict.fromkeys(extra_fields)}} if measured else {}
+        )
+        ui.result({**document(receipt_plan, alternatives.types), **extra_fields, **actual})
     else:
         ui.text(title + (f" · {subject.lacks}" if subject.lacks else ""))
-        receipt.table(told, found, ui)
-        receipt.beside(told, parallel, apart, scored, ui)
-        receipt.weights(other.types, ui)
-        receipt.layers(told.cache, ui)
-        others.tell(other, told, wanted, header.context_length, ui, quantized=subject.quantized)
-    drawn = plan_page.charts(told, found)
+        receipt.table(receipt_plan, measured, ui)
+        receipt.beside(receipt_plan, parallel, reading_bytes, scored_bytes, ui)
+        receipt.weights(alternatives.types, ui)
+        receipt.layers(receipt_plan.cache, ui)
+        others.tell(
+            alternatives,
+            receipt_plan,
+            context,
+            header.context_length,
+            ui,
+            quantized=subject.quantized,
+        )
+    charts = plan_page.charts(receipt_plan, measured)
     reporting.show(
-        lambda: plan_page.made(title, told, found, other), lambda: drawn, (report_file, chart), ui
+        lambda: plan_page.made(title, receipt_plan, measured, alternatives),
+        lambda: charts,
+        (report_file, chart),
+        ui,
     )
 
 
-def _receipts(
+def _measure_receipts(
     subject: "Standing",
     header: "Header",
     wanted: "ContextOptions",
@@ -139,8 +173,9 @@ def _receipts(
     draft: "Planner | None",
     measure: bool,
 ) -> "tuple[Receipt, Receipt | None]":
-    """What is planned, and what it really takes; before anything else is rehearsed, which leaves
-    the process larger.
+    """Return the memory plan, and the measured memory if requested.
+
+    The measurement comes before other plans, because those enlarge the process. Raises UserError.
     """
     from llmcli.hardware import plan as planning
 
@@ -149,17 +184,17 @@ def _receipts(
             f"{subject.name} cannot be measured: {subject.lacks}", hint="leave out --measure"
         )
     with planning.planner(header, wanted, layers, draft) as planner:
-        told = planner.receipt()
-    if measure and told.fits is False:
+        receipt = planner.receipt()
+    if measure and receipt.fits is False:
         raise UserError(
             f"{subject.name} does not fit and was not loaded",
             hint="leave out --measure to see what it would take",
         )
-    return told, planning.measure(header, wanted, layers) if measure else None
+    return receipt, planning.measure(header, wanted, layers) if measure else None
 
 
 @contextmanager
-def _drafting(
+def _with_draft(
     ref: str | None,
     header: "Header",
     wanted: "ContextOptions",
@@ -167,7 +202,7 @@ def _drafting(
     config: "Config",
     ui: "UI",
 ) -> "Iterator[tuple[ContextOptions, Planner | None]]":
-    """The context as it is with a draft model, and that rehearsed."""
+    """Yield the context options with the draft model, and an open planner of that model."""
     from llmcli.commands.standing import standing
     from llmcli.hardware.plan import planner
     from llmcli.runtime.drafting.curve import MOST
@@ -179,19 +214,21 @@ def _drafting(
         yield wanted, None
         return
     with standing(ref, None, config, ui) as subject:
-        other = container.read(subject.path)
-        container.check(other)
-        refuse_other(header, other)
+        draft_header = container.read(subject.path)
+        container.check(draft_header)
+        refuse_other(header, draft_header)
         wanted = replace(wanted, n_outputs=MOST)
-        with planner(other, draft_options(wanted), -1 if layers else 0) as held:
-            yield wanted, held
+        with planner(draft_header, draft_options(wanted), -1 if layers else 0) as open_planner:
+            yield wanted, open_planner
 
 
-def _decided(
+def _resolve(
     header: "Header", options: "RunOptions", slots: int, unified: bool, config: "Config", ui: "UI"
 ) -> "tuple[ContextOptions, int, ContextOptions | None]":
-    """What chat and serve would make of these options, and a wish that they would refuse as it is:
-    the context, the layers on a GPU, and the context in which serve would read prompts apart.
+    """Resolve the options as chat and serve do, but without refusing a context that does not fit.
+
+    Returns the context, the number of layers on the GPU, and the context in which serve reads
+    prompts separately.
     """
     from llmcli.hardware import fit
     from llmcli.runtime import kv, reader
@@ -200,23 +237,24 @@ def _decided(
 
     fit.check(options)
     kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
-    filled, layers = fit.decide(header, replace(options, ctx_size=None), lambda text: None, slots)
-    size = options.ctx_size or filled.ctx_size
+    resolved, layers = fit.decide(header, replace(options, ctx_size=None), lambda text: None, slots)
+    size = options.ctx_size or resolved.ctx_size
     assert size
     if header.context_length and size > header.context_length * slots:
         ui.warn(
-            f"a context of {size} is longer than the {header.context_length} tokens this model was trained on"
+            f"a context of {size} is longer than the {header.context_length} tokens this model "
+            "was trained on"
         )
-    filled = replace(filled, ctx_size=size)
+    resolved = replace(resolved, ctx_size=size)
     if unified or slots == 1:
-        filled = fit.attention(header, filled, layers, config, slots, slots)
-    wanted = replace(context_options(filled, slots, NO_DRAFTING, layers), unified=unified)
-    return wanted, layers, reader.reading_options(wanted, filled) if filled.reading else None
+        resolved = fit.attention(header, resolved, layers, config, slots, slots)
+    context = replace(context_options(resolved, slots, NO_DRAFTING, layers), unified=unified)
+    return context, layers, reader.reading_options(context, resolved) if resolved.reading else None
 
 
 def document(receipt: "Receipt", types: dict[str, dict[str, int]] | None = None) -> dict[str, Any]:
-    """The contract's `plan --json`; null is a figure that this machine cannot tell."""
-    cache, first = receipt.cache, receipt.shares[0]
+    """Return the document of `plan --json`; null is a figure that this machine cannot determine."""
+    cache, first_share = receipt.cache, receipt.shares[0]
     layers = [
         {
             "layer": layer.layer,
@@ -241,7 +279,7 @@ def document(receipt: "Receipt", types: dict[str, dict[str, int]] | None = None)
         "overhead_bytes": receipt.overhead,
         "process_bytes": receipt.process,
         "total_bytes": receipt.sum("total"),
-        "available_bytes": first.available,
+        "available_bytes": first_share.available,
         "fits": receipt.fits,
         "runs": receipt.runs,
         "draft_bytes": receipt.draft,

@@ -1,8 +1,4 @@
-"""Joins a converted vocabulary with llama.cpp, so that quant can prove it before any weight is
-written.
-
-It knows where both ends are: quant compares, the runtime tokenizes.
-"""
+"""Verifies a converted tokenizer against llama.cpp before any weight is written."""
 
 from typing import TYPE_CHECKING
 
@@ -13,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def proven(source: "Source", tokenizer: "Path", pre: str | None = None) -> "Source":
-    """A checkpoint folder's source, its vocabulary proven against the folder it is from.
+    """Return a checkpoint's source with its vocabulary verified against the folder's tokenizer.
 
-    The vocabulary goes into a file of its own, which llama.cpp loads without weights: seconds,
-    before minutes. Raises Refusal where llama.cpp encodes otherwise; warns of a chat template whose
-    turns do not end.
+    The vocabulary is written to a temporary file, which llama.cpp loads without weights. Raises
+    UserError if llama.cpp encodes text differently; adds a warning if turns of the chat template do
+    not end with a stop token.
     """
     from dataclasses import replace
 
@@ -30,11 +26,11 @@ def proven(source: "Source", tokenizer: "Path", pre: str | None = None) -> "Sour
         header = container.read(file)
         container.check(header)
         with open_model(file, vocab_only=True) as model:
-            found = proof.prove(tokenizer, header.metadata, model, pre)
+            verification = proof.prove(tokenizer, header.metadata, model, pre)
             template = header.metadata.get("tokenizer.chat_template")
             warnings = (
                 doctor.turn_end(model, template) if isinstance(template, str) and template else []
             )
     return replace(
-        source, notes=(*source.notes, *found.notes), warnings=(*source.warnings, *warnings)
+        source, notes=(*source.notes, *verification.notes), warnings=(*source.warnings, *warnings)
     )

@@ -1,4 +1,4 @@
-"""What an evaluation found, as a table and as a document."""
+"""The result of an evaluation as a table and as a JSON document."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An outcome, and what it is of. `text` is the name of the text, or of the file that brought
-    it.
+    """The result of an evaluation and its subjects. `text`: name of the text, or of the file of
+    base logits that contains it.
     """
 
     outcome: Outcome
@@ -27,19 +27,21 @@ class Told:
 
 
 def show(told: Told, ui: "UI") -> None:
-    """Print it."""
+    """Print the report, as JSON under --json."""
     if ui.json:
         ui.result(document(told))
         return
-    outcome, figures = told.outcome, told.outcome.quality
+    result, figures = told.outcome, told.outcome.quality
     options = told.model.options
-    name = told.base.header.path.name if told.base else told.kept.name if told.kept else None
+    base_name = told.base.header.path.name if told.base else told.kept.name if told.kept else None
     ui.text(
-        f"{told.model.header.path.name} · {told.model.header.file_type} · K {options.cache_type_k}, "
-        f"V {options.cache_type_v}" + (f" · against {name}" if name else "")
+        f"{told.model.header.path.name} · {told.model.header.file_type} · K "
+        f"{options.cache_type_k}, "
+        f"V {options.cache_type_v}" + (f" · against {base_name}" if base_name else "")
     )
     ui.text(
-        f"{told.text}: {outcome.chunks} chunks of {outcome.n_ctx} tokens, {figures.positions:,} positions scored"
+        f"{told.text}: {result.chunks} chunks of {result.n_ctx} tokens, "
+        f"{figures.positions:,} positions scored"
     )
     ui.text()
     rows = [("perplexity", _plain(figures.perplexity, 4))]
@@ -56,7 +58,7 @@ def _against(found: Against) -> list[tuple[str, str]]:
     return [
         ("perplexity of the base", _plain(found.base, 4)),
         ("perplexity / base's", _plain(found.ratio, 5)),
-        ("ln of that", _plain(found.log_ratio, 6)),
+        ("ln of the ratio", _plain(found.log_ratio, 6)),
         ("perplexity − base's", _plain(found.difference, 5)),
         (
             "correlation of the logs",
@@ -70,13 +72,13 @@ def _against(found: Against) -> list[tuple[str, str]]:
 
 
 def _spreads(found: Against, ui: "UI") -> None:
-    """Percentiles side by side."""
-    middle = (50.0, found.klds.median, found.deltas.median)
+    """Print the percentiles of both distributions next to each other."""
+    medians = (50.0, found.klds.median, found.deltas.median)
     ranks = sorted({*found.klds.ranks, *found.deltas.ranks, 50.0}, reverse=True)
     rows = [("maximum", f"{found.klds.most:.6f}", f"{found.deltas.most:.3%}")]
     for rank in ranks:
         kld, delta = (
-            middle[1:]
+            medians[1:]
             if rank == 50.0
             else (found.klds.ranks.get(rank), found.deltas.ranks.get(rank))
         )
@@ -95,7 +97,8 @@ def _doubt(found: Against, ui: "UI") -> None:
     if found.doubt:
         ui.text()
         ui.text(
-            f"the base's logits were kept in part: of the mean divergence's error {found.doubt:.6f} comes of that"
+            "the base's logits are a sample, which contributes "
+            f"{found.doubt:.6f} to the error of the mean divergence"
         )
 
 
@@ -108,18 +111,18 @@ def _percent(estimate: Estimate) -> str:
 
 
 def document(told: Told) -> dict[str, Any]:
-    """One JSON document; a base's figures are null without one."""
-    outcome, figures, options = told.outcome, told.outcome.quality, told.model.options
-    found = figures.against
+    """Return the JSON document; fields about the base are null without one."""
+    result, figures, options = told.outcome, told.outcome.quality, told.model.options
+    against = figures.against
     return {
         "model": _model(told.model),
         "base": _model(told.base) if told.base else _kept(told.kept) if told.kept else None,
         "text": told.text,
-        "text_tokens": outcome.tokens,
-        "n_ctx": outcome.n_ctx,
-        "chunks": outcome.chunks,
+        "text_tokens": result.tokens,
+        "n_ctx": result.n_ctx,
+        "chunks": result.chunks,
         "positions": figures.positions,
-        "resumed_chunks": outcome.resumed,
+        "resumed_chunks": result.resumed,
         "type_k": options.cache_type_k,
         "type_v": options.cache_type_v,
         "flash_attn": options.flash_attn,
@@ -127,17 +130,17 @@ def document(told: Told) -> dict[str, Any]:
         "n_ubatch": options.ubatch_size,
         "n_threads": options.threads,
         "perplexity": _estimate(figures.perplexity),
-        "base_perplexity": _estimate(found.base) if found else None,
-        "correlation": found.correlation if found else None,
-        "ln_perplexity_ratio": _estimate(found.log_ratio) if found else None,
-        "perplexity_ratio": _estimate(found.ratio) if found else None,
-        "perplexity_difference": _estimate(found.difference) if found else None,
-        "kl_divergence": {**_estimate(found.kld), **_spread(found.klds)} if found else None,
-        "kl_divergence_sampling_error": found.doubt if found else None,
-        "delta_p": {**_estimate(found.delta), **_spread(found.deltas)} if found else None,
-        "rms_delta_p": _estimate(found.delta_rms) if found else None,
-        "same_top": _estimate(found.same_top) if found else None,
-        "elapsed_ms": outcome.seconds * 1000,
+        "base_perplexity": _estimate(against.base) if against else None,
+        "correlation": against.correlation if against else None,
+        "ln_perplexity_ratio": _estimate(against.log_ratio) if against else None,
+        "perplexity_ratio": _estimate(against.ratio) if against else None,
+        "perplexity_difference": _estimate(against.difference) if against else None,
+        "kl_divergence": {**_estimate(against.kld), **_spread(against.klds)} if against else None,
+        "kl_divergence_sampling_error": against.doubt if against else None,
+        "delta_p": {**_estimate(against.delta), **_spread(against.deltas)} if against else None,
+        "rms_delta_p": _estimate(against.delta_rms) if against else None,
+        "same_top": _estimate(against.same_top) if against else None,
+        "elapsed_ms": result.seconds * 1000,
     }
 
 

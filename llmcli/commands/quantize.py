@@ -1,4 +1,4 @@
-"""`llmcli quantize`: parse, plan, write, tell. What a tensor becomes is quant's affair."""
+"""`llmcli quantize`: parses the options, plans, writes and prints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ SplitMaxSize = Annotated[
     str | None,
     typer.Option(
         metavar="N(M|G)",
-        help="Write shards NAME-00001-of-0000N.gguf with at most so much of tensors each.",
+        help="Write shards NAME-00001-of-0000N.gguf with at most this size of tensors each.",
     ),
 ]
 _METHODS = "; ".join(f"{name}: {method.help}" for name, method in METHODS.items())
@@ -45,33 +45,33 @@ _METHODS = "; ".join(f"{name}: {method.help}" for name, method in METHODS.items(
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
-    """Which tensor gets which type, beside the file type's recipe."""
+    """Types for single tensors that override the file type's recipe."""
 
     tensor_type: Annotated[
         list[str] | None,
         typer.Option(
             "--tensor-type",
             metavar="REGEX=TYPE",
-            help="A type for the tensors whose name fits; repeatable.",
+            help="Type of the tensors whose name matches; repeatable.",
         ),
     ] = None
     output_tensor_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="A type for output.weight.")
+        str | None, typer.Option(metavar="TYPE", help="Type of output.weight.")
     ] = None
     token_embedding_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="A type for token_embd.weight.")
+        str | None, typer.Option(metavar="TYPE", help="Type of token_embd.weight.")
     ] = None
     leave_output_tensor: Annotated[
-        bool, typer.Option("--leave-output-tensor", help="Leave output.weight as it is.")
+        bool, typer.Option("--leave-output-tensor", help="Do not quantize output.weight.")
     ] = False
     pure: Annotated[
         bool,
-        typer.Option("--pure", help="One type for all matrices, without the recipe's mixture."),
+        typer.Option("--pure", help="One type for all matrices instead of the recipe's mixture."),
     ] = False
 
     @property
     def wishes(self) -> "Wishes":
-        """The same for quant."""
+        """The overrides as quant takes them."""
         from quant.recipe import Wishes
 
         return Wishes(
@@ -85,7 +85,7 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was measured for the rounding, and moments that are gathered later."""
+    """The statistics that quantization uses, and those that will be collected later."""
 
     imatrix: "Imatrix | None"
     moments: "Moments | None"
@@ -93,26 +93,26 @@ class Known:
 
     @property
     def given(self) -> dict[str, Any]:
-        """As a plan takes them."""
+        """The arguments of a plan."""
         return {"imatrix": self.imatrix, "moments": self.moments, "pending": self.pending}
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts that all of it was, or will be, gathered from, by their names."""
+        """Names of the texts from which the statistics were or will be collected."""
         sums = self.imatrix.datasets if self.imatrix else ()
         moments = self.moments.about.datasets if self.moments else ()
         return (*sums, *moments, *(self.pending.texts if self.pending else ()))
 
     @property
     def digests(self) -> dict[str, str]:
-        """Those that there are, by what they are."""
+        """Digests of the statistics, by kind."""
         said = {"imatrix": self.imatrix, "moments": self.moments, "sequential": self.pending}
         return {key: one.digest for key, one in said.items() if one and one.digest}
 
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """How codes are chosen, and what was measured for it."""
+    """How codes are chosen, and the statistics for it."""
 
     method: Annotated[
         str,
@@ -122,34 +122,36 @@ class Steering:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="An importance matrix that steers the rounding, as llama-imatrix makes it.",
+            help="Importance matrix for the rounding, as written by llama-imatrix.",
         ),
     ] = None
     moments: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Second moments, as calibrate --moments makes them; an imatrix as well. Where a method or a fold "
-            "needs what was not given it is gathered with the text that ships, and kept.",
+            help="Second moments, as written by calibrate --moments; they include an imatrix. "
+            "Statistics that a method or fold needs are collected from the built-in text, and "
+            "kept.",
         ),
     ] = None
     sequential: Annotated[
         bool,
         typer.Option(
             "--sequential",
-            help="With --method gptq: block by block, each by the second moments behind those that are quantized. "
-            "Reads the text once for every block.",
+            help="With --method gptq: quantize block by block, each with second moments collected "
+            "behind the blocks that are already quantized. Reads the text once per block.",
         ),
     ] = False
     calibration: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="UTF-8 text to gather by, instead of the text that ships; repeatable.",
+            help="UTF-8 text to collect statistics from, instead of the built-in text; repeatable.",
         ),
     ] = None
     calibration_chunks: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Gather by no more than N chunks of it.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Collect from at most N chunks of the text."),
     ] = None
     fold: Fold = "none"
 
@@ -163,8 +165,10 @@ class Steering:
         *,
         dry_run: bool,
     ) -> Known:
-        """The files of --imatrix and --moments, and what is missing gathered, unless it is a
+        """Load the files of --imatrix and --moments, and collect missing statistics unless it is a
         `dry_run`.
+
+        Raises UserError.
         """
         from quant import imatrix, moments
         from quant.pending import Pending
@@ -172,7 +176,7 @@ class Steering:
         sums = imatrix.load(self.imatrix.expanduser()) if self.imatrix else None
         second = moments.load(self.moments.expanduser()) if self.moments else None
         if self.runs(method):
-            from llmcli.commands import gathering  # it opens the runtime
+            from llmcli.commands import gathering  # imported here because it opens the runtime
 
             wish = self.wish(method, source, writing, dry_run=dry_run)
             if self.missing(method):
@@ -183,9 +187,7 @@ class Steering:
 
     @property
     def promised(self) -> Known:
-        """What there is before anything is gathered, which stands as if it came: enough to refuse
-        by.
-        """
+        """Placeholder statistics, enough to validate the plan before anything is measured."""
         from quant import imatrix
         from quant.pending import Pending
 
@@ -196,17 +198,19 @@ class Steering:
     def behind(
         self, method: "Method", source: "Source", writing: Writing, config: "Config"
     ) -> "Callable[..., Report]":
-        """What writes a plan with --sequential, as weights.write does."""
+        """Return the function that writes a plan with --sequential, with the signature of
+        weights.write.
+        """
         from llmcli.commands import sequential
 
         return partial(sequential.write, self.wish(method, source, writing), config)
 
     def runs(self, method: "Method") -> bool:
-        """Whether the source itself has to be run."""
+        """Return whether the source itself has to be run."""
         return self.sequential or bool(self.missing(method))
 
     def missing(self, method: "Method") -> str:
-        """What wants a measurement that was not given, as a flag; "" where nothing does."""
+        """Return the option that needs statistics which were not given, "" if there is none."""
         if method.needs == "moments" and not self.moments:
             if not self.sequential:
                 return f"--method {method.name}"
@@ -214,36 +218,40 @@ class Steering:
         return f"--fold {self.fold}" if self.folds and not (self.moments or self.imatrix) else ""
 
     def check(self, method: "Method", sizing: Sizing) -> None:
-        """Refuse what means nothing together."""
+        """Raise UsageError for options that cannot be combined."""
         from llmcli.errors import UsageError
 
         if self.sequential and method.needs != "moments":
             raise UsageError(
-                f"--sequential is for a method that goes by second moments, {method.name} does not",
-                hint="add --method gptq, or leave --sequential out",
+                f"--sequential needs a method that uses second moments, and {method.name} does not",
+                hint="add --method gptq, or leave out --sequential",
             )
         if self.sequential and self.moments:
             raise UsageError(
-                f"--sequential gathers moments behind what is quantized already, {self.moments} are of the whole model",
-                hint="leave --moments out; --calibration FILE takes the text that they were gathered from",
+                "--sequential collects moments behind quantized blocks, but "
+                f"{self.moments} has those of the whole model",
+                hint="leave out --moments; pass its text with --calibration FILE",
             )
         if self.sequential and sizing.wanted:
             raise UsageError(
-                "--sequential does not go with a size: what a tensor costs shows when those ahead of it are made",
-                hint="make a plan without it, with --plan-out FILE, then --plan FILE --sequential",
+                "--sequential cannot be combined with a target size: the cost of a tensor is known "
+                "only after the tensors ahead of it are quantized",
+                hint="make a plan without --sequential: --plan-out FILE, "
+                "then --plan FILE --sequential",
             )
         if (self.calibration or self.calibration_chunks) and not (
             self.sequential or self.missing(method)
         ):
             raise UsageError(
-                "--calibration is for what is gathered, and nothing is", hint="leave it out"
+                "--calibration has no effect: no statistics need to be collected",
+                hint="leave out --calibration",
             )
 
     def wish(
         self, method: "Method", source: "Source", writing: Writing, *, dry_run: bool = False
     ) -> "gathering.Wish":
-        """The measurement that is missing; with --sequential that of the whole model, which comes
-        before the others.
+        """Return the request for the missing statistics; with --sequential, those of the whole
+        model that are collected first.
         """
         from llmcli.commands.gathering import Wish
 
@@ -254,12 +262,12 @@ class Steering:
 
     @property
     def files(self) -> tuple[Path | None, ...]:
-        """What is read of the user's for it."""
+        """The user's files that are read."""
         return (self.imatrix, self.moments, *(self.calibration or ()))
 
     @property
     def folds(self) -> bool:
-        """Whether any fold is asked for."""
+        """Whether any fold is requested."""
         from quant.folds.choose import parse
 
         return bool(parse(self.fold))
@@ -279,7 +287,7 @@ def quantize(
     *,
     quant: Annotated[
         str | None,
-        typer.Option("-t", "--type", metavar="TYPE", help=f"The file type; {DEFAULT} unless told."),
+        typer.Option("-t", "--type", metavar="TYPE", help=f"The file type; default: {DEFAULT}."),
     ] = None,
     steering: Steering,
     mixing: Mixing,
@@ -290,7 +298,7 @@ def quantize(
     writing: Writing,
     workers: Workers,
 ) -> None:
-    """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
+    """Quantize a checkpoint folder or GGUF into a smaller GGUF, in one pass, on all cores."""
     from llmcli.catalog.partial import check_apart
     from llmcli.commands import certifying, closing, folding, mixes, weights
     from quant import planning, recipe
@@ -299,7 +307,7 @@ def quantize(
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
     how, wish = planning.named(steering.method), verifying.wish(writing.threads)
     steering.check(how, sizing)
-    dry_run = writing.dry_run and not sizing.steered  # of what is gathered
+    dry_run = writing.dry_run and not sizing.steered  # whether statistics are not collected
     workers.join(ui, runs=verifying.verify or (steering.runs(how) and not dry_run))
     kept = reading.keep_source or verifying.verify or steering.folds or steering.runs(how)
     model = weights.find_model(source, config, ui, kept)
@@ -325,7 +333,8 @@ def quantize(
     if writing.out and not (most or writing.dry_run):
         road.check_place(opened, writing.out.expanduser())
     making = partial(_making, opened, how, steering, verifying, most, writing.threads)
-    if steering.runs(how):  # that takes long: what would be refused after it is refused before
+    # collecting takes long, so everything that can be refused is refused before
+    if steering.runs(how):
         weights.check_named(model, writing.out)
         mixes.rehearse(sizing, making(steering.promised), kind.name, wishes)
     known = steering.known(how, opened, writing, config, ui, dry_run=dry_run)
@@ -368,7 +377,7 @@ def _making(
     threads: int,
     known: Known,
 ) -> "Making":
-    """How plans are made by what is known."""
+    """Return a plan builder for these statistics."""
     from llmcli.commands.mixes import Making
     from quant import planning
     from quant.folds import rewrite

@@ -1,7 +1,8 @@
-"""What a model would take in every type of the list: the file, the run, and whether it fits.
+"""Sizes of a model in every file type: the file, the run, and whether it fits.
 
-Each type is rehearsed with a stand-in (standing.py) that has no vocabulary, whose reading is nearly
-all of the time of a rehearsal; its size alone is kept, since a row of logits has as many numbers.
+Each type is planned with a stand-in (standing.py) without a vocabulary, because reading the
+vocabulary takes most of the time. Only the number of its tokens is kept, which determines the size
+of the logits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,9 +27,11 @@ TERNARY = ("TQ1_0", "TQ2_0", "Q2_0", "Q1_0")
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """One type. `total`: bytes of all that llama.cpp maps and allocates, `process`: of the whole
-    process; None: not known. `fits`: as the receipt's. `imatrix`: it cannot be made without one.
-    `here`: the file is of this type.
+    """The sizes of one file type.
+
+    `file`: bytes of the file; `total`: bytes that llama.cpp maps and allocates; `process`: bytes of
+    the whole process; None if unknown. `fits`: as in the memory plan. `imatrix`: the type needs an
+    importance matrix. `here`: the file has this type.
     """
 
     type: str
@@ -42,7 +45,7 @@ class Quant:
 
     @property
     def few(self) -> bool:
-        """Whether only models that were trained in such values survive it."""
+        """Whether only models trained with such values remain usable."""
         return self.type in TERNARY
 
 
@@ -55,54 +58,58 @@ def quants(
     there: bool,
     draft: "Planner | None" = None,
 ) -> list[Quant]:
-    """Every type that this model's rows allow, the largest file first.
+    """Return every type that this model's rows allow, the largest file first.
 
-    `told` is the receipt of the file itself; not `there`: it is a stand-in for one that is still to
-    be made.
+    `told`: memory plan of the file itself. `there`: False if that file is a stand-in for one that
+    is not written yet.
     """
     from quant import quantize as road
     from quant.errors import Refusal
 
-    source, found = road.open_gguf(header.path), []
-    seen: dict[tuple[str, ...], Receipt] = {}
+    source, sizes = road.open_gguf(header.path), []
+    receipts: dict[tuple[str, ...], Receipt] = {}
     for name, kind in kinds().items():
         if name == "MXFP4_MOE" and not source.facts.experts:
-            continue  # for experts' matrices alone
+            continue  # only for expert matrices
         try:
             plan = road.sketch(source, name)
             stored = tuple(step.type for step in plan.steps)
-            if stored not in seen:  # rows that fill few blocks make several types alike
-                seen[stored] = _receipt(_hollow(plan, header), folder, options, gpu_layers, draft)
-            receipt = seen[stored]
-        except Refusal:  # rows that do not fill its blocks
+            if stored not in receipts:  # rows with few blocks make several types identical
+                receipts[stored] = _plan_type(
+                    _header_without_vocabulary(plan, header), folder, options, gpu_layers, draft
+                )
+            receipt = receipts[stored]
+        except Refusal:  # rows that do not fill the type's blocks
             continue
         total = receipt.sum("total")
         process = None if total is None or told.overhead is None else told.overhead + total
-        here = there and name == header.file_type
-        file = sum(one.stat().st_size for one in header.files) if here else plan.nbytes
-        found.append(
+        is_current_type = there and name == header.file_type
+        file_bytes = (
+            sum(shard.stat().st_size for shard in header.files) if is_current_type else plan.nbytes
+        )
+        sizes.append(
             Quant(
                 name,
-                file,
+                file_bytes,
                 plan.bits_per_weight,
                 total,
                 process,
                 receipt.fits,
                 kind.needs_imatrix,
-                here,
+                is_current_type,
             )
         )
-    return sorted(found, key=lambda one: -one.file)
+    return sorted(sizes, key=lambda one: -one.file)
 
 
 def kinds() -> "Mapping[str, FileType]":
-    """The list."""
+    """Return the file types by name."""
     from quant.file_types import FILE_TYPES
 
     return FILE_TYPES
 
 
-def _receipt(
+def _plan_type(
     layout: "Layout",
     folder: Path,
     options: "ContextOptions",
@@ -116,22 +123,22 @@ def _receipt(
     with path.open("wb") as stream:
         stream.write(layout.header)
         stream.truncate(layout.nbytes)
-    with planner(container.read(path), options, gpu_layers, draft) as held:
-        return held.receipt()
+    with planner(container.read(path), options, gpu_layers, draft) as open_planner:
+        return open_planner.receipt()
 
 
-def _hollow(plan: "Plan", header: "Header") -> "Layout":
-    """The header of a plan, its vocabulary but for the number of its words left out."""
+def _header_without_vocabulary(plan: "Plan", header: "Header") -> "Layout":
+    """Return the header of a plan, with the vocabulary replaced by the number of its tokens."""
     from quant import writer
     from quant.container import Array
 
     source = plan.source
-    words = header.metadata.get("tokenizer.ggml.tokens")
-    count = words.count if isinstance(words, Array) else 0
+    token_array = header.metadata.get("tokenizer.ggml.tokens")
+    n_tokens = token_array.count if isinstance(token_array, Array) else 0
     entries = {key: blob for key, blob in source.entries if not key.startswith(WORDS)}
     entries |= {
         "tokenizer.ggml.model": writer.entry("string", "no_vocab"),
-        f"{header.architecture}.vocab_size": writer.entry("uint32", count),
+        f"{header.architecture}.vocab_size": writer.entry("uint32", n_tokens),
         "general.file_type": writer.entry("uint32", plan.file_type.number),
     }
     tensors = [(step.weight.name, step.weight.shape, step.type) for step in plan.steps]
@@ -139,45 +146,48 @@ def _hollow(plan: "Plan", header: "Header") -> "Layout":
 
 
 def documents(found: Iterable[Quant], *, quantized: bool) -> list[dict[str, Any]]:
-    """The contract's `quants`; `quantized`: the source is, and another type would round it again."""
+    """Return the `quants` field of `plan --json`. `quantized`: the source is quantized, so that
+    other types would requantize it.
+    """
     return [
         {
-            "type": one.type,
-            "file_bytes": one.file,
-            "bits_per_weight": round(one.bits, 4),
-            "total_bytes": one.total,
-            "process_bytes": one.process,
-            "fits": one.fits,
-            "needs_imatrix": one.imatrix,
-            "present": one.here,
-            "requantizes": quantized and not one.here,
+            "type": quantized_size.type,
+            "file_bytes": quantized_size.file,
+            "bits_per_weight": round(quantized_size.bits, 4),
+            "total_bytes": quantized_size.total,
+            "process_bytes": quantized_size.process,
+            "fits": quantized_size.fits,
+            "needs_imatrix": quantized_size.imatrix,
+            "present": quantized_size.here,
+            "requantizes": quantized and not quantized_size.here,
         }
-        for one in found
+        for quantized_size in found
     ]
 
 
 def tell(found: list[Quant], ui: "UI", *, quantized: bool) -> None:
-    """The table for people."""
-    words = {True: "yes", False: "no", None: "unknown"}
+    """Print the table."""
+    fits_words = {True: "yes", False: "no", None: "unknown"}
     rows = [
         (
-            one.type,
-            size(one.file),
-            f"{one.bits:.2f}",
-            "unknown" if one.total is None else size(one.total),
-            words[one.fits],
+            quantized_size.type,
+            size(quantized_size.file),
+            f"{quantized_size.bits:.2f}",
+            "unknown" if quantized_size.total is None else size(quantized_size.total),
+            fits_words[quantized_size.fits],
             ", ".join(
-                ["this file"] * one.here
-                + ["needs an imatrix"] * one.imatrix
-                + ["noise unless trained so"] * one.few
+                ["this file"] * quantized_size.here
+                + ["needs an imatrix"] * quantized_size.imatrix
+                + ["noise unless trained for it"] * quantized_size.few
             ),
         )
-        for one in found
+        for quantized_size in found
     ]
     ui.text()
-    columns = ("as type", "file", "bits/weight", "llama.cpp in all", "fits", "")
+    columns = ("as type", "file", "bits/weight", "llama.cpp total", "fits", "")
     ui.table(columns, rows, right=columns[1:5])
     if quantized:
         ui.text(
-            "the file is quantized already: another type rounds it again; a float checkpoint gives a better one"
+            "the file is already quantized: another type adds its error to that; "
+            "a float checkpoint gives a better file"
         )

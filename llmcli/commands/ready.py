@@ -1,7 +1,5 @@
-"""From a name to a file that can be run: fetch what is missing, quantize what is still in floats.
-
-What `pull --quant`, `chat`, `run` and `bench` share. It joins the catalog with quant and knows
-neither the runtime nor the terminal.
+"""Prepares a model: fetches missing files and quantizes floats where needed. Used by `pull
+--quant`, `chat`, `run` and `bench`.
 """
 
 from dataclasses import replace
@@ -17,25 +15,27 @@ FLOATS = ("F32", "F16", "BF16")
 
 
 def ready(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
-    """The model called `ref` as a GGUF that can be loaded: `path` of what is returned.
+    """Return the model called `ref` as a GGUF that can be loaded; its `path` is the file.
 
-    A float checkpoint becomes its catalog type; a file already quantized is used as it is unless
-    `quant` (or the name itself, NAME:TYPE) asks for another type. Raises Refusal: for pickles it
-    names the pull that reads them.
+    A float checkpoint is quantized to its catalog type; a quantized file is used as it is unless
+    `quant` (or the name itself, NAME:TYPE) requests another type. Raises UserError; for pickled
+    weights its hint is the pull command that reads them.
     """
     if quant:
         quant = checked(quant)
-    with pickles.offered(lambda: _pull(ref, quant, config)):
+    with pickles.offered(lambda: _pull_command(ref, quant, config)):
         model = fetched(ref, quant, config, ui)
-        wanted = quant or model.quant or promised(model)
-        return derive(model, wanted, config, ui) if wanted else model
+        file_type = quant or model.quant or promised(model)
+        return derive(model, file_type, config, ui) if file_type else model
 
 
-def _pull(ref: str, quant: str | None, config: Config) -> list[str]:
-    """The command that would leave here what is wanted, of pickles too."""
-    wanted = fetch.resolve(ref, config)
-    kind = quant or wanted.ref.quant or (wanted.entry.quant if wanted.entry else "Q4_K_M")
-    return ["llmcli", "pull", ref, "--quant", kind, "--allow-pickle"]
+def _pull_command(ref: str, quant: str | None, config: Config) -> list[str]:
+    """Return the `llmcli pull` command that reads pickles and prepares the requested file."""
+    resolved = fetch.resolve(ref, config)
+    file_type = (
+        quant or resolved.ref.quant or (resolved.entry.quant if resolved.entry else "Q4_K_M")
+    )
+    return ["llmcli", "pull", ref, "--quant", file_type, "--allow-pickle"]
 
 
 def fetched(
@@ -49,26 +49,31 @@ def fetched(
     source: str | None = None,
     force: bool = False,
 ) -> Model:
-    """The model called `ref`, as little of it as is needed: what is here, or of a checkpoint only
-    what is read.
+    """Return the model called `ref`, from this disk if possible; of a remote checkpoint only the
+    needed parts are read.
 
-    Where a type is named a checkpoint on the hub stays there, unless `keep_source`. Raises Refusal.
+    If a type is requested, a checkpoint on the hub is not downloaded whole unless `keep_source`.
+    Raises UserError.
     """
-    here = None if force else fetch.find(ref, config, ui, revision=revision, source=source)
-    if here is None and not keep_source:
+    local_model = None if force else fetch.find(ref, config, ui, revision=revision, source=source)
+    if local_model is None and not keep_source:
         if not force and (
-            made := straight.made(ref, quant, config, ui, revision=revision, source=source)
+            quantized := straight.made(ref, quant, config, ui, revision=revision, source=source)
         ):
-            return made
+            return quantized
         if (quant or fetch.resolve(ref, config).ref.quant) and (
-            model := straight.open_checkpoint(ref, config, ui, revision=revision, source=source)
+            checkpoint := straight.open_checkpoint(
+                ref, config, ui, revision=revision, source=source
+            )
         ):
-            return model
-    return here or fetch.obtain(ref, config, ui, revision=revision, source=source, force=force)
+            return checkpoint
+    return local_model or fetch.obtain(
+        ref, config, ui, revision=revision, source=source, force=force
+    )
 
 
 def promised(model: Model) -> str | None:
-    """The type that the catalog says a GGUF of floats becomes; None for a file of any other kind."""
+    """Return the type that the catalog prescribes for a GGUF of floats; None for any other file."""
     from quant import container
 
     if model.source.startswith("quantized:"):
@@ -83,8 +88,9 @@ def promised(model: Model) -> str | None:
 
 
 def checked(quant: str) -> str:
-    """The full name of a file type; raises Refusal with the nearest names before anything is
-    fetched.
+    """Return the full name of a file type.
+
+    Raises UserError, with the nearest names, before anything is fetched.
     """
     from quant import recipe
 
@@ -92,7 +98,7 @@ def checked(quant: str) -> str:
 
 
 def derive(model: Model, file_type: str, config: Config, ui: UI) -> Model:
-    """`model` in `file_type`: itself if it is that, else quantized now unless that is here already."""
+    """Return `model` in `file_type`: itself, an earlier quantized file, or one made now."""
     from llmcli.commands.weights import quantize_to
     from quant import container
 
@@ -101,19 +107,19 @@ def derive(model: Model, file_type: str, config: Config, ui: UI) -> Model:
         return model
     out = store.derived_path(config, model, file_type)
     with store.locked(store.lock_file(config, model.name), ui, model.name):
-        made = store.load_derived(config, model, file_type)
-        if made is None:
+        quantized = store.load_derived(config, model, file_type)
+        if quantized is None:
             allowed = config.allow_pickle and model.kind == "folder"
             quantize_to(model.path, file_type, out, ui, blobs=model.blobs, allow_pickle=allowed)
-            made = store.record_derived(config, model, file_type, model.record)
+            quantized = store.record_derived(config, model, file_type, model.record)
     return replace(
         model,
-        name=made.name,
-        path=Path(made.path),
+        name=quantized.name,
+        path=Path(quantized.path),
         kind="gguf",
-        bytes=made.bytes,
-        sha256=made.sha256,
-        source=made.source,
+        bytes=quantized.bytes,
+        sha256=quantized.sha256,
+        source=quantized.source,
         quant=None,
         blobs=None,
         record={},

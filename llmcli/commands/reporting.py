@@ -1,5 +1,6 @@
-"""`--report` and `--chart`: flags of every command that draws; the path is checked first, the page
-written last.
+"""`--report` and `--chart`, the options of every command that draws.
+
+The report path is checked before anything is measured; the page is written at the end.
 """
 
 import sys
@@ -17,16 +18,19 @@ if TYPE_CHECKING:
 
 Report = Annotated[
     Path | None,
-    typer.Option("--report", metavar="FILE", help="Write a page of pictures and tables."),
+    typer.Option("--report", metavar="FILE", help="Write a page of charts and tables."),
 ]
 Charts = Annotated[
     bool | None,
-    typer.Option("--chart/--no-chart", help="Draw pictures in the terminal; default: only on one."),
+    typer.Option(
+        "--chart/--no-chart",
+        help="Draw charts in the terminal; default: only if stdout is a terminal.",
+    ),
 ]
 
 
 def check(path: Path | None) -> None:
-    """Raise UserError for a page that could not be written, before anything is measured."""
+    """Raise UserError if the report page could not be written to `path`."""
     from llmcli.catalog.partial import check_place
 
     if path is not None:
@@ -39,24 +43,24 @@ def show(
     how: tuple[Path | None, bool | None],
     ui: "UI",
 ) -> None:
-    """Draw and write what was measured; call it when the results have been printed.
+    """Draw the charts and write the report page; call it after the results were printed.
 
-    `how` is what --report and --chart said: with --chart all pictures of the page are drawn,
-    unasked on a terminal those of the `few` that tell what a table does not. The page is made once,
-    and only if it is needed.
+    `page` builds the page, at most once and only if needed. `few` builds the charts that are drawn
+    by default on a terminal, if they show more than a table. `how` holds the values of --report and
+    --chart: with --chart, all charts of the page are drawn.
     """
     from llmcli.bench.charts import terminal
     from llmcli.bench.charts.page import html
     from llmcli.catalog.partial import write_whole
 
-    path, wanted = how
-    made = page() if path is not None or wanted else None
-    charts: Sequence[Chart] = made.charts if made and wanted else ()
-    if wanted is None and not ui.json and sys.stdout.isatty():
+    path, draw_all = how
+    report_page = page() if path is not None or draw_all else None
+    charts: Sequence[Chart] = report_page.charts if report_page and draw_all else ()
+    if draw_all is None and not ui.json and sys.stdout.isatty():
         charts = [chart for chart in few() if terminal.telling(chart)]
     for chart in charts:
         ui.text()
         ui.drawing(partial(terminal.text, chart))
-    if path is not None and made:
-        write_whole(path, html(made).encode())
+    if path is not None and report_page:
+        write_whole(path, html(report_page).encode())
         ui.note(f"report: {path}")

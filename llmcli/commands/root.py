@@ -1,5 +1,5 @@
-"""The command line: every command under its word. A module is imported when one of its words is
-asked for.
+"""The command line: every command by name. A command's module is imported when it is first
+needed.
 """
 
 from importlib import import_module
@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from llmcli import __version__
 
-# In the order of --help: the modules of this folder, and the words that each registers.
+# in the order of --help: the modules of this folder and the commands that each registers
 WORDS = {
     "models": ("pull", "list", "rm", "gc", "alias"),
     "show": ("show",),
@@ -34,15 +34,15 @@ MODULES = {word: module for module, words in WORDS.items() for word in words}
 
 
 class Commands(TyperGroup):
-    """All words are known, commands are made when they are wanted."""
+    """A command group that creates its commands when they are needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """As --help has them."""
+        """Return the commands in the order of --help."""
         return list(MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a word; for one that nobody knows all are made: those like it are
-        suggested.
+        """Return a command by name; for an unknown name all commands are created, so that similar
+        ones are suggested.
         """
         for word in [cmd_name] if cmd_name in MODULES else MODULES:
             if word not in self.commands:
@@ -51,10 +51,10 @@ class Commands(TyperGroup):
 
 
 def made(module: str) -> dict[str, Any]:
-    """What a module of this folder registers, by its words."""
-    part = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-    import_module(f"llmcli.commands.{module}").register(part)
-    return dict(typer.main.get_group(part).commands)
+    """Import a module of this folder and return the commands that it registers, by name."""
+    group = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    import_module(f"llmcli.commands.{module}").register(group)
+    return dict(typer.main.get_group(group).commands)
 
 
 app = typer.Typer(
@@ -77,7 +77,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version and leave."
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
     """From a checkpoint to tokens on this machine: pull, quantize, chat, bench."""

@@ -1,8 +1,4 @@
-"""Models as an evaluation needs them: open side by side, or one after the other where both do not
-fit into memory.
-
-It knows contexts and chunks, and nothing of what the logits are good for.
-"""
+"""The models of an evaluation: open side by side, or in turn if both do not fit into memory."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,13 +19,13 @@ from llmcli.runtime.scoring import ChunkScorer
 from quant.container import Array, Header
 from quant.evaluate import I32, Chunks
 
-HELD = 4 << 30  # bytes of a base's logits that are held at most while the model takes its turn
+HELD = 4 << 30  # bytes of base logits that are buffered while the other model is open
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A file to be read by, and how: `options` are decided (hardware/fit.py), their ctx_size is a
-    chunk's.
+    """A model file and how to run it. `options` are resolved (hardware/fit.py); their ctx_size is
+    the chunk length.
     """
 
     header: Header
@@ -38,15 +34,15 @@ class Side:
 
     @property
     def n_vocab(self) -> int:
-        """Words of the vocabulary, as the file says."""
-        found = self.header.metadata.get("tokenizer.ggml.tokens")
-        return found.count if isinstance(found, Array) else 0
+        """The vocabulary size according to the file, 0 if it has no vocabulary."""
+        token_array = self.header.metadata.get("tokenizer.ggml.tokens")
+        return token_array.count if isinstance(token_array, Array) else 0
 
     def context(self, chunks: int, n_vocab: int) -> ContextOptions:
-        """A context for so many chunks at once."""
+        """Return the options of a context for `chunks` chunks at once."""
         options = self.options
         assert options.ctx_size and options.threads, options
-        one = ContextOptions(
+        single_chunk = ContextOptions(
             options.ctx_size,
             options.batch_size,
             options.rows,
@@ -57,111 +53,134 @@ class Side:
             options.cache_type_v,
             options.flash_attn,
         )
-        return scoring.context_options(one, n_vocab, chunks)
+        return scoring.context_options(single_chunk, n_vocab, chunks)
 
 
 def both_fit(model: Side, base: Side) -> bool:
-    """Whether both models' weights fit into the free memory; on a CPU they may be there twice, laid
-    out anew.
+    """Return whether the weights of both models fit into the free memory.
+
+    On a CPU each model is counted twice, because its weights may also be repacked.
     """
     if model.header.path == base.header.path:
         return True
     weights = model.header.tensor_bytes + base.header.tensor_bytes
-    if model.gpu_layers and base.gpu_layers and (free := devices.gpu_free()) is not None:
-        return weights * 1.1 < free
-    free = host.available_memory()
-    return free is None or 2 * weights < free
+    if model.gpu_layers and base.gpu_layers and (free_bytes := devices.gpu_free()) is not None:
+        return weights * 1.1 < free_bytes
+    free_bytes = host.available_memory()
+    return free_bytes is None or 2 * weights < free_bytes
 
 
 @contextmanager
 def opened(
     model: Side, base: Side | None, chunks: int
 ) -> Iterator[tuple[ChunkScorer, ChunkScorer | None]]:
-    """Both sides open; a file that is both is loaded once."""
+    """Open the scorers of one or both models; a file that is both model and base is loaded once."""
     with ExitStack() as stack:
-        mine = stack.enter_context(_model(model))
-        first = stack.enter_context(open_context(mine, model.context(chunks, mine.n_vocab)))
+        model_weights = stack.enter_context(_open_side(model))
+        model_context = stack.enter_context(
+            open_context(model_weights, model.context(chunks, model_weights.n_vocab))
+        )
         if base is None:
-            yield ChunkScorer(mine, first), None
+            yield ChunkScorer(model_weights, model_context), None
             return
-        yours = mine if base.header.path == model.header.path else stack.enter_context(_model(base))
-        second = stack.enter_context(open_context(yours, base.context(chunks, yours.n_vocab)))
-        yield ChunkScorer(mine, first), ChunkScorer(yours, second)
+        base_weights = (
+            model_weights
+            if base.header.path == model.header.path
+            else stack.enter_context(_open_side(base))
+        )
+        base_context = stack.enter_context(
+            open_context(base_weights, base.context(chunks, base_weights.n_vocab))
+        )
+        yield ChunkScorer(model_weights, model_context), ChunkScorer(base_weights, base_context)
 
 
 def in_turn(
     model: Side, base: Side, text: Chunks, groups: list[list[int]]
 ) -> Iterator[tuple[list[int], ChunkScorer, "Held"]]:
-    """Groups of chunks with the model open, and the base's logits of them, which were computed when
-    it was.
+    """Yield each group of chunks with the open model's scorer and the base's logits, opening the
+    two models in turn.
 
-    As many groups as `HELD` bytes of logits hold, or half of the memory that is free, are taken at
-    each turn.
+    The base computes the logits of as many groups as fit into `HELD` bytes or half of the free
+    memory; then the model is opened for these groups. This repeats until every group was yielded.
     """
-    at_once = max(map(len, groups))
-    left = list(groups)
-    while left:
-        with opened(base, None, at_once) as (scorer, _):
-            free = host.available_memory()
-            room = HELD if free is None else min(HELD, free // 2)
-            most = max(1, room // (4 * scorer.n_vocab * text.scored * at_once))
-            held = [
+    group_size = max(map(len, groups))
+    remaining = list(groups)
+    while remaining:
+        with opened(base, None, group_size) as (scorer, _):
+            free_bytes = host.available_memory()
+            buffer_bytes = HELD if free_bytes is None else min(HELD, free_bytes // 2)
+            n_groups = max(1, buffer_bytes // (4 * scorer.n_vocab * text.scored * group_size))
+            buffered = [
                 Held([block.copy() for block in scorer.blocks(text.ids[group])])
-                for group in left[:most]
+                for group in remaining[:n_groups]
             ]
-        with opened(model, None, at_once) as (scorer, _):
-            for group, logits in zip(left[:most], held, strict=True):
+        with opened(model, None, group_size) as (scorer, _):
+            for group, logits in zip(remaining[:n_groups], buffered, strict=True):
                 yield group, scorer, logits
-        left = left[most:]
+        remaining = remaining[n_groups:]
 
 
 class Held:
-    """The logits of one group of chunks, as they came."""
+    """The buffered logits of one group of chunks, blocks of `[rows, vocabulary]`."""
 
     def __init__(self, blocks: list[NDArray[np.float32]]) -> None:
         self._blocks = blocks
 
     def blocks(self, ids: I32) -> Iterator[NDArray[np.float32]]:
-        """The same again."""
+        """Yield the buffered blocks; `ids` is ignored."""
         yield from self._blocks
 
 
 def tokens(side: Side, words: str) -> list[int]:
-    """As llama-perplexity: control tokens are text, BOS as the file says."""
+    """Return the tokens of a text as llama-perplexity does: control tokens are plain text, BOS
+    follows the file.
+    """
     with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
-        found = model.tokenize(words, special=False, add_special=True)
+        token_ids = model.tokenize(words, special=False, add_special=True)
         if (
             side.header.metadata.get("tokenizer.ggml.add_eos_token")
-            and found
-            and found[-1] == model.eos
+            and token_ids
+            and token_ids[-1] == model.eos
         ):
-            found.pop()
-        return found
+            token_ids.pop()
+        return token_ids
 
 
 def refuse_other(model: Side, base: Side, found: list[int], words: str) -> None:
-    """Raise UserError where the base's vocabulary is another, or splits the text otherwise."""
-    mine, yours = model.header, base.header
-    what = vocabulary.difference(mine, yours)
-    if not what and _rules(mine) != _rules(yours) and tokens(base, words) != found:
-        what = "it splits the text otherwise (another pre-tokenizer, or another rule for BOS)"
-    if what:
+    """Raise UserError if the base has a different vocabulary, or splits the text into other tokens.
+
+    `found` are the tokens of `words` by the model's own tokenizer.
+    """
+    model_header, base_header = model.header, base.header
+    difference = vocabulary.difference(model_header, base_header)
+    if (
+        not difference
+        and _tokenizer_metadata(model_header) != _tokenizer_metadata(base_header)
+        and tokens(base, words) != found
+    ):
+        difference = (
+            "it splits the text differently (another pre-tokenizer, or another rule for BOS)"
+        )
+    if difference:
         raise UserError(
-            f"{yours.path.name} cannot be the base of {mine.path.name}, its vocabulary is another: {what}",
+            f"{base_header.path.name} cannot be the base of {model_header.path.name}: "
+            f"their vocabularies differ: {difference}",
             hint="--base takes a file of the same model in higher precision",
         )
 
 
 @contextmanager
-def _model(side: Side) -> Iterator[Model]:
+def _open_side(side: Side) -> Iterator[Model]:
     with open_model(
         side.header.path, gpu_layers=side.gpu_layers, latent=side.header.latent
     ) as model:
         yield model
 
 
-def _rules(header: Header) -> dict[str, object]:
-    """All that a file says of its tokenizer: merges, scores, pre-tokenizer, flags."""
+def _tokenizer_metadata(header: Header) -> dict[str, object]:
+    """Return everything in the file that affects tokenization: merges, scores, pre-tokenizer,
+    flags.
+    """
     return {
         key: value.raw() if isinstance(value, Array) else value
         for key, value in header.metadata.items()

@@ -1,6 +1,4 @@
-"""`llmcli serve`: a model behind OpenAI's HTTP surface. Parse, open, serve until it is told to
-stop.
-"""
+"""`llmcli serve`: serves a model over HTTP with OpenAI's API until it is stopped."""
 
 import os
 import time
@@ -28,82 +26,101 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SHORTEST = 8  # characters of a key
+SHORTEST = 8  # characters of an API key
 MOST_PARALLEL, MOST_WAITING = 128, 100_000
-STREAM_EVERY = 33.0  # milliseconds: thirty pictures a second
-MOST_BODY = 8 << 20  # a context of 100,000 tokens is half a megabyte of text
+STREAM_EVERY = 33.0  # milliseconds: about thirty updates per second
+MOST_BODY = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 
-Address = Annotated[str, typer.Option(help="Address; beyond this machine only with a key.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+Address = Annotated[
+    str, typer.Option(help="Address to listen on; beyond this machine a key is required.")
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")]
 GrpcPort = Annotated[
     int | None,
     typer.Option(
-        min=1, max=65535, help="Also answer over gRPC on this port (pip install 'llmcli[grpc]')."
+        min=1, max=65535, help="Also serve gRPC on this port (pip install 'llmcli[grpc]')."
     ),
 ]
 Parallel = Annotated[
     int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")
 ]
 Waiting = Annotated[
-    int, typer.Option(min=0, max=MOST_WAITING, help="Requests that may wait beside them; then 429.")
+    int,
+    typer.Option(
+        min=0, max=MOST_WAITING, help="Requests that may wait; further ones are refused (429)."
+    ),
 ]
 Alias = Annotated[
     list[str] | None,
-    typer.Option("-a", "--alias", help="What requests call the model; may be repeated."),
+    typer.Option("-a", "--alias", help="Model name in the API; repeatable."),
 ]
 Keys = Annotated[
-    list[str] | None, typer.Option(metavar="KEY", help="Who asks must bring it; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="KEY", help="API key that requests must carry; repeatable."),
 ]
 KeyFiles = Annotated[
-    list[Path] | None, typer.Option(metavar="FILE", help="Keys, one a line; may be repeated.")
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="File of API keys, one per line; repeatable."),
 ]
 TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the private key, PEM.")]
 TlsCert = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the certificate, PEM.")]
 Cors = Annotated[
     list[str] | None,
-    typer.Option(metavar="ORIGIN", help="Pages of this origin may ask, * any; may be repeated."),
+    typer.Option(metavar="ORIGIN", help="Allow web pages of this origin, * for any; repeatable."),
 ]
 AllowHost = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME", help="A name that the server goes by (Host), beside localhost; * any."
+        metavar="NAME",
+        help="Another Host name to accept besides localhost, * for any; repeatable.",
     ),
 ]
-Body = Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Of a request's body, at most.")]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens of any answer.")]
+Body = Annotated[
+    int, typer.Option(min=1024, metavar="BYTES", help="Maximum size of a request's body.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of tokens of any answer.")
+]
 Pooling = Annotated[
     str | None,
     typer.Option(
-        metavar="mean|cls|last", help="How tokens become one embedding, else by the file."
+        metavar="mean|cls|last",
+        help="How tokens become one embedding; default: as the file says.",
     ),
 ]
 Drain = Annotated[
-    float, typer.Option(min=0, metavar="SECONDS", help="For answers to end in when it stops.")
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="Time for answers to finish when it stops."),
 ]
 Replicas = Annotated[
-    int, typer.Option(min=0, max=256, metavar="N", help="So many models side by side (Ray Serve).")
+    int, typer.Option(min=0, max=256, metavar="N", help="Number of model replicas (Ray Serve).")
 ]
 Ray = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="The replicas' cluster: auto, or HOST:PORT.")
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Ray cluster of the replicas: auto, or HOST:PORT."),
 ]
 WhileStdin = Annotated[
-    bool, typer.Option("--while-stdin", help="Stop when standard input ends, as with its starter.")
+    bool,
+    typer.Option("--while-stdin", help="Stop when standard input closes, as its parent exits."),
 ]
 StreamEvery = Annotated[
     float,
     typer.Option(
-        min=0, max=1000, metavar="MS", help="Tokens that come sooner go together; 0: each alone."
+        min=0,
+        max=1000,
+        metavar="MS",
+        help="Send tokens that arrive within this time together; 0: each alone.",
     ),
 ]
 Private = Annotated[
     bool,
     typer.Option(
         "--private",
-        help="Clients (by key, else address) share no cells: times tell who asked alike.",
+        help="Clients (by key, else address) share no cache: response times reveal nothing.",
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="When ready, one JSON document with the address.")
+    bool, typer.Option("--json", help="When ready, print one JSON document with the address.")
 ]
 
 
@@ -138,16 +155,19 @@ def serve(
     while_stdin: WhileStdin = False,
     json: Json = False,
 ) -> None:
-    """Answer many at once over HTTP, as OpenAI's API does."""
+    """Answer many requests at once over HTTP, with OpenAI's API."""
     from llmcli.commands import apart, hosting
     from llmcli.serve import guard, server, tether
 
     given = flags.read(ctx)
-    ref = _model(ref, given)
+    ref = _require_model(ref, given)
     hosting.check(given)
-    keys = _keys(api_key or [], api_key_file or [], host)
+    keys = _read_keys(api_key or [], api_key_file or [], host)
     server.check_tls(ssl_key_file, ssl_cert_file)
-    pages, hosts = tuple(map(guard.origin, cors or ())), tuple(map(guard.host, allow_host or ()))
+    origins, host_names = (
+        tuple(map(guard.origin, cors or ())),
+        tuple(map(guard.host, allow_host or ())),
+    )
     _check_pooling(pooling)
     if grpc_port is not None:
         _check_grpc(apart=bool(given.rpc or replicas or ray))
@@ -155,7 +175,7 @@ def serve(
     if while_stdin:
         tether.tie(0)
     with server.bound(host, port) as socket:
-        wish = Wish(
+        request = Wish(
             ref,
             given,
             config,
@@ -166,8 +186,8 @@ def serve(
                 "names": tuple(alias or ()),
                 "most_tokens": max_tokens,
                 "keys": keys,
-                "cors": pages,
-                "allow_hosts": hosts,
+                "cors": origins,
+                "allow_hosts": host_names,
                 "max_body": max_body,
                 "drain": drain,
                 "host": host,
@@ -181,11 +201,11 @@ def serve(
             private,
         )
         if replicas or ray:
-            stopped = apart.run_replicas(wish, replicas or 1, ray, socket)
+            stopped = apart.run_replicas(request, replicas or 1, ray, socket)
         elif given.rpc:
-            stopped = apart.run(wish, socket)
+            stopped = apart.run(request, socket)
         else:
-            with opened(wish) as (bridge, settings):
+            with opened(request) as (bridge, settings):
                 ready = partial(tell, settings, bridge.runner.n_ctx, parallel, ui)
                 stopped = server.run(bridge, settings, socket, ready)
     if stopped == "SIGINT":
@@ -194,8 +214,10 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be served, as one value that travels to another process; `settings` are those of
-    the server alone, `every` is in seconds.
+    """What to serve, as one value that can be sent to another process.
+
+    `settings`: fields of the server's settings; `every`: seconds between two updates of a stream;
+    `private`: clients share no cached prefixes.
     """
 
     ref: str
@@ -211,42 +233,50 @@ class Wish:
 
 
 @contextmanager
-def opened(wish: Wish) -> "Iterator[tuple[Bridge, Settings]]":
-    """The model, open, with its engine's thread."""
+def opened(request: Wish) -> "Iterator[tuple[Bridge, Settings]]":
+    """Open the model with its engine thread; yield the bridge and the server's settings.
+
+    Raises UserError.
+    """
     from llmcli.commands import hosting
     from llmcli.serve.bridge import Bridge
 
-    args = wish.ref, wish.given, wish.config, wish.ui, wish.parallel
-    with hosting.host(*args, apart=True, private=wish.private) as hosted:
-        if wish.pooling:
-            hosted.runner.pooling = wish.pooling
-            hosted.runner.embedder()  # or say now that it cannot be
-        with closing(Bridge(hosted.runner, wish.parallel, wish.waiting, wish.every)) as bridge:
-            yield bridge, _settings(hosted, wish.given, **wish.settings)
+    args = request.ref, request.given, request.config, request.ui, request.parallel
+    with hosting.host(*args, apart=True, private=request.private) as hosted:
+        if request.pooling:
+            hosted.runner.pooling = request.pooling
+            hosted.runner.embedder()  # fail now if the model cannot make embeddings
+        with closing(
+            Bridge(hosted.runner, request.parallel, request.waiting, request.every)
+        ) as bridge:
+            yield bridge, _build_settings(hosted, request.given, **request.settings)
 
 
 def tell(settings: "Settings", n_ctx: int, parallel: int, ui: "UI") -> None:
-    """Say that it is ready, and where."""
+    """Print that the server is ready, and its address."""
     from llmcli.serve import server
 
-    where = server.address(settings)
+    url = server.address(settings)
     if ui.json:
-        about = {"url": where, "host": settings.host, "port": settings.port, "pid": os.getpid()}
-        about |= {} if settings.grpc_port is None else {"grpc_port": settings.grpc_port}
-        ui.result({**about, "model": settings.name, "parallel": parallel, "n_ctx": n_ctx})
+        document = {"url": url, "host": settings.host, "port": settings.port, "pid": os.getpid()}
+        document |= {} if settings.grpc_port is None else {"grpc_port": settings.grpc_port}
+        ui.result({**document, "model": settings.name, "parallel": parallel, "n_ctx": n_ctx})
     else:
-        also = "" if settings.grpc_port is None else f", gRPC on port {settings.grpc_port}"
+        grpc_note = "" if settings.grpc_port is None else f", gRPC on port {settings.grpc_port}"
         ui.note(
-            f"{settings.name} is served at {where}/v1{also} · {parallel} at once · Ctrl-C stops"
+            f"{settings.name} is served at {url}/v1{grpc_note} · {parallel} answers at once · "
+            "Ctrl-C stops"
         )
 
 
-def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: Any) -> "Settings":
+def _build_settings(
+    hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: Any
+) -> "Settings":
     from llmcli.serve.settings import Settings
 
     runner = hosted.runner
     predict = None if given.predict in (None, -1) else given.predict
-    most = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
+    context_limit = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
     return Settings(
         names or (hosted.name,),
         int(time.time()),
@@ -254,17 +284,17 @@ def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: An
         hosted.system,
         given.stops,
         predict,
-        most_context=most if given.options.ctx_size is None else runner.n_ctx,
+        most_context=context_limit if given.options.ctx_size is None else runner.n_ctx,
         **more,
     )
 
 
-def _model(ref: str | None, given: Flags) -> str:
+def _require_model(ref: str | None, given: Flags) -> str:
     if ref and given.model:
-        raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
-    if (named := ref or given.model) is None:
+        raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
+    if (model_ref := ref or given.model) is None:
         raise UsageError("no model given", hint=f"llmcli serve {DEFAULT}")
-    return named
+    return model_ref
 
 
 def _check_pooling(wanted: str | None) -> None:
@@ -273,12 +303,12 @@ def _check_pooling(wanted: str | None) -> None:
     from llmcli.runtime.embedder import KINDS
 
     if wanted not in KINDS:
-        more = {
-            "none": "OpenAI's API has one vector a text",
-            "rank": "a file that ranks says so itself",
+        reasons = {
+            "none": "OpenAI's API returns one vector per text",
+            "rank": "reranking models set it in their file",
         }
         hint = f"--pooling takes {', '.join(KINDS)}" + (
-            f": {more[wanted]}" if wanted in more else ""
+            f": {reasons[wanted]}" if wanted in reasons else ""
         )
         raise UsageError(f"--pooling is {wanted!r}", hint=hint)
 
@@ -288,31 +318,34 @@ def _check_grpc(apart: bool) -> None:
 
     if apart:
         raise UserError(
-            "--grpc-port needs the model in this process, and it would be in another",
-            hint="leave out --rpc, --replicas and --ray, or ask over HTTP",
+            "--grpc-port needs the model in this process, but it runs in another",
+            hint="leave out --rpc, --replicas and --ray, or use HTTP",
         )
     procedures.check()
 
 
-def _keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...]:
-    """The keys of the command line and of files, where empty lines and those that begin with # are
-    none. Raises UserError where there is none and others than this machine would not need one.
+def _read_keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...]:
+    """Return the API keys of the command line and the key files, in which empty lines and #
+    comments are skipped.
+
+    Raises UserError for unusable keys, or if other machines could connect without a key.
     """
     lines = [
         line.strip() for file in files for line in flags.text_file(file.expanduser()).splitlines()
     ]
-    found = [*typed, *(line for line in lines if line and not line.startswith("#"))]
-    if files and not found:
-        raise UserError(f"there is no key in {files[0]}", hint="write one a line")
-    for key in found:
+    keys = [*typed, *(line for line in lines if line and not line.startswith("#"))]
+    if files and not keys:
+        raise UserError(f"there is no key in {files[0]}", hint="write one key per line")
+    for key in keys:
         if len(key) < SHORTEST or not (key.isascii() and key.isprintable()) or " " in key:
             raise UserError(
-                "an API key is too short, or has letters that no header takes",
-                hint=f"take {SHORTEST} or more of ASCII without spaces: openssl rand -hex 16 makes one",
+                "an API key is too short, or contains characters that HTTP headers do not allow",
+                hint=f"use {SHORTEST} or more ASCII characters without spaces, "
+                "such as the output of: openssl rand -hex 16",
             )
-    if host not in LOOPBACK and not found:
+    if host not in LOOPBACK and not keys:
         raise UserError(
-            f"{host} can be reached from other machines, and nobody would need a key",
+            f"{host} can be reached from other machines, and no API key is set",
             hint="add --api-key KEY (or --api-key-file FILE), or leave out --host",
         )
-    return tuple(found)
+    return tuple(keys)

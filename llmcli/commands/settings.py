@@ -1,8 +1,6 @@
-"""The settings that `llmcli pareto` sets beside one another: a plan for each type or size, method
-and fold.
+"""Builds the plans that `llmcli pareto` compares: one for each type or size, method and fold.
 
-What they need to have measured is gathered where it is not given; sizes are allocated and folds
-chosen here, before anything is made. It knows plans, and nothing of what becomes of them.
+Missing statistics are collected, sizes allocated and folds chosen here, before any file is written.
 """
 
 from collections.abc import Sequence
@@ -31,44 +29,47 @@ Measured = tuple[Imatrix | None, Moments | None]
 def plans_of(
     source: "Source", settings: Settings, threads: int, config: "Config", ui: "UI"
 ) -> dict[str, "Plan"]:
-    """A plan for each setting, by its name; all that cannot be made is refused here."""
+    """Return a plan for each setting, by its name.
+
+    Raises UserError or UsageError if any setting is impossible.
+    """
     bases.check(source)
-    sizes = _words(settings.target_size)
+    sizes = _split_list(settings.target_size)
     types = [
-        recipe.parse(one).name
-        for one in _words(TYPES if settings.types is None and not sizes else settings.types)
+        recipe.parse(word).name
+        for word in _split_list(TYPES if settings.types is None and not sizes else settings.types)
     ]
-    methods = [planning.named(one).name for one in _words(settings.methods)]
+    methods = [planning.named(word).name for word in _split_list(settings.methods)]
     folds = list(dict.fromkeys(settings.fold or ["none"]))
     for size in sizes:
         Sizing(target_size=size).check(split=False, typed=False, wished=False)
     if not (types or sizes) or not methods:
-        raise UsageError("there is no setting", hint=f"--types {TYPES} --methods ggml")
-    plain = _making(source, "ggml", "none", (None, None), threads)
-    for size in sizes:  # all of them before minutes of measuring for the first
-        allocating.reachable(source, plain.of, Sizing(target_size=size))
-    measured = _measured(source, settings, (methods, folds), threads, config, ui)
-    made = {}
+        raise UsageError("nothing to compare", hint=f"--types {TYPES} --methods ggml")
+    ggml_builder = _make_builder(source, "ggml", "none", (None, None), threads)
+    for size in sizes:  # check all sizes before the first is measured for minutes
+        allocating.reachable(source, ggml_builder.of, Sizing(target_size=size))
+    measured = _load_statistics(source, settings, (methods, folds), threads, config, ui)
+    plans = {}
     for fold in folds:
         for method in methods:
-            making = _making(source, method, fold, measured, threads)
+            builder = _make_builder(source, method, fold, measured, threads)
             for kind in [*types, *sizes]:
                 sizing = Sizing(target_size=kind) if kind in sizes else Sizing()
-                plan, _ = mixes.planned(sizing, making, kind, STOCK, config, ui)
-                told = [
+                plan, _ = mixes.planned(sizing, builder, kind, STOCK, config, ui)
+                name_parts = [
                     kind,
                     *([method] if len(methods) > 1 else []),
                     *([f"fold {fold}"] if len(folds) > 1 else []),
                 ]
-                made[" ".join(told)] = folding.folded(plan, fold, threads, ui)
-    return made
+                plans[" ".join(name_parts)] = folding.folded(plan, fold, threads, ui)
+    return plans
 
 
-def _words(text: str | None) -> list[str]:
+def _split_list(text: str | None) -> list[str]:
     return list(dict.fromkeys(word for part in (text or "").split(",") if (word := part.strip())))
 
 
-def _measured(
+def _load_statistics(
     source: "Source",
     settings: Settings,
     wanted: tuple[Sequence[str], Sequence[str]],
@@ -76,33 +77,36 @@ def _measured(
     config: "Config",
     ui: "UI",
 ) -> Measured:
-    """What was given, and what `wanted` methods and folds need beside it."""
+    """Return the user's statistics, plus those that the `wanted` methods and folds need."""
     methods, folds = wanted
     sums = imatrix.load(settings.imatrix.expanduser()) if settings.imatrix else None
-    second = moments.load(settings.moments.expanduser()) if settings.moments else None
-    folded = next((fold for fold in folds if choose.parse(fold)), None)
-    needing = next((name for name in methods if planning.named(name).needs == "moments"), None)
-    if needing and second is None:
+    second_moments = moments.load(settings.moments.expanduser()) if settings.moments else None
+    active_fold = next((fold for fold in folds if choose.parse(fold)), None)
+    moments_method = next(
+        (name for name in methods if planning.named(name).needs == "moments"), None
+    )
+    if moments_method and second_moments is None:
         return gathering.gathered(
-            gathering.Wish(source, f"method {needing}", True, threads), sums, config, ui
+            gathering.Wish(source, f"method {moments_method}", True, threads), sums, config, ui
         )
-    if folded and sums is None and second is None:
+    if active_fold and sums is None and second_moments is None:
         return gathering.gathered(
-            gathering.Wish(source, f"--fold {folded}", False, threads), sums, config, ui
+            gathering.Wish(source, f"--fold {active_fold}", False, threads), sums, config, ui
         )
-    return sums, second
+    return sums, second_moments
 
 
-def _making(
+def _make_builder(
     source: "Source", method: str, fold: str, measured: Measured, threads: int
 ) -> mixes.Making:
-    """How plans of a method are made; `steered` as in quantize, so that both find what the other
-    has measured.
+    """Return a plan builder for one method and fold.
+
+    `steered` is built as in quantize, so that both share their cached measurements.
     """
-    known, folds = Known(*measured, None), bool(choose.parse(fold))
-    steered = {"method": method, "fold": fold * folds, **known.digests}
+    inputs, has_fold = Known(*measured, None), bool(choose.parse(fold))
+    steered = {"method": method, "fold": fold * has_fold, **inputs.digests}
 
     def make(kind: str, wishes: Wishes) -> "Plan":
-        return planning.plan(source, kind, wishes, method=method, **known.given)
+        return planning.plan(source, kind, wishes, method=method, **inputs.given)
 
-    return mixes.Making(source, make, steered, threads, rewrite.ROOM * folds)
+    return mixes.Making(source, make, steered, threads, rewrite.ROOM * has_fold)

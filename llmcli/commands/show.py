@@ -1,7 +1,7 @@
-"""`llmcli show`: what is in a model, or where it would come from; and what its template does.
+"""`llmcli show`: prints a model's metadata, tensors, certificate and template, or its sources.
 
-Also the small things that all commands about models share: how one is named in JSON, how it is
-counted.
+Also contains what all commands about models share: how to start a command, how to describe a model
+in JSON, and how to format parameter counts.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def start(
     json: bool = False, offline: bool = False, allow_pickle: bool = False
 ) -> "tuple[Config, UI]":
-    """The configuration and the sink of one command."""
+    """Return the configuration and the user interface of one command."""
     from llmcli import config
     from llmcli.ui import UI
 
@@ -50,64 +50,62 @@ def show(
     ] = False,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check", help="Hold all bytes against the certificate that the file carries."
-        ),
+        typer.Option("--check", help="Verify all bytes against the certificate in the file."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what is in a model, or where it would come from; and the certificate that `quantize
-    --verify` gave it.
+    """Show what a model contains, or where it would be fetched from; with the certificate that
+    `quantize --verify` wrote.
     """
     from llmcli.catalog import facts, fetch
     from llmcli.commands import certified
     from quant import container
 
     config, ui = start(json)
-    wanted = fetch.resolve(ref, config)
-    model = present(wanted, config, ui, ref)
+    resolved = fetch.resolve(ref, config)
+    model = present(resolved, config, ui, ref)
     if model is None:
-        _show_absent(wanted, ui)
+        _show_sources(resolved, ui)
         return
     if template:
         _show_template(model, ui)
         return
     header = container.read(model.path) if model.kind == "gguf" else None
-    known = facts.of_header(header) if header else facts.checkpoint(model.path)
-    listed = facts.tensors(header) if header and tensors else []
-    held = _certificate(header, ui) if header else None
-    _refuse_check(model, check and held is None)
-    doubts = certified.doubts(header, held, check, ui) if header and held else ()
+    model_facts = facts.of_header(header) if header else facts.checkpoint(model.path)
+    tensor_rows = facts.tensors(header) if header and tensors else []
+    certificate = _certificate(header, ui) if header else None
+    _require_certificate(model, certificate, check)
+    mismatches = certified.doubts(header, certificate, check, ui) if header and certificate else ()
     if json:
-        told = certified.document(held, doubts, check) if held else None
+        document = certified.document(certificate, mismatches, check) if certificate else None
         ui.result(
             {
                 **identity(model),
-                **known,
-                "certificate": told,
-                **({"tensors": listed} if tensors else {}),
+                **model_facts,
+                "certificate": document,
+                **({"tensors": tensor_rows} if tensors else {}),
             }
         )
-        _fail(model, doubts, check)
+        _raise_mismatches(model, mismatches, check)
         return
-    _show_model(model, known, ui)
+    _show_model(model, model_facts, ui)
     if header:
         _show_header(header, ui)
-    if header and held:
-        certified.show(held, header, doubts, check, ui)
-    if listed:
-        _show_tensors(listed, ui)
-    licence = str(header.metadata.get("general.license", "")) if header else ""
+    if header and certificate:
+        certified.show(certificate, header, mismatches, check, ui)
+    if tensor_rows:
+        _show_tensors(tensor_rows, ui)
+    license_name = str(header.metadata.get("general.license", "")) if header else ""
     _section(
         "License",
-        {"license": licence or (model.entry.license if model.entry else "") or "not stated"},
+        {"license": license_name or (model.entry.license if model.entry else "") or "not stated"},
         ui,
     )
-    _fail(model, doubts, check)
+    _raise_mismatches(model, mismatches, check)
 
 
 def _certificate(header: "Header", ui: "UI") -> "Certificate | None":
-    """What the file carries; what cannot be read is told, and is none."""
+    """Return the certificate in the file; if it is unreadable, print a warning and return None."""
     from quant import certificate
     from quant.errors import Refusal
 
@@ -118,36 +116,36 @@ def _certificate(header: "Header", ui: "UI") -> "Certificate | None":
         return None
 
 
-def _refuse_check(model: "Model", wanted: bool) -> None:
-    """Raise UserError where there is nothing to check against."""
+def _require_certificate(model: "Model", certificate: "Certificate | None", check: bool) -> None:
+    """Raise UserError if `--check` was given and the file has no certificate."""
     from llmcli.errors import UserError
 
-    if wanted:
+    if check and certificate is None:
         raise UserError(
-            f"{model.name} carries no certificate",
-            hint="llmcli quantize SRC -o FILE --verify writes one",
+            f"{model.name} has no certificate",
+            hint="to write one: llmcli quantize SRC -o FILE --verify",
         )
 
 
-def _fail(model: "Model", doubts: tuple[str, ...], check: bool) -> None:
-    """The verdict of --check is the command's own."""
+def _raise_mismatches(model: "Model", doubts: tuple[str, ...], check: bool) -> None:
+    """Raise UserError if `--check` found that the certificate does not match the file."""
     from llmcli.errors import UserError
 
     if check and doubts:
         raise UserError(
-            f"the certificate does not belong to {model.name}: {'; '.join(doubts)}",
-            hint="make the file again, or verify it again: llmcli quantize SRC -o FILE --verify",
+            f"the certificate does not match {model.name}: {'; '.join(doubts)}",
+            hint="to make or verify the file again: llmcli quantize SRC -o FILE --verify",
         )
 
 
 def _show_template(model: "Model", ui: "UI") -> None:
-    """What each probe conversation becomes, and what is wrong with the template."""
+    """Print the rendered probe conversations and the warnings about the template."""
     from llmcli.errors import UserError
 
     if model.kind != "gguf":
         raise UserError(
             f"{model.name} is a checkpoint folder",
-            hint=f"llmcli pull {model.name} --quant q4_k_m makes a GGUF",
+            hint=f"to make a GGUF: llmcli pull {model.name} --quant q4_k_m",
         )
     from llmcli.runtime.doctor import template_report
 
@@ -161,11 +159,13 @@ def _show_template(model: "Model", ui: "UI") -> None:
     for warning in report.warnings:
         ui.warn(warning)
     if not report.warnings:
-        ui.text("the template passes: one BOS, and every turn ends where generation stops")
+        ui.text(
+            "the template passes: one BOS, and every turn ends with a token that stops generation"
+        )
 
 
 def identity(model: "Model") -> dict[str, Any]:
-    """A model as `pull --json` names it."""
+    """Return a model's identity as `pull --json` prints it."""
     return {
         "name": model.name,
         "path": str(model.path),
@@ -177,7 +177,7 @@ def identity(model: "Model") -> dict[str, Any]:
 
 
 def count(number: int | None) -> str:
-    """Parameters as people say them: 134515008 -> 134.5M."""
+    """Format a parameter count for people: 134515008 -> 134.5M."""
     if not number:
         return "-"
     for step, letter in ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")):
@@ -187,7 +187,9 @@ def count(number: int | None) -> str:
 
 
 def present(wanted: "Wanted", config: "Config", ui: "UI", ref: str) -> "Model | None":
-    """The model if it is here; NAME:TYPE is the quantized one if that is."""
+    """Return the model if it is on this disk, else None; NAME:TYPE is the quantized file if that
+    exists.
+    """
     from pathlib import Path
 
     from llmcli.catalog import fetch, store, straight
@@ -196,28 +198,28 @@ def present(wanted: "Wanted", config: "Config", ui: "UI", ref: str) -> "Model | 
     if (
         model is None
         or not wanted.ref.quant
-        or not (made := store.load_derived(config, model, wanted.ref.quant))
+        or not (quantized := store.load_derived(config, model, wanted.ref.quant))
     ):
         return model
     return replace(
         model,
-        name=made.name,
-        path=Path(made.path),
+        name=quantized.name,
+        path=Path(quantized.path),
         kind="gguf",
-        bytes=made.bytes,
-        sha256=made.sha256,
-        source=made.source,
+        bytes=quantized.bytes,
+        sha256=quantized.sha256,
+        source=quantized.source,
     )
 
 
-def _show_absent(wanted: "Wanted", ui: "UI") -> None:
+def _show_sources(wanted: "Wanted", ui: "UI") -> None:
     from llmcli.catalog import facts
     from llmcli.units import size
 
     entry = wanted.entry
     first = wanted.sources[0]
     if ui.json:
-        named = {
+        identity_fields = {
             "name": wanted.ref.full,
             "path": None,
             "bytes": first.bytes or None,
@@ -225,15 +227,15 @@ def _show_absent(wanted: "Wanted", ui: "UI") -> None:
             "source": first.label,
             "revision": None,
         }
-        ui.result({**named, **facts.nothing(), "certificate": None})
+        ui.result({**identity_fields, **facts.nothing(), "certificate": None})
         return
-    about = {
+    model_rows = {
         "name": wanted.ref.full,
         "description": entry.description if entry else "",
-        "here": "no",
+        "installed": "no",
     }
-    about |= {"size": size(first.bytes)} if first.bytes else {}
-    _section("Model", about, ui)
+    model_rows |= {"size": size(first.bytes)} if first.bytes else {}
+    _section("Model", model_rows, ui)
     sources = {
         str(number): spec.label + (f" ({spec.note})" if spec.note else "")
         for number, spec in enumerate(wanted.sources, 1)
@@ -241,7 +243,7 @@ def _show_absent(wanted: "Wanted", ui: "UI") -> None:
     _section("Sources", sources, ui)
     if entry and entry.license:
         _section("License", {"license": entry.license}, ui)
-    ui.text(f"fetch it: llmcli pull {wanted.ref.full}")
+    ui.text(f"to fetch it: llmcli pull {wanted.ref.full}")
 
 
 def _show_model(model: "Model", known: dict[str, Any], ui: "UI") -> None:
@@ -260,7 +262,7 @@ def _show_model(model: "Model", known: dict[str, Any], ui: "UI") -> None:
             "path": str(model.path),
             "source": model.source + (f" at {model.revision}" if model.revision else ""),
             "sha256": model.sha256,
-            "becomes": model.quant or "",
+            "quantizes to": model.quant or "",
             "system": model.system or "",
             "settings": " ".join(f"{name}={value}" for name, value in model.settings.items()),
         },
@@ -277,7 +279,7 @@ def _show_model(model: "Model", known: dict[str, Any], ui: "UI") -> None:
 
 
 def _show_roles(roles: dict[str, Any], ui: "UI") -> None:
-    """Where the bytes are: what each kind of tensor is stored as, over all blocks."""
+    """Print the size and the types of each kind of tensor, summed over all blocks."""
     from llmcli.units import size
 
     if not roles:
@@ -311,7 +313,7 @@ def _show_tensors(listed: list[dict[str, Any]], ui: "UI") -> None:
 
 
 def _show_header(header: Any, ui: "UI") -> None:
-    """The tokenizer's section: what decides how text becomes tokens."""
+    """Print the tokenizer section: the metadata that decides how text becomes tokens."""
     from quant.container import Array
 
     data = header.metadata
@@ -326,7 +328,7 @@ def _show_header(header: Any, ui: "UI") -> None:
             **{f"{name} token": str(value) for name, value in numbers.items() if value is not None},
             "chat template": "yes"
             if header.has_template
-            else "no: a base model, it continues text",
+            else "no: this is a base model, which only continues text",
         },
         ui,
     )

@@ -1,6 +1,4 @@
-"""The options of `quantize` that ask for a size instead of a type, and what they mean in bytes. It
-knows words only.
-"""
+"""The options of `quantize` that request a size instead of a file type."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,67 +15,71 @@ UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """A size for the file, the types that may make it up, and how their cost is measured."""
+    """A size for the file, the types to choose from, and how their cost is measured."""
 
     target_bpw: Annotated[
         float | None,
         typer.Option(
             metavar="X",
-            help="A type for each tensor, so that the file has at most X bits for each weight.",
+            help="Choose a type for each tensor so that the file has at most X bits per weight.",
         ),
     ] = None
     target_size: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="The same for a file of at most SIZE: 90M, 0.5G, or bytes."
+            metavar="SIZE", help="Like --target-bpw, for at most SIZE: 90M, 0.5G, or bytes."
         ),
     ] = None
     fit: Annotated[
         bool,
         typer.Option(
-            "--fit", help="The same for the largest file that this machine's free memory runs."
+            "--fit", help="Like --target-bpw, for the largest file that fits into free memory."
         ),
     ] = False
     types: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="With a size: the types to choose from, as q4_k,q6_k,q8_0."
+            metavar="LIST", help="With a target: the types to choose from, as q4_k,q6_k,q8_0."
         ),
     ] = None
     text: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With a size: text to measure by; default: what ships."),
+        typer.Option(
+            metavar="FILE", help="With a target: text to measure on; default: the built-in text."
+        ),
     ] = None
     probe: Annotated[
         Literal["tensor", "group"] | None,
         typer.Option(
-            help=f"With a size: what is measured at a time, default {PROBE}; group takes q with k, and gate with up."
+            help=f"With a target: what is measured at a time, default {PROBE}; "
+            "group joins q with k, and gate with up."
         ),
     ] = None
     probe_chunks: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=f"With a size: chunks of 512 tokens that every measurement reads, default {CHUNKS}.",
+            help=f"With a target: chunks of 512 tokens in each measurement, default {CHUNKS}.",
         ),
     ] = None
     swaps: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help=f"With a size: other mixes of it that are tried on held-out text, default {SWAPS}.",
+            help=f"With a target: alternative mixes to try on held-out text, default {SWAPS}.",
         ),
     ] = None
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="With a size: go by the error of the weights alone; no model is run."
+            "--quick", help="With a target: use only the error of the weights; no model is run."
         ),
     ] = False
     sensitivity: Annotated[
         bool,
         typer.Option(
-            "--sensitivity", help="With a size: a table of every tensor's SpQR-style sensitivity."
+            "--sensitivity",
+            help="With a target: print a table of every tensor's SpQR-style sensitivity.",
         ),
     ] = False
     plan_out: Annotated[
@@ -86,51 +88,47 @@ class Sizing:
     ] = None
     plan: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Give every tensor the type that a plan file has for it."
-        ),
+        typer.Option(metavar="FILE", help="Give every tensor its type from this plan file."),
     ] = None
 
     @property
     def wanted(self) -> bool:
-        """Whether a size is asked for."""
+        """Whether a size is requested."""
         return self.fit or self.target_size is not None or self.target_bpw is not None
 
     @property
     def any(self) -> bool:
-        """Whether the types are not the recipe's."""
+        """Whether the types differ from the recipe's."""
         return self.wanted or self.plan is not None
 
     @property
     def steered(self) -> bool:
-        """Whether types go by what was measured of the model's inputs, or a plan file tells what
-        that was.
-        """
+        """Whether types depend on measured statistics, or a plan file records which."""
         return self.any or self.plan_out is not None
 
     @property
     def unit(self) -> str:
-        """What is measured at a time: a tensor, or those that are read together."""
+        """What is measured at a time: a tensor, or a group of tensors that are read together."""
         return self.probe or PROBE
 
     @property
     def chunks(self) -> int:
-        """Chunks that every measurement reads."""
+        """The number of chunks in each measurement."""
         return CHUNKS if self.probe_chunks is None else self.probe_chunks
 
     @property
     def tries(self) -> int:
-        """Other mixes that are tried on held-out text."""
+        """The number of alternative mixes to try on held-out text."""
         return 0 if self.quick else SWAPS if self.swaps is None else self.swaps
 
     @property
     def files(self) -> tuple[Path | None, ...]:
-        """What is read of the user's for it."""
+        """The user's files that are read."""
         return self.text, self.plan
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The types to choose from, those of --types."""
+        """The types to choose from, as given by --types."""
         from quant.recipe import tensor_type
 
         return tuple(
@@ -140,61 +138,79 @@ class Sizing:
         )
 
     def check(self, *, split: bool, typed: bool, wished: bool) -> None:
-        """Refuse what excludes each other; `typed`: a file type was asked for as well; `wished`:
-        types of tensors.
+        """Raise UsageError for options that exclude each other.
+
+        `typed`: a file type was requested, too; `wished`: types of single tensors were requested.
+        `split`: the file is to be split.
         """
-        asked = [
+        size_flags = [
             flag
-            for flag, given in (
+            for flag, value in (
                 ("--target-bpw", self.target_bpw is not None),
                 ("--target-size", self.target_size is not None),
                 ("--fit", self.fit),
                 ("--plan", self.plan),
             )
-            if given
+            if value
         ]
-        if len(asked) > 1:
+        if len(size_flags) > 1:
             raise UsageError(
-                f"{asked[0]} and {asked[1]} exclude each other", hint="give one of them"
+                f"{size_flags[0]} and {size_flags[1]} cannot be combined",
+                hint="leave out one of them",
             )
-        if asked and typed:
+        if size_flags and typed:
             raise UsageError(
-                f"{asked[0]} decides every tensor's type", hint="leave out the file type"
+                f"{size_flags[0]} decides every tensor's type", hint="leave out the file type"
             )
-        if asked and wished:
+        if size_flags and wished:
             raise UsageError(
-                f"{asked[0]} decides every tensor's type",
-                hint="leave out --tensor-type and the like; what --plan-out FILE writes may be changed by hand",
+                f"{size_flags[0]} decides every tensor's type",
+                hint="leave out --tensor-type and similar options; "
+                "or edit the file that --plan-out writes",
             )
         if self.wanted and split:
             raise UsageError(
-                f"{asked[0]} is for one file",
+                f"{size_flags[0]} makes a single file",
                 hint="make a plan with --plan-out FILE, then --plan FILE --split-max-size",
             )
         if self.wanted:
-            assert self.kinds is not None  # what cannot be read is refused here
+            assert self.kinds is not None  # raises for unreadable --types
             self.most(1)
-            if self.quick and self._measuring:
-                why = f"{self._measuring[0]} is for what is measured, --quick measures nothing"
-                raise UsageError(why, hint="leave out one of them")
+            if self.quick and self._measurement_flags:
+                raise UsageError(
+                    f"{self._measurement_flags[0]} configures measurements, and --quick measures "
+                    "nothing",
+                    hint="leave out one of them",
+                )
             return
-        choosing = {"--types": self.types, "--quick": self.quick, "--sensitivity": self.sensitivity}
-        if flags := [*(flag for flag, given in choosing.items() if given), *self._measuring]:
-            raise UsageError(f"{flags[0]} goes with a size", hint=f"add one of {TARGETS}")
+        target_options = {
+            "--types": self.types,
+            "--quick": self.quick,
+            "--sensitivity": self.sensitivity,
+        }
+        if flags := [
+            *(flag for flag, value in target_options.items() if value),
+            *self._measurement_flags,
+        ]:
+            raise UsageError(f"{flags[0]} needs a target size", hint=f"add one of {TARGETS}")
 
     @property
-    def _measuring(self) -> list[str]:
-        """The flags that were typed of how divergence is measured."""
-        said = {
+    def _measurement_flags(self) -> list[str]:
+        """The typed options that configure how divergence is measured."""
+        options = {
             "--text": self.text,
             "--probe": self.probe,
             "--probe-chunks": self.probe_chunks,
             "--swaps": self.swaps,
         }
-        return [flag for flag, given in said.items() if given is not None]
+        return [flag for flag, value in options.items() if value is not None]
 
     def most(self, weights: int) -> int | None:
-        """Bytes of the whole file for a model of so many weights; None where memory decides."""
+        """Return the largest number of bytes of the file for this many weights; None if memory
+        decides.
+
+        Raises UsageError.
+        """
         if self.target_bpw is not None:
             if not 0 < self.target_bpw <= 32:
                 raise UsageError(
@@ -205,11 +221,18 @@ class Sizing:
 
 
 def nbytes(text: str) -> int:
-    """Bytes of "90M", "0.5G" or "94371840", in thousands as --split-max-size counts."""
-    word = text.strip().upper().removesuffix("B")
-    unit = UNITS.get(word[-1:], 1)
-    number = word[:-1] if unit > 1 else word
-    whole, _, part = number.partition(".")
-    if not (whole + part).isascii() or not (whole + part).isdigit() or len(number) > 18:
-        raise UsageError(f"{text!r} is no size", hint="for example --target-size 90M, or 0.5G")
-    return int(float(number) * unit) if part else int(whole) * unit
+    """Parse "90M", "0.5G" or "94371840" as bytes, with decimal units as in --split-max-size.
+
+    Raises UsageError.
+    """
+    digits_and_unit = text.strip().upper().removesuffix("B")
+    unit = UNITS.get(digits_and_unit[-1:], 1)
+    number = digits_and_unit[:-1] if unit > 1 else digits_and_unit
+    integer_digits, _, fraction_digits = number.partition(".")
+    if (
+        not (integer_digits + fraction_digits).isascii()
+        or not (integer_digits + fraction_digits).isdigit()
+        or len(number) > 18
+    ):
+        raise UsageError(f"{text!r} is not a size", hint="for example --target-size 90M, or 0.5G")
+    return int(float(number) * unit) if fraction_digits else int(integer_digits) * unit

@@ -1,11 +1,9 @@
-"""A scratch copy of a model that llama.cpp reads by while its weights are changed, for quant's
-measurements.
+"""A memory-mapped F16 copy of a model whose weights can be replaced while llama.cpp has it open.
 
-The copy is F16 and mapped by llama.cpp as any file is; changing its bytes changes the open model,
-so that nothing is loaded again between two measurements. The weights stay in the machine's own
-memory for that, whatever GPU there is, and are not laid out anew. It fits quant's Stage without
-importing it. On SmolLM2 (F16, 135M) a patched tensor moved the logits by 0.28, and putting it back
-gave the same logits to the last bit (2026-11).
+Changing bytes of the file changes the open model, so that nothing is reloaded between two
+measurements. For this the weights stay in main memory, even with a GPU, and are not repacked.
+`Stage` satisfies the protocol of the same purpose in quant. A replaced tensor moves the logits, and
+restoring it gives the same logits to the last bit.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,13 +35,13 @@ if TYPE_CHECKING:
     from quant.source import Source
 
 N_CTX = 512
-AT_ONCE = 4  # chunks in a pass
+AT_ONCE = 4  # chunks per forward pass
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read at every measurement: the first `measured` chunks of `text`, which the rest is
-    held out from.
+    """The text of the measurements: its first `measured` chunks are read every time, `held_out`
+    further chunks only for validation.
     """
 
     text: Callable[[Side], Chunks]
@@ -53,18 +51,19 @@ class Reading:
 
 
 class Kept:
-    """What the unchanged model expects, as evaluate.Kept has it."""
+    """The logits of the unchanged model, by chunk (implements evaluate.Kept)."""
 
     def __init__(self) -> None:
         self.tops: dict[int, list[Top]] = {}
 
     def rows(self, chunk: int) -> list[Top]:
+        """Return the logits of one chunk's scored positions."""
         return self.tops[chunk]
 
 
 class Stage:
-    """An open scratch copy. `text` is what is read; its first `measured` chunks are read at every
-    measurement.
+    """An open scratch copy of a model. Every measurement reads the first `measured` chunks of
+    `text`.
     """
 
     def __init__(
@@ -78,23 +77,31 @@ class Stage:
         self._plain = Evaluation(scorer, None, None, text, lanes, keep=True)
 
     def learn(self) -> None:
-        """Read everything with the unchanged model."""
+        """Read all chunks with the unchanged model and keep its logits as the reference."""
         for group in self._groups(0, self._text.count):
             _, tops = self._plain.score(group)
             self._kept.tops |= dict(zip(group, tops, strict=True))
 
     def put(self, name: str, first: int, rows: F32) -> None:
-        """Other values for the rows of a tensor from `first` on."""
-        slot = self._slots[name]
-        made = native.encode(rows, slot.type, label=name)
-        at = slot.offset + first * made.shape[1]
-        self._bytes[at : at + made.nbytes] = made.ravel()
+        """Replace rows of a tensor, beginning at row `first`; `rows` are floats `[rows,
+        columns]`.
+        """
+        tensor = self._slots[name]
+        packed = native.encode(rows, tensor.type, label=name)
+        offset = tensor.offset + first * packed.shape[1]
+        self._bytes[offset : offset + packed.nbytes] = packed.ravel()
 
     def apart(self, held_out: bool = False) -> F64:
-        """The divergence at every scored position."""
-        begin, end = (self._measured, self._text.count) if held_out else (0, self._measured)
-        found = [self._evaluation.score(group)[0] for group in self._groups(begin, end)]
-        return Scores.join([one for group in found for one in group]).kld
+        """Return the KL divergence from the unchanged model at every scored position,
+        `[positions]`.
+        """
+        first_chunk, last_chunk = (
+            (self._measured, self._text.count) if held_out else (0, self._measured)
+        )
+        group_scores = [
+            self._evaluation.score(group)[0] for group in self._groups(first_chunk, last_chunk)
+        ]
+        return Scores.join([scores for group in group_scores for scores in group]).kld
 
     def _groups(self, begin: int, end: int) -> list[list[int]]:
         return [list(range(at, min(at + AT_ONCE, end))) for at in range(begin, end, AT_ONCE)]
@@ -102,13 +109,16 @@ class Stage:
 
 @contextmanager
 def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator[Stage]:
-    """Write the copy, open it, and let it learn what is read; the copy is removed at the end."""
+    """Write the copy, open it and record the reference logits; the copy is removed at the end.
+
+    Raises UserError if the text is too short.
+    """
     text = _text(source, reading)
     make_folder(path.parent)
     plan = road.plan(source, "F16")
     with ExitStack() as stack:
         stack.callback(path.unlink, missing_ok=True)
-        with ui.bar("a copy to measure with", len(plan.steps), unit="tensors") as bar:
+        with ui.bar("write a scratch copy", len(plan.steps), unit="tensors") as bar:
             road.run(
                 plan,
                 path,
@@ -132,20 +142,22 @@ def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator
 
 
 def _text(source: "Source", reading: Reading) -> Chunks:
-    """What will be read; raises UserError where it is too short, before anything is copied."""
+    """Return the chunks to read; raises UserError, before anything is copied, if there are too
+    few.
+    """
     with bases.wordlist(source) as path:
         side = _side(container.read(path), reading)
         text = reading.text(side)
     if text.count < reading.measured + reading.held_out:
         raise UserError(
-            f"the text has {several(text.count, 'chunk')} of {side.options.ctx_size} tokens, measuring takes "
-            f"{reading.measured} and {reading.held_out} more that are held out",
-            hint="a longer --text, or fewer --probe-chunks",
+            f"the text has {several(text.count, 'chunk')} of {side.options.ctx_size} tokens, but "
+            f"{reading.measured} are measured and {reading.held_out} more held out",
+            hint="use a longer --text, or fewer --probe-chunks",
         )
     return text
 
 
 def _side(header: container.Header, reading: Reading) -> Side:
     n_ctx = min(N_CTX, header.context_length or N_CTX)
-    wish = RunOptions(n_ctx, reading.threads or None, None, 2048, 512, "0", "auto")
-    return Side(header, *fit.decide(header, wish, lambda text: None))
+    requested = RunOptions(n_ctx, reading.threads or None, None, 2048, 512, "0", "auto")
+    return Side(header, *fit.decide(header, requested, lambda text: None))

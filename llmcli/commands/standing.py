@@ -1,9 +1,8 @@
-"""A model as `plan` needs it: the file that would be run, or one that stands in for it.
+"""The model file of a planned run, or a sparse stand-in for it.
 
-A stand-in has the real header and, where the weights would be, a hole that takes no room on the
-disk: llama.cpp's dry run reads no further. So what is not quantized yet is planned like all else,
-and so is what is still on the hub, of which the header alone is fetched (of a checkpoint the small
-files, and the tables at the heads of its safetensors).
+A stand-in has the real header and a hole in place of the weights, which takes no disk space;
+llama.cpp's dry run does not read further than the header. This allows planning of models that are
+not quantized yet, and of models on the hub, of which only the headers are fetched.
 """
 
 import tempfile
@@ -26,13 +25,15 @@ from llmcli.ui import UI, size
 if TYPE_CHECKING:
     from quant.source import Source
 
-FIRST, MOST = 1 << 18, 1 << 27  # bytes of a header that are asked for at once, and at most
+FIRST, MOST = 1 << 18, 1 << 27  # bytes of a remote header that are fetched first, and at most
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`path` can be rehearsed; where `lacks` says why, it cannot be loaded. `quantized`: no floats
-    are to be had. `sketched`: nobody has made this file yet.
+    """A file that llama.cpp can open in a dry run.
+
+    `lacks`: why the file cannot be loaded, or "". `quantized`: no float weights are available.
+    `sketched`: the file is a stand-in.
     """
 
     name: str
@@ -44,42 +45,49 @@ class Standing:
 
 @contextmanager
 def standing(ref: str, quant: str | None, config: Config, ui: UI) -> Iterator[Standing]:
-    """What `ref` would be run from; nothing is fetched but headers, nothing made. Raises Refusal."""
+    """Yield the file that `ref` would be run from; only headers are fetched, nothing is quantized.
+
+    Raises UserError.
+    """
     file_type = checked(quant) if quant else None
     model = present(fetch.resolve(ref, config), config, ui, ref)
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
         if model is None:
-            yield _distant(ref, file_type, Path(folder), config, ui)
+            yield _remote_file(ref, file_type, Path(folder), config, ui)
             return
-        wanted = file_type or model.quant or promised(model)
-        if there := _there(model, wanted, config):
-            yield Standing(model.name, there, quantized=_quantized(model.path))
+        target_type = file_type or model.quant or promised(model)
+        if existing_file := _existing_file(model, target_type, config):
+            yield Standing(model.name, existing_file, quantized=_is_quantized(model.path))
             return
-        assert wanted
-        made = _made(_open(model), wanted, Path(folder))
+        assert target_type
+        stand_in = _write_stand_in(_open_source(model), target_type, Path(folder))
         yield Standing(
-            model.name, made, f"not quantized to {wanted} yet", _quantized(model.path), True
+            model.name,
+            stand_in,
+            f"not quantized to {target_type} yet",
+            _is_quantized(model.path),
+            True,
         )
 
 
-def _quantized(path: Path) -> bool:
-    """Whether what is there is a GGUF of rounded weights."""
+def _is_quantized(path: Path) -> bool:
+    """Return whether the file is a GGUF of quantized weights."""
     from quant import container
 
     return path.is_file() and container.read(path).file_type not in FLOATS
 
 
-def _there(model: Model, wanted: str | None, config: Config) -> Path | None:
-    """The file itself, if it is here and of the type that is wanted."""
+def _existing_file(model: Model, wanted: str | None, config: Config) -> Path | None:
+    """Return the model's file of the requested type, None if it is not on this disk."""
     from quant import container
 
     if model.kind == "gguf" and (wanted is None or container.read(model.path).file_type == wanted):
         return model.path
-    made = store.load_derived(config, model, wanted) if wanted else None
-    return Path(made.path) if made else None
+    quantized = store.load_derived(config, model, wanted) if wanted else None
+    return Path(quantized.path) if quantized else None
 
 
-def _open(model: Model) -> "Source":
+def _open_source(model: Model) -> "Source":
     from quant import convert
     from quant import quantize as road
 
@@ -90,9 +98,9 @@ def _open(model: Model) -> "Source":
     )
 
 
-def _made(source: "Source", wanted: str, folder: Path) -> Path:
-    """The header that quantizing would write, but for what tells sources apart, which is read off
-    the weights.
+def _write_stand_in(source: "Source", wanted: str, folder: Path) -> Path:
+    """Write the header that quantizing would write, without the digest that requires reading the
+    weights.
     """
     from quant import quantize as road
     from quant import writer
@@ -111,83 +119,99 @@ def _made(source: "Source", wanted: str, folder: Path) -> Path:
     return path
 
 
-def _distant(ref: str, file_type: str | None, folder: Path, config: Config, ui: UI) -> Standing:
-    """What the hub has: a GGUF's own header, or that of what would be made of a checkpoint."""
+def _remote_file(ref: str, file_type: str | None, folder: Path, config: Config, ui: UI) -> Standing:
+    """Return the header of a GGUF on the hub, or the one that quantizing its checkpoint would
+    write.
+
+    Raises UserError.
+    """
     from quant import container
     from quant import quantize as road
 
-    wanted = fetch.resolve(ref, config)
-    name, asked = (
-        wanted.ref.full,
-        file_type or (wanted.ref.quant if wanted.ref.kind == "catalog" else None),
+    resolved = fetch.resolve(ref, config)
+    name, target_type = (
+        resolved.ref.full,
+        file_type or (resolved.ref.quant if resolved.ref.kind == "catalog" else None),
     )
     pull = f"llmcli pull {name}"
-    specs = [spec for spec in wanted.sources if spec.kind == "hub"]
+    specs = [spec for spec in resolved.sources if spec.kind == "hub"]
     if config.offline or not specs:
-        why = "and this is offline" if config.offline else "and only the hub gives parts of files"
-        raise UserError(f"{name} is not here, {why}", hint=pull)
+        reason = (
+            "and llmcli runs offline"
+            if config.offline
+            else "and only the hub serves parts of files"
+        )
+        raise UserError(f"{name} is not on this disk, {reason}", hint=pull)
     try:
         files = hub.distant(specs[0], config, ui)
         if files is None:
-            return _checkpoint(ref, file_type, folder, config, ui)
-        paths = [_header(file, folder / file.path.name) for file in files]
+            return _remote_checkpoint(ref, file_type, folder, config, ui)
+        paths = [_fetch_header(file, folder / file.path.name) for file in files]
     except NoRanges as error:
         raise UserError(str(error), hint=pull) from None
-    lacks = f"header of {size(sum(file.size for file in files))} on the hub"
+    lacks = f"header of a file of {size(sum(file.size for file in files))} on the hub"
     header = container.read(paths[0])
-    if asked is None and wanted.entry and header.file_type in FLOATS:
-        asked = wanted.entry.quant
-    if asked is None or asked == header.file_type:
-        return Standing(name, paths[0], lacks, _quantized(paths[0]))
-    made = _made(road.open_gguf(paths[0]), asked, folder)
+    if target_type is None and resolved.entry and header.file_type in FLOATS:
+        target_type = resolved.entry.quant
+    if target_type is None or target_type == header.file_type:
+        return Standing(name, paths[0], lacks, _is_quantized(paths[0]))
+    stand_in = _write_stand_in(road.open_gguf(paths[0]), target_type, folder)
     return Standing(
-        name, made, f"{lacks}, not quantized to {asked} yet", _quantized(paths[0]), True
+        name,
+        stand_in,
+        f"{lacks}, not quantized to {target_type} yet",
+        _is_quantized(paths[0]),
+        True,
     )
 
 
-def _checkpoint(ref: str, file_type: str | None, folder: Path, config: Config, ui: UI) -> Standing:
+def _remote_checkpoint(
+    ref: str, file_type: str | None, folder: Path, config: Config, ui: UI
+) -> Standing:
     model = straight.open_checkpoint(ref, config, _Quiet(ui), source="hub")
     if model is None:
         raise UserError(
-            f"{ref} is not here, and its weights cannot be read in parts", hint=f"llmcli pull {ref}"
+            f"{ref} is not on this disk, and its weights cannot be read in parts",
+            hint=f"llmcli pull {ref}",
         )
-    wanted = file_type or model.quant
-    assert wanted, model
-    made = _made(_open(model), wanted, folder)
+    target_type = file_type or model.quant
+    assert target_type, model
+    stand_in = _write_stand_in(_open_source(model), target_type, folder)
     return Standing(
-        model.name, made, f"a checkpoint on the hub, not quantized to {wanted} yet", sketched=True
+        model.name,
+        stand_in,
+        f"a checkpoint on the hub, not quantized to {target_type} yet",
+        sketched=True,
     )
 
 
-def _header(file: RemoteFile, path: Path) -> Path:
-    """A file of the same size whose header is the remote one's, fetched until it is whole; behind
-    it is a hole.
-    """
+def _fetch_header(file: RemoteFile, path: Path) -> Path:
+    """Write a sparse file with the remote file's header, which is fetched in growing pieces."""
     from quant.errors import Refusal
     from quant.header import parse
 
     with path.open("wb") as stream:
         stream.truncate(file.size)
-    have = 0
+    fetched_bytes = 0
     while True:
-        want = min(max(FIRST, 2 * have), file.size)
+        target_bytes = min(max(FIRST, 2 * fetched_bytes), file.size)
         with path.open("r+b") as stream:
-            stream.seek(have)
-            stream.write(file.read(have, want - have).data)
-        have = want
+            stream.seek(fetched_bytes)
+            stream.write(file.read(fetched_bytes, target_bytes - fetched_bytes).data)
+        fetched_bytes = target_bytes
         try:
-            if parse(path).data_offset <= have:
+            if parse(path).data_offset <= fetched_bytes:
                 return path
-        except Refusal:  # it ends in the hole, or it is no sound file at all
-            if have == file.size or have >= MOST:
+        except Refusal:  # the header is incomplete, or the file is invalid
+            if fetched_bytes == file.size or fetched_bytes >= MOST:
                 raise
 
 
 class _Quiet:
-    """A watcher for a look at a checkpoint: what reading all of it would mean is not said."""
+    """A progress sink that drops notes: the checkpoint is only planned, not read."""
 
     def __init__(self, ui: UI) -> None:
         self.bar = ui.bar
 
     def note(self, text: str) -> None:
-        """Nothing is read that would need a word."""
+        """Drop the note."""

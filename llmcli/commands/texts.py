@@ -1,10 +1,9 @@
-"""What a calibration reads: files of the user's, or the text that ships, its talks written in the
-model's own template.
+"""The texts that calibration reads: the user's files, or the built-in text with its chats in the
+model's template.
 
-The text that ships (quant/texts/calibration) is some 67,000 of SmolLM2's tokens: this project's own
-words and code, essays, talks, mathematics and twenty-one languages written for it, and pieces of
-five of Shakespeare's plays, none of which is among those that eval reads. It knows texts and
-tokens, and nothing of what is gathered from them.
+The built-in text (quant/texts/calibration) has about 67,000 tokens of SmolLM2: prose and code of
+this project, essays, chats, mathematics, twenty-one languages, and parts of five plays of
+Shakespeare's that eval does not read.
 """
 
 import json
@@ -35,8 +34,8 @@ TALKS = "talks.json"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words to be read. `special`: control tokens in them are meant as such. `name` is told in the
-    file.
+    """A text to be read. `special`: control tokens in it are parsed; `name` is stored in the
+    statistics file.
     """
 
     name: str
@@ -45,38 +44,47 @@ class Text:
 
 
 def given(paths: Sequence[Path]) -> list[Text]:
-    """The user's files, control tokens in them being text; none may be the one that eval reads."""
-    texts = []
+    """Return the user's files, whose control tokens are plain text.
+
+    Raises UserError for the text that eval reads.
+    """
+    calibration_texts = []
     for path in paths:
-        words, name = words_of(path)
-        if words == words_of(None)[0]:
-            why = f"{name} is the text that eval reads: nothing may be calibrated with it"
-            raise UserError(why, hint="another --text")
-        texts.append(Text(name, words))
-    return texts
+        content, name = words_of(path)
+        if content == words_of(None)[0]:
+            raise UserError(
+                f"{name} is the text that eval reads, so it cannot be used for calibration",
+                hint="use another --text",
+            )
+        calibration_texts.append(Text(name, content))
+    return calibration_texts
 
 
 def shipped(side: Side, model: "Model", ui: "UI") -> list[Text]:
-    """Prose, code, languages and mathematics, and talks in the model's template."""
+    """Return the built-in text: prose, code, languages, mathematics, and chats in the model's
+    template.
+    """
     folder = resources.files("quant") / "texts" / "calibration"
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".txt"))
     texts = [
         Text(SHIPPED, (folder / name).read_text(encoding="utf-8").removesuffix("\n"))
         for name in files
     ]
-    talks = json.loads((folder / TALKS).read_text(encoding="utf-8"))
-    return [*texts, Text(SHIPPED, "".join(_rendered(talks, side, model, ui)), special=True)]
+    chats = json.loads((folder / TALKS).read_text(encoding="utf-8"))
+    return [*texts, Text(SHIPPED, "".join(_render_chats(chats, side, model, ui)), special=True)]
 
 
 def digest() -> bytes:
-    """All of the text that ships, to tell it from another version's."""
+    """Return all bytes of the built-in text, which identify its version."""
     folder = resources.files("quant") / "texts" / "calibration"
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return b"".join(file.read_bytes() for file in files if file.is_file())
 
 
-def _rendered(talks: list[list[list[str]]], side: Side, model: "Model", ui: "UI") -> Iterator[str]:
-    """Each talk as the model would read it; plainly where it has no template, or one that fails."""
+def _render_chats(
+    talks: list[list[list[str]]], side: Side, model: "Model", ui: "UI"
+) -> Iterator[str]:
+    """Yield each chat in the model's template; as plain text if there is none or it fails."""
     source = side.header.metadata.get("tokenizer.chat_template")
     template = (
         Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos))
@@ -84,17 +92,15 @@ def _rendered(talks: list[list[list[str]]], side: Side, model: "Model", ui: "UI"
         else None
     )
     system = template is not None and template.accepts_system()
-    for number, talk in enumerate(talks):
-        messages = [Message(role, content) for role, content in talk]
+    for number, chat in enumerate(talks):
+        messages = [Message(role, content) for role, content in chat]
         if template is not None:
             try:
-                told = [message for message in messages if system or message.role != "system"]
-                yield template.render(told, add_generation_prompt=False)
+                accepted = [message for message in messages if system or message.role != "system"]
+                yield template.render(accepted, add_generation_prompt=False)
                 continue
             except UserError as error:
-                ui.note(
-                    f"talk {number + 1} and those behind it are read without a template: {error}"
-                )
+                ui.note(f"chats from number {number + 1} on are read without a template: {error}")
                 template = None
         yield "\n\n".join(f"{message.role}: {message.content}" for message in messages) + "\n\n"
 
@@ -102,32 +108,34 @@ def _rendered(talks: list[list[list[str]]], side: Side, model: "Model", ui: "UI"
 def chunks(
     side: Side, paths: Sequence[Path], most: int | None, seed: int | None, ui: "UI"
 ) -> tuple[Chunks, tuple[str, ...]]:
-    """The chunks that are to be read, and the names of their texts.
+    """Return the chunks to read, shaped `[chunks, ctx_size]`, and the names of their texts.
 
-    All of the texts' tokens one behind the other are cut into chunks, as llama-imatrix does. `most`
-    takes the first of them, or with a `seed` the first of a shuffled order; of the text that ships
-    they are always shuffled, so that few chunks are of all kinds.
+    All tokens of the texts are concatenated and cut into chunks, as llama-imatrix does. `most`
+    limits the number of chunks; with a `seed` they are shuffled first. Chunks of the built-in text
+    are always shuffled, so that a few chunks cover every kind of text. Raises UserError.
     """
     n_ctx = side.options.ctx_size
     assert n_ctx
     with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
         texts = given(paths) if paths else shipped(side, model, ui)
-        found = [token for text in texts for token in _tokens(side, model, text)]
-    whole = evaluate.chunks(found, n_ctx).ids
+        token_ids = [token for text in texts for token in _tokens(side, model, text)]
+    chunk_ids = evaluate.chunks(token_ids, n_ctx).ids
     if seed is not None or not paths:
-        whole = whole[np.random.default_rng(seed or 0).permutation(len(whole))]
-    return Chunks(whole[:most]), tuple(dict.fromkeys(text.name for text in texts))
+        chunk_ids = chunk_ids[np.random.default_rng(seed or 0).permutation(len(chunk_ids))]
+    return Chunks(chunk_ids[:most]), tuple(dict.fromkeys(text.name for text in texts))
 
 
 def _tokens(side: Side, model: "Model", text: Text) -> list[int]:
-    """As llama-imatrix: BOS as the file says, and no EOS behind it. A template writes its own."""
+    """Tokenize as llama-imatrix does: BOS follows the file, no EOS at the end; a template writes
+    its own BOS.
+    """
     bos = model.word(model.bos)
-    own = text.special and bos and text.words.startswith(bos)
-    found = model.tokenize(text.words, special=text.special, add_special=not own)
+    has_bos = text.special and bos and text.words.startswith(bos)
+    token_ids = model.tokenize(text.words, special=text.special, add_special=not has_bos)
     if (
         side.header.metadata.get("tokenizer.ggml.add_eos_token")
-        and found
-        and found[-1] == model.eos
+        and token_ids
+        and token_ids[-1] == model.eos
     ):
-        found.pop()
-    return found
+        token_ids.pop()
+    return token_ids

@@ -1,7 +1,5 @@
-"""What `quantize --verify` does behind the quantizing: the file is held against its source, and
-certified.
-
-It joins quant's certificate with evaluation and bench; what is printed is commands/certified.py's.
+"""`quantize --verify`: compares the finished file with its source and writes a certificate into
+it.
 """
 
 import hashlib
@@ -50,22 +48,22 @@ if TYPE_CHECKING:
     from quant.planning import Plan
     from quant.source import Source
 
-# of 512 tokens, unless told; after 8 the mean divergence of SmolLM2 135M in Q4_K_M is known to 2.2
-# %
+# chunks of 512 tokens; 8 chunks give SmolLM2 135M's mean divergence in Q4_K_M within 2.2 %
 CHUNKS = 32
-TESTS = ((256, 0), (0, 32))  # tokens of a prompt, tokens generated
-SECONDS = 4.0  # for each of these
-LARGEST_TEXT = 1 << 28  # bytes of a calibration text that is read once more for its hash
-# tokens that a text may have without a byte of their own: BOS, EOS, the space that some put first
+TESTS = ((256, 0), (0, 32))  # (tokens of a prompt, generated tokens)
+SECONDS = 4.0  # measuring time of each test
+LARGEST_TEXT = 1 << 28  # bytes of a calibration text that is read again for its hash
+# tokens that a text may have without using a byte of it: BOS, EOS, a leading space
 BESIDE = 3
-SIDECAR = 1 << 20  # bytes that the files beside may take
+SIDECAR = 1 << 20  # bytes of the certificate files next to the model file
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How a file is to be verified: with which text (None: the one that ships), how much of it, on
-    how many threads (0: all cores). `mixed`: the digest of a text, and the chunks of it, by which
-    the tensors' types were chosen.
+    """How to verify a file: the text (None: the built-in one), the number of chunks and of threads
+    (0: all cores).
+
+    `mixed`: digest and number of chunks of the text by which the tensor types were chosen.
     """
 
     text: Path | None = None
@@ -75,90 +73,108 @@ class Wish:
 
     @property
     def options(self) -> RunOptions:
-        """How both sides run: as llama-perplexity does."""
+        """The run options of both models, as llama-perplexity's."""
         return RunOptions(CTX, self.threads or None)
 
 
-def check_text(source: "Source", wish: Wish) -> None:
-    """Refuse a source that cannot read, and a text that is too short whatever the vocabulary."""
+def check_text(source: "Source", request: Wish) -> None:
+    """Raise UserError if the source has no vocabulary, or if the text is too short for any
+    vocabulary.
+    """
     bases.check(source, "leave --verify out")
-    words, name = words_of(wish.text)
+    words, name = words_of(request.text)
     if (count := len(words.encode())) < 2 * CTX - BESIDE:
-        raise _too_short(f"{name} has {several(count, 'byte')}, to verify takes {2 * CTX} tokens")
+        raise _too_short(
+            f"{name} has {several(count, 'byte')}; verification needs {2 * CTX} tokens"
+        )
 
 
 def check(plan: "Plan", out: Path, config: "Config") -> None:
-    """Refuse what the disk has no room for, before anything is made."""
-    copy = bases.copied(plan.source.origin or plan.source)
-    part = plan.parts[0].layout.nbytes  # the first file stands twice while it is stamped
-    there = sum(file.stat().st_size for file in plan.files(out) if file.exists())
-    room = {out.parent.absolute(): max(0, plan.nbytes - there) + part + SIDECAR}
-    bases.room({**room, **({config.cache.absolute(): copy.nbytes} if copy else {})})
+    """Raise UserError if the disks have too little space for the file, its certificate and the
+    float copy.
+    """
+    float_copy = bases.copied(plan.source.origin or plan.source)
+    # the first file exists twice while the certificate is embedded
+    first_shard_bytes = plan.parts[0].layout.nbytes
+    existing_bytes = sum(file.stat().st_size for file in plan.files(out) if file.exists())
+    needed_bytes = {
+        out.parent.absolute(): max(0, plan.nbytes - existing_bytes) + first_shard_bytes + SIDECAR
+    }
+    bases.room(
+        {**needed_bytes, **({config.cache.absolute(): float_copy.nbytes} if float_copy else {})}
+    )
 
 
-def verify(plan: "Plan", out: Path, wish: Wish, config: "Config", ui: "UI") -> Certificate:
-    """Certify the finished file of a plan: its first shard carries the certificate afterwards.
-    Raises Refusal.
+def verify(plan: "Plan", out: Path, request: Wish, config: "Config", ui: "UI") -> Certificate:
+    """Compare the finished file of a plan with its source and embed the certificate in its first
+    shard.
+
+    Raises UserError.
     """
     file = plan.files(out)[0]
     header = container.read(file)
     with ui.bar(f"hash {file.name}", header.tensor_bytes) as bar:
         content = certificate.content(header, bar.advance)
-    tensors = _tensors(plan, header, wish.threads or host.cores(), ui)
-    with bases.runnable(plan.source.origin or plan.source, config, ui, wish.threads) as base:
-        model, other = side(file, wish.options, ui), side(base, wish.options, ui)
-        words, name = words_of(wish.text)
-        _long_enough(model, words, name)
+    tensors = _tensors(plan, header, request.threads or host.cores(), ui)
+    with bases.runnable(plan.source.origin or plan.source, config, ui, request.threads) as base:
+        model_side, base_side = side(file, request.options, ui), side(base, request.options, ui)
+        text_content, text_name = words_of(request.text)
+        _require_long_text(model_side, text_content, text_name)
         steered = (
             *steering(plan),
-            *_mixing(plan, wish, min(N_CTX, header.context_length or N_CTX)),
+            *_allocation_text(plan, request, min(N_CTX, header.context_length or N_CTX)),
         )
         outcome = evaluating.run(
-            evaluating.Wish(model, other, None, words, wish.chunks, quiet=True), config, ui
+            evaluating.Wish(model_side, base_side, None, text_content, request.chunks, quiet=True),
+            config,
+            ui,
         )
-        found = figures(outcome, (words, name), other.header.file_type, steered)
-        if found.calibrated:
+        answers = figures(outcome, (text_content, text_name), base_side.header.file_type, steered)
+        if answers.calibrated:
             ui.warn(
-                f"{name} is what the file was made by: its figures flatter; --verify-text takes another"
+                f"{text_name} was also used to quantize the file, so its results look too good; "
+                "--verify-text takes another text"
             )
-        speed = speeds(model, other, wish.threads or host.cores(), ui)
-    made = Certificate(
+        speed = speeds(model_side, base_side, request.threads or host.cores(), ui)
+    verified = Certificate(
         FORMAT,
         plan.source.name,
         plan.file_type.name,
         plan.method.name,
         plan.settings,
-        _origin(plan),
+        _describe_source(plan),
         content,
-        world(wish.threads or host.cores()),
-        found,
+        world(request.threads or host.cores()),
+        answers,
         steered,
         _folds(plan, header),
-        _mix(plan),
+        _types_by_count(plan),
         tensors,
         speed,
         _methods(plan),
     )
     with ui.bar(
-        f"write the certificate into {file.name}", sum(one.nbytes for one in plan.parts[0].steps)
+        f"write the certificate into {file.name}", sum(step.nbytes for step in plan.parts[0].steps)
     ) as bar:
-        stamp(file, made, bar.advance)
-    return made
+        stamp(file, verified, bar.advance)
+    return verified
 
 
 def figures(
     outcome: evaluating.Outcome, text: tuple[str, str], base: str, steered: tuple[Steering, ...]
 ) -> Answers:
-    """How alike both answer, over a text (its words and its name); `base` is the type the source
-    ran in.
+    """Return how closely the answers of both models agree.
+
+    `text`: content and name of the text; `base`: the type that the source was run in; `steered`:
+    the texts that the quantization used.
     """
-    words, name = text
-    known = _sha256(words)
+    text_content, name = text
+    text_hash = _sha256(text_content)
     against = outcome.quality.against
     assert against is not None
     return Answers(
         text=_name(name),
-        text_sha256=known,
+        text_sha256=text_hash,
         n_ctx=outcome.n_ctx,
         chunks=outcome.chunks,
         positions=outcome.quality.positions,
@@ -172,46 +188,51 @@ def figures(
         kld_most=against.klds.most,
         same_top=_figure(against.same_top),
         rms_delta_p=_figure(against.delta_rms),
-        calibrated=any(_same((known, _name(name)), one) for one in steered),
+        calibrated=any(_is_among((text_hash, _name(name)), record) for record in steered),
     )
 
 
-def _same(text: tuple[str, str], steered: Steering) -> bool:
-    """Whether a text (its hash and name) is one of those: by the hash, where that is known."""
-    known, name = text
-    both = zip(steered.hashes, steered.texts, strict=True)
-    return any(known.startswith(one) if one else name == other for one, other in both)
+def _is_among(text: tuple[str, str], steered: Steering) -> bool:
+    """Return whether a text (hash and name) is among the used texts; names are compared where a
+    hash is unknown.
+    """
+    text_hash, name = text
+    recorded_texts = zip(steered.hashes, steered.texts, strict=True)
+    return any(
+        text_hash.startswith(recorded_hash) if recorded_hash else name == recorded_name
+        for recorded_hash, recorded_name in recorded_texts
+    )
 
 
 def speeds(
     model: "Side", base: "Side", threads: int, ui: "UI", seconds: float | None = None
 ) -> tuple[Speed, ...]:
-    """Tokens a second of both, measured in pairs in random order."""
+    """Measure the speed of both models in pairs, in random order (tokens per second)."""
     tests = [
         Test(prompt, gen, 0, 2048, 512, "f16", "f16", threads, -1, "auto") for prompt, gen in TESTS
     ]
     pairs = [
-        (sides.Side(base.header.path, one), sides.Side(model.header.path, one)) for one in tests
+        (sides.Side(base.header.path, test), sides.Side(model.header.path, test)) for test in tests
     ]
     design = Design(
         seconds=SECONDS if seconds is None else seconds, precision=0.02, confidence=0.95
     )
     return tuple(
-        _speed(one.name, found)
-        for one, found in zip(tests, sides.run(pairs, design, ui), strict=True)
+        _speed_record(test.name, comparison)
+        for test, comparison in zip(tests, sides.run(pairs, design, ui), strict=True)
     )
 
 
 def world(threads: int) -> World:
-    """This machine and these versions, now."""
+    """Return the machine, the versions and the time of the verification."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    count = len(remote.joined())  # their addresses are nobody's business
+    count = len(remote.joined())  # worker addresses are private
     machine = host.identity() + (f" and {several(count, 'worker')}" if count else "")
     return World(__version__, version(), machine, threads, now)
 
 
-def _speed(name: str, found: Comparison) -> Speed:
-    known = found.low > 0
+def _speed_record(name: str, found: Comparison) -> Speed:
+    is_known = found.low > 0
     return Speed(
         name,
         median(found.a),
@@ -219,147 +240,156 @@ def _speed(name: str, found: Comparison) -> Speed:
         tenths(found.a),
         tenths(found.b),
         found.ratio,
-        found.low if known else None,
-        found.high if known else None,
+        found.low if is_known else None,
+        found.high if is_known else None,
         len(found.a),
         found.noisy,
     )
 
 
 def _tensors(plan: "Plan", header: container.Header, threads: int, ui: "UI") -> tuple[Tensor, ...]:
-    """The table: what each tensor is and how far it is from the source."""
+    """Return the type, size and relative error of every tensor."""
     originals = {
         step.weight.name: Original(step.weight, step.evidence.weigh) for step in plan.steps
     }
     with ui.bar(
         f"compare {header.path.name} with {plan.source.name}", len(originals), unit="tensors"
     ) as bar:
-        found = list(deviations(originals, header, threads, bar.advance))
+        errors = list(deviations(originals, header, threads, bar.advance))
     return tuple(
         Tensor(
-            one.name,
-            one.type,
-            one.nbytes,
-            one.nbytes * 8 / one.elements,
-            apart.error,
-            apart.weighted,
+            tensor.name,
+            tensor.type,
+            tensor.nbytes,
+            tensor.nbytes * 8 / tensor.elements,
+            tensor_error.error,
+            tensor_error.weighted,
         )
-        for one, apart in zip(header.tensors, found, strict=True)
+        for tensor, tensor_error in zip(header.tensors, errors, strict=True)
     )
 
 
-def _origin(plan: "Plan") -> Origin:
+def _describe_source(plan: "Plan") -> Origin:
     source = plan.source.origin or plan.source
     nbytes, elements = (
-        sum(getattr(one, what) for one in source.weights) for what in ("nbytes", "elements")
+        sum(getattr(weight, field_name) for weight in source.weights)
+        for field_name in ("nbytes", "elements")
     )
-    types = tuple(dict.fromkeys(one.type for one in source.weights))
+    types = tuple(dict.fromkeys(weight.type for weight in source.weights))
     return Origin(
         _name(source.path.absolute()), source.fingerprint, types, nbytes, nbytes * 8 / elements
     )
 
 
 def steering(plan: "Plan") -> tuple[Steering, ...]:
-    """What the rounding was steered by. A text's hash is that of its file, where that is still
-    there and is no younger than what was gathered from it.
+    """Return the statistics and texts that the quantization used.
+
+    A text has a hash only if its file still exists and is older than the statistics.
     """
     diagonal = (
         plan.imatrix is not None
         and plan.moments is not None
         and plan.imatrix.digest == plan.moments.digest
     )
+    # the diagonal of the moments is not listed as a separate imatrix
     files = {} if plan.imatrix is None or diagonal else {"imatrix": plan.imatrix}
     if plan.moments is not None and (
         diagonal or plan.method.needs == "moments" or plan.source.fold
-    ):  # they chose it
+    ):  # the moments chose the folds
         files["moments"] = plan.moments.imatrix
     return (
-        *_behind(plan),
+        *_blockwise_statistics(plan),
         *(
             Steering(
                 kind,
-                one.digest,
-                tuple(map(_name, one.datasets)),
-                tuple(_hash(name, one.path.stat().st_mtime) for name in one.datasets),
-                one.chunks or None,
-                one.chunks * one.chunk_size or None,
+                statistics.digest,
+                tuple(map(_name, statistics.datasets)),
+                tuple(_hash(name, statistics.path.stat().st_mtime) for name in statistics.datasets),
+                statistics.chunks or None,
+                statistics.chunks * statistics.chunk_size or None,
             )
-            for kind, one in files.items()
+            for kind, statistics in files.items()
         ),
     )
 
 
-def _behind(plan: "Plan") -> tuple[Steering, ...]:
-    """The moments that were gathered behind tensors already quantized."""
-    one = plan.pending
-    if one is None or not one.digest:
+def _blockwise_statistics(plan: "Plan") -> tuple[Steering, ...]:
+    """Return the texts of moments that were collected block by block, after earlier tensors were
+    quantized.
+    """
+    pending = plan.pending
+    if pending is None or not pending.digest:
         return ()
-    names, hashes = tuple(map(_name, one.texts)), tuple(map(_hash, one.texts))
+    names, hashes = tuple(map(_name, pending.texts)), tuple(map(_hash, pending.texts))
     return (
         Steering(
             "sequential",
-            one.digest,
+            pending.digest,
             names,
             hashes,
-            one.chunks or None,
-            one.chunks * one.chunk_size or None,
+            pending.chunks or None,
+            pending.chunks * pending.chunk_size or None,
         ),
     )
 
 
-def _mixing(plan: "Plan", wish: Wish, n_ctx: int) -> tuple[Steering, ...]:
-    """What the tensors' types were chosen by, where that was a text, in chunks of so many tokens."""
-    if wish.mixed is None:
+def _allocation_text(plan: "Plan", request: Wish, n_ctx: int) -> tuple[Steering, ...]:
+    """Return the text that chose the tensor types, if there was one; chunks of `n_ctx` tokens."""
+    if request.mixed is None:
         return ()
-    digest, chunks = wish.mixed
+    digest, chunks = request.mixed
     return (
         Steering("mix", json.loads(plan.settings)["mix"], ("",), (digest,), chunks, chunks * n_ctx),
     )
 
 
 def _hash(name: str, before: float = inf) -> str:
-    """The hash of a text that a stats file names, if it is a file of this machine, last written
-    `before` that: anybody may have written it, and another text may stand there by now.
+    """Return the hash of a text that a statistics file names, or "" if it cannot be trusted.
+
+    The file must exist and must not be younger than `before`: names in a statistics file come from
+    anyone, and the text may have been replaced.
     """
     path = Path(name)
     try:
-        known = (
+        is_trusted = (
             path.is_file() and path.stat().st_size < LARGEST_TEXT and path.stat().st_mtime <= before
         )
-        return _sha256(words_of(path)[0]) if known else ""
+        return _sha256(words_of(path)[0]) if is_trusted else ""
     except (UserError, OSError, ValueError):
         return ""
 
 
 def _folds(plan: "Plan", header: container.Header) -> tuple[str, ...]:
-    """How the source was folded before it was rounded, with the digest of that, as the file says."""
-    told = header.metadata.get(FOLD_KEY)
-    if not (plan.source.fold and isinstance(told, str)):
+    """Return the folds that were applied to the source, with their digest, as the file states
+    them.
+    """
+    fold_json = header.metadata.get(FOLD_KEY)
+    if not (plan.source.fold and isinstance(fold_json, str)):
         return ()
-    said = json.loads(told)
-    return (f"{said['how']} {said['digest']}".strip(),)
+    fold_record = json.loads(fold_json)
+    return (f"{fold_record['how']} {fold_record['digest']}".strip(),)
 
 
 def _methods(plan: "Plan") -> dict[str, int]:
-    """Tensors by method; nothing where a method's moments came behind the plan: some may not have
-    come.
+    """Return the number of tensors by method; empty if moments were collected after planning, since
+    some may be missing.
     """
     return {} if plan.pending else {name: len(steps) for name, steps in plan.methods.items()}
 
 
-def _mix(plan: "Plan") -> dict[str, int]:
+def _types_by_count(plan: "Plan") -> dict[str, int]:
     types = [step.type for step in plan.steps]
     return {kind: types.count(kind) for kind in dict.fromkeys(types)}
 
 
-def _long_enough(model: "Side", words: str, name: str) -> None:
+def _require_long_text(model: "Side", words: str, name: str) -> None:
     count = len(scorers.tokens(model, words))
     if count < 2 * CTX:
-        raise _too_short(f"{name} has {several(count, 'token')}, to verify takes {2 * CTX}")
+        raise _too_short(f"{name} has {several(count, 'token')}; verification needs {2 * CTX}")
 
 
 def _too_short(what: str) -> UserError:
-    return UserError(what, hint="--verify-text takes a longer text")
+    return UserError(what, hint="use a longer --verify-text")
 
 
 def _figure(estimate: Estimate) -> Figure:
@@ -367,7 +397,7 @@ def _figure(estimate: Estimate) -> Figure:
 
 
 def _name(path: Path | str) -> str:
-    """A file's name without its folder, as text: the certificate goes to others."""
+    """Return a file's name without its folder: certificates are published."""
     return Path(path).name.encode("utf-8", "replace").decode()
 
 

@@ -1,7 +1,5 @@
-"""From a name or a path to a model file: the source opened, the place found, the plan carried out.
-
-Shared by quantize, convert and pull. It knows files and plans, no flags; what is said of them is
-closing.py's.
+"""From a name or path to a model file: open the source, choose the output path, write the plan.
+Shared by quantize, convert and pull.
 """
 
 from collections.abc import Iterator
@@ -30,7 +28,10 @@ def quantize_to(
     blobs: "Mapping[str, Blob] | None" = None,
     allow_pickle: bool = False,
 ) -> Path:
-    """Quantize a file or folder to `out` for another command: progress and notes go to stderr only."""
+    """Quantize a file or folder to `out` for another command; progress and notes go to stderr only.
+
+    Raises UserError.
+    """
     from llmcli.catalog.partial import make_folder
     from llmcli.commands.closing import tell
     from quant import quantize as road
@@ -41,7 +42,8 @@ def quantize_to(
     report = write(plan, out, ui)
     if not report.present:
         ui.note(
-            f"{out.name}: {size(plan.bytes_after)}, {plan.bits_per_weight:.2f} bits per weight, {report.seconds:.1f} s"
+            f"{out.name}: {size(plan.bytes_after)}, {plan.bits_per_weight:.2f} bits per weight, "
+            f"{report.seconds:.1f} s"
         )
     return out
 
@@ -54,11 +56,11 @@ def open_source(
     allow_pickle: bool = False,
     blobs: "Mapping[str, Blob] | None" = None,
 ) -> "Source":
-    """A GGUF file or a checkpoint folder, ready to be planned; a GGUF has its own tokenizer and no
-    pickles.
+    """Open a GGUF file or a checkpoint folder as a source that can be planned.
 
-    A folder's tokenizer is proven here, before a weight is read. `blobs` are its safetensors where
-    they are not in it; they are read ahead.
+    A folder's tokenizer is verified before any weight is read. `blobs` are safetensors that are
+    stored outside the folder, such as on the hub; they are read ahead. Raises UserError, and
+    UsageError for checkpoint options with a GGUF.
     """
     from llmcli.errors import UsageError
     from quant import quantize as road
@@ -78,25 +80,26 @@ def open_source(
     flags = {"--tokenizer": tokenizer, "--pre": pre, "--allow-pickle": allow_pickle}
     if flag := next((name for name, value in flags.items() if value), None):
         raise UsageError(
-            f"{flag} is for checkpoint folders; {path} is none", hint=f"leave {flag} out"
+            f"{flag} applies to checkpoint folders; {path} is not a folder",
+            hint=f"leave out {flag}",
         )
     return road.open_gguf(path)
 
 
 def find_model(text: str, config: "Config", ui: UI, keep_source: bool = False) -> "Model | None":
-    """The catalog's or the hub's model; None for what is plainly a path, which needs no catalog.
+    """Return the model from the catalog or the hub; None if `text` is a path.
 
-    A checkpoint that is not here stays on the hub (`blobs`), unless `keep_source`.
+    A checkpoint that is not on this disk stays on the hub (`blobs`) unless `keep_source`.
     """
     path = Path(text).expanduser()
     if path.exists() or text.endswith(".gguf") or text.startswith((".", "/", "~")):
         return None
     from llmcli.catalog import fetch, straight
 
-    here = fetch.find(text, config, ui)
-    if here is None and not keep_source:
-        here = straight.open_checkpoint(text, config, ui)
-    return here or fetch.obtain(text, config, ui)
+    model = fetch.find(text, config, ui)
+    if model is None and not keep_source:
+        model = straight.open_checkpoint(text, config, ui)
+    return model or fetch.obtain(text, config, ui)
 
 
 @contextmanager
@@ -110,8 +113,11 @@ def placed(
     mixed: bool,
     dry_run: bool,
 ) -> Iterator[Path]:
-    """Where the new file goes: where told, beside a local source, or in the store, which is told of
-    it.
+    """Yield the output path: `out`, a file next to a local source, or a file in the store, which is
+    recorded afterwards.
+
+    `mixed`: the tensor types differ from the file type's recipe, so that the store cannot hold the
+    file. Raises UsageError.
     """
     if mixed:
         check_named(model, out)
@@ -135,18 +141,18 @@ def placed(
 
 
 def check_named(model: "Model | None", out: Path | None) -> None:
-    """Refuse a mixture of one's own of a model in the store that says not where it goes."""
+    """Raise UsageError if a custom mixture of a model in the store has no output path."""
     from llmcli.errors import UsageError
 
     if model is not None and out is None:
         raise UsageError(
-            "a mixture of one's own needs a name of its own",
+            "a custom type mixture needs an output path",
             hint=f"add -o {model.name}-custom.gguf",
         )
 
 
 def beside(plan: "Plan") -> Path:
-    """NAME-TYPE.gguf beside the source, a type already in the name replaced."""
+    """Return NAME-TYPE.gguf in the source's folder; a type already in the name is replaced."""
     import re
 
     name = re.sub(
@@ -159,12 +165,16 @@ def beside(plan: "Plan") -> Path:
 
 
 def write(plan: "Plan", out: Path, ui: UI, *, threads: int = 0, force: bool = False) -> "Report":
-    """Run the plan under a bar; says so where there was nothing to do, or less than all."""
+    """Write the plan's file under a progress bar; print a note if the file is finished already or
+    was resumed.
+    """
     from quant import quantize as road
 
     if not force and road.finished(plan, out):
-        there = f"{plan.files(out)[0]} is there already, made from this source with these settings"
-        ui.note(f"{there}: nothing to do (--force makes it anew)")
+        ui.note(
+            f"{plan.files(out)[0]} is up to date, made from this source with these settings: "
+            "nothing to do (--force makes it again)"
+        )
         return road.run(plan, out, threads=threads)
     with ui.bar(f"quantize to {plan.file_type.name}", len(plan.steps), unit="tensors") as bar:
 
@@ -177,6 +187,8 @@ def write(plan: "Plan", out: Path, ui: UI, *, threads: int = 0, force: bool = Fa
         report = road.run(plan, out, threads=threads, force=force, watch=watch)
         bar.describe(f"quantize to {plan.file_type.name}")
     if report.resumed_bytes:
-        made = f"{report.resumed} tensors, {size(report.resumed_bytes)}, were made then"
-        ui.note(f"went on where an earlier run had stopped: {made}")
+        ui.note(
+            f"resumed an earlier run: {report.resumed} tensors, {size(report.resumed_bytes)}, "
+            "were already written"
+        )
     return report

@@ -1,9 +1,8 @@
-"""`--rpc` and `--tensor-split`, which every command that runs a model has: part of it lies on other
-machines.
+"""`--rpc` and `--tensor-split`: place part of a model on other machines.
 
-A worker that is lost ends the process: llama.cpp aborts, and what it was computing cannot be had
-back. That is told as any other error of the world's; `serve` keeps its model in a process of its
-own for it.
+When a worker is lost, llmcli prints an error and ends: llama.cpp would abort, and the answer that
+was being computed cannot be recovered. For this reason `serve` runs its model in a separate
+process.
 """
 
 import math
@@ -22,16 +21,16 @@ from llmcli.errors import UsageError, UserError
 if TYPE_CHECKING:
     from llmcli.ui import UI
 
-SHOWN = "\x1b[0m\x1b[?25h\n"  # plain, with a cursor, on a line of its own
-HELP_RPC = "part of the model lies on these workers (llmcli worker --rpc)"
+SHOWN = "\x1b[0m\x1b[?25h\n"  # normal style, visible cursor, new line
+HELP_RPC = "place part of the model on these workers (llmcli worker --rpc)"
 HELP_SPLIT = (
-    "proportions of the layers: the workers' devices first, then the GPUs here [by free memory]"
+    "proportions of the layers: the workers' devices first, then the local GPUs [by free memory]"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The same as a group of options (grouped.py), for commands without the run options' table."""
+    """The worker options as a group (grouped.py), for commands without the run options."""
 
     rpc: Annotated[
         str | None,
@@ -48,15 +47,21 @@ class Workers:
     ] = None
 
     def join(self, ui: "UI", runs: bool = True) -> None:
-        """As `join` does; raises UsageError where they are named and nothing `runs` on them."""
+        """Join the workers; raise UsageError if they were named although the command `runs` no
+        model.
+        """
         if not runs and (self.rpc is not None or self.tensor_split is not None):
-            raise UsageError("nothing of this runs on a worker", hint="leave out --rpc and -ts")
+            raise UsageError(
+                "--rpc and -ts have no effect: this command runs no model here",
+                hint="leave out --rpc and -ts",
+            )
         join(self.rpc, self.tensor_split, ui)
 
 
 def join(rpc: str | None, split: str | None, ui: "UI") -> None:
-    """Use the workers that were named; raises UserError where one cannot be used, before any model
-    is opened.
+    """Connect to the named workers before any model is opened.
+
+    Raises UserError if a worker cannot be used.
     """
     if rpc is None and split is None:
         return
@@ -64,29 +69,34 @@ def join(rpc: str | None, split: str | None, ui: "UI") -> None:
     from llmcli.runtime.binding import remote
 
     addresses = cluster.endpoints(rpc) if rpc is not None else ()
-    cluster.join(addresses, _parts(split))
+    cluster.join(addresses, _parse_split(split))
     if addresses:
-        remote.on_loss(partial(_lost, terminal.settings(), ui))
+        remote.on_loss(partial(_exit_for_lost_worker, terminal.settings(), ui))
 
 
-def _parts(text: str | None) -> list[float]:
-    """ "3,1" -> [3.0, 1.0]; raises UserError."""
+def _parse_split(text: str | None) -> list[float]:
+    """Parse "3,1" as [3.0, 1.0]; raises UserError."""
     if text is None:
         return []
     try:
-        parts = [float(part) for part in text.replace("/", ",").split(",")]
+        proportions = [float(proportion) for proportion in text.replace("/", ",").split(",")]
     except ValueError:
-        parts = []
-    if not parts or not all(math.isfinite(part) and part >= 0 for part in parts) or not any(parts):
+        proportions = []
+    if (
+        not proportions
+        or not all(math.isfinite(proportion) and proportion >= 0 for proportion in proportions)
+        or not any(proportions)
+    ):
         raise UserError(f"--tensor-split is {text!r}", hint="-ts takes proportions, such as 3,1")
-    return parts
+    return proportions
 
 
-def _lost(before: list[Any] | None, ui: "UI") -> None:
-    """Say which worker is gone and leave: the thread that waits for its answer cannot be woken.
+def _exit_for_lost_worker(before: list[Any] | None, ui: "UI") -> None:
+    """Print which worker was lost and exit, because the thread that waits for its answer cannot be
+    woken.
 
-    The terminal is left as it was found: who was writing there, with its echo off or the cursor
-    hidden, ends with us.
+    Restores the terminal settings first: an interrupted prompt may have turned off echo or hidden
+    the cursor.
     """
     from llmcli.hardware import cluster
     from llmcli.runtime.binding import remote
@@ -100,8 +110,9 @@ def _lost(before: list[Any] | None, ui: "UI") -> None:
         if sys.stderr.isatty():
             sys.stderr.write(SHOWN)
         ui.error(
-            f"a worker was lost in the middle of it: {where}",
-            hint="start it again there (llmcli worker --rpc), then the command; a chat goes on with --resume",
+            f"lost a worker: {where}",
+            hint="restart the worker there (llmcli worker --rpc), then run the command again; "
+            "a chat resumes with --resume",
         )
         sys.stderr.flush()
     os._exit(1)

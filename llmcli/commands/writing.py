@@ -1,8 +1,4 @@
-"""The options that every command has which writes a model file: how the source is read, where the
-file goes.
-
-They stand here once, for quantize and convert. It knows words, no files.
-"""
+"""The options that quantize and convert share: how the source is read and where the file goes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +11,8 @@ from llmcli.commands.pickles import AllowPickle
 KeepSource = Annotated[
     bool,
     typer.Option(
-        "--keep-source", help="Download a checkpoint whole and keep it, instead of reading it once."
+        "--keep-source",
+        help="Download a checkpoint whole and keep it, instead of streaming it once.",
     ),
 ]
 
@@ -27,7 +24,7 @@ class Reading:
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            "--tokenizer", metavar="DIR", help="Take the tokenizer's files from another folder."
+            "--tokenizer", metavar="DIR", help="Read the tokenizer's files from another folder."
         ),
     ] = None
     pre: Annotated[
@@ -35,7 +32,7 @@ class Reading:
         typer.Option(
             "--pre",
             metavar="NAME",
-            help="llama.cpp's name of the pre-tokenizer, where it is not known.",
+            help="llama.cpp's name of the pre-tokenizer, if it is not recognized.",
         ),
     ] = None
     allow_pickle: AllowPickle = False
@@ -44,7 +41,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How the new file is written, and what is said of it."""
+    """How the new file is written, and what is printed about it."""
 
     out: Annotated[
         Path | None,
@@ -52,15 +49,15 @@ class Writing:
             "-o",
             "--out",
             metavar="OUT",
-            help="The new file; NAME-TYPE.gguf beside SRC unless told.",
+            help="The new file; default: NAME-TYPE.gguf next to SRC.",
         ),
     ] = None
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 takes all cores.")] = 0
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 uses all cores.")] = 0
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")
     ] = False
-    force: Annotated[bool, typer.Option("--force", help="Make it anew although it is there.")] = (
-        False
-    )
-    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the file even if it is up to date.")
+    ] = False
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False

@@ -104,7 +104,7 @@ def test_show_for_people_has_its_sections(published, llmcli):
 def test_show_of_an_absent_model_says_where_it_would_come_from(llmcli):
     done = llmcli("show", "smollm2:135m-hf")
     assert "hub:HuggingFaceTB/SmolLM2-135M-Instruct" in done.out
-    assert "fetch it: llmcli pull smollm2:135m-hf" in done.out
+    assert "to fetch it: llmcli pull smollm2:135m-hf" in done.out
     document = llmcli("show", "smollm2:135m", "--json").document
     assert (document["path"], document["bytes"], document["architecture"]) == (None, 98362432, None)
 

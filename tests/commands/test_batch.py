@@ -75,7 +75,7 @@ def test_lines_of_one_name_are_told_and_answered_each_in_its_place(
     done = llmcli("batch", "fake", lines(tmp_path, *rows), "-o", str(tmp_path / "out.jsonl"))
     assert done.code == 0
     assert (
-        "lines 1 and 2 have the same custom_id, 'a'" in done.err and "and 1 line more" in done.err
+        "lines 1 and 2 have the same custom_id, 'a'" in done.err and "and 1 more line" in done.err
     )
     found = [
         row["response"]["body"]["choices"][0]["message"]["content"]
@@ -102,11 +102,11 @@ def test_a_finished_file_is_recognised_and_forced(
     words = ("batch", "fake", lines(tmp_path, '"one"', '"two"'), "-o", str(tmp_path / "out"))
     assert "2 lines, " in llmcli(*words).out
     before = (tmp_path / "out").read_bytes()
-    assert "made before" in llmcli(*words).out
-    assert "made before" not in llmcli(*words, "--force").out
+    assert "already complete" in llmcli(*words).out
+    assert "already complete" not in llmcli(*words, "--force").out
     assert (tmp_path / "out").read_bytes() == before
     other = llmcli(*words, "--temp", "0.3")  # other settings: a new file in its place
-    assert "made before" not in other.out
+    assert "already complete" not in other.out
     assert (tmp_path / "out").read_bytes() != before
 
 
@@ -136,7 +136,7 @@ def test_a_stopped_batch_goes_on_and_comes_to_the_same(
     monkeypatch.setattr(Engine, "step", stopping)
     done = llmcli(*words)
     assert done.code == 130
-    assert "the same command goes on" in done.err
+    assert "the same command resumes" in done.err
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(Engine, "step", step)
     assert llmcli(*words).code == 0
@@ -284,7 +284,7 @@ def test_killed_twice_the_file_is_an_unbroken_runs(
     done = subprocess.run(
         [*words, str(tmp_path / "out"), "-np", "4"], check=True, capture_output=True, text=True
     )
-    assert "going on after" in done.stderr
+    assert "resuming after" in done.stderr
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
     assert llmcli(*own, str(tmp_path / "seven"), "-np", "7", "-c", "1500").code == 0
     assert texts(tmp_path / "seven") == texts(tmp_path / "whole")

@@ -314,7 +314,7 @@ def test_a_chat_template_may_be_a_file_or_the_jinja_text_itself(
             "250 samples and a prompt of 20 tokens need 270 cells",
         ),
         (["chat", "fake", "--samples", "2"], b"x", 2, "one answer at a time"),
-        (["run", "fake", "x", "--samples", "2", "--beams", "2"], b"", 2, "exclude each other"),
+        (["run", "fake", "x", "--samples", "2", "--beams", "2"], b"", 2, "cannot be combined"),
         (["run", "fake", "x", "-l", "999+1"], b"", 1, "logit_bias names token 999"),
         (["run", "fake", "x", "-l", "h+1"], b"", 1, "logit_bias is 'h+1'"),
         (["run", "fake", "x", "--mirostat", "3"], b"", 1, "mirostat must be from 0 to 2, not 3"),

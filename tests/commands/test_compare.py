@@ -125,7 +125,7 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
         row["samples_ts"] = [300.0, 100.0, 50.0]
     files[1].write_text(json.dumps(rows))
     told = llmcli("bench", "compare", *map(str, files))
-    assert "tg4: a noisy machine, B alone ran at 60 to 260 tok/s" in told.err
+    assert "tg4: noisy machine: B alone ran at 60 to 260 tok/s" in told.err
     assert "no difference this noise supports" in told.out
     rows[0]["cpu_info"] = rows[1]["cpu_info"] = "another \x1b[31mcpu"
     files[1].write_text(json.dumps(rows))
@@ -138,9 +138,9 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (["x.gguf", "--a", "-q 1"], 2, "does not know '-q'"),
+        (["x.gguf", "--a", "-q 1"], 2, "unknown option '-q'"),
         (["x.gguf", "--b", "-t"], 2, "-t has no value"),
-        (["x.gguf", "--b", "-t '1"], 2, "ends within quotes"),
+        (["x.gguf", "--b", "-t '1"], 2, "has an unclosed quote"),
         (["x.gguf", "--b", "-t 1,2"], 1, "several values"),
         (["x.gguf", "--b", "-t 0"], 1, "-t is 0"),
         (["x.gguf", "--b=-ctk q9"], 1, "-ctk does not know 'q9'"),
@@ -164,12 +164,12 @@ def test_a_saved_run_is_not_compared_with_a_model_nor_measured_again(
     file = tmp_path / "a.json"
     file.write_text(json.dumps([{"n_prompt": 0, "n_gen": 4, "samples_ts": [1.0, 1.1]}]))
     for words, why in (
-        ((str(file), "m"), "and m is none"),
-        ((str(file),), "and nothing is none"),
-        ((str(file), str(file), "--a", "-t 1"), "measured already"),
-        ((str(file), str(file), "--seconds", "3"), "measured already"),
-        ((str(file), str(file), "--precision", "3"), "measured already"),
-        ((str(file), str(file), "--apart"), "measured already"),
+        ((str(file), "m"), "but m is not"),
+        ((str(file),), "but nothing is not"),
+        ((str(file), str(file), "--a", "-t 1"), "cannot be measured again"),
+        ((str(file), str(file), "--seconds", "3"), "cannot be measured again"),
+        ((str(file), str(file), "--precision", "3"), "cannot be measured again"),
+        ((str(file), str(file), "--apart"), "cannot be measured again"),
         (("x.gguf", "--anyway"), "for saved runs"),
     ):
         done = llmcli("bench", "compare", *words)

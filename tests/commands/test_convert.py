@@ -148,7 +148,7 @@ def test_the_flags_of_folders_are_refused_for_a_gguf(
     for flag in (["--tokenizer", str(folder)], ["--allow-pickle"]):
         done = llmcli("quantize", str(tmp_path / "x.gguf"), *flag)
         assert done.code == 2
-        assert f"{flag[0]} is for checkpoint folders" in done.err
+        assert f"{flag[0]} applies to checkpoint folders" in done.err
 
 
 def test_a_models_name_goes_into_the_store(llmcli: Any, folder: Path, home: Path) -> None:

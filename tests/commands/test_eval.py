@@ -318,7 +318,7 @@ def test_a_model_of_nan_is_told_in_words(llmcli: Llmcli, tmp_path: Path, text: P
     path.write_bytes(raw)
     done = llmcli("eval", str(path), "--text", str(text), "--ctx", "64", "-t", "1")
     assert done.code == 1
-    assert "the model gave logits that are no numbers (NaN or infinity) in chunk 1" in done.err
+    assert "the model produced logits that are NaN or infinite in chunk 1" in done.err
 
 
 def test_mistakes_are_one_line(

@@ -44,10 +44,10 @@ def test_second_moments_are_those_of_calibrate_and_are_kept(
     words = ("quantize", str(model), "--q4_0", "--method", "gptq", "--threads", "1", "-o")
     done = llmcli(*words, str(one))
     assert done.code == 0, done.err
-    assert "--method gptq needs second moments: gathered from" in done.err
+    assert "--method gptq needs second moments: collecting from" in done.err
     (kept,) = (home / "cache" / "calibrations").glob("*.moments.gguf")
     again = llmcli(*words, str(two))
-    assert "gathered from" not in again.err
+    assert "collecting from" not in again.err
     assert str(kept) in again.err
     own, ctx = tmp_path / "own.moments", str(container.read(model).context_length)
     said = ("-o", str(tmp_path / "s"), "--moments", str(own), "--ctx", ctx, "-t", "1")
@@ -56,7 +56,7 @@ def test_second_moments_are_those_of_calibrate_and_are_kept(
     assert one.read_bytes() == two.read_bytes()
     assert codes(one) == codes(three)
     told = llmcli(*words, str(tmp_path / "none.gguf"), "--dry-run")
-    assert (told.code, "would gather first" in told.err) == (0, True)
+    assert (told.code, "would first collect statistics" in told.err) == (0, True)
 
 
 def test_folds_gather_an_imatrix(
@@ -67,7 +67,7 @@ def test_folds_gather_an_imatrix(
         "quantize", str(model), "--q4_0", "--fold", "awq", "--threads", "1", "-o", str(out)
     )
     assert done.code == 0, done.err
-    assert "--fold awq needs an imatrix: gathered from" in done.err
+    assert "--fold awq needs an imatrix: collecting from" in done.err
     assert "quantize.imatrix.file" in container.read(out).metadata
     assert not list((home / "cache" / "calibrations").glob("*.moments.gguf"))
 
@@ -83,7 +83,7 @@ def test_a_size_and_a_plan_go_by_what_is_gathered_where_nothing_is_written_too(
     size = ("--target-bpw", "7.5", "--quick")
     planned = llmcli(*words, *size, "--dry-run")
     assert planned.code == 0, planned.err
-    assert "--method gptq needs second moments: gathered from" in planned.err
+    assert "--method gptq needs second moments: collecting from" in planned.err
     made = llmcli(*words, *size)
     for key in ("bytes", "methods", "fallbacks"):
         assert json.loads(planned.out)[key] == json.loads(made.out)[key]
@@ -130,7 +130,7 @@ def test_measurements_of_a_model_with_other_folds_steer_nothing(
         )
         done = llmcli("quantize", str(source), *words, "--force", "--dry-run")
         assert done.code == (0 if fits else 1), done.err
-        assert ("holds the moments of a model with" in done.err) is not fits
+        assert ("contains the moments of a model with" in done.err) is not fits
         sums = found[file].with_suffix(".imatrix")
         done = llmcli(
             "quantize", str(source), "--q4_k_m", "--imatrix", str(sums), "-o", str(out), "--dry-run"
@@ -139,7 +139,7 @@ def test_measurements_of_a_model_with_other_folds_steer_nothing(
         assert ("is the imatrix of a model with" in done.err) is not fits
     both = [str(file.with_suffix(".imatrix")) for file in (plain, folded)]
     done = llmcli("calibrate", "--merge", *both, "-o", str(tmp_path / "merged"))
-    assert done.code == 1 and "was gathered under other folds than" in done.err
+    assert done.code == 1 and "was collected with other folds than" in done.err
 
 
 def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
@@ -161,7 +161,7 @@ def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
     assert llmcli("calibrate", str(other), "-o", str(tmp_path / "t"), *words).code == 0
     for two, apart in ((sums, False), (tmp_path / "t", True)):
         done = llmcli("calibrate", "--merge", str(sums), str(two), "-o", str(tmp_path / "both"))
-        assert (done.code, f"{two} was gathered from another file than {sums}" in done.err) == (
+        assert (done.code, f"{two} was collected from another file than {sums}" in done.err) == (
             0,
             apart,
         )
@@ -170,7 +170,7 @@ def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
         for source in (model, other):
             done = llmcli("quantize", str(source), flag, str(file), *out)
             assert done.code == 0, done.err
-            assert (f"{file} was gathered from another file than" in done.err) is (source == other)
+            assert (f"{file} was collected from another file than" in done.err) is (source == other)
     done = llmcli("quantize", str(model), "--imatrix", str(second), *out)
     assert done.code == 1 and f"hint: --moments {second}" in done.err
     done = llmcli("quantize", str(model), "--moments", str(sums), *out)
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_not_rounded_before_it_is_read(
         ("file", stories, True),
     ):
         done = llmcli("quantize", str(source), "--imatrix", str(tmp_path / file), *out)
-        assert ("was gathered from another file than" in done.err) is told
+        assert ("was collected from another file than" in done.err) is told
 
 
 @pytest.mark.parametrize("more", [(), ("--sequential",)])
@@ -224,7 +224,7 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
     )
     done = llmcli("quantize", str(stories), *words, "--threads", "1")
     assert done.code == 1, done.err
-    assert "hint: a longer --calibration text" in done.err
+    assert "hint: use a longer --calibration text" in done.err
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,9 @@ def test_what_would_be_refused_is_refused_before_anything_is_gathered(
     done = llmcli(
         "quantize", str(model), *wanted, "-o", str(tmp_path / "out.gguf"), flags[0], value
     )
-    assert (done.code, said in done.err, "gathered from" in done.err) == (1, True, False), done.err
+    assert (done.code, said in done.err, "collecting from" in done.err) == (1, True, False), (
+        done.err
+    )
 
 
 def test_a_text_too_short_to_verify_with_is_refused_before_anything_is_gathered(
@@ -280,10 +282,10 @@ def test_a_text_too_short_to_verify_with_is_refused_before_anything_is_gathered(
         "--verify-text",
     )
     done = llmcli(*words, str(short))
-    assert (done.code, "has 2 bytes, to verify takes 1024 tokens" in done.err) == (1, True), (
+    assert (done.code, "has 2 bytes; verification needs 1024 tokens" in done.err) == (1, True), (
         done.err
     )
-    assert "gathered from" not in done.err
+    assert "collecting from" not in done.err
 
 
 def test_types_that_are_noise_without_an_imatrix_are_planned_with_the_one_that_is_gathered(
@@ -313,7 +315,7 @@ def test_types_that_are_noise_without_an_imatrix_are_planned_with_the_one_that_i
 
 @pytest.mark.parametrize(
     ("letters", "said"),
-    [(50, "rows than they have columns"), (800, "16 rows for each column"), (4000, "")],
+    [(50, "fewer rows than columns"), (800, "16 rows per column"), (4000, "")],
 )
 def test_too_little_text_is_told(
     letters: int, said: str, llmcli: Callable[..., Done], model: Path, tmp_path: Path
@@ -327,4 +329,4 @@ def test_too_little_text_is_told(
     done = llmcli("quantize", str(model), "--q4_0", "--method", "gptq", "--moments", second, *out)
     assert done.code == 0, done.err
     assert said in done.err
-    assert bool(said) == ("are of fewer" in done.err)
+    assert bool(said) == ("have fewer" in done.err)

@@ -19,10 +19,10 @@ from tests.drafts import CHEAP, Steady
         (("--ngram-draft", "maybe"), "ngram_draft is 'maybe'", "auto, on, off"),
         (
             ("--ngram-draft", "on", "--samples", "2"),
-            "--ngram-draft guesses for one answer",
+            "--ngram-draft drafts for one answer",
             "--samples",
         ),
-        (("-md", "small.gguf", "--beams", "2"), "--model-draft guesses for one answer", "--beams"),
+        (("-md", "small.gguf", "--beams", "2"), "--model-draft drafts for one answer", "--beams"),
     ],
 )
 def test_what_cannot_be_is_one_clear_line(

@@ -62,7 +62,9 @@ def test_a_size_is_kept_to_and_a_second_one_costs_no_measurement(
     assert 180_000 * 0.997 <= size <= 180_000
     assert (document["bytes"], document["target_bytes"]) == (size, 180_000)
     assert document["allocation"]["expected_kld"] > 0
-    assert "to measure: 43 x" in first.err and "12 of 43 are of the method's own codes" in first.err
+    assert (
+        "to measure: 43 x" in first.err and "12 of 43 also need the method's own codes" in first.err
+    )
     tensors = json.loads(plan.read_text())["tensors"]
     assert all(row["measured_kld"] > 0 for row in tensors.values() if "measured_kld" in row)
     made = {tensor.name: tensor.type for tensor in container.read(tmp_path / "o.gguf").tensors}
@@ -127,8 +129,8 @@ def test_a_text_that_is_too_short_is_told_before_the_model_is_copied(
     text.write_text("Once upon a time there was a little fish who lived in the sea. " * 6)
     done = sized("--target-size", "180K", "--text", str(text), "--probe-chunks", "100")
     assert done.code == 1
-    assert "measuring takes 100 and 100 more that are held out" in done.err
-    assert "a longer --text, or fewer --probe-chunks" in done.err
+    assert "100 are measured and 100 more held out" in done.err
+    assert "use a longer --text, or fewer --probe-chunks" in done.err
 
 
 def test_a_plan_makes_the_same_bytes_again_and_is_recognised(sized: Call, tmp_path: Path) -> None:
@@ -221,22 +223,22 @@ def test_what_fits_is_looked_for_beside_the_copy_that_is_measured_with(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--target-size", "1M", "--fit"), "--target-size and --fit exclude each other"),
+        (("--target-size", "1M", "--fit"), "--target-size and --fit cannot be combined"),
         (("--target-bpw", "5", "-t", "q4_0"), "leave out the file type"),
         (("--plan", "p.json", "--pure"), "--plan decides every tensor's type"),
         (
             ("--target-size", "1M", "--token-embedding-type", "q8_0"),
-            "leave out --tensor-type and the like",
+            "leave out --tensor-type and similar options",
         ),
-        (("--quick",), "--quick goes with a size"),
-        (("--probe-chunks", "4"), "--probe-chunks goes with a size"),
-        (("--swaps", "0"), "--swaps goes with a size"),
-        (("--probe", "tensor", "--plan", "p.json"), "--probe goes with a size"),
+        (("--quick",), "--quick needs a target size"),
+        (("--probe-chunks", "4"), "--probe-chunks needs a target size"),
+        (("--swaps", "0"), "--swaps needs a target size"),
+        (("--probe", "tensor", "--plan", "p.json"), "--probe needs a target size"),
         (("--target-size", "1M", "--quick", "--swaps", "2"), "--quick measures nothing"),
-        (("--target-size", ""), "'' is no size"),
+        (("--target-size", ""), "'' is not a size"),
         (("--target-bpw", "0"), "--target-bpw is 0"),
-        (("--target-size", "90 potatoes"), "is no size"),
-        (("--target-size", "1M", "--split-max-size", "1M"), "--target-size is for one file"),
+        (("--target-size", "90 potatoes"), "is not a size"),
+        (("--target-size", "1M", "--split-max-size", "1M"), "--target-size makes a single file"),
         (("--target-size", "1M", "--types", "q4_7"), "no tensor type 'q4_7'"),
     ],
 )

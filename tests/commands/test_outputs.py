@@ -95,7 +95,7 @@ def test_a_home_of_nobody_is_told(
     ("words", "told"),
     [
         ("quantize m.gguf --q4_0 -o file/o.gguf", "file is a file, no folder"),
-        ("batch m.gguf m.gguf -o file/o.jsonl", "file is a file, no folder"),
+        ("batch m.gguf m.gguf -o file/o.jsonl", "file is a file, not a folder"),
         ("export vllm m.gguf --original a/b -o file", "a file stands where the folder would be"),
     ],
 )

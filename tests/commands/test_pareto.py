@@ -93,7 +93,7 @@ def test_what_was_interrupted_goes_on_with_the_settings_that_are_left(
     pareto: Callable[..., Done], stories: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words: tuple[Any, ...] = (stories, "--seconds", "0", "-o", "csv")
-    point, made = frontier._point, 0
+    point, made = frontier._measure_setting, 0
 
     def interrupted(*given: Any) -> Point:
         nonlocal made
@@ -103,7 +103,7 @@ def test_what_was_interrupted_goes_on_with_the_settings_that_are_left(
         return point(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(frontier, "_point", interrupted)
+        patched.setattr(frontier, "_measure_setting", interrupted)
         assert pareto(*words).code == 130
     assert list((home / "cache" / "bases").glob("*.gguf")) == []
     done = pareto(*words)
@@ -202,7 +202,7 @@ def test_folds_and_sizes_are_settings_too(
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--json")
     done = pareto(*words, "--types", "Q4_0", "--fold", "none", "--fold", "awq")
     assert done.code == 0, done.err
-    assert "--fold awq needs an imatrix: gathered from" in done.err
+    assert "--fold awq needs an imatrix: collecting from" in done.err
     plain, folded = json.loads(done.out)["settings"]
     assert (plain["name"], folded["name"]) == ("Q4_0 fold none", "Q4_0 fold awq")
     assert (plain["fold"], folded["fold"], plain["tensor_bytes"]) == (
@@ -249,8 +249,8 @@ def test_mistakes_are_one_line(
 ) -> None:
     for words, code, why in (
         (("--types", "Q9_X"), 1, "Q9_X"),
-        (("--types", ","), 2, "there is no setting"),
-        (("--target-size", "some"), 2, "'some' is no size"),
+        (("--types", ","), 2, "nothing to compare"),
+        (("--target-size", "some"), 2, "'some' is not a size"),
         (("--fold", "magic"), 1, "unknown fold 'magic'"),
         (("--methods", "magic"), 1, "there is no method 'magic'"),
         (("--imatrix", tmp_path / "none"), 1, "there is no file"),
@@ -267,7 +267,7 @@ def test_every_size_is_held_against_what_there_is_before_the_first_is_measured(
         raise AssertionError("something was measured")
 
     monkeypatch.setattr(stage, "staged", never)
-    monkeypatch.setattr(gathering, "_file", never)
+    monkeypatch.setattr(gathering, "_statistics_file", never)
     done = pareto(stories_gguf, "--target-size", "330K,10K", "--methods", "gptq")
     assert (done.code, done.out) == (1, "")
     assert "no mix of these types makes a file of 10,000 bytes" in done.err

@@ -260,8 +260,8 @@ def test_every_type_is_told_as_the_file_that_would_be_made(
         assert again["Q5_K_M"]["requantizes"]
         assert again["Q5_K_M"]["total_bytes"] == rows["Q5_K_M"]["total_bytes"]
     out = llmcli("plan", str(tmp_path / "Q4_0.gguf"), "-c", "512").out
-    assert "rounds it again" in out
-    assert "rounds it again" not in llmcli("plan", str(whole), "-c", "512").out
+    assert "adds its error to that" in out
+    assert "adds its error to that" not in llmcli("plan", str(whole), "-c", "512").out
 
 
 def test_sequences_and_what_fits_only_from_the_disk(
@@ -459,9 +459,9 @@ def test_what_cannot_be_looked_at_from_afar_is_told(llmcli: Llmcli, hub: Hub, mo
     hub.ignore_range = True
     for words, why in (
         (["org/tiny:Q8_0"], "gives no parts"),
-        (["org/tiny:Q8_0", "--offline"], "this is offline"),
+        (["org/tiny:Q8_0", "--offline"], "llmcli runs offline"),
         (["org/tiny:Q2_K"], "has no Q2_K"),
-        (["smollm2:135m"], "only the hub gives parts"),
+        (["smollm2:135m"], "only the hub serves parts"),
         (["org/none"], "org/none"),
     ):
         done = llmcli("plan", *words)

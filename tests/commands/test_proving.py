@@ -44,7 +44,7 @@ def test_a_pre_tokenizer_for_pieces_is_refused(llmcli, folder, command) -> None:
 def test_a_pre_tokenizer_for_a_gguf_is_refused(llmcli, stories_gguf: Path) -> None:
     done = llmcli("quantize", str(stories_gguf), "--pre", "gpt-2")
     assert done.code == 2
-    assert "--pre is for checkpoint folders" in done.err
+    assert "--pre applies to checkpoint folders" in done.err
 
 
 @pytest.mark.parametrize(

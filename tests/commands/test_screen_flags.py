@@ -56,7 +56,7 @@ def test_samples_have_alternatives_too(llmcli: Llmcli, fake: Fake) -> None:
         (
             ["run", "fake", "x", "--json", "--logprobs", "--beams", "2"],
             2,
-            "beam search keeps no alternatives",
+            "--logprobs is not available with --beams",
         ),
         (["run", "fake", "--json", "--", "--logprobs"], 0, "yes"),
     ],

@@ -278,21 +278,21 @@ def test_a_run_that_is_only_planned_names_the_method_that_would_do_it(
     [
         (
             ("--method", "search", "--sequential"),
-            "--sequential is for a method that goes by second moments",
+            "--sequential needs a method that uses second moments",
         ),
         (
             ("--method", "gptq", "--sequential", "--moments", "m"),
-            "--calibration FILE takes the text",
+            "pass its text with --calibration FILE",
         ),
         (
             ("--method", "gptq", "--sequential", "--target-bpw", "5"),
             "then --plan FILE --sequential",
         ),
-        (("--method", "search", "--calibration", "t"), "--calibration is for what is gathered"),
+        (("--method", "search", "--calibration", "t"), "--calibration has no effect"),
         (("--method", "gptq", "--sequential", "--calibration", "none.txt"), "cannot read none.txt"),
         (
             ("--method", "gptq", "--sequential", "--calibration", "short.txt"),
-            "hint: a longer --calibration text",
+            "hint: use a longer --calibration text",
         ),
     ],
 )

@@ -166,7 +166,10 @@ def test_a_sitting_says_with_which_model_it_goes_on(llmcli: Llmcli, fake: Fake, 
     llmcli("chat", "fake", stdin=b"a?\n")
     name = aged(home)
     done = llmcli("chat", "--resume", name, stdin=b"")
-    assert f"{name}: with fake again (with another: llmcli chat REF --resume {name})\n" in done.err
+    assert (
+        f"{name}: resumed with fake (with another model: llmcli chat REF --resume {name})\n"
+        in done.err
+    )
 
 
 def test_a_damaged_one_does_not_end_the_list(llmcli: Llmcli, fake: Fake, home: Path) -> None:

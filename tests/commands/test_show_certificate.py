@@ -33,7 +33,7 @@ def test_people_and_programs_are_told(llmcli: Llmcli, file: Path) -> None:
     assert done.code == 0
     for words in (
         "Certificate",
-        "all bytes are those that were verified",
+        "all bytes were checked",
         "mean KLD",
         "calibration.txt",
         "sha256",
@@ -63,7 +63,7 @@ def test_a_file_without_one_is_shown_and_cannot_be_checked(llmcli: Llmcli, tmp_p
     assert (done.code, json.loads(done.out)["certificate"]) == (0, None)
     refused = llmcli("show", str(plain), "--check")
     assert refused.code == 1
-    assert "carries no certificate" in refused.err
+    assert "has no certificate" in refused.err
 
 
 def test_a_damaged_certificate_is_a_warning(

@@ -82,7 +82,7 @@ def test_a_folder_becomes_a_file_with_a_certificate(
 ) -> None:
     out = tmp_path / "small.gguf"
     document, noted = verify(stories, "--q4_0", "-o", out)
-    assert "is run from a copy in F32" in noted
+    assert "is run from a temporary copy in F32" in noted
     assert list((home / "cache" / "bases").glob("*.gguf")) == []  # gone again
     header = container.read(out)
     found = certificate.read(header)
@@ -155,7 +155,7 @@ def test_a_finished_file_is_verified_without_making_it_again(
         key: again["certificate"][key] for key in same
     }
     done = llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(out), "--force")
-    assert "small.certificate.json is of an earlier file" in done.err
+    assert "small.certificate.json belongs to an earlier file" in done.err
     assert certificate.read(container.read(out)) is None
 
 
@@ -238,7 +238,7 @@ def test_figures_of_the_calibration_text_are_said_to_flatter(
     document, noted = verify(
         stories_gguf, "--q4_0", "-o", tmp_path / "small.gguf", "--imatrix", matrix
     )
-    assert "some.txt is what the file was made by: its figures flatter" in noted
+    assert "some.txt was also used to quantize the file" in noted
     found = document["certificate"]
     assert found["answers"]["calibrated"] is True
     (steered,) = found["steering"]
@@ -325,7 +325,7 @@ def test_mistakes_are_one_line_before_anything_is_made(
     text = tmp_path / "short.txt"
     text.write_text("Once upon a time")
     for words, code, why in (
-        ((str(stories_gguf), "--verify-chunks", "3"), 2, "--verify-chunks goes with --verify"),
+        ((str(stories_gguf), "--verify-chunks", "3"), 2, "--verify-chunks needs --verify"),
         (
             (str(stories_gguf), "--verify", "--verify-text", str(tmp_path / "none")),
             1,

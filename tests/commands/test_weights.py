@@ -117,7 +117,7 @@ def test_rounding_twice_is_warned_of_and_needs_no_flag(run, model: Path, tmp_pat
     run("quantize", model, "--q5_1", "-o", tmp_path / "a.gguf")
     code, out, err = run("quantize", tmp_path / "a.gguf", "--q4_0")
     assert code == 0
-    assert "warning: the source is quantized already (Q5_1" in err
+    assert "warning: the source is already quantized (Q5_1" in err
     line = next(line for line in out.splitlines() if line.startswith("Q4_0"))
     assert 1 < float(line.split()[-2].rstrip("%")) < 20
 
@@ -171,7 +171,10 @@ def test_an_imatrix_steers_the_rounding_and_is_named_in_the_document(
     assert code == 0
     found = json.loads(said)
     assert (found["imatrix"], found["without_importance"]) == (str(weights), 1)
-    assert "does not speak of 1 tensors, rounded without it: token_embd.weight" in err
+    assert (
+        "has no data for 1 tensors; they are quantized without importance weights: "
+        "token_embd.weight" in err
+    )
     assert container.read(out).metadata["quantize.imatrix.file"] == str(weights)[:127]
     assert json.loads(
         run("quantize", model, "--q4_0", "--imatrix", weights, "-o", out, "--json")[1]

@@ -28,7 +28,7 @@ def test_without_ray_the_extra_is_named(llmcli: Llmcli, tmp_path: Any) -> None:
     ):
         done = llmcli(*words)
         assert done.code == 1
-        assert "Ray is not installed here\nhint: pip install 'llmcli[ray]'" in done.err
+        assert "Ray is not installed\nhint: pip install 'llmcli[ray]'" in done.err
 
 
 def test_what_replicas_do_not_have(llmcli: Llmcli, tmp_path: Any) -> None:
@@ -48,10 +48,13 @@ def test_what_replicas_do_not_have(llmcli: Llmcli, tmp_path: Any) -> None:
     for words, message in (
         (
             ("serve", "x.gguf", "--port", "0", "--replicas", "2", "--rpc", "a"),
-            "a worker serves one client",
+            "an RPC worker serves one client",
         ),
-        (("serve", "x.gguf", "--port", "0", "--ray", "ray://a:1"), "a Ray client cannot serve"),
-        (batch, "a worker serves one client"),
+        (
+            ("serve", "x.gguf", "--port", "0", "--ray", "ray://a:1"),
+            "a Ray client address cannot serve",
+        ),
+        (batch, "an RPC worker serves one client"),
     ):
         done = llmcli(*words)
         assert done.code == 2
