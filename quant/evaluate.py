@@ -1,10 +1,9 @@
 """Perplexity and divergence of a text, chunk by chunk, with llama-perplexity's protocol.
 
-A text is cut into chunks of n_ctx tokens that do not overlap; in each the tokens of the second half
-are scored, so that every one has half a chunk before it (tools/perplexity/perplexity.cpp: positions
-n_ctx/2 to n_ctx-2, whose next token is known). The first token of a chunk becomes BOS where the
-model wants one: that is the scorer's. It knows no model and no llama.cpp: what gives logits is
-passed in.
+A text is split into chunks of n_ctx tokens that do not overlap. In each, the tokens of the second
+half are scored, so that every scored token has at least half a chunk of context
+(tools/perplexity/perplexity.cpp: positions n_ctx/2 to n_ctx-2, whose next token is known). The
+scorer replaces the first token of a chunk by BOS where the model needs it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from quant.divergence import F32, F64, Lanes, Scores, Top, sound
 from quant.errors import Refusal
 
 I32 = NDArray[np.int32]
-SHORTEST = 8  # tokens of a chunk
+SHORTEST = 8  # fewest tokens of a chunk
 NOTHING: F64 = np.empty(0)
 
 
@@ -38,22 +37,22 @@ class Chunks:
 
     @property
     def first(self) -> int:
-        """The first position that is scored."""
+        """First position that is scored."""
         return self.n_ctx // 2
 
     @property
     def scored(self) -> int:
-        """Scored positions of a chunk."""
+        """Number of scored positions of a chunk."""
         return self.n_ctx - 1 - self.first
 
     def targets(self, chunk: int) -> I32:
-        """The tokens that came at a chunk's scored positions."""
+        """Return the next tokens at a chunk's scored positions."""
         return self.ids[chunk, self.first + 1 :]
 
 
 def chunks(tokens: Sequence[int], n_ctx: int, most: int | None = None) -> Chunks:
-    """Cut a text's tokens; raises Refusal where they are fewer than two chunks, as llama-perplexity
-    does.
+    """Split a text's tokens into chunks. Raises UserError if there are fewer than two chunks, as
+    llama-perplexity does.
     """
     if n_ctx < SHORTEST:
         raise Refusal(
@@ -70,27 +69,28 @@ def chunks(tokens: Sequence[int], n_ctx: int, most: int | None = None) -> Chunks
 
 
 class Scorer(Protocol):
-    """Something that reads chunks and shows what it expects next."""
+    """A model that reads chunks and returns logits."""
 
     def blocks(self, ids: I32) -> Iterator[F32]:
-        """For chunks [n, n_ctx] the logits of their scored positions, some positions at a time:
-        float32 [n, positions, n_vocab], to be read before the next one is asked for.
+        """Yield the logits of the scored positions of chunks [n, n_ctx], some positions at a time:
+        float32 [n, positions, n_vocab], valid until the next block is requested.
         """
         ...
 
 
 class Kept(Protocol):
-    """What was kept of a base's logits."""
+    """The stored logits of a base."""
 
     def rows(self, chunk: int) -> list[Top]:
-        """The scored positions of one chunk."""
+        """Return the scored positions of one chunk."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One text read by a model, and by a base or what was kept of one. `keep`: also pack what the
-    base expects (without a base, the model) for a file of base logits.
+    """One text read by a model, and by a base or its stored logits. With `collect_top`, the
+    predictions of the base (without a base, of the model) are also packed for a file of base
+    logits.
     """
 
     model: Scorer
@@ -101,26 +101,26 @@ class Evaluation:
     keep: bool = False
 
     def score(self, numbers: Sequence[int]) -> tuple[list[Scores], list[list[Top]]]:
-        """The chunks of these `numbers`, in one pass each, and what is kept of them. Raises Refusal
-        for logits that are no numbers.
+        """Score the chunks with these `numbers` in one pass each. Returns scores and, if collected,
+        the top logits. Raises UserError for logits that are not finite.
         """
         ids = self.text.ids[list(numbers)]
-        others = self.base.blocks(ids) if self.base else None
-        found = [_Chunk(self, number) for number in numbers]
+        base_blocks = self.base.blocks(ids) if self.base else None
+        chunks = [_Chunk(self, number) for number in numbers]
         at = 0
         for block in self.model.blocks(ids):
-            other = next(others) if others else None
-            for place, chunk in enumerate(found):
-                chunk.add(at, block[place], None if other is None else other[place])
+            base_block = next(base_blocks) if base_blocks else None
+            for row, chunk in enumerate(chunks):
+                chunk.add(at, block[row], None if base_block is None else base_block[row])
             at += block.shape[1]
         assert at == self.text.scored, (at, self.text.scored)
-        return [sound(chunk.scores, chunk.number) for chunk in found], [
-            chunk.tops for chunk in found
+        return [sound(chunk.scores, chunk.number) for chunk in chunks], [
+            chunk.tops for chunk in chunks
         ]
 
 
 class _Chunk:
-    """One chunk while its blocks come in."""
+    """One chunk while its blocks arrive."""
 
     def __init__(self, evaluation: Evaluation, number: int) -> None:
         self.evaluation, self.number = evaluation, number
@@ -131,14 +131,14 @@ class _Chunk:
 
     def add(self, at: int, block: F32, other: F32 | None) -> None:
         """Score the positions from `at` on."""
-        lanes, targets, kept = (
+        lanes, targets, stored = (
             self.evaluation.lanes,
             self.targets[at:],
             self.kept[at:] if self.kept else None,
         )
-        if kept is not None:
+        if stored is not None:
             self.rows += lanes.map(
-                len(block), lambda lane, i: lane.kept(block[i], kept[i], targets[i])
+                len(block), lambda lane, i: lane.kept(block[i], stored[i], targets[i])
             )
         elif other is not None:
             self.rows += lanes.map(

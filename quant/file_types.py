@@ -1,20 +1,20 @@
-"""The file types as tables: what each is called, and which tensors get another type than the rest.
+"""File types as tables: their names, and which tensors get another type than the default.
 
-Follows llama_tensor_get_type_impl, llama_ftype_get_default_type and tensor_type_fallback
-(src/llama-quant.cpp of llama.cpp as vendored in llama-cpp-python 0.3.36). A new file type is a row
-here. It knows roles and counts, no tensors: those are recipe.py's.
+Source: llama_tensor_get_type_impl, llama_ftype_get_default_type and tensor_type_fallback
+(src/llama-quant.cpp of the llama.cpp in llama-cpp-python 0.3.36). A new file type is a new row
+here.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-# Layers of what llama.cpp calls 70B, where it does.
+# Number of layers of the models that llama.cpp treats as 70B, by architecture.
 SEVENTY_B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the rules ask about a model; `gqa` is heads per key-value head, 0 where it has none."""
+    """The properties of a model that the rules need."""
 
     architecture: str
     layers: int
@@ -24,12 +24,12 @@ class Facts:
 
     @property
     def gqa(self) -> int:
-        """Query heads that share a key-value head."""
+        """Query heads for each key-value head; 0 without key-value heads."""
         return self.heads // self.kv_heads if self.kv_heads else 0
 
     @property
     def seventy_b(self) -> bool:
-        """Whether llama.cpp takes it for a 70B model, whose small attn_v deserves more bits."""
+        """Whether llama.cpp treats the model as 70B, whose small attn_v gets more bits."""
         if self.architecture == "llama" and (self.heads == self.kv_heads or self.experts == 8):
             return False
         return SEVENTY_B.get(self.architecture) == self.layers
@@ -37,8 +37,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor stands among its like: `index` of `count`; `stacked` if it holds all experts'
-    matrices.
+    """The position of a tensor among those of its role: `index` of `count`. `is_stacked` means that
+    it contains the matrices of all experts.
     """
 
     index: int
@@ -49,7 +49,9 @@ class Place:
 
     @property
     def more(self) -> bool:
-        """use_more_bits: the first and last eighth, and every third between."""
+        """Whether llama.cpp's use_more_bits is true: the first and last eighth, and every third
+        between.
+        """
         eighth = self.count // 8
         return (
             self.index < eighth
@@ -59,11 +61,11 @@ class Place:
 
     @property
     def middle(self) -> bool:
-        """Neither in the first nor in the last eighth."""
+        """Whether the tensor is neither in the first nor in the last eighth."""
         return self.count // 8 <= self.index < 7 * self.count // 8
 
     def among(self, part: int) -> bool:
-        """Whether it is in the first 1/part."""
+        """Return whether the tensor is in the first 1/part."""
         return self.index < self.count // part
 
     @property
@@ -73,28 +75,29 @@ class Place:
 
     @property
     def falcon(self) -> bool:
-        """Falcon has rules of its own."""
+        """Whether the architecture is Falcon, which has special rules."""
         return self.facts.architecture == "falcon"
 
     @property
     def eight(self) -> bool:
-        """Eight experts (Mixtral) share one attention: its matrices are small and get more bits."""
+        """Whether the model has eight experts (Mixtral): they share one attention, whose small
+        matrices get more bits.
+        """
         return self.facts.experts == 8
 
 
-Rule = str | Callable[[Place], str | None]  # None: the default type of the file type stands
+Rule = str | Callable[[Place], str | None]  # None: the default type of the file type applies
 Mix = Mapping[str, Rule]
 
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """One `general.file_type`: its number in llama.h, and the type of the tensors no rule speaks
-    of.
+    """One `general.file_type`: its number in llama.h, and the default type of its tensors.
 
-    `mix` gives other types by role: v, k, q, out (attention), down, gate, up (feed-forward),
-    embedding (where it is not the head as well), or every. `head` is the type of the output matrix.
-    `low` types have their own rules for models with eight experts or 70B parameters; for the others
-    recipe.py adds the common ones.
+    `rules` gives other types by role: v, k, q, out (attention), down, gate, up (feed-forward),
+    embedding (if it is not the head as well), or every. `head_type` is the type of the output
+    matrix. Types with `is_low_bit` have their own rules for models with eight experts or 70B
+    parameters; the others get the common rules in tensor_types.py.
     """
 
     name: str
@@ -106,29 +109,31 @@ class FileType:
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line."""
+        """Command-line flag."""
         return "--" + self.name.lower()
 
     @property
     def blind(self) -> frozenset[str]:
-        """The tensor types that become noise in such a file without an imatrix
+        """The tensor types that lose nearly all information in such a file without an imatrix
         (tensor_requires_imatrix).
         """
         return BLIND | {"Q2_K"} if self.name == "Q2_K_S" else BLIND
 
     @property
     def needs_imatrix(self) -> bool:
-        """Whether it cannot be made without an imatrix."""
+        """Whether the file type cannot be written without an imatrix."""
         return self.default in self.blind
 
 
-def _out(normal: str | None = None) -> Rule:
-    """attn_output: untouched for Falcon, Q5_K for eight experts."""
+def _attn_output_rule(normal: str | None = None) -> Rule:
+    """Return the rule of attn_output: the default for Falcon, Q5_K for eight experts."""
     return lambda p: None if p.falcon else "Q5_K" if p.eight else normal
 
 
-def _low(few: str, out: str | None, embedding: str) -> Mix:
-    """The mixtures below three bits; `few` is what their delicate tensors get."""
+def _low_bit_rules(few: str, out: str | None, embedding: str) -> Mix:
+    """Return the rules of the file types below three bits; `few` is the type of their sensitive
+    tensors.
+    """
     return {
         "v": lambda p: "Q4_K" if p.wide or p.facts.experts >= 4 else few,
         "k": lambda p: "Q4_K" if p.eight else None,
@@ -138,11 +143,11 @@ def _low(few: str, out: str | None, embedding: str) -> Mix:
     }
 
 
-def _wide(kind: str) -> Rule:
+def _if_small_values(kind: str) -> Rule:
     return lambda p: kind if p.wide else None
 
 
-def _more(p: Place) -> str | None:
+def _q6_if_more_bits(p: Place) -> str | None:
     return "Q6_K" if p.more else None
 
 
@@ -153,16 +158,20 @@ def _down_q3_m(p: Place) -> str:
 def _down_q4_m(p: Place) -> str | None:
     if p.falcon:
         return "Q6_K" if p.among(16) else "Q5_K" if p.more else None
-    return _more(p)
+    return _q6_if_more_bits(p)
 
 
 TERNARY: Mix = {"embedding": "Q4_K"}
-Q2_K: Mix = {"v": lambda p: "Q4_K" if p.wide else "Q3_K", "down": "Q3_K", "out": _out("Q3_K")}
-Q2_K_S: Mix = {"v": _wide("Q4_K"), "down": lambda p: "Q4_K" if p.among(8) else None}
+Q2_K: Mix = {
+    "v": lambda p: "Q4_K" if p.wide else "Q3_K",
+    "down": "Q3_K",
+    "out": _attn_output_rule("Q3_K"),
+}
+Q2_K_S: Mix = {"v": _if_small_values("Q4_K"), "down": lambda p: "Q4_K" if p.among(8) else None}
 Q3_K_M: Mix = {
     "v": lambda p: "Q5_K" if p.index < 2 else "Q4_K",
     "down": _down_q3_m,
-    "out": _out("Q4_K"),
+    "out": _attn_output_rule("Q4_K"),
 }
 Q3_K_L: Mix = {
     "v": "Q5_K",
@@ -172,41 +181,43 @@ Q3_K_L: Mix = {
 Q4_K_S: Mix = {
     "v": lambda p: "Q5_K" if p.index < 4 else None,
     "down": lambda p: "Q5_K" if p.among(8) and not p.falcon else None,
-    "out": _out(),
+    "out": _attn_output_rule(),
 }
-Q4_K_M: Mix = {"v": _more, "down": _down_q4_m, "out": _out()}
-Q5_K_M: Mix = {"v": _more, "down": _more}
+Q4_K_M: Mix = {"v": _q6_if_more_bits, "down": _down_q4_m, "out": _attn_output_rule()}
+Q5_K_M: Mix = {"v": _q6_if_more_bits, "down": _q6_if_more_bits}
 IQ3_XXS: Mix = {
     "v": lambda p: "Q4_K" if p.wide else "IQ3_XXS" if p.imatrix else "IQ3_S",
     "k": "IQ2_S",
     "q": "IQ2_S",
     "down": lambda p: None if p.imatrix else "Q4_K" if p.among(8) else "Q3_K",
-    "out": _out("IQ3_S"),
+    "out": _attn_output_rule("IQ3_S"),
     "embedding": "IQ3_S",
 }
 IQ3_XS: Mix = {
-    "v": _wide("Q4_K"),
+    "v": _if_small_values("Q4_K"),
     "k": "IQ3_XXS",
     "q": "IQ3_XXS",
     "gate": lambda p: "IQ3_XXS" if p.middle else None,
     "up": lambda p: "IQ3_XXS" if p.middle else None,
-    "out": _out(),
+    "out": _attn_output_rule(),
 }
 IQ3_M: Mix = {
     "v": "Q4_K",
     "down": lambda p: "Q4_K" if p.among(8) or (p.eight and p.more) else None,
-    "out": _out("Q4_K"),
+    "out": _attn_output_rule("Q4_K"),
 }
 IQ4: Mix = {
-    "v": _wide("Q5_K"),
+    "v": _if_small_values("Q5_K"),
     "down": lambda p: None if p.imatrix or not p.among(8) else "Q5_K",
-    "out": _out(),
+    "out": _attn_output_rule(),
 }
 MXFP4_MOE: Mix = {"every": lambda p: "MXFP4" if p.stacked else "Q8_0"}
 
 
-def _guarded(kind: str) -> Mix:
-    """Q4_0 and Q5_0 can go astray in the first ffn_down where an imatrix steers them."""
+def _protect_first_down(kind: str) -> Mix:
+    """Return the rule that protects the first ffn_down tensors, where Q4_0 and Q5_0 with an imatrix
+    can fail.
+    """
     return {"down": lambda p: kind if p.imatrix and p.among(8) else None}
 
 
@@ -221,25 +232,37 @@ FILE_TYPES: dict[str, FileType] = {
         FileType("Q4_K_S", 14, "Q4_K", Q4_K_S),
         FileType("Q3_K_L", 13, "Q3_K", Q3_K_L),
         FileType("Q3_K_M", 12, "Q3_K", Q3_K_M),
-        FileType("Q3_K_S", 11, "Q3_K", {"out": _out()}),
+        FileType("Q3_K_S", 11, "Q3_K", {"out": _attn_output_rule()}),
         FileType("Q2_K", 10, "Q2_K", Q2_K),
         FileType("Q2_K_S", 21, "Q2_K", Q2_K_S),
         FileType("Q5_1", 9, "Q5_1"),
-        FileType("Q5_0", 8, "Q5_0", _guarded("Q5_1")),
+        FileType("Q5_0", 8, "Q5_0", _protect_first_down("Q5_1")),
         FileType("Q4_1", 3, "Q4_1"),
-        FileType("Q4_0", 2, "Q4_0", _guarded("Q4_1")),
+        FileType("Q4_0", 2, "Q4_0", _protect_first_down("Q4_1")),
         FileType("IQ4_NL", 25, "IQ4_NL", IQ4),
         FileType("IQ4_XS", 30, "IQ4_XS", IQ4),
         FileType("IQ3_M", 27, "IQ3_S", IQ3_M),
-        FileType("IQ3_S", 26, "IQ3_S", {"v": _wide("Q4_K"), "out": _out()}),
+        FileType("IQ3_S", 26, "IQ3_S", {"v": _if_small_values("Q4_K"), "out": _attn_output_rule()}),
         FileType("IQ3_XS", 22, "IQ3_S", IQ3_XS),
         FileType("IQ3_XXS", 23, "IQ3_XXS", IQ3_XXS, head="Q5_K"),
-        FileType("IQ2_M", 29, "IQ2_S", _low("IQ3_S", "IQ3_S", "IQ3_S"), head="Q5_K", low=True),
-        FileType("IQ2_S", 28, "IQ2_XS", _low("IQ3_S", "IQ3_S", "IQ3_S"), head="Q5_K", low=True),
-        FileType("IQ2_XS", 20, "IQ2_XS", _low("Q2_K", None, "Q2_K"), head="Q5_K", low=True),
-        FileType("IQ2_XXS", 19, "IQ2_XXS", _low("Q2_K", None, "Q2_K"), head="Q5_K", low=True),
-        FileType("IQ1_M", 31, "IQ1_M", _low("Q2_K", "IQ2_XXS", "Q2_K"), head="Q5_K", low=True),
-        FileType("IQ1_S", 24, "IQ1_S", _low("Q2_K", "IQ2_XXS", "Q2_K"), head="Q5_K", low=True),
+        FileType(
+            "IQ2_M", 29, "IQ2_S", _low_bit_rules("IQ3_S", "IQ3_S", "IQ3_S"), head="Q5_K", low=True
+        ),
+        FileType(
+            "IQ2_S", 28, "IQ2_XS", _low_bit_rules("IQ3_S", "IQ3_S", "IQ3_S"), head="Q5_K", low=True
+        ),
+        FileType(
+            "IQ2_XS", 20, "IQ2_XS", _low_bit_rules("Q2_K", None, "Q2_K"), head="Q5_K", low=True
+        ),
+        FileType(
+            "IQ2_XXS", 19, "IQ2_XXS", _low_bit_rules("Q2_K", None, "Q2_K"), head="Q5_K", low=True
+        ),
+        FileType(
+            "IQ1_M", 31, "IQ1_M", _low_bit_rules("Q2_K", "IQ2_XXS", "Q2_K"), head="Q5_K", low=True
+        ),
+        FileType(
+            "IQ1_S", 24, "IQ1_S", _low_bit_rules("Q2_K", "IQ2_XXS", "Q2_K"), head="Q5_K", low=True
+        ),
         FileType("TQ2_0", 37, "TQ2_0", TERNARY),
         FileType("TQ1_0", 36, "TQ1_0", TERNARY),
         FileType("Q2_0", 41, "Q2_0", TERNARY),
@@ -250,12 +273,9 @@ FILE_TYPES: dict[str, FileType] = {
         FileType("F32", 0, "F32"),
     )
 }
-ALIASES = {
-    "Q5_K": "Q5_K_M",
-    "Q4_K": "Q4_K_M",
-    "Q3_K": "Q3_K_M",
-}  # as in tools/quantize/quantize.cpp
-# What ggml_quantize_chunk can write, the widest first.
+# as in tools/quantize/quantize.cpp
+ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
+# The types that ggml_quantize_chunk can write, the largest first.
 TENSOR_TYPES = (
     "F32",
     "F16",
@@ -286,7 +306,7 @@ TENSOR_TYPES = (
     "Q2_0",
     "Q1_0",
 )
-# What stands in for a type whose block a row does not fill.
+# The replacement of a type whose block size does not divide the row length.
 FALLBACK = {
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "Q2_0"), "Q4_0"),
     **dict.fromkeys(
@@ -296,6 +316,7 @@ FALLBACK = {
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
 }
-# Tensor types that become noise without an imatrix, and those ggml aborts on.
+# Tensor types that lose nearly all information without an imatrix, and those on which ggml then
+# aborts.
 BLIND = frozenset({"IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"})
 FATAL = frozenset({"IQ2_XS", "IQ2_XXS", "IQ1_S"})

@@ -1,21 +1,14 @@
-"""Second moments as they are gathered: which weights share an input, as many inputs at a time as
-memory holds, and the sums themselves.
+"""Collection of second moments: which weights share an input, how many inputs fit into memory at a
+time, and the sums.
 
-Rows are multiplied in float32 (once for each distinct input) and added up in float64, the lower
-triangles alone, in parts: 1,024 rows of 1,536 columns took two AVX-512 threads 16.4 ms in bands of
-128 rows of the triangle, 15.2 in bands of 256, 14.4 in squares of 256 along the diagonal and whole
-rectangles between them (2026-11-23); numpy's own symmetric product takes as long as bands. They are
-kept until whole chunks were read, as many as make ROWS: 1,536 columns took one thread 7.8 ms for
-each 256 rows where they came 256 at a time, 6.4 for 512 and 6.0 for 1,024 (2026-11-22). While
-llama.cpp waits for what looks at its products, with all of its threads awake and idle, they are
-copied and nothing else: squares and mixtures, too, are made later.
+Rows are multiplied in float32, once for each distinct input, and added in float64. Only the lower
+triangle is computed, in squares along the diagonal and rectangles between them. Rows are stored
+until several whole chunks have been read, because larger products are faster. While llama.cpp waits
+for the callback that observes its products, rows are only copied; squares and mixtures are computed
+later.
 
-Each product is one thread's. BLAS's own threads wait awake for the next one, as llama.cpp's do, and
-on as many cores the ones took time from the others: 20 chunks of 256 of a Llama of hidden 512 took
-20, 22 and 25 CPU seconds of a loaded machine's two cores, 29, 29 and 39 before (2026-11-22, in
-turns; llama-imatrix 7 to 8). A GPU that torch knows makes the products instead, of more rows at a
-time: what costs there is to bring them back and to add them up. It knows names and rows; what runs
-the model, and what runs the products, is passed in.
+Each product runs on one thread: BLAS's own threads busy-wait like llama.cpp's and would take time
+from them. If torch has a GPU, it computes the products, of more rows at a time.
 """
 
 import math
@@ -35,32 +28,28 @@ from quant.mixing import Mix, Mixing, counted
 from quant.momentfile import Gathered, Input
 from quant.pending import mixture
 
-SQUARE, LARGE = (
-    256,
-    1024,
-)  # sides of a triangle's parts: of those on its diagonal, and of others at most
-ROWS, MOST = 1024, 4  # multiplied at a time, or the rows of so many chunks,
-KEPT = 1 << 28  # where no more bytes wait for it;
-ON_DEVICE = 8  # times as much by a GPU
-Each = Callable[..., Any]  # map's form
-Work = tuple[int, Callable[[], None]]  # how much it takes, and what is to be done
+# columns of a triangle's parts: of those on its diagonal, and of the others at most
+SQUARE, LARGE = 256, 1024
+ROWS, MOST = 1024, 4  # most rows and most chunks that are multiplied at a time
+KEPT = 1 << 28  # most bytes that wait for it
+ON_DEVICE = 8  # all three are so many times larger on a GPU
+Each = Callable[..., Any]  # the signature of map
+Work = tuple[int, Callable[[], None]]  # cost, and the job
 Part = tuple[slice, slice]  # rows and columns of a matrix
-WAITING = (
-    1 << 27
-)  # bytes of attention's shares that wait to be multiplied; beyond it they are at once
+# most bytes of attention shares that wait to be multiplied
+WAITING = 1 << 27
 
 
 def shown(one: Input) -> tuple[str, ...]:
-    """The names of the products that an input is gathered from, in the order in which they are
-    computed.
+    """Return the names of the products that an input is collected from, in the order in which they
+    are computed.
     """
     return (*one.names, mixture(one.names[0])) if one.mixed else one.names
 
 
 class Survey:
-    """Looks once at what a pass shows: the distinct `inputs`, in the order in which the graph
-    computes them, and how many bytes of `rows` entered each. A chunk has `tokens`; so many
-    `threads` will multiply.
+    """The distinct `inputs` of a pass, in the order in which the graph computes them, and the bytes
+    of `rows` of each. A chunk has `tokens`; `threads` will multiply.
     """
 
     def __init__(self, tokens: int = ROWS, threads: int = 1) -> None:
@@ -68,11 +57,11 @@ class Survey:
         self.inputs: list[Input] = []
         self.rows: list[int] = []
         self._number: dict[str, int] = {}
-        self._shares: dict[str, int] = {}  # bytes that are kept of a chunk, by the weight
+        self._shares: dict[str, int] = {}  # bytes stored for a chunk, by weight
         self._key: tuple[int, int] | None = None
 
     def add(self, product: Product) -> None:
-        """Count one product in. A weight that was seen before brings more rows and nothing else."""
+        """Add one product. A weight that was seen before only adds its rows."""
         number = self._number.get(product.name)
         if number is not None:
             self.rows[number] += (
@@ -80,101 +69,118 @@ class Survey:
             )
             self._key = None
             return
-        one = Input((product.name,), product.rows.shape[-1], math.prod(product.matrices))
-        if product.key == self._key and replace(one, names=(last := self.inputs[-1]).names) == last:
+        new_input = Input((product.name,), product.rows.shape[-1], math.prod(product.matrices))
+        if (
+            product.key == self._key
+            and replace(new_input, names=(last := self.inputs[-1]).names) == last
+        ):
             self.inputs[-1] = replace(last, names=(*last.names, product.name))
         else:
-            self.inputs.append(one)
+            self.inputs.append(new_input)
             self.rows.append(product.rows.nbytes)
         self._number[product.name] = len(self.inputs) - 1
         self._key = product.key
 
     def mix(self, mixed: Mixture) -> None:
-        """Count one mixture in: what is mixed is an input of its own, computed behind all so far."""
+        """Add one mixture. A mixed input is separate from others, and is computed after all inputs
+        so far.
+        """
         name = mixed.name.replace("kqv-", "blk.") + ".attn_v.weight"
         number = self._number.get(name)
         if number is None:
             return
-        if not (one := self.inputs[number]).mixed:
-            rows, others = self.rows[number], tuple(other for other in one.names if other != name)
-            if others:
-                self.inputs[number] = replace(one, names=others)
+        if not (mixed_input := self.inputs[number]).mixed:
+            rows, other_names = (
+                self.rows[number],
+                tuple(weight for weight in mixed_input.names if weight != name),
+            )
+            if other_names:
+                self.inputs[number] = replace(mixed_input, names=other_names)
             else:
                 del self.inputs[number], self.rows[number]
-            self.inputs.append(replace(one, names=(name,), mixed=True))
+            self.inputs.append(replace(mixed_input, names=(name,), mixed=True))
             self.rows.append(rows)
-            self._number = {each: at for at, one in enumerate(self.inputs) for each in one.names}
+            self._number = {
+                weight: at
+                for at, mixed_input in enumerate(self.inputs)
+                for weight in mixed_input.names
+            }
             self._key = None
         self.rows[self._number[name]] += mixed.shares[0].nbytes
         self._shares[name] = self._shares.get(name, 0) + counted(mixed.shares).nbytes
 
     @property
     def together(self) -> int:
-        """Chunks whose rows are multiplied at a time. It does not depend on what else memory has to
-        hold: sums of the same text have the same bytes in any number of passes.
+        """Chunks whose rows are multiplied at a time. It does not depend on the available memory,
+        so that the sums of a text have the same bytes in any number of passes.
         """
-        more = ON_DEVICE if accelerate.device() else 1
+        factor = ON_DEVICE if accelerate.device() else 1
         return max(
-            1, min(more * ROWS // self.tokens, more * MOST, more * KEPT // max(1, sum(self.rows)))
+            1,
+            min(
+                factor * ROWS // self.tokens, factor * MOST, factor * KEPT // max(1, sum(self.rows))
+            ),
         )
 
     def cost(self, number: int) -> int:
-        """Bytes that gathering an input holds: sums of x x^T and of x in float64, and rows, joined
-        or mixed anew.
+        """Return the bytes of memory for an input: sums of x x^T and of x in float64, and rows with
+        a joined or mixed copy.
         """
-        one, chunks = self.inputs[number], self.together
-        return held(one) + self.rows[number] * (2 * chunks if chunks > 1 or one.mixed else 1)
+        entry, chunks = self.inputs[number], self.together
+        return held(entry) + self.rows[number] * (2 * chunks if chunks > 1 or entry.mixed else 1)
 
     def waiting(self, group: Sequence[int]) -> int:
-        """Bytes of attention's shares that wait to be multiplied, and those that come when there is
-        no room.
+        """Return the bytes of attention shares that wait to be multiplied, and of those that arrive
+        when the limit is reached.
         """
         shares = [self._shares.get(self.inputs[number].names[0], 0) for number in group]
         return min(self.together * sum(shares), WAITING + max(shares, default=0))
 
 
 def held(one: Input) -> int:
-    """Bytes of an input's sums."""
+    """Return the bytes of an input's sums."""
     return 8 * one.matrices * (one.columns * (one.columns + 1) + 1)
 
 
 def spare(one: Input) -> int:
-    """Bytes that a product of it takes, and the sums that it becomes."""
+    """Return the bytes of a product of an input, and of the sums that it is added to."""
     return 8 * max(map(_area, _parts(0, one.columns)))
 
 
 def groups(survey: Survey, numbers: Sequence[int], memory: int) -> list[tuple[int, ...]]:
-    """Split these `numbers` of inputs, in their order, into groups that can be gathered at a time
-    in `memory` bytes.
+    """Split the input `numbers`, in order, into groups that can be collected at a time in `memory`
+    bytes.
 
-    Raises Refusal where one alone cannot: its moments are whole or they are not there.
+    Raises UserError if a single input needs more, because its moments cannot be split.
     """
-    made: list[list[int]] = [[]]
+    split: list[list[int]] = [[]]
     inputs = survey.inputs
     for number in numbers:
-        if made[-1] and needs(survey, [*made[-1], number]) > memory:
-            made.append([])
-        made[-1].append(number)
-        if (need := needs(survey, made[-1])) > memory:
-            one = inputs[number]
-            experts = f", {one.matrices} experts" if one.matrices > 1 else ""
+        if split[-1] and needs(survey, [*split[-1], number]) > memory:
+            split.append([])
+        split[-1].append(number)
+        if (need := needs(survey, split[-1])) > memory:
+            last_input = inputs[number]
+            name, columns = last_input.names[0], f"{last_input.columns:,} columns"
+            experts = f", {last_input.matrices} experts" if last_input.matrices > 1 else ""
             raise Refusal(
-                f"the second moments of {one.names[0]} ({one.columns:,} columns{experts}) need {need:,} bytes of "
-                f"memory, {memory:,} may be used",
-                hint=f"free memory, or allow more: --memory {-(-need // 10**6)}M; without --moments there is no need",
+                f"the second moments of {name} ({columns}{experts})"
+                f" need {need:,} bytes of memory, {memory:,} may be used",
+                hint=f"free memory, or allow more with --memory {-(-need // 10**6)}M,"
+                " or leave --moments out",
             )
-    return [tuple(group) for group in made if group]
+    return [tuple(group) for group in split if group]
 
 
 def needs(survey: Survey, group: Sequence[int]) -> int:
-    """Bytes of memory that gathering these inputs takes."""
+    """Return the bytes of memory that collecting a group of inputs takes."""
     inputs = survey.inputs
     most = max((spare(inputs[number]) for number in group), default=0)
     return sum(map(survey.cost, group)) + survey.waiting(group) + survey.threads * most
 
 
 class Seconds:
-    """The sums of a group of inputs. `numbers` are theirs among `inputs`."""
+    """The sums of a group of inputs. `numbers` are their indices in `inputs`."""
 
     def __init__(self, inputs: Sequence[Input], numbers: Sequence[int]) -> None:
         self.numbers = tuple(numbers)
@@ -183,14 +189,15 @@ class Seconds:
         self._mixed = {
             mixture(inputs[number].names[0]): number for number in numbers if inputs[number].mixed
         }
-        self._mixing = {number: [Mixing()] for number in self._mixed.values()}  # a chunk's each
+        # one mixture for each chunk
+        self._mixing = {number: [Mixing()] for number in self._mixed.values()}
         self._keys: dict[int, tuple[int, int]] = {}
-        self._kept = {number: _Kept() for number in numbers}
-        self.waiting = 0  # chunks that are not in the sums yet
-        self.gathered = {number: _nothing(inputs[number]) for number in numbers}
+        self._kept = {number: _InputRows() for number in numbers}
+        self.waiting = 0  # chunks that are not yet in the sums
+        self.gathered = {number: _empty_sums(inputs[number]) for number in numbers}
 
     def add(self, product: Product) -> None:
-        """Keep what entered, once for all weights that share it."""
+        """Store the input rows, once for all weights that share them."""
         number = self._number.get(product.name)
         if number is None:
             return
@@ -201,7 +208,9 @@ class Seconds:
         self._kept[number].add(product)
 
     def mix(self, mixed: Mixture) -> None:
-        """Keep how the values of a layer are mixed, or count it in where too much waits already."""
+        """Store how the values of a layer are mixed, or add it at once if too much waits
+        already.
+        """
         number = self._mixed.get(mixed.name)
         if number is None:
             return
@@ -212,102 +221,103 @@ class Seconds:
 
     @property
     def _shares(self) -> int:
-        """Bytes of them that wait."""
-        return sum(one.waiting for chunks in self._mixing.values() for one in chunks)
+        """Bytes of attention shares that wait."""
+        return sum(mixing.waiting for chunks in self._mixing.values() for mixing in chunks)
 
     def turn(self, each: Each = map) -> None:
-        """A chunk is over, which may have come in several passes. `each` is map, or one that has
-        threads: the sums are the same.
+        """End a chunk, which may have taken several passes. `each` is map or a threaded map; the
+        sums are the same.
         """
-        if self._shares > WAITING // 2:  # room for what comes with the next chunk
-            _all(each, [one.settle for chunks in self._mixing.values() for one in chunks])
+        if self._shares > WAITING // 2:  # leave memory for the next chunk
+            _run_all(each, [mixing.settle for chunks in self._mixing.values() for mixing in chunks])
         for number, chunks in self._mixing.items():
             chunks[-1].rows = self._kept[number].turn()
             chunks.append(Mixing())
         self.waiting += 1
 
     def flush(self, sums: Sums, each: Each = map) -> None:
-        """Count in all chunks that are over, and their squares into `sums`."""
+        """Add all ended chunks to the moments, and their squares to `sums`."""
         squares = [
             partial(sums.share, kept.product(self._names[number][0]), self._names[number])
             for number, kept in self._kept.items()
             if kept.rows.size
         ]
-        _all(each, squares)  # what is not finite is told here, by the first weight that it enters
-        order = [(number, one) for number, chunks in self._mixing.items() for one in chunks[:-1]]
-        made = each(
+        _run_all(each, squares)  # raises UserError with the first weight whose input is not finite
+        ended = [(number, item) for number, chunks in self._mixing.items() for item in chunks[:-1]]
+        mixtures = each(
             Mixing.made,
-            [one for _, one in order],
-            [self._kept[number].rows[0, 0] for number, _ in order],
+            [item for _, item in ended],
+            [self._kept[number].rows[0, 0] for number, _ in ended],
         )
         mixes: dict[int, list[Mix]] = {}
-        for (number, _), mix in zip(order, made, strict=True):
+        for (number, _), mix in zip(ended, mixtures, strict=True):
             mixes.setdefault(number, []).append(mix)
         work = [
-            one
+            item
             for number, kept in self._kept.items()
-            for one in kept.work(self.gathered[number], mixes.get(number, []))
+            for item in kept.work(self.gathered[number], mixes.get(number, []))
         ]
         work.sort(key=operator.itemgetter(0), reverse=True)
-        _all(each, [make for _, make in work])
+        _run_all(each, [make for _, make in work])
         for kept in self._kept.values():
             kept.clear()
         self._mixing = {number: [Mixing()] for number in self._mixing}
         self.waiting = 0
 
 
-class _Kept:
-    """What entered in several passes as if in one, in memory that is taken once: fresh pages cost
-    more than copying.
+class _InputRows:
+    """The rows of an input over several passes, as if from one pass. The memory is reused, because
+    fresh pages cost more than copying.
     """
 
     def __init__(self) -> None:
         self.matrices, self.experts = (1, 1), list[NDArray[np.int32]]()
-        self._room = np.empty(
-            (0, 0, 0, 0), np.float32
-        )  # [.., tokens, columns], or with experts [tokens, .., columns]
-        self._begun = self._end = 0
+        # [.., tokens, columns], or with experts [tokens, .., columns]
+        self._buffer = np.empty((0, 0, 0, 0), np.float32)
+        self._chunk_start = self._end = 0
 
     @property
     def rows(self) -> F32:
-        """All rows."""
-        found: F32 = self._room[: self._end] if self.experts else self._room[..., : self._end, :]
-        return found
+        """All rows so far."""
+        rows: F32 = self._buffer[: self._end] if self.experts else self._buffer[..., : self._end, :]
+        return rows
 
     def add(self, product: Product) -> None:
-        """Copy it behind what is there."""
+        """Append a copy of the product's rows."""
         first, rows = self._end, product.rows
         if product.experts is not None:
             self.experts.append(product.experts.copy())
         self.matrices, axis = product.matrices, 0 if self.experts else 2
-        if first + rows.shape[axis] > self._room.shape[axis]:
+        if first + rows.shape[axis] > self._buffer.shape[axis]:
             before, shape = self.rows, list(rows.shape)
             shape[axis] += first
-            self._room = np.empty(shape, np.float32)
+            self._buffer = np.empty(shape, np.float32)
             if first:
                 self.rows[...] = before
         self._end = first + rows.shape[axis]
-        (self._room[first : self._end] if self.experts else self._room[..., first : self._end, :])[
-            ...
-        ] = rows
+        (
+            self._buffer[first : self._end]
+            if self.experts
+            else self._buffer[..., first : self._end, :]
+        )[...] = rows
 
     def turn(self) -> slice:
-        """Where the rows stand that came since it was last asked."""
-        first, self._begun = self._begun, self._end
+        """Return the slice of the rows since the last call."""
+        first, self._chunk_start = self._chunk_start, self._end
         return slice(first, self._end)
 
     def product(self, name: str) -> Product:
-        """All as what entered one weight at once."""
+        """Return all rows as the input of one weight."""
         experts = np.concatenate(self.experts) if self.experts else None
         return Product(name, self.rows, self.matrices, experts, (0, 0))
 
     def clear(self) -> None:
-        """Nothing entered yet."""
-        self._begun = self._end = 0
+        """Forget all rows."""
+        self._chunk_start = self._end = 0
         self.experts.clear()
 
     def work(self, into: Gathered, mixes: Sequence[Mix]) -> Iterator[Work]:
-        """What is to be done to count it in."""
+        """Yield the jobs that add the rows to the sums."""
         rows = self.rows
         if self.experts:
             experts = np.concatenate(self.experts)
@@ -339,14 +349,14 @@ class _Kept:
                 )
 
 
-def _all(each: Each, work: Iterable[Callable[[], None]]) -> None:
-    """Do it; what one raises is raised, the first of them where several do."""
+def _run_all(each: Each, work: Iterable[Callable[[], None]]) -> None:
+    """Run all jobs; re-raise the first exception."""
     for _ in each(operator.call, work):
         pass
 
 
 def _first(into: Gathered, matrix: int, rows: F32, mixes: Sequence[Mix]) -> None:
-    """Count in the sum of the rows, or of what was mixed of them."""
+    """Add the sum of the rows, or of their mixtures."""
     into.first[matrix] += (
         sum(mix.first for mix in mixes) if mixes else rows.sum(0, dtype=np.float64)
     )
@@ -354,17 +364,17 @@ def _first(into: Gathered, matrix: int, rows: F32, mixes: Sequence[Mix]) -> None
 
 
 def _expert(into: Gathered, expert: int, rows: F32, places: tuple[Any, ...]) -> None:
-    """Count in the rows that went to one expert."""
+    """Add the rows of one expert."""
     tokens, slots = places
-    taken = rows[tokens, slots % rows.shape[1]]
-    into.first[expert] += taken.sum(0, dtype=np.float64)
-    into.counts[expert] += len(taken)
-    _triangle(into.second[expert], taken, taken)
+    routed = rows[tokens, slots % rows.shape[1]]
+    into.first[expert] += routed.sum(0, dtype=np.float64)
+    into.counts[expert] += len(routed)
+    _triangle(into.second[expert], routed, routed)
 
 
 def _parts(first: int, last: int) -> Iterator[Part]:
-    """What a triangle is made of: squares on its diagonal, half of them for nothing, and what lies
-    between.
+    """Yield the parts of a triangle: squares on its diagonal, half of which is redundant, and the
+    rectangles between them.
     """
     if last - first <= SQUARE:
         yield slice(first, last), slice(first, last)
@@ -383,20 +393,20 @@ def _area(part: Part) -> int:
 
 
 def _triangle(sums: F64, rows: F32, other: F32) -> None:
-    """Add the triangle of rows^T other, part by part: by a GPU that has room for it, else by this
+    """Add the triangle of rows^T other part by part, on a GPU with enough memory, else on this
     thread.
     """
     done, ops = 0, accelerate.operations(accelerate.device())
     parts = [*_parts(0, rows.shape[1])]
     try:
         with ops.alone():
-            left = ops.array(rows)
-            right = left if other is rows else ops.array(other)
+            left_rows = ops.array(rows)
+            right_rows = left_rows if other is rows else ops.array(other)
             for part in parts:
                 _add(
                     sums,
                     part,
-                    ops.numpy(left[:, part[0]].T @ right[:, part[1]]),
+                    ops.numpy(left_rows[:, part[0]].T @ right_rows[:, part[1]]),
                     mixed=other is not rows,
                 )
                 done += 1
@@ -413,16 +423,15 @@ def _product(sums: F64, part: Part, rows: F32, other: F32) -> None:
 
 
 def _add(sums: F64, part: Part, made: F32, *, mixed: bool) -> None:
-    """Add what was multiplied."""
+    """Add a product to a part of the sums."""
     down, across = part
     sums[part] += made
     if mixed and down == across:
         corner = sums[part]
-        np.fill_diagonal(
-            corner, np.maximum(corner.diagonal(), 0)
-        )  # float32 may end below the least square
+        # rounding to float32 can make a square negative
+        np.fill_diagonal(corner, np.maximum(corner.diagonal(), 0))
 
 
-def _nothing(one: Input) -> Gathered:
+def _empty_sums(one: Input) -> Gathered:
     second: F64 = np.zeros((one.matrices, one.columns, one.columns))
     return Gathered(second, np.zeros((one.matrices, one.columns)), np.zeros(one.matrices))

@@ -1,9 +1,10 @@
-"""Importance matrices: how much each input column of a weight matters, as llama-imatrix measured
-it.
+"""Importance matrices: how much each input column of a weight matters, as measured by
+llama-imatrix.
 
-Reads llama.cpp's GGUF form and the older .dat, follows common/imatrix-loader.cpp and load_imatrix
-(tools/quantize/quantize.cpp). The file is indexed and checked once; sums stay in it until a tensor
-is encoded. It knows names and vectors, no recipes.
+Reads llama.cpp's GGUF form and the older .dat form. The file is indexed and checked once; sums are
+read from it when a tensor is encoded.
+
+Source: common/imatrix-loader.cpp and load_imatrix (tools/quantize/quantize.cpp).
 """
 
 import hashlib
@@ -26,12 +27,10 @@ if TYPE_CHECKING:
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 DATASETS, CHUNKS, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
-MODEL, TRANSFORM = (
-    "llmcli.imatrix.model",
-    "llmcli.imatrix.transform",
-)  # ours; llama.cpp's tools pass them over
+# our own keys, which llama.cpp's tools ignore
+MODEL, TRANSFORM = "llmcli.imatrix.model", "llmcli.imatrix.transform"
 MAX_NAME = 255  # bytes of a name in the .dat form
-MAX_TEXT = 127  # bytes of a text that upstream writes into the quantized file
+MAX_TEXT = 127  # bytes of a text that llama.cpp writes into the quantized file
 MAX_MATRICES = 1 << 16  # in one tensor: experts, or heads
 STEP = 1 << 20  # values checked at a time
 AGAIN = "make it again with llama-imatrix"
@@ -39,10 +38,11 @@ AGAIN = "make it again with llama-imatrix"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One weight's sums: `count` floats at `offset` of `file`, as many for each divisor.
+    """One weight's sums of squares: `count` floats at `offset` of `file`, equally many for each
+    divisor.
 
-    A divisor is how often the sums were added to, one for each expert; 0 for an expert that was
-    never seen.
+    A divisor is the number of rows that were added, one for each expert; 0 for an expert that
+    received no token.
     """
 
     file: Path
@@ -51,32 +51,36 @@ class Entry:
     divisors: tuple[float, ...] = field(repr=False)
 
     def vectors(self, first: int, last: int, columns: int) -> "F32":
-        """Mean squares [last - first, columns] of the matrices first .. last; ones for an expert
-        never seen.
+        """Return the mean squares [last - first, columns] of matrices first .. last; ones for an
+        expert without tokens. Raises UserError if the file has become shorter.
         """
         import numpy as np
 
         start, end = first * columns, last * columns
         sums = np.fromfile(self.file, "<f4", end - start, offset=self.offset + 4 * start)
         if sums.size != end - start:
-            raise Refusal(f"{self.file} has become shorter while it was read", hint=AGAIN)
-        each = self.count // len(self.divisors)
-        by = np.array(self.divisors, np.float32)[np.arange(start, end) // each]
+            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
+        values_each = self.count // len(self.divisors)
+        divisors = np.array(self.divisors, np.float32)[np.arange(start, end) // values_each]
         means: F32 = np.ones(sums.size, np.float32)
-        np.divide(sums, by, out=means, where=by > 0)
+        np.divide(sums, divisors, out=means, where=divisors > 0)
         return means.reshape(last - first, columns)
 
     def sums(self) -> "F32":
-        """The sums as they are stored, [divisors, values of each]."""
+        """Return the stored sums [divisors, values of each]. Raises UserError if the file has
+        become shorter.
+        """
         import numpy as np
 
-        found: F32 = np.fromfile(self.file, "<f4", self.count, offset=self.offset)
-        if found.size != self.count:
-            raise Refusal(f"{self.file} has become shorter while it was read", hint=AGAIN)
-        return found.reshape(len(self.divisors), -1)
+        sums: F32 = np.fromfile(self.file, "<f4", self.count, offset=self.offset)
+        if sums.size != self.count:
+            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
+        return sums.reshape(len(self.divisors), -1)
 
     def over(self, first: int, last: int, every: int, columns: int) -> Importance:
-        """For the rows first .. last of a tensor whose matrices have `every` rows each."""
+        """Return the importance of rows first .. last of a tensor whose matrices have `every` rows
+        each.
+        """
         return Importance(
             self.vectors(first // every, -(-last // every), columns), every, first % every
         )
@@ -84,12 +88,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Imatrix:
-    """A whole file; `digest` tells its content, `path` is as the user gave it.
+    """An importance matrix file; `digest` identifies its content, `path` is as the user gave it.
 
-    `chunk_size` is in tokens: 0 in the older form, which does not tell, and whose divisors count
-    chunks, not rows. `model` is the Source.fingerprint of what it was gathered from, `transform`
-    the digest of the folds which that had; "" and None where the file does not tell, as
-    llama-imatrix's do not.
+    `chunk_size` is in tokens: 0 in the older form, which does not record it and whose divisors
+    count chunks instead of rows. `model` is the Source.fingerprint of the model it was collected
+    from, `transform` the digest of that model's folds; "" and None where the file does not record
+    them, as in files of llama-imatrix.
     """
 
     path: Path
@@ -103,94 +107,101 @@ class Imatrix:
 
     @property
     def dataset(self) -> str:
-        """The first text that was read."""
+        """Name of the first text that was read."""
         return self.datasets[0] if self.datasets else ""
 
     @property
     def keys(self) -> dict[str, bytes]:
-        """What llama-quantize writes about it into the new file."""
-        told = {"quantize.imatrix.file": _text(os.fsencode(self.path))}
+        """Metadata about the imatrix that llama-quantize writes into the new file."""
+        metadata = {"quantize.imatrix.file": _text(os.fsencode(self.path))}
         if self.dataset:
-            told["quantize.imatrix.dataset"] = _text(self.dataset.encode())
-        told["quantize.imatrix.entries_count"] = entry("uint32", len(self.entries))
+            metadata["quantize.imatrix.dataset"] = _text(self.dataset.encode())
+        metadata["quantize.imatrix.entries_count"] = entry("uint32", len(self.entries))
         if self.chunks > 0:
-            told["quantize.imatrix.chunks_count"] = entry("uint32", self.chunks)
-        return told
+            metadata["quantize.imatrix.chunks_count"] = entry("uint32", self.chunks)
+        return metadata
 
     def fitting(
         self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = ""
     ) -> dict[str, Entry]:
-        """The entries of these tensors (name, shape with the row length first); one of another size
-        is refused, and what was gathered under another `transform` than the tensors have.
+        """Return the entries of these tensors (name, shape with the row length first).
 
-        As in llama.cpp the embedding's is passed over instead: it is read as rows, not multiplied.
+        An embedding's entry of another size is ignored, as in llama.cpp, because an embedding's
+        rows may be looked up instead of multiplied. Raises UserError if another entry has the wrong
+        size, or if the imatrix was collected with other folds (`transform`).
         """
         if self.transform is not None:
             same_folds(f"{self.path} is the imatrix", self.transform, transform)
-        found, wrong = {}, []
+        entries, wrong = {}, []
         for name, shape in tensors:
-            known = self.entries.get(name)
-            if known is None:
+            entry = self.entries.get(name)
+            if entry is None:
                 continue
             size = shape[0] * math.prod(shape[2:])
-            if known.count == size:
-                found[name] = known
+            if entry.count == size:
+                entries[name] = entry
             elif name not in ("token_embd.weight", "per_layer_token_embd.weight"):
-                wrong.append(f"{name} has {known.count} values, the tensor needs {size}")
+                wrong.append(f"{name} has {entry.count} values, the tensor needs {size}")
         if wrong:
-            some = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+            details = "; ".join(wrong[:5]) + (
+                f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            )
             raise Refusal(
-                f"{self.path} is the imatrix of another model: {some}",
+                f"{self.path} is the imatrix of another model: {details}",
                 hint="name this model's --imatrix",
             )
-        return found
+        return entries
 
 
 def same_folds(what: str, theirs: str, mine: str) -> None:
-    """Refuse `what` was gathered from a model under other folds: its columns are scaled otherwise,
-    or elsewhere.
+    """Raise UserError if `what` was collected from a model with other folds, whose columns are
+    scaled or ordered differently.
     """
     if theirs != mine:
-        told, own = (f"folds {one[:12]}" if one else "no folds" for one in (theirs, mine))
+        collected, current = (
+            f"folds {digest[:12]}" if digest else "no folds" for digest in (theirs, mine)
+        )
         raise Refusal(
-            f"{what} of a model with {told}, this one has {own}",
-            hint="calibrate this very file, or leave the folds as they were",
+            f"{what} of a model with {collected}, this model has {current}",
+            hint="calibrate this very file, or use the same folds",
         )
 
 
 def _text(blob: bytes) -> bytes:
-    """A text as long as upstream writes it, without what is no UTF-8: a character that is cut, a
-    file's odd name.
+    """Return a text with llama.cpp's maximum length, without invalid UTF-8 (a split character, an
+    unusual file name).
     """
     return entry("string", blob[:MAX_TEXT].decode("utf-8", "ignore"))
 
 
 def load(path: Path) -> Imatrix:
-    """Read an importance file of either form; what cannot be right is a Refusal naming the file."""
+    """Read an importance matrix of either form. Raises UserError, naming the file, if it is missing
+    or invalid.
+    """
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()[:32]
             stream.seek(0)
             if stream.read(4) == header.MAGIC:
-                found = _gguf(path, digest)
+                imatrix = _gguf(path, digest)
             else:
-                entries, datasets, chunks, chunk_size = _Legacy(path, stream).read()
-                found = Imatrix(path, digest, entries, datasets, chunks, chunk_size)
+                entries, datasets, chunks, chunk_size = _DatReader(path, stream).read()
+                imatrix = Imatrix(path, digest, entries, datasets, chunks, chunk_size)
     except FileNotFoundError:
         raise Refusal(
             f"there is no file {path}", hint="check the path given with --imatrix"
         ) from None
     except OSError as error:
         raise Refusal(
-            f"{path} cannot be read: {error.strerror or error}", hint="check the path"
+            f"cannot read {path}: {error.strerror or error}", hint="check the path"
         ) from None
-    for name, known in found.entries.items():
-        _check(path, name, known)
-    return found
+    for name, weight in imatrix.entries.items():
+        _check(path, name, weight)
+    return imatrix
 
 
 def _check(path: Path, name: str, known: Entry) -> None:
-    """Sums of squares are finite and not negative."""
+    """Raise UserError unless all sums of squares are finite and not negative."""
     import numpy as np
 
     for start in range(0, known.count, STEP):
@@ -198,20 +209,21 @@ def _check(path: Path, name: str, known: Entry) -> None:
             path, "<f4", min(STEP, known.count - start), offset=known.offset + 4 * start
         )
         if not (np.isfinite(sums) & (sums >= 0)).all():
-            raise Refusal(f"{path}: {name} holds values that are no sums of squares", hint=AGAIN)
+            raise Refusal(f"{path}: {name} contains values that are no sums of squares", hint=AGAIN)
 
 
 def _gguf(path: Path, digest: str) -> Imatrix:
     part = header.parse(path)
     keys = {item.key: item for item in part.fields}
-    said = {key: item.value for key, item in keys.items() if isinstance(item.value, str)}
-    if said.get("general.type") == MOMENTS:
+    texts_by_key = {key: item.value for key, item in keys.items() if isinstance(item.value, str)}
+    if texts_by_key.get("general.type") == MOMENTS:
         raise Refusal(
-            f"{path} holds second moments", hint=f"--moments {path}: they serve as the imatrix, too"
+            f"{path} contains second moments",
+            hint=f"use --moments {path}: they serve as the imatrix, too",
         )
     if missing := [key for key in (DATASETS, CHUNKS, CHUNK_SIZE) if key not in keys]:
         raise Refusal(
-            f"{path} is a GGUF file but no imatrix: it lacks {', '.join(missing)}", hint=AGAIN
+            f"{path} is a GGUF file but no imatrix: {', '.join(missing)} missing", hint=AGAIN
         )
     tensors = {tensor.name: tensor for tensor in part.tensors}
     names = {
@@ -222,7 +234,7 @@ def _gguf(path: Path, digest: str) -> Imatrix:
         for name in sorted(names)
     }
     if not entries:
-        raise Refusal(f"{path} holds no sums", hint=AGAIN)
+        raise Refusal(f"{path} contains no sums", hint=AGAIN)
     datasets = keys[DATASETS].value
     texts = (
         datasets.blobs() if isinstance(datasets, header.Array) and datasets.kind == "string" else []
@@ -230,14 +242,21 @@ def _gguf(path: Path, digest: str) -> Imatrix:
     chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS, CHUNK_SIZE))
     read = tuple(text.decode("utf-8", "replace") for text in texts)
     return Imatrix(
-        path, digest, entries, read, chunks, chunk_size, said.get(MODEL, ""), said.get(TRANSFORM)
+        path,
+        digest,
+        entries,
+        read,
+        chunks,
+        chunk_size,
+        texts_by_key.get(MODEL, ""),
+        texts_by_key.get(TRANSFORM),
     )
 
 
 def _count(path: Path, field: header.Field) -> int:
-    """A number of the head; llama.cpp would abort on one of another kind."""
+    """Return a number of the header; llama.cpp would abort on another type."""
     if field.kind != "uint32" or not isinstance(field.value, int):
-        raise Refusal(f"{path}: {field.key} is no uint32 but {field.kind}", hint=AGAIN)
+        raise Refusal(f"{path}: {field.key} is {field.kind} instead of uint32", hint=AGAIN)
     return field.value
 
 
@@ -252,11 +271,11 @@ def _entry(
         or {sums.type, counts.type} != {"F32"}
         or not _belong(sums, counts)
     ):
-        raise Refusal(f"{path}: the sums and counts of {name} do not belong together", hint=AGAIN)
+        raise Refusal(f"{path}: the sums and counts of {name} do not match", hint=AGAIN)
     stored = np.fromfile(path, "<f4", counts.elements, offset=counts.offset).astype("f8")
     if not np.isfinite(stored).all():
-        raise Refusal(f"{path}: the counts of {name} are no numbers", hint=AGAIN)
-    divisors = np.maximum(np.floor(stored + 0.5), 0)  # as lround, for what is not negative
+        raise Refusal(f"{path}: the counts of {name} are not finite", hint=AGAIN)
+    divisors = np.maximum(np.floor(stored + 0.5), 0)  # as lround does for non-negative values
     return Entry(path, sums.offset, sums.elements, tuple(divisors.tolist()))
 
 
@@ -264,8 +283,8 @@ def _belong(sums: header.TensorInfo, counts: header.TensorInfo) -> bool:
     return counts.elements <= MAX_MATRICES and not sums.elements % counts.elements
 
 
-class _Legacy:
-    """A cursor over the .dat form: int32 counts, names and floats one behind the other."""
+class _DatReader:
+    """A cursor over the .dat form: int32 counts, names and floats one after another."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self.path, self.stream = path, stream
@@ -280,7 +299,7 @@ class _Legacy:
             )
         entries = dict(self._entries(count))
         if len(entries) != count:
-            raise self._bad("a name is there twice")
+            raise self._bad("a name occurs twice")
         if self.stream.tell() == self.size:  # the oldest files end here
             return entries, (), 0, 0
         (chunks,) = self._numbers("<i")

@@ -1,8 +1,8 @@
-"""What a calibration has gathered so far, on the disk, so that a killed run goes on: written whole
-beside the old one, then renamed.
+"""State of a running calibration on disk, so that a killed run can resume. Each save writes a new
+file and renames it over the old one.
 
-Everything is as it is in memory, in float64: a run that was killed ends with the same bytes as one
-that was not. It knows sums and files, no models.
+All sums are stored in float64 as they are in memory, so that a resumed run gives the same bytes as
+an uninterrupted one.
 """
 
 import json
@@ -19,15 +19,15 @@ from quant.gather import Seconds, held
 from quant.momentfile import Input
 from quant.records import Records
 
-EVERY = 20.0  # seconds of work between two savings
-SHARE = 20  # and this often the time that the last one took
+EVERY = 20.0  # seconds of work between two saves, at least
+SHARE = 20  # and at least so many times the duration of the last save
 DESCRIPTION = 0
 
 
 @dataclass
 class Progress:
-    """Sums of all weights so far. Of the inputs whose second moments are gathered, `finished` are
-    in their file, `seconds` are under way; `chunks` were read in this pass.
+    """The sums of all weights so far. Of the inputs whose second moments are collected, `finished`
+    are in their file and `moments` are in progress; `chunks` were read in this pass.
     """
 
     sums: Sums
@@ -37,8 +37,8 @@ class Progress:
 
 
 class Interim:
-    """The file at `path`; `head` is all that the sums depend on. One with another head counts as
-    none.
+    """The state file at `path`. `head` contains everything that the sums depend on; a file with
+    another head is ignored.
     """
 
     def __init__(self, path: Path, head: dict[str, Any], inputs: Sequence[Input]) -> None:
@@ -46,40 +46,40 @@ class Interim:
         self._next = time.monotonic() + EVERY
 
     def load(self) -> Progress | None:
-        """What an earlier run left; None where there is nothing, or not of this."""
+        """Return the state that an earlier run left, or None if there is none for this head."""
         file = Records.resume(self.path, write=False)
         if file is None:
             return None
         try:
-            return self._read(file) if file.head == self.head and file.numbers else None
+            return self._restore(file) if file.head == self.head and file.numbers else None
         finally:
             file.close()
 
-    def _read(self, file: Records) -> Progress | None:
-        told = json.loads(file.get(DESCRIPTION))
-        if file.numbers != set(range(told["records"])):  # cut off
+    def _restore(self, file: Records) -> Progress | None:
+        description = json.loads(file.get(DESCRIPTION))
+        if file.numbers != set(range(description["records"])):  # incomplete
             return None
-        group = told["group"]
+        group = description["group"]
         progress = Progress(
-            Sums(), Seconds(self.inputs, group) if group else None, set(told["finished"])
+            Sums(), Seconds(self.inputs, group) if group else None, set(description["finished"])
         )
-        progress.chunks = told["chunks"]
-        for name, (sums, counts) in told["sums"].items():
+        progress.chunks = description["chunks"]
+        for name, (sums, counts) in description["sums"].items():
             progress.sums.sums[name], progress.sums.counts[name] = np.empty(sums), np.empty(counts)
         for number, array in enumerate(_arrays(progress), 1):
             array.reshape(-1)[:] = np.frombuffer(file.get(number), np.float64)
         return progress
 
     def due(self) -> bool:
-        """Whether it is time to save."""
+        """Return whether it is time to save."""
         return time.monotonic() >= self._next
 
     def save(self, progress: Progress) -> None:
-        """Let the disk have it all."""
-        began = time.monotonic()
-        beside = self.path.with_name(self.path.name + ".new")
+        """Save the state."""
+        started = time.monotonic()
+        new_path = self.path.with_name(self.path.name + ".new")
         arrays = list(_arrays(progress))
-        told = {
+        layout = {
             "finished": sorted(progress.finished),
             "chunks": progress.chunks,
             "records": 1 + len(arrays),
@@ -89,9 +89,9 @@ class Interim:
                 for name, sums in progress.sums.sums.items()
             },
         }
-        file = Records.begin(beside, self.head)
+        file = Records.begin(new_path, self.head)
         try:
-            description = {DESCRIPTION: json.dumps(told).encode()}
+            description = {DESCRIPTION: json.dumps(layout).encode()}
             file.put(
                 {
                     **description,
@@ -103,22 +103,24 @@ class Interim:
             )
         finally:
             file.close()
-        beside.replace(self.path)
-        self._next = time.monotonic() + max(EVERY, SHARE * (time.monotonic() - began))
+        new_path.replace(self.path)
+        self._next = time.monotonic() + max(EVERY, SHARE * (time.monotonic() - started))
 
     def discard(self) -> None:
-        """There is nothing to go on with any more."""
+        """Delete the state files."""
         self.path.unlink(missing_ok=True)
         self.path.with_name(self.path.name + ".new").unlink(missing_ok=True)
 
 
 def nbytes(inputs: Sequence[Input], group: Sequence[int]) -> int:
-    """Bytes on the disk, about, while a group is under way: the file, and the one that replaces it."""
+    """Return the approximate bytes on disk while a group is in progress: the file, and the one that
+    replaces it.
+    """
     return 2 * sum(held(inputs[number]) for number in group)
 
 
 def _arrays(progress: Progress) -> Iterator[F64]:
-    """All that is saved, in an order that the description tells."""
+    """Yield all arrays of the state in the order of the description."""
     for name, sums in progress.sums.sums.items():
         yield sums
         yield progress.sums.counts[name]

@@ -1,10 +1,9 @@
-"""Plan files: which type each tensor of one source gets, as JSON that people read and programs
-check.
+"""Plan files: the type of each tensor of one source, as JSON that people read and programs check.
 
-A plan is for the source whose fingerprint it carries, and for the method and the importance it was
-made with: with them `--plan FILE` makes the same bytes again. A file is anybody's: everything is
-looked at before it is used. It knows names and types; how they were chosen is allocate.py's, and
-stands in the file under "made_from" for people only.
+A plan belongs to the source whose fingerprint it contains, and to the method and calibration it was
+made with: with these `--plan FILE` gives the same bytes again. A file may come from anyone, so
+everything is checked before use. How the types were chosen is recorded under "made_from", for
+people only.
 """
 
 import json
@@ -17,15 +16,16 @@ from quant.errors import Refusal
 from quant.recipe import ALIASES, FILE_TYPES, TENSOR_TYPES
 
 FORMAT, VERSION = "llmcli.plan", 1
-LARGEST = 64 << 20  # bytes of a plan file
-AGAIN = "llmcli quantize SRC --target-size SIZE --plan-out FILE makes one"
+LARGEST = 64 << 20  # most bytes of a plan file
+AGAIN = "llmcli quantize SRC --target-size SIZE --plan-out FILE writes one"
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """`types` of all tensors that may be quantized, for the source of this `fingerprint`. `steered`
-    is what else decides the bytes, as words: method, digests of imatrix and moments, folds.
-    `tensors` and `made_from` tell how it came about.
+    """The `types` of all quantizable tensors of the source with this `fingerprint`.
+
+    `settings` are the other inputs that decide the bytes: method, digests of imatrix and moments,
+    folds. `tensors` and `made_from` record how the plan was made.
     """
 
     fingerprint: str
@@ -37,8 +37,8 @@ class Mix:
     made_from: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> bytes:
-        """The file."""
-        told = {
+        """Return the plan file as JSON."""
+        document = {
             "format": FORMAT,
             "version": VERSION,
             "name": self.name,
@@ -51,23 +51,25 @@ class Mix:
                 for name, kind in self.types.items()
             },
         }
-        return _lines(told).encode()
+        return _to_json(document).encode()
 
     @property
     def chosen_by(self) -> dict[str, Any]:
-        """What the types were chosen by, as `quantize --json` tells it ("allocation"): a text's
-        digest and so many chunks of it. Nothing where the file does not say so.
+        """The text digest and chunk counts that the types were chosen with, as `quantize --json`
+        reports them ("allocation"); empty if the file does not contain them.
         """
-        told = {
+        record = {
             key: self.made_from.get(key) for key in ("text", "chunks", "held_out_chunks", "quick")
         }
         kinds = (str, int, int, bool)
-        sound = all(type(value) is kind for value, kind in zip(told.values(), kinds, strict=True))
-        return {"allocation": told} if sound else {}
+        is_complete = all(
+            type(value) is kind for value, kind in zip(record.values(), kinds, strict=True)
+        )
+        return {"allocation": record} if is_complete else {}
 
     def check(self, fingerprint: str, steered: Mapping[str, str]) -> None:
-        """Refuse a run that would not make the bytes that were planned: another source, another
-        method.
+        """Raise UserError if the run would not give the planned bytes: another source, method or
+        calibration.
         """
         if fingerprint != self.fingerprint:
             named = f" ({self.name})" if self.name else ""
@@ -76,36 +78,36 @@ class Mix:
                 hint="name the source that it was made from",
             )
         keys = {*self.steered, *steered}
-        if (
-            "sequential" in steered and "sequential" not in self.steered
-        ):  # what chose the types does not make the codes
+        # with --sequential the data that chose the types need not be the data that codes them
+        if "sequential" in steered and "sequential" not in self.steered:
             keys = {"method", "fold"}
         for key in sorted(keys):
             mine, given = self.steered.get(key, ""), steered.get(key, "")
             if mine != given:
                 raise Refusal(
-                    f"the plan was made with {_said(key, mine)}, this run has {_said(key, given)}",
-                    hint=f"give the same --{key} as then, or make a new plan with --plan-out FILE",
+                    f"the plan was made with {_describe(key, mine)},"
+                    f" this run has {_describe(key, given)}",
+                    hint=f"use the same --{key}, or make a new plan with --plan-out FILE",
                 )
 
 
 def nominal(types: Mapping[str, str], elements: Mapping[str, int]) -> str:
-    """The file type that comes nearest to a mix: the one of the type that most values have."""
-    held: dict[str, int] = {}
+    """Return the file type closest to a mix: that of the type with the most values."""
+    type_values: dict[str, int] = {}
     for name, kind in types.items():
-        held[kind] = held.get(kind, 0) + elements[name]
-    most = max(held, key=lambda kind: (held[kind], kind))
-    defaults = [name for name, kind in FILE_TYPES.items() if kind.default == most]
-    name = ALIASES.get(most, most)
+        type_values[kind] = type_values.get(kind, 0) + elements[name]
+    largest = max(type_values, key=lambda kind: (type_values[kind], kind))
+    defaults = [name for name, kind in FILE_TYPES.items() if kind.default == largest]
+    name = ALIASES.get(largest, largest)
     return name if name in FILE_TYPES else defaults[0]
 
 
-def _said(key: str, value: str) -> str:
+def _describe(key: str, value: str) -> str:
     return f"{key} {value}" if value else f"no {key}"
 
 
-def _lines(told: Mapping[str, Any]) -> str:
-    """JSON with a line for each key and each tensor, so that people find their way and diffs are
+def _to_json(told: Mapping[str, Any]) -> str:
+    """Return JSON with one line for each key and each tensor, which keeps it readable and diffs
     short.
     """
     rows = ",\n".join(
@@ -120,52 +122,63 @@ def _lines(told: Mapping[str, Any]) -> str:
 
 
 def load(path: Path) -> Mix:
-    """Read a plan file; raises Refusal for what is none."""
+    """Read a plan file. Raises UserError if it is invalid."""
     try:
         if path.stat().st_size > LARGEST:
             raise Refusal(f"{path} is too large for a plan file", hint=AGAIN)
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise Refusal(f"{path} cannot be read: {why}", hint=AGAIN) from None
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise Refusal(f"cannot read {path}: {why}", hint=AGAIN) from None
     try:
-        told = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
-        raise Refusal(f"{path} is no plan file: it is no JSON", hint=AGAIN) from None
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise Refusal(f"{path} is no plan file: it is not JSON", hint=AGAIN) from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise Refusal(f"{path} is no plan file", hint=AGAIN)
-    if told.get("version") != VERSION or isinstance(told["version"], bool):
-        version = f"{path} is a plan file of version {told.get('version')!r}, this program reads {VERSION}"
-        raise Refusal(version, hint=AGAIN)
-    steered, tensors, size = told.get("steered", {}), told.get("tensors"), told.get("file_bytes", 0)
-    if not isinstance(told.get("source"), str) or not _words(steered) or not isinstance(size, int):
-        raise Refusal(f"{path} is damaged: it does not say what it is for", hint=AGAIN)
-    made = told.get("made_from")
+    if document.get("version") != VERSION or isinstance(document["version"], bool):
+        raise Refusal(
+            f"{path} is a plan file of version {document.get('version')!r},"
+            f" this program reads version {VERSION}",
+            hint=AGAIN,
+        )
+    steered, tensors, size = (
+        document.get("steered", {}),
+        document.get("tensors"),
+        document.get("file_bytes", 0),
+    )
+    if (
+        not isinstance(document.get("source"), str)
+        or not _is_text_map(steered)
+        or not isinstance(size, int)
+    ):
+        raise Refusal(f"{path} is damaged: its source or settings are missing", hint=AGAIN)
+    derivation = document.get("made_from")
     return Mix(
-        told["source"],
-        _types(path, tensors),
+        document["source"],
+        _read_types(path, tensors),
         steered,
-        str(told.get("name", "")),
+        str(document.get("name", "")),
         size,
         tensors or {},
-        made if isinstance(made, dict) else {},
+        derivation if isinstance(derivation, dict) else {},
     )
 
 
-def _words(value: object) -> bool:
+def _is_text_map(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(word, str) for word in value.values())
 
 
-def _types(path: Path, tensors: object) -> dict[str, str]:
+def _read_types(path: Path, tensors: object) -> dict[str, str]:
     if not isinstance(tensors, dict) or not tensors:
-        raise Refusal(f"{path} is damaged: it names no tensors", hint=AGAIN)
-    found: dict[str, str] = {}
+        raise Refusal(f"{path} is damaged: it lists no tensors", hint=AGAIN)
+    types: dict[str, str] = {}
     for name, row in tensors.items():
         kind = row.get("type") if isinstance(row, dict) else None
         if not isinstance(kind, str) or kind not in TENSOR_TYPES:
             raise Refusal(
-                f"{path}: {name!r} has no type that there is: {kind!r}",
+                f"{path}: {name!r} has an unknown type: {kind!r}",
                 hint=f"types are {', '.join(TENSOR_TYPES[:13])} …",
             )
-        found[name] = kind
-    return found
+        types[name] = kind
+    return types

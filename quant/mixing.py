@@ -1,16 +1,11 @@
-"""What attention makes of the rows that enter a layer's values, for their second moments: one
-matrix for each chunk.
+"""Second moments of attention's value inputs after the attention weights: one matrix for each
+chunk.
 
-It mixes what comes out of the values: for head h and query q o = W_v (sum over t of a_hqt x_t). The
-error of W_v is felt behind that, so that its moments are those of the sum in brackets: X^T B X with
-B the sum of A^T A over heads. 2026-11-22, SmolLM2-135M, attn_v of all layers at Q4_K_M's types and
-nothing else quantized, KL divergence on three chunks of Wikipedia and three of plays, 24 chunks of
-calibration: ggml with its imatrix .01031 and .00842; error feedback by the moments of x .01446 and
-.00901, by these .00077 and .00132; by a B for each head of keys .00078 and .00130 (three times the
-disk and the work); by each token's sum of a^2 instead of B .00080 and .00150. Neighbouring queries
-look at nearly the same: with every second one alone (30 chunks of 512 of a Llama of hidden 512) the
-error of attn_v's codes under the moments of all queries of 100 chunks was the same (+0.0 %), with
-every fourth 0.6 % larger.
+Attention mixes the outputs of the values: for head h and query q, o = W_v (sum over t of a_hqt
+x_t). The error of W_v matters after that mixture, so its moments are those of the sum in
+parentheses: X^T B X, where B is the sum of A^T A over heads. With plain moments of x, error
+feedback makes attn_v worse than ggml's search; with these it is far better. Neighboring queries
+have nearly the same attention weights, so every second query is skipped.
 """
 
 from dataclasses import dataclass
@@ -19,19 +14,18 @@ import numpy as np
 
 from quant.calibrate import F32, F64
 
-# A share below this counts as this: products of two would be denormal numbers, each 100 cycles of a
-# CPU. They were ten of the eleven CPU seconds that mixing took of 20 chunks of a Llama of hidden
-# 512 and 4 layers (2026-11-22).
+# Smaller shares count as this: products of two would be denormal numbers, each of which takes a CPU
+# about 100 cycles.
 TINY = np.float32(1e-15)
-EVERY = 2  # of so many queries in a row one is counted in: see above
-# queries whose shares are multiplied at a time: those behind the last one that they see are zeros
+EVERY = 2  # every second query is counted
+# queries whose shares are multiplied at a time; keys after the last one they attend to are zeros
 STRIP = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Of the rows X of a chunk: `rows` B X, `first` the sum of all mixtures, `count` how many these
-    were.
+    """The mixture of a chunk's rows X: `rows` are B X, `first` is the sum of all mixtures, `count`
+    their number.
     """
 
     rows: F32
@@ -40,9 +34,9 @@ class Mix:
 
 
 class Mixing:
-    """How one layer's values are mixed in a chunk: with A [queries, keys] for each head, the sums
-    of A^T A and of A over heads and every other query, and how many these were. `rows` is where
-    those of the chunk stand.
+    """The mixture of one layer's values in a chunk: sums of A^T A and of A over heads and counted
+    queries, with A [queries, keys] for each head, and the number of mixtures. `rows` is the slice
+    of the chunk's rows.
     """
 
     def __init__(self) -> None:
@@ -52,23 +46,23 @@ class Mixing:
 
     @property
     def waiting(self) -> int:
-        """Bytes of what is not multiplied yet."""
+        """Bytes of shares that are not multiplied yet."""
         return sum(shares.nbytes for shares in self._shares)
 
     def add(self, shares: F32) -> None:
-        """One pass. Copied, no more: llama.cpp waits awake meanwhile."""
+        """Add one pass. The shares are only copied, because llama.cpp busy-waits meanwhile."""
         self._shares.append(counted(shares).copy())
 
     def settle(self) -> None:
-        """Multiply what waits, in the order in which it came; the queries of a later pass have more
+        """Multiply the waiting shares in order of arrival. The queries of a later pass have more
         keys.
         """
         for shares in self._shares:
             heads, queries, keys = shares.shape
-            if (more := keys - len(self.plain)) > 0:
+            if (new_keys := keys - len(self.plain)) > 0:
                 self.pairs, self.plain = (
-                    np.pad(self.pairs, (0, more)),
-                    np.pad(self.plain, (0, more)),
+                    np.pad(self.pairs, (0, new_keys)),
+                    np.pad(self.plain, (0, new_keys)),
                 )
             for first in range(0, queries, STRIP):
                 strip = shares[:, first : first + STRIP]
@@ -80,7 +74,7 @@ class Mixing:
         self._shares.clear()
 
     def made(self, rows: F32) -> Mix:
-        """What is made of the layer's rows [tokens, columns], of which those of the chunk are some."""
+        """Mix the layer's rows [tokens, columns], of which `rows` are the chunk's."""
         self.settle()
         rows = rows[self.rows]
         tokens = len(rows)
@@ -88,6 +82,6 @@ class Mixing:
 
 
 def counted(shares: F32) -> F32:
-    """Of the shares [heads, queries, keys] those that are counted in."""
-    found: F32 = shares[:, EVERY - 1 :: EVERY]
-    return found
+    """Return the counted queries' shares of [heads, queries, keys]."""
+    selected: F32 = shares[:, EVERY - 1 :: EVERY]
+    return selected

@@ -1,9 +1,9 @@
-"""A file of second moments in the making: laid out whole before the first text is read, filled
-input by input.
+"""A file of second moments that is laid out before the first text is read and then filled input by
+input.
 
-Inputs may come in any order and in several runs. Each is marked by the digest of what it holds once
-the disk has it; a run that was killed finds the marks and goes on with what is missing. It knows
-the form (moments.py), no models.
+Inputs may be written in any order and in several runs. Once an input is on disk, it is marked with
+the digest of its bytes; after a crash the next run finds the marks and writes only the missing
+inputs.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from quant.moments import COUNTS, FIRST, KEY, KIND, MIXED, SECOND, SQUARES, Abou
 
 F64 = NDArray[np.float64]
 ALIGNMENT = 32
-MARK = ".mark"  # I32 [8]: the sha256 of an input's bytes, zeros until it is there
+MARK = ".mark"  # I32 [8]: the sha256 of an input's bytes, zeros until it is written
 UNFINISHED = "0" * 64
-STEP = 128  # rows mirrored at a time: one by one each value is a cache miss
+STEP = 128  # rows mirrored at a time: single rows would be a cache miss for each value
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a file will hold of one input: the weights it enters, and the size of its matrices;
-    `mixed` as Second has it.
+    """One input of a file: the weights that it enters, and the size of its matrices; `mixed` as in
+    SecondMoments.
     """
 
     names: tuple[str, ...]
@@ -43,9 +43,9 @@ class Input:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What was gathered of one input: sum of x x^T [matrices, columns, columns], sum of x
-    [matrices, columns], and the rows that were added up [matrices]. Only the lower triangles are
-    looked at: the file's matrices are symmetric.
+    """The sums of one input: x x^T [matrices, columns, columns], x [matrices, columns], and the
+    number of rows [matrices]. Only the lower triangles are read, because the file's matrices are
+    symmetric.
     """
 
     second: F64
@@ -54,17 +54,17 @@ class Gathered:
 
     @classmethod
     def of(cls, rows: NDArray[np.floating]) -> "Gathered":
-        """Of rows [rows, columns], or [matrices, rows, columns], in float64."""
+        """Return the sums of rows [rows, columns] or [matrices, rows, columns], in float64."""
         rows = np.asarray(rows, np.float64).reshape(-1, *rows.shape[-2:])
         counts = np.full(len(rows), float(rows.shape[1]))
         return cls(rows.transpose(0, 2, 1) @ rows, rows.sum(1), counts)
 
 
 class MomentFile:
-    """`.OUT.part` beside `out` until `finish`: to be used in a `with`, which leaves what is there
-    to be gone on with.
+    """The writer of a moments file, `.OUT.part` beside `out` until finish(). Use it in a `with`; an
+    unfinished file is resumed by the next run.
 
-    Raises Refusal where it cannot be written, or the disk is too small.
+    Raises UserError if the file cannot be written or the disk is too small.
     """
 
     def __init__(self, out: Path, about: About, inputs: Sequence[Input]) -> None:
@@ -86,7 +86,7 @@ class MomentFile:
         self._file.close()
 
     def _resume(self) -> None:
-        """Take up what an earlier run left, if its header is the same to the bit; else begin."""
+        """Resume an earlier run's file if its header is identical; otherwise start a new file."""
         if self.part.is_file():
             self._file = self.part.open("r+b")
             if self._file.read(len(self.layout.header)) == self.layout.header:
@@ -97,7 +97,7 @@ class MomentFile:
         if need > have:
             raise Refusal(
                 f"{self.out.parent} has {have:,} bytes free, the moments need {need:,}",
-                hint=f"free {need - have:,} bytes, or name another place with --moments",
+                hint=f"free {need - have:,} bytes, or give another path with --moments",
             )
         self._file = self.part.open("w+b")
         self._file.write(self.layout.header)
@@ -106,27 +106,24 @@ class MomentFile:
 
     @property
     def done(self) -> frozenset[int]:
-        """The inputs that are there."""
+        """Numbers of the inputs that are written."""
         return frozenset(
             number for number in range(len(self.inputs)) if self._mark(number).strip(b"\0")
         )
 
     def put(self, number: int, gathered: Gathered) -> None:
-        """Write one input and let the disk have it; raises Refusal where it holds what is not
-        finite.
-        """
-        one, sha = self.inputs[number], hashlib.sha256()
-        assert gathered.second.shape == (one.matrices, one.columns, one.columns), (
-            one,
+        """Write one input and sync it to disk. Raises UserError if its values are not finite."""
+        entry, sha = self.inputs[number], hashlib.sha256()
+        assert gathered.second.shape == (entry.matrices, entry.columns, entry.columns), (
+            entry,
             gathered.second.shape,
         )
         diagonal = gathered.second.diagonal(axis1=1, axis2=2)
-        if not (
-            np.isfinite(diagonal).all() and np.isfinite(gathered.first).all()
-        ):  # |x y| <= (x^2 + y^2) / 2
-            raise Refusal(f"the input of {one.names[0]} is not finite", hint=DAMAGED)
+        # finite squares suffice: |x y| <= (x^2 + y^2) / 2
+        if not (np.isfinite(diagonal).all() and np.isfinite(gathered.first).all()):
+            raise Refusal(f"the input of {entry.names[0]} is not finite", hint=DAMAGED)
         for matrix, square in enumerate(gathered.second):
-            self._matrix(self._slots[f"{number}{SECOND}"].offset, matrix, square, sha)
+            self._write_matrix(self._slots[f"{number}{SECOND}"].offset, matrix, square, sha)
         for end, values in ((SQUARES, diagonal), (FIRST, gathered.first)):
             self._write(
                 self._slots[f"{number}{end}"].offset, np.ascontiguousarray(values, "<f4"), sha
@@ -137,20 +134,20 @@ class MomentFile:
             sha,
         )
         self._sync()
-        self._at(self._slots[f"{number}{MARK}"].offset, sha.digest())
+        self._write_at(self._slots[f"{number}{MARK}"].offset, sha.digest())
         self._sync()
 
     def finish(self) -> None:
-        """Give the file its digest and its name."""
+        """Write the file's digest and rename it to its final name."""
         assert len(self.done) == len(self.inputs), self.done
         sha = hashlib.sha256(b"".join(self._mark(number) for number in range(len(self.inputs))))
-        self._at(self.layout.header.index(UNFINISHED.encode()), sha.hexdigest().encode())
+        self._write_at(self.layout.header.index(UNFINISHED.encode()), sha.hexdigest().encode())
         self._sync()
         self._file.close()
         self.part.replace(self.out)
 
-    def _matrix(self, offset: int, matrix: int, square: F64, sha: "hashlib._Hash") -> None:
-        """The lower triangle and its mirror, some rows at a time."""
+    def _write_matrix(self, offset: int, matrix: int, square: F64, sha: "hashlib._Hash") -> None:
+        """Write the lower triangle and its mirror image, some rows at a time."""
         columns = len(square)
         for first in range(0, columns, STEP):
             last = first + STEP
@@ -163,15 +160,16 @@ class MomentFile:
     def _write(self, offset: int, values: NDArray[np.floating], sha: "hashlib._Hash") -> None:
         raw = values.tobytes()
         sha.update(raw)
-        self._at(offset, raw)
+        self._write_at(offset, raw)
 
-    def _at(self, offset: int, raw: bytes) -> None:
+    def _write_at(self, offset: int, raw: bytes) -> None:
         try:
             self._file.seek(offset)
             self._file.write(raw)
         except OSError as error:
             raise Refusal(
-                f"cannot write {self.part}: {error.strerror}", hint="make room, then type the same"
+                f"cannot write {self.part}: {error.strerror}",
+                hint="free disk space, then run the same command again",
             ) from None
 
     def _mark(self, number: int) -> bytes:
@@ -186,21 +184,23 @@ class MomentFile:
 def write(
     path: Path, gathered: Sequence[tuple[Sequence[str], Gathered]], about: About | None = None
 ) -> Path:
-    """A whole file at once, from [(names of the weights, what entered them), ..];
-    `Gathered.of(rows)` makes the latter.
+    """Write a whole file at once from [(names of the weights, sums of their input), ..];
+    MomentSums.from_rows(rows) computes the latter.
 
-    `moments.load` reads it: all that tests of second-order methods need, without any model.
+    moments.load_moments reads it. Tests of second-order methods need no model with it.
     """
-    inputs = [Input(tuple(names), one.second.shape[-1], len(one.second)) for names, one in gathered]
+    inputs = [
+        Input(tuple(names), sums.second.shape[-1], len(sums.second)) for names, sums in gathered
+    ]
     with MomentFile(path, about or About(), inputs) as file:
-        for number, (_, one) in enumerate(gathered):
-            file.put(number, one)
+        for number, (_, sums) in enumerate(gathered):
+            file.put(number, sums)
         file.finish()
     return path
 
 
 def _layout(about: About, inputs: tuple[Input, ...]) -> writer.Layout:
-    names = [(name, number) for number, one in enumerate(inputs) for name in one.names]
+    names = [(name, number) for number, entry in enumerate(inputs) for name in entry.names]
     entries = [
         ("general.type", writer.entry("string", KIND)),
         (KEY + "digest", writer.entry("string", UNFINISHED)),
@@ -213,15 +213,15 @@ def _layout(about: About, inputs: tuple[Input, ...]) -> writer.Layout:
         (KEY + "weights", writer.entry("array:string", [name for name, _ in names])),
         (KEY + "inputs", writer.entry("array:uint32", [number for _, number in names])),
     ]
-    if mixed := [number for number, one in enumerate(inputs) if one.mixed]:
+    if mixed := [number for number, entry in enumerate(inputs) if entry.mixed]:
         entries.append((MIXED, writer.entry("array:uint32", mixed)))
     tensors: list[tuple[str, tuple[int, ...], str]] = []
-    for number, one in enumerate(inputs):
+    for number, entry in enumerate(inputs):
         tensors += [
-            (f"{number}{SECOND}", (one.columns, one.columns, one.matrices), "F32"),
-            (f"{number}{SQUARES}", (one.columns, one.matrices), "F32"),
-            (f"{number}{FIRST}", (one.columns, one.matrices), "F32"),
-            (f"{number}{COUNTS}", (one.matrices,), "F64"),
+            (f"{number}{SECOND}", (entry.columns, entry.columns, entry.matrices), "F32"),
+            (f"{number}{SQUARES}", (entry.columns, entry.matrices), "F32"),
+            (f"{number}{FIRST}", (entry.columns, entry.matrices), "F32"),
+            (f"{number}{COUNTS}", (entry.matrices,), "F64"),
             (f"{number}{MARK}", (8,), "I32"),
         ]
     return writer.layout(entries, tensors, ALIGNMENT)

@@ -1,8 +1,7 @@
-"""Second moments that are not there yet: which weights will have some, for a plan that is made
-before.
+"""Second moments that will be collected, for a plan that is made before the calibration.
 
-It goes by names and shapes. A model whose attention shows itself in another way than most gets less
-than is expected here: the method is then chosen anew, by what came.
+They are predicted from names and shapes. A model whose attention llama.cpp computes in an unusual
+way gets fewer moments than predicted; the method is then chosen again from the collected ones.
 """
 
 import re
@@ -21,35 +20,32 @@ VALUES = re.compile(r"blk\.(\d+)\.attn_v\.weight")
 
 
 def mixture(weight: str) -> str:
-    """The product that mixes what comes out of a weight, "" where none does."""
-    found = VALUES.fullmatch(weight)
-    return f"kqv-{found[1]}" if found else ""
+    """Return the name of the product that mixes the outputs of a weight, or ""."""
+    match = VALUES.fullmatch(weight)
+    return f"kqv-{match[1]}" if match else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A Second of which only the form is known. To ask it for a number is a mistake of the
-    program's.
-    """
+    """SecondMoments of which only the shape is known. Reading a number is a programming error."""
 
     columns: int
     matrices: int
     mixed: bool
 
     def mean(self, matrix: int = 0) -> "F32":
-        """Nothing yet."""
+        """Raise AssertionError."""
         raise AssertionError(f"the moments of matrix {matrix} are not gathered yet")
 
     def squares(self, matrix: int = 0) -> "F32":
-        """Nothing yet."""
+        """Raise AssertionError."""
         return self.mean(matrix)
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What moments will be gathered from: `digest` of all that decides them ("" where that is not
-    decided, either), `texts` by their names, of these `chunks` of `chunk_size` tokens (0: not
-    known).
+    """The calibration that moments will come from: `digest` of everything that determines them (""
+    if undecided), `texts` by name, and `chunks` of `chunk_size` tokens (0: unknown).
     """
 
     digest: str = ""
@@ -58,8 +54,8 @@ class Pending:
     chunk_size: int = 0
 
     def of(self, tensors: Sequence[tuple[str, Sequence[int]]]) -> "dict[str, Second]":
-        """Of every weight (name, shape with the row length first) that a text is multiplied by. An
-        embedding is read as rows, unless it is the head.
+        """Return the expected moments of every weight (name, shape with the row length first) that
+        is multiplied. The rows of an embedding are looked up, unless it is also the head.
         """
         rows = EMBEDDINGS if any(name == HEAD for name, _ in tensors) else EMBEDDINGS[1:]
         return {

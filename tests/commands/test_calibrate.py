@@ -456,7 +456,7 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(
         in llmcli("calibrate", "--merge", str(a), str(a), "-o", str(tmp_path / "aa.gguf")).err
     )
     for words, why in (
-        (("--merge", str(a), str(m)), "contains second moments"),
+        (("--merge", str(a), str(m)), "holds second moments"),
         (("--merge", str(a), "--text", str(text)), "--text does not go with --merge"),
         (("--merge", str(a), str(b), "--memory", "1G"), "--memory does not go with --merge"),
         ((str(model), "--memory", "1G"), "--memory is for the sums of --moments"),

@@ -172,7 +172,7 @@ def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
             assert done.code == 0, done.err
             assert (f"{file} was collected from another file than" in done.err) is (source == other)
     done = llmcli("quantize", str(model), "--imatrix", str(second), *out)
-    assert done.code == 1 and f"hint: --moments {second}" in done.err
+    assert done.code == 1 and f"hint: use --moments {second}" in done.err
     done = llmcli("quantize", str(model), "--moments", str(sums), *out)
     assert done.code == 1 and f"hint: --imatrix {sums}" in done.err
 

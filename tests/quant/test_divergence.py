@@ -100,8 +100,8 @@ def test_threads_change_nothing() -> None:
 def test_what_is_no_number_is_refused_by_name() -> None:
     one, none = np.ones(2), np.array([1.0, np.nan])
     for scores, words in (
-        (Scores(none, one, one, one, one), "the model gave logits"),
-        (Scores(one, none, one, one, one), "the base gave logits"),
+        (Scores(none, one, one, one, one), "the model produced logits"),
+        (Scores(one, none, one, one, one), "the base produced logits"),
         (Scores(one, one, np.array([1.0, np.inf]), one, one), "infinite in chunk 5"),
     ):
         with pytest.raises(Refusal, match=words):

@@ -191,10 +191,10 @@ def test_moments_of_different_models_are_not_merged(tmp_path: Path) -> None:
 
     first = write("a", "w", 4, About("m"))
     for other, why in (
-        (write("b", "v", 4, About("m")), "another model than .*: v is in one alone"),
+        (write("b", "v", 4, About("m")), "another model than .*: only one of them has v"),
         (write("c", "w", 5, About("m")), "another model than .*: w has 1 x 5 columns, not 1 x 4"),
         (write("d", "w", 4, About("n")), "another file of this model"),
-        (write("e", "w", 4, About("m", transform="f")), "under other folds"),
+        (write("e", "w", 4, About("m", transform="f")), "with other folds"),
     ):
         with pytest.raises(Refusal, match=why):
             merge_moments([first, other], tmp_path / "out")

@@ -98,7 +98,7 @@ def test_another_model_or_other_folds_are_refused_by_name(tmp_path: Path) -> Non
         found.fitting([("blk.0.attn_q.weight", (41, 4))])
     with pytest.raises(Refusal, match=r"another model: .*ffn_up_exps"):
         found.fitting([("blk.0.ffn_up_exps.weight", (8, 4, 4))])
-    with pytest.raises(Refusal, match="a model with no folds, this one has folds abc"):
+    with pytest.raises(Refusal, match="a model with no folds, this model has folds abc"):
         found.fitting([("blk.0.attn_q.weight", (40, 4))], transform="abc")
 
 
@@ -166,14 +166,14 @@ def damaged(path: Path) -> dict[str, bytes]:
         tensors[f"0.{end}"].data_offset for end in ("second", "squares", "counts")
     )
     return {
-        "no sound file.*not finished": raw.replace(
+        "no valid moments file.*not finished": raw.replace(
             gguf.GGUFReader(path).fields["llmcli.moments.digest"].contents().encode(), b"0" * 64
         ),
-        "holds no moments": raw.replace(b"llmcli.moments\x15", b"llmcli.momentz\x15", 1),
-        "is not there": raw.replace(b"moments.transform", b"moments.transforn"),
-        "not all there": raw.replace(b"0.squares", b"0.squarez"),
+        "without moments": raw.replace(b"llmcli.moments\x15", b"llmcli.momentz\x15", 1),
+        "is missing": raw.replace(b"moments.transform", b"moments.transforn"),
+        "some of the moments": raw.replace(b"0.squares", b"0.squarez"),
         "is truncated": raw[:-600],
-        "are no counts": at(counts, struct.pack("<d", -1)),
+        "counts of .* are invalid": at(counts, struct.pack("<d", -1)),
         "no sums of squares": at(squares, struct.pack("<f", -1)),
         "not finite": at(second + 4, struct.pack("<f", float("inf"))),
         "not symmetric": at(second + 4, struct.pack("<f", 77)),
