@@ -1,5 +1,5 @@
-"""The page of a certificate: what it says, how the divergence lies, where bytes and errors are,
-every tensor.
+"""The page of a certificate: summary, divergence, bytes and errors by kind of tensor, every
+tensor.
 """
 
 from llmcli.bench.charts.chart import Axis, Chart, Row, Rows, Table, Value
@@ -11,131 +11,154 @@ from quant.certificate import Certificate, Tensor
 from quant.container import role
 
 MIB = 2**20
-MOST = 24  # kinds of tensors that are drawn; the table has all
+MOST = 24  # kinds of tensors in the charts; the table lists all
 
 
 def made(found: Certificate) -> Page:
-    """The whole page, from the certificate alone."""
+    """Return the page, built from the certificate alone."""
     answers, ratio = found.answers, found.answers.perplexity_ratio
     lead = (
-        f"The mean KL divergence from {found.source.name} is {answers.kld.value:.6f} ± {answers.kld.error:.6f}.",
-        f"Both say the same next token in {answers.same_top.value:.2%} ± {answers.same_top.error:.2%} of "
-        f"{answers.positions:,} positions of {answers.text}.",
+        f"The mean KL divergence from {found.source.name} is {answers.kld.value:.6f} ± "
+        f"{answers.kld.error:.6f}.",
+        f"Both predict the same next token at {answers.same_top.value:.2%} ± "
+        f"{answers.same_top.error:.2%} of {answers.positions:,} positions of {answers.text}.",
         f"Perplexity is {ratio.value:.4f} ± {ratio.error:.4f} times the source's.",
     )
-    about = f"{size(found.content.nbytes)}, {found.content.bits_per_weight:.3f} bits per weight · {found.world.date}"
+    about = (
+        f"{size(found.content.nbytes)}, {found.content.bits_per_weight:.3f} bits per weight · "
+        f"{found.world.date}"
+    )
     return Page(
         f"{found.model} as {found.file_type}",
         about,
         lead,
         tuple(charts(found)),
-        (("Every tensor", _tensors(found)),),
-        (("What was done and found", tuple(rows(found))),),
+        (("Every tensor", _tensor_table(found)),),
+        (("Certificate", tuple(rows(found))),),
     )
 
 
 def charts(found: Certificate) -> list[Chart]:
-    """Divergence by rank, speed, bytes and errors by kind of tensor."""
+    """Return the charts: divergence by rank, speed, bytes and errors by kind of tensor."""
     groups: dict[str, list[Tensor]] = {}
-    for one in found.tensors:
-        groups.setdefault(role(one.name), []).append(one)
-    heavy = dict(
-        sorted(groups.items(), key=lambda item: -sum(one.nbytes for one in item[1]))[:MOST]
+    for tensor in found.tensors:
+        groups.setdefault(role(tensor.name), []).append(tensor)
+    largest_groups = dict(
+        sorted(groups.items(), key=lambda item: -sum(tensor.nbytes for tensor in item[1]))[:MOST]
     )
-    return [*_ranks(found), *_speed(found), *_bytes(heavy), *_errors(heavy)]
+    return [
+        *_rank_charts(found),
+        *_speed_charts(found),
+        *_byte_charts(largest_groups),
+        *_error_charts(largest_groups),
+    ]
 
 
-def _ranks(found: Certificate) -> list[Chart]:
+def _rank_charts(found: Certificate) -> list[Chart]:
     answers = found.answers
-    known = [(f"{rank} %", value) for rank, value in answers.kld_ranks.items()]
-    known += [
+    marks = [(f"{rank} %", value) for rank, value in answers.kld_ranks.items()]
+    marks += [
         ("median", answers.kld_median),
         ("mean", answers.kld.value),
         ("maximum", answers.kld_most),
     ]
-    shown = sorted(((name, value) for name, value in known if value > 0), key=lambda one: one[1])
-    if not shown:
+    positive_marks = sorted(
+        ((name, value) for name, value in marks if value > 0), key=lambda one: one[1]
+    )
+    if not positive_marks:
         return []
-    says = "How far what it expects at one position is from the source's: 99 % of them lie below the 99 % mark."
-    drawn = tuple(
-        Row(name, (Value("KL divergence", value),), figure(value)) for name, value in shown
+    caption = "Divergence of single positions by percentile: 99 % of them are below the 99 % mark."
+    chart_rows = tuple(
+        Row(name, (Value("KL divergence", value),), figure(value)) for name, value in positive_marks
     )
     return [
-        Rows("Divergence", says, Axis("KL divergence, nats", log=len(shown) > 1), drawn, dots=True)
+        Rows(
+            "Divergence",
+            caption,
+            Axis("KL divergence, nats", log=len(positive_marks) > 1),
+            chart_rows,
+            dots=True,
+        )
     ]
 
 
-def _speed(found: Certificate) -> list[Chart]:
-    drawn = []
-    for one in found.speed:
+def _speed_charts(found: Certificate) -> list[Chart]:
+    chart_rows = []
+    for speed in found.speed:
         for name, rate, span in (
-            ("the source", one.base, one.base_span),
-            ("this file", one.made, one.made_span),
+            ("the source", speed.base, speed.base_span),
+            ("this file", speed.made, speed.made_span),
         ):
             ends = (span[0], span[1]) if len(span) == 2 else None
-            drawn.append(
-                Row(f"{one.test}, {name}", (Value("tokens a second", rate),), figure(rate), ends)
+            chart_rows.append(
+                Row(
+                    f"{speed.test}, {name}", (Value("tokens per second", rate),), figure(rate), ends
+                )
             )
-    says = "Medians, measured in turn; whiskers from the slowest tenth to the fastest."
-    return [Rows("Speed", says, Axis("tokens a second"), tuple(drawn))] if drawn else []
+    caption = "Medians, measured in turn; whiskers span from the slowest tenth to the fastest."
+    return (
+        [Rows("Speed", caption, Axis("tokens per second"), tuple(chart_rows))] if chart_rows else []
+    )
 
 
-def _bytes(groups: dict[str, list[Tensor]]) -> list[Chart]:
-    """A bar for each kind of tensor, its types stacked."""
-    drawn = []
+def _byte_charts(groups: dict[str, list[Tensor]]) -> list[Chart]:
+    """Return a bar for each kind of tensor, with its types stacked."""
+    chart_rows = []
     for name, tensors in groups.items():
-        kinds: dict[str, float] = {}
-        for one in tensors:
-            kinds[one.type] = kinds.get(one.type, 0.0) + one.nbytes / MIB
-        total = sum(one.nbytes for one in tensors)
-        drawn.append(
-            Row(name, tuple(Value(kind, value) for kind, value in kinds.items()), size(total))
+        mib_by_type: dict[str, float] = {}
+        for tensor in tensors:
+            mib_by_type[tensor.type] = mib_by_type.get(tensor.type, 0.0) + tensor.nbytes / MIB
+        total = sum(tensor.nbytes for tensor in tensors)
+        chart_rows.append(
+            Row(name, tuple(Value(kind, value) for kind, value in mib_by_type.items()), size(total))
         )
-    if not drawn:
+    if not chart_rows:
         return []
     return [
         Rows(
             "Bytes",
-            "What each kind of tensor is stored as, over all layers.",
+            "Types of each kind of tensor, over all layers.",
             Axis("MiB"),
-            tuple(drawn),
+            tuple(chart_rows),
         )
     ]
 
 
-def _errors(groups: dict[str, list[Tensor]]) -> list[Chart]:
-    """The smallest, the middle and the largest error of each kind."""
-    drawn = []
+def _error_charts(groups: dict[str, list[Tensor]]) -> list[Chart]:
+    """Return the smallest, median and largest error of each kind of tensor."""
+    chart_rows = []
     for name, tensors in groups.items():
-        errors = sorted(one.error for one in tensors if one.error)
+        errors = sorted(tensor.error for tensor in tensors if tensor.error)
         if errors:
             ends = (
                 ("smallest", errors[0]),
-                ("middle", errors[len(errors) // 2]),
+                ("median", errors[len(errors) // 2]),
                 ("largest", errors[-1]),
             )
             note = figure(100 * errors[len(errors) // 2]) + " %"
-            drawn.append(Row(name, tuple(Value(word, 100 * value) for word, value in ends), note))
-    if not drawn:
+            chart_rows.append(
+                Row(name, tuple(Value(label, 100 * value) for label, value in ends), note)
+            )
+    if not chart_rows:
         return []
-    says = "Relative RMS of the values against the source's, over the tensors of a kind."
-    return [Rows("Error of the weights", says, Axis("%"), tuple(drawn), dots=True)]
+    caption = "Relative RMS error of the values against the source, over the tensors of a kind."
+    return [Rows("Error of the weights", caption, Axis("%"), tuple(chart_rows), dots=True)]
 
 
-def _tensors(found: Certificate) -> Table:
+def _tensor_table(found: Certificate) -> Table:
     lines = tuple(
         (
-            one.name,
-            one.type,
-            f"{one.nbytes:,}",
-            f"{one.bits:.3f}",
-            part(one.error),
-            part(one.weighted),
+            tensor.name,
+            tensor.type,
+            f"{tensor.nbytes:,}",
+            f"{tensor.bits:.3f}",
+            part(tensor.error),
+            part(tensor.weighted),
         )
-        for one in found.tensors
+        for tensor in found.tensors
     )
     return Table(
-        ("tensor", "type", "bytes", "bits/weight", "error", "weighed"),
+        ("tensor", "type", "bytes", "bits/weight", "error", "weighted"),
         lines,
         frozenset(range(2, 6)),
     )

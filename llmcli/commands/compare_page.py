@@ -1,5 +1,5 @@
-"""The page of `llmcli bench compare --report`: each test's ratio with its interval, and the speeds
-of both sides.
+"""The report page of `llmcli bench compare`: each test's ratio with its interval, and both
+speeds.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def tell(told: "Told", how: tuple[Path | None, bool | None], ui: "UI") -> None:
-    """Print what was compared, then its pictures; `how` is what --report and --chart said."""
+    """Print the comparison, then its charts; `how` holds the values of --report and --chart."""
     if ui.json:
         ui.result(comparing.document(told))
     else:
@@ -31,51 +31,60 @@ def tell(told: "Told", how: tuple[Path | None, bool | None], ui: "UI") -> None:
 
 
 def charts(told: "Told") -> list[Chart]:
-    """Ratios around 1, and tokens a second."""
-    both = list(zip(told.tests, told.found, strict=True))
-    ratios = [Ratio(name, one.ratio, one.low, one.high, _words(one)) for name, one in both]
-    apart = sum(one.differs for one in told.found)
-    sure = f"{told.design.confidence:.4g}".rstrip("0")
-    says = f"The noise supports a difference in {apart} of {len(ratios)}; all intervals hold with probability {sure}."
+    """Return the charts of the ratios and of the speeds in tokens per second."""
+    named_comparisons = list(zip(told.tests, told.found, strict=True))
+    ratios = [
+        Ratio(name, comparison.ratio, comparison.low, comparison.high, _ratio_label(comparison))
+        for name, comparison in named_comparisons
+    ]
+    n_different = sum(comparison.differs for comparison in told.found)
+    confidence_text = f"{told.design.confidence:.4g}".rstrip("0")
+    caption = (
+        f"{n_different} of {len(ratios)} differences are larger than the noise; "
+        f"all intervals are correct with probability {confidence_text}."
+    )
     rows = [
         Row(
             f"{name}, {side}",
-            (Value("tokens a second", median(rates)),),
+            (Value("tokens per second", median(rates)),),
             figure(median(rates)),
-            _tenths(rates),
+            _outer_tenths(rates),
         )
-        for name, one in both
-        for side, rates in (("A", one.a), ("B", one.b))
+        for name, comparison in named_comparisons
+        for side, rates in (("A", comparison.a), ("B", comparison.b))
     ]
-    sides = "The median of each side; whiskers from its slowest tenth to its fastest."
+    speed_caption = "Median of each side; whiskers span from the slowest tenth to the fastest."
     return [
-        pairs.chart("B in units of A", says, "B / A", ratios),
-        Rows("Tokens a second", sides, Axis("tokens a second"), tuple(rows)),
+        pairs.chart("B relative to A", caption, "B / A", ratios),
+        Rows("Speed", speed_caption, Axis("tokens per second"), tuple(rows)),
     ]
 
 
-def _words(one: "Comparison") -> str:
-    """The ratio and what it means, short enough to stand behind it."""
+def _ratio_label(one: "Comparison") -> str:
+    """Return the ratio and its meaning as a short label."""
     if math.isinf(one.resolution):
         return "too few pairs"
     return f"{one.ratio:.3f}" + (
-        ", level" if not one.differs else ", faster" if one.ratio > 1 else ", slower"
+        ", no difference" if not one.differs else ", faster" if one.ratio > 1 else ", slower"
     )
 
 
 def made(told: "Told") -> "Page":
-    """The whole page."""
-    how = (
+    """Return the report page."""
+    method_note = (
         "Measured in pairs, in random order."
         if told.interleaved
         else "Saved runs: they were not interleaved."
     )
-    lead = [f"{name}: {one.words()}" for name, one in zip(told.tests, told.found, strict=True)]
-    about = f"A is {told.a.path}, B {told.b.path}. {how}"
+    lead = [
+        f"{name}: {comparison.words()}"
+        for name, comparison in zip(told.tests, told.found, strict=True)
+    ]
+    about = f"A is {told.a.path}, B {told.b.path}. {method_note}"
     return page.of_others(f"{told.a.words} or {told.b.words}", about, lead, charts(told))
 
 
-def _tenths(rates: tuple[float, ...]) -> tuple[float, float] | None:
-    """Where the slowest tenth ends and the fastest begins."""
-    found, cut = sorted(rates), len(rates) // 10
-    return (found[cut], found[-1 - cut]) if len(found) > 1 else None
+def _outer_tenths(rates: tuple[float, ...]) -> tuple[float, float] | None:
+    """Return the bounds of the slowest and the fastest tenth; None for a single rate."""
+    ordered, n_tenth = sorted(rates), len(rates) // 10
+    return (ordered[n_tenth], ordered[-1 - n_tenth]) if len(ordered) > 1 else None

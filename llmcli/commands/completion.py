@@ -1,6 +1,4 @@
-"""What the shell offers at Tab: models that are known, and the measurements of `bench`. It reads no
-weights.
-"""
+"""Shell completion of model names and of the measurements of `bench`; reads no weights."""
 
 from collections.abc import Iterator
 
@@ -8,26 +6,26 @@ import typer
 
 
 def models(incomplete: str) -> Iterator[str]:
-    """Names of the catalog and of this disk; none where they cannot be read."""
+    """Complete the names in the catalog and on this disk; none if they cannot be read."""
     from llmcli import config
     from llmcli.catalog import catalog, store
     from llmcli.errors import UserError
 
-    settings = config.load()
+    configuration = config.load()
     try:
-        known = [
-            *catalog.load(settings),
-            *(manifest.name for manifest in store.manifests(settings)),
+        names = [
+            *catalog.load(configuration),
+            *(manifest.name for manifest in store.manifests(configuration)),
         ]
-    except UserError:  # whoever runs a command will be told
+    except UserError:  # the command itself reports the error
         return
-    yield from (name for name in dict.fromkeys(known) if name.startswith(incomplete))
+    yield from (name for name in dict.fromkeys(names) if name.startswith(incomplete))
 
 
 def benches(ctx: typer.Context, incomplete: str) -> Iterator[str]:
-    """The first word of `bench`: a measurement, or a model for the first of them."""
+    """Complete the first word of `bench`: a measurement, or a model for the default measurement."""
     sources = [ctx.get_parameter_source(name) for name in ctx.params]
     if not any(source and source.name == "COMMANDLINE" for source in sources) and ctx.parent:
-        others = set(getattr(ctx.parent.command, "commands", {})) - {ctx.info_name}
-        yield from sorted(name for name in others if name.startswith(incomplete))
+        other_benches = set(getattr(ctx.parent.command, "commands", {})) - {ctx.info_name}
+        yield from sorted(name for name in other_benches if name.startswith(incomplete))
     yield from models(incomplete)

@@ -1,6 +1,4 @@
-"""The flags that say what an answer must be: a grammar or a JSON schema, from the line or from a
-file.
-"""
+"""The flags that constrain an answer: a grammar or a JSON schema, given as text or as a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +8,7 @@ from llmcli.errors import UsageError, UserError
 if TYPE_CHECKING:
     from llmcli.runtime.constraint.base import Constraint
 
-# Where the text stands: flag -> (its spelling, kind of constraint, whether it names a file).
+# flag -> (its spelling, kind of constraint, whether it names a file)
 SOURCES: dict[str, tuple[str, Literal["gbnf", "json_schema"], bool]] = {
     "grammar": ("--grammar", "gbnf", False),
     "grammar_file": ("--grammar-file", "gbnf", True),
@@ -21,51 +19,60 @@ WAYS = {"grammar_engine": "--grammar-engine", "jump": "--jump"}
 
 
 def constraint(typed: dict[str, Any]) -> "Constraint | None":
-    """Take the flags of this module out of `typed`; raises UserError where they contradict one
-    another.
+    """Remove the flags of this module from `typed` and return the constraint they describe, if any.
+
+    Raises UserError or UsageError, before a model is loaded.
     """
     from llmcli.commands.flags import proper, text_file
     from llmcli.runtime.constraint import gbnf, schema
     from llmcli.runtime.constraint.base import ENGINES, JUMPS, Constraint
 
-    given = {name: typed.pop(name) for name in SOURCES if name in typed}
-    ways = {name: typed.pop(name) for name in WAYS if name in typed}
-    for name, known in (("grammar_engine", ENGINES), ("jump", JUMPS)):
-        if ways.get(name, known[0]) not in known:
+    sources = {name: typed.pop(name) for name in SOURCES if name in typed}
+    engine_options = {name: typed.pop(name) for name in WAYS if name in typed}
+    for name, allowed in (("grammar_engine", ENGINES), ("jump", JUMPS)):
+        if engine_options.get(name, allowed[0]) not in allowed:
             raise UserError(
-                f"{WAYS[name]} is {ways[name]!r}",
-                hint=f"{WAYS[name]} takes one of: {', '.join(known)}",
+                f"{WAYS[name]} is {engine_options[name]!r}",
+                hint=f"{WAYS[name]} takes one of: {', '.join(allowed)}",
             )
-    if len(given) > 1:
-        words = " and ".join(SOURCES[name][0] for name in given)
-        raise UsageError(f"{words} both say what the answer must be", hint="give one of them")
-    if not given:
-        if ways:
+    if len(sources) > 1:
+        spellings = " and ".join(SOURCES[name][0] for name in sources)
+        raise UsageError(f"{spellings} both constrain the answer", hint="give only one of them")
+    if not sources:
+        if engine_options:
             raise UsageError(
-                f"{WAYS[next(iter(ways))]} is about a grammar or schema", hint="give one: -j SCHEMA"
+                f"{WAYS[next(iter(engine_options))]} needs a grammar or schema",
+                hint="add one, such as -j SCHEMA",
             )
         return None
-    ((name, text),) = given.items()
-    spelling, kind, file = SOURCES[name]
+    ((name, text),) = sources.items()
+    spelling, kind, is_file = SOURCES[name]
     proper(spelling, text)
-    if file:
+    if is_file:
         text = text_file(Path(text).expanduser())
-    if kind == "json_schema" and ways.get("grammar_engine") == "llama":
+    if kind == "json_schema" and engine_options.get("grammar_engine") == "llama":
         raise UsageError(
-            "llama.cpp's engine takes GBNF, no JSON schemas",
+            "llama.cpp's engine supports GBNF, but not JSON schemas",
             hint="leave out --grammar-engine llama",
         )
     if typed.get("ignore_eos"):
         raise UsageError(
-            f"{spelling} says where the answer ends, --ignore-eos that it goes on",
-            hint="give only one",
+            f"{spelling} ends the answer, but --ignore-eos continues it",
+            hint="leave out one of them",
         )
-    if kind == "json_schema":  # before a model is loaded
+    if kind == "json_schema":
         schema.checked(text)
-    elif ways.get("grammar_engine") == "llama":
+    elif engine_options.get("grammar_engine") == "llama":
         gbnf.check(text)
     else:
         gbnf.to_lark(text)
     return Constraint(
-        kind, text, **{"engine" if way == "grammar_engine" else way: ways[way] for way in ways}
+        kind,
+        text,
+        **{
+            "engine" if option_name == "grammar_engine" else option_name: engine_options[
+                option_name
+            ]
+            for option_name in engine_options
+        },
     )

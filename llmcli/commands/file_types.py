@@ -1,8 +1,4 @@
-"""The lower-case flags of the file types, `--q4_k_m` and its like, for every command that makes
-one.
-
-Read off quant's table, so that a type added there has its flag here. It knows flags, not files.
-"""
+"""One flag for each file type, such as `--q4_k_m`, derived from quant's table of types."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -13,10 +9,9 @@ import typer
 
 
 def with_types(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that has a `quant` option one flag for each file type, all meaning `quant`.
+    """Give a command with a `quant` option one flag per file type, each an alternative to `quant`.
 
-    The wrapped command gets the full name or None; two types at once are a UsageError (exit code
-    2).
+    The command receives the type's name or None; two types at once are a UsageError (exit code 2).
     """
     table = names()
     hints = get_type_hints(command, include_extras=True)
@@ -32,28 +27,28 @@ def with_types(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def wrapper(**values: Any) -> None:
-        given = [flag for flag in table if values.pop(flag)]
-        values["quant"] = chosen(given, values["quant"], table)
+        typed_flags = [flag for flag in table if values.pop(flag)]
+        values["quant"] = chosen(typed_flags, values["quant"], table)
         command(**values)
 
     del wrapper.__wrapped__
-    own = [
+    parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
         for name, parameter in inspect.signature(command).parameters.items()
     ]
-    wrapper.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    wrapper.__signature__ = inspect.Signature([*parameters, *flags])  # type: ignore[attr-defined]
     wrapper.__annotations__ = {**hints, **{flag.name: flag.annotation for flag in flags}}
     return wrapper
 
 
 def names() -> dict[str, tuple[str, str]]:
-    """Flag without its dashes -> (the type's name, what to say of it)."""
+    """Return the flags without dashes, with the type's name and the help text of each."""
     from quant.file_types import ALIASES, FILE_TYPES
 
     table = {
         name.lower(): (
             name,
-            f"The same as -t {name}{'; needs --imatrix' if kind.needs_imatrix else ''}.",
+            f"Same as -t {name}{'; needs --imatrix' if kind.needs_imatrix else ''}.",
         )
         for name, kind in FILE_TYPES.items()
     }
@@ -63,13 +58,15 @@ def names() -> dict[str, tuple[str, str]]:
 
 
 def chosen(flags: list[str], named: str | None, table: Mapping[str, tuple[str, str]]) -> str | None:
-    """The one type that was asked for, as it was spelled; None where nobody asked."""
+    """Return the requested type as it was spelled, None if there is none; raises UsageError for
+    several.
+    """
     from llmcli.errors import UsageError
 
-    spelled = [f"--{flag}" for flag in flags] + ([named] if named else [])
-    if len(spelled) > 1:
+    spellings = [f"--{flag}" for flag in flags] + ([named] if named else [])
+    if len(spellings) > 1:
         raise UsageError(
-            f"one type at a time, not {' and '.join(spelled)}",
-            hint="give the command once for each",
+            f"several types given: {' and '.join(spellings)}",
+            hint="run the command once for each type",
         )
     return named or (flags[0].upper() if flags else None)

@@ -1,7 +1,7 @@
-"""The largest file that this machine's free memory runs: headers of mixes rehearsed, no weight
-written or read.
+"""The largest file that runs in the free memory: plans headers of mixes, without writing or reading
+weights.
 
-What fits is llmcli plan's answer (hardware/plan.py) for the context that chat takes unless told.
+Whether a file fits is decided as in llmcli plan (hardware/plan.py), with chat's default context.
 """
 
 import os
@@ -17,36 +17,41 @@ from quant import container
 from quant.allocate import Budget, Menu, allocate, reach
 from quant.planning import Plan
 
-CLOSE = 0.001  # of the bytes: how near to the limit the search goes
+CLOSE = 0.001  # precision of the search, as a fraction of the file's bytes
 
 
 def largest(
     menu: Menu, fixed: int, planned: Callable[[Mapping[str, str]], Plan], path: Path
 ) -> int:
-    """Bytes of the largest file made of this menu that fits; raises UserError where none does.
-    `path` is scratch.
+    """Return the bytes of the largest file from this menu that fits.
+
+    `planned`: returns the plan of a mix; `path`: scratch file. Raises UserError if no file fits.
     """
-    least, most = (size + fixed for size in reach(menu))
+    fitting_bytes, limit_bytes = (size + fixed for size in reach(menu))
 
     def fitting(size: int) -> bool:
         return fits(planned(allocate(menu, Budget(size, fixed)).mix), path)
 
-    if fitting(most):
-        return most
-    if not fitting(least):
+    if fitting(limit_bytes):
+        return limit_bytes
+    if not fitting(fitting_bytes):
         raise UserError(
-            f"the smallest mix of these types, {least:,} bytes, does not fit into the memory that is free",
-            hint="llmcli plan tells what takes it; other types with --types, or free some memory",
+            f"the smallest mix of these types, {fitting_bytes:,} bytes, does not fit into the free "
+            "memory",
+            hint="llmcli plan shows what takes memory; try other --types, or free some memory",
         )
-    while most - least > CLOSE * most:
-        middle = (least + most) // 2
-        least, most = (middle, most) if fitting(middle) else (least, middle)
-    return least
+    while limit_bytes - fitting_bytes > CLOSE * limit_bytes:
+        middle_bytes = (fitting_bytes + limit_bytes) // 2
+        fitting_bytes, limit_bytes = (
+            (middle_bytes, limit_bytes) if fitting(middle_bytes) else (fitting_bytes, middle_bytes)
+        )
+    return fitting_bytes
 
 
 def fits(plan: Plan, path: Path) -> bool:
-    """Whether the file that a plan would write runs with the default context in the memory that is
-    free.
+    """Return whether the planned file runs in the free memory with the default context.
+
+    Raises UserError if the free memory is unknown.
     """
     path.write_bytes(plan.layout.header)
     os.truncate(path, plan.nbytes)
@@ -54,26 +59,26 @@ def fits(plan: Plan, path: Path) -> bool:
         header = container.read(path)
         container.check(header)
         n_ctx = min(header.context_length or fit.ROOMY, fit.ROOMY)
-        filled, layers = fit.decide(header, RunOptions(n_ctx), lambda text: None)
-        assert filled.threads, filled
+        resolved, layers = fit.decide(header, RunOptions(n_ctx), lambda text: None)
+        assert resolved.threads, resolved
         options = ContextOptions(
             n_ctx,
-            filled.batch_size,
-            min(filled.ubatch_size, filled.batch_size),
+            resolved.batch_size,
+            min(resolved.ubatch_size, resolved.batch_size),
             1,
-            filled.threads,
-            filled.threads_batch or filled.threads,
-            filled.cache_type_k,
-            filled.cache_type_v,
-            filled.flash_attn,
+            resolved.threads,
+            resolved.threads_batch or resolved.threads,
+            resolved.cache_type_k,
+            resolved.cache_type_v,
+            resolved.flash_attn,
         )
-        with planner(header, options, layers) as held:
-            answer = held.receipt().fits
+        with planner(header, options, layers) as open_planner:
+            answer = open_planner.receipt().fits
     finally:
         path.unlink(missing_ok=True)
     if answer is None:
         raise UserError(
-            "this machine does not tell how much memory is free",
-            hint="--target-size names the bytes",
+            "this machine does not report its free memory",
+            hint="use --target-size instead of --fit",
         )
     return answer

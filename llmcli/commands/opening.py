@@ -1,7 +1,5 @@
-"""From a REF to a model that answers: what `chat` and `run` begin with, and what `/model` does
-again.
-
-It joins the catalog, the machine and the runtime; what is said with the model is the talk's.
+"""Opens the model that a REF names: at the start of `chat`, `run` and `serve`, and again for
+`/model`.
 """
 
 from collections.abc import Callable
@@ -27,16 +25,16 @@ from llmcli.runtime.template import Template
 from llmcli.ui import UI
 from quant import container
 
-EACH = 2048  # tokens that a context nobody asked for has room for with every further answer at once
+EACH = 2048  # context tokens per additional answer, if no context size was requested
 
 
 class Models:
-    """The model of one talk, held open until the next one is there or the talk is over.
+    """Opens models one after the other and keeps the current one open.
 
-    What was typed on the command line holds for all of them, but `--quant` and `--chat-template`,
-    which were meant for the first. `talks`: more than one answer is to come; `parallel`: so many at
-    once. Without `answers` a model made for embeddings is opened, too. `apart`: another thread than
-    this one will compute.
+    The command-line options apply to every model, except `--quant` and `--chat-template`, which
+    apply only to the first. `talks`: several answers follow one another; `parallel`: answers at
+    once; `answers`: False also accepts models made for embeddings; `apart`: another thread
+    computes.
     """
 
     def __init__(
@@ -55,12 +53,13 @@ class Models:
         self.talks, self.parallel, self.answers, self.apart = talks, parallel, answers, apart
         self._template = flags.template_text(given.chat_template) if given.chat_template else None
         if self._template is not None:
-            Template(self._template).check()  # else every message to a server would tell it
+            # otherwise every request to a server would report the error
+            Template(self._template).check()
         self._held = ExitStack()
 
     def names(self) -> list[str]:
-        """The catalog's names and the models that are here; nothing where the user's catalog is
-        broken.
+        """Return the catalog's names and the models on this disk; nothing if the user's catalog is
+        invalid.
         """
         try:
             known = [
@@ -72,16 +71,15 @@ class Models:
         return sorted(set(known))
 
     def first(self, ref: str) -> Opened:
-        """The model that the command line names."""
+        """Open the model that the command line names. Raises UserError."""
         slots = max(self.given.samples, self.given.search.beams, self.parallel)
         return self._open(self._held, ref, self.given.quant, self._template, slots)
 
     def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
-        """Open `ref`, let `take` have it, then close the one before. Whatever is raised, that one
-        is still open.
+        """Open `ref`, pass it to `take`, then close the previous model; after an error the previous
+        model stays open.
 
-        Both are held for a moment: their weights are mapped, and the second cache must fit beside
-        the first.
+        Both models are open for a moment: the weights are memory-mapped, but both caches must fit.
         """
         fresh = ExitStack()
         try:
@@ -100,9 +98,7 @@ class Models:
         self, stack: ExitStack, ref: str, quant: str | None, template: str | None, slots: int
     ) -> Opened:
         given, ui = self.given, self.ui
-        with (
-            interrupts_raise()
-        ):  # fetching and quantizing go on another time where they were stopped
+        with interrupts_raise():  # an interrupted download or quantization resumes the next time
             model = ready(ref, quant, self.config, ui)
         predict = None if given.predict in (None, -1) else given.predict
         each = (predict or EACH) if self.parallel > 1 else predict if given.samples > 1 else None
@@ -112,16 +108,14 @@ class Models:
             not given.no_profile
             and (asked := profile.chosen(header, asked, given.typed, self.config, ui.warn)).profile
         ):
-            ui.note(f"profile: {asked.profile}; --no-profile leaves it")
+            ui.note(f"using profile {asked.profile}; --no-profile ignores it")
         options, gpu_layers = fit.decide(header, asked, ui.warn, slots, each)
         if self.parallel > 1:
             options = replace(options, scored=fit.scored(header))
         drafting, needed = self._drafting(), slots
         if self.talks:
             kept = fit.branches(header, options)
-            several = (
-                self.parallel > 1 and kept > 1
-            )  # then each prefix that is kept has a sequence of its own
+            several = self.parallel > 1 and kept > 1  # then each cached prefix has its own sequence
             slots = min(MAX_SEQUENCES, slots + kept) if several else max(slots, kept)
         sized = given.options.ctx_size is not None
         wish = Wish(model.name, header, options, gpu_layers, drafting, slots, needed, sized)
@@ -149,15 +143,16 @@ class Models:
             ui.note(reproducible.COVERS)
         if drafting.asked and opened.engine.means.speculation is None:
             ui.note(
-                "nothing is guessed: measured just now, several rows of a pass cost as much as so many passes"
+                "speculative decoding is off: on this machine a pass over several tokens costs as "
+                "much as separate passes"
             )
         if opened.template is None and opened.generates and not given.raw:
-            ui.note(f"{model.name} is a base model (no chat template): it continues the text")
+            ui.note(f"{model.name} is a base model without a chat template: it continues the text")
         file_bytes = sum(file.stat().st_size for file in opened.header.files)
         return Opened(model.name, opened, file_bytes, model.system, model.settings)
 
     def _drafting(self) -> Drafting:
-        """What guesses tokens; nothing where several answers are made at once."""
+        """Return the draft settings; no drafting if several answers are generated at once."""
         given = self.given
         if given.samples > 1 or given.search.beams > 1:
             return NO_DRAFTING

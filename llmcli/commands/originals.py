@@ -1,8 +1,7 @@
-"""Where the float weights of a model are to be had: what another engine runs instead of a GGUF made
-of them.
+"""Finds the float weights that a model was made from, for engines that do not run GGUF.
 
-Nothing is fetched for it. A repository is believed to be what the catalog, the name or the file's
-own metadata says.
+Nothing is downloaded or verified: the repository is the one that the catalog, the name or the
+file's metadata states.
 """
 
 from collections.abc import Mapping
@@ -17,16 +16,17 @@ if TYPE_CHECKING:
     from quant.container import Header
 
 HUB = "https://huggingface.co/"
-# Of the model itself; general.base_model names what it was trained from, which is another one.
+# keys of the model itself; general.base_model names the model that it was trained from
 KEYS = ("general.source.huggingface.repository", "general.source.repo_url", "general.repo_url")
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """`model` is a repository, a folder, or (`floats` False) a GGUF where nothing else is known;
-    `because` says how that is known. `revision` is the commit that was fetched, of a repository
-    alone. What is not here has no facts: context 0, no heads, no template. `settings` and `system`
-    are the catalog's.
+    """The weights that another engine can load.
+
+    `model`: a repository, a folder, or (`floats` False) a GGUF if nothing else is known; `because`:
+    how it was found; `revision`: commit of a downloaded repository. A model that is not on this
+    disk has context 0, 0 heads and no template. `settings` and `system` are from the catalog.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Original:
 
 
 def original(ref: str, named: str | None, config: "Config", ui: "UI") -> Original:
-    """What `ref` was made of; `named` is a repository or folder that the user says it is. Raises
-    Refusal.
+    """Return the float weights of `ref`; `named` is the repository or folder given by the user.
+    Raises UserError.
     """
     from llmcli.catalog import fetch
     from llmcli.commands.show import present
@@ -62,7 +62,7 @@ def _place(
     wanted: "Wanted", named: str | None, model: "Model | None", header: "Header | None"
 ) -> tuple[str, bool, str, str]:
     if named:
-        return named, True, "as --original says", ""
+        return named, True, "given by --original", ""
     if model and model.kind == "folder" and wanted.ref.kind == "path":
         return str(model.path), True, "a folder on this disk", ""
     hub = [spec for spec in wanted.sources if spec.kind == "hub"]
@@ -70,9 +70,9 @@ def _place(
         if spec.format == "safetensors" or (
             model and model.kind == "folder" and model.source == spec.label
         ):
-            return spec.repo, True, "where the float weights come from", _commit(model, spec.label)
+            return spec.repo, True, "the source of the float weights", _commit(model, spec.label)
     if repo := (wanted.entry.original if wanted.entry else "") or (_told(header) if header else ""):
-        return repo, True, "what the GGUF was made of", ""
+        return repo, True, "the source of the GGUF", ""
     for spec in hub:
         if header or spec.quant or spec.file or "gguf" in spec.repo.lower():
             return (
@@ -81,11 +81,11 @@ def _place(
                 "a repository of GGUF files",
                 "",
             )
-        return spec.repo, True, "by its name; it is not here to be looked at", ""
+        return spec.repo, True, "guessed from its name; it is not on this disk", ""
     return (
         str(model.path if model else wanted.ref.name),
         False,
-        "a GGUF that does not tell what it was made of",
+        "a GGUF that does not name its source",
         "",
     )
 
@@ -95,7 +95,9 @@ def _commit(model: "Model | None", label: str) -> str:
 
 
 def _told(header: "Header") -> str:
-    """The repository that a file names as its own source; empty where it names none on the hub."""
+    """Return the hub repository that the file's metadata names as its source, "" if there is
+    none.
+    """
     for key in KEYS:
         text = str(header.metadata.get(key, "")).removeprefix(HUB).strip("/")
         if text.count("/") == 1 and all(

@@ -1,5 +1,5 @@
-"""What else would fit: longer contexts, other cache types, more sequences, layers on a GPU, other
-quantizations.
+"""Alternatives to a planned run that would fit: longer contexts, other cache types, more sequences,
+GPU layers, other file types.
 """
 
 import tempfile
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """`types`: for each device its weights' bytes by type. `longest`: the longest context of each
-    cache type, those that this model takes in `taken`. `sequences` that would fit at once, of
-    `each` tokens; `gpu_layers` of `layers` that the GPUs hold. None: not known, or no GPU.
+    """What would fit besides the planned run; None is unknown, or there is no GPU.
+
+    `types`: weight bytes by device and type; `longest`: longest context by cache type, of which the
+    model supports those in `taken`; `sequences`: how many of `each` tokens fit at once;
+    `gpu_layers`: how many of `layers` fit on the GPUs.
     """
 
     types: dict[str, dict[str, int]]
@@ -42,27 +44,27 @@ def look(
     there: bool,
     draft: "Planner | None" = None,
 ) -> Others:
-    """Rehearse all of it; `told` is the receipt of what is wanted, `there`: of a file that is not
-    to be made yet.
-    """
+    """Plan all alternatives; `told` is the plan of the requested run. `there`: its file exists."""
     from llmcli.hardware import plan as planning
 
     with planning.planner(header, options, gpu_layers, draft) as planner:
         types, sequences = planner.types, planner.sequences()
         longest = {kind: planner.largest(kind) for kind in planning.KINDS}
         taken = tuple(kind for kind in planning.KINDS if planner.takes(kind))
-    most, layers = (
+    max_gpu_layers, layers = (
         planning.most_layers(header, options, draft),
         (header.number("block_count") or 0) + 1,
     )
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
-        found = quants.quants(header, options, gpu_layers, told, Path(folder), there, draft)
-    each = -(-options.n_ctx // options.n_seq_max)
-    return Others(types, longest, taken, sequences, each, most, layers, found)
+        sizes = quants.quants(header, options, gpu_layers, told, Path(folder), there, draft)
+    tokens_per_sequence = -(-options.n_ctx // options.n_seq_max)
+    return Others(
+        types, longest, taken, sequences, tokens_per_sequence, max_gpu_layers, layers, sizes
+    )
 
 
 def document(other: Others, quantized: bool) -> dict[str, Any]:
-    """The contract's keys of it."""
+    """Return the fields of `plan --json`."""
     return {
         "max_ctx": other.longest,
         "max_parallel": other.sequences,
@@ -80,39 +82,51 @@ def tell(
     *,
     quantized: bool,
 ) -> None:
-    """Lines and the table of types for people."""
+    """Print the alternatives and the table of file types."""
     from llmcli.hardware.plan import MOST_CELLS
     from llmcli.runtime.binding.context import MAX_SEQUENCES
 
-    words = [f"{kind} {_count(other.longest[kind], MOST_CELLS)}" for kind in other.taken]
+    contexts = [f"{kind} {_format_count(other.longest[kind], MOST_CELLS)}" for kind in other.taken]
     ui.text()
     ui.text(
-        f"longest context that fits: {', '.join(words)}"
+        f"longest context that fits: {', '.join(contexts)}"
         + (f" (trained on {trained:,})" if trained else "")
     )
-    most = min(MAX_SEQUENCES, MOST_CELLS // other.each if other.each else 0)
-    ui.text(f"sequences at once, {other.each:,} tokens each: {_count(other.sequences, most)}")
+    max_sequences = min(MAX_SEQUENCES, MOST_CELLS // other.each if other.each else 0)
+    ui.text(
+        f"sequences of {other.each:,} tokens that fit at once: "
+        f"{_format_count(other.sequences, max_sequences)}"
+    )
     if other.gpu_layers is not None:
-        ui.text(f"layers that the GPU holds: {other.gpu_layers} of {other.layers} (-ngl)")
+        ui.text(f"layers that fit on the GPU: {other.gpu_layers} of {other.layers} (-ngl)")
     if told.fits is False:
-        ui.text(_instead(other, options))
+        ui.text(_suggest_settings(other, options))
     quants.tell(other.quants, ui, quantized=quantized)
 
 
-def _count(number: int | None, most: int) -> str:
+def _format_count(number: int | None, most: int) -> str:
     return "unknown" if number is None else f"{number:,}" + (" or more" if number == most else "")
 
 
-def _instead(other: Others, options: "ContextOptions") -> str:
-    """The nearest settings that fit, of the context or of the weights."""
-    ways = [
+def _suggest_settings(other: Others, options: "ContextOptions") -> str:
+    """Return the closest settings that fit, of the context or the weights."""
+    options_that_fit = [
         f"-c {other.longest[kind]}"
         + ("" if options.type_k == options.type_v == kind else f" -ctk {kind} -ctv {kind}")
         for kind in other.taken
         if other.longest[kind]
     ]
-    smaller = next(
-        (one.type for one in other.quants if one.fits and not one.here and not one.imatrix), None
+    smaller_type = next(
+        (
+            quantized_size.type
+            for quantized_size in other.quants
+            if quantized_size.fits and not quantized_size.here and not quantized_size.imatrix
+        ),
+        None,
     )
-    ways += [f"--quant {smaller}"] if smaller else []
-    return f"would fit: {' · '.join(ways)}" if ways else "nothing of this model fits this machine"
+    options_that_fit += [f"--quant {smaller_type}"] if smaller_type else []
+    return (
+        f"these would fit: {' · '.join(options_that_fit)}"
+        if options_that_fit
+        else "no setting of this model fits this machine"
+    )

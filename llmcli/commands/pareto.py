@@ -1,4 +1,4 @@
-"""`llmcli pareto`: parse, plan every setting, make and measure them, print the picture."""
+"""`llmcli pareto`: quantizes a model in several ways, measures each, prints the comparison."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +25,17 @@ TYPES = "Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is set beside one another."""
+    """The settings to compare."""
 
     types: Annotated[
         str | None,
-        typer.Option(metavar="TYPE,…", help=f"File types; {TYPES} where no sizes are given."),
+        typer.Option(metavar="TYPE,…", help=f"File types; default without sizes: {TYPES}."),
     ] = None
     target_size: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE,…", help="Sizes, each with types chosen as quantize --target-size does."
+            metavar="SIZE,…",
+            help="Target sizes; types are chosen as by quantize --target-size.",
         ),
     ] = None
     methods: Annotated[
@@ -42,28 +43,28 @@ class Settings:
     ] = "ggml"
     imatrix: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="An importance matrix that steers the rounding of all."),
+        typer.Option(metavar="FILE", help="Importance matrix for the rounding of every setting."),
     ] = None
     moments: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Second moments, for methods that need them; an imatrix as well. What is needed and not given is "
-            "gathered with the text that ships, and kept.",
+            help="Second moments, for methods that need them; they include an imatrix. "
+            "Missing statistics are collected from the built-in text, and kept.",
         ),
     ] = None
     fold: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KINDS",
-            help="Folds as quantize has them, or none; repeatable: each is set beside.",
+            help="Folds as in quantize, or none; repeatable: each is compared.",
         ),
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """How they are read and timed."""
+    """How the settings are evaluated and timed."""
 
     text: Annotated[
         Path | None,
@@ -71,26 +72,28 @@ class Measuring:
             "--text",
             "-f",
             metavar="FILE",
-            help="UTF-8 text to be read; default: the plays that ship.",
+            help="UTF-8 text to evaluate on; default: the built-in text.",
         ),
     ] = None
-    ctx: Annotated[int, typer.Option("--ctx", "-c", min=1, help="Tokens of a chunk.")] = 512
-    chunks: Annotated[int, typer.Option("--chunks", min=1, help="Read so many chunks.")] = 32
+    ctx: Annotated[int, typer.Option("--ctx", "-c", min=1, help="Chunk length in tokens.")] = 512
+    chunks: Annotated[
+        int, typer.Option("--chunks", min=1, help="Number of chunks to evaluate.")
+    ] = 32
     threads: Annotated[
-        int, typer.Option("-t", "--threads", min=0, help="Threads; 0 takes all cores.")
+        int, typer.Option("-t", "--threads", min=0, help="Threads; 0 uses all cores.")
     ] = 0
     seconds: Annotated[
         float,
         typer.Option(
-            min=0, max=3600, help="Seconds of measuring speed for each of two tests; 0: none."
+            min=0, max=3600, help="Measuring time of each of two speed tests; 0: no tests."
         ),
     ] = 4.0
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the files that are made, in this folder."),
+        typer.Option("--keep", metavar="DIR", help="Keep the model files in this folder."),
     ] = None
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Make all anew, also what an earlier run has finished.")
+        bool, typer.Option("--fresh", help="Redo everything, even what an earlier run finished.")
     ] = False
 
 
@@ -109,20 +112,19 @@ def pareto(
     chart: Charts = None,
     output: Annotated[
         Literal["md", "csv", "json"],
-        typer.Option("-o", "--output", help="How the table is printed."),
+        typer.Option("-o", "--output", help="Format of the table."),
     ] = "md",
     reading: Reading,
     workers: Workers,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, as -o json.")
+        bool, typer.Option("--json", help="One JSON document on stdout, same as -o json.")
     ] = False,
 ) -> None:
-    """Quantize a model in several ways; tell size, divergence and speed of each, and which others
-    beat.
+    """Quantize a model in several ways and compare size, divergence and speed.
 
-    Every setting is made in the cache, read against the same logits of REF, and timed in turn with
-    it. Ctrl-C and kills lose nothing that is finished: the same command goes on.
+    Every setting is written to the cache, evaluated against the same logits of REF, and timed in
+    turn with REF. An interrupted run keeps what is finished: the same command resumes it.
     """
     from llmcli.catalog.partial import check_apart
     from llmcli.commands import frontier, pareto_table, reporting, weights
@@ -134,51 +136,54 @@ def pareto(
     reporting.check(report_file)
     workers.join(ui)
     model = weights.find_model(ref, config, ui, keep_source=True)
-    opened = weights.open_source(
+    source = weights.open_source(
         model.path if model else Path(ref),
         tokenizer=reading.tokenizer,
         pre=reading.pre,
         allow_pickle=reading.allow_pickle,
     )
-    check_apart([report_file], [*opened.files, settings.imatrix, settings.moments, measuring.text])
-    plans = plans_of(opened, settings, measuring.threads, config, ui)
-    _tell(opened, plans, ui)
-    words, name = words_of(measuring.text)
-    keep = measuring.keep.expanduser() if measuring.keep else None
-    wish = frontier.Wish(
-        opened,
+    check_apart([report_file], [*source.files, settings.imatrix, settings.moments, measuring.text])
+    plans = plans_of(source, settings, measuring.threads, config, ui)
+    _print_notes(source, plans, ui)
+    text_content, text_name = words_of(measuring.text)
+    kept_folder = measuring.keep.expanduser() if measuring.keep else None
+    request = frontier.Wish(
+        source,
         plans,
-        (words, name),
+        (text_content, text_name),
         measuring.ctx,
         measuring.chunks,
         measuring.threads,
         measuring.seconds,
-        keep,
+        kept_folder,
         measuring.fresh,
     )
-    points = frontier.run(wish, config, ui)
-    beaten = frontier.dominated(points)
+    points = frontier.run(request, config, ui)
+    dominated = frontier.dominated(points)
     if ui.json:
-        ui.result(pareto_table.document(wish, points, beaten))
+        ui.result(pareto_table.document(request, points, dominated))
     else:
-        ui.text((pareto_table.text if output == "csv" else pareto_table.markdown)(points, beaten))
+        ui.text(
+            (pareto_table.text if output == "csv" else pareto_table.markdown)(points, dominated)
+        )
     reporting.show(
-        lambda: made(wish, points, beaten),
-        lambda: charts(points, beaten)[:1],
+        lambda: made(request, points, dominated),
+        lambda: charts(points, dominated)[:1],
         (report_file, chart),
         ui,
     )
 
 
-def _tell(source: "Source", plans: dict[str, "Plan"], ui: "UI") -> None:
-    """What is to be known before: of the source, and of tensors that another method does."""
+def _print_notes(source: "Source", plans: dict[str, "Plan"], ui: "UI") -> None:
+    """Print notes about the source, and about tensors that another method quantizes."""
     for warning in source.warnings:
         ui.warn(warning)
     if kinds := next(iter(plans.values())).requantized:
         ui.warn(
-            f"the source is quantized already ({', '.join(kinds)}): what is told is what another rounding adds"
+            f"the source is already quantized ({', '.join(kinds)}): the results show what another "
+            "quantization adds"
         )
     for name, plan in plans.items():
-        for other, steps in plan.methods.items():
-            if other != plan.method.name:
-                ui.note(f"{name}: {len(steps)} tensors go through {other}'s search")
+        for method_name, steps in plan.methods.items():
+            if method_name != plan.method.name:
+                ui.note(f"{name}: {len(steps)} tensors are quantized by {method_name}")

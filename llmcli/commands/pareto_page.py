@@ -1,5 +1,5 @@
-"""The pictures of `llmcli pareto`: divergence over size, speed over size, and the page with all
-figures.
+"""The charts and the report page of `llmcli pareto`: divergence over size, speed over size, all
+results.
 """
 
 from collections.abc import Sequence
@@ -20,41 +20,57 @@ MIB = 2**20
 
 
 def charts(points: Sequence[Point], beaten: dict[str, str]) -> list[Chart]:
-    """Mean divergence over size, and speed over size, a line for each method.
+    """Return the charts of mean divergence and of speed over size, with a line for each method.
 
-    Speed is in units of the base's, which was measured in turn with each: tokens a second of
-    minutes that are apart would tell the machine's moods.
+    Speed is relative to the base, which was measured in turn with each setting; absolute speeds
+    measured minutes apart would mostly show machine drift.
     """
-    best = [one for one in points if one.name not in beaten]
-    says = f"Lower and further left is better; nothing beats {', '.join(one.name for one in best)}."
-    drawn: list[Chart] = []
-    apart = _series(
-        [(one, one.answers.kld.value) for one in points if one.answers.kld.value > 0], beaten
+    front = [point for point in points if point.name not in beaten]
+    names = ", ".join(point.name for point in front)
+    divergence_caption = f"Lower and further left is better; not dominated: {names}."
+    built: list[Chart] = []
+    divergences = _build_series(
+        [(point, point.answers.kld.value) for point in points if point.answers.kld.value > 0],
+        beaten,
     )
-    if apart:
+    if divergences:
         axis = Axis("mean KL divergence", log=True)
-        drawn.append(
-            Plot("Divergence over size", says, Axis("MiB of tensors", log=True), axis, apart)
+        built.append(
+            Plot(
+                "Divergence over size",
+                divergence_caption,
+                Axis("MiB of tensors", log=True),
+                axis,
+                divergences,
+            )
         )
-    timed = _series([(one, speed.ratio) for one in points if (speed := one.generation)], beaten)
-    if timed:
-        told = "Generation, in units of the base's speed, which was measured in turn with each: higher is better."
+    speed_series = _build_series(
+        [(point, speed.ratio) for point in points if (speed := point.generation)], beaten
+    )
+    if speed_series:
+        speed_caption = (
+            "Generation speed relative to the base, measured in turn with each setting: "
+            "higher is better."
+        )
         sizes, speeds = Axis("MiB of tensors", log=True), Axis("times the base's speed")
-        drawn.append(Plot("Speed over size", told, sizes, speeds, timed))
-    return drawn
+        built.append(Plot("Speed over size", speed_caption, sizes, speeds, speed_series))
+    return built
 
 
 def made(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> "Page":
-    """The whole page."""
-    first = points[0].answers
-    about = f"{first.chunks} chunks of {first.n_ctx} tokens of {first.text}; the base ran in {first.base}"
+    """Return the report page."""
+    first_answers = points[0].answers
+    about = (
+        f"{first_answers.chunks} chunks of {first_answers.n_ctx} tokens of {first_answers.text}; "
+        f"the base ran in {first_answers.base}"
+    )
     lead = [
-        f"{one.name}: {size(one.nbytes)}, KL divergence {figure(one.answers.kld.value)} ± "
-        f"{figure(one.answers.kld.error, 2)}"
-        for one in sorted(points, key=lambda one: one.nbytes)
-        if one.name not in beaten
+        f"{point.name}: {size(point.nbytes)}, KL divergence {figure(point.answers.kld.value)} ± "
+        f"{figure(point.answers.kld.error, 2)}"
+        for point in sorted(points, key=lambda one: one.nbytes)
+        if point.name not in beaten
     ]
-    lead += [f"{name} is beaten by {other}." for name, other in beaten.items()]
+    lead += [f"{name} is dominated by {other}." for name, other in beaten.items()]
     table = Table(COLUMNS, tuple(rows(points, beaten)), frozenset(range(1, len(COLUMNS) - 1)))
     return page.of_others(
         f"{wish.source.name}: size, divergence, speed",
@@ -65,13 +81,15 @@ def made(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> "Page":
     )
 
 
-def _series(values: Sequence[tuple[Point, float]], beaten: dict[str, str]) -> tuple[Series, ...]:
-    """The settings by method and folds, the smallest first."""
+def _build_series(
+    values: Sequence[tuple[Point, float]], beaten: dict[str, str]
+) -> tuple[Series, ...]:
+    """Return the settings as one series per method and folds, the smallest file first."""
     methods: dict[str, list[Place]] = {}
-    for one, value in sorted(values, key=lambda each: each[0].nbytes):
-        note = "beaten" if one.name in beaten else ""
-        label = f"{one.method}, folds {one.fold}" if one.fold else one.method
+    for setting, value in sorted(values, key=lambda each: each[0].nbytes):
+        note = "dominated" if setting.name in beaten else ""
+        label = f"{setting.method}, folds {setting.fold}" if setting.fold else setting.method
         methods.setdefault(label, []).append(
-            Place(one.nbytes / MIB, value, one.name.split()[0], note)
+            Place(setting.nbytes / MIB, value, setting.name.split()[0], note)
         )
     return tuple(Series(name, tuple(places)) for name, places in methods.items())

@@ -1,4 +1,4 @@
-"""What `llmcli pareto` found, as a table for people, as CSV, as a document."""
+"""The results of `llmcli pareto` as a table, as CSV and as a JSON document."""
 
 import csv
 import io
@@ -26,14 +26,14 @@ COLUMNS = (
 
 
 def document(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> dict[str, Any]:
-    """One JSON document; `dominated_by` is null for what nothing beats."""
+    """Return the JSON document; `dominated_by` is null for settings that nothing dominates."""
 
     def setting(one: Point) -> dict[str, Any]:
-        found = {
+        fields = {
             key: value for key, value in asdict(one).items() if key not in ("nbytes", "seconds")
         }
-        told = {"tensor_bytes": one.nbytes, "elapsed_ms": one.seconds * 1000}
-        return {**found, **told, "dominated_by": beaten.get(one.name)}
+        more_fields = {"tensor_bytes": one.nbytes, "elapsed_ms": one.seconds * 1000}
+        return {**fields, **more_fields, "dominated_by": beaten.get(one.name)}
 
     return {
         "source": {
@@ -48,48 +48,50 @@ def document(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> dic
 
 
 def rows(points: Sequence[Point], beaten: dict[str, str]) -> list[tuple[str, ...]]:
-    """The table's lines, the smallest file first."""
-    told = []
-    for one in sorted(points, key=lambda one: one.nbytes):
-        answers, speeds = one.answers, {speed.test[:2]: speed for speed in one.speed}
-        told.append(
+    """Return the rows of the table, the smallest file first."""
+    lines = []
+    for point in sorted(points, key=lambda one: one.nbytes):
+        answers, speeds = point.answers, {speed.test[:2]: speed for speed in point.speed}
+        lines.append(
             (
-                one.name,
-                size(one.nbytes),
-                f"{one.bits_per_weight:.2f}",
+                point.name,
+                size(point.nbytes),
+                f"{point.bits_per_weight:.2f}",
                 f"{answers.kld.value:.5f} ± {answers.kld.error:.5f}",
                 f"{answers.kld_ranks.get('99.9', answers.kld_most):.4f}",
                 f"{answers.same_top.value:.2%}",
                 f"{answers.perplexity_ratio.value:.4f}",
-                *(_rate(speeds.get(test)) for test in ("pp", "tg")),
-                f"{one.seconds:.1f}" if one.seconds else "",
-                beaten.get(one.name, ""),
+                *(_format_speed(speeds.get(test)) for test in ("pp", "tg")),
+                f"{point.seconds:.1f}" if point.seconds else "",
+                beaten.get(point.name, ""),
             )
         )
-    return told
+    return lines
 
 
 def markdown(points: Sequence[Point], beaten: dict[str, str]) -> str:
-    """The table as Markdown that reads well as it is."""
+    """Return the table as aligned Markdown."""
     table = rows(points, beaten)
     widths = [max(map(len, column)) for column in zip(COLUMNS, *table, strict=True)]
-    left = {0, len(COLUMNS) - 1}
-    rule = ["-" * w if i in left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    left_aligned = {0, len(COLUMNS) - 1}
+    separators = [
+        "-" * w if i in left_aligned else "-" * (w - 1) + ":" for i, w in enumerate(widths)
+    ]
     lines = [
         "| "
         + " | ".join(
-            cell.ljust(w) if i in left else cell.rjust(w)
+            cell.ljust(w) if i in left_aligned else cell.rjust(w)
             for i, (cell, w) in enumerate(zip(line, widths, strict=True))
         )
         + " |"
-        for line in (COLUMNS, rule, *table)
+        for line in (COLUMNS, separators, *table)
     ]
     doubt = max(one.doubt for one in points)
     lines += [
         "",
-        "× is the base's speed, measured in turn; KLD ± its standard error"
+        "× is relative to the base, measured in turn; KLD ± its standard error"
         + (
-            f", of which up to {doubt:.2g} is of the base's logits being kept in part"
+            f", of which up to {doubt:.2g} comes from sampling the base's logits"
             if doubt > 1e-9
             else ""
         ),
@@ -98,7 +100,7 @@ def markdown(points: Sequence[Point], beaten: dict[str, str]) -> str:
 
 
 def text(points: Sequence[Point], beaten: dict[str, str]) -> str:
-    """All figures, a line each, without units."""
+    """Return all results as CSV, one setting per line, without units."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = (
@@ -122,16 +124,16 @@ def text(points: Sequence[Point], beaten: dict[str, str]) -> str:
         "dominated_by",
     )
     writer.writerow(names)
-    for one in points:
-        answers, speeds = one.answers, {speed.test[:2]: speed for speed in one.speed}
+    for point in points:
+        answers, speeds = point.answers, {speed.test[:2]: speed for speed in point.speed}
         pp, tg = speeds.get("pp"), speeds.get("tg")
         writer.writerow(
             (
-                one.name,
-                one.file_type,
-                one.method,
-                one.nbytes,
-                one.bits_per_weight,
+                point.name,
+                point.file_type,
+                point.method,
+                point.nbytes,
+                point.bits_per_weight,
                 answers.kld.value,
                 answers.kld.error,
                 answers.kld_ranks.get("99.9", ""),
@@ -140,12 +142,12 @@ def text(points: Sequence[Point], beaten: dict[str, str]) -> str:
                 answers.perplexity_ratio.value,
                 pp.made if pp else "",
                 *((tg.made, tg.ratio, tg.low, tg.high) if tg else [""] * 4),
-                one.seconds,
-                beaten.get(one.name, ""),
+                point.seconds,
+                beaten.get(point.name, ""),
             )
         )
     return out.getvalue().rstrip("\n")
 
 
-def _rate(one: Speed | None) -> str:
+def _format_speed(one: Speed | None) -> str:
     return f"{one.made:.1f} ({one.ratio:.2f}×)" if one else ""

@@ -1,4 +1,4 @@
-"""The page of `llmcli plan --report`: the receipt, exact to the byte, and what else would fit."""
+"""The report page of `llmcli plan`: the memory plan in bytes, and what else would fit."""
 
 from typing import TYPE_CHECKING
 
@@ -17,22 +17,26 @@ FITS = {True: "fits", False: "does not fit", None: "may fit"}
 
 
 def charts(told: Receipt, found: Receipt | None) -> list[Chart]:
-    """The receipt as bars, and what was measured below it."""
-    drawn = memory.chart([("predicted", told), *([("loaded", found)] if found else [])])
-    return [drawn] if drawn else []
+    """Return the plan as bars, with the measured memory below it."""
+    bars = memory.chart([("predicted", told), *([("loaded", found)] if found else [])])
+    return [bars] if bars else []
 
 
 def made(title: str, told: Receipt, found: Receipt | None, other: "Others") -> "Page":
-    """The whole page."""
-    longest = ", ".join(f"{kind} {_count(other.longest[kind])}" for kind in other.taken)
-    room = told.shares[0].available
+    """Return the report page."""
+    longest = ", ".join(f"{kind} {_format_count(other.longest[kind])}" for kind in other.taken)
+    available = told.shares[0].available
     lead = [
-        f"It {FITS[told.fits]}: {_count(told.sum('total'))} bytes, {_size(room)} available.",
+        f"It {FITS[told.fits]}: {_format_count(told.sum('total'))} bytes, "
+        f"{_format_size(available)} available.",
         f"Longest contexts that fit: {longest} tokens.",
     ]
-    rows = [(one.type, one.total, _word(one)) for one in other.quants]
+    rows = [
+        (quantized_size.type, quantized_size.total, _fits_label(quantized_size))
+        for quantized_size in other.quants
+    ]
     types = memory.types(
-        [(name, total, word) for name, total, word in rows if total is not None], room
+        [(name, total, word) for name, total, word in rows if total is not None], available
     )
     drawn = [*charts(told, found), *([types] if types else [])]
     return page.of_others(
@@ -40,39 +44,45 @@ def made(title: str, told: Receipt, found: Receipt | None, other: "Others") -> "
         "Predicted before loading.",
         lead,
         drawn,
-        (("Bytes", _table(told, found)),),
+        (("Bytes", _build_table(told, found)),),
     )
 
 
-def _word(one: Quant) -> str:
+def _fits_label(one: Quant) -> str:
     if one.here:
         return "this file"
     return FITS[one.fits] + (", needs an imatrix" if one.imatrix else "")
 
 
-def _table(told: Receipt, found: Receipt | None) -> Table:
-    """Every part of every device."""
+def _build_table(told: Receipt, found: Receipt | None) -> Table:
+    """Return the table of every part of every device."""
     rows = []
     for share in told.shares:
-        other = (
-            next((one for one in found.shares if one.device == share.device), None)
+        measured_share = (
+            next(
+                (candidate for candidate in found.shares if candidate.device == share.device), None
+            )
             if found
             else None
         )
         for label, part in memory.PARTS:
-            actual = [_count(getattr(other, part))] if other else []
-            rows.append((f"{share.device}: {label}", _count(getattr(share, part)), *actual))
-    rows.append((memory.OVERHEAD, _count(told.overhead), *([""] if found else [])))
+            actual = [_format_count(getattr(measured_share, part))] if measured_share else []
+            rows.append((f"{share.device}: {label}", _format_count(getattr(share, part)), *actual))
+    rows.append((memory.OVERHEAD, _format_count(told.overhead), *([""] if found else [])))
     rows.append(
-        ("the whole process", _count(told.process), *([_count(found.process)] if found else []))
+        (
+            "whole process",
+            _format_count(told.process),
+            *([_format_count(found.process)] if found else []),
+        )
     )
     columns = ("part", "bytes predicted", *(["bytes loaded"] if found else []))
     return Table(columns, tuple(rows), frozenset((1, 2)))
 
 
-def _size(value: int | None) -> str:
+def _format_size(value: int | None) -> str:
     return "unknown" if value is None else size(value)
 
 
-def _count(value: int | None) -> str:
+def _format_count(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"

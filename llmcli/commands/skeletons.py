@@ -1,4 +1,4 @@
-"""`llmcli run --skeleton`: one prompt answered by its outline, all points at once."""
+"""`llmcli run --skeleton`: answers one prompt by its outline, with all points in parallel."""
 
 import time
 from typing import TYPE_CHECKING
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def answer(ref: str, prompt: str, given: Flags, config: "Config", ui: "UI") -> None:
-    """Print the joined text, or the document; raises Refusal, and typer.Exit where it was stopped."""
+    """Print the joined answer, or its JSON document.
+
+    Raises UserError, and typer.Exit if it was stopped.
+    """
     from llmcli.commands import batch, hosting
     from llmcli.runtime.sampling.chain import concrete_seed
     from llmcli.serve.batch.asked import CHAT
@@ -24,37 +27,39 @@ def answer(ref: str, prompt: str, given: Flags, config: "Config", ui: "UI") -> N
     from llmcli.serve.schema.base import Document
     from quant.errors import Refusal
 
-    came: list[Document | Refusal] = []
+    results: list[Document | Refusal] = []
     with hosting.host(ref, given, config, ui, MOST, gap=None) as hosted:
         seed = concrete_seed(hosted.sampling.seed)
         settings = batch.settings(hosted, given, seed)
         body = {"messages": [{"role": "user", "content": prompt}]}
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         task = Task.begin(0, skeleton(forms()[CHAT](body, hosted.runner, settings)))
-        work = Work(hosted.runner, MOST, lambda index, found: came.append(found))
+        work = Work(hosted.runner, MOST, lambda index, found: results.append(found))
         work.run(iter([task]))
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started_at
     if work.stopped:
         raise typer.Exit(130)
-    (found,) = came
-    if isinstance(found, Refusal):
-        raise UserError(str(found), hint=found.hint) from found
+    (result,) = results
+    if isinstance(result, Refusal):
+        raise UserError(str(result), hint=result.hint) from result
     if ui.json:
         ui.result(
             {
-                "text": found["choices"][0]["message"]["content"],
-                "finish": found["choices"][0]["finish_reason"],
-                "skeleton": found.get("skeleton"),
+                "text": result["choices"][0]["message"]["content"],
+                "finish": result["choices"][0]["finish_reason"],
+                "skeleton": result.get("skeleton"),
                 "seed": seed,
-                "usage": found["usage"],
+                "usage": result["usage"],
                 "elapsed_ms": seconds * 1000,
             }
         )
         return
-    ui.text(found["choices"][0]["message"]["content"])
-    told = (
-        f"{len(found['skeleton'])} points at once"
-        if "skeleton" in found
-        else "no outline came: the plain answer"
+    ui.text(result["choices"][0]["message"]["content"])
+    summary = (
+        f"{len(result['skeleton'])} points at once"
+        if "skeleton" in result
+        else "no outline was generated: plain answer"
     )
-    ui.note(f"[{told} · {work.tokens} tok in {seconds:.1f} s · {work.tokens / seconds:.1f} tok/s]")
+    ui.note(
+        f"[{summary} · {work.tokens} tok in {seconds:.1f} s · {work.tokens / seconds:.1f} tok/s]"
+    )

@@ -1,4 +1,4 @@
-"""`batch --ray`: the lines go to models on the machines of a Ray cluster, the journal stays here."""
+"""`batch --ray`: answers the lines with models on a Ray cluster; the journal is on this machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The cluster, and how many models on it (0: one a machine)."""
+    """The address of the cluster, and the number of models on it (0: one per machine)."""
 
     address: str
     replicas: int
@@ -31,8 +31,9 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Which model, opened with how many sequences, of which `parallel` run; it travels to the
-    cluster.
+    """The model to open on each machine, as a value that can be sent to the cluster.
+
+    `slots`: sequences, of which `parallel` run at once.
     """
 
     ref: str
@@ -45,59 +46,66 @@ class Wish:
 
 
 @contextmanager
-def opened(wish: Wish) -> "Iterator[tuple[Runner, Rules]]":
-    """The model, open, and how lines are answered."""
+def opened(request: Wish) -> "Iterator[tuple[Runner, Rules]]":
+    """Open the model; yield it and the rules by which lines are answered."""
     from llmcli.commands import hosting
     from llmcli.commands.batch import opening, rules
 
     with hosting.host(
-        wish.ref, opening(wish.given), wish.config, wish.ui, wish.slots, gap=None
+        request.ref, opening(request.given), request.config, request.ui, request.slots, gap=None
     ) as hosted:
-        yield hosted.runner, rules(hosted, wish.given, wish.skeleton)
+        yield hosted.runner, rules(hosted, request.given, request.skeleton)
 
 
 def through(
-    wish: Wish, where: Where, source: "Input", survey: "Survey", out: "Path", force: bool
+    request: Wish, where: Where, source: "Input", survey: "Survey", out: "Path", force: bool
 ) -> None:
-    """From lines to the file; raises typer.Exit where it is not whole or lines have no answer."""
+    """Answer the lines on the cluster and write the output file.
+
+    Raises UserError, and typer.Exit if the run was stopped or lines have no answer.
+    """
     from llmcli.commands import apart, batch
     from llmcli.serve.batch.job import id_of
     from llmcli.serve.batch.journal import Journal
 
-    if wish.given.rpc:
+    if request.given.rpc:
         raise UsageError(
-            "a worker serves one client, not several models", hint="leave out --ray or --rpc"
+            "an RPC worker serves one client, not several models", hint="leave out --ray or --rpc"
         )
     local = where.address == apart.HERE
     apart.need_ray(local)
     from llmcli.serve.batch import spread
     from llmcli.serve.replicas import cluster
 
-    count = where.replicas or 1
+    n_replicas = where.replicas or 1
     if local:
-        wish = replace(wish, given=apart.shared(wish.given, count))
-    open_job, counts = partial(opened, wish), spread.Counts()
+        request = replace(request, given=apart.shared(request.given, n_replicas))
+    open_job, counts = partial(opened, request), spread.Counts()
     with cluster(
-        None if local else where.address, count + 1
-    ) as machines:  # one CPU for Ray Data itself
-        about = spread.identity(open_job, survey, 1.0)
+        None if local else where.address, n_replicas + 1
+    ) as machines:  # one CPU is for Ray Data itself
+        identity = spread.identity(open_job, survey, 1.0)
         journal, plan = (
-            Journal(out, about, survey.count),
-            spread.Plan(where.replicas or machines, wish.parallel),
+            Journal(out, identity, survey.count),
+            spread.Plan(where.replicas or machines, request.parallel),
         )
 
         def answer() -> None:
             missing = (line for line in source.lines() if not journal.has(line.index))
-            _collect(spread.spread(missing, open_job, survey, about, plan, counts), journal, counts)
+            _store_answers(
+                spread.spread(missing, open_job, survey, identity, plan, counts), journal, counts
+            )
 
-        batch.carry_on(counts, journal, id_of(about), answer, force, wish.ui)
+        batch.carry_on(counts, journal, id_of(identity), answer, force, request.ui)
 
 
-def _collect(answers: "Iterator[tuple[int, bytes]]", journal: "Journal", counts: "Counts") -> None:
-    """Keep each line as it comes, once; Ctrl-C ends it with what there is."""
+def _store_answers(
+    answers: "Iterator[tuple[int, bytes]]", journal: "Journal", counts: "Counts"
+) -> None:
+    """Store each line once as it arrives; Ctrl-C stops with the lines that have arrived."""
     try:
         for index, line in answers:
-            if not journal.has(index):  # a block that was lost half-way came twice
+            if not journal.has(index):  # a block that failed halfway is answered twice
                 journal.put(index, line)
             counts.tell()
     except KeyboardInterrupt:
@@ -105,11 +113,12 @@ def _collect(answers: "Iterator[tuple[int, bytes]]", journal: "Journal", counts:
 
 
 def check(address: str | None, replicas: int) -> Where | None:
-    """What was typed; raises UsageError."""
+    """Return the requested cluster, None without --ray; raises UsageError."""
     if address is None:
         if replicas:
             raise UsageError(
-                "--replicas are on a Ray cluster", hint="add --ray ADDRESS (local: on this machine)"
+                "--replicas needs a Ray cluster",
+                hint="add --ray ADDRESS (local: on this machine)",
             )
         return None
     return Where(address, replicas)

@@ -72,13 +72,13 @@ class Stage:
         header = container.read(path)
         self._slots = {tensor.name: tensor for tensor in header.tensors}
         self._bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r+")
-        self._text, self._measured, self._kept = text, measured, Kept()
+        self._read_text, self._measured, self._kept = text, measured, Kept()
         self._evaluation = Evaluation(scorer, None, self._kept, text, lanes)
         self._plain = Evaluation(scorer, None, None, text, lanes, keep=True)
 
     def learn(self) -> None:
         """Read all chunks with the unchanged model and keep its logits as the reference."""
-        for group in self._groups(0, self._text.count):
+        for group in self._groups(0, self._read_text.count):
             _, tops = self._plain.score(group)
             self._kept.tops |= dict(zip(group, tops, strict=True))
 
@@ -96,7 +96,7 @@ class Stage:
         `[positions]`.
         """
         first_chunk, last_chunk = (
-            (self._measured, self._text.count) if held_out else (0, self._measured)
+            (self._measured, self._read_text.count) if held_out else (0, self._measured)
         )
         group_scores = [
             self._evaluation.score(group)[0] for group in self._groups(first_chunk, last_chunk)
@@ -113,7 +113,7 @@ def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator
 
     Raises UserError if the text is too short.
     """
-    text = _text(source, reading)
+    text = _read_text(source, reading)
     make_folder(path.parent)
     plan = road.plan(source, "F16")
     with ExitStack() as stack:
@@ -128,7 +128,7 @@ def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator
             )
         header = container.read(path)
         container.check(header)
-        side = _side(header, reading)
+        side = _resolve_side(header, reading)
         at_once = min(AT_ONCE, text.count)
         model = stack.enter_context(
             open_model(path, gpu_layers=0, latent=header.latent, repack=False)
@@ -141,12 +141,12 @@ def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator
         yield stage
 
 
-def _text(source: "Source", reading: Reading) -> Chunks:
+def _read_text(source: "Source", reading: Reading) -> Chunks:
     """Return the chunks to read; raises UserError, before anything is copied, if there are too
     few.
     """
     with bases.wordlist(source) as path:
-        side = _side(container.read(path), reading)
+        side = _resolve_side(container.read(path), reading)
         text = reading.text(side)
     if text.count < reading.measured + reading.held_out:
         raise UserError(
@@ -157,7 +157,7 @@ def _text(source: "Source", reading: Reading) -> Chunks:
     return text
 
 
-def _side(header: container.Header, reading: Reading) -> Side:
+def _resolve_side(header: container.Header, reading: Reading) -> Side:
     n_ctx = min(N_CTX, header.context_length or N_CTX)
     requested = RunOptions(n_ctx, reading.threads or None, None, 2048, 512, "0", "auto")
     return Side(header, *fit.decide(header, requested, lambda text: None))

@@ -1,4 +1,4 @@
-"""The page of `llmcli bench tune --report`: what was tried, and what came of it."""
+"""The report page of `llmcli bench tune`: the tried settings and their speed."""
 
 from typing import TYPE_CHECKING
 
@@ -11,47 +11,58 @@ if TYPE_CHECKING:
     from llmcli.bench.charts.page import Page
     from llmcli.bench.tune import Found, Tried
 
-NAMES = {"threads_batch": "threads of a prompt", "mode": "flash attention"}
+NAMES = {"threads_batch": "prompt threads", "mode": "flash attention"}
 
 
 def value(one: "Tried") -> str:
-    """What was tried of an option."""
+    """Format the tried value of an option."""
     mode = f"{one.setting.flash}, KV {one.setting.cache}"
     return mode if one.option == "mode" else str(getattr(one.setting, one.option))
 
 
 def charts(found: "Found") -> list[Chart]:
-    """The best beside the defaults, if it is another; and every value beside what was best before
-    it.
+    """Return the charts: the best settings compared with the defaults, and each value compared with
+    the best before it.
     """
-    told = found.comparison
-    drawn: list[Chart] = []
-    if told is not None:
-        best = Ratio("the best", told.ratio, told.low, told.high, f"{told.ratio:.3f}")
-        says = (
-            "The noise supports that it is faster." if found.faster else "The defaults are as fast."
+    comparison = found.comparison
+    built: list[Chart] = []
+    if comparison is not None:
+        best = Ratio(
+            "best settings",
+            comparison.ratio,
+            comparison.low,
+            comparison.high,
+            f"{comparison.ratio:.3f}",
         )
-        says += f" Measured anew, in {len(told.a)} pairs."
-        drawn.append(
+        caption = (
+            "The difference is larger than the noise."
+            if found.faster
+            else "The defaults are as fast."
+        )
+        caption += f" Measured again, in {len(comparison.a)} pairs."
+        built.append(
             pairs.chart(
-                "The best in units of the defaults", says, "times the defaults' speed", [best]
+                "Best settings relative to the defaults",
+                caption,
+                "times the defaults' speed",
+                [best],
             )
         )
-    tried = [
+    trial_ratios = [
         Ratio(
-            f"{NAMES.get(one.option, one.option)} {value(one)}",
-            one.ratio,
-            words="taken" if one.taken else "",
+            f"{NAMES.get(trial.option, trial.option)} {value(trial)}",
+            trial.ratio,
+            words="chosen" if trial.taken else "",
         )
-        for one in found.tried
+        for trial in found.tried
     ]
-    if tried:
-        says = "Each value beside what was best before it; the search measures few rounds of most."
-        drawn.append(pairs.chart("What was tried", says, "times what was best before", tried))
-    return drawn
+    if trial_ratios:
+        caption = "Each value relative to the best before it; most were measured in few rounds."
+        built.append(pairs.chart("Tried values", caption, "times the best before", trial_ratios))
+    return built
 
 
 def made(name: str, verdict: str, found: "Found") -> "Page":
-    """The whole page."""
-    about = f"{found.seconds:.0f} seconds of measuring"
+    """Return the report page."""
+    about = f"{found.seconds:.0f} seconds of measurements"
     return page.of_others(f"The fastest settings of {name}", about, [verdict], charts(found))

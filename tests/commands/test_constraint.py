@@ -162,16 +162,16 @@ def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["-j", "{}", "--grammar", 'root ::= "a"'], 2, "both say what the answer must be"),
-        (["-j", "{}", "-jf", "file"], 2, "both say what the answer must be"),
-        (["-j", "{}", "--grammar-engine", "llama"], 2, "no JSON schemas"),
-        (["-j", "{}", "--ignore-eos"], 2, "--ignore-eos that it goes on"),
+        (["-j", "{}", "--grammar", 'root ::= "a"'], 2, "both constrain the answer"),
+        (["-j", "{}", "-jf", "file"], 2, "both constrain the answer"),
+        (["-j", "{}", "--grammar-engine", "llama"], 2, "but not JSON schemas"),
+        (["-j", "{}", "--ignore-eos"], 2, "but --ignore-eos continues it"),
         (
             ["-j", "{}", "--beams", "2", "--jump", "fast"],
             2,
             "--jump fast does not work with --beams",
         ),
-        (["--jump", "off"], 2, "--jump is about a grammar or schema"),
+        (["--jump", "off"], 2, "--jump needs a grammar or schema"),
         (["-j", "{}", "--jump", "high"], 1, "--jump is 'high'"),
         (["-j", "{}", "--grammar-engine", "x"], 1, "--grammar-engine is 'x'"),
         (["-jf", "no-such-file"], 1, "cannot read no-such-file"),

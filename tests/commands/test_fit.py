@@ -88,7 +88,7 @@ def test_a_machine_that_tells_nothing_is_left_to_try(
     told = llmcli("plan", str(stories_gguf), "-c", "512")
     assert told.code == 0, told.err
     assert "unknown memory is available: whether it fits is unknown" in told.out
-    assert "sequences at once, 512 tokens each: unknown" in told.out
+    assert "sequences of 512 tokens that fit at once: unknown" in told.out
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])

@@ -199,7 +199,7 @@ def test_the_largest_file_that_fits(
     assert 0.995 * 200_000 <= (tmp_path / "o.gguf").stat().st_size == document["bytes"] <= 200_000
     assert everything["bytes"] > 220_000
     monkeypatch.setattr(fitting, "fits", lambda plan, path: False)
-    assert "does not fit into the memory that is free" in sized("--fit", "--quick", "--force").err
+    assert "does not fit into the free memory" in sized("--fit", "--quick", "--force").err
 
 
 def test_what_fits_is_looked_for_beside_the_copy_that_is_measured_with(

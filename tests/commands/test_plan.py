@@ -132,9 +132,9 @@ def test_people_get_a_receipt(llmcli: Llmcli, model: Path) -> None:
     for words in ("KV cache", "difference", "it fits", "0-2", "q4_0"):
         assert words in done.out
     assert "longer than the 64 tokens" in done.err
-    assert "serve and batch keep up to 512.0 MiB more of what is free" in done.out
+    assert "serve and batch use up to 512.0 MiB more of the free memory" in done.out
     plain = llmcli("plan", str(model)).out
-    assert "the whole process" in plain and "serve and batch" not in plain
+    assert "whole process" in plain and "serve and batch" not in plain
 
 
 def test_sequences_with_a_part_each_take_what_llama_cpp_rounds_up(
@@ -277,7 +277,7 @@ def test_sequences_and_what_fits_only_from_the_disk(
         json.loads(llmcli(*words, "-np", str(n), "-c", str(4096 * n)).out) for n in (most, most + 1)
     ]
     assert [one["fits"] for one in both] == [True, False]
-    assert "sequences at once, 4,096 tokens each: " in llmcli(*words[:-1]).out
+    assert "sequences of 4,096 tokens that fit at once: " in llmcli(*words[:-1]).out
     free = told["total_bytes"] - 1
     told = json.loads(llmcli(*words).out)
     assert (told["fits"], told["runs"], told["max_parallel"]) == (False, True, 0)
@@ -468,4 +468,4 @@ def test_what_cannot_be_looked_at_from_afar_is_told(llmcli: Llmcli, hub: Hub, mo
         assert (done.code, done.out) == (1, "")
         assert why in done.err
     hub.ignore_range = False
-    assert "not a sound GGUF" in llmcli("plan", "org/tiny:Q4_0").err
+    assert "not a valid GGUF" in llmcli("plan", "org/tiny:Q4_0").err

@@ -34,7 +34,7 @@ def run(llmcli: Llmcli, model: Path, *more: str) -> Done:
 def test_it_is_used_and_told(llmcli: Llmcli, stories_gguf: Path, tuned: Path) -> None:
     done = run(llmcli, stories_gguf, "--json")
     assert json.loads(done.out)["profile"] == TOLD
-    assert done.err.splitlines() == [f"profile: {TOLD}; --no-profile leaves it"]
+    assert done.err.splitlines() == [f"using profile {TOLD}; --no-profile ignores it"]
     assert (
         f"profile: {TOLD}"
         in llmcli("chat", str(stories_gguf), "--raw", "-n", "1", stdin=b"Once\n").err

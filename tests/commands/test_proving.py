@@ -28,7 +28,7 @@ def test_a_tokenizer_that_llama_cpp_runs_otherwise_is_refused_and_nothing_is_wri
     before = sorted(folder.parent.iterdir())
     done = llmcli(*command, str(folder))
     assert done.code == 1
-    assert "test strings otherwise" in done.err
+    assert "test strings differently" in done.err
     assert done.err.count("llama.cpp: ") == 10
     assert sorted(folder.parent.iterdir()) == before
 
@@ -37,7 +37,7 @@ def test_a_tokenizer_that_llama_cpp_runs_otherwise_is_refused_and_nothing_is_wri
 def test_a_pre_tokenizer_for_pieces_is_refused(llmcli, folder, command) -> None:
     done = llmcli(command, str(folder), "--pre", "gpt-2")
     assert done.code == 1
-    assert "it takes no pre-tokenizer" in done.err
+    assert "it has no pre-tokenizer" in done.err
     assert "leave --pre out" in done.err
 
 

@@ -39,7 +39,7 @@ def test_plan_writes_its_receipt_to_the_byte(llmcli: Llmcli, tmp_path: Path, out
         "524,288",
         "524,288",
     ]  # 512 cells, 2 layers, K and V of 2 heads of 64 f16
-    assert rows["the whole process"][0] in done.out
+    assert rows["whole process"][0] in done.out
     assert "&lt;b&gt;" in out.read_text()
     drawn = done.out.partition("\nMemory\n")[2]
     bars = [line.split()[0] for line in drawn.splitlines()[:2]]
@@ -63,7 +63,7 @@ def test_compare_draws_intervals_around_1(llmcli: Llmcli, tmp_path: Path, out: P
     words = ("bench", "compare", str(model), "-p", "0", "-n", "4", "--seconds", "0.1", "-t", "1")
     done = llmcli(*words, "--report", str(out), "--chart")
     assert done.code == 0
-    assert titles(out)[:2] == ["B in units of A", "Tokens a second"]
+    assert titles(out)[:2] == ["B relative to A", "Speed"]
     rows = [row for row in cells(out) if row[0] in ("tg4", "as fast", "tg4, A", "tg4, B")]
     assert [row[0] for row in rows] == ["tg4", "as fast", "tg4, A", "tg4, B"]
     assert rows[1][1] == "1"
@@ -101,8 +101,8 @@ def test_tune_draws_what_was_tried(
     done = llmcli("bench", "tune", str(stories_gguf), "--report", str(out))
     assert done.code == 0
     assert titles(out) == [
-        *(["The best in units of the defaults"] if told else []),
-        "What was tried",
+        *(["Best settings relative to the defaults"] if told else []),
+        "Tried values",
         "Machine",
         "Build",
     ]

@@ -182,7 +182,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
     assert not out.exists()
     done = quantized(out, "--sequential", "--json")
     assert done.code == 0, done.err
-    assert "goes on where an earlier run was stopped: 0 groups" in done.err
+    assert "resuming an earlier run: 0 groups" in done.err
     assert json.loads(done.out)["resumed_tensors"] == len(codes(out))
     assert out.read_bytes() == whole.read_bytes()
     assert not (tmp_path / ".out.gguf.sequential").exists()

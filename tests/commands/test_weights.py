@@ -154,7 +154,7 @@ def test_folds_are_chosen_told_and_recorded(run, tmp_path: Path) -> None:
     )
     assert found["kinds"] == ["awq", "deal"]
     assert told == {"digest": found["digest"], "how": "awq,deal"}
-    assert "sites folded" in err and "LoRA adapters" in err
+    assert " sites, which lowers their sampled error" in err and "LoRA adapters" in err
     again = run(
         "quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json"
     )[1]
@@ -214,7 +214,7 @@ def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_
         (["{model}", "--q4_0", "--imatrix", "{tmp}/no.gguf"], 1, "there is no file"),
         (["{model}", "--q4_0", "--imatrix", "{text}"], 1, "is no importance matrix"),
         (["{model}", "--output-tensor-type", "q9"], 1, "there is no tensor type 'q9'"),
-        (["{model}", "--q8_0", "--q4_0"], 2, "one type at a time, not --q8_0 and --q4_0"),
+        (["{model}", "--q8_0", "--q4_0"], 2, "several types given: --q8_0 and --q4_0"),
         (["{model}", "-t", "q4_m"], 1, "there is no type 'q4_m'"),
         (["{model}", "--method", "magic"], 1, "there is no method 'magic'"),
         (["{model}", "--fold", "magic"], 1, "unknown fold 'magic'"),
