@@ -1,8 +1,7 @@
-"""The strings a tokenizer is proven with: more than 500, each for a place where pre-tokenizers have
-differed.
+"""Fixed probe strings for verifying a tokenizer: more than 500, each a case in which pre-tokenizers
+have differed.
 
-Fixed, so that a result can be repeated; `own` adds what only the model has, its added tokens and
-words. It knows text, not tokenizers.
+`model_strings` adds strings that only one model has: its added tokens and its words.
 """
 
 import functools
@@ -18,15 +17,27 @@ PROSE = (
     "Hello  world ",
     "Hello, world! How are you?",
     "The quick brown fox.",
-    "McDonald's iPhone eBay XMLHttpRequest getHTTPResponseCode snake_case_name SCREAMING_SNAKE kebab-case camelCase",
+    (
+        "McDonald's iPhone eBay XMLHttpRequest getHTTPResponseCode snake_case_name "
+        "SCREAMING_SNAKE kebab-case camelCase"
+    ),
     "ALL CAPS AND Title Case aNd MiXeD",
     "state-of-the-art re-enter co-op e-mail",
     "U.S.A. e.g. i.e. Ph.D. a.m. 3rd",
     "He said: \"It's 'fine', isn't it?\" (No.) [Yes!] {Maybe…} — or – not",
     "“curly” ‘quotes’ «guillemets» „low“",
-    "3.14159 -42 +7 1e-9 0x1F 0b1010 1,234,567.89 50% $9.99 €10 £5 ¥100 ½ ² ³ ⅷ ① ٣٤ १२३ ๔๕ 一二三 ⅓cup",
-    "2024-01-31T23:59:59Z 12:30 192.168.0.1 v1.2.3-rc.4+build.5 +1 (555) 010-9999 #hashtag @user a@b.example",
-    "https://example.org/a/b?c=d&e=%20f#g C:\\Users\\me\\file.txt ~/.config /usr/lib *.py ../x ./y //z",
+    (
+        "3.14159 -42 +7 1e-9 0x1F 0b1010 1,234,567.89 50% $9.99 €10 £5 ¥100 ½ ² ³ ⅷ ① ٣٤ १२३ "
+        "๔๕ 一二三 ⅓cup"
+    ),
+    (
+        "2024-01-31T23:59:59Z 12:30 192.168.0.1 v1.2.3-rc.4+build.5 +1 (555) 010-9999 #hashtag "
+        "@user a@b.example"
+    ),
+    (
+        "https://example.org/a/b?c=d&e=%20f#g C:\\Users\\me\\file.txt ~/.config /usr/lib *.py "
+        "../x ./y //z"
+    ),
     "E = mc², ∑_{i=0}^{n} i² ≤ ∞, α→β, x∈ℝ, ¬p ∨ q, ∂f/∂x ≈ 0, √2, 5×3÷2±1, 90°",
     "© ® ™ § ¶ † ‡ • ° № ℃ ℉ Å Ω ﬁ ﬂ",
     "# Title\n\n* item one\n* item two\n    1. nested\n\n> quote\n\n```py\nx = 1\n```\n\n",
@@ -35,18 +46,48 @@ PROSE = (
     '{"key": [1, 2.5, null, true], "s": "a\\nb\\u00e9"}',
 )
 CODE = (
-    "def f(x: int) -> str:\n    '''doc'''\n    if x > 0 and not x % 2:\n        return f\"{x:>10.2f}\"\n\n",
-    "class A(B):\n\t@property\n\tdef c(self):\n\t\treturn self._c[1:-1] or {**d}\n\n# note\nlambda *a, **k: (yield)\n",
-    '#include <stdio.h>\nint main(int argc, char **argv) {\n  for (int i = 0; i < 10; ++i) printf("%d\\n", i);\n}\n',
-    "template<typename T> auto f(T&& t) -> decltype(t) { return std::move(t); } // C++\n#define X(a) #a##b\n",
-    "fn main() -> Result<(), Box<dyn Error>> {\n    let v: Vec<_> = (0..=9).map(|x| x * 2).collect();\n    Ok(())\n}\n",
-    "const f = async ({a, b = 2, ...c}) => await `x ${a ?? b?.d} y`;\r\nif (a !== b && c || !d) { x ||= y; }\r\n",
-    "SELECT a.*, COUNT(*) AS n FROM t AS a LEFT JOIN u ON a.id = u.id WHERE a.x LIKE '%y%' GROUP BY 1;\n--c\n",
+    (
+        "def f(x: int) -> str:\n    '''doc'''\n    if x > 0 and not x % 2:\n        return "
+        'f"{x:>10.2f}"\n\n'
+    ),
+    (
+        "class A(B):\n\t@property\n\tdef c(self):\n\t\treturn self._c[1:-1] or {**d}\n\n# "
+        "note\nlambda *a, **k: (yield)\n"
+    ),
+    (
+        "#include <stdio.h>\nint main(int argc, char **argv) {\n  for (int i = 0; i < 10; ++i) "
+        'printf("%d\\n", i);\n}\n'
+    ),
+    (
+        "template<typename T> auto f(T&& t) -> decltype(t) { return std::move(t); } // "
+        "C++\n#define X(a) #a##b\n"
+    ),
+    (
+        "fn main() -> Result<(), Box<dyn Error>> {\n    let v: Vec<_> = (0..=9).map(|x| x * "
+        "2).collect();\n    Ok(())\n}\n"
+    ),
+    (
+        "const f = async ({a, b = 2, ...c}) => await `x ${a ?? b?.d} y`;\r\nif (a !== b && c "
+        "|| !d) { x ||= y; }\r\n"
+    ),
+    (
+        "SELECT a.*, COUNT(*) AS n FROM t AS a LEFT JOIN u ON a.id = u.id WHERE a.x LIKE '%y%' "
+        "GROUP BY 1;\n--c\n"
+    ),
     "for f in *.txt; do echo \"${f%.txt}\" | sed -e 's/a/b/g' >> out.log 2>&1; done && exit $?\n",
-    'package main\n\nimport "fmt"\n\nfunc main() {\n\tx := []int{1, 2}\n\tdefer fmt.Println(x...)\n}\n',
-    "public static void main(String[] args) throws IOException { List<Map<String, Integer>> l = new ArrayList<>(); }\n",
+    (
+        'package main\n\nimport "fmt"\n\nfunc main() {\n\tx := []int{1, 2}\n\tdefer '
+        "fmt.Println(x...)\n}\n"
+    ),
+    (
+        "public static void main(String[] args) throws IOException { List<Map<String, "
+        "Integer>> l = new ArrayList<>(); }\n"
+    ),
     "main = do\n  xs <- map (\\x -> x >>= f) <$> getLine\n  where f 0 = []; f n = n : f (n - 1)\n",
-    "\\begin{equation}\\label{eq:a}\n  \\frac{\\partial u}{\\partial t} = \\nabla^2 u % heat\n\\end{equation}\n",
+    (
+        "\\begin{equation}\\label{eq:a}\n  \\frac{\\partial u}{\\partial t} = \\nabla^2 u % "
+        "heat\n\\end{equation}\n"
+    ),
     "all: a.o b.o\n\t$(CC) -o $@ $^ -lm\n.PHONY: clean\nclean:\n\trm -f *.o\n",
     "a:\n  - b: 1\n    c: [x, 'y']\n  # z\n",
     "  0:\t55                   \tpush   %rbp\n  1:\t48 89 e5             \tmov    %rsp,%rbp\n",
@@ -189,35 +230,51 @@ SUFFIXES = ("s", "t", "re", "ve", "m", "ll", "d")
 
 @functools.cache
 def texts() -> tuple[str, ...]:
-    """The fixed strings, none twice."""
-    made = (*_digits(), *_spaces(), *_marks(), *_contractions(), *_cases(), *_long(), *_mixed())
+    """Return the fixed probe strings without duplicates."""
+    generated = (
+        *_digits(),
+        *_spaces(),
+        *_marks(),
+        *_contractions(),
+        *_cases(),
+        *_long(),
+        *_mixed(),
+    )
     return tuple(
-        dict.fromkeys((*PROSE, *CODE, *SCRIPTS, *MARKS, *EMOJI, *INVISIBLE, *LOOKALIKES, *made))
+        dict.fromkeys(
+            (*PROSE, *CODE, *SCRIPTS, *MARKS, *EMOJI, *INVISIBLE, *LOOKALIKES, *generated)
+        )
     )
 
 
 def own(added: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Strings of one model: its added tokens in running text, and its words in sentences of twelve."""
+    """Return probe strings of one model: added tokens in running text, and words in groups of
+    twelve.
+    """
     rng = random.Random(1)
-    some = list(added) if len(added) <= 200 else [*added[:100], *rng.sample(list(added[100:]), 100)]
-    found = list(some)
-    for token in some[:100]:
-        found += [f"before {token} after", f"x{token}y", f"\n{token}{token} \n"]
+    tokens = (
+        list(added) if len(added) <= 200 else [*added[:100], *rng.sample(list(added[100:]), 100)]
+    )
+    strings = list(tokens)
+    for token in tokens[:100]:
+        strings += [f"before {token} after", f"x{token}y", f"\n{token}{token} \n"]
     picked = rng.sample(list(words), min(len(words), 2400))
-    return found + [
-        joint.join(picked[at : at + 12]) for at in range(0, len(picked), 12) for joint in ("", " ")
+    return strings + [
+        separator.join(picked[start : start + 12])
+        for start in range(0, len(picked), 12)
+        for separator in ("", " ")
     ]
 
 
 def _digits() -> list[str]:
     numbers = ["1234567890123456789012345"[:length] for length in range(1, 26)]
-    found = [
+    strings = [
         *numbers,
         *(f"a{number}b" for number in numbers[:9]),
         *(f" {number}." for number in numbers[:9]),
     ]
     return [
-        *found,
+        *strings,
         " ".join(numbers),
         "3.3 3..3 3...3",
         "１２３４５",
@@ -236,13 +293,13 @@ def _spaces() -> list[str]:
         for kind in (" ", "\n", "\t", "\r\n")
         for count in (1, 2, 3, 4, 7, 8, 9, 16, 31)
     ]
-    found = [text for run in runs for text in (run, f"a{run}b", f"{run}b", f"a{run}", f"!{run}?")]
+    strings = [text for run in runs for text in (run, f"a{run}b", f"{run}b", f"a{run}", f"!{run}?")]
     pairs = [
         "".join(pair)
         for pair in itertools.product((" ", "  ", "\n", "\n\n", "\t", "\r\n"), repeat=2)
     ]
     return [
-        *found,
+        *strings,
         *(f"x{pair}y" for pair in pairs),
         *(f"x.{pair}" for pair in pairs),
         "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n",
@@ -250,20 +307,25 @@ def _spaces() -> list[str]:
 
 
 def _marks() -> list[str]:
-    found = [mark * count for mark in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~" for count in (1, 3, 17)]
-    found += [
+    strings = [
+        mark * count for mark in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~" for count in (1, 3, 17)
+    ]
+    strings += [
         "------======= !!!???... '''''```````\"\"\"\"......!!!!!!??????",
         "a!b@c#d$e%f^g&h*i(j)k",
         "!?\n\n.,\r\n;:/\n//\n",
     ]
-    return [*found, *(f"{mark}a {mark}1 b{mark} {mark}\n" for mark in "!$'(-./<@[_`|~、。！「·…—")]
+    return [
+        *strings,
+        *(f"{mark}a {mark}1 b{mark} {mark}\n" for mark in "!$'(-./<@[_`|~、。！「·…—"),
+    ]
 
 
 def _contractions() -> list[str]:
-    found = []
+    strings = []
     for suffix in SUFFIXES:
         for form in {suffix, suffix.upper(), suffix.capitalize(), suffix[0] + suffix[1:].upper()}:
-            found += [
+            strings += [
                 f"we'{form} go",
                 f"WE'{form}",
                 f"'{form}",
@@ -271,8 +333,11 @@ def _contractions() -> list[str]:
                 f"é'{form} 1'{form}",
             ]
     return [
-        *sorted(found),
-        "I've been 'told he's there, 'RE you sure? 'M not sure I'll make it, 'D you like tea? We'Ve a'lL",
+        *sorted(strings),
+        (
+            "I've been 'told he's there, 'RE you sure? 'M not sure I'll make it, 'D you like tea? "
+            "We'Ve a'lL"
+        ),
         "it’s don’t",
         "''s",
     ]
@@ -302,6 +367,6 @@ def _long() -> list[str]:
 
 
 def _mixed() -> list[str]:
-    """Random walks over everything, with a fixed seed."""
+    """Return random strings over a mixed alphabet, with a fixed seed."""
     rng, alphabet = random.Random(2), "aZ9 \n\t.,'!-_/éЖ中ก\u0301ا🙂\u200d<|>"
     return ["".join(rng.choice(alphabet) for _ in range(rng.randrange(4, 40))) for _ in range(120)]

@@ -1,8 +1,6 @@
-"""Two GGUF models held side by side: metadata, tensors, types, and how far each tensor's values are
-apart.
+"""Compares two GGUF models: metadata, tensors, types, and the relative error between their values.
 
-Slabs of rows are decoded by ggml's own routines, so memory stays bounded. It knows files and
-numbers, not what the difference does to an answer: that is for an evaluation.
+Tensors are decoded by ggml's own routines in slabs of rows, so memory stays bounded.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +22,10 @@ SHOWN = 60  # characters of a value
 
 @dataclass(frozen=True, slots=True)
 class KeyDifference:
-    """One key that differs; a side is None where it lacks the key, "[count kind]" for an array."""
+    """One key that differs.
+
+    A value is None if that model lacks the key, and "[count kind]" for an array.
+    """
 
     key: str
     left: str | None
@@ -35,9 +36,9 @@ class KeyDifference:
 class TensorDifference:
     """One tensor that both models have.
 
-    `error` is the relative RMS of right against left (0: the same values), None where the shapes
-    differ, where a type cannot be turned into numbers, and where a side holds NaN or infinity;
-    `same_bytes` says that not even a bit differs.
+    `error` is the relative RMS of right against left (0: equal values). It is None if the shapes
+    differ, a type cannot be decoded, or a side holds NaN or infinity. `same_bytes` says that the
+    stored bytes are equal.
     """
 
     name: str
@@ -49,7 +50,7 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Tensors by the side that has them."""
+    """Names of tensors that are in both models, and in one of them only."""
 
     both: tuple[str, ...]
     left: tuple[str, ...]
@@ -57,65 +58,77 @@ class Names:
 
 
 def keys(left: Header, right: Header) -> list[KeyDifference]:
-    """Keys whose stored type or value differ, in the order of `left`, then those only `right` has."""
+    """Return the keys whose stored type or value differ: in the order of `left`, then those only in
+    `right`.
+    """
     ours, theirs = ({field.key: field for field in header.fields} for header in (left, right))
-    found = []
+    differences = []
     for key in [*ours, *(key for key in theirs if key not in ours)]:
-        one, other = ours.get(key), theirs.get(key)
-        if one is None or other is None or (one.kind, one.copy()) != (other.kind, other.copy()):
-            found.append(
+        left_field, right_field = ours.get(key), theirs.get(key)
+        if (
+            left_field is None
+            or right_field is None
+            or (left_field.kind, left_field.copy()) != (right_field.kind, right_field.copy())
+        ):
+            differences.append(
                 KeyDifference(
-                    key, *(None if field is None else _shown(field.value) for field in (one, other))
+                    key,
+                    *(
+                        None if field is None else _shorten(field.value)
+                        for field in (left_field, right_field)
+                    ),
                 )
             )
-    return found
+    return differences
 
 
 def names(left: Header, right: Header) -> Names:
-    """Which side has which tensors, each in its file's order."""
+    """Return which model has which tensors, each in its file's order."""
     ours, theirs = ([tensor.name for tensor in header.tensors] for header in (left, right))
-    one, other = set(ours), set(theirs)
+    left_names, right_names = set(ours), set(theirs)
     return Names(
-        tuple(name for name in ours if name in other),
-        tuple(name for name in ours if name not in other),
-        tuple(name for name in theirs if name not in one),
+        tuple(name for name in ours if name in right_names),
+        tuple(name for name in ours if name not in right_names),
+        tuple(name for name in theirs if name not in left_names),
     )
 
 
 def tensors(left: Header, right: Header) -> Iterator[TensorDifference]:
-    """Every tensor that both have, one after the other, as it is read."""
+    """Yield every tensor that both models have, as it is compared."""
     ours, theirs = ({tensor.name: tensor for tensor in header.tensors} for header in (left, right))
     for name in names(left, right).both:
-        yield _compared(name, ours[name], theirs[name])
+        yield _compare_tensor(name, ours[name], theirs[name])
 
 
-def _compared(name: str, left: TensorInfo, right: TensorInfo) -> TensorDifference:
+def _compare_tensor(name: str, left: TensorInfo, right: TensorInfo) -> TensorDifference:
     import numpy as np
 
     if left.shape != right.shape:
         return TensorDifference(name, left, right, same_bytes=False, error=None)
     read_left, read_right = _reader(left), _reader(right)
-    same, numbers = (
+    same, is_decodable = (
         left.type == right.type,
         native.decodable(left.type) and native.decodable(right.type),
     )
     noise = signal = 0.0
     step = max(1, SLAB // left.columns)
     for first in range(0, left.rows, step):
-        one, other = (read(first, min(first + step, left.rows)) for read in (read_left, read_right))
-        if left.type == right.type and (one == other).all():
-            if numbers:
-                signal += squares(native.decode(one, left.type, left.columns, label=name))
+        left_rows, right_rows = (
+            read(first, min(first + step, left.rows)) for read in (read_left, read_right)
+        )
+        if left.type == right.type and (left_rows == right_rows).all():
+            if is_decodable:
+                signal += squares(native.decode(left_rows, left.type, left.columns, label=name))
             continue
         same = False
-        if not numbers:
+        if not is_decodable:
             break
-        ours = native.decode(one, left.type, left.columns, label=name)
-        theirs = native.decode(other, right.type, right.columns, label=name)
+        ours = native.decode(left_rows, left.type, left.columns, label=name)
+        theirs = native.decode(right_rows, right.type, right.columns, label=name)
         signal += squares(ours)
-        with np.errstate(invalid="ignore"):  # infinity less infinity
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
             noise += squares(np.subtract(ours, theirs, dtype=np.float64))
-    error = 0.0 if same else relative(noise, signal) if numbers else None
+    error = 0.0 if same else relative(noise, signal) if is_decodable else None
     return TensorDifference(name, left, right, same, error)
 
 
@@ -125,7 +138,7 @@ def _reader(tensor: TensorInfo) -> "Callable[[int, int], NDArray[np.uint8]]":
     )
 
 
-def _shown(value: Value) -> str:
+def _shorten(value: Value) -> str:
     if isinstance(value, Array):
         return f"[{value.count} {value.kind}]"
     text = str(value)

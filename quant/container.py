@@ -1,9 +1,4 @@
-"""A GGUF model as others see it: its header over all shards, its general keys, its table of
-tensors.
-
-Parsing is header.py's, writing writer.py's, and what llama.cpp would abort on soundness.py's
-subject.
-"""
+"""The header of a GGUF language model over all its shards: metadata and the tensor table."""
 
 import re
 from collections.abc import Mapping
@@ -31,7 +26,7 @@ __all__ = [
 ]
 
 SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
-GUESSED = 1024  # llama.h, LLAMA_FTYPE_GUESSED
+GUESSED = 1024  # LLAMA_FTYPE_GUESSED in llama.h
 
 FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPES.values()} | {
     39: "NVFP4"
@@ -39,14 +34,14 @@ FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPE
 
 
 def role(name: str) -> str:
-    """What a GGUF tensor is for, without its block and ending: "attn_q", "output_norm"."""
+    """Return a GGUF tensor's role, without its block and ending: "attn_q", "output_norm"."""
     parts = name.split(".")
     return parts[2] if parts[0] == "blk" and len(parts) > 2 else parts[0]
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF model says about itself: keys, and the table of its tensors, over all shards."""
+    """The metadata and the tensor table of a GGUF model, over all its shards."""
 
     path: Path
     files: tuple[Path, ...]
@@ -57,12 +52,12 @@ class Header:
 
     @cached_property
     def metadata(self) -> Mapping[str, Value]:
-        """Key -> value; arrays are read when asked."""
+        """Key -> value; arrays stay in the file until they are read."""
         return {field.key: field.value for field in self.fields}
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`, "unknown" where it is missing."""
+        """`general.architecture`, "unknown" if it is missing."""
         return self._text("general.architecture") or "unknown"
 
     @property
@@ -72,22 +67,22 @@ class Header:
 
     @property
     def parameters(self) -> int:
-        """Number of values in all tensors."""
+        """The number of values in all tensors."""
         return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of all tensors, without padding."""
+        """The bytes of all tensors, without padding."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def bits_per_weight(self) -> float:
-        """Stored bits for each value; 0 for a file without tensors."""
+        """Stored bits per value; 0 for a file without tensors."""
         return self.tensor_bytes * 8 / self.parameters if self.tensors else 0.0
 
     @property
     def file_type(self) -> str:
-        """Label of `general.file_type` ("Q4_K_M"), "unknown" where it is missing or new."""
+        """The label of `general.file_type` ("Q4_K_M"), or "unknown"."""
         value = self.metadata.get("general.file_type")
         return (
             FILE_TYPE_LABELS.get(value & ~GUESSED, "unknown")
@@ -97,36 +92,36 @@ class Header:
 
     @property
     def context_length(self) -> int:
-        """Positions the model was trained for; 0 where the file does not say."""
+        """Tokens that the model was trained for; 0 if the file does not say."""
         return self.number("context_length") or 0
 
     @property
     def tokenizer(self) -> str:
-        """`tokenizer.ggml.model`: llama (SentencePiece), gpt2 (byte-level BPE), … or "none"."""
+        """`tokenizer.ggml.model`: llama (SentencePiece), gpt2 (byte-level BPE), ... or "none"."""
         return self._text("tokenizer.ggml.model") or "none"
 
     @property
     def has_template(self) -> bool:
-        """Whether a chat template is inside: without one it is a base model."""
+        """Whether the file has a chat template; base models have none."""
         return bool(self._text("tokenizer.chat_template"))
 
     @property
     def latent(self) -> bool:
-        """Whether keys and values stay compressed in llama.cpp's cache (DeepSeek's MLA)."""
+        """Whether llama.cpp caches compressed keys and values (DeepSeek's MLA)."""
         return any(tensor.name.endswith(".attn_k_b.weight") for tensor in self.tensors)
 
     @property
     def types(self) -> dict[str, tuple[int, int]]:
-        """Tensor type -> (tensors, bytes), in the order of first appearance."""
-        table: dict[str, tuple[int, int]] = {}
+        """Tensor type -> (tensors, bytes), in order of first appearance."""
+        totals: dict[str, tuple[int, int]] = {}
         for tensor in self.tensors:
-            count, nbytes = table.get(tensor.type, (0, 0))
-            table[tensor.type] = (count + 1, nbytes + tensor.nbytes)
-        return table
+            count, nbytes = totals.get(tensor.type, (0, 0))
+            totals[tensor.type] = (count + 1, nbytes + tensor.nbytes)
+        return totals
 
     @property
     def roles(self) -> dict[str, list[TensorInfo]]:
-        """Role -> its tensors over all blocks ("attn_q", "token_embd"), in the order of first
+        """Role ("attn_q", "token_embd") -> its tensors over all blocks, in order of first
         appearance.
         """
         table: dict[str, list[TensorInfo]] = {}
@@ -135,8 +130,9 @@ class Header:
         return table
 
     def number(self, key: str) -> int | None:
-        """An integer of the architecture's own keys ("block_count"); of a list per layer, the
-        first.
+        """Return an integer of the architecture's keys ("block_count"), or None.
+
+        Returns the first entry of a list with one entry for each layer.
         """
         value = self.metadata.get(f"{self.architecture}.{key}")
         if (
@@ -153,8 +149,10 @@ class Header:
 
 
 def read(path: Path) -> Header:
-    """Read a GGUF header; the first shard of a split opens all of them, and a missing one is a
-    Refusal.
+    """Read the header of a GGUF model.
+
+    The first shard of a split model opens all shards. Raises UserError for files that are damaged,
+    incomplete or not GGUF.
     """
     first = parse(path)
     count = next((f.value for f in first.fields if f.key == "split.count"), 0)
@@ -162,12 +160,12 @@ def read(path: Path) -> Header:
     if isinstance(count, int) and count > 1:
         parts += [parse(file) for file in _shards(path, count)]
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
-    if double := _doubled(tensors):
+    if double := _duplicate_name(tensors):
         raise Refusal(
-            f"{path} is not a sound GGUF file: tensor {double} is there twice",
+            f"{path} is not a valid GGUF file: it has tensor {double} twice",
             hint="fetch the shards again",
         )
-    _complete(path, first, tensors)
+    _check_tensor_count(path, first, tensors)
     return Header(
         path,
         tuple(part.file for part in parts),
@@ -179,11 +177,11 @@ def read(path: Path) -> Header:
 
 
 def _shards(path: Path, count: int) -> list[Path]:
-    """The files behind the first; the name says which one `path` is."""
+    """Return the shards after the first; `path` must be the first by its name."""
     match = SHARD.match(path.name)
     if not match or int(match["count"]) != count:
         raise Refusal(
-            f"{path} is the first of {count} parts, but its name is not NAME-00001-of-{count:05}.gguf",
+            f"{path} is the first of {count} parts, but is not named NAME-00001-of-{count:05}.gguf",
             hint="give the parts their original names",
         )
     names = [f"{match['stem']}-{index:05}-of-{count:05}.gguf" for index in range(1, count + 1)]
@@ -194,15 +192,15 @@ def _shards(path: Path, count: int) -> list[Path]:
         )
     missing = [name for name in names[1:] if not path.with_name(name).is_file()]
     if missing:
-        some = ", ".join(missing[:3]) + " …" * (len(missing) > 3)
+        listed = ", ".join(missing[:3]) + " …" * (len(missing) > 3)
         raise Refusal(
-            f"{path} lacks {len(missing)} of its {count} parts: {some}",
+            f"{path}: {len(missing)} of its {count} parts are missing: {listed}",
             hint="fetch all parts into one folder",
         )
     return [path.with_name(name) for name in names[1:]]
 
 
-def _doubled(tensors: tuple[TensorInfo, ...]) -> str | None:
+def _duplicate_name(tensors: tuple[TensorInfo, ...]) -> str | None:
     seen: set[str] = set()
     for tensor in tensors:
         if tensor.name in seen:
@@ -211,10 +209,10 @@ def _doubled(tensors: tuple[TensorInfo, ...]) -> str | None:
     return None
 
 
-def _complete(path: Path, first: Part, tensors: tuple[TensorInfo, ...]) -> None:
+def _check_tensor_count(path: Path, first: Part, tensors: tuple[TensorInfo, ...]) -> None:
     total = next((f.value for f in first.fields if f.key == "split.tensors.count"), None)
     if isinstance(total, int) and total != len(tensors):
         raise Refusal(
-            f"{path} should hold {total} tensors with its parts, they hold {len(tensors)}",
+            f"{path} should have {total} tensors over all its parts, but has {len(tensors)}",
             hint="fetch the shards again",
         )

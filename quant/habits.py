@@ -1,8 +1,7 @@
-"""Ways in which llama.cpp is known to read a text otherwise than the model's own tokenizer.
+"""Known ways in which llama.cpp tokenizes differently from the model's own tokenizer.
 
-A difference is explained where the model's tokenizer, made to take on such habits and no others,
-gives llama.cpp's ids to the last. It knows tokenizers and habits, llama.cpp only by what it takes
-for special.
+A difference is explained if the model's tokenizer, changed to work as llama.cpp does in some of
+these ways, gives exactly llama.cpp's ids.
 """
 
 import json
@@ -25,7 +24,9 @@ Parts = tuple[
 
 
 class Habits:
-    """The habits that may matter to one model, and its tokenizer with each of them."""
+    """The known differences that may affect one model, and the model's tokenizer with each of them
+    applied.
+    """
 
     def __init__(
         self, own: Own, metadata: Mapping[str, Value], control: Callable[[int], bool]
@@ -51,47 +52,51 @@ class Habits:
             if any(_type(node) == "Precompiled" for node in own.nodes) and own.rules:
                 self.names.append("rules")
         types = metadata.get("tokenizer.ggml.token_type")
-        listed = types.values() if isinstance(types, Array) else []
-        self.unknown = {row for row, number in enumerate(listed) if number == UNKNOWN}
+        type_numbers = types.values() if isinstance(types, Array) else []
+        self.unknown = {row for row, number in enumerate(type_numbers) if number == UNKNOWN}
         added = {token.text for token in own.added.values()}
-        odd = [
+        token_like = [
             word
             for word in own.words
             if word[:2].strip("_" + SPACE)[:1] in ("<", "[") and word not in added
         ]
-        self.claimed = [word for word in odd if control(own.reader.rows[word])]
-        self.found = [*added, *self.claimed]
-        self.alike: dict[tuple[str, ...], Reader] = {}
+        self.claimed = [word for word in token_like if control(own.reader.rows[word])]
+        self.matched = [*added, *self.claimed]
+        self.readers: dict[tuple[str, ...], Reader] = {}
 
     def explains(self, text: str, ours: list[int], special: bool) -> str | None:
-        """The habit that makes the model's tokenizer give `ours`; "several" if more than one is
-        needed.
+        """Return the name of the difference that makes the model's tokenizer give llama.cpp's ids.
+
+        Returns "several" if it takes more than one difference, and None if the ids remain
+        different.
         """
-        several = tuple(name for name in self.names if name != "spaces" or self._spaced(text))
+        several = tuple(
+            name for name in self.names if name != "spaces" or self._has_special_spaces(text)
+        )
         if not self._gives(several, text, ours, special):
             return None
         return next(
             (name for name in several if self._gives((name,), text, ours, special)), "several"
         )
 
-    def _spaced(self, text: str) -> bool:
-        """Whether a text has ends, or places beside added tokens, where llama.cpp puts spaces in
-        its own way.
+    def _has_special_spaces(self, text: str) -> bool:
+        """Return whether a text has spaces at its ends or contains added tokens, where llama.cpp
+        places spaces differently.
         """
-        spelt = self.characters.apply(text) if self.characters else text
-        return spelt.strip().strip(SPACE) != spelt or any(token in text for token in self.found)
+        mapped = self.characters.apply(text) if self.characters else text
+        return mapped.strip().strip(SPACE) != mapped or any(token in text for token in self.matched)
 
     def _gives(self, names: tuple[str, ...], text: str, ours: list[int], special: bool) -> bool:
-        if names not in self.alike:
-            self.alike[names] = self._alike(names)
-        found = self.alike[names].ids(text, special=special)
-        return found == ours or self.own.tied(found, ours)
+        if names not in self.readers:
+            self.readers[names] = self._changed_reader(names)
+        ids = self.readers[names].ids(text, special=special)
+        return ids == ours or self.own.tied(ids, ours)
 
-    def _alike(self, names: tuple[str, ...]) -> Reader:
-        """The model's tokenizer with some habits, upon the same pieces."""
+    def _changed_reader(self, names: tuple[str, ...]) -> Reader:
+        """Return the model's tokenizer with some differences applied, on the same pieces."""
         exact = self.own.reader
-        made = tokenizers.Tokenizer(exact.tokenizer.model)
-        made.normalizer, made.pre_tokenizer = self._parts(names)
+        changed = tokenizers.Tokenizer(exact.tokenizer.model)
+        changed.normalizer, changed.pre_tokenizer = self._parts(names)
         for _, token in sorted(exact.tokenizer.get_added_tokens_decoder().items()):
             if "flags" in names:
                 token = tokenizers.AddedToken(
@@ -100,10 +105,10 @@ class Habits:
             if "types" in names:
                 row = exact.rows[token.content]
                 token.special = self.control(row) or row in self.unknown
-            made.add_tokens([token])
+            changed.add_tokens([token])
         if "types" in names:
-            made.add_special_tokens(self.claimed)
-        return Reader(exact.where, made, exact.rows)
+            changed.add_special_tokens(self.claimed)
+        return Reader(exact.where, changed, exact.rows)
 
     def _parts(self, names: tuple[str, ...]) -> Parts:
         exact = self.own.reader.tokenizer
@@ -115,12 +120,12 @@ class Habits:
             return exact.normalizer, exact.pre_tokenizer
         steps = []
         rules = [custom(Rules(self.own.rules))] if self.own.rules else []
-        if not self.own.nodes:  # a SentencePiece model's own
+        if not self.own.nodes:  # a SentencePiece model has no normalizers in tokenizer.json
             steps += rules
         for node in self.own.nodes:
             if _type(node) == "Precompiled" and "rules" in names:
                 steps += rules
-            elif not ("spaces" in names and _spaces(node)):
+            elif not ("spaces" in names and _only_spaces(node)):
                 steps.append(_component("normalizer", node))
         if "spaces" not in names:
             return tokenizers.normalizers.Sequence(steps), exact.pre_tokenizer
@@ -131,8 +136,8 @@ def _type(node: Any) -> Any:
     return node.get("type") if isinstance(node, dict) else None
 
 
-def _spaces(node: Any) -> bool:
-    """Whether a normalizer is about spaces alone."""
+def _only_spaces(node: Any) -> bool:
+    """Return whether a normalizer only changes spaces."""
     match node:
         case {"type": "Prepend" | "Strip"}:
             return True

@@ -1,11 +1,9 @@
-"""One GGUF file's header, read with every count, length and offset held against the file's size
-first.
+"""Reads the header of one GGUF file; every count, length and offset is checked against the file's
+size first.
 
-A reader of our own because gguf.GGUFReader trusts its input and makes a numpy view of every element
-of every array: SmolLM2's header takes it 2.6 s and Gemma's 12.5 s, this one 0.011 and 0.027 s (2
-cores, Zen 3). Arrays stay where they are until somebody asks. Follows gguf_init_from_reader
-(ggml/src/gguf.cpp), refuses all it refuses, and says why. It knows the container, not what the keys
-mean.
+gguf.GGUFReader trusts its input, and makes a numpy view of every element of every array, which
+takes seconds for a large vocabulary. Here arrays stay in the file until they are read. Follows
+gguf_init_from_reader (ggml/src/gguf.cpp): what that refuses is refused here, with the reason.
 """
 
 import mmap
@@ -18,10 +16,8 @@ from quant import native
 from quant.errors import Refusal
 
 MAGIC, ALIGNMENT, MAX_DIMS, MAX_NAME = b"GGUF", 32, 4, 63
-MAX_KEYS, MAX_TENSORS = (
-    1 << 16,
-    1 << 20,
-)  # far beyond any model: each becomes some hundred bytes here
+# Far beyond any model: each key or tensor takes some hundred bytes of memory here.
+MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 20
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS = {
     0: "B",
@@ -57,8 +53,8 @@ AGAIN = "fetch or convert the file again"
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array that stays in the file: `count` elements of GGUF type `kind`, `nbytes` from `offset`
-    on.
+    """An array that stays in the file: `count` elements of GGUF type `kind`, in `nbytes` bytes at
+    `offset`.
     """
 
     file: Path
@@ -68,22 +64,24 @@ class Array:
     nbytes: int
 
     def head(self, count: int) -> "Array":
-        """The first `count` of its numbers: what a strange file calls a number may fill it."""
+        """Return the first `count` of its numbers. A malicious file may store huge arrays under any
+        key.
+        """
         assert self.kind != "string"
         count = min(count, self.count)
         return replace(self, count=count, nbytes=self.nbytes // self.count * count if count else 0)
 
     def raw(self) -> bytes:
-        """The stored bytes of the elements."""
+        """Return the stored bytes of the elements."""
         with self.file.open("rb") as stream:
             stream.seek(self.offset)
             data = stream.read(self.nbytes)
         if len(data) != self.nbytes:
-            raise Refusal(f"{self.file} has become shorter while it was read", hint=AGAIN)
+            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
         return data
 
     def blobs(self) -> list[bytes]:
-        """The elements of a string array, undecoded."""
+        """Return the elements of a string array, not decoded."""
         assert self.kind == "string", self.kind
         data, at, out = self.raw(), 0, []
         for _ in range(self.count):
@@ -93,7 +91,7 @@ class Array:
         return out
 
     def values(self) -> list[int] | list[float] | list[str]:
-        """All elements; invalid UTF-8 in a string becomes U+FFFD."""
+        """Return all elements; invalid UTF-8 in a string becomes U+FFFD."""
         if self.kind == "string":
             return [blob.decode("utf-8", "replace") for blob in self.blobs()]
         code = next(SCALARS[number] for number, name in KINDS.items() if name == self.kind)
@@ -105,18 +103,20 @@ Value = int | float | bool | str | Array
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One key and its value; `kind` is its GGUF type, `raw` where its type word and value stand."""
+    """One key and its value; `kind` is its GGUF type.
+
+    `raw` is the file range (first byte, end) of its type word and value, for copying them
+    unchanged.
+    """
 
     key: str
     kind: str
     value: Value
     file: Path
-    raw: tuple[
-        int, int
-    ]  # first byte, past the last: type word included, so that it can be copied as it is
+    raw: tuple[int, int]
 
     def copy(self) -> bytes:
-        """The type word and the value as they are stored."""
+        """Return the type word and the value as they are stored."""
         with self.file.open("rb") as stream:
             stream.seek(self.raw[0])
             return stream.read(self.raw[1] - self.raw[0])
@@ -135,23 +135,23 @@ class TensorInfo:
 
     @property
     def elements(self) -> int:
-        """Number of values."""
+        """The number of values."""
         return _product(self.shape)
 
     @property
     def columns(self) -> int:
-        """Values in a row."""
+        """The number of values in a row."""
         return self.shape[0]
 
     @property
     def rows(self) -> int:
-        """Number of rows, experts' rows one after another."""
+        """The number of rows over all further axes; a mixture's experts follow one another."""
         return self.elements // self.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one file holds."""
+    """The header of one GGUF file."""
 
     file: Path
     version: int
@@ -162,7 +162,7 @@ class Part:
 
 
 def parse(file: Path) -> Part:
-    """Read one file's header; anything that cannot be right is a Refusal naming the file."""
+    """Read the header of one GGUF file. Raises UserError, with its name, if it is not valid."""
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, 2)
@@ -183,7 +183,7 @@ def parse(file: Path) -> Part:
 
 
 class _Reader:
-    """A cursor over the mapped file; `at` never passes `size` without a Refusal."""
+    """A cursor over the mapped file; `at` never passes `size` without a UserError."""
 
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
         self.file, self.data, self.size, self.at = file, data, size, 0
@@ -198,7 +198,7 @@ class _Reader:
             self.file,
             version,
             fields,
-            tuple(self._place(infos, start, alignment)),
+            tuple(self._locate(infos, start, alignment)),
             start,
             alignment,
         )
@@ -207,8 +207,8 @@ class _Reader:
         magic = self.data[:4]
         if magic != MAGIC:
             if magic == MAGIC[::-1]:
-                raise self._bad(
-                    "its byte order is reversed (a big-endian file)",
+                raise self._invalid(
+                    "its byte order is reversed (big-endian)",
                     "convert it for a little-endian machine",
                 )
             raise Refusal(
@@ -218,21 +218,21 @@ class _Reader:
         self.at = 4
         (version,) = self._unpack("<I", "the version")
         if version and not version & 0xFFFF:
-            raise self._bad(
-                "its byte order is reversed (a big-endian file)",
+            raise self._invalid(
+                "its byte order is reversed (big-endian)",
                 "convert it for a little-endian machine",
             )
         if version not in (2, 3):
-            raise self._bad(
-                f"its GGUF version is {version}; versions 2 and 3 are read",
+            raise self._invalid(
+                f"its GGUF version is {version}; versions 2 and 3 are supported",
                 "convert the model again",
             )
         tensors, keys = self._unpack("<QQ", "the counts")
-        left = self.size - self.at
-        if keys > min(left // 13, MAX_KEYS):
-            raise self._bad(f"it claims {keys} keys in {left} bytes")
-        if tensors > min(left // 28, MAX_TENSORS):
-            raise self._bad(f"it claims {tensors} tensors in {left} bytes")
+        available = self.size - self.at
+        if keys > min(available // 13, MAX_KEYS):
+            raise self._invalid(f"it claims {keys} keys in {available} bytes")
+        if tensors > min(available // 28, MAX_TENSORS):
+            raise self._invalid(f"it claims {tensors} tensors in {available} bytes")
         return version, tensors, keys
 
     def _fields(self, count: int) -> Iterator[Field]:
@@ -240,8 +240,8 @@ class _Reader:
         for index in range(count):
             blob = self._string(f"key {index}")
             if not blob or blob in seen:
-                raise self._bad(
-                    f"key {index} is {'there twice: ' + repr(blob) if blob else 'empty'}"
+                raise self._invalid(
+                    f"key {index} is {'a repetition: ' + repr(blob) if blob else 'empty'}"
                 )
             seen.add(blob)
             key, first = blob.decode("utf-8", "replace"), self.at
@@ -255,36 +255,38 @@ class _Reader:
         if number == ARRAY:
             return self._array(key)
         if number not in SCALARS:
-            raise self._bad(f"key {key!r} has the unknown type number {number}")
+            raise self._invalid(f"key {key!r} has unknown type number {number}")
         value: int | float | bool = self._unpack("<" + SCALARS[number], key)[0]
         return value
 
     def _array(self, key: str) -> Array:
         number, count = self._unpack("<IQ", key)
-        first, left = self.at, self.size - self.at
+        first, available = self.at, self.size - self.at
         if number == STRING:
-            if count > left // 8:
-                raise self._bad(f"key {key!r} claims {count} strings in {left} bytes")
+            if count > available // 8:
+                raise self._invalid(f"key {key!r} claims {count} strings in {available} bytes")
             self._skip_strings(count, key)
         elif number in SIZES:
-            if count > left // SIZES[number]:
-                raise self._bad(f"key {key!r} claims {count} elements in {left} bytes")
+            if count > available // SIZES[number]:
+                raise self._invalid(f"key {key!r} claims {count} elements in {available} bytes")
             self.at += count * SIZES[number]
         else:
-            raise self._bad(f"key {key!r} is an array of the unknown type number {number}")
+            raise self._invalid(f"key {key!r} is an array of unknown type number {number}")
         return Array(self.file, KINDS[number], count, first, self.at - first)
 
     def _skip_strings(self, count: int, key: str) -> None:
-        # The hot loop: half a million strings in a large vocabulary; unpack_from never reads past
+        # The hot loop: large vocabularies have half a million strings. unpack_from never reads past
         # the end.
         at, data, read = self.at, self.data, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
                 at += 8 + read(data, at)[0]
         except (struct.error, OverflowError):
-            raise self._bad(f"a string of key {key!r} ends behind the end of the file") from None
+            raise self._invalid(
+                f"a string of key {key!r} ends beyond the end of the file"
+            ) from None
         if at > self.size:
-            raise self._bad(f"a string of key {key!r} ends behind the end of the file")
+            raise self._invalid(f"a string of key {key!r} ends beyond the end of the file")
         self.at = at
 
     def _alignment(self, fields: tuple[Field, ...]) -> int:
@@ -298,8 +300,9 @@ class _Reader:
                     or value & (value - 1)
                     or value > 1 << 20
                 ):
-                    raise self._bad(
-                        f"its alignment {value!r} ({field.kind}) is not a power of two between 8 and 2^20"
+                    raise self._invalid(
+                        f"its alignment {value!r} ({field.kind}) is not a power of two "
+                        "between 8 and 2^20"
                     )
                 return value
         return ALIGNMENT
@@ -310,43 +313,46 @@ class _Reader:
             blob = self._string(f"the name of tensor {index}")
             name = blob.decode("utf-8", "replace")
             if not blob or len(blob) > MAX_NAME:
-                raise self._bad(
+                raise self._invalid(
                     f"the name of tensor {index} has {len(blob)} bytes; 1 to {MAX_NAME} are allowed"
                 )
             if blob in seen:
-                raise self._bad(f"tensor {name} is there twice")
+                raise self._invalid(f"it has tensor {name} twice")
             seen.add(blob)
             (dims,) = self._unpack("<I", name)
             if not 1 <= dims <= MAX_DIMS:
-                raise self._bad(f"tensor {name} has {dims} dimensions; 1 to {MAX_DIMS} are allowed")
+                raise self._invalid(
+                    f"tensor {name} has {dims} dimensions; 1 to {MAX_DIMS} are allowed"
+                )
             shape = self._unpack(f"<{dims}Q", name)
             if 0 in shape or _product(shape) > 1 << 62:
-                raise self._bad(f"tensor {name} has the impossible shape {list(shape)}")
+                raise self._invalid(f"tensor {name} has the impossible shape {list(shape)}")
             number, offset = self._unpack("<IQ", name)
             if number not in native.TYPE_IDS:
-                raise self._bad(
-                    f"tensor {name} has the unknown type number {number}",
+                raise self._invalid(
+                    f"tensor {name} has unknown type number {number}",
                     "if the file is newer than this program, update llama-cpp-python",
                 )
             yield name, shape, native.TYPE_IDS[number], offset
 
-    def _place(
+    def _locate(
         self, infos: list[tuple[str, tuple[int, ...], str, int]], start: int, alignment: int
     ) -> Iterator[TensorInfo]:
         expected = 0
         for name, shape, kind, offset in infos:
             block = native.block(kind)
             if shape[0] % block.values:
-                raise self._bad(
-                    f"tensor {name} has rows of {shape[0]}, {kind} needs a multiple of {block.values}"
+                raise self._invalid(
+                    f"tensor {name} has rows of {shape[0]} values; {kind} needs a multiple of "
+                    f"{block.values}"
                 )
             nbytes = _product(shape) // block.values * block.nbytes
             if offset != expected:
-                raise self._bad(f"tensor {name} stands at offset {offset}, not at {expected}")
+                raise self._invalid(f"tensor {name} is at offset {offset}, not at {expected}")
             if start + offset + nbytes > self.size:
                 raise Refusal(
-                    f"{self.file} is truncated: tensor {name} ends at byte {start + offset + nbytes}, "
-                    f"the file has {self.size}",
+                    f"{self.file} is truncated: tensor {name} ends at byte "
+                    f"{start + offset + nbytes}, the file has {self.size}",
                     hint=AGAIN,
                 )
             yield TensorInfo(name, shape, kind, start + offset, nbytes, self.file)
@@ -355,7 +361,7 @@ class _Reader:
     def _string(self, what: str) -> bytes:
         (length,) = self._unpack("<Q", what)
         if length > self.size - self.at:
-            raise self._bad(f"{what} claims {length} bytes, {self.size - self.at} are left")
+            raise self._invalid(f"{what} claims {length} bytes, {self.size - self.at} are left")
         self.at += length
         return self.data[self.at - length : self.at]
 
@@ -366,8 +372,8 @@ class _Reader:
         self.at += struct.calcsize(code)
         return values
 
-    def _bad(self, why: str, hint: str = AGAIN) -> Refusal:
-        return Refusal(f"{self.file} is not a sound GGUF file: {why}", hint=hint)
+    def _invalid(self, why: str, hint: str = AGAIN) -> Refusal:
+        return Refusal(f"{self.file} is not a valid GGUF file: {why}", hint=hint)
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -1,7 +1,6 @@
-"""The language part of a checkpoint that also sees or hears: its tensors under the names of a text
-model.
+"""The language part of a multimodal checkpoint: its tensors under a text model's names.
 
-Towers and projectors are left out and said so. It knows beginnings of names, nothing else.
+Vision and audio towers and projectors are left out, with a note.
 """
 
 import re
@@ -12,10 +11,11 @@ from pathlib import Path
 from quant.errors import Refusal
 from quant.tensors import LazyTensor
 
-# What stands at the beginning of the names of other parts, after an optional "model.".
+# Beginnings of names that belong to other parts, after an optional "model.".
 OTHERS = re.compile(
-    r"(?:model\.)?(?:vision_|visual\.|audio_|image_|video_|mm_|vit\.|vpm\.|apm\.|resampler\.|multi_modal_projector"
-    r"|multimodal_projector|embed_vision\.|embed_audio\.|speech_|connector\.|mlp1\.)"
+    r"(?:model\.)?(?:vision_|visual\.|audio_|image_|video_|mm_|vit\.|vpm\.|apm\.|resampler\."
+    r"|multi_modal_projector|multimodal_projector|embed_vision\.|embed_audio\.|speech_"
+    r"|connector\.|mlp1\.)"
 )
 INNER = (
     ("model.language_model.", "model."),
@@ -26,35 +26,41 @@ INNER = (
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The tensors of the language part, and what the user should know of the rest."""
+    """The tensors of the language part, and notes for the user."""
 
     tensors: dict[str, LazyTensor]
     notes: tuple[str, ...]
 
 
 def part(folder: Path, stored: Mapping[str, LazyTensor]) -> Spoken:
-    """The language part of a checkpoint; a text model comes back as it is."""
+    """Return the language part of a checkpoint; a text model is returned unchanged.
+
+    Raises UserError if two tensors get the same name.
+    """
     if not any(OTHERS.match(name) or "language_model." in name for name in stored):
         return Spoken(dict(stored), ())
-    found: dict[str, LazyTensor] = {}
+    tensors: dict[str, LazyTensor] = {}
     dropped: list[str] = []
     for name, tensor in stored.items():
         if OTHERS.match(name):
             dropped.append(name)
             continue
-        inner = _inner(name)
-        if inner in found:
+        inner = _text_model_name(name)
+        if inner in tensors:
             raise Refusal(
-                f"{folder} has two tensors for {inner}: {found[inner].name} and {name}",
+                f"{folder} has two tensors for {inner}: {tensors[inner].name} and {name}",
                 hint="fetch the whole model again",
             )
-        found[inner] = replace(tensor, name=inner)
+        tensors[inner] = replace(tensor, name=inner)
     kinds = sorted({name.removeprefix("model.").split(".")[0] for name in dropped})
-    note = f"only the language part is converted: {len(dropped)} tensors of {', '.join(kinds)} are left out"
-    return Spoken(found, (note,) if dropped else ())
+    note = (
+        f"only the language part is converted: {len(dropped)} tensors of {', '.join(kinds)} "
+        "are left out"
+    )
+    return Spoken(tensors, (note,) if dropped else ())
 
 
-def _inner(name: str) -> str:
+def _text_model_name(name: str) -> str:
     for outer, inner in INNER:
         if name.startswith(outer):
             return inner + name.removeprefix(outer)

@@ -1,8 +1,8 @@
-"""What a file says of itself beside its architecture: the `general.*` keys, in llama.cpp's order.
+"""The `general.*` keys of a converted file, in llama.cpp's order.
 
-The gguf package's heuristics read the card and the name; settings for sampling come from
-generation_config.json, as upstream takes them, since llama.cpp's tools read them. It knows files
-and entries, no tensors' values.
+The gguf package's heuristics read the model card and the name. As in llama.cpp's converter,
+sampling settings come from generation_config.json, because llama.cpp's tools read them from the
+file.
 """
 
 import re
@@ -19,11 +19,11 @@ from quant.writer import entry
 if TYPE_CHECKING:
     import gguf
 
-VERSION = "1"  # of the road from a folder to a file
+VERSION = "1"  # of the conversion from a checkpoint to a file
 HUB = "https://huggingface.co"
 SNAPSHOT = re.compile(r"[0-9a-f]{40}")
-# Keys of a card that llama.cpp's heuristics read: those that are one text, and those that may be
-# several.
+# Keys of a model card that llama.cpp's heuristics read: those with one text, and those that may
+# have several.
 ONE = frozenset(
     {
         f"{prefix}{key}"
@@ -58,7 +58,7 @@ MANY = frozenset(
         *card.PARENTS,
     }
 )
-# generation_config.json's name -> the package's field; whole numbers and reals.
+# generation_config.json's key -> the gguf package's field: integers, and reals.
 WHOLE = {"top_k": "top_k", "penalty_last_n": "penalty_last_n", "mirostat": "mirostat"}
 REAL = {
     "top_p": "top_p",
@@ -74,8 +74,8 @@ REAL = {
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a folder came from: its name, and the repository and commit where it lies in the hub's
-    cache.
+    """Where a checkpoint folder came from: its name, and the repository and commit if it is in the
+    Hub's cache.
     """
 
     name: str
@@ -84,7 +84,9 @@ class Origin:
 
 
 def origin(folder: Path) -> Origin:
-    """Read off where a folder stands: …/models--ORG--NAME/snapshots/COMMIT is the hub's."""
+    """Return where a folder came from, judging by its path: .../models--ORG--NAME/snapshots/COMMIT
+    is in the Hub's cache.
+    """
     folder = folder.absolute().resolve()
     if folder.parent.name != "snapshots":
         return Origin(folder.name)
@@ -96,41 +98,44 @@ def origin(folder: Path) -> Origin:
 def general(
     folder: Path, architecture: str, weights: Iterable[Weight], method: str
 ) -> list[tuple[str, bytes]]:
-    """The general keys of the file, and ours; `method` is the quantization the checkpoint came in,
-    "" for none.
+    """Return the general keys of the file and llmcli's own keys, as (key, stored value).
+
+    `method` is the quantization of the checkpoint, "" for none.
     """
     import gguf
 
-    where = origin(folder)
+    source = origin(folder)
     writer = gguf.GGUFWriter(None, architecture)
-    found = _described(folder, where, writer, weights)
-    found.set_gguf_meta_model(writer)
-    made = [(key, _entry(value)) for key, value in writer.kv_data[0].items()]
+    described = _describe(folder, source, writer, weights)
+    described.set_gguf_meta_model(writer)
+    gguf_entries = [(key, _entry(value)) for key, value in writer.kv_data[0].items()]
     head = [
         ("general.architecture", entry("string", architecture)),
         ("general.type", entry("string", "model")),
     ]
     ours = {
         "llmcli.convert.version": VERSION,
-        "llmcli.convert.revision": where.revision,
+        "llmcli.convert.revision": source.revision,
         "llmcli.convert.source_method": method,
     }
-    told = [(key, entry("string", value)) for key, value in ours.items() if value]
-    return [*head, *(item for item in made if item[0] != head[0][0]), *told]
+    own_entries = [(key, entry("string", value)) for key, value in ours.items() if value]
+    return [*head, *(item for item in gguf_entries if item[0] != head[0][0]), *own_entries]
 
 
 def types(dtype: str) -> list[tuple[str, bytes]]:
-    """The keys that say what the file's matrices are; quantizing sets them anew, in this place."""
+    """Return the keys for the type of the file's matrices; quantizing replaces their values in
+    place.
+    """
     return [
         ("general.file_type", entry("uint32", recipe.FILE_TYPES[dtype].number)),
         ("general.quantization_version", entry("uint32", 2)),
     ]
 
 
-def _described(
+def _describe(
     folder: Path, where: Origin, writer: "gguf.GGUFWriter", weights: Iterable[Weight]
 ) -> "gguf.Metadata":
-    """What the card, the name and the number of parameters say."""
+    """Return metadata from the model card, the name and the number of parameters."""
     import gguf
     import numpy as np
 
@@ -138,48 +143,49 @@ def _described(
         shape = tuple(reversed(weight.shape))
         writer.add_tensor_info(weight.name, shape, np.dtype(np.float32), 4 * weight.elements)
     total, shared, expert, experts = writer.get_total_parameter_count()
-    told = {
+    card_values = {
         key: value
         for key, value in card.load(folder).items()
-        if key in MANY or (key in ONE and _text(value))
+        if key in MANY or (key in ONE and _is_text(value))
     }
     named = {"_name_or_path": where.repo} if where.repo else {}
-    found = gguf.Metadata.apply_metadata_heuristic(
-        gguf.Metadata(), told, named, Path(where.name), total
+    described = gguf.Metadata.apply_metadata_heuristic(
+        gguf.Metadata(), card_values, named, Path(where.name), total
     )
-    found.name = found.name or where.name
-    found.size_label = found.size_label or gguf.size_label(total, shared, expert, experts)
-    if where.repo and not found.source_repo_url:
-        found.source_repo_url = f"{HUB}/{where.repo}"
+    described.name = described.name or where.name
+    described.size_label = described.size_label or gguf.size_label(total, shared, expert, experts)
+    if where.repo and not described.source_repo_url:
+        described.source_repo_url = f"{HUB}/{where.repo}"
     for name, value in _sampling(folder).items():
-        setattr(found, f"sampling_{name}", value)
-    return found
+        setattr(described, f"sampling_{name}", value)
+    return described
 
 
-def _text(value: str | list[str]) -> bool:
+def _is_text(value: str | list[str]) -> bool:
     return isinstance(value, str)
 
 
 def _sampling(folder: Path) -> dict[str, int | float]:
-    """The settings that the model's makers recommend; what is no sound number is left out."""
+    """Return the sampling settings that the model's makers recommend, without invalid numbers."""
     file = folder / "generation_config.json"
     values = read_json(file) if file.is_file() else {}
-    found: dict[str, int | float] = {}
+    settings: dict[str, int | float] = {}
     for key, name in WHOLE.items():
         value = values.get(key)
         if type(value) is int and 0 <= value < 1 << 31:
-            found[name] = value
+            settings[name] = value
     for key, name in REAL.items():
         value = values.get(key)
-        if (
-            isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6
-        ):  # and not NaN
-            found[name] = float(value)
-    return found
+        # False for NaN, too.
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6:
+            settings[name] = float(value)
+    return settings
 
 
 def _entry(value: "gguf.gguf_writer.GGUFValue") -> bytes:
-    """A value of the package's writer as a file stores it; its arrays are of strings here."""
+    """Return a value of the gguf package's writer as a file stores it; its arrays hold strings
+    here.
+    """
     kind = value.type.name.lower()
     plain: Any = value.value
     return (

@@ -1,7 +1,7 @@
-"""The model's own tokenizer, run by the tokenizers library: what llama.cpp is held against.
+"""The model's own tokenizer, run by the tokenizers library: the reference for llama.cpp.
 
-From tokenizer.json, or made of the pieces of tokenizer.model where that is all there is. It knows
-texts and rows, not llama.cpp.
+It is read from tokenizer.json, or built from the pieces of tokenizer.model if there is no
+tokenizer.json.
 """
 
 import base64
@@ -28,18 +28,18 @@ from quant.tensors import read_json
 
 AGAIN = "fetch the file again"
 HELLO = "Hello world"
-CLOSE = (
-    1e-6  # of a text's score: what float32 leaves of the difference between two ways to split it
-)
-PIECES = pretokenizer.Found("default")  # there is nothing to find where no byte-level BPE is
+# Part of a text's score that float32 can lose between two splits of the text.
+CLOSE = 1e-6
+PIECES = pretokenizer.Found("default")  # for tokenizers that are not byte-level BPE
 T = TypeVar("T")
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A tokenizer of the library that answers in rows of the model; `rows` has them by the token's
-    text.
+    """A tokenizer of the tokenizers library that returns rows of the model's vocabulary.
+
+    `rows` gives the row of each token's text.
     """
 
     where: Path
@@ -47,20 +47,28 @@ class Reader:
     rows: Mapping[str, int]
 
     def ids(self, text: str, *, special: bool, around: bool = False) -> list[int]:
-        """Text to rows; `special` reads special tokens out of it, `around` puts them around it."""
+        """Return the rows of a text's tokens, -1 for tokens without a row.
+
+        `special` matches special tokens in the text; `add_special` adds special tokens around it.
+        """
         self.tokenizer.encode_special_tokens = not special
-        found = _asked(self.where, lambda: self.tokenizer.encode(text, add_special_tokens=around))
-        return [self.rows.get(self.tokenizer.id_to_token(index) or "", -1) for index in found.ids]
+        encoding = _call(self.where, lambda: self.tokenizer.encode(text, add_special_tokens=around))
+        return [
+            self.rows.get(self.tokenizer.id_to_token(index) or "", -1) for index in encoding.ids
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
     """A model's tokenizer.
 
-    `words` are its pieces, `added` its added tokens and `texts` all tokens by row. `around` is a
-    text bare and with what is put around it, where that is known. `nodes` are the normalizers of
-    its tokenizer.json, `form` the normal form that they bring text to, `rules` SentencePiece's for
-    characters; `scores` are those of a Unigram's pieces by row.
+    - `words`: the texts of its pieces; `added`: its added tokens by row; `texts`: all tokens' texts
+      by row.
+    - `sample_ids`: the ids of SAMPLE_TEXT without and with the special tokens around it, if known.
+    - `pre_tokenizer`: the pre-tokenizer that llama.cpp uses.
+    - `normalizers`: those of tokenizer.json; `normal_form`: the Unicode form that they apply.
+    - `charsmap`: SentencePiece's character rules.
+    - `scores`: the scores of a Unigram's pieces by row.
     """
 
     reader: Reader
@@ -75,36 +83,42 @@ class Own:
     scores: Mapping[int, float] = field(default_factory=dict)
 
     def given(self, text: str) -> str:
-        """The text as llama.cpp gets to read it, which joins no characters: the model's form comes
-        from outside.
+        """Return the text as llama.cpp must get it: in the model's normal form, which llama.cpp
+        never applies.
 
-        A Unigram's vocabulary has rules for single characters, so that only text with parts to join
-        is changed.
+        A Unigram's vocabulary has rules for single characters, so only text with combining
+        characters is changed.
         """
-        if not self.form or (self.scores and not any(map(_joins, text))):
+        if not self.form or (self.scores and not any(map(_combines, text))):
             return text
         return unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
 
     def tied(self, some: list[int], others: list[int]) -> bool:
-        """Whether two ways to split a text are as good to a Unigram as float32 can tell."""
+        """Return whether a Unigram scores two splits of one text equally, within the precision of
+        float32.
+        """
         if not self.scores or self.spell(some) != self.spell(others):
             return False
         first, second = ([self.scores.get(row, 0.0) for row in rows] for rows in (some, others))
         return abs(math.fsum(first) - math.fsum(second)) <= CLOSE * math.fsum(map(abs, first))
 
     def spell(self, rows: Iterable[int], joint: str = "") -> str:
-        """The rows' texts."""
+        """Return the rows' texts, joined."""
         return joint.join(self.texts.get(row, str(row)) for row in rows)
 
 
-def _joins(char: str) -> bool:
-    """Whether a character may join the one before it: marks, and parts of a Hangul syllable."""
+def _combines(char: str) -> bool:
+    """Return whether a character can combine with the one before it: a mark, or a part of a Hangul
+    syllable.
+    """
     return unicodedata.category(char).startswith("M") or "\u1100" <= char <= "\u11ff"
 
 
 def load(folder: Path, metadata: Mapping[str, Value], pre: str | None = None) -> Own:
-    """Open a folder's tokenizer, whose vocabulary is `metadata`'s; `pre` is the pre-tokenizer that
-    was asked for.
+    """Open a folder's tokenizer with the tokenizers library.
+
+    `metadata` is that of the finished vocabulary, `pre` the pre-tokenizer that the user named.
+    Raises UserError if the library cannot read the files.
     """
     file = folder / "tokenizer.json"
     return _from_json(file, metadata, pre) if file.is_file() else _from_pieces(folder, metadata)
@@ -112,17 +126,17 @@ def load(folder: Path, metadata: Mapping[str, Value], pre: str | None = None) ->
 
 def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Own:
     values, kind, size = read_json(file), metadata.get("tokenizer.ggml.model"), _size(metadata)
-    _shallow(file, values.get("model"))
-    opened = _asked(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
+    _check_piece_lengths(file, values.get("model"))
+    opened = _call(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
     listed = values.get("added_tokens") or []
-    if any(item["id"] >= size for item in listed):  # left out: they have no row
+    if any(item["id"] >= size for item in listed):  # tokens without a row were left out
         listed = [item for item in listed if item["id"] < size]
         values = values | {"added_tokens": listed}
-        opened = _opened(file, values)
+        opened = _open(file, values)
     opened.no_truncation()
     opened.no_padding()
     if isinstance(opened.model, tokenizers.models.BPE):
-        opened.model.dropout = None  # for training: some merges are left out, by chance
+        opened.model.dropout = None  # a feature for training that skips merges at random
     rows, words = (
         opened.get_vocab(with_added_tokens=True),
         list(opened.get_vocab(with_added_tokens=False)),
@@ -143,23 +157,26 @@ def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Ow
         return Own(reader, words, added, _by_row(rows), around, found, nodes, form)
     if kind != unigram.KIND or model.get("type") != "Unigram" or model.get("unk_id") is None:
         return Own(reader, words, added, _by_row(rows), around, nodes=nodes)
-    del opened, reader  # two trees of a large vocabulary need not be held at once
-    made, added, scores = _unigram(values, added)
-    reader = Reader(file, _opened(file, made), {**rows, counterpart.HIDDEN: model["unk_id"]})
+    del opened, reader  # frees one copy of a large vocabulary before the next is built
+    tokenizer, added, scores = _unigram_without_specials(values, added)
+    reader = Reader(file, _open(file, tokenizer), {**rows, counterpart.HIDDEN: model["unk_id"]})
     compiled = (
         part.get("precompiled_charsmap") for part in nodes if part.get("type") == "Precompiled"
     )
-    rules, form = _rules(base64.b64decode(next(compiled, None) or "")), unigram.composes(values)
+    rules, form = (
+        _parse_rules(base64.b64decode(next(compiled, None) or "")),
+        unigram.composes(values),
+    )
     return Own(reader, words, added, _by_row(rows), around, PIECES, nodes, form, rules, scores)
 
 
-def _unigram(
+def _unigram_without_specials(
     values: Json, added: Mapping[int, Added]
 ) -> tuple[Json, dict[int, Added], dict[int, float]]:
-    """A Unigram whose unknown and special tokens are not found in text that is to be read as text;
-    its scores by row.
+    """Return a Unigram's tokenizer.json without its unknown and special pieces, its added tokens,
+    and its scores by row.
 
-    The library takes them for pieces like all others; SentencePiece and llama.cpp do not.
+    The library would match those pieces in plain text; SentencePiece and llama.cpp do not.
     """
     unknown = values["model"]["unk_id"]
     pieces = {row: (text, score) for row, (text, score) in enumerate(values["model"]["vocab"])}
@@ -167,22 +184,20 @@ def _unigram(
     plain = {
         row: piece for row, piece in pieces.items() if row not in added or not added[row].special
     }
-    made = counterpart.tokenizer(counterpart.unigram(plain, unknown), added)
-    made |= {key: values.get(key) for key in ("normalizer", "pre_tokenizer")}
-    return made, added, {row: score for row, (_, score) in plain.items() if row != unknown}
+    tokenizer = counterpart.tokenizer(counterpart.unigram(plain, unknown), added)
+    tokenizer |= {key: values.get(key) for key in ("normalizer", "pre_tokenizer")}
+    return tokenizer, added, {row: score for row, (_, score) in plain.items() if row != unknown}
 
 
-def _shallow(file: Path, model: Any) -> None:
-    """Refuse pieces so long that the library, which keeps a Unigram's in a tree, would end in
-    taking it down.
-    """
+def _check_piece_lengths(file: Path, model: Any) -> None:
+    """Refuse pieces so long that the library would crash: it stores a Unigram in a deep tree."""
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, list):
         return
     longest = max((len(text) for item in vocabulary for text in _texts(item)), default=0)
     if longest > MAX_PIECE:
         raise Refusal(
-            f"{file} has a piece of {longest:,} characters, {MAX_PIECE:,} are the most", hint=AGAIN
+            f"{file} has a piece of {longest:,} characters; the limit is {MAX_PIECE:,}", hint=AGAIN
         )
 
 
@@ -191,13 +206,13 @@ def _texts(item: Any) -> list[str]:
 
 
 def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
-    """A SentencePiece model as transformers converts it: control and user-defined pieces are found
-    as they stand.
+    """Return a SentencePiece model as transformers converts it: control and user-defined pieces are
+    matched in text as they are.
     """
     file, size = folder / "tokenizer.model", _size(metadata)
     model, more = vocab.pieces(folder)
-    kept = {row for row, piece in enumerate(model.pieces) if piece.type in (UNKNOWN, BYTE)}
-    more = {row: token for row, token in more.items() if row < size and row not in kept}
+    fixed = {row for row, piece in enumerate(model.pieces) if piece.type in (UNKNOWN, BYTE)}
+    more = {row: token for row, token in more.items() if row < size and row not in fixed}
     pieces = {
         row: piece
         for row, piece in enumerate(model.pieces)
@@ -211,14 +226,14 @@ def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
     if model.model_type == UNIGRAM:
         unknown = next(row for row, piece in pieces.items() if piece.type == UNKNOWN)
         scores = {row: piece.score for row, piece in pieces.items() if piece.type == NORMAL}
-        made = counterpart.unigram(
+        tokenizer_model = counterpart.unigram(
             {row: (pieces[row].text, score) for row, score in scores.items()}, unknown
         )
         rows[counterpart.HIDDEN] = unknown
     else:
-        made = counterpart.bpe(pieces)
-    opened = _opened(file, counterpart.tokenizer(made, added))
-    rules = _rules(model.charsmap)
+        tokenizer_model = counterpart.bpe(pieces)
+    opened = _open(file, counterpart.tokenizer(tokenizer_model, added))
+    rules = _parse_rules(model.charsmap)
     spaces = Spaces(model.add_dummy_prefix, model.remove_extra_whitespaces, blank=True)
     steps: list[Rules | Spaces] = [Rules(rules), spaces] if rules else [spaces]
     opened.normalizer = tokenizers.normalizers.Sequence([custom(step) for step in steps])
@@ -228,9 +243,9 @@ def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
 
 
 def custom(step: Rules | Spaces) -> tokenizers.normalizers.Normalizer:
-    """A step of ours among the library's normalizers."""
-    made: tokenizers.normalizers.Normalizer = tokenizers.normalizers.Normalizer.custom(step)
-    return made
+    """Return a step of ours as a normalizer of the library."""
+    normalizer: tokenizers.normalizers.Normalizer = tokenizers.normalizers.Normalizer.custom(step)
+    return normalizer
 
 
 def _size(metadata: Mapping[str, Value]) -> int:
@@ -239,10 +254,8 @@ def _size(metadata: Mapping[str, Value]) -> int:
     return words.count
 
 
-def _rules(data: bytes) -> Charsmap | None:
-    """Compiled rules; None where there are none, or where they lead nowhere and differ from any
-    that were converted.
-    """
+def _parse_rules(data: bytes) -> Charsmap | None:
+    """Return compiled character rules, or None if there are none or they are damaged."""
     try:
         return charsmap.parse(data)
     except ValueError:
@@ -253,15 +266,18 @@ def _by_row(rows: Mapping[str, int]) -> dict[int, str]:
     return {row: text for text, row in rows.items()}
 
 
-def _opened(file: Path, values: Json) -> tokenizers.Tokenizer:
-    return _asked(file, lambda: tokenizers.Tokenizer.from_str(json.dumps(values)))
+def _open(file: Path, values: Json) -> tokenizers.Tokenizer:
+    return _call(file, lambda: tokenizers.Tokenizer.from_str(json.dumps(values)))
 
 
-def _asked(file: Path, question: Callable[[], T]) -> T:
-    """The library's answer; where it fails or panics over a file, the file is at fault."""
+def _call(file: Path, question: Callable[[], T]) -> T:
+    """Return the result of a library call.
+
+    The library fails or panics on faulty files; both become a UserError that names the file.
+    """
     try:
         return question()
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise Refusal(f"{file} is not understood by tokenizers: {error}", hint=AGAIN) from error
+        raise Refusal(f"the tokenizers library cannot read {file}: {error}", hint=AGAIN) from error

@@ -1,9 +1,9 @@
-"""Pickled checkpoints (pytorch_model.bin, .pt) as lazy tensors: torch's weights-only unpickler,
-mapped.
+"""Pickled checkpoints (pytorch_model.bin, .pt) as lazy tensors, through torch's weights-only
+unpickler.
 
-The only place where torch opens a file. Nothing but tensors and plain containers is unpickled, code
-in the file is refused; and only torch's zip format is read, because the older one cannot be mapped.
-It knows no names.
+Only this module lets torch open a file. Only tensors and plain containers are unpickled; code in
+the file is refused. Only torch's zip format is read, because the older format cannot be
+memory-mapped.
 """
 
 import importlib.util
@@ -22,21 +22,14 @@ from quant.tensors import AGAIN, DTYPES, LazyTensor
 if TYPE_CHECKING:
     from quant.native import U8
 
-MAX_PICKLE = (
-    64_000_000  # bytes of the pickle itself: it holds names and shapes, the values lie beside it
-)
+MAX_PICKLE = 64_000_000  # bytes of the pickle itself: names and shapes, without the values
 INDEX, SINGLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 ENDINGS = (".bin", ".pt", ".pth")
-OTHERS = (
-    "training_args",
-    "optimizer",
-    "scheduler",
-    "rng_state",
-    "scaler",
-)  # what trainers leave beside
-FOREIGN = ("ggml", "openvino")  # in the names of .bin files that are no pickles at all
+# Beginnings of the names of files that trainers save.
+OTHERS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
+FOREIGN = ("ggml", "openvino")  # in names of .bin files of other formats
 SAFE = "use the safetensors of this model"
-# What a file made to deceive can raise in the unpickler; the first is its word for "not allowed".
+# What a malicious file can raise in the unpickler; UnpicklingError means "not allowed".
 BROKEN = (
     pickle.UnpicklingError,
     RuntimeError,
@@ -56,13 +49,13 @@ BROKEN = (
 
 
 def chosen(names: Collection[str]) -> list[str]:
-    """Of the names of a folder's files those that hold its pickled weights, an index before its
+    """Return those of a folder's file names that hold its pickled weights, an index before its
     shards.
 
-    Where nothing is called as transformers calls it, all that may hold weights; trainers' own files
-    never do.
+    Without transformers' names, all files that may hold weights are returned, but never those that
+    trainers save.
     """
-    held = sorted(
+    candidates = sorted(
         name
         for name in names
         if name.endswith(ENDINGS)
@@ -72,29 +65,30 @@ def chosen(names: Collection[str]) -> list[str]:
     if INDEX in names:
         return [
             INDEX,
-            *(name for name in held if name.startswith("pytorch_model") and name != SINGLE),
+            *(name for name in candidates if name.startswith("pytorch_model") and name != SINGLE),
         ]
-    return [SINGLE] if SINGLE in held else held
+    return [SINGLE] if SINGLE in candidates else candidates
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of a folder that hold its pickled weights, and their index."""
+    """Return the files of a folder that hold its pickled weights, and their index."""
     return [
         folder / name for name in chosen([path.name for path in folder.iterdir() if path.is_file()])
     ]
 
 
 def unasked(where: object, names: Collection[str]) -> Pickled:
-    """The error for pickled weights (`names`) that nobody has allowed to read."""
-    some = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
+    """Return the error for pickled weights, `names`, that the user has not allowed to read."""
+    listed = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
     return Pickled(
-        f"{where} has pickled weights only ({some}), which are read when you allow it; nothing in them is run",
+        f"{where} has only pickled weights ({listed}), which are read if you allow it; no code in "
+        "them is run",
         hint="add --allow-pickle",
     )
 
 
 def need_torch() -> None:
-    """Refuse where torch is not installed, without importing it."""
+    """Raise UserError if torch is not installed, without importing it."""
     if importlib.util.find_spec("torch") is None:
         raise Refusal(
             "pickled weights are read with torch, which is not installed",
@@ -103,71 +97,78 @@ def need_torch() -> None:
 
 
 def load(folder: Path) -> dict[str, LazyTensor]:
-    """All tensors by name: of the shards an index names, of pytorch_model.bin, or of the one file
-    there is.
+    """Return all tensors by name: those of an index's shards, of pytorch_model.bin, or of the only
+    pickled file.
+
+    Raises UserError if several files have no index, and for files that are refused.
     """
     if (folder / INDEX).is_file():
         return tensors.sharded(folder / INDEX, parse)
-    held = files(folder)
-    if len(held) != 1:
+    pickles = files(folder)
+    if len(pickles) != 1:
         raise Refusal(
-            f"{folder} has {len(held)} pickled files and no {SINGLE}: {', '.join(file.name for file in held[:3])}",
-            hint=f"leave one in the folder, or call the right one {SINGLE}",
+            f"{folder} has {len(pickles)} pickled files and no {SINGLE}: "
+            f"{', '.join(file.name for file in pickles[:3])}",
+            hint=f"keep only one in the folder, or rename the right one to {SINGLE}",
         )
-    return {tensor.name: tensor for tensor in parse(held[0])}
+    return {tensor.name: tensor for tensor in parse(pickles[0])}
 
 
 def parse(file: Path) -> Iterator[LazyTensor]:
-    """The tensors of one pickled file; refuses whatever else is in it."""
-    values = _unpickled(file)
+    """Return an iterator over the tensors of one pickled file.
+
+    Raises UserError if the file holds anything else.
+    """
+    values = _unpickle(file)
     if not isinstance(values, dict) or not values:
-        raise _bad(file, "it holds no table of tensors")
-    if wrong := [repr(name) for name, value in values.items() if not _plain(name, value)]:
-        raise _bad(
+        raise _invalid(file, "it does not hold a table of tensors")
+    if wrong := [repr(name) for name, value in values.items() if not _is_plain_tensor(name, value)]:
+        raise _invalid(
             file, f"it holds more than tensors in memory order: {', '.join(wrong[:5])[:500]}"
         )
-    return (_lazy(file, name, value) for name, value in values.items())
+    return (_lazy_tensor(file, name, value) for name, value in values.items())
 
 
-def _unpickled(file: Path) -> Any:
-    """What torch's weights-only unpickler makes of the file, its values mapped."""
+def _unpickle(file: Path) -> Any:
+    """Return what torch's weights-only unpickler reads from the file, with the values mapped."""
     need_torch()
     import torch
 
-    _zipped(file)
+    _check_archive(file)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # about classes of old torch; what is read is checked below
+            # Warnings about classes of old torch: the content is checked below.
+            warnings.simplefilter("ignore")
             return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except BROKEN as error:
         what = (str(error) or type(error).__name__).splitlines()[0]
-        raise Refusal(f"{file} is not read: {what[:300]}", hint=SAFE) from None
+        raise Refusal(f"{file} cannot be read: {what[:300]}", hint=SAFE) from None
 
 
-def _zipped(file: Path) -> None:
-    """Refuse what is no zip archive of stored members, or has a pickle of a size that no table of
-    names has.
+def _check_archive(file: Path) -> None:
+    """Refuse files that are not zip archives of uncompressed members, or whose pickle is too large
+    for a table of names.
     """
     try:
         if not zipfile.is_zipfile(file):
             raise Refusal(
-                f"{file} is in torch's format of before 2020, which cannot be mapped", hint=SAFE
+                f"{file} has torch's format from before 2020, which cannot be mapped", hint=SAFE
             )
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
     except BROKEN as error:
-        raise _bad(file, str(error)) from None
+        raise _invalid(file, str(error)) from None
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED:
-            raise _bad(file, f"{member.filename} is compressed")
+            raise _invalid(file, f"{member.filename} is compressed")
         if member.filename.endswith(".pkl") and member.file_size > MAX_PICKLE:
-            raise _bad(file, f"{member.filename} claims {member.file_size} bytes")
+            raise _invalid(file, f"{member.filename} claims {member.file_size} bytes")
 
 
-def _plain(name: Any, value: Any) -> bool:
-    """Whether an entry is a dense tensor of a known type under a name that can be written."""
+def _is_plain_tensor(name: Any, value: Any) -> bool:
+    """Return whether an entry is a dense, contiguous tensor of a supported dtype with a printable
+    name.
+    """
     import torch
 
     return (
@@ -184,7 +185,7 @@ def _plain(name: Any, value: Any) -> bool:
 
 
 def _dtype(value: Any) -> str:
-    """torch's name for a dtype as safetensors has it: torch.float16 -> F16, torch.float8_e4m3fn ->
+    """Return safetensors' name of a tensor's dtype: torch.float16 -> F16, torch.float8_e4m3fn ->
     F8_E4M3.
     """
     name = str(value.dtype).removeprefix("torch.")
@@ -198,14 +199,13 @@ def _dtype(value: Any) -> str:
     return special.get(name) or name.replace("uint", "U").replace("int", "I").replace("float", "F")
 
 
-def _lazy(file: Path, name: str, value: Any) -> LazyTensor:
+def _lazy_tensor(file: Path, name: str, value: Any) -> LazyTensor:
     import torch
 
     shape = tuple(value.shape) or (1,)
     width = shape[-1]
-    flat = value.detach().as_strided(
-        (value.numel(),), (1,)
-    )  # one of a single column may keep any stride
+    # A tensor with a single column may have any stride.
+    flat = value.detach().as_strided((value.numel(),), (1,))
 
     def read(first: int, last: int) -> "U8":
         rows: U8 = flat[first * width : last * width].view(torch.uint8).numpy()
@@ -214,5 +214,5 @@ def _lazy(file: Path, name: str, value: Any) -> LazyTensor:
     return LazyTensor(name, shape, _dtype(value), file, read)
 
 
-def _bad(file: Path, why: str) -> Refusal:
-    return Refusal(f"{file} is not a sound file of pickled weights: {why}", hint=AGAIN)
+def _invalid(file: Path, why: str) -> Refusal:
+    return Refusal(f"{file} is not a valid file of pickled weights: {why}", hint=AGAIN)

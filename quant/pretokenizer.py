@@ -1,8 +1,9 @@
-"""Which of llama.cpp's pre-tokenizers a byte-level BPE tokenizer.json asks for, by its structure.
+"""Recognizes which of llama.cpp's pre-tokenizers a byte-level BPE tokenizer.json needs, by its
+structure.
 
-Upstream hashes the ids of a probe text, which changes with every added token and every release of
-transformers; the structure does not. An unknown structure is a Refusal, never a default; a known
-one is proven afterwards (proof). It knows tokenizer.json and names, no vocabulary.
+llama.cpp's converter hashes the ids of a probe text instead, which change with every added token
+and every release of transformers. An unknown structure raises UserError; a recognized one is
+verified afterwards (quant/tokenizer/verify).
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from quant.structure import flat
 
 Steps = tuple[str, ...]
 
-# Regular expressions as tokenizer.json spells them.
+# Regular expressions as they are written in tokenizer.json.
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORDS = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -24,7 +25,10 @@ QWEN35 = (
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-NEWER = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+NEWER = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 CASED = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*%s|\p{{N}}%s"
@@ -35,21 +39,25 @@ GPT4O = CASED % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}")
 HAN = r"[^\p{Han}]"
 KIMI = (
     rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{UPPER[:-1]}&&{HAN}]*{LOWER[:-1]}&&{HAN}]+{CONTRACTIONS}?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER[:-1]}&&{HAN}]+{LOWER[:-1]}&&{HAN}]*{CONTRACTIONS}?|\p{{N}}{{1,3}}{REST}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER[:-1]}&&{HAN}]+{LOWER[:-1]}&&{HAN}]*{CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}{REST}"
 )
 KANA, CJK = "[一-龥぀-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+"
 ASCII_MARK = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
 DEEPSEEK3 = (
     ASCII_MARK
-    + "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+    + "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
+    + "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
 )
 SPARK = (
     ASCII_MARK
     + "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+|[\r\n]|\\s+(?!\\S)|\\s+"
 )
 LETTERS = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbe"
-    "ῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-Ჺ"
+    "Ჽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbe"
+    "ῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉ"
+    "ⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
     "𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
 DEEPSEEK = ("[\r\n]", rf"\s?[{LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", CJK)
@@ -69,8 +77,9 @@ THREES = r"\d{1,3}(?=(?:\d{3})*\b)"
 
 @dataclass(frozen=True, slots=True)
 class Pre:
-    """A pre-tokenizer of llama.cpp: its name, and whether whole words of the vocabulary go before
-    merges.
+    """A pre-tokenizer of llama.cpp.
+
+    `whole_words_first` says that words which are tokens are looked up before any merges.
     """
 
     name: str
@@ -79,11 +88,11 @@ class Pre:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The name for `tokenizer.ggml.pre`.
+    """The pre-tokenizer for `tokenizer.ggml.pre`.
 
-    `dialect`: the steps that llama.cpp takes where it rewrote the expression and computes another
-    one, `habit` what then is different, for people. `sure`: whether it treats whole words as
-    tokenizer.json asks; where not, every word has to be compared.
+    `dialect` holds the steps that llama.cpp takes if its own expression splits differently, and
+    `difference` describes that to the user. With `is_certain`, llama.cpp is known to treat whole
+    words as tokenizer.json does; otherwise every word of the vocabulary must be compared.
     """
 
     name: str
@@ -93,7 +102,7 @@ class Found:
 
 
 LLAMA3_NAMES = (Pre("llama-bpe", True), Pre("smaug-bpe"))
-# The steps of tokenizer.json before its bytes -> what llama.cpp calls them.
+# Steps of tokenizer.json before its byte-level step -> pre-tokenizers of llama.cpp.
 KNOWN: dict[Steps, tuple[Pre, ...]] = {
     ("gpt2",): (Pre("gpt-2"),),
     ("digits", "gpt2"): (Pre("smollm"),),
@@ -118,18 +127,16 @@ KNOWN: dict[Steps, tuple[Pre, ...]] = {
     (JAIS2,): (Pre("jais-2"),),
     (THREES, GPT4O): (Pre("tiny_aya"),),
 }
-# llama.cpp's regular expressions know letters, not their case: it asks for "no a to z" where
-# capitals are meant, and leaves combining marks out; or it makes no difference between letters.
+# llama.cpp's expressions for these match letters, not their case. They use "not a to z" for
+# uppercase letters and leave out combining marks, or do not distinguish letters at all.
 CAPITALS, SMALL = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
 PLAIN = CASED.replace(UPPER, CAPITALS).replace(LOWER, SMALL)
 SLASHED = REST.replace(r"[\r\n]*", r"[\r\n/]*")
 LETTERED = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SLASHED}"
 UNHAN = rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&{HAN}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{REST}"
 GROUPS = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-BY_ASCII, NO_CASE = (
-    "tells case and combining marks by ASCII letters alone",
-    "tells no case, and marks in its own way",
-)
+BY_ASCII = "recognizes case by ASCII letters only, and no combining marks"
+NO_CASE = "ignores case, and treats combining marks differently"
 DIALECTS: dict[Steps, tuple[frozenset[str], Steps, str]] = {
     (TEKKEN,): (frozenset({"tekken"}), (PLAIN % ("", "", ""),), BY_ASCII),
     (GPT4O,): (
@@ -140,9 +147,9 @@ DIALECTS: dict[Steps, tuple[frozenset[str], Steps, str]] = {
     (KIMI,): (frozenset({"kimi-k2"}), (UNHAN,), NO_CASE),
     (THREES, GPT4O): (frozenset({"tiny_aya", "cohere2moe"}), (GROUPS, LETTERED), NO_CASE),
 }
-# The same expression under names with which llama.cpp makes up no BOS where the file has none.
+# The same expressions under names with which llama.cpp adds no BOS of its own.
 WITHOUT_BOS = {"llama-bpe": "glm4", "smaug-bpe": "chatglm-bpe"}
-# The names in src/llama-vocab.cpp that take bytes.
+# The byte-level names in src/llama-vocab.cpp.
 NAMES = frozenset(
     {
         "a.x-4.0",
@@ -228,34 +235,41 @@ NAMES = frozenset(
 
 
 def find(tokenizer: dict[str, Any], where: str, pre: str | None = None) -> Found:
-    """The name for `tokenizer.ggml.pre`: `pre` if the user gave one, else by the structure."""
+    """Return the pre-tokenizer for `tokenizer.ggml.pre`: `pre` if it is given, else by structure.
+
+    Raises UserError if llama.cpp has no `pre`, and for an unknown structure.
+    """
     if pre is not None and pre not in NAMES:
         raise Refusal(
             f"llama.cpp has no pre-tokenizer {pre!r}",
-            hint=f"--pre takes one of {', '.join(sorted(NAMES))}",
+            hint=f"choose one of {', '.join(sorted(NAMES))}",
         )
-    steps = _taken(tokenizer.get("pre_tokenizer"))
-    known = KNOWN.get(steps, ())
-    whole = bool(tokenizer["model"].get("ignore_merges"))
-    plain = _normalizer(tokenizer.get("normalizer")) in ((), ("NFC",))
-    if pre is None and not (known and plain):
+    steps = _split_steps(tokenizer.get("pre_tokenizer"))
+    candidates = KNOWN.get(steps, ())
+    whole_words = bool(tokenizer["model"].get("ignore_merges"))
+    is_supported = _normalizer(tokenizer.get("normalizer")) in ((), ("NFC",))
+    if pre is None and not (candidates and is_supported):
         names = sorted({item.name for several in KNOWN.values() for item in several})
         raise Refusal(
-            f"{where} splits text in a way that is not known here (known: {', '.join(names)})",
-            hint="--pre NAME takes one of llama.cpp's, and is proven before anything is written",
+            f"{where} splits text in an unknown way (known: {', '.join(names)})",
+            hint="choose one with --pre NAME; it is verified before anything is written",
         )
-    fit = [item for item in known if item.whole == whole]
-    name = pre or (fit or known)[0].name
-    names_of, dialect, habit = DIALECTS.get(steps, (frozenset(), (), ""))
-    sure = any(item.name == name for item in fit) if pre is None else False
-    return Found(name, dialect, habit, sure) if name in names_of else Found(name, sure=sure)
+    fitting = [item for item in candidates if item.whole == whole_words]
+    name = pre or (fitting or candidates)[0].name
+    names_with_dialect, dialect, difference = DIALECTS.get(steps, (frozenset(), (), ""))
+    is_certain = any(item.name == name for item in fitting) if pre is None else False
+    return (
+        Found(name, dialect, difference, is_certain)
+        if name in names_with_dialect
+        else Found(name, sure=is_certain)
+    )
 
 
 def node(steps: Steps) -> dict[str, Any]:
-    """The pre-tokenizer of a tokenizer.json that takes these steps."""
-    made = [_node(step) for step in steps]
+    """Return a tokenizer.json's pre-tokenizer that takes these steps."""
+    nodes = [_node(step) for step in steps]
     if "gpt2" not in steps:
-        made.append(
+        nodes.append(
             {
                 "type": "ByteLevel",
                 "add_prefix_space": False,
@@ -263,7 +277,7 @@ def node(steps: Steps) -> dict[str, Any]:
                 "use_regex": False,
             }
         )
-    return {"type": "Sequence", "pretokenizers": made}
+    return {"type": "Sequence", "pretokenizers": nodes}
 
 
 def _node(step: str) -> dict[str, Any]:
@@ -283,7 +297,7 @@ def _node(step: str) -> dict[str, Any]:
 
 
 def normalizes(tokenizer: dict[str, Any]) -> bool:
-    """Whether text is brought to NFC first; llama.cpp takes text as it comes."""
+    """Return whether the tokenizer normalizes text to NFC; llama.cpp never does."""
     return _normalizer(tokenizer.get("normalizer")) == ("NFC",)
 
 
@@ -292,8 +306,8 @@ def _normalizer(node: Any) -> tuple[str, ...]:
     return tuple(str(part.get("type")) if isinstance(part, dict) else "?" for part in parts)
 
 
-def _taken(node: Any) -> Steps:
-    """The steps before the bytes; a step that is in no table where text never becomes bytes."""
+def _split_steps(node: Any) -> Steps:
+    """Return the steps before the byte-level step; without one, end in an unknown step."""
     steps = tuple(_step(part) for part in flat(node, "pretokenizers"))
     if steps[-1:] == ("bytes",):
         return steps[:-1]
@@ -301,7 +315,9 @@ def _taken(node: Any) -> Steps:
 
 
 def _step(part: Any) -> str:
-    """One step as a name or a regular expression; "?" for what has no counterpart."""
+    """Return one step as a name or a regular expression, or "?" for a step that llama.cpp does not
+    have.
+    """
     match part:
         case {"type": "ByteLevel", "add_prefix_space": False}:
             return "gpt2" if part.get("use_regex", True) else "bytes"
@@ -319,6 +335,6 @@ def _step(part: Any) -> str:
             "behavior": "Removed",
             "invert": True,
         }:
-            # what the expression leaves out would be lost: those that are known leave nothing
+            # Text between the matches would be lost; the known expressions match everything.
             return regex
     return "?"

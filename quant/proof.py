@@ -1,8 +1,9 @@
-"""Proves a vocabulary: llama.cpp and the model's own tokenizer must encode the same strings alike.
+"""Verifies a vocabulary: llama.cpp and the model's own tokenizer must give the same ids for the
+same strings.
 
-Where llama.cpp is known to compute otherwise, the model's tokenizer is changed to do the same and
-must then agree to the last id: such differences are told, any other fails the conversion. It knows
-ids, not weights, and llama.cpp only as an object that is handed in.
+Where llama.cpp is known to compute differently, the model's tokenizer is changed to work the same
+way and must then give exactly the same ids. Such differences become notes; any other difference
+fails the conversion.
 """
 
 import contextlib
@@ -18,11 +19,12 @@ from quant.habits import Habits
 from quant.header import Value
 from quant.rows import SPACE
 
-SHOWN = 10
-WIDEST = 200  # characters of a string that is shown
-SAMPLE = 3000  # of the vocabulary's words, unless every one has to be compared
+SHOWN = 10  # differences in a message
+WIDEST = 200  # characters of a string in a message
+SAMPLE = 3000  # words of the vocabulary that are compared, unless all must be
 LONGEST = 1024  # characters of a word that is compared
-# How byte-level vocabularies spell bytes: printable ones as themselves, the others from U+0100 on.
+# The characters that byte-level vocabularies use for bytes: printable ones stand for themselves,
+# the others start at U+0100.
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {
     chr(256 + place): byte
@@ -31,20 +33,21 @@ BYTES = {chr(byte): byte for byte in PRINTABLE} | {
 
 
 class Tokenize(Protocol):
-    """The finished vocabulary as llama.cpp runs it."""
+    """The finished vocabulary, run by llama.cpp."""
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
-        """Text to ids; `special` reads control tokens out of the text, `add_special` adds BOS and
-        EOS.
+        """Return the ids of a text.
+
+        `special` matches control tokens in the text; `add_special` adds BOS and EOS.
         """
 
     def control(self, token: int) -> bool:
-        """Whether a token is read out of the text only where `special` is set."""
+        """Return whether a token is matched in text only if `special` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How many strings were compared, and what the user should know."""
+    """The number of strings that were compared, and notes for the user."""
 
     texts: int
     notes: tuple[str, ...]
@@ -52,7 +55,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One string that the two encode differently."""
+    """One string that llama.cpp and the model's tokenizer encode differently."""
 
     text: str
     ours: list[int]
@@ -62,33 +65,34 @@ class Difference:
 def prove(
     folder: Path, metadata: Mapping[str, Value], ours: Tokenize, pre: str | None = None
 ) -> Proof:
-    """Compare a folder's tokenizer with the finished vocabulary; raises Refusal with the first ten
-    differences.
+    """Compare a folder's tokenizer with the finished vocabulary, run by llama.cpp.
+
+    `pre` is the pre-tokenizer that the user named. Raises UserError with the first differences.
     """
-    return _Case(folder, metadata, ours, pre).run()
+    return _Comparison(folder, metadata, ours, pre).run()
 
 
-class _Case:
-    """One comparison of the checkpoint's tokenizer with llama.cpp's."""
+class _Comparison:
+    """One comparison of a checkpoint's tokenizer with llama.cpp's."""
 
     def __init__(
         self, folder: Path, metadata: Mapping[str, Value], ours: Tokenize, pre: str | None
     ) -> None:
-        self.ours, self.own = ours, own.load(folder, metadata, pre)
+        self.ours, self.reference = ours, own.load(folder, metadata, pre)
         self.bytewise = metadata.get("tokenizer.ggml.model") == "gpt2"
-        self.habits = Habits(self.own, metadata, ours.control)
+        self.habits = Habits(self.reference, metadata, ours.control)
         self.explained: dict[str, list[str]] = {}
 
     def run(self) -> Proof:
-        """Read every string twice: its special tokens as tokens, and as text."""
-        sure = self.own.found.sure
-        words = list(self._words(SAMPLE if sure else None))
+        """Compare every string twice: with its special tokens matched, and as plain text."""
+        is_certain = self.reference.found.sure
+        words = list(self._words(SAMPLE if is_certain else None))
         texts = [
             *battery.texts(),
-            *battery.own([token.text for token in self.own.added.values()], words),
+            *battery.own([token.text for token in self.reference.added.values()], words),
         ]
         differences = [*self._compare(texts, special=True), *self._compare(texts, special=False)]
-        if not sure:
+        if not is_certain:
             differences += self._compare(words, special=True)
         if differences:
             raise self._refusal(differences)
@@ -96,12 +100,14 @@ class _Case:
 
     def _compare(self, texts: list[str], special: bool) -> Iterator[Difference]:
         for text in texts:
-            ours = self.ours.tokenize(self.own.given(text), special=special)
-            theirs = self.own.reader.ids(text, special=special)
+            ours = self.ours.tokenize(self.reference.given(text), special=special)
+            theirs = self.reference.reader.ids(text, special=special)
             if ours == theirs:
                 continue
             habit = (
-                "ties" if self.own.tied(ours, theirs) else self.habits.explains(text, ours, special)
+                "ties"
+                if self.reference.tied(ours, theirs)
+                else self.habits.explains(text, ours, special)
             )
             if habit is None:
                 yield Difference(text, ours, theirs)
@@ -109,61 +115,85 @@ class _Case:
                 self.explained.setdefault(habit, []).append(text)
 
     def _notes(self, count: int) -> Iterator[str]:
-        if self.own.form:
-            yield f"the model's tokenizer composes characters ({self.own.form}), llama.cpp takes them as they come"
-        stripped = [token.text for token in self.own.added.values() if token.lstrip or token.rstrip]
-        told = {
-            "dialect": f"llama.cpp's {self.own.found.name} {self.own.found.habit}",
-            "spaces": "llama.cpp puts a space before text that starts with one or follows a special token"
-            + ", and leaves none at its end" * self.habits.spaces.merge,
-            "rules": "llama.cpp joins characters as SentencePiece does, tokenizers takes each with its marks at once",
-            "ties": "llama.cpp splits words otherwise that can be split in two equally good ways",
-            "flags": f"llama.cpp takes added tokens as they stand, and strips no space ({_few(stripped)})",
-            "types": f"llama.cpp takes {_few(self.habits.claimed)} for special",
-            "several": "llama.cpp takes added tokens as they stand, and splits or spaces text in its own way",
+        if self.reference.form:
+            form = self.reference.form
+            yield f"the model's tokenizer normalizes text to {form}; llama.cpp does not"
+        stripped = [
+            token.text for token in self.reference.added.values() if token.lstrip or token.rstrip
+        ]
+        explanations = {
+            "dialect": f"llama.cpp's {self.reference.found.name} {self.reference.found.habit}",
+            "spaces": (
+                "llama.cpp puts a space before text that starts with one or follows a special "
+                "token" + ", and removes spaces at its end" * self.habits.spaces.merge
+            ),
+            "rules": (
+                "llama.cpp applies character rules as SentencePiece does, the tokenizers library "
+                "to each character with its marks"
+            ),
+            "ties": "llama.cpp chooses differently between two equally good splits of a word",
+            "flags": (
+                "llama.cpp matches added tokens exactly, and strips no spaces around them "
+                f"({_first_five(stripped)})"
+            ),
+            "types": f"llama.cpp treats {_first_five(self.habits.claimed)} as special tokens",
+            "several": (
+                "llama.cpp matches added tokens exactly, and splits or spaces text differently"
+            ),
         }
         for habit, texts in self.explained.items():
             yield (
-                f"{told[habit]}: {len(set(texts))} of {count} test strings get other ids than the model's own "
-                f"tokenizer gives, as in every GGUF of this model; the first is {_shown(texts[0])}"
+                f"{explanations[habit]}: {len(set(texts))} of {count} test strings get different "
+                "ids than from the model's own tokenizer, as in every GGUF of this model; the "
+                f"first is {_shorten(texts[0])}"
             )
-        yield from self._around()
+        yield from self._surrounding_note()
 
-    def _around(self) -> Iterator[str]:
-        """What is put around a text: a GGUF can only say BOS and EOS."""
-        if not self.own.around:
+    def _surrounding_note(self) -> Iterator[str]:
+        """Yield a note if other special tokens are put around a text: a GGUF can only name BOS and
+        EOS.
+        """
+        if not self.reference.around:
             return
-        body, theirs = self.own.around
+        body, theirs = self.reference.around
         ours = self.ours.tokenize(own.HELLO, special=True, add_special=True)
         if len(theirs) > len(body) and ours != theirs:
             extra = self._pieces([index for index in theirs if index not in body])
-            yield f"the model's tokenizer puts {extra} around a text, llama.cpp {self._pieces(ours)!r}"
+            yield (
+                f"the model's tokenizer puts {extra} around a text, llama.cpp puts "
+                f"{self._pieces(ours)!r}"
+            )
 
     def _refusal(self, differences: list[Difference]) -> Refusal:
         shown = "".join(
-            f"\n  {_shown(item.text)}"
-            f"\n    llama.cpp: {self._pieces(item.ours)}\n    the model: {self._pieces(item.theirs)}"
+            f"\n  {_shorten(item.text)}"
+            f"\n    llama.cpp: {self._pieces(item.ours)}"
+            f"\n    the model: {self._pieces(item.theirs)}"
             for item in differences[:SHOWN]
         )
         first = f"; the first {SHOWN}:" if len(differences) > SHOWN else ":"
-        where = self.own.reader.where
+        where = self.reference.reader.where
         return Refusal(
-            f"llama.cpp would encode {len(differences)} test strings otherwise than {where} does{first}{shown}",
+            f"llama.cpp would encode {len(differences)} test strings differently from "
+            f"{where}{first}{shown}",
             hint="try another --pre, or use a GGUF of this model"
             if self.bytewise
             else "use a GGUF of this model",
         )
 
     def _pieces(self, ids: list[int]) -> str:
-        return self.own.spell(ids[:24], " ")[: 2 * WIDEST] + " …" * (len(ids) > 24)
+        return self.reference.spell(ids[:24], " ")[: 2 * WIDEST] + " …" * (len(ids) > 24)
 
     def _words(self, count: int | None) -> Iterator[str]:
-        """The vocabulary's words as text, or so many of them; pieces that are no whole characters
-        are left out.
+        """Yield the vocabulary's words as text, or a random sample of `count` of them.
+
+        Pieces that are not whole characters are left out.
         """
-        special = {token.text for token in self.own.added.values()}
+        special = {token.text for token in self.reference.added.values()}
         pieces = [
-            piece for piece in self.own.words if piece not in special and len(piece) <= LONGEST
+            piece
+            for piece in self.reference.words
+            if piece not in special and len(piece) <= LONGEST
         ]
         if count is not None and len(pieces) > count:
             pieces = random.Random(3).sample(pieces, count)
@@ -175,9 +205,9 @@ class _Case:
                 yield piece.replace(SPACE, " ")
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text) if len(text) <= WIDEST else f"{text[:WIDEST]!r}…"
 
 
-def _few(texts: list[str]) -> str:
+def _first_five(texts: list[str]) -> str:
     return ", ".join(text[:WIDEST] for text in texts[:5]) + " …" * (len(texts) > 5)

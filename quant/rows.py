@@ -1,7 +1,5 @@
-"""The rows of a GGUF vocabulary: ordinary tokens, added ones over them, and filling where a model
+"""The rows of a GGUF vocabulary: ordinary tokens, added tokens over them, and padding if the model
 has more rows.
-
-It knows texts, scores and types, not the files they are from.
 """
 
 from collections.abc import Mapping
@@ -11,7 +9,7 @@ from quant.errors import Refusal
 from quant.sentencepiece import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
 SPACE = "\u2581"
-NEVER = -10000.0  # the score of what must not be chosen
+NEVER = -10000.0  # the score of a token that must never be chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +23,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A token that stands beside the model's own pieces; the flags say how tokenizers finds it in a
-    text.
+    """A token that is added to the model's own pieces.
+
+    The flags say how the tokenizers library matches it in a text.
     """
 
     text: str
@@ -40,8 +39,10 @@ class Added:
 def table(
     tokens: Mapping[int, Token], added: Mapping[int, Added], size: int, where: str, scored: bool
 ) -> list[Token]:
-    """The whole table of `size` rows: added tokens over ordinary ones, rows without a token filled
-    up.
+    """Return the table of `size` rows: added tokens replace ordinary ones, and rows without a token
+    are padded.
+
+    Unknown and byte tokens are never replaced. Raises UserError for a token beyond `size`.
     """
     rows = dict(tokens)
     for index, token in added.items():
@@ -53,14 +54,15 @@ def table(
         rows[index] = Token(plain, -1000.0 if scored else 0.0, CONTROL if control else USER_DEFINED)
     if rows and (last := max(rows)) >= size:
         raise Refusal(
-            f"{where}: token {last} ({rows[last].text[:100]!r}) lies outside of the vocab_size {size} in config.json",
+            f"{where}: token {last} ({rows[last].text[:100]!r}) is outside of the vocab_size "
+            f"{size} in config.json",
             hint="use the config.json and the tokenizer of the same model",
         )
     return [rows.get(index) or Token(f"[PAD{index}]", NEVER, UNUSED) for index in range(size)]
 
 
 def looks_special(text: str) -> bool:
-    """Whether a token is a control token whatever its file says
+    """Return whether llama.cpp's converter makes a token a control token because of its text
     (TextModel.does_token_look_special).
     """
     return (

@@ -1,9 +1,8 @@
-"""A SentencePiece model file, tokenizer.model: its pieces and its settings, by a minimal protobuf
+"""SentencePiece model files (tokenizer.model): pieces and settings, through a minimal protobuf
 reader.
 
-The sentencepiece package would be a dependency for these few fields (sentencepiece_model.proto:
-ModelProto, SentencePiece, TrainerSpec, NormalizerSpec). It knows the encoding and those fields,
-nothing of GGUF.
+The few fields needed (sentencepiece_model.proto: ModelProto, SentencePiece, TrainerSpec,
+NormalizerSpec) do not justify a dependency on the sentencepiece package.
 """
 
 import math
@@ -14,22 +13,17 @@ from pathlib import Path
 
 from quant.errors import Refusal
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-)  # the same numbers as GGUF's token types
+# Types of pieces, with the same numbers as GGUF's token types.
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+USER_DEFINED, UNUSED, BYTE = 4, 5, 6
 UNIGRAM, BPE = 1, 2  # TrainerSpec.model_type
-MOST = 1 << 22  # pieces: sixteen times the largest vocabulary there is
+MOST = 1 << 22  # pieces; sixteen times the largest known vocabulary
 LARGEST = 1 << 27  # bytes of a file
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One piece; `type` is one of the numbers above."""
+    """One piece; `type` is one of the piece types."""
 
     text: str
     score: float
@@ -38,9 +32,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """A model; the settings are named as in its protobuf, and default as there.
+    """A SentencePiece model; the settings have the names and defaults of its protobuf.
 
-    `charsmap` (precompiled_charsmap) is empty where characters are taken as they come.
+    `charsmap` (precompiled_charsmap) is empty if the model has no character rules.
     """
 
     pieces: tuple[Piece, ...]
@@ -54,60 +48,60 @@ class SentencePiece:
 
 
 def load(file: Path) -> SentencePiece:
-    """Read a tokenizer.model; raises Refusal for anything that is not one."""
+    """Read a tokenizer.model. Raises UserError for any other file."""
     try:
         if file.stat().st_size > LARGEST:
             raise ValueError("too large")
-        return _model(file.read_bytes())
+        return _parse_model(file.read_bytes())
     except (ValueError, struct.error, IndexError, TypeError):
         raise Refusal(
-            f"{file} is not a sound SentencePiece model", hint="fetch the file again"
+            f"{file} is not a valid SentencePiece model", hint="fetch the file again"
         ) from None
 
 
-def _model(data: bytes) -> SentencePiece:
+def _parse_model(data: bytes) -> SentencePiece:
     pieces: list[Piece] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(data):
         if number == 1:
-            pieces.append(_piece(_blob(value)))
+            pieces.append(_parse_piece(_as_bytes(value)))
         elif number == 2:
-            trainer |= _fields(_blob(value))
+            trainer |= _fields(_as_bytes(value))
         elif number == 3:
-            normalizer |= _fields(_blob(value))
+            normalizer |= _fields(_as_bytes(value))
         if len(pieces) > MOST:
             raise ValueError("too many pieces")
     if not pieces:
         raise ValueError("no pieces")
     return SentencePiece(
         tuple(pieces),
-        model_type=_int(trainer.get(3, UNIGRAM)),
-        byte_fallback=bool(_int(trainer.get(35, 0))),
-        treat_whitespace_as_suffix=bool(_int(trainer.get(24, 0))),
-        charsmap=_blob(normalizer.get(2, b"")),
-        add_dummy_prefix=bool(_int(normalizer.get(3, 1))),
-        remove_extra_whitespaces=bool(_int(normalizer.get(4, 1))),
-        escape_whitespaces=bool(_int(normalizer.get(5, 1))),
+        model_type=_as_int(trainer.get(3, UNIGRAM)),
+        byte_fallback=bool(_as_int(trainer.get(35, 0))),
+        treat_whitespace_as_suffix=bool(_as_int(trainer.get(24, 0))),
+        charsmap=_as_bytes(normalizer.get(2, b"")),
+        add_dummy_prefix=bool(_as_int(normalizer.get(3, 1))),
+        remove_extra_whitespaces=bool(_as_int(normalizer.get(4, 1))),
+        escape_whitespaces=bool(_as_int(normalizer.get(5, 1))),
     )
 
 
-def _piece(data: bytes) -> Piece:
+def _parse_piece(data: bytes) -> Piece:
     text, score, kind = b"", 0.0, NORMAL
     for number, value in _fields(data):
         if number == 1:
-            text = _blob(value)
+            text = _as_bytes(value)
         elif number == 2:
-            (score,) = struct.unpack("<f", _blob(value))
+            (score,) = struct.unpack("<f", _as_bytes(value))
         elif number == 3:
-            kind = _int(value)
+            kind = _as_int(value)
     if not NORMAL <= kind <= BYTE or not math.isfinite(score):
         raise ValueError(kind, score)
     return Piece(text.decode(), score, kind)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message: a varint as int, everything else as its bytes."""
+    """Yield (number, value) for each field of a message: a varint as int, others as bytes."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -139,13 +133,13 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number without an end")
 
 
-def _blob(value: int | bytes) -> bytes:
+def _as_bytes(value: int | bytes) -> bytes:
     if not isinstance(value, bytes):
         raise ValueError("a number where bytes belong")
     return value
 
 
-def _int(value: int | bytes) -> int:
+def _as_int(value: int | bytes) -> int:
     if not isinstance(value, int):
         raise ValueError("bytes where a number belongs")
     return value

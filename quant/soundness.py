@@ -1,9 +1,9 @@
-"""What llama.cpp would abort or crash on, instead of saying no, as far as a header shows it.
+"""Checks a GGUF header for content on which llama.cpp would abort or crash instead of returning an
+error.
 
-check() stands between a file and the library: an abort there ends the process with the conversation
-in it. Found by mutating headers (scripts/fuzz_header.py) and by reading the assertions in
-llama-model.cpp, llama-vocab.cpp and models/*.cpp. It judges metadata and shapes only; weights are
-not read.
+An abort in the library would end the whole process, and with it the user's conversation. The checks
+come from mutated headers (scripts/fuzz/header.py) and from the assertions in llama-model.cpp,
+llama-vocab.cpp and models/*.cpp. Only metadata and shapes are checked; weights are not read.
 """
 
 import math
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 MAX_LAYERS, MAX_EXPERTS, MAX_GATING = 512, 1024, 4  # llama-hparams.h
 MAX_WINDOW, MAX_TOKENS = 1 << 24, 1 << 22
-STRANGE = native.INTEGERS | {"F64", "Q8_1", "Q8_K"}  # no graph multiplies by these
-TABLES = ("tid2eid", "d2t", "t2d")  # integers by nature
-MAX_PIECE = 4096  # bytes of a Unigram's piece
-ALIGNMENT = 32  # the CPU backend asserts that mapped weights begin at a multiple of it
+STRANGE = native.INTEGERS | {"F64", "Q8_1", "Q8_K"}  # no graph multiplies by these types
+TABLES = ("tid2eid", "d2t", "t2d")  # tensors that hold integers
+MAX_PIECE = 4096  # bytes of a piece of a Unigram
+ALIGNMENT = 32  # bytes; the CPU backend asserts that mapped weights start at a multiple of it
 SCALINGS = ("none", "linear", "yarn", "longrope")
 EPSILONS = (
     "attention.layer_norm_rms_epsilon",
@@ -30,7 +30,7 @@ EPSILONS = (
     "attention.group_norm_epsilon",
 )
 # Architectures whose graph asserts one size for keys, values and the rotary part of a head
-# (models/*.cpp: n_embd_head == n_rot), and those that do so for keys and values.
+# (models/*.cpp: n_embd_head == n_rot), and those that assert it for keys and values only.
 ONE_HEAD_SIZE = frozenset(
     {
         "apertus",
@@ -149,7 +149,7 @@ ONE_KEY_SIZE = frozenset(
         "t5encoder",
     }
 )
-# Of the former those whose layers may look back through a window; the others read none.
+# Those of ONE_HEAD_SIZE whose layers may have a sliding window; the others never read one.
 WINDOWED = {
     "cohere2moe",
     "exaone-moe",
@@ -161,7 +161,7 @@ WINDOWED = {
     "smallthinker",
 }
 IN_WINDOWS = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
-# Others whose graph turns every head: nothing to turn is a loop without an end.
+# Further architectures whose graph rotates every head: a head without values is an endless loop.
 ROTARY = ONE_HEAD_SIZE | {
     "gemma",
     "gemma2",
@@ -184,51 +184,51 @@ ROTARY = ONE_HEAD_SIZE | {
     "ernie4_5",
     "hunyuan-dense",
 }
-# Tokenizer kinds that have no bos (eos) unless the file names one: adding it would be an assertion.
+# Tokenizers without a default BOS (EOS): adding one that the file does not name is an assertion.
 NO_BOS, NO_EOS = frozenset({"t5", "rwkv", "gemma4"}), frozenset({"bert", "rwkv", "gemma4"})
-IMATRIX, MOMENTS = (
-    "imatrix",
-    "llmcli.moments",
-)  # the general.type of llama-imatrix's files, and of second moments
-STATISTICS = {IMATRIX: "--imatrix", MOMENTS: "--moments"}  # and the flag that takes them
+# The general.type of llama-imatrix's files and of second moments.
+IMATRIX, MOMENTS = "imatrix", "llmcli.moments"
+STATISTICS = {IMATRIX: "--imatrix", MOMENTS: "--moments"}  # and the flag that takes such a file
 NO_BOS_PRE = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
 
 def check_model(header: "Header") -> None:
-    """Refuse a GGUF file that is none of a model's: statistics of one have tensors, too."""
+    """Raise UserError unless a GGUF file holds a model: files of statistics have tensors, too."""
     kind, flag = (
         header.metadata.get("general.type"),
         STATISTICS.get(str(header.metadata.get("general.type"))),
     )
     if flag:
         raise Refusal(
-            f"{header.path} is no model but statistics of one ({kind})",
+            f"{header.path} is not a model but statistics of one ({kind})",
             hint=f"llmcli quantize takes it as {flag} '{header.path}'",
         )
     if header.architecture == "unknown":
         raise Refusal(
-            f"{header.path} is no model that llama.cpp could load: it names no architecture",
-            hint=f"llmcli show '{header.path}' tells what is in it",
+            f"{header.path} is not a model that llama.cpp can load: it names no architecture",
+            hint=f"llmcli show '{header.path}' lists what is in it",
         )
 
 
 def check(header: "Header") -> None:
-    """Refuse what is no model, and one that would take the process down when it is loaded; lists
-    every reason.
+    """Raise UserError if a file is not a model, or if loading it would crash llama.cpp.
+
+    The message lists the first reasons.
     """
     check_model(header)
     problems = [
         *_layout(header),
         *_layers(header),
         *_heads(header),
-        *_latent(header),
+        *_latent_attention(header),
         *_window(header),
     ]
-    problems += [*_experts(header), *_numbers(header), *_types(header), *_vocabulary(header)]
+    problems += [*_experts(header), *_settings(header), *_types(header), *_vocabulary(header)]
     if problems:
-        told = "; ".join(problems[:3]) + f"; and {len(problems) - 3} more" * (len(problems) > 3)
+        reasons = "; ".join(problems[:3]) + f"; and {len(problems) - 3} more" * (len(problems) > 3)
         raise Refusal(
-            f"{header.path} would crash llama.cpp: {told}", hint="fetch or convert the file again"
+            f"{header.path} would crash llama.cpp: {reasons}",
+            hint="fetch or convert the file again",
         )
 
 
@@ -240,9 +240,9 @@ def _layout(header: "Header") -> Iterator[str]:
 def _layers(header: "Header") -> Iterator[str]:
     layers = header.number("block_count")
     if layers is None:
-        return  # said by llama.cpp itself
+        return  # llama.cpp reports this itself
     if not 0 < layers <= MAX_LAYERS:
-        yield f"block_count is {layers}, allowed are 1 to {MAX_LAYERS}"
+        yield f"block_count is {layers}; 1 to {MAX_LAYERS} are allowed"
     for key in ("nextn_predict_layers", "posnet.block_count", "convnext.block_count"):
         if (header.number(key) or 0) > layers:
             yield f"{key} is larger than block_count"
@@ -250,56 +250,61 @@ def _layers(header: "Header") -> Iterator[str]:
 
 def _heads(header: "Header") -> Iterator[str]:
     heads, width = header.number("attention.head_count"), header.number("embedding_length")
-    counts = _numbers_of(header.metadata.get(f"{header.architecture}.attention.head_count"))
+    counts = _as_list(header.metadata.get(f"{header.architecture}.attention.head_count"))
     if header.tensors and header.architecture in ROTARY and not any(counts):
         yield "its attention has no heads"
     if not heads or not width:
         return
     size = width // heads
-    found = {
+    lengths = {
         "attention.key_length": header.number("attention.key_length"),
         "attention.value_length": header.number("attention.value_length"),
         "rope.dimension_count": header.number("rope.dimension_count"),
     }
     sizes = {
         size if value is None else value
-        for key, value in found.items()
+        for key, value in lengths.items()
         if key != "rope.dimension_count"
     }
-    key_size = found["attention.key_length"] or size
-    alike = header.architecture in ONE_KEY_SIZE
+    key_size = lengths["attention.key_length"] or size
+    must_be_equal = header.architecture in ONE_KEY_SIZE
     if header.architecture in {*ONE_HEAD_SIZE, "gpt-oss"}:
-        alike = True
-        sizes.add(found["rope.dimension_count"] or key_size)
-        narrow = {key: value for key in IN_WINDOWS if (value := header.number(key)) is not None}
-        sizes.update(narrow.values())
-        found |= narrow
-    if alike and len(sizes) > 1:
-        told = ", ".join(f"{key} {value}" for key, value in found.items() if value is not None)
-        yield f"its heads have several sizes ({told or size})"
-    rotary = found["rope.dimension_count"] or 0
+        must_be_equal = True
+        sizes.add(lengths["rope.dimension_count"] or key_size)
+        window_lengths = {
+            key: value for key in IN_WINDOWS if (value := header.number(key)) is not None
+        }
+        sizes.update(window_lengths.values())
+        lengths |= window_lengths
+    if must_be_equal and len(sizes) > 1:
+        listed = ", ".join(f"{key} {value}" for key, value in lengths.items() if value is not None)
+        yield f"its heads have several sizes ({listed or size})"
+    rotary = lengths["rope.dimension_count"] or 0
     if rotary % 2 or rotary > key_size:
-        yield f"{rotary} values of each head are rotary, a head has {key_size}"
-    if header.architecture in ROTARY and 0 in found.values():
+        yield f"{rotary} values of each head are rotary, but a head has {key_size}"
+    if header.architecture in ROTARY and 0 in lengths.values():
         yield "its heads have a size of 0"
 
 
-def _latent(header: "Header") -> Iterator[str]:
-    """Sizes that DeepSeek's graph takes for granted: one head of keys, as long as what is
-    compressed and turned.
+def _latent_attention(header: "Header") -> Iterator[str]:
+    """Check the sizes that DeepSeek's graph assumes: one key head, as wide as the compressed and
+    the rotary part together.
     """
-    whole = header.number("attention.key_length_mla")
-    if header.architecture != "deepseek2" or not whole:
+    full_key = header.number("attention.key_length_mla")
+    if header.architecture != "deepseek2" or not full_key:
         return
     heads, key = (
         header.number("attention.head_count_kv"),
         header.number("attention.key_length") or 0,
     )
-    turned = header.number("rope.dimension_count") or key
+    rotary = header.number("rope.dimension_count") or key
     if heads != 1:
         yield f"its compressed keys have {heads} heads"
-    if key != (header.number("attention.kv_lora_rank") or 0) + turned or whole <= turned:
-        yield f"its compressed keys have {key} values, its whole ones {whole}, of which {turned} are rotary"
+    if key != (header.number("attention.kv_lora_rank") or 0) + rotary or full_key <= rotary:
+        yield (
+            f"its compressed keys have {key} values and its full keys {full_key}, "
+            f"of which {rotary} are rotary"
+        )
 
 
 def _window(header: "Header") -> Iterator[str]:
@@ -318,9 +323,7 @@ def _types(header: "Header") -> Iterator[str]:
 
 def _experts(header: "Header") -> Iterator[str]:
     count, groups = header.number("expert_count") or 0, header.number("expert_group_count") or 0
-    used = max(
-        _numbers_of(header.metadata.get(f"{header.architecture}.expert_used_count")), default=0
-    )
+    used = max(_as_list(header.metadata.get(f"{header.architecture}.expert_used_count")), default=0)
     gating = header.number("expert_gating_func") or 0
     if not 0 <= gating <= MAX_GATING:
         yield f"its experts are chosen by function {gating}; there are {MAX_GATING}"
@@ -334,7 +337,7 @@ def _experts(header: "Header") -> Iterator[str]:
             yield f"it picks {picked} of {groups} groups of {count} experts"
 
 
-def _numbers(header: "Header") -> Iterator[str]:
+def _settings(header: "Header") -> Iterator[str]:
     for key in EPSILONS:
         value = header.metadata.get(f"{header.architecture}.{key}")
         if isinstance(value, float) and not 0 <= value < math.inf:
@@ -344,8 +347,8 @@ def _numbers(header: "Header") -> Iterator[str]:
         yield f"its rope scaling {scaling!r} is unknown"
 
 
-def _numbers_of(value: Value | None) -> list[int]:
-    """A number, or one for each layer."""
+def _as_list(value: Value | None) -> list[int]:
+    """Return a number, or the numbers of all layers, as a list."""
     if isinstance(value, Array) and value.kind != "string":
         return [item for item in value.head(MAX_LAYERS).values() if isinstance(item, int)]
     return [value] if isinstance(value, int) else []
@@ -358,12 +361,12 @@ def _vocabulary(header: "Header") -> Iterator[str]:
     if tokens.count > MAX_TOKENS:
         yield f"its vocabulary has {tokens.count} tokens"
         return
-    # As llama.cpp reads them: up to the first zero byte, and never empty.
+    # llama.cpp cuts tokens at the first zero byte, and replaces empty ones.
     cut = (word.partition(b"\0")[0] if b"\0" in word else word for word in tokens.blobs())
     words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(cut)]
     known = set(words)
     if len(known) != len(words):
-        yield f"its vocabulary has {len(words) - len(known)} tokens twice"
+        yield f"its vocabulary repeats {len(words) - len(known)} tokens"
     if kind == "t5":
         yield from _unigram(header, words)
     if kind == "llama":
@@ -373,7 +376,7 @@ def _vocabulary(header: "Header") -> Iterator[str]:
             if b"<0x%02X>" % byte not in known and bytes([byte]) not in known
         ]
         if missing:
-            yield f"its vocabulary lacks {len(missing)} of the 256 bytes"
+            yield f"its vocabulary has no token for {len(missing)} of the 256 bytes"
     pre = header.metadata.get("tokenizer.ggml.pre")
     for slot, lacking in (("bos", kind in NO_BOS or pre in NO_BOS_PRE), ("eos", kind in NO_EOS)):
         named = header.metadata.get(f"tokenizer.ggml.{slot}_token_id")
@@ -383,11 +386,14 @@ def _vocabulary(header: "Header") -> Iterator[str]:
 
 
 def _unigram(header: "Header", words: list[bytes]) -> Iterator[str]:
-    """llama.cpp follows rules wherever they lead, and keeps pieces in a tree as deep as they are
-    long.
+    """Check what llama.cpp's Unigram tokenizer assumes.
+
+    It follows character rules without bounds checks, and stores pieces in a tree as deep as they
+    are long.
     """
     if max(map(len, words), default=0) > MAX_PIECE:
-        yield f"its vocabulary has a piece of {max(map(len, words))} bytes, allowed are {MAX_PIECE}"
+        longest = max(map(len, words))
+        yield f"its vocabulary has a piece of {longest} bytes; the limit is {MAX_PIECE}"
     rules = header.metadata.get("tokenizer.ggml.precompiled_charsmap")
     if rules is None or (isinstance(rules, Array) and not rules.count):
         return
@@ -397,7 +403,7 @@ def _unigram(header: "Header", words: list[bytes]) -> Iterator[str]:
             or rules.kind not in ("int8", "uint8")
             or rules.nbytes > charsmap.LARGEST
         ):
-            raise ValueError("it is no array of bytes, or too long")
+            raise ValueError("it is not an array of bytes, or too long")
         charsmap.parse(rules.raw())
     except ValueError as error:
         yield f"its precompiled_charsmap is damaged: {error}"

@@ -1,8 +1,8 @@
-"""What can be turned into a GGUF file, whatever it is stored as: entries of metadata, and weights
-by rows.
+"""What can be written as a GGUF file, however it is stored: metadata entries, and weights read by
+rows.
 
-A Source promises that its weights can be read in pieces, so that memory stays bounded. Both roads
-end here: quantize.open_gguf() and convert.open_folder().
+Weights can be read in pieces, so that memory stays bounded. Sources come from quantize.open_gguf()
+and convert.open_checkpoint().
 """
 
 import hashlib
@@ -20,20 +20,20 @@ from quant.recipe import Facts
 if TYPE_CHECKING:
     from quant.native import U8
 
-SAMPLE = 4096  # bytes of each of three places of a tensor that go into the fingerprint
+SAMPLE = 4096  # bytes of each of a tensor's three samples in the fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor: `shape` in ggml's order, `read(first, last)` stored rows -> bytes [rows,
-    row_bytes].
+    """One tensor: `shape` in ggml's order; `read(first, last)` returns stored rows as bytes `[rows,
+    row_bytes]`.
 
-    Writing calls `read` from one thread only, ahead of need: tensors in the order of the source,
-    rows ascending, each row once, some 16 million values at a time (pipeline.SLAB), from the first
-    missing row on after a resume. It may take its time, and tries again by itself; others still use
-    what it gave, so that must not change later. A Refusal stops the run and leaves what is written
-    to be gone on with, a Damaged throws that away too. `stored` is the type it lies in, where
-    reading makes another of it.
+    Writing calls `read` from one thread, ahead of need: tensors in the order of the source, rows
+    ascending, each row once, at most pipeline.SLAB values at a time, from the first missing row
+    after a resume. `read` may be slow and does its own retries. The arrays it returned must not
+    change later, because others still use them. A UserError stops the run and keeps the partial
+    output for a resume; a DamagedSourceError deletes it. `stored` is the type in the file if
+    reading converts it to another one.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Weight:
 
     @property
     def columns(self) -> int:
-        """Values in a row."""
+        """The number of values in a row."""
         return self.shape[0]
 
     @property
     def rows(self) -> int:
-        """Number of rows, experts' rows one after another."""
+        """The number of rows over all further axes; a mixture's experts follow one another."""
         rows = 1
         for size in self.shape[1:]:
             rows *= size
@@ -57,18 +57,21 @@ class Weight:
 
     @property
     def elements(self) -> int:
-        """Number of values."""
+        """The number of values."""
         return self.rows * self.columns
 
     @property
     def nbytes(self) -> int:
-        """Bytes in its present type."""
+        """The size in bytes in the present type."""
         return self.rows * native.row_bytes(self.type, self.columns)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model to write: `entries` are (key, stored type and value), in the order they will have."""
+    """A model to write.
+
+    `entries` are (key, stored type and value) in the order of the new file.
+    """
 
     path: Path
     files: tuple[Path, ...]
@@ -77,23 +80,23 @@ class Source:
     entries: tuple[tuple[str, bytes], ...]
     weights: tuple[Weight, ...]
     alignment: int
-    notes: tuple[str, ...] = ()  # what the reader should be told about this source
-    warnings: tuple[str, ...] = ()  # and what will go wrong with the file
-    dtype: str = "F32"  # what its floats are stored as, mostly
-    blobs: tuple[
-        Blob, ...
-    ] = ()  # where the weights are stored, if few reads must tell one source from another
-    origin: "Source | None" = None  # what it was made of by exact rescaling (quant/folds)
-    transform: str = ""  # the digest of folds that its files were made under
-    fold: str = ""  # the digest of what made it of its origin
-    folded: str = ""  # and how it was chosen
+    notes: tuple[str, ...] = ()  # for the user, about this source
+    warnings: tuple[str, ...] = ()  # for the user, about problems of the new file
+    dtype: str = "F32"  # what most of its floats are stored as
+    # Where the weights are stored, if the fingerprint must take few reads.
+    blobs: tuple[Blob, ...] = ()
+    origin: "Source | None" = None  # the source before exact rescaling (quant/folds)
+    transform: str = ""  # digest of the folds under which its files were made
+    fold: str = ""  # digest of the folds from `origin` to this source
+    folded: str = ""  # how those folds were chosen
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells sources apart: metadata, shapes, types and samples of the stored bytes; that of
-        `origin` if it has one.
+        """A digest that identifies the source: metadata, shapes, types and samples of the stored
+        bytes.
 
-        It goes into the file that is made, so it is the same wherever the same bytes lie.
+        It is that of `origin` if there is one. It is written into new files, so it is the same
+        wherever the same bytes are stored.
         """
         if self.origin:
             return self.origin.fingerprint
@@ -107,25 +110,23 @@ class Source:
             step = max(1, SAMPLE // native.row_bytes(weight.type, weight.columns))
             for first in {0, weight.rows // 2, max(0, weight.rows - step)}:
                 digest.update(weight.read(first, min(first + step, weight.rows)).tobytes())
-        for stored in self.blobs:
-            digest.update(f"{stored.path.name} {stored.size}".encode())
+        for source_blob in self.blobs:
+            digest.update(f"{source_blob.path.name} {source_blob.size}".encode())
         for piece in samples(self.blobs):
             digest.update(piece.tobytes())
         return digest.hexdigest()[:32]
 
     @property
     def changed(self) -> int:
-        """When the youngest of its files was last written, in nanoseconds; 0 where no file of it is
-        here.
-        """
+        """The newest modification time of its files in nanoseconds; 0 if none is on this disk."""
         return max((file.stat().st_mtime_ns for file in self.files if file.exists()), default=0)
 
 
 def stored_rows(file: Path, offset: int, width: int, name: str) -> "Callable[[int, int], U8]":
-    """A reader of rows of `width` bytes that stand one after another in a file.
+    """Return a reader of rows of `width` bytes, stored one after another in a file.
 
-    It reads instead of mapping: a file that shrinks meanwhile is then a Refusal and not a dead
-    process.
+    It reads instead of mapping: if the file shrinks meanwhile, reading raises UserError instead of
+    killing the process. Shapes: `read(first, last)` gives `[last - first, width]`.
     """
 
     def read(first: int, last: int) -> "U8":
@@ -140,17 +141,17 @@ def stored_rows(file: Path, offset: int, width: int, name: str) -> "Callable[[in
                 f"{file} cannot be read: {error.strerror}", hint="check the file and its disk"
             ) from None
         if data.size != (last - first) * width:
-            raise Damaged(f"{file} ends within tensor {name}", hint="fetch the file again")
+            raise Damaged(f"{file} ends inside tensor {name}", hint="fetch the file again")
         return data.reshape(last - first, width)
 
     return read
 
 
 def gathered(read: "Callable[[int, int], U8]", order: Sequence[int]) -> "Callable[[int, int], U8]":
-    """The same rows in another order: row i of the result is row order[i] of the source.
+    """Return a reader of the same rows in another order: row i of the result is row order[i] of the
+    source.
 
-    Reads the span that the wanted rows lie in; an order that stays within heads keeps that span
-    small.
+    It reads the whole span between the wanted rows, which is small for orders within heads.
     """
 
     def read_ordered(first: int, last: int) -> "U8":

@@ -1,9 +1,8 @@
-"""Text as SentencePiece and llama.cpp spell it before it is split, for the library's
-Normalizer.custom.
+"""SentencePiece's and llama.cpp's normalization of text before it is split, as steps for the
+tokenizers library's Normalizer.custom.
 
-The tokenizers library has near relatives of these steps, but applies rules for characters by
-grapheme, and a Metaspace puts no space before one that is there. It knows text, and the library
-only by the one method it calls.
+The library's own steps differ: it applies character rules by grapheme, and its Metaspace adds no
+space in front of an existing one.
 """
 
 import re
@@ -15,7 +14,7 @@ from quant.rows import SPACE
 
 
 class Normalized(Protocol):
-    """The library's NormalizedString, as far as it is used here."""
+    """The part of the library's NormalizedString that is used here."""
 
     @property
     def normalized(self) -> str: ...
@@ -24,20 +23,21 @@ class Normalized(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules for characters, the longest first."""
+    """Replaces characters by rules, the longest first."""
 
     charsmap: Charsmap
 
     def normalize(self, text: Normalized) -> None:
-        """Called by the library with each stretch of text between added tokens."""
-        _put(text, self.charsmap.apply(text.normalized))
+        """Normalize one stretch of text between added tokens; the library calls this."""
+        _replace_text(text, self.charsmap.apply(text.normalized))
 
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """Spaces as U+2581: one in front if `prefix`, runs as one and none at the ends if `merge`.
+    """Writes spaces as U+2581.
 
-    `blank`: whether text that is nothing but spaces gets one more in front.
+    `add_prefix` puts one in front of a text. `merge_runs` makes runs of spaces one, and removes
+    them at both ends. With `prefix_blank`, a text of spaces only gets the prefix, too.
     """
 
     prefix: bool
@@ -45,17 +45,17 @@ class Spaces:
     blank: bool
 
     def normalize(self, text: Normalized) -> None:
-        """Called by the library with each stretch of text between added tokens."""
-        _put(text, self.spell(text.normalized))
+        """Normalize one stretch of text between added tokens; the library calls this."""
+        _replace_text(text, self.spell(text.normalized))
 
     def spell(self, text: str) -> str:
-        """The text with its spaces spelt."""
-        made = re.sub(" +", " ", text).strip(" ") if self.merge else text
-        if self.prefix and (made if self.blank else made.strip(" ")):
-            made = " " + made
-        return made.replace(" ", SPACE)
+        """Return the text with its spaces rewritten."""
+        spelled = re.sub(" +", " ", text).strip(" ") if self.merge else text
+        if self.prefix and (spelled if self.blank else spelled.strip(" ")):
+            spelled = " " + spelled
+        return spelled.replace(" ", SPACE)
 
 
-def _put(text: Normalized, made: str) -> None:
+def _replace_text(text: Normalized, made: str) -> None:
     if made != text.normalized:
         text.replace(text.normalized, made)

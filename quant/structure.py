@@ -1,19 +1,19 @@
-"""The nested sequences of a tokenizer.json, taken apart.
+"""Flattens the nested sequences of tokenizer.json.
 
-Files are untrusted: a sequence may lie in a sequence as deep as a JSON reader goes, so nothing
-recurses here.
+The files are untrusted: sequences may be nested as deep as a JSON reader allows, so nothing here
+recurses.
 """
 
 from typing import Any
 
 
 def flat(node: Any, key: str) -> list[Any]:
-    """The parts of a node in their order; `key` is where its kind of Sequence keeps them
-    ("normalizers" …).
+    """Return the parts of a node in order, with nested sequences resolved.
 
-    A node that is no Sequence is its own only part, None too.
+    `key` is the field in which its kind of Sequence keeps the parts ("normalizers", ...). A node
+    that is not a Sequence is its only part, including None.
     """
-    found, waiting = [], [node]
+    parts, waiting = [], [node]
     while waiting:
         part = waiting.pop()
         if (
@@ -23,13 +23,15 @@ def flat(node: Any, key: str) -> list[Any]:
         ):
             waiting.extend(reversed(part[key]))
         else:
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
 def prepends(metaspace: dict[str, Any]) -> bool:
-    """Whether a Metaspace puts a space in front of a text, in either spelling; unsaid, it does."""
-    said = metaspace.get(
+    """Return whether a Metaspace adds a space in front of a text, in either spelling; the default
+    is yes.
+    """
+    scheme = metaspace.get(
         "prepend_scheme", "never" if metaspace.get("add_prefix_space") is False else "always"
     )
-    return bool(said != "never")
+    return bool(scheme != "never")

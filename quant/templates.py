@@ -1,7 +1,7 @@
-"""A checkpoint's chat templates: the main one, and others by name.
+"""A checkpoint's chat templates: the main one and others by name.
 
-A file of its own goes before tokenizer_config.json, as in transformers. It reads templates and runs
-none.
+As in transformers, a separate file takes precedence over tokenizer_config.json. Templates are read
+but never run.
 """
 
 import re
@@ -12,42 +12,50 @@ from quant.errors import Refusal
 from quant.tensors import read_json
 
 MAIN, FOLDER = "default", "additional_chat_templates"
-LARGEST, MOST = 1 << 20, 32  # bytes of one template, and how many by name
+LARGEST, MOST = 1 << 20, 32  # bytes of a template; number of templates
 
 
 def load(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Templates by name, the main one as "default", and what the user should know."""
-    said = _said(settings.get("chat_template"))
+    """Return the templates by name, the main one as "default", and notes for the user.
+
+    Raises UserError for template files that are too large or cannot be read.
+    """
+    configured = _from_settings(settings.get("chat_template"))
     main = (folder / name for name in ("chat_template.jinja", "chat_template.json"))
     files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))[:MOST]}
     if first := next((path for path in main if path.is_file()), None):
         files[MAIN] = first
-    found = {name: text for name, path in files.items() if (text := _read(path))}
-    differs = MAIN in found and said.get(MAIN, found[MAIN]) != found[MAIN]
-    told = (
-        [f"the chat template is that of {files[MAIN].name}; tokenizer_config.json has another"]
+    templates = {name: text for name, path in files.items() if (text := _read(path))}
+    differs = MAIN in templates and configured.get(MAIN, templates[MAIN]) != templates[MAIN]
+    notes = (
+        [
+            f"the chat template comes from {files[MAIN].name}; tokenizer_config.json has a "
+            "different one"
+        ]
         if differs
         else []
     )
-    return (found if MAIN in found else said | found), told
+    return (templates if MAIN in templates else configured | templates), notes
 
 
 def entries(templates: dict[str, str]) -> list[tuple[str, str, Any]]:
-    """Keys of the file (name, kind, value), as the gguf package's writer has them."""
+    """Return the keys of the file as (name, kind, value), named as the gguf package's writer names
+    them.
+    """
     main = templates.get(MAIN) or next(iter(templates.values()), None)
     named = {
         re.sub(r"[^A-Za-z0-9]", "_", name): text for name, text in templates.items() if name != MAIN
     }
-    found: list[tuple[str, str, Any]] = [
+    keys: list[tuple[str, str, Any]] = [
         (f"chat_template.{name}", "string", text) for name, text in named.items()
     ]
     if named:
-        found.append(("chat_templates", "array:string", sorted(named)))
-    return [*found, ("chat_template", "string", main)] if main else found
+        keys.append(("chat_templates", "array:string", sorted(named)))
+    return [*keys, ("chat_template", "string", main)] if main else keys
 
 
-def _said(value: Any) -> dict[str, str]:
-    """The settings' word: a text, or a list of named ones."""
+def _from_settings(value: Any) -> dict[str, str]:
+    """Return the templates in the settings: one text, or a list of named ones."""
     if isinstance(value, str) and value:
         return {MAIN: value}
     listed = value[:MOST] if isinstance(value, list) else []
@@ -63,7 +71,7 @@ def _read(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST:
             raise Refusal(
-                f"{path} is larger than a chat template can be", hint="remove it, or fetch it again"
+                f"{path} is too large for a chat template", hint="remove it, or fetch it again"
             )
         text = (
             read_json(path).get("chat_template")

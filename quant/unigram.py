@@ -1,9 +1,8 @@
 """A Unigram tokenizer as llama.cpp runs it (tokenizer model "t5", llm_tokenizer_ugm in
 src/llama-vocab.cpp).
 
-A GGUF file can say scores, types, rules for characters, whether runs of spaces are one and whether
-a space goes in front. A tokenizer that asks for anything else is refused by the setting's name. It
-knows tokenizer.json and SentencePiece models, no folders.
+A GGUF file can hold scores, types, character rules, whether runs of spaces become one, and whether
+a space is added in front. A tokenizer that needs anything else is refused by the setting's name.
 """
 
 import base64
@@ -30,11 +29,11 @@ Entries = list[tuple[str, str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What happens to a text before it is split, as far as a file can say it.
+    """How a text is normalized before it is split, as far as a file can say it.
 
-    `prefix`: a space goes in front; `merge`: runs of spaces become one, and none is left at the
-    ends; `charsmap`: rules for characters; `apart`: words are split apart, so that no piece reaches
-    over a space.
+    `add_prefix` puts a space in front. `merge_runs` makes runs of spaces one, and removes them at
+    both ends. `charsmap` holds character rules. With `split_words`, words are split apart first, so
+    that no piece contains a space.
     """
 
     prefix: bool
@@ -43,21 +42,21 @@ class Spelling:
     apart: bool = False
 
     def entries(self) -> Entries:
-        """The keys below tokenizer.ggml."""
-        said: Entries = [
+        """Return the keys below tokenizer.ggml as (name, kind, value)."""
+        keys: Entries = [
             ("add_space_prefix", "bool", self.prefix),
             ("remove_extra_whitespaces", "bool", self.merge),
         ]
         return (
-            [*said, ("precompiled_charsmap", "array:uint8", list(self.charsmap))]
+            [*keys, ("precompiled_charsmap", "array:uint8", list(self.charsmap))]
             if self.charsmap
-            else said
+            else keys
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Unigram:
-    """The pieces by row, the row of the unknown token, and the spelling."""
+    """The pieces by row, the row of the unknown token, and the normalization."""
 
     tokens: dict[int, Token]
     unknown: int
@@ -65,27 +64,28 @@ class Unigram:
 
 
 def from_json(tokenizer: Json, where: str) -> Unigram:
-    """Read a tokenizer.json whose model is a Unigram."""
-    model, spelling = tokenizer["model"], _spelling(tokenizer, where)
+    """Read a tokenizer.json with a Unigram model. Raises UserError if llama.cpp cannot run it."""
+    model, spelling = tokenizer["model"], _read_normalization(tokenizer, where)
     pieces, unknown = model.get("vocab"), model.get("unk_id")
-    if not isinstance(pieces, list) or not all(map(_scored, pieces)):
+    if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
         raise Refusal(f"{where} has pieces without a text and a score", hint="fetch the file again")
     texts = [text for text, _ in pieces]
     if len(set(texts)) < len(texts):
         twice = next(text for text, count in Counter(texts).items() if count > 1)
         hint = "such a tokenizer was trained on texts with its special tokens in them"
         raise Refusal(
-            f"{where} has the piece {twice[:60]!r} twice, a GGUF file has every piece once",
+            f"{where} has the piece {twice[:60]!r} twice; a GGUF file needs distinct pieces",
             hint=hint,
         )
     if model.get("byte_fallback"):
-        raise _cannot(where, "spells unknown characters in bytes (byte_fallback)")
+        raise _unsupported(where, "spells unknown characters in bytes (byte_fallback)")
     if type(unknown) is not int or not 0 <= unknown < len(pieces):
-        raise _cannot(where, "has no unknown token (unk_id)")
+        raise _unsupported(where, "has no unknown token (unk_id)")
     tokens = {
         index: Token(text, float(score), NORMAL) for index, (text, score) in enumerate(pieces)
     }
-    if spelling.apart:  # llama.cpp does not split words apart, so these must not be found
+    # llama.cpp does not split words first, so it must not find pieces with inner spaces
+    if spelling.apart:
         over = [index for index, (text, _) in enumerate(pieces) if SPACE in text[1:]]
         tokens |= {index: Token(tokens[index].text, NEVER, UNUSED) for index in over}
     tokens[unknown] = Token(tokens[unknown].text, tokens[unknown].score, UNKNOWN)
@@ -93,26 +93,26 @@ def from_json(tokenizer: Json, where: str) -> Unigram:
 
 
 def from_model(model: SentencePiece, where: str) -> Unigram:
-    """Take a SentencePiece model of type Unigram."""
+    """Convert a SentencePiece Unigram model. Raises UserError if llama.cpp cannot run it."""
     unknown = next(
         (index for index, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None
     )
-    for asked, what in (
+    for is_used, what in (
         (model.byte_fallback, "spells unknown characters in bytes (byte_fallback)"),
-        (model.treat_whitespace_as_suffix, "puts spaces behind words (treat_whitespace_as_suffix)"),
+        (model.treat_whitespace_as_suffix, "puts spaces after words (treat_whitespace_as_suffix)"),
         (not model.escape_whitespaces, "leaves spaces as they are (escape_whitespaces)"),
         (unknown is None, "has no unknown token"),
-        *_spaces(model.add_dummy_prefix, model.remove_extra_whitespaces),
+        *_space_problem(model.add_dummy_prefix, model.remove_extra_whitespaces),
     ):
-        if asked:
-            raise _cannot(where, what)
+        if is_used:
+            raise _unsupported(where, what)
     assert unknown is not None
-    tokens = {  # llama.cpp finds unused pieces too: their score must keep it from them
+    tokens = {  # llama.cpp matches unused pieces, too; a very low score keeps them out
         index: Token(piece.text, NEVER if piece.type == UNUSED else piece.score, piece.type)
         for index, piece in enumerate(model.pieces)
     }
     if model.charsmap:
-        _sound(model.charsmap, where)
+        _parse_charsmap(model.charsmap, where)
     return Unigram(
         tokens,
         unknown,
@@ -120,24 +120,27 @@ def from_model(model: SentencePiece, where: str) -> Unigram:
     )
 
 
-def _spaces(prefix: bool, merge: bool) -> tuple[tuple[bool, str], ...]:
-    what = "merges runs of spaces (remove_extra_whitespaces) and puts none in front of a text (add_dummy_prefix)"
+def _space_problem(prefix: bool, merge: bool) -> tuple[tuple[bool, str], ...]:
+    what = (
+        "merges runs of spaces (remove_extra_whitespaces) and adds none in front of a text "
+        "(add_dummy_prefix)"
+    )
     return ((merge and not prefix, what),)
 
 
-def _cannot(where: str, what: str) -> Refusal:
+def _unsupported(where: str, what: str) -> Refusal:
     hint = "run this model with the library it was made for"
     return Refusal(f"{where} {what}: llama.cpp's Unigram tokenizer does not", hint=hint)
 
 
-def _scored(piece: Any) -> bool:
+def _is_piece(piece: Any) -> bool:
     match piece:
         case [str(), int(score) | float(score)]:
             return not isinstance(score, bool) and abs(score) < 3e38 and math.isfinite(score)
     return False
 
 
-# Normalizers that take one character after another; what they make of each becomes a rule.
+# Normalizers that work character by character become one rule for each character.
 NMT_GONE = frozenset(map(chr, (*range(1, 9), 0xB, *range(0xE, 0x20), 0x7F, 0x8F, 0x9F)))
 NMT_SPACES = frozenset("\t\n\f\r\u1680\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd")
 WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
@@ -145,8 +148,8 @@ WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
 )
 BLANK = str.maketrans(dict.fromkeys(WHITE, " "))
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-# All characters that a normal form or a change of case touches: no surrogates, private ones or
-# empty planes.
+# All characters that a normal form or a case change may touch: without surrogates, private
+# characters and empty planes.
 TOUCHED = (range(1, 0xD800), range(0xF900, 0x30000), range(0xE0000, 0xE1000))
 Step = Callable[[str], str]
 
@@ -156,7 +159,8 @@ def _nmt(text: str) -> str:
 
 
 def _lower(text: str) -> str:
-    return "".join(map(str.lower, text))  # a sigma is the same at the end of a word
+    # without Greek's final sigma, which depends on the next character
+    return "".join(map(str.lower, text))
 
 
 def _unaccented(text: str) -> str:
@@ -172,8 +176,9 @@ BY_NAME |= {name: _form(name) for name in FORMS}
 
 
 def composes(tokenizer: Json) -> str | None:
-    """The normal form that a tokenizer.json brings text to: it joins characters, which rules cannot
-    always say.
+    """Return the Unicode form that a tokenizer.json normalizes text to, or None.
+
+    It composes characters, which character rules cannot always express.
     """
     names = [
         part.get("type")
@@ -183,21 +188,21 @@ def composes(tokenizer: Json) -> str | None:
     return next((name for name in reversed(names) if name in FORMS), None)
 
 
-def _spelling(tokenizer: Json, where: str) -> Spelling:
+def _read_normalization(tokenizer: Json, where: str) -> Spelling:
     rules = _Rules(where)
-    prefix = merge = stripped = escaped = apart = False
+    add_prefix = merge_runs = strips = escapes = split_words = False
     for step in flat(tokenizer.get("normalizer"), "normalizers"):
         match step:
             case None:
                 pass
             case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": (" " | "\u2581")}:
-                merge = True
+                merge_runs = True
             case {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
-                escaped = True
+                escapes = True
             case {"type": "Prepend", "prepend": "\u2581"}:
-                prefix = True
+                add_prefix = True
             case {"type": "Strip"}:
-                stripped = True
+                strips = True
             case _:
                 rules.add(step)
     for step in flat(tokenizer.get("pre_tokenizer"), "pretokenizers"):
@@ -205,26 +210,26 @@ def _spelling(tokenizer: Json, where: str) -> Spelling:
             case None:
                 pass
             case {"type": "WhitespaceSplit"}:
-                merge = apart = True
+                merge_runs = split_words = True
                 rules.blank()
             case {"type": "Metaspace", "replacement": "\u2581"}:
-                escaped = True
-                prefix = prefix or prepends(step)
-                apart = apart or step.get("split") is not False
+                escapes = True
+                add_prefix = add_prefix or prepends(step)
+                split_words = split_words or step.get("split") is not False
             case _:
-                raise _cannot(where, f"splits text by {_name(step)}")
-    for asked, what in (
-        (not escaped, "leaves spaces as they are (it has no Metaspace)"),
-        (stripped and not merge, "takes spaces off the ends of a text (Strip)"),
-        *_spaces(prefix, merge),
+                raise _unsupported(where, f"splits text by {_step_name(step)}")
+    for is_used, what in (
+        (not escapes, "leaves spaces as they are (it has no Metaspace)"),
+        (strips and not merge_runs, "removes spaces at the ends of a text (Strip)"),
+        *_space_problem(add_prefix, merge_runs),
     ):
-        if asked:
-            raise _cannot(where, what)
-    return Spelling(prefix, merge, rules.packed(), apart)
+        if is_used:
+            raise _unsupported(where, what)
+    return Spelling(add_prefix, merge_runs, rules.packed(), split_words)
 
 
 class _Rules:
-    """What a chain of normalizers does to each character, and to the few sequences it names."""
+    """The effect of a chain of normalizers on every character and on the sequences they name."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -241,7 +246,7 @@ class _Rules:
                     data = base64.b64decode(text, validate=True)
                 except (binascii.Error, ValueError):
                     data = b""
-                self.steps.append(_sound(data, self.where).apply)
+                self.steps.append(_parse_charsmap(data, self.where).apply)
                 if len(self.steps) == 1:
                     self.compiled = data
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if (
@@ -252,35 +257,40 @@ class _Rules:
             case {"type": str(name)} if name in BY_NAME:
                 self.steps.append(BY_NAME[name])
             case _:
-                raise _cannot(self.where, f"changes text by {_name(part)}")
+                raise _unsupported(self.where, f"changes text by {_step_name(part)}")
 
     def blank(self) -> None:
-        """Take every white character for a space, where a text is split at all of them."""
-        if any(self._made(char).strip(" ") for char in WHITE):
+        """Treat every whitespace character as a space, for tokenizers that split text at all of
+        them.
+        """
+        if any(self._apply(char).strip(" ") for char in WHITE):
             self.steps.append(lambda text: text.translate(BLANK))
 
-    def _made(self, text: str) -> str:
+    def _apply(self, text: str) -> str:
         for step in self.steps:
             text = step(text)
         return text
 
     def packed(self) -> bytes:
-        """All steps' work on every character, and on sequences too where they begin with a compiled
-        map.
+        """Return the rules of all steps for every character.
+
+        Named sequences get rules, too, also where a compiled map comes first.
         """
         chars = [*self.sequences, *map(chr, itertools.chain(*TOUCHED))]
         if not self.compiled:
-            made = {text: self._made(text) for text in chars if "\0" not in text}
-            return charsmap.build({text: other for text, other in made.items() if other != text})
+            results = {text: self._apply(text) for text in chars if "\0" not in text}
+            return charsmap.build(
+                {text: result for text, result in results.items() if result != text}
+            )
         after = _Rules(self.where)
         after.steps = self.steps[1:]
         return (
-            charsmap.followed(self.compiled, after._made, chars) if after.steps else self.compiled
+            charsmap.followed(self.compiled, after._apply, chars) if after.steps else self.compiled
         )
 
 
-def _name(part: Any) -> str:
-    """A step's name, and its pattern where it has one."""
+def _step_name(part: Any) -> str:
+    """Return a step's name, with its pattern if it has one."""
     if not isinstance(part, dict):
         return repr(part)[:60]
     pattern = part.get("pattern")
@@ -291,11 +301,11 @@ def _name(part: Any) -> str:
     )
 
 
-def _sound(data: bytes, where: str) -> Charsmap:
+def _parse_charsmap(data: bytes, where: str) -> Charsmap:
     try:
-        found = charsmap.parse(data)
+        rules = charsmap.parse(data)
     except ValueError as error:
         raise Refusal(
             f"{where}: its precompiled_charsmap is damaged: {error}", hint="fetch the file again"
         ) from None
-    return found
+    return rules

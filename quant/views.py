@@ -1,8 +1,9 @@
-"""Lazy tensors made of lazy tensors: rows in another order, parts, stacks, norms shifted by one.
+"""Lazy tensors made from lazy tensors: reordered rows, parts, stacks, transposed and shifted
+values.
 
-Nothing is read before its rows are wanted, and little more than them, so a family may rearrange a
-checkpoint of any size. Shapes are torch's, rows first; `read` counts all axes but the last together
-as rows.
+Nothing is read before its rows are needed, and little more than those rows, so that a family can
+rearrange a checkpoint of any size. Shapes are torch's, rows first; `read` counts rows over all axes
+but the last.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 
 def rows(tensor: LazyTensor) -> int:
-    """Number of rows, all axes but the last counted together; a vector is one row."""
+    """Return the number of rows over all axes but the last; a vector is one row."""
     return prod(tensor.shape[:-1])
 
 
 def floats(tensor: LazyTensor, first: int = 0, last: int | None = None) -> "F32":
-    """Rows as float32 [rows, columns]; all of them unless told."""
+    """Return rows as float32 `[rows, columns]`, all rows by default. Raises UserError for dtypes
+    that ggml cannot decode.
+    """
     last = rows(tensor) if last is None else last
     if tensor.dtype not in native.TYPE_NUMBERS:
         raise Refusal(
@@ -39,20 +42,23 @@ def floats(tensor: LazyTensor, first: int = 0, last: int | None = None) -> "F32"
 
 
 def mapped(tensor: LazyTensor, function: "Callable[[F32], F32]") -> LazyTensor:
-    """`function` of the values, rows [rows, columns] at a time, as F32; it keeps the shape."""
+    """Return a tensor with `function` applied to its values, as F32.
+
+    `function` maps rows `[rows, columns]` to values of the same shape.
+    """
     return replace(
         tensor, dtype="F32", read=lambda first, last: _bytes(function(floats(tensor, first, last)))
     )
 
 
 def plus_one(tensor: LazyTensor) -> LazyTensor:
-    """Every value plus one: Gemma stores its norms as the difference from it."""
+    """Return a tensor with one added to every value: Gemma stores its norms minus one."""
     return mapped(tensor, lambda values: values + 1)
 
 
 def pick(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
-    """Rows of a matrix, or values of a vector, in another order: entry i of the result is entry
-    order[i].
+    """Return the rows of a matrix, or the values of a vector, in another order: entry i is entry
+    order[i] of the source.
     """
     if len(tensor.shape) == 1:
         return replace(mapped(tensor, lambda values: values[:, list(order)]), shape=(len(order),))
@@ -60,8 +66,8 @@ def pick(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
 
 
 def part(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
-    """Rows start, start + step, … before `stop` of every matrix of a stack [..., rows, columns];
-    values of a vector.
+    """Return rows start, start + step, ... before `stop` of every matrix `[..., rows, columns]`, or
+    those values of a vector.
     """
     chosen = range(start, stop, step)
     if len(tensor.shape) == 1:
@@ -70,13 +76,13 @@ def part(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor
 
     def read(first: int, last: int) -> "U8":
         wanted = [row // count * height + chosen[row % count] for row in range(first, last)]
-        return _spans(tensor, wanted)
+        return _read_rows(tensor, wanted)
 
     return replace(tensor, shape=(*tensor.shape[:-2], count, tensor.shape[-1]), read=read)
 
 
 def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
-    """Values start, start + step, … of every row, as F32."""
+    """Return values start, start + step, ... of every row, as F32."""
     width = len(range(start, tensor.shape[-1], step))
     return replace(
         tensor,
@@ -87,15 +93,16 @@ def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
 
 
 def stack(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Tensors of one shape one after another along a new first axis: experts become one tensor."""
+    """Return tensors of one shape stacked along a new first axis, as experts are."""
     assert tensors
     joined = concatenated(name, tensors)
     return replace(joined, shape=(len(tensors), *tensors[0].shape))
 
 
 def concatenated(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Matrices with rows of one length, one below the other; vectors become rows, different dtypes
-    F32.
+    """Return matrices of one row length, one below the other.
+
+    Vectors count as rows; if the dtypes differ, the result is F32.
     """
     assert len({tensor.shape[-1] for tensor in tensors}) == 1
     if len({tensor.dtype for tensor in tensors}) > 1:
@@ -116,14 +123,16 @@ def concatenated(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def reshaped(tensor: LazyTensor, *shape: int) -> LazyTensor:
-    """The same rows under another shape; the last axis stays."""
+    """Return the same rows in another shape with the same last axis."""
     assert prod(shape) == prod(tensor.shape), (tensor.shape, shape)
     assert shape[-1] == tensor.shape[-1], (tensor.shape, shape)
     return replace(tensor, shape=shape)
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
-    """The last two axes exchanged; reads the whole of each matrix it is asked rows of."""
+    """Return the tensor with its last two axes exchanged. Reading some rows reads each of their
+    matrices completely.
+    """
     height, width = tensor.shape[-2:]
 
     def read(first: int, last: int) -> "U8":
@@ -132,24 +141,26 @@ def transposed(tensor: LazyTensor) -> LazyTensor:
         pieces = []
         for matrix in range(first // width, -(-last // width)):
             stored = tensor.read(matrix * height, (matrix + 1) * height)
-            turned = np.swapaxes(stored.reshape(height, width, -1), 0, 1).reshape(width, -1)
-            pieces.append(turned[max(first - matrix * width, 0) : last - matrix * width])
+            exchanged = np.swapaxes(stored.reshape(height, width, -1), 0, 1).reshape(width, -1)
+            pieces.append(exchanged[max(first - matrix * width, 0) : last - matrix * width])
         return np.ascontiguousarray(np.concatenate(pieces))
 
     return replace(tensor, shape=(*tensor.shape[:-2], width, height), read=read)
 
 
-def _spans(tensor: LazyTensor, wanted: list[int]) -> "U8":
-    """The wanted rows, neighbours read together; a stride of a few rows is read whole and thinned."""
+def _read_rows(tensor: LazyTensor, wanted: list[int]) -> "U8":
+    """Return the wanted rows, reading neighbors together; strides of up to four rows are read
+    completely and thinned out.
+    """
     import numpy as np
 
     pieces, start = [], 0
-    for at in range(1, len(wanted) + 1):
-        if at == len(wanted) or not 0 < wanted[at] - wanted[at - 1] <= 4:
-            span = wanted[start:at]
+    for index in range(1, len(wanted) + 1):
+        if index == len(wanted) or not 0 < wanted[index] - wanted[index - 1] <= 4:
+            span = wanted[start:index]
             data = tensor.read(span[0], span[-1] + 1)
             pieces.append(data if len(data) == len(span) else data[[row - span[0] for row in span]])
-            start = at
+            start = index
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 

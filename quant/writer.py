@@ -1,10 +1,9 @@
-"""Lays a GGUF file out: its header's bytes, and the place of every tensor, before the first one is
-read.
+"""Lays out a GGUF file: the bytes of its header and the position of every tensor, before the first
+tensor is read.
 
-Emits the container itself instead of through gguf.GGUFWriter: values copied from another file must
-stay as they are to the byte (the package decodes and encodes half a million strings, and cannot
-write an empty or an invalid one), and the header's size must be known before the first tensor. It
-knows bytes, not models.
+gguf.GGUFWriter is not used: values copied from another file must keep their bytes (the package
+decodes and encodes every string, and cannot write empty or invalid ones), and the header's size
+must be known before the first tensor.
 """
 
 import struct
@@ -20,7 +19,9 @@ Plain = int | float | bool | str | bytes
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A tensor's place in the new file: `shape` in ggml's order, `offset` from the file's start."""
+    """A tensor's position in the new file: `shape` in ggml's order, `offset` from the start of the
+    file.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -31,8 +32,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A whole file before its first weight: the header's bytes, the place of every tensor, the
-    final size.
+    """A whole file before its first weight: the header's bytes, every tensor's position, and the
+    final size in bytes.
     """
 
     header: bytes
@@ -40,9 +41,7 @@ class Layout:
     nbytes: int
 
     def whole_rows(self, position: int) -> bool:
-        """Whether the first `position` bytes hold the header, and no part of a row without the rest
-        of it.
-        """
+        """Return whether the first `position` bytes hold the header and only complete rows."""
         if not len(self.header) <= position <= self.nbytes:
             return False
         slot = next(
@@ -56,18 +55,21 @@ class Layout:
 
 
 def entry(kind: str, value: Plain | Sequence[Plain]) -> bytes:
-    """A value as a GGUF file stores it, type word first; "array:int32" is an array of int32."""
+    """Return a value as a GGUF file stores it, type word first.
+
+    `kind` is a GGUF type; "array:int32" is an array of int32.
+    """
     if kind.startswith("array:"):
         kind = kind.removeprefix("array:")
         assert isinstance(value, list | tuple), value
         return struct.pack("<IIQ", ARRAY, NUMBERS[kind], len(value)) + b"".join(
-            _plain(kind, item) for item in value
+            _encode(kind, item) for item in value
         )
     assert not isinstance(value, list | tuple), value
-    return struct.pack("<I", NUMBERS[kind]) + _plain(kind, value)  # type: ignore[arg-type]
+    return struct.pack("<I", NUMBERS[kind]) + _encode(kind, value)  # type: ignore[arg-type]
 
 
-def _plain(kind: str, value: Plain) -> bytes:
+def _encode(kind: str, value: Plain) -> bytes:
     if NUMBERS[kind] == STRING:
         blob = value.encode() if isinstance(value, str) else value
         assert isinstance(blob, bytes), value
@@ -80,13 +82,16 @@ def layout(
     tensors: Iterable[tuple[str, tuple[int, ...], str]],
     alignment: int,
 ) -> Layout:
-    """Lay a file out: every size follows from shapes and types, so nothing has to be read yet."""
+    """Lay out a file. All sizes follow from shapes and types, so nothing has to be read.
+
+    `entries` are (key, stored type and value), `tensors` (name, shape in ggml's order, type).
+    """
     tensors = list(tensors)
     head = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(entries))]
-    head += [_plain("string", key) + blob for key, blob in entries]
+    head += [_encode("string", key) + blob for key, blob in entries]
     relative, slots = 0, []
     for name, shape, kind in tensors:
-        head.append(_plain("string", name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        head.append(_encode("string", name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
         head.append(struct.pack("<IQ", native.TYPE_NUMBERS[kind], relative))
         nbytes = _nbytes(shape, kind)
         slots.append((name, shape, kind, relative, nbytes))

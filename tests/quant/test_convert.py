@@ -299,7 +299,7 @@ def test_everything_that_does_not_fit_is_told_at_once(stories: Path, tmp_path: P
         ({"hidden_size": None}, "has no hidden_size"),
         ({"quantization_config": {"quant_method": "awq"}}, r"is quantized \(AWQ\)"),
         ({"vocab_size": 2**31 - 1}, "a vocabulary of 2,147,483,647 rows"),
-        ({"vocab_size": 100}, "lies outside of the vocab_size 100"),
+        ({"vocab_size": 100}, "is outside of the vocab_size 100"),
         ({"vocab_size": 600}, r"embed_tokens.weight is \[512, 64\], not \[600, 64\]"),
     ],
 )

@@ -166,7 +166,7 @@ def test_a_link_is_not_written_through(
     if not dangling:
         precious.write_bytes(b"mine")
     beside(out)[which].symlink_to(precious)
-    with pytest.raises(Refusal, match="is no ordinary file"):
+    with pytest.raises(Refusal, match="is not a regular file"):
         quantize.run(plan(model), out, threads=1)
     assert precious.exists() is not dangling and (dangling or precious.read_bytes() == b"mine")
     assert not out.exists()
@@ -175,7 +175,7 @@ def test_a_link_is_not_written_through(
 def test_a_pipe_in_the_journals_place_is_not_waited_for(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     os.mkfifo(beside(out)[1])
-    with pytest.raises(Refusal, match="is no ordinary file"):
+    with pytest.raises(Refusal, match="is not a regular file"):
         quantize.run(plan(model), out, threads=1)
 
 

@@ -43,7 +43,7 @@ def test_the_battery_is_large_and_has_nothing_twice() -> None:
     ("name", "size", "notes"),
     [
         ("smollm2", 49152, []),
-        ("qwen3", 151936, ["(NFC)", "takes </s> for special"]),
+        ("qwen3", 151936, ["to NFC;", "treats </s> as special"]),
         ("mistral7b_v1", 32000, []),
     ],
 )
@@ -72,14 +72,14 @@ def test_a_file_that_puts_spaces_otherwise_is_caught(
         **values | {"normalizer": {"type": "Sequence", "normalizers": steps}},
     )
     prove(folder, 512, tmp_path / "v.gguf")
-    with pytest.raises(Refusal, match=r"test strings otherwise .*; the first 10:\n  'a'"):
+    with pytest.raises(Refusal, match=r"test strings differently .*; the first 10:\n  'a'"):
         prove(folder, 512, tmp_path / "w.gguf", add_space_prefix=("bool", not prefix))
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe"])
 def test_a_wrong_pre_tokenizer_fails_and_shows_ten(pre: str, tmp_path: Path) -> None:
     with pytest.raises(
-        Refusal, match=r"would encode \d+ test strings otherwise .*; the first 10:"
+        Refusal, match=r"would encode \d+ test strings differently .*; the first 10:"
     ) as caught:
         prove(tokenizer("smollm2"), 49152, tmp_path / "v.gguf", pre)
     assert str(caught.value).count("llama.cpp: ") == 10
@@ -190,18 +190,22 @@ def test_known_structures_split_as_llama_cpp_does_to_the_last_character(
         (
             (pretokenizer.GPT4O,),
             False,
-            "gpt-4o tells case and combining marks by ASCII letters alone",
+            "gpt-4o recognizes case by ASCII letters only, and no combining marks",
         ),
         (
             (pretokenizer.TEKKEN,),
             True,
-            "tekken tells case and combining marks by ASCII letters alone",
+            "tekken recognizes case by ASCII letters only, and no combining marks",
         ),
-        ((pretokenizer.KIMI,), False, "kimi-k2 tells no case, and marks in its own way"),
+        (
+            (pretokenizer.KIMI,),
+            False,
+            "kimi-k2 ignores case, and treats combining marks differently",
+        ),
         (
             (pretokenizer.THREES, pretokenizer.GPT4O),
             False,
-            "tiny_aya tells no case, and marks in its own way",
+            "tiny_aya ignores case, and treats combining marks differently",
         ),
     ],
     ids=["gpt-4o", "tekken", "kimi-k2", "tiny_aya"],
@@ -227,7 +231,7 @@ def test_added_tokens_that_take_the_space_around_them_are_told(tmp_path: Path) -
     size = trained(tmp_path / "folder", ("gpt2",), False)
     checkpoint.edit(tmp_path / "folder" / "tokenizer.json", added_tokens=[token | {"id": size}])
     (note,) = prove(tmp_path / "folder", size + 1, tmp_path / "v.gguf").notes
-    assert "strips no space (<|turn|>)" in note
+    assert "strips no spaces around them (<|turn|>)" in note
 
 
 def test_whole_words_before_merges_are_compared_one_by_one_where_llama_cpp_has_no_such_rule(
@@ -268,7 +272,7 @@ def changed(stories: Path, target: Path, **changes: Any) -> Path:
     [
         (1, 2, ""),
         (1, None, ""),
-        (2, 1, "puts </s> <s> around a text, llama.cpp '<s>"),
+        (2, 1, "puts </s> <s> around a text, llama.cpp puts '<s>"),
         (2, None, "puts </s> around"),
     ],
 )
@@ -325,16 +329,16 @@ def test_a_tokenizer_that_fails_over_a_text_is_refused(tmp_path: Path) -> None:
     values = vocabularies.bytewise({"a": 0, "b": 1}, [], ("gpt2",), [], whole=False)
     values["model"]["unk_token"] = "<none>"
     (tmp_path / "folder" / "tokenizer.json").write_text(json.dumps(values))
-    with pytest.raises(Refusal, match=r"tokenizer.json is not understood by tokenizers: .*<none>"):
+    with pytest.raises(
+        Refusal, match=r"the tokenizers library cannot read .*tokenizer.json: .*<none>"
+    ):
         prove(tmp_path / "folder", 2, tmp_path / "v.gguf")
 
 
 def test_a_tokenizer_that_makes_the_library_panic_is_refused(stories: Path, tmp_path: Path) -> None:
     rules = base64.b64encode(struct.pack("<II", 4, 1 << 20) + b"a\0").decode()
     step = {"type": "Precompiled", "precompiled_charsmap": rules}
-    with pytest.raises(
-        Refusal, match=r"tokenizer.json is not understood by tokenizers: index out of bounds"
-    ):
+    with pytest.raises(Refusal, match=r"cannot read .*tokenizer.json: index out of bounds"):
         prove(changed(stories, tmp_path / "folder", normalizer=step), 512, tmp_path / "v.gguf")
 
 
@@ -363,6 +367,6 @@ def test_long_strings_are_shown_cut(tmp_path: Path) -> None:
     }
     values["model"]["merges"].reverse()
     (folder / "tokenizer.json").write_text(json.dumps(values))
-    with pytest.raises(Refusal, match="test strings otherwise") as caught:
+    with pytest.raises(Refusal, match="test strings differently") as caught:
         prove(folder, 49152, tmp_path / "v.gguf", "gpt-2")
     assert max(map(len, str(caught.value).split("\n"))) < 600

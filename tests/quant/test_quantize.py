@@ -191,7 +191,7 @@ def test_a_damaged_source_leaves_the_old_file_and_nothing_else(tmp_path: Path) -
         stream.seek(tensor.offset + 400)
         stream.write(np.array([np.nan], np.float32).tobytes())
     out.write_bytes(b"precious")
-    with pytest.raises(Refusal, match=r"blk\.1\.ffn_up\.weight holds NaN"):
+    with pytest.raises(Refusal, match=r"blk\.1\.ffn_up\.weight contains NaN"):
         make(path, out)
     assert out.read_bytes() == b"precious"
     assert names(tmp_path) == ["nan.gguf", "out.gguf"]
@@ -303,15 +303,15 @@ def test_a_vocabulary_without_weights_is_refused(tmp_path: Path) -> None:
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.close()
-    with pytest.raises(Refusal, match="holds no tensors"):
+    with pytest.raises(Refusal, match="a vocabulary but no tensors"):
         quantize.open_gguf(file)
 
 
 @pytest.mark.parametrize(
     ("kind", "said", "hint"),
     [
-        ("imatrix", r"no model but statistics of one \(imatrix\)", "--imatrix"),
-        ("llmcli.moments", r"no model but statistics of one \(llmcli.moments\)", "--moments"),
+        ("imatrix", r"not a model but statistics of one \(imatrix\)", "--imatrix"),
+        ("llmcli.moments", r"not a model but statistics of one \(llmcli.moments\)", "--moments"),
         ("model", "names no architecture", "llmcli show"),
     ],
 )

@@ -50,7 +50,7 @@ def config(hf: str, **changes: Any) -> Config:
         ("Qwen3MoeForCausalLM", {"attention_bias": True}, "attention_bias"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1]}, "mlp_only_layers"),
         ("Qwen3MoeForCausalLM", WINDOW, "window"),
-        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "5 experts of 4"),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "5 of 4 experts"),
         ("LlamaForCausalLM", {"num_local_experts": 4}, "mixture of experts"),
         ("GraniteForCausalLM", {"partial_rotary_factor": 0.5}, "part of each head"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1, 0, 1]}, "no_rope_layers"),

@@ -159,7 +159,7 @@ def test_every_end_that_generation_config_names_ends_an_answer(
 
 def test_more_ends_than_a_file_has_room_for_are_refused(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
-    with pytest.raises(Refusal, match=r"room for two such tokens"):
+    with pytest.raises(Refusal, match=r"can name only two such tokens"):
         settings(
             folder, ["<a>", "<b>", "<c>"], generation_config={"eos_token_id": [2, 512, 513, 514]}
         )
@@ -361,7 +361,7 @@ def test_a_pre_tokenizer_is_known_by_its_structure(
     "node", [None, GPT2 | {"add_prefix_space": True}, split("[a-z]+"), {"type": "Whitespace"}, 7]
 )
 def test_an_unknown_pre_tokenizer_is_refused_never_guessed(node: Any) -> None:
-    with pytest.raises(Refusal, match="splits text in a way that is not known"):
+    with pytest.raises(Refusal, match="splits text in an unknown way"):
         pretokenizer.find({"model": {}, "pre_tokenizer": node}, "x")
 
 
@@ -386,7 +386,7 @@ def test_sequences_within_sequences_are_read_however_deep(
     if key == "post_processor":
         assert special.around(tokenizer, {}, pieces=False) == (False, False, [])
     else:
-        with pytest.raises(Refusal, match="splits text in a way that is not known"):
+        with pytest.raises(Refusal, match="splits text in an unknown way"):
             pretokenizer.find(tokenizer, "x")
 
 
@@ -410,7 +410,7 @@ def test_a_piece_without_a_score_is_refused(score: float, tmp_path: Path) -> Non
     (tmp_path / "tokenizer.model").write_bytes(
         vocabularies.sentencepiece([("<unk>", 0.0, 2), ("a", score, 1)])
     )
-    with pytest.raises(Refusal, match="not a sound SentencePiece model"):
+    with pytest.raises(Refusal, match="not a valid SentencePiece model"):
         sentencepiece.load(tmp_path / "tokenizer.model")
 
 
@@ -419,7 +419,7 @@ def test_more_pieces_than_any_model_has_are_refused_before_they_are_held(
 ) -> None:
     monkeypatch.setattr(sentencepiece, "MOST", 1000)
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x00" * 1001)
-    with pytest.raises(Refusal, match="not a sound SentencePiece model"):
+    with pytest.raises(Refusal, match="not a valid SentencePiece model"):
         sentencepiece.load(tmp_path / "tokenizer.model")
 
 
