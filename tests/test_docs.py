@@ -5,6 +5,7 @@ The comment before a console block says what is done with it (docs/contributing.
     <!-- run -->               every command is run and succeeds
     <!-- run: exits 1 -->      every command is run; the last one exits with 1
     <!-- parsed: reason -->    the commands and their options exist; running them needs too much
+    <!-- plugin test -->       a pytest command, run in a copy of the tree with the page's plug-ins
 
 The runnable blocks of a page run in one folder, one after another. Catalog names, and the files
 of MODELS, CHECKPOINTS and TEXTS, are a trained model of 1 MB there.
@@ -20,9 +21,10 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +37,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(
     r"(?ms)^(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>[^\n]*)\n(?P<text>.*?)^```$"
 )
-MARK = re.compile(r"run|run: exits (?P<code>\d)|parsed: .+|plugin: .+")
+MARK = re.compile(r"run|run: exits (?P<code>\d)|parsed: .+|plugin test")
 PORT = 8080
 CATALOG = ("smollm2:135m", "gemma3:270m")
 MODELS = ("model-f16.gguf", "original.gguf")
@@ -342,6 +344,75 @@ class ExampleRunner:
             self.server.terminate()
             assert self.server.wait(timeout=READY_SECONDS) == 0
             self.server = None
+
+
+CONTRIBUTING = ROOT / "docs" / "contributing.md"
+PLUGIN = re.compile(r'plugin: (?P<target>\S+) (from (?P<source>\S+)|after "(?P<line>.+)")')
+# The example of a block format is one that exists: the copy of the tree has it only once.
+WITHOUT_Q8_0 = '\nFORMATS = tuple(known for known in FORMATS if known.name != "Q8_0")\n'
+
+
+@pytest.fixture(scope="module")
+def tree_with_plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree, by symbolic links, with the plug-ins of docs/contributing.md."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in ("quant", "llmcli", "tests", "scripts"):
+        shutil.copytree(
+            ROOT / name,
+            folder / name,
+            copy_function=os.symlink,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    for name in ("models.toml", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    edit(folder / "quant" / "formats" / "legacy.py", lambda text: text + WITHOUT_Q8_0)
+    for block in blocks(CONTRIBUTING):
+        found = PLUGIN.fullmatch(block.mark)
+        if found and found["source"]:
+            assert not (folder / found["target"]).exists(), block
+            (folder / found["target"]).write_text(block.text, encoding="utf-8")
+        elif found:
+            line = f"{found['line']}\n"
+            edit(folder / found["target"], partial(insert_after, line, block.text))
+    return folder
+
+
+def edit(path: Path, change: Callable[[str], str]) -> None:
+    """Replace a link by a changed copy of its file."""
+    text = path.read_text(encoding="utf-8")
+    path.unlink()
+    path.write_text(change(text), encoding="utf-8")
+
+
+def insert_after(line: str, addition: str, text: str) -> str:
+    assert text.count(line) == 1, line
+    return text.replace(line, line + addition)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in blocks(CONTRIBUTING) if block.mark == "plugin test"],
+    ids=lambda block: block.commands()[0].line.split()[-1],
+)
+def test_the_example_plug_ins_work(block: Block, tree_with_plugins: Path) -> None:
+    (command,) = block.commands()
+    program, *arguments = shlex.split(command.line)
+    assert program == "scripts/test"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *arguments],
+        cwd=tree_with_plugins,
+        env=os.environ | {"PYTHONPATH": str(tree_with_plugins)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command.line}\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
+
+
+def test_the_example_plug_ins_are_current() -> None:
+    """Else run scripts/build/plugin_examples.py."""
+    page = CONTRIBUTING.read_text(encoding="utf-8")
+    assert script("plugin_examples").updated(page) == page
 
 
 def test_readme_is_short_and_names_every_command() -> None:

@@ -1,0 +1,36 @@
+"""`/v1/brief`: a conversation in OpenAI's fields, answered by its text alone."""
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from llmcli.runtime.request import Answer
+from llmcli.serve.schema.base import Document
+from llmcli.serve.schema.conversation import Conversation
+from llmcli.types import Event
+
+
+class Brief(Conversation):
+    """Reads what /v1/chat/completions reads, and writes {"text": …}."""
+
+    path: ClassVar[str] = "/v1/brief"
+    prefix: ClassVar[str] = "brief-"
+
+    def whole(self, answers: Sequence[Answer]) -> Document:
+        """Return the document of a request that is not streamed."""
+        return {"text": answers[0].text}
+
+    def begin(self) -> Iterable[Document]:
+        """Return the first chunks of a stream: none."""
+        self.begun = True
+        return []
+
+    def show(self, event: Event) -> Iterable[Document]:
+        """Return the chunks of an event."""
+        return [{"text": event.text}] if event.text else []
+
+    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+        """Return the last chunks of a stream."""
+        return [{"text": "", "finish": answers[0].finish}]
+
+
+FORMS = (Brief,)

@@ -1,0 +1,35 @@
+"""Weights as signed bytes with one scale for each row, in NAME and NAME_row_scale."""
+
+from typing import TYPE_CHECKING
+
+from quant.archs.base import Config, Tensors
+from quant.inputs.base import Input, computed, numbers
+from quant.tensors import LazyTensor
+
+if TYPE_CHECKING:
+    from quant.native import F32
+
+SCALE = "_row_scale"
+
+
+def restore(settings: Config, tensors: Tensors) -> Tensors:
+    """Return the tensors with every byte weight multiplied by its scales."""
+    result = dict(tensors)
+    for name, codes in tensors.items():
+        if codes.dtype == "I8" and name + SCALE in tensors:
+            result[name] = scaled(codes, result.pop(name + SCALE))
+    return result
+
+
+def scaled(codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
+    """Return a float tensor whose rows are computed when they are read."""
+
+    def read(first: int, last: int) -> "F32":
+        factors = numbers(scales.read(first, last), scales.dtype)
+        values: F32 = numbers(codes.read(first, last), codes.dtype) * factors
+        return values
+
+    return computed(codes.name, codes, codes.shape, read)
+
+
+INPUTS = (Input("row_int8", "INT8 with row scales", restore),)

@@ -1,0 +1,9 @@
+"""Ernie 4.5, dense: Llama whose checkpoints already have interleaved rotary pairs."""
+
+from dataclasses import replace
+
+from quant.archs.llama import LLAMA
+
+ERNIE = replace(LLAMA, name="ernie4_5", kind="ERNIE4_5", hf=("Ernie4_5ForCausalLM",), ops={})
+
+ARCHS = (ERNIE,)

@@ -1,0 +1,15 @@
+"""`/v1/vocabulary`: how many tokens the model knows."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcli.serve.routes.base import Route, Service
+from llmcli.serve.stream import json_response
+
+
+async def vocabulary(service: Service, request: Request) -> Response:
+    """Return the size of the vocabulary."""
+    return json_response({"n_vocab": service.bridge.runner.model.n_vocab})
+
+
+ROUTES = (Route("/v1/vocabulary", vocabulary),)

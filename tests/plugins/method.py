@@ -1,0 +1,47 @@
+"""The better of ggml's and the scale search's codes, row by row."""
+
+from typing import TYPE_CHECKING
+
+from quant import native
+from quant.methods.base import Evidence, Method, Solver
+from quant.methods.ggml import Ggml
+from quant.methods.search import Search
+
+if TYPE_CHECKING:
+    from quant.formats.base import Format
+    from quant.native import F32, U8
+
+
+class BestOfTwo(Method):
+    """Encodes each row twice and keeps the blocks with the lower weighted error."""
+
+    name, help, needs = "best-of-two", "the better of ggml and search for each row", "sums"
+
+    def handles(self, format: "Format", evidence: Evidence) -> bool:
+        """Return whether the search has this format."""
+        return Search().handles(format, evidence)
+
+    def solver(self, format: "Format", evidence: Evidence) -> Solver:
+        """Return the encoder of one tensor's rows."""
+        encoders = [method.solver(format, evidence) for method in (Ggml(), Search())]
+        weigh = evidence.weigher()
+
+        def solve(rows: "F32", first: int) -> "U8":
+            import numpy as np
+
+            importance = weigh(first, first + len(rows))
+            weights = np.ones_like(rows)
+            for begin, end, vector in importance.spans(0, len(rows)) if importance else ():
+                weights[begin:end] = vector
+            candidates = [encode(rows, first) for encode in encoders]
+            errors = []
+            for blocks in candidates:
+                values = native.decode(blocks, format.name, rows.shape[1], label=evidence.name)
+                errors.append((weights * (values - rows) ** 2).sum(axis=1))
+            chosen: U8 = np.where((errors[0] < errors[1])[:, None], candidates[0], candidates[1])
+            return chosen
+
+        return solve
+
+
+METHODS = (BestOfTwo(),)

@@ -1,0 +1,33 @@
+"""A GGUF inside a zip archive on this disk."""
+
+import shutil
+import zipfile
+from pathlib import Path
+
+from llmcli.catalog.catalog import Spec
+from llmcli.catalog.sources.base import Fetched
+from llmcli.catalog.store import measure
+from llmcli.config import Config
+from llmcli.errors import UserError
+from llmcli.types import Watcher
+
+
+class ZipArchive:
+    """`path` is the archive, `file` the GGUF in it."""
+
+    name, needs = "zip", ("path", "file")
+
+    def fetch(self, spec: Spec, where: Path, config: Config, watcher: Watcher) -> Fetched:
+        """Extract the file, hash it and say where it is."""
+        target = where / Path(spec.file).name
+        try:
+            with zipfile.ZipFile(spec.path) as archive, archive.open(spec.file) as source:
+                where.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as out:
+                    shutil.copyfileobj(source, out)
+        except (OSError, KeyError, zipfile.BadZipFile) as error:
+            raise UserError(f"cannot read {spec.file} from {spec.path}: {error}") from error
+        return Fetched("gguf", target, (measure(target, watcher),), spec.label)
+
+
+SOURCES = (ZipArchive(),)

@@ -1,0 +1,27 @@
+"""Plain decoding that ends an answer after its first line."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from llmcli.runtime.sampling.chain import Row
+from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.strategies.plain import Plain
+from llmcli.types import Event, Finish
+
+
+class OneLine(Plain):
+    """Draws a token a pass; a line break ends the answer."""
+
+    name: ClassVar[str] = "one-line"
+
+    def accept(
+        self, sequence: Sequence, rows: Iterator[Row], spent: float
+    ) -> tuple[list[Event], Finish | None]:
+        """Read the row of a pass; return the new events, and why the answer ends."""
+        events, finish = super().accept(sequence, rows, spent)
+        if finish is None and any("\n" in event.text for event in events):
+            finish = "stop"
+        return events, finish
+
+
+STRATEGIES = (OneLine,)
