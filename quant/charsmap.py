@@ -85,7 +85,7 @@ def build(rules: Mapping[str, str]) -> bytes:
             below = node.setdefault(char, {})
             assert isinstance(below, dict), prefix
             node = below
-        node[0] = texts.place(replacement)
+        node[0] = texts.add(replacement)
     array.fill(trie)
     return _packed(array, texts)
 
@@ -100,14 +100,14 @@ def followed(data: bytes, after: Callable[[str], str], chars: Iterable[str]) -> 
     for leaf in _leaves(units, len(old_texts)):
         first = int(units[leaf]) & VALUE
         array.units[leaf] = (
-            texts.place(
+            texts.add(
                 after(old_texts[first : old_texts.index(0, first)].decode("utf-8", "replace"))
             )
             | 1 << 31
         )
     for char in chars:
         if (changed := after(char)) != char and not rules.covers(char):
-            array.add(char.encode(), texts.place(changed))
+            array.add(char.encode(), texts.add(changed))
     return _packed(array, texts)
 
 
@@ -161,14 +161,14 @@ class _Texts:
     """Replacements, each stored once."""
 
     def __init__(self) -> None:
-        self.data, self.places = bytearray(), dict[str, int]()
+        self.data, self.positions = bytearray(), dict[str, int]()
 
-    def place(self, text: str) -> int:
+    def add(self, text: str) -> int:
         """Return the position of a replacement, appending it if it is new."""
-        if text not in self.places:
-            self.places[text] = len(self.data)
+        if text not in self.positions:
+            self.positions[text] = len(self.data)
             self.data += text.encode() + b"\0"
-        return self.places[text]
+        return self.positions[text]
 
 
 class _Array:
@@ -193,7 +193,7 @@ class _Array:
                     self.units[base ^ char] = char | (LEAF if 0 in child else 0)
                     waiting.append((child, base ^ char))
 
-    def add(self, prefix: bytes, place: int) -> None:
+    def add(self, prefix: bytes, position: int) -> None:
         """Add one more prefix, which has no rule yet."""
         index, fresh = 0, False
         for char in prefix:
@@ -202,7 +202,7 @@ class _Array:
                 base = self._moved(index, char, fresh)
                 self.units[base ^ char], fresh = char, True
             index = base ^ char
-        self.units[self._moved(index, 0, fresh)] = place | 1 << 31
+        self.units[self._moved(index, 0, fresh)] = position | 1 << 31
         self.units[index] |= LEAF
 
     def _moved(self, index: int, char: int, fresh: bool) -> int:

@@ -101,16 +101,16 @@ def _stored(path: Path, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensor
     return pickled.load(path)
 
 
-def _tokenizer(path: Path, other: Path | None, config: Config) -> Path:
+def _tokenizer(path: Path, override: Path | None, config: Config) -> Path:
     """Return the folder to read the tokenizer from.
 
     If it has no tokenizer, the error names the parent model whose tokenizer fits.
     """
-    if other is not None and not other.is_dir():
+    if override is not None and not override.is_dir():
         raise Refusal(
-            f"there is no folder {other}", hint="--tokenizer names a folder with tokenizer files"
+            f"there is no folder {override}", hint="--tokenizer names a folder with tokenizer files"
         )
-    folder = other or path
+    folder = override or path
     if not any((folder / name).is_file() for name in TOKENIZERS):
         parent = card.parent(path, config.values)
         owner = f"{parent}, the model it was made from" if parent else "the model it was made from"

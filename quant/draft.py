@@ -42,9 +42,9 @@ class Draft:
         self.identity = {**identity, "header": hashlib.sha256(plan.header).hexdigest()}
         self.position, self.resumed, self.sha = 0, 0, hashlib.sha256()
         # Bytes sent to the disk, and the latest flush.
-        self.sent, self.sending = 0, Future[None]()
-        self.sending.set_result(None)
-        self.noted = 0.0
+        self.flushed, self.pending_flush = 0, Future[None]()
+        self.pending_flush.set_result(None)
+        self.recorded_at = 0.0
 
     @contextlib.contextmanager
     def open(self) -> Iterator["Draft"]:
@@ -83,7 +83,7 @@ class Draft:
         self.data.write(data)
         self.sha.update(data)
         self.position += memoryview(data).nbytes
-        if self.position - self.sent >= FLUSHED and self.sending.done():
+        if self.position - self.flushed >= FLUSHED and self.pending_flush.done():
             self._start_flush()
 
     def pad(self, offset: int) -> None:
@@ -96,10 +96,10 @@ class Draft:
         """Record the position in the journal; without `now`, only if the last record is OFTEN
         seconds old.
         """
-        if now or time.monotonic() - self.noted > OFTEN:
+        if now or time.monotonic() - self.recorded_at > OFTEN:
             self.data.flush()
             self._write_line({"bytes": self.position, "sha256": self.sha.hexdigest()})
-            self.noted = time.monotonic()
+            self.recorded_at = time.monotonic()
 
     def finish(self) -> str:
         """Flush the file, check its header, rename it to its final name, and return its SHA-256."""
@@ -110,7 +110,7 @@ class Draft:
         assert tuple(slots) == self.plan.slots, (
             "the file read back is not the file that was planned"
         )
-        self.sending.result()
+        self.pending_flush.result()
         self.part.replace(self.out)
         self.journal.unlink()
         sync_folder(self.out.parent)
@@ -118,9 +118,12 @@ class Draft:
 
     def _start_flush(self) -> None:
         """Start flushing the written bytes to the disk; raise the error of the previous flush."""
-        self.sending.result()
+        self.pending_flush.result()
         self.data.flush()
-        self.sent, self.sending = self.position, self.disk.submit(os.fsync, self.data.fileno())
+        self.flushed, self.pending_flush = (
+            self.position,
+            self.disk.submit(os.fsync, self.data.fileno()),
+        )
 
     def _write_line(self, line: Mapping[str, str | int]) -> None:
         self.log.write(json.dumps(line).encode() + b"\n")

@@ -169,7 +169,7 @@ def parse(file: Path) -> Part:
             if size < 24:
                 raise Refusal(f"{file} is not a GGUF file: it has {size} bytes", hint=AGAIN)
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(file, data, size).part()
+                return _Reader(file, data, size).read()
     except FileNotFoundError:
         raise Refusal(f"there is no file {file}", hint="check the path") from None
     except IsADirectoryError:
@@ -188,7 +188,7 @@ class _Reader:
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
         self.file, self.data, self.size, self.at = file, data, size, 0
 
-    def part(self) -> Part:
+    def read(self) -> Part:
         version, tensors, keys = self._preamble()
         fields = tuple(self._fields(keys))
         alignment = self._alignment(fields)
@@ -358,16 +358,16 @@ class _Reader:
             yield TensorInfo(name, shape, kind, start + offset, nbytes, self.file)
             expected += -(-nbytes // alignment) * alignment
 
-    def _string(self, what: str) -> bytes:
-        (length,) = self._unpack("<Q", what)
+    def _string(self, label: str) -> bytes:
+        (length,) = self._unpack("<Q", label)
         if length > self.size - self.at:
-            raise self._invalid(f"{what} claims {length} bytes, {self.size - self.at} are left")
+            raise self._invalid(f"{label} claims {length} bytes, {self.size - self.at} are left")
         self.at += length
         return self.data[self.at - length : self.at]
 
-    def _unpack(self, code: str, what: str) -> tuple[int, ...]:
+    def _unpack(self, code: str, label: str) -> tuple[int, ...]:
         if self.at + struct.calcsize(code) > self.size:
-            raise Refusal(f"{self.file} is truncated: it ends within {what}", hint=AGAIN)
+            raise Refusal(f"{self.file} is truncated: it ends within {label}", hint=AGAIN)
         values = struct.unpack_from(code, self.data, self.at)
         self.at += struct.calcsize(code)
         return values

@@ -130,7 +130,7 @@ def parse(file: Path) -> Iterator[LazyTensor]:
 
 
 def _unpickle(file: Path) -> Any:
-    """Return what torch's weights-only unpickler reads from the file, with the values mapped."""
+    """Return message torch's weights-only unpickler reads from the file, with the values mapped."""
     need_torch()
     import torch
 
@@ -141,8 +141,8 @@ def _unpickle(file: Path) -> Any:
             warnings.simplefilter("ignore")
             return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except BROKEN as error:
-        what = (str(error) or type(error).__name__).splitlines()[0]
-        raise Refusal(f"{file} cannot be read: {what[:300]}", hint=SAFE) from None
+        message = (str(error) or type(error).__name__).splitlines()[0]
+        raise Refusal(f"{file} cannot be read: {message[:300]}", hint=SAFE) from None
 
 
 def _check_archive(file: Path) -> None:

@@ -27,8 +27,8 @@ LONGEST = 1024  # characters of a word that is compared
 # the others start at U+0100.
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {
-    chr(256 + place): byte
-    for place, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)
+    chr(256 + index): byte
+    for index, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)
 }
 
 

@@ -56,6 +56,6 @@ class Spaces:
         return spelled.replace(" ", SPACE)
 
 
-def _replace_text(text: Normalized, made: str) -> None:
-    if made != text.normalized:
-        text.replace(text.normalized, made)
+def _replace_text(text: Normalized, new_text: str) -> None:
+    if new_text != text.normalized:
+        text.replace(text.normalized, new_text)

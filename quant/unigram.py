@@ -97,7 +97,7 @@ def from_model(model: SentencePiece, where: str) -> Unigram:
     unknown = next(
         (index for index, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None
     )
-    for is_used, what in (
+    for is_used, reason in (
         (model.byte_fallback, "spells unknown characters in bytes (byte_fallback)"),
         (model.treat_whitespace_as_suffix, "puts spaces after words (treat_whitespace_as_suffix)"),
         (not model.escape_whitespaces, "leaves spaces as they are (escape_whitespaces)"),
@@ -105,7 +105,7 @@ def from_model(model: SentencePiece, where: str) -> Unigram:
         *_space_problem(model.add_dummy_prefix, model.remove_extra_whitespaces),
     ):
         if is_used:
-            raise _unsupported(where, what)
+            raise _unsupported(where, reason)
     assert unknown is not None
     tokens = {  # llama.cpp matches unused pieces, too; a very low score keeps them out
         index: Token(piece.text, NEVER if piece.type == UNUSED else piece.score, piece.type)
@@ -121,16 +121,16 @@ def from_model(model: SentencePiece, where: str) -> Unigram:
 
 
 def _space_problem(prefix: bool, merge: bool) -> tuple[tuple[bool, str], ...]:
-    what = (
+    reason = (
         "merges runs of spaces (remove_extra_whitespaces) and adds none in front of a text "
         "(add_dummy_prefix)"
     )
-    return ((merge and not prefix, what),)
+    return ((merge and not prefix, reason),)
 
 
-def _unsupported(where: str, what: str) -> Refusal:
+def _unsupported(where: str, reason: str) -> Refusal:
     hint = "run this model with the library it was made for"
-    return Refusal(f"{where} {what}: llama.cpp's Unigram tokenizer does not", hint=hint)
+    return Refusal(f"{where} {reason}: llama.cpp's Unigram tokenizer does not", hint=hint)
 
 
 def _is_piece(piece: Any) -> bool:
@@ -218,13 +218,13 @@ def _read_normalization(tokenizer: Json, where: str) -> Spelling:
                 split_words = split_words or step.get("split") is not False
             case _:
                 raise _unsupported(where, f"splits text by {_step_name(step)}")
-    for is_used, what in (
+    for is_used, reason in (
         (not escapes, "leaves spaces as they are (it has no Metaspace)"),
         (strips and not merge_runs, "removes spaces at the ends of a text (Strip)"),
         *_space_problem(add_prefix, merge_runs),
     ):
         if is_used:
-            raise _unsupported(where, what)
+            raise _unsupported(where, reason)
     return Spelling(add_prefix, merge_runs, rules.packed(), split_words)
 
 

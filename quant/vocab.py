@@ -195,7 +195,7 @@ def _sentencepiece(files: Files) -> Read:
             f"{file} splits text into words or characters, as llama.cpp does not",
             hint="SentencePiece models of type BPE and Unigram are supported",
         )
-    for is_used, what in (  # with a tokenizer.json, the verification shows whether it matters
+    for is_used, reason in (  # with a tokenizer.json, the verification shows whether it matters
         (model.charsmap, "has rules for characters (precompiled_charsmap)"),
         (model.remove_extra_whitespaces, "merges runs of spaces (remove_extra_whitespaces)"),
         (model.treat_whitespace_as_suffix, "puts spaces after words (treat_whitespace_as_suffix)"),
@@ -203,15 +203,15 @@ def _sentencepiece(files: Files) -> Read:
     ):
         if is_used and not files.tokenizer:
             raise Refusal(
-                f"{file} {what}: llama.cpp's SentencePiece tokenizer does not",
+                f"{file} {reason}: llama.cpp's SentencePiece tokenizer does not",
                 hint="add a tokenizer.json",
             )
     tokens = {i: Token(piece.text, piece.score, piece.type) for i, piece in enumerate(model.pieces)}
     return Read("llama", tokens, _prefix(model.add_dummy_prefix))
 
 
-def _unigram(found: unigram.Unigram) -> Read:
-    return Read(unigram.KIND, found.tokens, found.spelling.entries(), found.unknown)
+def _unigram(model: unigram.Unigram) -> Read:
+    return Read(unigram.KIND, model.tokens, model.spelling.entries(), model.unknown)
 
 
 def _prefix(prefix: bool) -> Extra:

@@ -287,7 +287,7 @@ def square(config: Config) -> tuple[object, str]:
 
 
 def biased(config: Config, *settings: str) -> tuple[object, str]:
-    """Return the problem of biases that llama.cpp's graph does not add. `settings` are their flags."""
+    """Return the problem of biases, flagged by `settings`, that llama.cpp's graph does not add."""
     names = [name for name in settings if config.flag(name)]
     return names, f"{' and '.join(names)}: llama.cpp does not add these biases"
 
@@ -358,7 +358,7 @@ def post_norms(config: Config) -> Shapes:
 
 def blocks(config: Config, *parts: Shapes) -> Shapes:
     """Return the shapes of all blocks by GGUF name, from one block's shapes by role."""
-    roles = {role: shape for part in parts for role, shape in part.items()}
+    roles = {role: shape for shapes in parts for role, shape in shapes.items()}
     return {
         f"blk.{i}.{role}": shape for i in range(layers(config)) for role, shape in roles.items()
     }

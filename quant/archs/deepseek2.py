@@ -177,8 +177,9 @@ def keys(config: Config, gating: int) -> list[Key]:
     experts' keys. `gating` is llama.cpp's number of the scoring function.
     """
     sizes, (split, chosen) = mla(config), groups(config)
+    rotary = _rotary_part(config, num_key_value_heads=1, head_dim=None)
     return [
-        *_with_yarn_factors(config, common.keys(_rotary_part(config, num_key_value_heads=1, head_dim=None))),
+        *_with_yarn_factors(config, common.keys(rotary)),
         Key("attention.q_lora_rank", "uint32", sizes.query),
         Key("attention.kv_lora_rank", "uint32", sizes.compressed),
         Key("attention.key_length", "uint32", sizes.compressed + sizes.turned),
@@ -325,10 +326,14 @@ def _interleave_queries(config: Config, tensor: LazyTensor) -> LazyTensor:
     return _interleave_rotary(config, tensor, mla(config).heads, mla(config).plain)
 
 
+def _interleave_keys(config: Config, tensor: LazyTensor) -> LazyTensor:
+    return _interleave_rotary(config, tensor, 1, mla(config).compressed)
+
+
 OPS: dict[str, Op] = {
     "attn_q": _interleave_queries,
     "attn_q_b": _interleave_queries,
-    "attn_kv_a_mqa": lambda config, tensor: _interleave_rotary(config, tensor, 1, mla(config).compressed),
+    "attn_kv_a_mqa": _interleave_keys,
 }
 
 V2 = Arch(

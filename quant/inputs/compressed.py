@@ -147,13 +147,13 @@ def _block(weights: list[dict[str, Any]]) -> list[int] | None:
     return blocks[0] if blocks and all(block == blocks[0] for block in blocks) else None
 
 
-def _packed(settings: Config, found: Tensors, own: str, weights: list[dict[str, Any]]) -> Packed:
-    """Take one matrix's tensors out of `found`, checked against each other and the settings."""
-    missing = [own + part for part in ("_scale", "_shape") if own + part not in found]
+def _packed(settings: Config, tensors: Tensors, name: str, weights: list[dict[str, Any]]) -> Packed:
+    """Take one matrix's tensors out of `tensors`, checked against each other and the settings."""
+    missing = [name + ending for ending in ("_scale", "_shape") if name + ending not in tensors]
     if missing:
-        raise refuse(settings, f"{own}_packed has no {' and no '.join(missing)}", hint=AGAIN)
-    words, scale, shape = (found.pop(own + part) for part in ("_packed", "_scale", "_shape"))
-    zero, g_idx = found.pop(f"{own}_zero_point", None), found.pop(f"{own}_g_idx", None)
+        raise refuse(settings, f"{name}_packed has no {' and no '.join(missing)}", hint=AGAIN)
+    words, scale, shape = (tensors.pop(name + ending) for ending in ("_packed", "_scale", "_shape"))
+    zero, g_idx = tensors.pop(f"{name}_zero_point", None), tensors.pop(f"{name}_g_idx", None)
     if (
         words.dtype != "I32"
         or len(words.shape) != 2

@@ -125,16 +125,18 @@ def _by_words(settings: Config) -> bool:
 
 
 def _matrix(
-    settings: Config, found: Tensors, base: str, bits: int
+    settings: Config, tensors: Tensors, base: str, bits: int
 ) -> "tuple[tuple[LazyTensor, LazyTensor, LazyTensor], NDArray[np.int64]]":
-    """Take qweight, qzeros and scales out of `found`; return them and the group of each input.
+    """Take qweight, qzeros and scales out of `tensors`; return them and the group of each input.
 
     Their shapes must fit each other and `bits`.
     """
-    missing = [base + part for part in ("qzeros", "scales") if base + part not in found]
+    missing = [base + ending for ending in ("qzeros", "scales") if base + ending not in tensors]
     if missing:
         raise refuse(settings, f"{base}qweight has no {' and no '.join(missing)}", hint=AGAIN)
-    qweight, qzeros, scales = (found.pop(base + part) for part in ("qweight", "qzeros", "scales"))
+    qweight, qzeros, scales = (
+        tensors.pop(base + ending) for ending in ("qweight", "qzeros", "scales")
+    )
     count, groups = 32 // bits, scales.shape[0]
     outputs = qweight.shape[-1]
     fits = (
@@ -153,7 +155,7 @@ def _matrix(
             hint=AGAIN,
         )
     index = _groups(
-        settings, found.pop(base + "g_idx", None), base, qweight.shape[0] * count, groups
+        settings, tensors.pop(base + "g_idx", None), base, qweight.shape[0] * count, groups
     )
     return (qweight, qzeros, scales), index
 
