@@ -24,7 +24,9 @@ class Activations:
         self.bos = model.bos if model.add_bos else None
 
     def narrow(self, wanted: Callable[[str], bool], last: str) -> None:
-        """Show only these weights from now on, and end every pass at the product with `last`."""
+        """Show only these weights from now on, and end every pass at the product with
+        `last_weight`.
+        """
         self._watcher.narrow(wanted, last)
 
     @property

@@ -2,8 +2,8 @@
 
 llama.cpp's CPU attention visits every cell of the pool for each row, so 512 prompt rows beside
 other answers take several times as long as alone. Moving an answer out and back costs 16 to 30 µs
-per token. Rows of answers are also cheaper in a pass of their own, because one tile of 64 rows
-visits all cells of the sequences in it.
+per token. Rows of answers are also cheaper in a separate pass, because one tile of 64 rows visits
+all cells of the sequences in it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -83,12 +83,12 @@ class Cells:
 
     def check(self) -> None:
         """Assert that this map agrees with llama.cpp's own positions."""
-        for slot, held in enumerate(self.tokens):
-            assert len(held) == len(self._cells[slot])
-            assert self.memory.last(slot) == len(held) - 1, (
+        for slot, tokens in enumerate(self.tokens):
+            assert len(tokens) == len(self._cells[slot])
+            assert self.memory.last(slot) == len(tokens) - 1, (
                 slot,
                 self.memory.last(slot),
-                len(held),
+                len(tokens),
             )
         assert self.used == len({cell for cells in self._cells for cell in cells}), self.used
         assert self.used <= self.size, (self.used, self.size)
@@ -112,24 +112,24 @@ class Cells:
         ]
         return max((self._shared(slot, other) for other in others), default=keep)
 
-    def _shared(self, one: int, other: int) -> int:
+    def _shared(self, first: int, second: int) -> int:
         """Return the number of cells that two slots share. Shared cells are always a prefix."""
-        return shared(self._cells[one], self._cells[other])
+        return shared(self._cells[first], self._cells[second])
 
     def _cut(self, slot: int, keep: int) -> int:
-        held = self.tokens[slot]
-        if keep < len(held) and not self._window_holds(slot, keep):
+        tokens = self.tokens[slot]
+        if keep < len(tokens) and not self._window_holds(slot, keep):
             keep = 0
-        if keep < len(held) and not self.memory.trim(slot, keep):
+        if keep < len(tokens) and not self.memory.trim(slot, keep):
             keep = 0
             emptied = self.memory.trim(slot, 0)
             assert emptied, "a memory that cannot even be emptied"
-        if keep < len(held):
-            self._used -= len(held) - self._held_elsewhere(slot, keep)
-            del held[keep:]
+        if keep < len(tokens):
+            self._used -= len(tokens) - self._held_elsewhere(slot, keep)
+            del tokens[keep:]
             del self._cells[slot][keep:]
             self._prefixes.cut(slot, keep)
-        return len(held)
+        return len(tokens)
 
     def _window_holds(self, slot: int, keep: int) -> bool:
         """Return whether the token at position `keep` would still see its whole window."""

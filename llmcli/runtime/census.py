@@ -46,7 +46,7 @@ def census(ledger: Ledger) -> Census:
     only neighbors are compared.
     """
     slots = sorted(
-        (slot for slot, held in enumerate(ledger.tokens) if held), key=ledger.tokens.__getitem__
+        (slot for slot, tokens in enumerate(ledger.tokens) if tokens), key=ledger.tokens.__getitem__
     )
     lengths = [len(ledger.tokens[slot]) for slot in slots]
     # cells that each pair of neighbors shares
@@ -99,10 +99,10 @@ def _tree(tokens: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[Node, 
     return tuple(root.children)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    short = min(len(one), len(other))
-    if one[:short] == other[:short]:
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    short = min(len(first), len(second))
+    if first[:short] == second[:short]:
         return short
     return next(
-        at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right
+        at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right
     )

@@ -90,8 +90,8 @@ def _endless(model: Model, template: Template) -> list[str]:
             text = template.render(turns, add_generation_prompt=False)
         except UserError:
             return ["the template refuses a conversation that ends with an answer"]
-        _, found, tail = text.rpartition(ANSWER)
-        if not found:
+        _, answer, tail = text.rpartition(ANSWER)
+        if not answer:
             return [
                 "the template leaves out the assistant's answer: "
                 "the model would not see its earlier answers"

@@ -71,7 +71,8 @@ class Embedder:
         options: RunOptions,
         wanted: str | None = None,
     ) -> None:
-        """`context` is the generating one; `wanted` is a pooling type that replaces the file's.
+        """`context` is the generating one; `wanted_pooling` is a pooling type that replaces the
+        file's.
 
         Raises UserError for a model without embeddings.
         """
@@ -132,10 +133,10 @@ class Embedder:
         """Return the context, recreated if texts of this many tokens do not fit."""
         if self._pooled is None or tokens > self._room:
             self.close()
-            room = self.wanted(tokens)
-            made = self._made_with(room)
-            self._pooled = self._held.enter_context(open_pooled(self._model, made))
-            self._room, self._rows = room, made.rows
+            cells = self.wanted(tokens)
+            context_options = self._made_with(cells)
+            self._pooled = self._held.enter_context(open_pooled(self._model, context_options))
+            self._room, self._rows = cells, context_options.rows
         return self._pooled
 
     def wanted(self, tokens: int) -> int:
@@ -162,8 +163,8 @@ class Embedder:
         """
         if self._pooled is None:
             return 0
-        known = self._pooled.allocated()
-        return known.context + known.compute if known else None
+        breakdown = self._pooled.allocated()
+        return breakdown.context + breakdown.compute if breakdown else None
 
     def close(self) -> None:
         """Free the context."""
@@ -195,15 +196,15 @@ class Embedder:
         if last:
             yield Pass(tuple((number, end, end + 1) for number, end in enumerate(ends)), True)
 
-    def _made_with(self, room: int) -> PooledOptions:
-        options, rows, vectors = self._options, max(room, TEXTS), max(room, TEXTS)
+    def _made_with(self, n_cells: int) -> PooledOptions:
+        options, rows, vectors = self._options, max(n_cells, TEXTS), max(n_cells, TEXTS)
         if self.looks_back and self.pooling in ("last", "rank"):
             rows, vectors = ROWS, TEXTS
         elif self.looks_back:
             rows = vectors = max(TEXTS, min(ROWS, block_rows(self._model.n_vocab)))
         assert options.threads
         return PooledOptions(
-            room,
+            n_cells,
             rows,
             TEXTS,
             vectors,
@@ -231,19 +232,19 @@ class Work:
     def _run(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> Iterator[bool]:
         pooled = embedder.pooled(max(map(len, texts)))
         for group in embedder.groups(texts):
-            some = [texts[number] for number in group]
-            sums = np.zeros((len(some), pooled.size), np.float64)
+            group_texts = [texts[number] for number in group]
+            sums = np.zeros((len(group_texts), pooled.size), np.float64)
             pooled.clear()
-            for one in embedder.passes(some):
-                if not one.vectors:
-                    pooled.read(one.rows(some))
+            for forward_pass in embedder.passes(group_texts):
+                if not forward_pass.vectors:
+                    pooled.read(forward_pass.rows(group_texts))
                 else:
-                    found = pooled.vectors(one.rows(some))
-                    for number, start, end in one.pieces:
+                    vectors = pooled.vectors(forward_pass.rows(group_texts))
+                    for number, start, end in forward_pass.pieces:
                         if embedder.pooling == "mean":
-                            sums[number] += found[number].astype(np.float64) * (end - start)
+                            sums[number] += vectors[number].astype(np.float64) * (end - start)
                         elif embedder.pooling != "cls" or start == 0:
-                            sums[number] = found[number]
+                            sums[number] = vectors[number]
                 yield True
             self.vectors += [
                 vector.astype(np.float32) if embedder.ranks else unit(vector) for vector in sums
@@ -285,20 +286,20 @@ def unit(vector: Vector | np.ndarray) -> Vector:
 def pieced(
     lengths: Sequence[int], most: Callable[[], int]
 ) -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Split texts into passes of at most `most()` tokens, which is called for each pass. A piece is
-    (text number, first token, end token).
+    """Split texts into passes of at most `max_tokens()` tokens, which is called for each pass. A
+    piece is (text number, first token, end token).
     """
     pieces: list[tuple[int, int, int]] = []
-    left = most()
+    n_free = most()
     for number, length in enumerate(lengths):
         start = 0
         while start < length:
-            end = min(length, start + left)
+            end = min(length, start + n_free)
             pieces.append((number, start, end))
-            left -= end - start
+            n_free -= end - start
             start = end
-            if not left:
+            if not n_free:
                 yield tuple(pieces)
-                pieces, left = [], most()
+                pieces, n_free = [], most()
     if pieces:
         yield tuple(pieces)

@@ -109,12 +109,12 @@ def stamp(files: Sequence[Path]) -> Stamp:
     """Return size, modification time and inode of files, to detect changes; zeros for a missing
     file.
     """
-    found = []
+    stamps = []
     for path in files:
         try:
             now = path.stat()
         except OSError:
-            found.append((0, 0, 0))
+            stamps.append((0, 0, 0))
         else:
-            found.append((now.st_size, now.st_mtime_ns, now.st_ino))
-    return tuple(found)
+            stamps.append((now.st_size, now.st_mtime_ns, now.st_ino))
+    return tuple(stamps)

@@ -99,8 +99,8 @@ class LayerKV:
 class Shape:
     """What determines the size of a model's cache, layer by layer.
 
-    `widest`: the largest `v` of any layer, including those of a prediction head. `latent`: only
-    keys are stored, and K and V have the same type.
+    `widest_v`: the largest of `v_values` of any layer, including those of a prediction head.
+    `is_latent`: only keys are stored, and K and V have the same type.
     """
 
     k: tuple[int, ...]  # values per cell
@@ -142,7 +142,7 @@ def shape(metadata: Mapping[str, Any]) -> Shape | None:
 def _shape(metadata: Mapping[str, Any]) -> Shape | None:
     arch = str(metadata.get("general.architecture", ""))
     if arch in CACHELESS or any(
-        key.startswith(f"{arch}.{part}") for key in metadata for part in UNPREDICTED
+        key.startswith(f"{arch}.{suffix}") for key in metadata for suffix in UNPREDICTED
     ):
         return None
 

@@ -153,9 +153,10 @@ class Ledger(Cells):
         return slot, lengths[slot]
 
     def adopt(self, tokens: Sequence[int], put: Callable[[int], bool], turn: int) -> bool:
-        """Fill an idle slot with tokens whose cells `put` restores.
+        """Fill an idle slot with tokens whose cells `restore` brings.
 
-        Return False, with the slot empty, when no slot is idle, cells are missing or `put` fails.
+        Return False, with the slot empty, when no slot is idle, cells are missing or `restore`
+        fails.
         """
         if not self.idle:
             return False
@@ -207,7 +208,7 @@ class Ledger(Cells):
         return sorted(idle, key=self._used_at.__getitem__)
 
     def put_away(self, slot: int, whole: bool = False) -> Away:
-        """Return the state of the tokens that no other busy slot holds (all tokens with `whole`),
+        """Return the state of the tokens that no other busy slot holds (or all with `all_tokens`),
         and empty the slot.
         """
         others = [] if whole else [other for other in self.in_use if other != slot]

@@ -15,7 +15,7 @@ def common(held: Sequence[int], tokens: Sequence[int]) -> int:
         left, right = list(held[at : at + BLOCK]), list(tokens[at : at + BLOCK])
         if left != right:
             pairs = enumerate(zip(left, right, strict=False))
-            return next((at + offset for offset, (mine, theirs) in pairs if mine != theirs), most)
+            return next((at + offset for offset, (a, b) in pairs if a != b), most)
     return most
 
 
@@ -32,7 +32,9 @@ def gap(held: list[int], tokens: Sequence[int], at: int) -> int:
             positions.append(position)
             if len(positions) == TRIED:
                 break
-    return max(positions, key=lambda place: common(held[place:], tokens[at:]), default=at) - at
+    return (
+        max(positions, key=lambda position: common(held[position:], tokens[at:]), default=at) - at
+    )
 
 
 def reach(held: list[int], tokens: Sequence[int]) -> int:

@@ -36,8 +36,8 @@ class Overflow(Protocol):
         """Shorten `tokens` so that one more token fits into `size`. Return None when nothing may be
         dropped.
 
-        `prompt`: tokens of the prompt at the start of `tokens`; its first `turns` turns are gone
-        already.
+        `n_prompt`: tokens of the prompt at the start of `tokens`; its first `dropped_turns` turns
+        are gone already.
         """
         ...
 
@@ -47,8 +47,8 @@ class Shift:
     """Drop the oldest turns, as many as needed to free a part of the context; text before the turns
     stays.
 
-    `prompt_without(n)` returns the prompt without its first `n` turns, of which at most `turns` may
-    be dropped. It is a function and not a range of tokens because a template may put the system
+    `prompt_without(n)` returns the prompt without its first `n` turns, of which at most `max_turns`
+    may be dropped. It is a function and not a range of tokens because a template may put the system
     text into the first message.
     """
 
@@ -75,8 +75,8 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Keep the first `keep` tokens as attention sinks and the last ones; drop half of the rest at a
-    time, as llama.cpp does (tools/completion).
+    """Keep the first `n_kept` tokens as attention sinks and the last ones; drop half of the rest at
+    a time, as llama.cpp does (tools/completion).
 
     Source: Xiao et al. 2023, StreamingLLM.
     """
@@ -85,7 +85,7 @@ class Sinks:
     move: bool = True
 
     def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
-        """Drop the tokens after the first `keep`, of the prompt and of the answer alike."""
+        """Drop the tokens after the first `n_kept`, of the prompt and of the answer alike."""
         end = len(tokens) - (size - self.keep) // 2
         if end <= self.keep or self.keep >= size:
             return None

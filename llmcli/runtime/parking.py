@@ -36,7 +36,7 @@ class Parking:
 
     def tidy(self, cells: int) -> None:
         """Offload idle slots, least recently used first, until idle cells that no busy slot shares
-        number at most `cells`. A state above the byte limit stays in the pool.
+        number at most `max_cells`. A state above the byte limit stays in the pool.
         """
         ledger = self.ledger
         for slot in ledger.left:

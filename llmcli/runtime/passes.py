@@ -13,12 +13,12 @@ TILE = 64
 
 
 def piece(left: int, room: int, before: int, most: int, micro: int) -> int:
-    """Return how many of the `left` tokens of a prompt go into a pass that has `before` rows
-    already and `room` for more.
+    """Return how many of the `n_left` tokens of a prompt go into a pass that has `used_rows` rows
+    already and `free_rows` for more.
 
-    llama.cpp splits a pass of at most `most` rows into micro-batches of `micro` rows. Neither the
-    rest of the prompt nor the last micro-batch should have fewer rows than a tile, because those
-    rows are computed one by one. The result may therefore exceed `room` by a tile.
+    llama.cpp splits a pass of at most `n_batch` rows into micro-batches of `n_ubatch` rows. Neither
+    the rest of the prompt nor the last micro-batch should have fewer rows than a tile, because
+    those rows are computed one by one. The result may therefore exceed `free_rows` by a tile.
     """
     count = left if left < room + TILE else room
     count = min(count, most - before)

@@ -60,8 +60,8 @@ class Away:
 class Occupied:
     """How the pool is divided.
 
-    `latest`: for each token of the most recently used slot, whether another slot holds its cell,
-    too. `others`: cells that this slot does not hold.
+    `latest_is_shared`: for each token of the most recently used slot, whether another slot holds
+    its cell, too. `other_cells`: cells that this slot does not hold.
     """
 
     latest: tuple[bool, ...]

@@ -60,11 +60,11 @@ class Prefixes:
             at += same
         self._ends[slot], self.lengths[slot] = end, count
 
-    def _append(self, end: Node, slot: int, rest: list[int]) -> Node:
+    def _append(self, end: Node, slot: int, tokens: list[int]) -> Node:
         if end.parent is not None and end.holders == {slot} and not end.children:
-            end.run += rest
+            end.run += tokens
             return end
-        child = end.children[rest[0]] = Node(end, rest, {slot})
+        child = end.children[tokens[0]] = Node(end, tokens, {slot})
         return child
 
     def cut(self, slot: int, keep: int) -> None:

@@ -50,10 +50,10 @@ def likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     """
     if len(logits) < 4 * COLUMNS or count > COLUMNS // 8:
         return np.flatnonzero(logits >= floor(logits, count))
-    found = shortlist(logits, count)
-    (reached,) = (found.values >= found.least).nonzero()
-    lines, columns = np.divmod(reached, len(found.columns))
-    ids: NDArray[np.int64] = lines * COLUMNS + found.columns[columns]
+    candidates = shortlist(logits, count)
+    (reached,) = (candidates.values >= candidates.least).nonzero()
+    lines, columns = np.divmod(reached, len(candidates.columns))
+    ids: NDArray[np.int64] = lines * COLUMNS + candidates.columns[columns]
     return ids
 
 
@@ -85,7 +85,7 @@ def shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
     Shapes: logits `[n_vocab]`.
     """
     across = min(COLUMNS, len(logits))
-    lines, left = divmod(len(logits), across)
+    lines, n_last = divmod(len(logits), across)
     table = logits[: lines * across].reshape(lines, across)
     largest = peaks(logits)
     ordered = largest.copy()
@@ -94,9 +94,9 @@ def shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
     least = ordered[rank]
     (columns,) = (largest >= least).nonzero()
     values = table.take(columns, 1).ravel()
-    if left:  # the last line is shorter
+    if n_last:  # the last line is shorter
         values = np.concatenate(
-            [values, logits[lines * across + columns[: columns.searchsorted(left)]]]
+            [values, logits[lines * across + columns[: columns.searchsorted(n_last)]]]
         )
     return Shortlist(columns, values, least)
 
@@ -108,12 +108,12 @@ def peaks(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     Shapes: logits `[n_vocab]`, result `[columns]`.
     """
     across = min(COLUMNS, len(logits))
-    lines, left = divmod(len(logits), across)
+    lines, n_last = divmod(len(logits), across)
     largest: NDArray[np.float32] = np.maximum.reduce(
         logits[: lines * across].reshape(lines, across), 0
     )
-    if left:
-        np.maximum(largest[:left], logits[-left:], out=largest[:left])
+    if n_last:
+        np.maximum(largest[:n_last], logits[-n_last:], out=largest[:n_last])
     return largest
 
 

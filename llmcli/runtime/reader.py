@@ -3,9 +3,9 @@ context without it.
 
 On some CPUs ggml's flash attention halves the time of prompts, which it computes in tiles of 64
 rows, and doubles that of answers, which it computes row by row (ggml-cpu/ops.cpp, use_tiled;
-hardware/attention.py measures it). Moving computed cells costs a small part of computing them. A
-prompt in its own context also does not pay for the cells of running answers, all of which llama.cpp
-visits for each row.
+planning/flash_attention_probe.py measures it). Moving computed cells costs a small part of
+computing them. A prompt in its own context also does not pay for the cells of running answers, all
+of which llama.cpp visits for each row.
 
 A slot has the same number in both contexts. Cells of the prefill context may be dropped at any
 time, because the pool of the answers holds all of them.
@@ -50,7 +50,8 @@ def reading_options(home: ContextOptions, options: RunOptions) -> ContextOptions
 def opened(
     model: Model, home: Context, made_with: ContextOptions, options: RunOptions
 ) -> Iterator["Reader"]:
-    """Open the prefill context for the context `home`. Interrupting one interrupts the other.
+    """Open the prefill context for the decoding context `home`. Interrupting one interrupts the
+    other.
 
     Raises UserError as `open_context` does.
     """
@@ -78,8 +79,8 @@ class Reader:
         )
 
     def takes(self, plan: Pass) -> bool:
-        """Return whether it should compute this pass: only prompts, at least one of them long
-        enough, and all fit.
+        """Return whether it should compute this pass: only prompts, at least one long enough, all
+        of which fit.
         """
         context, shares = self.context, plan.shares
         return (
@@ -99,7 +100,7 @@ class Reader:
         """
         rows = self._rows(plan)
         try:
-            found = self.context.decode(rows)
+            rows_with_logits = self.context.decode(rows)
         except (Aborted, NoSlot, UserError):  # parts of the pass may be in the cache
             for share in plan.shares:
                 self._cut(share.sequence.slot, 0)
@@ -111,11 +112,11 @@ class Reader:
         moved: list[Share] = []
         for share in plan.shares:
             if not self._move(share):
-                for other in moved:
-                    self.home.trim(other.sequence.slot, other.sequence.computed)
+                for earlier in moved:
+                    self.home.trim(earlier.sequence.slot, earlier.sequence.computed)
                 raise NoSlot
             moved.append(share)
-        return found
+        return rows_with_logits
 
     def _rows(self, plan: Pass) -> Rows:
         """Return the rows to compute. A single prompt whose rest is shorter than a tile is extended
@@ -150,10 +151,10 @@ class Reader:
         """
         pairs = zip(plan.shares, begins, strict=True)
         wanted = {share.sequence.slot: share.sequence.tokens[:begin] for share, begin in pairs}
-        for slot, held in enumerate(self._held):
+        for slot, cached in enumerate(self._held):
             stays = len(wanted.get(slot, ()))
-            if held:
-                self._cut(slot, stays if stays and common(held, wanted[slot]) == stays else 0)
+            if cached:
+                self._cut(slot, stays if stays and common(cached, wanted[slot]) == stays else 0)
 
     def _hold(self, slot: int, tokens: Sequence[int], count: int) -> None:
         """Make a slot hold the first `count` tokens, copied from the decoding context if needed."""

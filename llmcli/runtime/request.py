@@ -1,4 +1,4 @@
-"""What the engine is asked for and what it returns: frozen values."""
+"""Requests to the engine and their answers: frozen values."""
 
 from dataclasses import dataclass
 
@@ -77,17 +77,17 @@ class Request:
     """A prompt and how to answer it.
 
     - `max_tokens`: None generates until the model stops, the context is full, or the answer only
-      repeats itself. `endless` (and `ignore_eos`) allow repetition.
-    - `started`: `time.perf_counter()` of the call with the text, from which the time to the first
-      token counts.
+      repeats itself. `allow_repetition` (and `ignore_eos`) allow repetition.
+    - `start_time`: `time.perf_counter()` of the call with the text, from which the time to the
+      first token counts.
     - `strategy`: a name of runtime/strategies/. `search`: settings of the strategy "beam".
     - `grammar`: what the answer must follow, starting after the text `grammar_after` (the end of
       thinking).
     - `top_logprobs`: with `logprobs`, record this many of the likeliest tokens at each step.
-    - `overflow`: what is dropped when the context is full. `move`: cells after a gap may be moved
-      up instead of being recomputed.
-    - `turn`: its number in a conversation. `path`: the earlier turns, whose cached cells may be
-      overwritten.
+    - `overflow`: what is dropped when the context is full. `can_move_cells`: cells after a gap may
+      be moved up instead of being recomputed.
+    - `turn`: its number in a conversation. `earlier_turns`: the earlier turns, whose cached cells
+      may be overwritten.
     - `priority`: waiting requests with a higher one go first. `client`: its owner; clients take
       turns.
     - `score_prompt`: report the log-probability of every prompt token and of the end token. The

@@ -403,10 +403,10 @@ def open_runner(
     (planning/resolve_options.py).
 
     `template` replaces the file's chat template; `raw` uses no template; `drafting` says how tokens
-    are drafted; `answers` False accepts a model for embeddings.
+    are drafted; `needs_text` False accepts a model for embeddings.
 
     Raises UserError for a file that is damaged or that llama.cpp does not run, for a model that
-    writes by diffusion, and, with `answers`, for a model that is for embeddings only.
+    writes by diffusion, and, with `needs_text`, for a model that is for embeddings only.
     """
     begun = time.perf_counter()
     header = container.read(path)

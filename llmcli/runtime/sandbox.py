@@ -111,7 +111,7 @@ class Budget:
     """What one rendering may still use: time, and characters (or list items) built on the way."""
 
     def begin(self, characters: int) -> None:
-        """Start a rendering of a conversation of so many characters."""
+        """Start a rendering of a conversation with this many characters."""
         self.deadline = time.monotonic() + SECONDS
         self.left = WORK * (CHARACTERS + characters)
 
@@ -314,11 +314,11 @@ def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
             separators=separators,
             sort_keys=sort_keys,
         )
-        parts = []
-        for part in encoder.iterencode(value):
-            budget.spend(len(part))
-            parts.append(part)
-        return "".join(parts)
+        pieces = []
+        for piece in encoder.iterencode(value):
+            budget.spend(len(piece))
+            pieces.append(piece)
+        return "".join(pieces)
 
     limited = {
         "indent": indent,

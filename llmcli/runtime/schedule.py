@@ -27,8 +27,8 @@ class Schedule:
       and running answers that are offloaded get as much again.
     - `max_idle_cells`: cells that finished answers may hold in the pool while another runs
       (kv_cache/offload.py).
-    - `min_offload_rows`: rows of prompts from which they are computed in passes of their own, in
-      turn with the answers, which are offloaded meanwhile (kv_cache/offload.py).
+    - `min_offload_rows`: rows of prompts from which they are computed in separate passes, in turn
+      with the answers, which are offloaded meanwhile (kv_cache/offload.py).
     - `min_prefill_rows`: rows of one prompt from which it is computed in another context
       (prefill_context.py), in turn with the answers.
     """
@@ -54,9 +54,9 @@ class Schedule:
 class Load:
     """The work of an engine.
 
-    `preempted` requests had started and wait for room; they are among the `waiting`. `cells` of
-    `size` cells hold tokens. `prompt_tokens` (computed), `tokens` (generated) and `preemptions`
-    count since the engine was created.
+    `n_preempted` requests had started and wait for room; they are among the `n_waiting`.
+    `used_cells` of `n_cells` cells hold tokens. `prompt_tokens` (computed), `tokens` (generated)
+    and `n_preemptions` count since the engine was created.
     """
 
     running: int

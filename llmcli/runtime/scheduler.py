@@ -289,8 +289,8 @@ class Scheduler:
     def _parted(
         self, short: list[Sequence], long: list[Sequence]
     ) -> tuple[list[Sequence], list[Sequence]]:
-        """Return the prompts that are long enough for a pass of their own, and those computed
-        together with decoding answers.
+        """Return the prompts that are long enough for a separate pass, and those computed together
+        with decoding answers.
         """
         least = self.schedule.apart
         if least is None:

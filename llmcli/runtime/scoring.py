@@ -1,8 +1,8 @@
 """Logits of the scored positions of text chunks, some rows at a time.
 
 Fits quant's Scorer protocol without importing it. Several chunks go through one pass, each in a
-sequence of its own, as in llama-perplexity. Only scored rows ask for logits, at most
-`max_logit_rows` of them.
+separate sequence, as in llama-perplexity. Only scored rows ask for logits, at most `max_logit_rows`
+of them.
 """
 
 from collections.abc import Iterator, Sequence

@@ -93,27 +93,27 @@ def read(file: BinaryIO, runner: Runner) -> Kept:
     Raises UnusableState with the reason.
     """
     head = _head(file)
-    here, theirs = world(runner), head.get("world")
+    here, recorded = world(runner), head.get("world")
     if here is None:
         raise Unusable("the model's file has changed since it was loaded")
-    if not isinstance(theirs, Mapping):
+    if not isinstance(recorded, Mapping):
         raise Unusable("it is damaged: its header names no model")
-    if different := here.differences(theirs):
+    if different := here.differences(recorded):
         raise Unusable(f"it is {', '.join(different)}")
     count, nbytes = head.get("tokens"), head.get("state_bytes")
     if not isinstance(count, int) or not isinstance(nbytes, int) or count < 1 or nbytes < 1:
         raise Unusable("it is damaged: its header has no sizes")
-    rest = os.fstat(file.fileno()).st_size - file.tell()
-    if rest != 4 * count + nbytes:
+    n_bytes = os.fstat(file.fileno()).st_size - file.tell()
+    if n_bytes != 4 * count + nbytes:
         raise Unusable(
-            f"it is damaged: {rest} bytes follow its header instead of {4 * count + nbytes}"
+            f"it is damaged: {n_bytes} bytes follow its header instead of {4 * count + nbytes}"
         )
-    body = memoryview(file.read(rest))
+    body = memoryview(file.read(n_bytes))
     tokens, state = body[: 4 * count], body[4 * count :]
     if _digest(tokens, state) != head.get("sha256"):
         raise Unusable("it is damaged: its bytes have changed since they were written")
     ids = np.frombuffer(tokens, "<i4")
-    if len(body) != rest or ids.min() < 0 or ids.max() >= runner.model.n_vocab:
+    if len(body) != n_bytes or ids.min() < 0 or ids.max() >= runner.model.n_vocab:
         raise Unusable("it is damaged: it has tokens outside the vocabulary")
     return Kept(tuple(int(token) for token in ids), state)
 

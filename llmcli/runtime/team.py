@@ -1,7 +1,7 @@
-"""Run code that computes on a thread of its own.
+"""Run code that computes on a separate thread.
 
-OpenMP keeps a team of threads for each thread that ever computed, as long as that thread lives.
-When all teams together have more threads than there are processors, libgomp puts waiting threads to
+OpenMP keeps a team of threads for each thread that has computed, as long as that thread lives. When
+all teams together have more threads than there are processors, libgomp puts waiting threads to
 sleep between any two operations of a graph instead of letting them spin, which slows down every
 later pass.
 """

@@ -43,22 +43,22 @@ class Template:
         said = sum(len(message.content) for message in messages) + len(str(variables))
         self._budget.begin(said)
         try:
-            parts: list[str] = []
+            pieces: list[str] = []
             length = 0
-            for part in self._template().generate(
+            for piece in self._template().generate(
                 messages=[
-                    {"role": one.role, "content": one.content, **one.more} for one in messages
+                    {"role": turn.role, "content": turn.content, **turn.more} for turn in messages
                 ],
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self.bos,
                 eos_token=self.eos,
                 **{"tools": None, **self.asked(self.reasoning), **variables},
             ):
-                length += len(part)
+                length += len(piece)
                 if length > CHARACTERS + said:
                     raise TooMuch("its output is too long")
-                parts.append(part)
-            return "".join(parts)
+                pieces.append(piece)
+            return "".join(pieces)
         except Raised as error:
             raise UserError(
                 f"the chat template refuses this conversation: {error}", hint=HINT

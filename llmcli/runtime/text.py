@@ -28,11 +28,11 @@ class Decoder:
         """Return the text held back, at the end of the answer; an incomplete character becomes
         U+FFFD.
         """
-        rest = self._release(self._half.decode("utf-8", "replace"))
+        text = self._release(self._half.decode("utf-8", "replace"))
         self._half = b""
         if not self.stopped:
-            rest, self._held = rest + self._held, ""
-        return rest
+            text, self._held = text + self._held, ""
+        return text
 
     def _release(self, text: str) -> str:
         if self.stopped:

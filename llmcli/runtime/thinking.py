@@ -65,8 +65,8 @@ class Splitter:
 
     def finish(self) -> list[Piece]:
         """Return the text held back, at the end of the answer."""
-        rest, self._held = self._held, ""
-        return [Piece(self._inside is not None, rest)] if rest else []
+        text, self._held = self._held, ""
+        return [Piece(self._inside is not None, text)] if text else []
 
     def _first(self, text: str) -> list[Piece]:
         body = text.lstrip()

@@ -38,7 +38,7 @@ class Waiting:
         return sum(sequence.preempted > 0 for sequence in self._all)
 
     def add(self, sequence: Sequence, now: int) -> None:
-        """Add a sequence that waits from pass `now` on."""
+        """Add a sequence that waits from pass `current_pass` on."""
         sequence.since = now
         self._all.append(sequence)
 
@@ -55,7 +55,12 @@ class Waiting:
         """Return all waiting sequences in the order of admission."""
         clients: defaultdict[str, deque[Sequence]] = defaultdict(deque)
         for sequence in sorted(
-            self._all, key=lambda one: (-_level(one, now - one.since), not one.preempted, one.id)
+            self._all,
+            key=lambda sequence: (
+                -_level(sequence, now - sequence.since),
+                not sequence.preempted,
+                sequence.id,
+            ),
         ):
             clients[sequence.request.client].append(sequence)
         if len(clients) == 1:

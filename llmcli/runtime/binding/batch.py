@@ -20,8 +20,8 @@ LOGITS_ITH = ctypes.CFUNCTYPE(
 class Batch:
     """A llama_batch over arrays owned by Python, so there is nothing to free.
 
-    ctypes arrays are filled faster than numpy's right after a forward pass, when no code of ours is
-    in the CPU caches: the assignment runs less code.
+    ctypes arrays are filled faster than numpy's right after a forward pass, when none of the
+    engine's code is in the CPU caches: the assignment runs less code.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -51,10 +51,10 @@ def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Byt
 
     def take(kind: np.dtype, count: int = 1) -> NDArray[np.void]:
         nonlocal at
-        found = state[at : at + kind.itemsize * count].view(kind)
-        assert len(found) == count, "a state that ends early"
+        items = state[at : at + kind.itemsize * count].view(kind)
+        assert len(items) == count, "a state that ends early"
         at += kind.itemsize * count
-        return found
+        return items
 
     head = take(HEAD)[0]
     assert head["streams"] == 1, "one pool of cells"
@@ -62,7 +62,7 @@ def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Byt
     cells, words = _cells(state[at:], count, sequence)
     at += 4 * words
     kept = np.flatnonzero((cells["sequence"] == sequence) & (cells["position"] >= start))
-    whole = len(kept) == count
+    takes_all = len(kept) == count
     yield np.array([(head["magic"], sequence, 1, len(kept))], HEAD).view(np.uint8)
     yield cells[kept].view(np.uint8)
     form = take(FORM)
@@ -72,7 +72,7 @@ def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Byt
         keys = take(ROWS)
         yield keys.view(np.uint8)
         rows = take(np.dtype(np.uint8), count * int(keys["nbytes"][0])).view(np.uint8)
-        yield rows if whole else rows.reshape(count, -1)[kept].reshape(-1)
+        yield rows if takes_all else rows.reshape(count, -1)[kept].reshape(-1)
     for _ in range(layers):
         if channels:
             kind, size, width = take(CHANNELS)[0].tolist()
@@ -86,9 +86,9 @@ def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Byt
             yield np.array([(kind, size, width)], CHANNELS).view(np.uint8)
         values = take(np.dtype(f"<u{size}"), count * width)
         table = values.reshape((width, count) if channels else (count, width))
-        chosen = table if whole else table[:, kept] if channels else table[kept]
+        chosen = table if takes_all else table[:, kept] if channels else table[kept]
         yield np.ascontiguousarray(chosen.T if turn else chosen).reshape(-1).view(np.uint8)
-    assert at == len(state), "a state that goes on behind its end"
+    assert at == len(state), "a state with bytes after its end"
 
 
 def _cells(state: Bytes, count: int, sequence: int) -> tuple[NDArray[np.void], int]:
@@ -101,13 +101,13 @@ def _cells(state: Bytes, count: int, sequence: int) -> tuple[NDArray[np.void], i
     if len(alone) == count and (alone["sequences"] == 1).all():
         return alone, 3 * count
     words = state[: state.size // 4 * 4].data.cast("i")
-    found, at = np.empty(count, CELL), 0
+    result, at = np.empty(count, CELL), 0
     for number in range(count):
         end = at + 2 + words[at + 1]
-        found[number] = (
+        result[number] = (
             words[at],
             1,
             sequence if sequence in words[at + 2 : end].tolist() else -1,
         )
         at = end
-    return found, at
+    return result, at

@@ -249,8 +249,8 @@ class Context:
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target`, which ends at `start`, share the cells of `source` from there to `end`.
 
-        Onto a longer sequence llama.cpp would write positions twice. When each sequence has cells
-        of its own, or recurrent state, only a whole sequence can be copied onto an empty one.
+        Onto a longer sequence llama.cpp would write positions twice. With separate cells per
+        sequence, or recurrent state, only a whole sequence can be copied onto an empty one.
         """
         self._known(source, target)
         assert source != target and 0 <= start < end <= self._positions.length(source), (
@@ -260,12 +260,12 @@ class Context:
             end,
         )
         assert self._positions.length(target) == start, f"sequence {target} does not end at {start}"
-        whole = self.recurrent or not self.unified
-        assert not whole or (start == 0 and end == self._positions.length(source)), (
+        needs_whole = self.recurrent or not self.unified
+        assert not needs_whole or (start == 0 and end == self._positions.length(source)), (
             "only a whole sequence"
         )
         lib().llama_memory_seq_cp(
-            self.memory, source, target, -1 if whole else start, -1 if whole else end
+            self.memory, source, target, -1 if needs_whole else start, -1 if needs_whole else end
         )
         self._positions.put(target, end)
         if self.unified:
@@ -337,7 +337,7 @@ class Context:
         self._sharing.clear()
 
     def state(self, sequence: int, start: int = 0) -> memoryview:
-        """Return the state of a sequence, for `put_state`. With `start` only the positions from
+        """Return the state of a sequence, for `write_state`. With `start` only the positions from
         there on are returned; the earlier ones are dropped, and the sequence must be emptied.
         """
         self._known(sequence)
@@ -351,7 +351,7 @@ class Context:
     def put_state(
         self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1
     ) -> bool:
-        """Restore a state from `state` into a sequence, in cells of its own, and share the first
+        """Restore a state from `read_state` into new cells of a sequence, and share the first
         `start` positions of `source`. Return False, with the sequence empty, when it fails.
         """
         self._known(sequence)
@@ -422,8 +422,8 @@ class Context:
 def open_context(
     model: Model, options: ContextOptions, seen: Any = None, stop: Stop | None = None
 ) -> Iterator[Context]:
-    """Open a context for `model`. `seen`: an eval callback (eval_callback.py). `stop`: shared with
-    another context, so that both are interrupted together.
+    """Open a context for `model`. `eval_callback`: shows the graph's nodes (eval_callback.py).
+    `stop`: shared with another context, so that both are interrupted together.
 
     Raises UserError when llama.cpp refuses the settings, and KeyboardInterrupt at Ctrl-C.
     """

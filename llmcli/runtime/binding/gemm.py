@@ -39,8 +39,8 @@ def check(mode: str) -> None:
 
 
 def rows(mode: str, answers: int, guesses: bool) -> int:
-    """Return the minimum rows for own products, for so many answers at once, with or without
-    `guesses` (drafts).
+    """Return the minimum rows for own products, for this many answers at once, with or without
+    drafts (`has_drafts`).
     """
     if mode == "ggml":
         return 0

@@ -33,24 +33,27 @@ def declared(library: Any) -> Look | None:
     if not hasattr(library, "llmcli_draw"):
         return None
     names = ("strands", "look", "likeliest", "few", "draw")
-    found = Look(*(getattr(library, f"llmcli_{name}") for name in names))
+    functions = Look(*(getattr(library, f"llmcli_{name}") for name in names))
     row = [pointer, count, pointer, flag]
-    found.strands.restype, found.strands.argtypes = count, [count]
-    found.total.restype, found.total.argtypes = (
+    functions.strands.restype, functions.strands.argtypes = count, [count]
+    functions.total.restype, functions.total.argtypes = (
         ctypes.c_double,
         [pointer, count, ctypes.c_float, pointer],
     )
-    found.likeliest.restype, found.likeliest.argtypes = count, row
-    found.few.restype, found.few.argtypes = count, [*row, count, pointer, count]
-    found.draw.restype, found.draw.argtypes = count, [*row, count, pointer, count, pointer, pointer]
-    return found
+    functions.likeliest.restype, functions.likeliest.argtypes = count, row
+    functions.few.restype, functions.few.argtypes = count, [*row, count, pointer, count]
+    functions.draw.restype, functions.draw.argtypes = (
+        count,
+        [*row, count, pointer, count, pointer, pointer],
+    )
+    return functions
 
 
 class Strands:
     """A buffer for the maxima of a row's strands, and whether they are filled in for the row that
     is drawn from next.
 
-    `scan` is None without the C functions; then nothing is ever filled in.
+    `scan` is None without the C functions; then nothing is filled in.
     """
 
     def __init__(self) -> None:
@@ -73,5 +76,5 @@ class Strands:
         """Return the address of the buffer and whether it is filled in, and reset that flag,
         because the row may be written to.
         """
-        known, self._known = self._known, False
-        return self.place(count), known
+        is_filled, self._known = self._known, False
+        return self.place(count), is_filled

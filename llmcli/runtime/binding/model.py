@@ -122,15 +122,17 @@ class Model:
         ends = end if library.llama_vocab_get_add_eos(vocab) else []
         between = [sep] if sep is not None and library.llama_vocab_get_add_sep(vocab) else []
         begin = [self.bos] if self.add_bos and self.bos is not None else []
-        left, right = (self.tokenize(text, special=False) for text in (first, second))
-        return [*begin, *left, *ends, *between, *right, *(ends or between)]
+        first_ids, second_ids = (self.tokenize(text, special=False) for text in (first, second))
+        return [*begin, *first_ids, *ends, *between, *second_ids, *(ends or between)]
 
     @functools.cached_property
     def fim(self) -> dict[str, int]:
         """Return the fill-in-the-middle tokens of the file: pre, suf, mid, rep, sep."""
         names = "pre", "suf", "mid", "rep", "sep"
-        found = {name: _id(getattr(lib(), f"llama_vocab_fim_{name}")(self.vocab)) for name in names}
-        return {name: token for name, token in found.items() if token is not None}
+        tokens = {
+            name: _id(getattr(lib(), f"llama_vocab_fim_{name}")(self.vocab)) for name in names
+        }
+        return {name: token for name, token in tokens.items() if token is not None}
 
     def control(self, token: int) -> bool:
         """Return whether a token is read out of text only with `special`."""
@@ -179,9 +181,9 @@ def open_model(
     """Load a GGUF that `check_loadable` has passed. `latent`: the header's value, read from the
     file if not given.
 
-    `dry`: nothing is read or allocated, for dry_run.py only. Without `repack` the weights keep the
-    file's layout. On a CPU with AMX, models with latent attention keep it, too, because llama.cpp
-    aborts on a product of a repacked matrix with a tensor that is not in memory order.
+    `dry_run`: nothing is read or allocated, for dry_run.py only. Without `repack` the weights keep
+    the file's layout. On a CPU with AMX, models with latent attention keep it, too, because
+    llama.cpp aborts on a product of a repacked matrix with a tensor that is not in memory order.
 
     Raises UserError with llama.cpp's reason when it refuses the file, and KeyboardInterrupt at
     Ctrl-C.

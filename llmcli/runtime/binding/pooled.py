@@ -34,8 +34,8 @@ Vector = NDArray[np.float32]
 class PooledOptions:
     """Settings of a pooled context.
 
-    `n_ctx`: tokens of all texts together. `rows`: tokens of a pass. `texts`: texts at once.
-    `vectors`: rows of a pass that gives vectors, all of which ask for output.
+    `n_ctx`: tokens of all texts together. `pass_tokens`: tokens of a pass. `max_texts`: texts at
+    once. `max_vector_rows`: rows of a pass that gives vectors, all of which ask for output.
     """
 
     n_ctx: int

@@ -71,8 +71,8 @@ def serve(endpoint: str, names: Sequence[str], threads: int, cache: str | None) 
     """Let other machines compute on these devices, one client at a time. Blocks as long as the
     process lives.
 
-    Returns only if the address cannot be used. `cache`: a folder for large tensors, which are then
-    transferred once.
+    Returns only if the address cannot be used. `cache_folder`: a folder for large tensors, which
+    are then transferred once.
     """
     library = ggml()
     library.ggml_backend_dev_by_name.restype = ctypes.c_void_p

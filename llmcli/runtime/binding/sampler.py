@@ -241,9 +241,9 @@ class NativeChain:
             token = self._candidates.draw(self._address, row, self._strands, self._few)
             if token is not None:
                 return token
-            if (found := self.shortlist(row.logits)) is not None:
+            if (candidates := self.shortlist(row.logits)) is not None:
                 # no sampler after top-k asks which token it is, so indices will do
-                return found.token(self._candidates.sample(self._address, found.values))
+                return candidates.token(self._candidates.sample(self._address, candidates.values))
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
@@ -270,8 +270,12 @@ class NativeChain:
 
         Shapes: logits `[n_vocab]`.
         """
-        found = shortlist(logits, self._few)
-        return found if found.least > -np.inf and len(found.columns) <= MOST_COLUMNS else None
+        candidates = shortlist(logits, self._few)
+        return (
+            candidates
+            if candidates.least > -np.inf and len(candidates.columns) <= MOST_COLUMNS
+            else None
+        )
 
     def close(self) -> None:
         """Free the samplers; a second call does nothing."""

@@ -41,18 +41,18 @@ class Sharing:
         """Record that every sequence is empty."""
         self._pairs.clear()
 
-    def _add(self, one: int, other: int, start: int, end: int) -> None:
+    def _add(self, first: int, second: int, start: int, end: int) -> None:
         if start < end:
             joined: Ranges = []
-            for begin, stop in sorted([*self._pairs.get(one, {}).get(other, []), (start, end)]):
+            for begin, stop in sorted([*self._pairs.get(first, {}).get(second, []), (start, end)]):
                 if joined and begin <= joined[-1][1]:
                     joined[-1] = joined[-1][0], max(stop, joined[-1][1])
                 else:
                     joined.append((begin, stop))
-            self._put(one, other, joined)
+            self._put(first, second, joined)
 
-    def _put(self, one: int, other: int, ranges: Ranges) -> None:
-        for left, right in ((one, other), (other, one)):
+    def _put(self, first: int, second: int, ranges: Ranges) -> None:
+        for left, right in ((first, second), (second, first)):
             partners = self._pairs.setdefault(left, {})
             if ranges:
                 partners[right] = ranges

@@ -17,9 +17,9 @@ MOST = 256 << 20  # maximum bytes of a whole pool that is read to get one sequen
 
 
 def take(context: Any, sequence: int, scattered: bool = False) -> memoryview:
-    """Return the state of a sequence, in memory owned by the caller. If its cells are `scattered`,
-    the whole pool is read and the sequence cut out, when the pool is not too large: this gives the
-    same bytes faster where values are stored by channel.
+    """Return the state of a sequence, in memory owned by the caller. If its cells are scattered
+    (`is_scattered`), the whole pool is read and the sequence cut out, when the pool is not too
+    large: this gives the same bytes faster where values are stored by channel.
     """
     if scattered and (size := _size(context, ALL)) <= MOST:
         return cut(_read(context, ALL, size), sequence)
@@ -58,8 +58,8 @@ def append(
     state: bytes | memoryview,
     behind: bool,
 ) -> bool:
-    """Append a state to a sequence (`behind` False: the sequence is empty). Return False when
-    llama.cpp refuses it; the sequence is unchanged then.
+    """Append a state to a sequence (`has_beginning` False: the sequence is empty). Return False
+    when llama.cpp refuses it; the sequence is unchanged then.
 
     llama.cpp drops all cells of a sequence before it restores a state, so the empty sequence
     `beginning` holds them meanwhile.

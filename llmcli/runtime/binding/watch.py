@@ -91,10 +91,10 @@ class Watcher:
     `callback` is given to the context and must live as long. C cannot pass on an exception, so one
     raised by the sink ends the pass and is stored in `error`.
 
-    The product with the weight `last` ends the pass: later nodes are not computed, and the logits
-    of the pass are meaningless. If it is a known head, the pass ends before the product, whose
-    input is complete already; for a small model the head may be most of the work. When a graph is
-    split over devices, each later part still runs, unseen.
+    The product with the weight `last_weight` ends the pass: later nodes are not computed, and the
+    logits of the pass are meaningless. If it is a known head, the pass ends before the product,
+    whose input is complete already; for a small model the head may be most of the work. When a
+    graph is split over devices, each later part still runs, unseen.
     """
 
     def __init__(self, wanted: Callable[[str], bool], sink: Callable[[Seen | Mixed], None]) -> None:
@@ -109,7 +109,9 @@ class Watcher:
         self.callback = lib().ggml_backend_sched_eval_callback(self._node)
 
     def narrow(self, wanted: Callable[[str], bool], last: str) -> None:
-        """Show only these weights from now on, and end every pass at the product with `last`."""
+        """Show only these weights from now on, and end every pass at the product with
+        `last_weight`.
+        """
         self.wanted, self.last = wanted, last
 
     def check(self) -> None:

@@ -19,8 +19,8 @@ class Branch:
 
     def __init__(self, matcher: Matcher, tag: bytes = b"", said: bytes = b"") -> None:
         """The grammar starts after `tag`, until which everything but an end is allowed; an empty
-        tag means that it has started. `said`: the latest bytes of the answer, which may contain the
-        start of the tag.
+        tag means that it has started. `recent_bytes`: the latest bytes of the answer, which may
+        contain the start of the tag.
         """
         self.matcher, self.tag, self.said = matcher, tag, said
 

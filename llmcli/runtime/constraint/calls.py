@@ -63,8 +63,8 @@ def constraint(
     document: Any = None,
     amid: Amid | None = None,
 ) -> Constraint:
-    """Return a constraint for calls. `functions`: names and argument schemas. With `amid` the
-    answer is a text that may contain calls.
+    """Return a constraint for calls. `functions`: names and argument schemas. With `interleaved`
+    the answer is a text that may contain calls.
 
     Raises UserError naming the function whose schema cannot be enforced.
     """

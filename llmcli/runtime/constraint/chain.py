@@ -34,9 +34,9 @@ class GuidedChain:
         tag: str = "",
         piece: Callable[[int], bytes] = lambda token: b"",
     ) -> None:
-        """`prompt`: number of tokens passed to draw() that are not the answer's. The grammar starts
-        after `tag`, which is searched in the bytes of the tokens (`piece`); until then every token
-        is allowed.
+        """`n_prompt`: number of tokens passed to draw() that are not the answer's. The grammar
+        starts after `tag`, which is searched in the bytes of the tokens (`piece`); until then every
+        token is allowed.
         """
         self.chain, self.matcher, self.prompt, self.tag, self.piece = (
             chain,
@@ -109,8 +109,8 @@ class GuidedChain:
         return True
 
     def shortened(self, gone: int, prompt: int) -> None:
-        """Record that `gone` tokens were dropped from a full context and that `prompt` of the
-        remaining ones are not the answer's.
+        """Record that `n_dropped` tokens were dropped from a full context and that `n_prompt` of
+        the remaining ones are not the answer's.
         """
         self.prompt = prompt
         if self._start is not None:
@@ -195,7 +195,7 @@ def legal(bits: Bits) -> NDArray[np.int64] | None:
 def nowhere() -> Unfollowable:
     """Return the error for a grammar that allows no token."""
     return Unfollowable(
-        "no token of the model goes on in this grammar",
+        "no token of the model can follow in this grammar",
         hint="the grammar may need characters that the model's vocabulary does not have",
     )
 

@@ -1,7 +1,7 @@
 """Translates GBNF, llama.cpp's grammars (grammars/README.md, src/llama-grammar.cpp), into the Lark
 syntax that llguidance reads.
 
-Every character becomes a lexeme of its own, because llguidance's lexer takes the longest lexeme
+Every character becomes a separate lexeme, because llguidance's lexer takes the longest lexeme
 without backtracking, and GBNF has no lexemes.
 """
 
@@ -132,28 +132,28 @@ class _Parser:
         return " ".join(items) or '""'
 
     def _item(self, depth: int) -> str | None:
-        here = self._here()
-        if here == '"':
+        character = self._here()
+        if character == '"':
             return self._literal()
-        if here == "[":
+        if character == "[":
             return self._class()
-        if here == "(":
+        if character == "(":
             self.at += 1
             self._space(lines=True)
             inner = self._choice(depth + 1)
             self._expect(")")
             return f"({inner})"
-        if here == ".":
+        if character == ".":
             self.at += 1
             return "/(?s:.)/"
-        if here and here in "<!":
+        if character and character in "<!":
             if not self.tokens:
                 raise self.wrong("tokens in a grammar need --grammar-engine llama")
             word = self._match(TOKEN, "a token: <[5]> or <|name|>")
             if "[" not in word:
                 self.named.append(word.removeprefix("!"))
             return word
-        if here and NAME.match(here):
+        if character and NAME.match(character):
             at, name = self.at, self._match(NAME, "a name")
             self.used.setdefault(name, at)
             return _lark(name)
@@ -187,12 +187,12 @@ class _Parser:
         return f"/[{'^' if negated else ''}{parts}]/"
 
     def _letter(self) -> str:
-        here = self._here()
-        if not here:
+        character = self._here()
+        if not character:
             raise self.wrong("the text ends in the middle of a literal or class")
         self.at += 1
-        if here != "\\":
-            return here
+        if character != "\\":
+            return character
         kind = self._here()
         self.at += 1
         if kind in HEX:
@@ -209,11 +209,11 @@ class _Parser:
         return ESCAPES[kind]
 
     def _times(self) -> str | None:
-        here = self._here()
-        if here and here in "*+?":
+        character = self._here()
+        if character and character in "*+?":
             self.at += 1
-            return here
-        if here != "{":
+            return character
+        if character != "{":
             return None
         start = self.at
         self.at += 1

@@ -64,9 +64,9 @@ class Words:
             "\n" + words
         )  # SentencePiece adds a space only before the first word
         cuts = (tokens[cut:] for cut in range(1, len(tokens)))
-        return next((rest for rest in cuts if self._bytes(rest) == raw), None) or self._greedily(
-            raw
-        )
+        return next(
+            (suffix for suffix in cuts if self._bytes(suffix) == raw), None
+        ) or self._greedily(raw)
 
     def _greedily(self, raw: bytes) -> list[int]:
         """Return the longest matching token at each step, as far as there are any."""
@@ -119,9 +119,9 @@ class Compiler:
             return matcher
         # The library does not name the place, so each part is compiled alone, the deepest first.
         for path, text in checked.parts():
-            part = self._matcher(_json_grammar(text))
-            if part.is_error():
-                raise _refused(path, part)
+            inner = self._matcher(_json_grammar(text))
+            if inner.is_error():
+                raise _refused(path, inner)
         raise _refused("#", matcher)
 
     def _calls(self, wanted: calls.Calls) -> Any:

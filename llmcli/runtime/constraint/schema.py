@@ -67,7 +67,7 @@ IN_PLACE = ("anyOf", "oneOf", "allOf")  # their schemas constrain the same value
 @dataclass(frozen=True, slots=True)
 class Checked:
     """A schema that may be compiled. `schemas`: the schema and all schemas inside it, by path.
-    `size`: the cost of compiling it.
+    `cost`: the cost of compiling it.
     """
 
     root: Any
@@ -84,13 +84,13 @@ class Checked:
         they refer to. Since each is compiled, their total text is limited to that of one document.
         """
         shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
-        paths, told = sorted(self.schemas, key=lambda path: -path.count("/")), 0
+        paths, n_characters = sorted(self.schemas, key=lambda path: -path.count("/")), 0
         for path in paths[:PARTS]:
-            part = self.schemas[path]
-            if path != "#" and isinstance(part, dict):
-                text = json.dumps({**part, **shared}, ensure_ascii=False)
-                told += len(text)
-                if told > LARGEST:
+            inner = self.schemas[path]
+            if path != "#" and isinstance(inner, dict):
+                text = json.dumps({**inner, **shared}, ensure_ascii=False)
+                n_characters += len(text)
+                if n_characters > LARGEST:
                     return
                 yield path, text
 
@@ -120,7 +120,7 @@ def checked(text: str) -> Checked:
             f"the schema cannot be enforced: {'; '.join(walk.wrong[:5])}{more}",
             hint="leave that out",
         )
-    result = Checked(root, walk.found, size(walk.found))
+    result = Checked(root, walk.schemas, size(walk.schemas))
     result.size.check()
     return result
 
@@ -168,14 +168,14 @@ def _whole(word: str) -> int:
 
 
 class _Walk:
-    """Walks all schemas of a document. `wrong`: what cannot be enforced. `found`: the schemas by
+    """Walks all schemas of a document. `wrong`: what cannot be enforced. `schemas`: the schemas by
     path.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.root = root
         self.wrong: list[str] = []
-        self.found: dict[str, Any] = {}
+        self.schemas: dict[str, Any] = {}
         # path -> paths of schemas that constrain the same value
         self._links: dict[str, list[str]] = {}
 
@@ -186,12 +186,12 @@ class _Walk:
         if not isinstance(value, dict):
             if not isinstance(value, bool):
                 self.wrong.append(f"{_kind(value)} instead of a schema at {path}")
-            self.found[path] = value
+            self.schemas[path] = value
             return value
         cleaned: dict[str, Any] = {}
         links = self._links.setdefault(path, [])
         for key, inner in value.items():
-            place = f"{path}/{_escaped(key)}"
+            inner_path = f"{path}/{_escaped(key)}"
             if key in REMARKS or key.startswith("x-") or (key == "uniqueItems" and inner is False):
                 if key == "$schema" or (key == "$id" and path == "#"):
                     cleaned[key] = inner
@@ -202,37 +202,37 @@ class _Walk:
                 self.wrong.append(f"{key} at {path}")
                 continue
             if key in IN_PLACE and isinstance(inner, list):
-                links += [f"{place}/{number}" for number in range(len(inner))]
-            cleaned[key] = self._keyword(key, inner, place)
+                links += [f"{inner_path}/{number}" for number in range(len(inner))]
+            cleaned[key] = self._keyword(key, inner, inner_path)
         self._counted(cleaned, path)
-        self.found[path] = cleaned
+        self.schemas[path] = cleaned
         return cleaned
 
-    def _keyword(self, key: str, value: Any, place: str) -> Any:
+    def _keyword(self, key: str, value: Any, path: str) -> Any:
         if key in TABLES and isinstance(value, dict):
             return {
-                name: self.schema(inner, f"{place}/{_escaped(name)}")
+                name: self.schema(inner, f"{path}/{_escaped(name)}")
                 for name, inner in value.items()
             }
         if (key in LISTS or key in ONE) and isinstance(value, list):
-            return [self.schema(inner, f"{place}/{number}") for number, inner in enumerate(value)]
+            return [self.schema(inner, f"{path}/{number}") for number, inner in enumerate(value)]
         if key in ONE:
-            return self.schema(value, place)
+            return self.schema(value, path)
         if key in COUNTS and isinstance(value, float) and value.is_integer():
             value = int(value)
         if key in TABLES or key in LISTS or not _fits(key, value):
-            self.wrong.append(f"{_kind(value)} at {place}")
+            self.wrong.append(f"{_kind(value)} at {path}")
         elif key == "format" and value not in FORMATS:
-            self.wrong.append(f"format {json.dumps(value)} at {place.removesuffix('/format')}")
+            self.wrong.append(f"format {json.dumps(value)} at {path.removesuffix('/format')}")
         elif key in ("const", "enum") and not _writable(value):
-            self.wrong.append(f"a number beyond 2^53 at {place}")
+            self.wrong.append(f"a number beyond 2^53 at {path}")
         return value
 
-    def _counted(self, made: dict[str, Any], path: str) -> None:
+    def _counted(self, cleaned: dict[str, Any], path: str) -> None:
         """Refuse minProperties above the number of required names: a name may be written twice but
         counts once, so more distinct names cannot be guaranteed.
         """
-        least, required = made.get("minProperties", 0), made.get("required", [])
+        least, required = cleaned.get("minProperties", 0), cleaned.get("required", [])
         if (
             isinstance(least, int)
             and isinstance(required, list)
@@ -242,7 +242,7 @@ class _Walk:
 
     def references(self) -> None:
         """Check every $ref: it must name a path of this document and not refer back to itself."""
-        for path, schema in list(self.found.items()):
+        for path, schema in list(self.schemas.items()):
             target = schema.get("$ref") if isinstance(schema, dict) else None
             if target is None:
                 continue
@@ -250,7 +250,7 @@ class _Walk:
                 remote = isinstance(target, str) and not target.startswith("#")
                 reason = "nothing is fetched" if remote else "only #/… is followed"
                 self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} ({reason})")
-            elif target not in self.found:
+            elif target not in self.schemas:
                 self.wrong.append(
                     f"$ref {json.dumps(target)[:100]} at {path} (there is no such schema)"
                 )

@@ -29,8 +29,8 @@ WORDS = {
     "properties": "properties",
     "required": "required names",
     "patterns": "patterns and formats",
-    "merged": "references that are merged with what stands beside them",
-    "steps": "steps to tell apart (multipleOf)",
+    "merged": "references merged with other keywords",
+    "steps": "distinct steps (multipleOf)",
     "siblings": "patternProperties in one object",
     "literal": "characters in one const, enum or name",
 }
@@ -38,8 +38,8 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Counts of one or several schemas. `chain`: the longest row of optional properties, including
-    those of schemas that are merged into it.
+    """Counts of one or several schemas. `longest_chain`: the longest row of optional properties,
+    including those of schemas that are merged into it.
     """
 
     counts: Mapping[str, int]
@@ -140,7 +140,7 @@ def _steps(schema: dict[str, Any]) -> int:
 
 def _together(
     schemas: Mapping[str, Any],
-    own: dict[str, int],
+    counts: dict[str, int],
     kinds: tuple[str, ...],
     join: Callable[[list[int]], int],
 ) -> dict[str, int]:
@@ -148,23 +148,23 @@ def _together(
     constrain the same value.
     """
     total: dict[str, int] = {}
-    for start in own:
+    for start in counts:
         stack = [start]
         while stack:
             path = stack[-1]
-            merged = [inner for inner in _merged(path, schemas[path], kinds) if inner in own]
+            merged = [inner for inner in _merged(path, schemas[path], kinds) if inner in counts]
             todo = [inner for inner in merged if inner not in total]
             if todo and path not in total:
                 stack += todo
                 continue
             stack.pop()
             if path not in total:
-                total[path] = min(CHAIN, join([own[path], *(total[inner] for inner in merged)]))
+                total[path] = min(CHAIN, join([counts[path], *(total[inner] for inner in merged)]))
     return total
 
 
 def _merged(path: str, schema: dict[str, Any], kinds: tuple[str, ...]) -> list[str]:
-    found = [
+    paths = [
         f"{path}/{kind}/{number}" for kind in kinds for number in range(len(_list(schema, kind)))
     ]
-    return [*found, schema["$ref"]] if isinstance(schema.get("$ref"), str) else found
+    return [*paths, schema["$ref"]] if isinstance(schema.get("$ref"), str) else paths

@@ -19,8 +19,8 @@ Odds = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed tokens in order. `odds`: the distribution `[n_vocab]` that each was drawn from, or
-    None. `reading_seconds`: seconds spent reading the text before them.
+    """Guessed tokens in order. `probabilities`: the distribution `[n_vocab]` that each was drawn
+    from, or None. `reading_seconds`: seconds spent reading the text before them.
     """
 
     tokens: list[int]

@@ -65,9 +65,9 @@ class Curve:
         linearly; never less than for fewer rows.
         """
         rows = _whole(rows)
-        known = self.ratios.get(rows)
-        if known is not None:
-            return known
+        measured = self.ratios.get(rows)
+        if measured is not None:
+            return measured
         marks = sorted(self.ratios)
         low = max((mark for mark in marks if mark < rows), default=marks[0])
         high = min((mark for mark in marks if mark > rows), default=low)
@@ -89,13 +89,13 @@ class Curve:
         """Record the duration of a pass in seconds; a slow outlier counts twice at most. It updates
         the machine's speed and, with less weight, the ratio.
         """
-        one = self.one
+        single = self.one
         if rows == 1:
-            self.one = one + WEIGHT * (min(seconds, 2 * one) - one)
+            self.one = single + WEIGHT * (min(seconds, 2 * single) - single)
             return
         ratio = self.ratio(rows)
-        deviation = min(seconds / (one * ratio), 2.0) - 1
-        self.one = one * (1 + WEIGHT * deviation)
+        deviation = min(seconds / (single * ratio), 2.0) - 1
+        self.one = single * (1 + WEIGHT * deviation)
         rows = _whole(rows)
         before = self.passes.get(rows, 0)
         self.passes[rows] = before + 1
@@ -104,8 +104,8 @@ class Curve:
         # rows that were measured with it were slowed down, too
         if deviation < 0 and not before and ratio > 1:
             cheaper = (now - 1) / (ratio - 1)
-            for other in self.ratios.keys() - self.passes.keys() - {1}:
-                self.ratios[other] = 1 + (self.ratios[other] - 1) * cheaper
+            for unused in self.ratios.keys() - self.passes.keys() - {1}:
+                self.ratios[unused] = 1 + (self.ratios[unused] - 1) * cheaper
 
     def turned(self, seconds: float) -> None:
         """Record the duration of the first pass of one row after one of several, in seconds."""

@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary guesses token after token, in a context of its own.
+"""A smaller model of the same vocabulary guesses token after token, in a separate context.
 
 It keeps the text in its own cache, reads new tokens when it is asked next, and drops its wrong
 guesses like the model. For a greedy answer it takes its likeliest token; otherwise it draws with
@@ -56,7 +56,7 @@ class DraftModel:
 
     @classmethod
     def made(cls, tools: Tools) -> "DraftModel | None":
-        """Create a drafter with the draft model of `tools`, or return None without one."""
+        """Create a drafter with the draft model of `resources`, or return None without one."""
         if tools.draft is None:
             return None
         context, curve = tools.draft
@@ -83,12 +83,12 @@ class DraftModel:
         row: Row | None = None
         step = min(CHUNK, self.context.n_batch)
         for start in range(0, len(tokens), step):
-            part = tokens[start : start + step]
-            count, at = len(part), len(self.held)
+            chunk = tokens[start : start + step]
+            count, at = len(chunk), len(self.held)
             last = start + count == len(tokens)
-            rows = Rows(part, range(at, at + count), [0] * count, [False] * (count - 1) + [last])
+            rows = Rows(chunk, range(at, at + count), [0] * count, [False] * (count - 1) + [last])
             row = next(iter(self.context.decode(rows)), None)
-            self.held += part
+            self.held += chunk
         assert row is not None
         return row
 
@@ -107,9 +107,9 @@ class Ahead:
         self.sequence = sequence
         if self.model.owner is not self:
             self.model.owner, self.agreed = self, 0
-        held, tokens, at = self.model.held, sequence.tokens, self.agreed
-        most = min(len(held), len(tokens))
-        while at < most and held[at] == tokens[at]:
+        cached, tokens, at = self.model.held, sequence.tokens, self.agreed
+        most = min(len(cached), len(tokens))
+        while at < most and cached[at] == tokens[at]:
             at += 1
         self.agreed = at
         self.model.hits *= FADING

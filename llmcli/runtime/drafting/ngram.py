@@ -23,7 +23,7 @@ DECAY = 0.98
 
 
 class Lookup:
-    """Drafts from the answer's own text; each answer starts anew."""
+    """Drafts from the answer's own text; each answer starts without earlier statistics."""
 
     name: ClassVar[str] = "ngram"
     order: ClassVar[int] = 10

@@ -46,8 +46,8 @@ class Pace:
     def guessed(
         self, rows: int, made: int, seconds: float, drafting: float, reading: float = 0.0
     ) -> None:
-        """Record a pass of several rows that yielded `made` tokens, after `drafting` seconds,
-        `reading` of them to read the text.
+        """Record a pass of several rows that yielded `n_tokens` tokens, after `drafting_seconds`,
+        `reading_seconds` of them to read the text.
         """
         expected_seconds = min(seconds, HICCUP * self.curve(rows))  # other programs caused the rest
         self.curve.saw(rows, seconds)

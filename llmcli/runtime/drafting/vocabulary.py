@@ -49,7 +49,7 @@ def digest(header: Header) -> str:
         *(str(kind).encode() for kind in _types(header)),
     ]
     return hashlib.sha256(
-        b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+        b"".join(len(field).to_bytes(4, "little") + field for field in parts)
     ).hexdigest()
 
 

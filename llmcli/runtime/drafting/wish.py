@@ -121,7 +121,7 @@ def speculation(
 
 
 def draft_options(context: ContextOptions) -> ContextOptions:
-    """Return the options of the draft model's context beside another one."""
+    """Return the options of the draft model's context, given those of the model's context."""
     return ContextOptions(
         context.n_ctx,
         CHUNK,

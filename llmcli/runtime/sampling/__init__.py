@@ -128,8 +128,8 @@ def find(name: str) -> Setting:
         if wanted == setting.name or wanted in setting.aliases:
             return setting
     near = get_close_matches(wanted, settings(), 1)
-    known = ", ".join(settings())
+    names = ", ".join(settings())
     raise UserError(
         f"no setting called {name!r}",
-        hint=f"did you mean {near[0]}?" if near else f"the settings are: {known}",
+        hint=f"did you mean {near[0]}?" if near else f"the settings are: {names}",
     )

@@ -139,8 +139,8 @@ class Step(ABC):
     """One step of the chain: a frozen dataclass of its settings.
 
     `order` follows llama.cpp's default: bias, penalties, DRY, top-k, typical, top-p, min-p, XTC,
-    temperature. `reorders`: the step may change which token is the likeliest, so it applies even at
-    temperature 0, where the likeliest is always taken.
+    temperature. `can_reorder`: the step may change which token is the likeliest, so it applies even
+    at temperature 0, where the likeliest is always taken.
     """
 
     __slots__ = ()
@@ -155,7 +155,7 @@ class Step(ABC):
 
     @property
     def chance(self) -> float:
-        """Return the probability that the step applies; decided anew for each token."""
+        """Return the probability that the step applies; decided separately for each token."""
         return 1.0
 
     @abstractmethod
@@ -187,4 +187,4 @@ class Selector(Step):
 
     @abstractmethod
     def start(self) -> Pick:
-        """Return the draw of one sequence, with a memory of its own."""
+        """Return the draw of one sequence, with its own memory."""

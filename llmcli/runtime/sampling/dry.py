@@ -1,7 +1,7 @@
 """DRY: the longer a repetition is, the less likely the token that would continue it.
 
 Follows llama.cpp's sampler (src/llama-sampler.cpp, from koboldcpp). The sequence breakers are its
-defaults: a repetition does not reach across a token with one of them in its text, and such a token
+defaults: a repetition does not reach across a token with a breaker in its text, and such a token
 has no penalty.
 """
 

@@ -37,10 +37,10 @@ class Vocabulary:
 class Speculation:
     """What drafts are made with.
 
-    - `drafters`: in the order in which they are asked. `curve`: the cost of a pass by its rows.
+    - `drafters`: in the order in which they are asked. `pass_cost`: the cost of a pass by its rows.
     - `max_rows`: rows of a pass. `exact_rows`: rows up to which each has, bit for bit, the logits
       of a single row.
-    - `reproducible`: the answer must not depend on the guesses or on measured speed.
+    - `is_reproducible`: the answer must not depend on the guesses or on measured speed.
     """
 
     drafters: tuple[Drafter, ...]
@@ -82,8 +82,8 @@ class Strategy(Protocol):
     def accept(
         self, sequence: Sequence, rows: Iterator[Row], spent: float
     ) -> tuple[list[Event], Finish | None]:
-        """Read the rows of a pass that took `spent` seconds. Return the events of the new tokens,
-        and the finish if the answer ends.
+        """Read the rows of a pass that took `pass_seconds` seconds. Return the events of the new
+        tokens, and the finish if the answer ends.
         """
         ...
 
@@ -92,7 +92,7 @@ class Strategy(Protocol):
         ...
 
     def make_way(self, sequence: Sequence, cells: int) -> None:
-        """Drop tokens from a full context, of which the sequence may use `cells`; called when
+        """Drop tokens from a full context, of which the sequence may use `max_cells`; called when
         `slots` is more than 1.
         """
         ...

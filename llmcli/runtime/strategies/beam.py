@@ -7,7 +7,7 @@ open.)
 
 Inside a grammar illegal tokens get the log-probability -inf and the others keep theirs, as with a
 LogitsProcessor (constrained_beam.py). An answer that the grammar does not accept, because the limit
-came first, ranks behind all that it accepts. Forced text is computed token by token.
+came first, ranks after all that it accepts. Forced text is computed token by token.
 
 A beam is a slot of the ledger. A parent's first child stays in its slot; each further child takes
 the slot of a beam without children, which then shares the parent's cells.
@@ -180,7 +180,7 @@ class BeamSearch:
         raise AssertionError("beams take as many slots as there are")
 
     def make_way(self, sequence: Sequence, cells: int) -> None:
-        """Drop the same tokens from all beams of a full context. The beams may use `cells`."""
+        """Drop the same tokens from all beams of a full context. The beams may use `max_cells`."""
         if self.request.overflow:
             heads = dict(self.pending())
             self.regrowth.shorten(sequence, self.request.overflow, heads, cells)
@@ -280,34 +280,34 @@ class BeamSearch:
         """Return the `count` best continuations of all beams, best first. A token adds its
         log-softmax to its beam's score.
         """
-        found: list[Candidate] = []
+        best: list[Candidate] = []
         for beam, (row, offset, total) in enumerate(zip(rows, offsets, sums, strict=True)):
             logits = row.logits
             # once enough are found, nothing below the last of them can be among the best
             threshold = (
-                -found[-1].cost - offset - SLACK if len(found) == count else floor(logits, count)
+                -best[-1].cost - offset - SLACK if len(best) == count else floor(logits, count)
             )
             ids = np.flatnonzero(logits >= max(threshold, float(np.finfo(np.float32).min)))
             values = logits[ids].tolist()
-            found += [
+            best += [
                 Candidate(-(offset + value), beam, token, value - total)
                 for token, value in zip(ids.tolist(), values, strict=True)
             ]
-            found.sort()
-            del found[count:]
-        return found
+            best.sort()
+            del best[count:]
+        return best
 
     def _ignored(self, token: int) -> bool:
         return self.request.ignore_eos and self.vocabulary.ends(token)
 
-    def _ends(self, one: Candidate) -> tuple[Decoder, Finish | None]:
+    def _ends(self, candidate: Candidate) -> tuple[Decoder, Finish | None]:
         """Return the decoder after this token, and the finish if the answer ends there."""
-        decoder = self.beams[one.beam].decoder
-        if self.vocabulary.ends(one.token):
+        decoder = self.beams[candidate.beam].decoder
+        if self.vocabulary.ends(candidate.token):
             return decoder, "stop"
         if decoder.stops:
             decoder = copy.copy(decoder)
-            decoder.feed(self.vocabulary.piece(one.token))
+            decoder.feed(self.vocabulary.piece(candidate.token))
             if decoder.stopped:
                 return decoder, "stop"
         if len(self.steps) + 1 < self.limit:
@@ -320,8 +320,8 @@ class BeamSearch:
         """
         self.ended.append(replace(ended, score=ended.score / length**self.search.length_penalty))
         self.ended.sort(
-            key=lambda one: (not one.whole, -one.score)
-        )  # stable: the one found first stays first
+            key=lambda answer: (not answer.whole, -answer.score)
+        )  # stable: the answer found first stays first
         del self.ended[self.search.beams :]
 
     def _over(self, running: list[tuple[Candidate, Decoder]]) -> bool:
@@ -384,13 +384,13 @@ class BeamSearch:
             nodes.pop()
         decoder = Decoder(self.request.stops)
         texts = [decoder.feed(self.vocabulary.piece(node.token)) for node in nodes]
-        rest = decoder.finish()
+        tail = decoder.finish()
         times = [
             TokenTime(node.token, text, *step[:3], node.logprob, step.constraint_ms)
             for node, text, step in zip(nodes, texts, self.steps, strict=False)
         ]
         return Hypothesis(
-            "".join(texts) + rest, ended.score, tuple(node.token for node in nodes), ended.whole
+            "".join(texts) + tail, ended.score, tuple(node.token for node in nodes), ended.whole
         ), times
 
 

@@ -63,7 +63,7 @@ class Guided(Plain):
         return events, finish
 
     def shortened(self, sequence: Sequence) -> None:
-        """Tell the grammar how many tokens were dropped; its state keeps them."""
+        """Pass on how many tokens were dropped; the grammar's state still includes them."""
         if self.guide:
             self.guide.shortened(sequence.left.tokens - self.gone, sequence.prompt)
         self.gone = sequence.left.tokens

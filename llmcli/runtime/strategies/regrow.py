@@ -41,8 +41,8 @@ class Regrowth:
     ) -> bool:
         """Drop tokens from all beams. Return False when nothing may be dropped.
 
-        `heads`: each beam's slot, the best beam first, and its last token, which is not computed.
-        `cells`: cells that the beams may use.
+        `last_tokens`: each beam's slot, the best beam first, and its last token, which is not
+        computed. `max_cells`: cells that the beams may use.
         """
         texts = [[*self.ledger.tokens[slot], token] for slot, token in heads.items()]
         others = (
@@ -85,11 +85,11 @@ class Regrowth:
             stem = self._todo[0]
             if self._done:
                 self._take(stem)
-            held = len(self.ledger.tokens[stem.slot])
+            n_cached = len(self.ledger.tokens[stem.slot])
             sequence.slot, sequence.spare = stem.slot, sorted(slots - {stem.slot})
-            sequence.tokens, sequence.computed = stem.tokens, held
-            sequence.recompute(len(stem.tokens) - held)
-            if held < len(stem.tokens):
+            sequence.tokens, sequence.computed = stem.tokens, n_cached
+            sequence.recompute(len(stem.tokens) - n_cached)
+            if n_cached < len(stem.tokens):
                 return
             self._done.append(self._todo.pop(0))
 
@@ -113,6 +113,8 @@ def seen(sequence: Sequence, answer: tuple[int, ...]) -> list[int]:
     return [*text[:n_kept], *text[n_kept + dropped :]]
 
 
-def _common(one: list[int], other: list[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (first, second) in pairs if first != second), min(len(one), len(other)))
+def _common(left: list[int], right: list[int]) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next(
+        (at for at, (first, second) in pairs if first != second), min(len(left), len(right))
+    )

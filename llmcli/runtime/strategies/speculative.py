@@ -94,8 +94,8 @@ class Speculative(Guided):
         """Fill `sequence.draft` from the first drafter that pays."""
         for drafter in self.drafters:
             drafter.follow(sequence)
-        # The pass also yields a token of its own, and ends where the engine checks for repetition,
-        # as single passes do.
+        # One token of the pass needs no guess. The pass ends where the engine checks for
+        # repetition, as single passes do.
         limit = min(self.limit, sequence.look_at) - len(sequence.times) - 1
         for drafter in self.drafters:
             if count := self.pace.choose(drafter, limit):

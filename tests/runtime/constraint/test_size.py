@@ -54,7 +54,7 @@ def nested(inner: Any, levels: int = 8) -> Any:
             {"patternProperties": {f"^k{number}_[a-z]+$": STRING for number in range(101)}},
             "101 patternProperties",
         ),
-        ({"multipleOf": 1_000_003}, "1,000,002 steps"),
+        ({"multipleOf": 1_000_003}, "1,000,002 distinct steps"),
         ({"multipleOf": 12345.678}, "4,999,999 steps"),
         (
             {"prefixItems": [{"type": "integer", "multipleOf": 9973} for _ in range(11)]},

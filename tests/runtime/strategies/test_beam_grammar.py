@@ -204,7 +204,7 @@ def test_where_no_token_goes_on_it_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Guide, "mask", lambda self: np.zeros(-(-N_VOCAB // 8), np.uint8))
     answer = search(guide, beams=2)
     assert answer.finish == "failed"
-    assert isinstance(answer.error, Unfollowable) and "no token of the model goes on" in str(
+    assert isinstance(answer.error, Unfollowable) and "no token of the model can follow" in str(
         answer.error
     )
 
