@@ -86,11 +86,11 @@ def run(request: Wish, config: "Config", ui: "UI") -> Outcome:
     )
     make_folder(folder)
     with ExitStack() as stack:
-        path = folder / f"{_digest(probe_key)}.records"
+        path = folder / f"{_hash_json(probe_key)}.records"
         stack.enter_context(store.locked(path.with_suffix(".lock"), ui, "this measurement"))
         record_files = [
             _open_records(path, probe_key),
-            _open_records(folder / f"{_digest(error_key)}.records", error_key),
+            _open_records(folder / f"{_hash_json(error_key)}.records", error_key),
         ]
         for records in record_files:
             stack.callback(records.close)
@@ -298,7 +298,7 @@ def _probe_key(request: Wish) -> dict[str, Any]:
 
 def _error_key(request: Wish, types: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return everything that the errors of codes and the divergence of a mix depend on."""
-    kinds = _digest({name: list(kinds) for name, kinds in types.items()})
+    kinds = _hash_json({name: list(kinds) for name, kinds in types.items()})
     return _probe_key(request) | {
         "kind": "errors",
         "steered": dict(request.steered),
@@ -321,7 +321,7 @@ def _open_records(path: Path, head: dict[str, Any]) -> Records:
     return Records.begin(path, head)
 
 
-def _digest(told: dict[str, Any]) -> str:
+def _hash_json(told: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:40]
 
 

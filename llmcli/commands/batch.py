@@ -82,7 +82,10 @@ def batch(
         bool, typer.Option("--json", help="Print a summary as one JSON document on stdout.")
     ] = False,
 ) -> None:
-    """Answer the prompts of a file, many at once; the same command resumes an interrupted run."""
+    """Answer the prompts of a file, many at once.
+
+    The same command resumes an interrupted run.
+    """
     from llmcli.commands import hosting, spreading
     from llmcli.serve.batch.asked import twins
     from llmcli.serve.batch.lines import opened
@@ -112,7 +115,9 @@ def batch(
                 "answered"
             )
         if len(duplicates) > TWINS:
-            ui.warn(f"and {several(len(duplicates) - TWINS, 'more line')} with a repeated custom_id")
+            ui.warn(
+                f"and {several(len(duplicates) - TWINS, 'more line')} with a repeated custom_id"
+            )
         slots = min(MOST_PARALLEL, ROUND * parallel) if given.options.reproducible else parallel
         if target:
             request = spreading.Wish(ref, given, config, ui, slots, parallel, skeleton)

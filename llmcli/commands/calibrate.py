@@ -1,5 +1,5 @@
-"""`llmcli calibrate`: parse, read a text with a model, write what entered its weights; or add up
-what was written.
+"""`llmcli calibrate`: runs a text through a model and writes statistics of the inputs of its
+weights; or merges such files.
 """
 
 from pathlib import Path
@@ -31,9 +31,7 @@ Out = Annotated[
 ]
 MomentsOut = Annotated[
     Path | None,
-    typer.Option(
-        "--moments", metavar="FILE", help="Gather full second moments, too, into this file."
-    ),
+    typer.Option("--moments", metavar="FILE", help="Also collect second moments, into this file."),
 ]
 Texts = Annotated[
     list[Path] | None,
@@ -41,22 +39,22 @@ Texts = Annotated[
         "--text",
         "-f",
         metavar="FILE",
-        help="UTF-8 text to be read; repeatable. Default: what ships.",
+        help="UTF-8 text to read; repeatable. Default: the built-in text.",
     ),
 ]
-Ctx = Annotated[int, typer.Option("--ctx", "-c", "--ctx-size", min=1, help="Tokens of a chunk.")]
+Ctx = Annotated[
+    int, typer.Option("--ctx", "-c", "--ctx-size", min=1, help="Chunk length in tokens.")
+]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", min=0, help="Shuffle the chunks that --chunks takes the first of."),
+    typer.Option("--seed", min=0, help="Shuffle the chunks before --chunks takes the first."),
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(
-        "--memory", metavar="N(M|G)", help="Hold no more sums of --moments than this at a time."
-    ),
+    typer.Option("--memory", metavar="N(M|G)", help="Memory limit for the sums of --moments."),
 ]
 Merge = Annotated[
-    bool, typer.Option("--merge", help="SRC are files of calibrations, .dat too: add them up.")
+    bool, typer.Option("--merge", help="Add up the calibration files SRC (also .dat).")
 ]
 
 
@@ -80,17 +78,16 @@ def calibrate(
     gpu_layers: Layers = "auto",
     flash_attn: Flash = "auto",
     fresh: Fresh = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
     workers: Workers,
 ) -> None:
-    """Measure how much each input column of each weight matters, for `quantize --imatrix STATS` and
-    `--moments FILE`.
+    """Measure how much each input of each weight matters.
 
-    Sums of squares over a text, from llama.cpp's own passes: llama-imatrix's file, which
-    llama-quantize reads too, with the head of models that share it with their embedding. Killed
-    runs go on where they were.
+    `quantize` uses the result as --imatrix STATS and --moments FILE. STATS contains sums of squares
+    over a text, in llama-imatrix's format, which llama-quantize reads, too; it includes the head of
+    models that share it with their embedding. An interrupted run resumes.
     """
     from llmcli.catalog.partial import check_apart
     from llmcli.commands import bases, calibrating, texts
@@ -100,58 +97,70 @@ def calibrate(
 
     config, ui = start(json, offline)
     if merge:
-        read = {
+        reading_options = {
             "--text": text,
             "--chunks": chunks,
             "--seed": seed,
             "--rpc": workers.rpc,
             "-ts": workers.tensor_split,
         }
-        _refuse({**read, "--moments": moments, "--memory": memory, "--threads": threads})
+        _refuse_reading_options(
+            {**reading_options, "--moments": moments, "--memory": memory, "--threads": threads}
+        )
         _merge([Path(ref).expanduser() for ref in refs], out.expanduser(), ui)
         return
-    _check(len(refs), memory, moments)
+    _refuse_conflicts(len(refs), memory, moments)
     if moments and flash_attn == "auto":
-        flash_attn = "off"  # it would hide how attention mixes values
+        flash_attn = "off"  # flash attention would hide how attention mixes values
     elif moments and flash_attn == "on":
-        ui.note(
-            "flash attention hides how values are mixed: there will be no moments of attn_v that gptq can use"
-        )
+        ui.note("flash attention hides how values are mixed: gptq will have no moments for attn_v")
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
     fit.check(options)
-    room = shard_size(memory, "--memory", "memory") if memory else None
+    memory_bytes = shard_size(memory, "--memory", "memory") if memory else None
     workers.join(ui)
-    texts.given(text or [])  # a mistake in them is told before a model is fetched
-    source = _source(refs[0], config, ui)
+    texts.given(text or [])  # a mistake in the texts is reported before a model is fetched
+    source = _open_source(refs[0], config, ui)
     check_apart([out, moments], [*source.files, *(text or [])])
     with bases.runnable(source, config, ui, threads or 0) as path:
-        subject = side(path, options, ui)
-        some, names = texts.chunks(subject, text or [], chunks, seed, ui)
+        model_side = side(path, options, ui)
+        text_chunks, text_names = texts.chunks(model_side, text or [], chunks, seed, ui)
         target = moments.expanduser() if moments else None
-        wish = calibrating.Wish(
-            subject, source.fingerprint, some, names, out.expanduser(), target, room, fresh
+        request = calibrating.Wish(
+            model_side,
+            source.fingerprint,
+            text_chunks,
+            text_names,
+            out.expanduser(),
+            target,
+            memory_bytes,
+            fresh,
         )
-        outcome = calibrating.run(wish, config, ui)
-    _tell(wish, outcome, ui)
+        result = calibrating.run(request, config, ui)
+    _print_result(request, result, ui)
 
 
-def _check(models: int, memory: str | None, moments: Path | None) -> None:
-    """Raise UsageError for what cannot be calibrated."""
+def _refuse_conflicts(models: int, memory: str | None, moments: Path | None) -> None:
+    """Raise UsageError for options that cannot be combined."""
     from llmcli.errors import UsageError
 
     if models > 1:
         raise UsageError(
-            f"{models} models are named, one can be calibrated", hint="--merge adds files up"
+            f"{models} models given, but only one can be calibrated",
+            hint="to add up files, use --merge",
         )
     if memory and not moments:
         raise UsageError(
-            "--memory is for the sums of --moments",
+            "--memory limits the sums of --moments",
             hint="add --moments FILE, or leave out --memory",
         )
 
 
-def _source(ref: str, config: "Config", ui: "UI") -> "Source":
-    """The model as it is: a checkpoint is not rounded first, unless its name says so (NAME:TYPE)."""
+def _open_source(ref: str, config: "Config", ui: "UI") -> "Source":
+    """Return the model without rounding; a checkpoint is quantized only if the name says so
+    (NAME:TYPE).
+
+    Raises UserError.
+    """
     from llmcli.catalog import fetch
     from llmcli.commands import pickles, weights
     from llmcli.commands.ready import fetched, ready
@@ -162,19 +171,20 @@ def _source(ref: str, config: "Config", ui: "UI") -> "Source":
         return weights.open_source(fetched(ref, None, config, ui, keep_source=True).path)
 
 
-def _refuse(given: dict[str, object]) -> None:
-    """Raise UsageError for what says how a text is read."""
+def _refuse_reading_options(given: dict[str, object]) -> None:
+    """Raise UsageError for options that do not apply to --merge."""
     from llmcli.errors import UsageError
 
     for flag, value in given.items():
         if value is not None:
             raise UsageError(
-                f"{flag} does not go with --merge: nothing is read", hint=f"leave out {flag}"
+                f"{flag} cannot be combined with --merge, which reads no text",
+                hint=f"leave out {flag}",
             )
 
 
 def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
-    """Files of one kind made one."""
+    """Merge files of one kind. Raises UserError."""
     from llmcli.catalog.partial import check_apart, check_place, write_whole
     from llmcli.errors import UserError
     from llmcli.units import several
@@ -183,55 +193,62 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
 
     check_apart([out], paths)
     check_place(out)
-    second = [path for path in paths if recognised(path)]
-    if second and len(second) < len(paths):
-        other = next(path for path in paths if path not in second)
+    moment_files = [path for path in paths if recognised(path)]
+    if moment_files and len(moment_files) < len(paths):
+        other = next(path for path in paths if path not in moment_files)
         raise UserError(
-            f"{second[0]} holds second moments, {other} sums of squares",
+            f"{moment_files[0]} contains second moments, but {other} contains sums of squares",
             hint="merge files of one kind",
         )
-    if second:
-        made = merge.merge_moments(paths, out)
+    if moment_files:
+        merged = merge.merge_moments(paths, out)
     else:
-        made, pieces = merge.merged(paths)
+        merged, pieces = merge.merged(paths)
         write_whole(out, *pieces)
         if len({path.resolve() for path in paths}) < len(paths):
-            ui.warn("a file is named twice: it counts twice")
-    for note in made.notes:
+            ui.warn("a file is given twice and counts twice")
+    for note in merged.notes:
         ui.warn(note)
     if ui.json:
         ui.result(
             {
                 "path": str(out),
                 "bytes": out.stat().st_size,
-                "tensors": made.tensors,
-                "chunks": made.chunks,
+                "tensors": merged.tensors,
+                "chunks": merged.chunks,
             }
         )
     else:
         ui.text(
-            f"{out}: {made.tensors} tensors over {made.chunks} chunks of {several(len(paths), 'file')}"
+            f"{out}: {merged.tensors} tensors over {merged.chunks} chunks of "
+            f"{several(len(paths), 'file')}"
         )
 
 
-def _tell(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
+def _print_result(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
     from llmcli.units import several
 
     sums, text, out = outcome.sums, wish.text, wish.out
-    unseen, dead = sums.unseen(), sums.dead()
+    unseen, zero_columns = sums.unseen(), sums.dead()
     for name, count in list(unseen.items())[:3]:
         ui.warn(
-            f"no token went to {count} of the experts of {name}: they are rounded as if all columns mattered alike"
+            f"no token reached {count} of the experts of {name}: they are quantized as if all "
+            "columns were equally important"
         )
     if len(unseen) > 3:
-        ui.warn(f"so it is with {len(unseen) - 3} more tensors; a longer text may reach them")
-    if dead:
-        name, count = next(iter(dead.items()))
-        more = f", and columns of {several(len(dead) - 1, 'more weight')}" if len(dead) > 1 else ""
-        ui.note(
-            f"nothing but zeros entered {several(count, 'column')} of {name}{more}: what they hold is not used"
+        ui.warn(f"the same applies to {len(unseen) - 3} more tensors; a longer text may help")
+    if zero_columns:
+        name, count = next(iter(zero_columns.items()))
+        more_note = (
+            f", and columns of {several(len(zero_columns) - 1, 'more weight')}"
+            if len(zero_columns) > 1
+            else ""
         )
-    thin = _thin(wish, ui)
+        ui.note(
+            f"{several(count, 'column')} of {name}{more_note} had only zeros as input: "
+            "their weights are not used"
+        )
+    rank_deficient = _rank_deficient(wish, ui)
     if ui.json:
         ui.result(
             {
@@ -242,40 +259,45 @@ def _tell(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
                 "n_ctx": text.n_ctx,
                 "tokens": int(text.ids.size),
                 "unseen_experts": unseen,
-                "dead_columns": dead,
+                "dead_columns": zero_columns,
                 "resumed_chunks": outcome.resumed,
                 "moments": str(wish.moments) if wish.moments else None,
                 "moments_bytes": wish.moments.stat().st_size if wish.moments else None,
                 "passes": outcome.passes,
-                "rank_deficient": thin,
+                "rank_deficient": rank_deficient,
             }
         )
         return
     ui.text(
-        f"{out}: {len(sums.sums)} tensors over {text.ids.size:,} tokens in {text.count} chunks of {text.n_ctx}"
+        f"{out}: {len(sums.sums)} tensors over {text.ids.size:,} tokens in {text.count} chunks of "
+        f"{text.n_ctx}"
     )
     if wish.moments:
-        ui.text(f"{wish.moments}: their second moments")
+        ui.text(f"{wish.moments}: second moments")
 
 
-def _thin(wish: "Wish", ui: "UI") -> dict[str, int]:
-    """Of each weight's second moments so many matrices had fewer rows than columns; told with what
-    would do.
+def _rank_deficient(wish: "Wish", ui: "UI") -> dict[str, int]:
+    """Return, for each weight, how many of its matrices had fewer rows than columns; warn with the
+    tokens needed.
     """
     from quant import moments
 
     if not wish.moments:
         return {}
-    found = [one for one in moments.load(wish.moments).inputs if one.thin]
-    if found:
+    thin_inputs = [
+        shared_input for shared_input in moments.load(wish.moments).inputs if shared_input.thin
+    ]
+    if thin_inputs:
         worst = max(
-            found, key=lambda one: one.columns / min(count for count in one.counts if count)
+            thin_inputs, key=lambda one: one.columns / min(count for count in one.counts if count)
         )
-        least = min(count for count in worst.counts if count)
-        enough = int(wish.text.ids.size * worst.columns / least) + 1
+        min_rows = min(count for count in worst.counts if count)
+        needed_tokens = int(wish.text.ids.size * worst.columns / min_rows) + 1
         ui.warn(
-            f"the text is short for {len(found)} of the inputs: {worst.names[0]} has {worst.columns:,} columns and saw "
-            f"{least:,.0f} rows{' at one expert' if worst.matrices > 1 else ''}, so that its second moments are not of "
-            f"full rank; some {enough:,} tokens would do (this text: {wish.text.ids.size:,})"
+            f"the text is too short for {len(thin_inputs)} of the inputs: {worst.names[0]} has "
+            f"{worst.columns:,} columns and got {min_rows:,.0f} rows"
+            f"{' at one expert' if worst.matrices > 1 else ''}, so its second moments do not have "
+            f"full rank; about {needed_tokens:,} tokens are needed (this text has "
+            f"{wish.text.ids.size:,})"
         )
-    return {name: one.thin for one in found for name in one.names}
+    return {name: shared_input.thin for shared_input in thin_inputs for name in shared_input.names}

@@ -85,7 +85,10 @@ def run(
         bool, typer.Option("--json", help="Print one JSON document, with the time of every token.")
     ] = False,
 ) -> None:
-    """Answer one prompt and exit; without a prompt, on a terminal, open the chat."""
+    """Answer one prompt and exit.
+
+    Without a prompt, on a terminal, opens the chat.
+    """
     given = flags.read(ctx)
     if given.model:
         if text is not None:

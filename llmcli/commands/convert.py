@@ -1,8 +1,5 @@
-"""`llmcli convert`: a checkpoint folder into a GGUF of floats (or Q8_0), by the road that quantize
-takes.
-
-It chooses the type and hands over; naming, placing, writing and telling are those of weights.py and
-closing.py.
+"""`llmcli convert`: converts a checkpoint folder into a GGUF of floats or Q8_0, with the functions
+of quantize.
 """
 
 from pathlib import Path
@@ -35,24 +32,22 @@ def convert(
     *,
     outtype: Annotated[
         Literal["auto", "f32", "f16", "bf16", "q8_0"],
-        typer.Option(
-            help="The type of the matrices; auto is what the checkpoint's first matrix is stored as."
-        ),
+        typer.Option(help="Type of the matrices; auto: the type of the checkpoint's first matrix."),
     ] = "auto",
     reading: Reading,
     writing: Writing,
 ) -> None:
-    """Make a GGUF from a checkpoint folder, its weights as floats or Q8_0."""
+    """Convert a checkpoint folder into a GGUF of floats or Q8_0."""
     from llmcli.commands import closing, weights
     from quant import quantize as road
 
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
     model = weights.find_model(source, config, ui, reading.keep_source)
-    place, blobs = (model.path, model.blobs) if model else (Path(source).expanduser(), None)
-    opened = _open(place, reading, blobs)
-    plan = road.plan(opened, opened.dtype if outtype == "auto" else outtype)
+    folder, blobs = (model.path, model.blobs) if model else (Path(source).expanduser(), None)
+    checkpoint = _open_checkpoint(folder, reading, blobs)
+    plan = road.plan(checkpoint, checkpoint.dtype if outtype == "auto" else outtype)
     if outtype == "auto":
-        ui.note(f"the checkpoint's matrices are {plan.file_type.name}, and so are the file's")
+        ui.note(f"the file's matrices are {plan.file_type.name}, as in the checkpoint")
     closing.tell(plan, ui)
     with weights.placed(
         plan, model, writing.out, config, ui, mixed=False, dry_run=writing.dry_run
@@ -65,14 +60,16 @@ def convert(
     closing.close(plan, target, report, ui)
 
 
-def _open(path: Path, reading: Reading, blobs: "Mapping[str, Blob] | None") -> "Source":
-    """The folder as a source; a file is refused with the command that takes it."""
+def _open_checkpoint(path: Path, reading: Reading, blobs: "Mapping[str, Blob] | None") -> "Source":
+    """Open the folder as a source; raises UserError for a file, with the command that accepts
+    it.
+    """
     from llmcli.commands import weights
     from llmcli.errors import UserError
 
     if path.is_file():
         raise UserError(
-            f"{path} is a file; convert takes a checkpoint folder",
+            f"{path} is a file, but convert needs a checkpoint folder",
             hint=f"llmcli quantize {path} -t BF16",
         )
     if not path.exists():

@@ -1,4 +1,4 @@
-"""`llmcli diff`: what separates two GGUF models: metadata, types, and each tensor's relative error."""
+"""`llmcli diff`: compares two GGUF models: metadata, tensor types and relative errors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,33 +22,36 @@ def register(app: typer.Typer) -> None:
 
 def diff(
     left: Annotated[
-        str, typer.Argument(metavar="A", help="The reference: a GGUF file or a model that is here.")
+        str, typer.Argument(metavar="A", help="The reference: a GGUF file or a model on this disk.")
     ],
-    right: Annotated[str, typer.Argument(metavar="B", help="What is held against it.")],
-    all_tensors: Annotated[bool, typer.Option("--all", help="List equal tensors, too.")] = False,
+    right: Annotated[str, typer.Argument(metavar="B", help="The model to compare with A.")],
+    all_tensors: Annotated[bool, typer.Option("--all", help="Also list equal tensors.")] = False,
     json: Json = False,
 ) -> None:
-    """Compare two GGUF models: keys, tensors, types, and the relative error of B's values against
-    A's.
+    """Compare the metadata and the tensors of two GGUF models.
+
+    The error of a tensor is that of B's values relative to A's.
     """
     from quant import compare, container
 
     config, ui = start(json)
-    headers = [container.read(_file(text, config, ui)) for text in (left, right)]
+    headers = [container.read(_find_gguf(text, config, ui)) for text in (left, right)]
     keys, names = compare.keys(*headers), compare.names(*headers)
-    found = []
+    differences = []
     with ui.bar("compare", len(names.both), unit="tensors") as bar:
         for difference in compare.tensors(*headers):
-            found.append(difference)
+            differences.append(difference)
             bar.advance(1)
     if json:
-        ui.result(_document(headers, keys, names, found))
+        ui.result(_build_document(headers, keys, names, differences))
         return
-    _tell(keys, names, found, ui, all_tensors=all_tensors)
+    _print_differences(keys, names, differences, ui, all_tensors=all_tensors)
 
 
-def _file(text: str, config: "Config", ui: "UI") -> Path:
-    """The GGUF that a name means; raises where it is not here or not a GGUF."""
+def _find_gguf(text: str, config: "Config", ui: "UI") -> Path:
+    """Return the GGUF that a name refers to; raises UserError if it is not on this disk or not a
+    GGUF.
+    """
     from llmcli.catalog import fetch
     from llmcli.errors import UserError
 
@@ -57,15 +60,15 @@ def _file(text: str, config: "Config", ui: "UI") -> Path:
         return path
     model = present(fetch.resolve(text, config), config, ui, text)
     if model is None:
-        raise UserError(f"{text} is not here", hint=f"llmcli pull {text}")
+        raise UserError(f"{text} is not on this disk", hint=f"llmcli pull {text}")
     if model.kind != "gguf":
         raise UserError(
-            f"{text} is a checkpoint folder", hint=f"llmcli convert {text} makes a GGUF of it"
+            f"{text} is a checkpoint folder", hint=f"to make a GGUF: llmcli convert {text}"
         )
     return model.path
 
 
-def _tell(
+def _print_differences(
     keys: "list[KeyDifference]",
     names: "Names",
     found: "list[TensorDifference]",
@@ -82,11 +85,11 @@ def _tell(
     rows = [
         (
             difference.name,
-            _types(difference),
-            _bytes(difference),
+            _format_types(difference),
+            _format_bytes(difference),
             "shapes differ"
             if difference.left.shape != difference.right.shape
-            else _error(difference),
+            else _format_error(difference),
         )
         for difference in found
         if all_tensors or not difference.same_bytes
@@ -96,32 +99,32 @@ def _tell(
         ui.text()
     same = sum(difference.same_bytes for difference in found)
     ui.text(
-        f"{len(keys)} keys differ; of {len(found)} tensors in both {same} are the same to the bit"
+        f"{len(keys)} keys differ; of {len(found)} tensors in both, {same} are identical"
         + (
-            f", {len(names.left) + len(names.right)} are in one model only"
+            f", {len(names.left) + len(names.right)} are in only one model"
             if names.left or names.right
             else ""
         )
     )
 
 
-def _types(difference: "TensorDifference") -> str:
+def _format_types(difference: "TensorDifference") -> str:
     left, right = difference.left.type, difference.right.type
     return left if left == right else f"{left} -> {right}"
 
 
-def _bytes(difference: "TensorDifference") -> str:
+def _format_bytes(difference: "TensorDifference") -> str:
     left, right = difference.left.nbytes, difference.right.nbytes
     return size(left) if left == right else f"{size(left)} -> {size(right)}"
 
 
-def _error(difference: "TensorDifference") -> str:
+def _format_error(difference: "TensorDifference") -> str:
     if difference.same_bytes:
         return "same bytes"
     return "-" if difference.error is None else f"{difference.error:.3%}"
 
 
-def _document(
+def _build_document(
     headers: "list[Header]",
     keys: "list[KeyDifference]",
     names: "Names",

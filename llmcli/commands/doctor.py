@@ -1,6 +1,4 @@
-"""`llmcli doctor`: look at the machine and the build, and print it. What is looked at is
-hardware/checkup.py's.
-"""
+"""`llmcli doctor`: prints what hardware/checkup.py finds out about the machine and the build."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 Network = Annotated[
-    bool, typer.Option("--network", help="Ask the hub and the package index whether they answer.")
+    bool, typer.Option("--network", help="Check whether the hub and the package index answer.")
 ]
 
 
@@ -27,68 +25,74 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     network: Network = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     rpc: Annotated[
-        str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help="Ask these workers, too.")
+        str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help="Also check these workers.")
     ] = None,
     ray: Annotated[
-        str | None, typer.Option("--ray", metavar="ADDRESS", help="Ask this Ray cluster, too.")
+        str | None, typer.Option("--ray", metavar="ADDRESS", help="Also check this Ray cluster.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Tell what this machine has, what llama.cpp was built for, and what lies where.
+    """Check this machine, the build of llama.cpp, and stored files.
 
-    Nothing goes over the network without --network, --rpc or --ray. It ends with 1 where llama.cpp
-    does not load, or a worker or cluster that was named does not answer.
+    The network is used only with --network, --rpc or --ray. The exit code is 1 if llama.cpp does
+    not load, or if a given worker or cluster does not answer.
     """
     from llmcli.catalog import reach
     from llmcli.hardware import checkup, cluster
 
     config, ui = start(json, offline)
-    workers = [cluster.ask(one) for one in cluster.endpoints(rpc)] if rpc is not None else None
-    cluster_found = _cluster(ray) if ray is not None else None
-    reached = reach.look(config) if network else None
-    found = checkup.look(config)
-    reading = _read(found)
+    workers = (
+        [cluster.ask(worker) for worker in cluster.endpoints(rpc)] if rpc is not None else None
+    )
+    ray_cluster = _read_cluster(ray) if ray is not None else None
+    connections = reach.look(config) if network else None
+    checkup_result = checkup.look(config)
+    reading = _measure_bandwidth(checkup_result)
     if json:
-        ui.result({**document(found, reading, reached, workers), "ray": cluster_found})
+        ui.result({**document(checkup_result, reading, connections, workers), "ray": ray_cluster})
     else:
-        _tell(found, reading, reached, ui)
-        for one in workers or ():
-            room = ", ".join(
-                f"{_known(free)} of {_known(total)} free" for free, total in one.memory
+        _print_checkup(checkup_result, reading, connections, ui)
+        for worker in workers or ():
+            memory_text = ", ".join(
+                f"{_format_size(free)} of {_format_size(total)} free"
+                for free, total in worker.memory
             )
-            ui.text(f"worker {one.endpoint}: protocol {'.'.join(map(str, one.protocol))} · {room}")
-        if cluster_found:
-            told = "machines {machines} · CPUs {cpus:g} · Ray {version}".format(**cluster_found)
-            ui.text(f"Ray at {ray}: {told}")
-    for what, hint in found.warnings:
-        ui.warn(what)
+            ui.text(
+                f"worker {worker.endpoint}: protocol {'.'.join(map(str, worker.protocol))} · "
+                f"{memory_text}"
+            )
+        if ray_cluster:
+            summary = "machines {machines} · CPUs {cpus:g} · Ray {version}".format(**ray_cluster)
+            ui.text(f"Ray at {ray}: {summary}")
+    for warning, hint in checkup_result.warnings:
+        ui.warn(warning)
         ui.note(f"hint: {hint}")
-    if found.broken:
+    if checkup_result.broken:
         raise typer.Exit(1)
 
 
-def _cluster(address: str) -> dict[str, Any]:
-    """What a Ray cluster has."""
+def _read_cluster(address: str) -> dict[str, Any]:
+    """Return the size of a Ray cluster; raises UserError."""
     from llmcli.commands import apart
 
     apart.need_ray(local=False)
     from llmcli.serve import replicas
 
-    found = replicas.look(address)
+    cluster_size = replicas.look(address)
     return {
         "address": address,
-        "machines": found.machines,
-        "cpus": found.cpus,
-        "memory_bytes": found.memory,
-        "version": found.version,
+        "machines": cluster_size.machines,
+        "cpus": cluster_size.cpus,
+        "memory_bytes": cluster_size.memory,
+        "version": cluster_size.version,
     }
 
 
-def _read(found: "Checkup") -> "Reading | None":
-    """How fast memory is read, by all cores over what no cache holds; None where there is too
-    little of it.
+def _measure_bandwidth(found: "Checkup") -> "Reading | None":
+    """Measure how fast all cores read memory beyond the caches; None if there is too little free
+    memory.
     """
     from llmcli.bench import bandwidth
     from llmcli.hardware import host
@@ -106,7 +110,9 @@ def document(
     reached: "list[Reached] | None",
     workers: "list[Worker] | None" = None,
 ) -> dict[str, Any]:
-    """One JSON document; null is what this machine cannot tell, or what nobody asked for."""
+    """Return the JSON document; null is what this machine cannot determine, or what was not
+    requested.
+    """
     from llmcli.hardware import cpu, host
 
     return {
@@ -116,20 +122,22 @@ def document(
             "cores": host.cores(),
             "last_cache_bytes": host.last_cache(),
             "load": found.load,
-            "features": {one.name: {"cpu": one.cpu, "build": one.build} for one in found.features},
+            "features": {
+                entry.name: {"cpu": entry.cpu, "build": entry.build} for entry in found.features
+            },
             "unused": list(cpu.idle(found.features)),
             "missing": list(cpu.missing(found.features)),
         },
         "backends": list(found.backends),
         "devices": [
             {
-                "name": one.name,
-                "description": one.description,
-                "kind": one.kind,
-                "free_bytes": one.free,
-                "total_bytes": one.total,
+                "name": entry.name,
+                "description": entry.description,
+                "kind": entry.kind,
+                "free_bytes": entry.free,
+                "total_bytes": entry.total,
             }
-            for one in found.devices
+            for entry in found.devices
         ],
         "memory": {
             "total_bytes": found.total,
@@ -139,38 +147,43 @@ def document(
             "read_bandwidth_bytes_per_second": None if reading is None else reading.best,
         },
         "folders": [
-            {"what": one.what, "path": str(one.path), "bytes": one.nbytes, "files": one.files}
-            for one in found.folders
+            {
+                "what": entry.what,
+                "path": str(entry.path),
+                "bytes": entry.nbytes,
+                "files": entry.files,
+            }
+            for entry in found.folders
         ],
         "network": None
         if reached is None
         else [
             {
-                "what": one.what,
-                "where": one.where,
-                "reachable": not one.problem,
-                "ms": one.ms,
-                "problem": one.problem or None,
+                "what": entry.what,
+                "where": entry.where,
+                "reachable": not entry.problem,
+                "ms": entry.ms,
+                "problem": entry.problem or None,
             }
-            for one in reached
+            for entry in reached
         ],
         "workers": None
         if workers is None
         else [
             {
-                "endpoint": one.endpoint,
-                "protocol": ".".join(map(str, one.protocol)),
+                "endpoint": entry.endpoint,
+                "protocol": ".".join(map(str, entry.protocol)),
                 "devices": [
-                    {"free_bytes": free, "total_bytes": total} for free, total in one.memory
+                    {"free_bytes": free, "total_bytes": total} for free, total in entry.memory
                 ],
             }
-            for one in workers
+            for entry in workers
         ],
         "warnings": [{"what": what, "hint": hint} for what, hint in found.warnings],
     }
 
 
-def _tell(
+def _print_checkup(
     found: "Checkup", reading: "Reading | None", reached: "list[Reached] | None", ui: "UI"
 ) -> None:
     from llmcli.units import several, size
@@ -180,52 +193,62 @@ def _tell(
         [(name, number or "not installed") for name, number in found.versions.items()],
     )
     ui.text()
-    _tell_cpu(found, ui)
-    for one in found.devices:
-        room = "" if one.kind == "cpu" else f" · {size(one.free)} of {size(one.total)} free"
-        ui.text(f"device {one.name}: {one.description}{room}")
-    memory = f"{_known(found.available)} of {_known(found.total)} are available"
+    _print_cpu(found, ui)
+    for entry in found.devices:
+        free_text = (
+            "" if entry.kind == "cpu" else f" · {size(entry.free)} of {size(entry.total)} free"
+        )
+        ui.text(f"device {entry.name}: {entry.description}{free_text}")
+    memory = f"{_format_size(found.available)} of {_format_size(found.total)} available"
     if found.limit is not None:
         memory += f" · the container leaves {size(found.limit)}"
     if found.addresses is not None:
         memory += f" · ulimit -v leaves {size(found.addresses)} of addresses"
     ui.text(f"memory: {memory}")
     speed = (
-        "unknown: too little memory to read"
+        "unknown: too little free memory to measure"
         if reading is None
         else f"{reading.best / 1e9:.1f} GB/s"
     )
-    ui.text(f"reading memory: {speed} (a first look; `llmcli bench roofline` measures)")
+    ui.text(f"memory bandwidth: about {speed} (for a precise value: llmcli bench roofline)")
     ui.text()
     ui.table(
-        ("what is kept", "size", "files", "where"),
-        [(one.what, size(one.nbytes), f"{one.files:,}", str(one.path)) for one in found.folders],
+        ("stored files", "size", "files", "where"),
+        [
+            (entry.what, size(entry.nbytes), f"{entry.files:,}", str(entry.path))
+            for entry in found.folders
+        ],
         right=("size", "files"),
     )
-    for place in reached or ():
-        answer = place.problem or f"answers, {place.ms:.0f} ms"
-        ui.text(f"{place.what} ({place.where}): {answer}")
+    for connection in reached or ():
+        answer = connection.problem or f"answers, {connection.ms:.0f} ms"
+        ui.text(f"{connection.what} ({connection.where}): {answer}")
     if not found.warnings:
-        ui.text(f"nothing is wrong: {several(len(found.features), 'CPU feature')} compared")
+        ui.text(f"no problems found: {several(len(found.features), 'CPU feature')} compared")
 
 
-def _tell_cpu(found: "Checkup", ui: "UI") -> None:
-    """The processor, and its features against the build's."""
+def _print_cpu(found: "Checkup", ui: "UI") -> None:
+    """Print the processor, and its features compared with the build's."""
     from llmcli.hardware import cpu, host
 
     cache = host.last_cache()
-    ui.text(f"processor: {host.cpu_name()} · {host.cores()} cores · last cache {_known(cache)}")
-    used = [one.name for one in found.features if one.build]
-    ui.text(f"llama.cpp uses: {' '.join(used) or 'unknown'}" + (f" ({', '.join(found.backends)})"))
-    for names, words in (
-        (cpu.idle(found.features), "has, and llama.cpp does not use"),
-        (cpu.missing(found.features), "lacks, and llama.cpp uses"),
+    ui.text(
+        f"processor: {host.cpu_name()} · {host.cores()} cores · last cache {_format_size(cache)}"
+    )
+    used_features = [feature.name for feature in found.features if feature.build]
+    ui.text(
+        f"llama.cpp uses: {' '.join(used_features) or 'unknown'}"
+        + (f" ({', '.join(found.backends)})")
+    )
+    for feature_names, description in (
+        (cpu.idle(found.features), "has features that llama.cpp does not use"),
+        (cpu.missing(found.features), "does not have features that llama.cpp uses"),
     ):
-        if names:
-            ui.text(f"the processor {words}: {' '.join(names)}")
+        if feature_names:
+            ui.text(f"the processor {description}: {' '.join(feature_names)}")
 
 
-def _known(nbytes: int | None) -> str:
+def _format_size(nbytes: int | None) -> str:
     from llmcli.units import size
 
     return "unknown" if nbytes is None else size(nbytes)

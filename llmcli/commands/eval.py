@@ -97,7 +97,7 @@ def evaluate(
     *,
     workers: Workers,
 ) -> None:
-    """Measure a model on a text: its perplexity, and its divergence from the unquantized model.
+    """Measure a model's perplexity, and its divergence from a base.
 
     Protocol and definitions follow llama-perplexity; both models' logits are compared in float32.
     An interrupted run keeps its finished chunks: the same command resumes it. The base always uses

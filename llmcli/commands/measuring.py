@@ -35,10 +35,10 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
         )
         for kind, count in (("pp", n_prompt), ("tg", n_gen))
     ]
-    return [_speed(kernel.measure(model, subject, test, REPETITIONS)) for test in tests]
+    return [_as_speed(kernel.measure(model, subject, test, REPETITIONS)) for test in tests]
 
 
-def _speed(result: kernel.Result) -> Speed:
+def _as_speed(result: kernel.Result) -> Speed:
     rates, gaps = result.samples_ts, result.itl_ms
     return Speed(
         result.test.name,

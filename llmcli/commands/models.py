@@ -49,7 +49,10 @@ def pull(
     offline: Offline = False,
     json: Json = False,
 ) -> None:
-    """Download and verify a model, resuming if possible; with --quant also quantize it."""
+    """Download and verify a model; with --quant also quantize it.
+
+    An interrupted download resumes.
+    """
     from llmcli.catalog import fetch
     from llmcli.commands.ready import checked, derive, fetched
 
@@ -119,8 +122,9 @@ def list_(
 
 
 def rm(ref: Ref) -> None:
-    """Remove a model and its quantized files (NAME:TYPE: only that file; an alias: only the
-    name).
+    """Remove a model and its quantized files.
+
+    NAME:TYPE removes only that file; an alias, only the name.
     """
     from llmcli.catalog import alias as aliases
     from llmcli.catalog import catalog, reclaim
@@ -145,7 +149,7 @@ def gc(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Delete partial downloads, leftover wheels and files of interrupted runs."""
+    """Delete partial downloads and leftovers of interrupted runs."""
     from llmcli.catalog import reclaim
     from llmcli.units import size
 
@@ -176,7 +180,7 @@ def alias(
         bool, typer.Option("--force", help="Replace an existing alias of this name.")
     ] = False,
 ) -> None:
-    """Give a model a name of your own, with a system prompt and settings."""
+    """Give a model your own name, system prompt and settings."""
     from llmcli.catalog import alias as aliases
 
     config, ui = start()

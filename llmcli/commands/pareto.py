@@ -121,10 +121,11 @@ def pareto(
         bool, typer.Option("--json", help="One JSON document on stdout, same as -o json.")
     ] = False,
 ) -> None:
-    """Quantize a model in several ways and compare size, divergence and speed.
+    """Compare size, divergence and speed of several quantizations.
 
     Every setting is written to the cache, evaluated against the same logits of REF, and timed in
-    turn with REF. An interrupted run keeps what is finished: the same command resumes it.
+    turn with REF; the table names the settings that others dominate. An interrupted run keeps what
+    is finished: the same command resumes it.
     """
     from llmcli.catalog.partial import check_apart
     from llmcli.commands import frontier, pareto_table, reporting, weights

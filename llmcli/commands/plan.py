@@ -85,8 +85,9 @@ def plan(
     *,
     workers: Workers,
 ) -> None:
-    """Print the memory that a run takes, byte by byte, before it is allocated, and whether it
-    fits.
+    """Print the memory that a run takes before it is allocated.
+
+    The plan lists every byte, and whether the run fits.
     """
     from llmcli.commands import others, plan_page, receipt, reporting
     from llmcli.commands.standing import standing

@@ -44,34 +44,34 @@ def show(told: Told, ui: "UI") -> None:
         f"{figures.positions:,} positions scored"
     )
     ui.text()
-    rows = [("perplexity", _plain(figures.perplexity, 4))]
+    rows = [("perplexity", _format_estimate(figures.perplexity, 4))]
     if figures.against:
-        rows += _against(figures.against)
+        rows += _base_rows(figures.against)
     ui.table(("", "value ± standard error"), rows, right=("value ± standard error",))
     if figures.against:
         ui.text()
-        _spreads(figures.against, ui)
-        _doubt(figures.against, ui)
+        _print_percentiles(figures.against, ui)
+        _print_sampling_error(figures.against, ui)
 
 
-def _against(found: Against) -> list[tuple[str, str]]:
+def _base_rows(found: Against) -> list[tuple[str, str]]:
     return [
-        ("perplexity of the base", _plain(found.base, 4)),
-        ("perplexity / base's", _plain(found.ratio, 5)),
-        ("ln of the ratio", _plain(found.log_ratio, 6)),
-        ("perplexity − base's", _plain(found.difference, 5)),
+        ("perplexity of the base", _format_estimate(found.base, 4)),
+        ("perplexity / base's", _format_estimate(found.ratio, 5)),
+        ("ln of the ratio", _format_estimate(found.log_ratio, 6)),
+        ("perplexity − base's", _format_estimate(found.difference, 5)),
         (
             "correlation of the logs",
             "-" if found.correlation is None else f"{found.correlation:.2%}",
         ),
-        ("mean KL divergence", _plain(found.kld, 6)),
-        ("same top", _percent(found.same_top)),
-        ("mean Δp", _percent(found.delta)),
-        ("RMS Δp", _percent(found.delta_rms)),
+        ("mean KL divergence", _format_estimate(found.kld, 6)),
+        ("same top", _format_percent(found.same_top)),
+        ("mean Δp", _format_percent(found.delta)),
+        ("RMS Δp", _format_percent(found.delta_rms)),
     ]
 
 
-def _spreads(found: Against, ui: "UI") -> None:
+def _print_percentiles(found: Against, ui: "UI") -> None:
     """Print the percentiles of both distributions next to each other."""
     medians = (50.0, found.klds.median, found.deltas.median)
     ranks = sorted({*found.klds.ranks, *found.deltas.ranks, 50.0}, reverse=True)
@@ -93,7 +93,7 @@ def _spreads(found: Against, ui: "UI") -> None:
     ui.table(("", "KL divergence", "Δp"), rows, right=("KL divergence", "Δp"))
 
 
-def _doubt(found: Against, ui: "UI") -> None:
+def _print_sampling_error(found: Against, ui: "UI") -> None:
     if found.doubt:
         ui.text()
         ui.text(
@@ -102,11 +102,11 @@ def _doubt(found: Against, ui: "UI") -> None:
         )
 
 
-def _plain(estimate: Estimate, digits: int) -> str:
+def _format_estimate(estimate: Estimate, digits: int) -> str:
     return f"{estimate.value:.{digits}f} ± {estimate.error:.{digits}f}"
 
 
-def _percent(estimate: Estimate) -> str:
+def _format_percent(estimate: Estimate) -> str:
     return f"{estimate.value:.3%} ± {estimate.error:.3%}"
 
 
@@ -115,8 +115,12 @@ def document(told: Told) -> dict[str, Any]:
     result, figures, options = told.outcome, told.outcome.quality, told.model.options
     against = figures.against
     return {
-        "model": _model(told.model),
-        "base": _model(told.base) if told.base else _kept(told.kept) if told.kept else None,
+        "model": _model_json(told.model),
+        "base": _model_json(told.base)
+        if told.base
+        else _base_logits_json(told.kept)
+        if told.kept
+        else None,
         "text": told.text,
         "text_tokens": result.tokens,
         "n_ctx": result.n_ctx,
@@ -129,22 +133,26 @@ def document(told: Told) -> dict[str, Any]:
         "n_batch": options.batch_size,
         "n_ubatch": options.ubatch_size,
         "n_threads": options.threads,
-        "perplexity": _estimate(figures.perplexity),
-        "base_perplexity": _estimate(against.base) if against else None,
+        "perplexity": _estimate_json(figures.perplexity),
+        "base_perplexity": _estimate_json(against.base) if against else None,
         "correlation": against.correlation if against else None,
-        "ln_perplexity_ratio": _estimate(against.log_ratio) if against else None,
-        "perplexity_ratio": _estimate(against.ratio) if against else None,
-        "perplexity_difference": _estimate(against.difference) if against else None,
-        "kl_divergence": {**_estimate(against.kld), **_spread(against.klds)} if against else None,
+        "ln_perplexity_ratio": _estimate_json(against.log_ratio) if against else None,
+        "perplexity_ratio": _estimate_json(against.ratio) if against else None,
+        "perplexity_difference": _estimate_json(against.difference) if against else None,
+        "kl_divergence": {**_estimate_json(against.kld), **_spread_json(against.klds)}
+        if against
+        else None,
         "kl_divergence_sampling_error": against.doubt if against else None,
-        "delta_p": {**_estimate(against.delta), **_spread(against.deltas)} if against else None,
-        "rms_delta_p": _estimate(against.delta_rms) if against else None,
-        "same_top": _estimate(against.same_top) if against else None,
+        "delta_p": {**_estimate_json(against.delta), **_spread_json(against.deltas)}
+        if against
+        else None,
+        "rms_delta_p": _estimate_json(against.delta_rms) if against else None,
+        "same_top": _estimate_json(against.same_top) if against else None,
         "elapsed_ms": result.seconds * 1000,
     }
 
 
-def _model(side: Side) -> dict[str, Any]:
+def _model_json(side: Side) -> dict[str, Any]:
     header = side.header
     return {
         "name": header.path.name,
@@ -156,15 +164,15 @@ def _model(side: Side) -> dict[str, Any]:
     }
 
 
-def _kept(kept: BaseLogits) -> dict[str, Any]:
+def _base_logits_json(kept: BaseLogits) -> dict[str, Any]:
     return {"name": kept.name, "path": str(kept.path)}
 
 
-def _estimate(estimate: Estimate) -> dict[str, float]:
+def _estimate_json(estimate: Estimate) -> dict[str, float]:
     return {"value": estimate.value, "error": estimate.error}
 
 
-def _spread(spread: Spread) -> dict[str, Any]:
+def _spread_json(spread: Spread) -> dict[str, Any]:
     return {
         "minimum": spread.least,
         "maximum": spread.most,

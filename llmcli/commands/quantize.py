@@ -298,7 +298,10 @@ def quantize(
     writing: Writing,
     workers: Workers,
 ) -> None:
-    """Quantize a checkpoint folder or GGUF into a smaller GGUF, in one pass, on all cores."""
+    """Quantize a checkpoint folder or a GGUF.
+
+    The new GGUF is written in one pass, on all cores.
+    """
     from llmcli.catalog.partial import check_apart
     from llmcli.commands import certifying, closing, folding, mixes, weights
     from quant import planning, recipe

@@ -1,5 +1,5 @@
-"""`llmcli sessions`: the conversations on this disk, saved ones and every sitting: list, show,
-remove.
+"""`llmcli sessions`: lists, shows and removes the conversations on this disk: saved chats and
+logged sessions.
 """
 
 import time
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(
         group,
         name="sessions",
-        help="List the conversations on this disk; `chat --resume NAME` goes on.",
+        help="List the conversations on this disk. `chat --resume NAME` resumes one.",
     )
 
 
@@ -37,38 +37,39 @@ def register(app: typer.Typer) -> None:
 def sessions(
     ctx: typer.Context,
     everything: Annotated[
-        bool, typer.Option("--all", help=f"More than the newest {NEWEST}.")
+        bool, typer.Option("--all", help=f"List more than the newest {NEWEST}.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the conversations on this disk; `llmcli chat --resume NAME` goes on with one."""
+    """List the conversations on this disk. `llmcli chat --resume NAME` resumes one."""
     if ctx.invoked_subcommand:
         return
     from llmcli.chat import shelf
 
     config, ui = start(json)
     items = shelf.items(config)
-    shown = items if everything or json else items[:NEWEST]
-    rows = [_row(item, ui) for item in shown]
+    listed = items if everything or json else items[:NEWEST]
+    rows = [_list_row(item, ui) for item in listed]
     if json:
         ui.result(rows)
     elif rows:
-        _table(rows, ui)
-        if len(shown) < len(items):
-            ui.text(f"and {len(items) - len(shown)} older: llmcli sessions --all")
+        _print_table(rows, ui)
+        if len(listed) < len(items):
+            ui.text(f"and {len(items) - len(listed)} older: llmcli sessions --all")
     else:
-        ui.text("no conversations yet; llmcli chat begins one")
+        ui.text("no conversations yet; llmcli chat starts one")
 
 
 @group.command()
 def show(name: Name, json: Json = False) -> None:
-    """Show what was said."""
+    """Print a conversation."""
     from llmcli.chat import records, shelf
+    from llmcli.units import several
 
     config, ui = start(json)
     item = shelf.find(config, name)
-    held = item.read()
-    tree, path = held.tree, held.tree.path()
+    conversation = item.read()
+    tree, path = conversation.tree, conversation.tree.path()
     if json:
         turns = [
             {"turn": number, **records.turn_record(turn)}
@@ -76,33 +77,35 @@ def show(name: Name, json: Json = False) -> None:
         ]
         ui.result(
             {
-                **_facts(item, held),
-                "system": held.system,
+                **_fields(item, conversation),
+                "system": conversation.system,
                 **records.place_record(tree),
                 "turns": turns,
             }
         )
         return
-    ui.text(f"{item.name} · {held.model or 'no model'} · {_when(item)[:16].replace('T', ' ')}")
-    if held.system:
-        ui.text(f"\n[system] {held.system}")
+    ui.text(
+        f"{item.name} · {conversation.model or 'no model'} · "
+        f"{_format_time(item)[:16].replace('T', ' ')}"
+    )
+    if conversation.system:
+        ui.text(f"\n[system] {conversation.system}")
     for number in path:
-        ui.text(
-            f"\n>>> {tree[number].question}\n\n{tree[number].answer}{' [cut]' if tree[number].cut else ''}"
-        )
-    if others := len(tree.turns) - len(path):
+        mark = " [cut]" if tree[number].cut else ""
+        ui.text(f"\n>>> {tree[number].question}\n\n{tree[number].answer}{mark}")
+    if n_others := len(tree.turns) - len(path):
         ui.note(
-            f"{others} turn{'s' * (others != 1)} on other branches: chat --resume {item.name}, then /tree"
+            f"{several(n_others, 'turn')} on other branches: chat --resume {item.name}, then /tree"
         )
-    if held.unanswered:
-        ui.note(f"not answered: {held.unanswered}")
+    if conversation.unanswered:
+        ui.note(f"not answered: {conversation.unanswered}")
 
 
 @group.command()
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names in the list.")],
 ) -> None:
-    """Delete conversations, with their KV states."""
+    """Delete conversations and their KV states."""
     from llmcli.chat import shelf
     from llmcli.units import size
 
@@ -111,24 +114,26 @@ def rm(
         ui.text(f"removed {item.name}: {size(shelf.remove(item))} freed")
 
 
-def _row(item: "Item", ui: "UI") -> dict[str, Any]:
-    """What the list tells; of one that cannot be read only that it is there, and why in a note."""
+def _list_row(item: "Item", ui: "UI") -> dict[str, Any]:
+    """Return a row of the list; for an unreadable conversation print a note and leave its fields
+    empty.
+    """
     from llmcli.chat.held import Held
     from llmcli.chat.tree import Tree
     from quant.errors import Refusal
 
     try:
-        return _facts(item, item.read())
+        return _fields(item, item.read())
     except Refusal as error:
         ui.note(f"{item.name}: {error}")
-        return _facts(item, Held(Tree()))
+        return _fields(item, Held(Tree()))
 
 
-def _facts(item: "Item", held: "Held") -> dict[str, Any]:
+def _fields(item: "Item", held: "Held") -> dict[str, Any]:
     return {
         "name": item.name,
         "kind": item.kind,
-        "time": _when(item),
+        "time": _format_time(item),
         "model": held.model or None,
         "turns": len(held.tree.turns),
         "first": held.first or None,
@@ -138,11 +143,11 @@ def _facts(item: "Item", held: "Held") -> dict[str, Any]:
     }
 
 
-def _when(item: "Item") -> str:
+def _format_time(item: "Item") -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(item.time))
 
 
-def _table(rows: list[dict[str, Any]], ui: "UI") -> None:
+def _print_table(rows: list[dict[str, Any]], ui: "UI") -> None:
     from llmcli.chat.picture import shortened
     from llmcli.units import size
 

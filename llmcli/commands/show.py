@@ -54,8 +54,9 @@ def show(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what a model contains, or where it would be fetched from; with the certificate that
-    `quantize --verify` wrote.
+    """Show what a model contains, or where it would come from.
+
+    Includes the certificate that `quantize --verify` wrote.
     """
     from llmcli.catalog import facts, fetch
     from llmcli.commands import certified

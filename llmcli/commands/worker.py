@@ -1,4 +1,4 @@
-"""`llmcli worker --rpc`: give this machine's devices to a model that runs elsewhere."""
+"""`llmcli worker --rpc`: lends this machine's devices to a model on another machine."""
 
 import os
 import signal
@@ -11,9 +11,12 @@ import typer
 
 from llmcli.errors import UsageError, UserError
 
-WHY = "it has no password and no encryption, and llama.cpp calls it insecure: who reaches the port runs code here"
-LISTENS = 0.01  # seconds between two looks whether llama.cpp listens already
-SCAN = 30.0  # seconds between two looks for connections that came
+WHY = (
+    "it has no password and no encryption, and llama.cpp calls it insecure: "
+    "whoever can connect can run code here"
+)
+LISTENS = 0.01  # seconds between two checks whether llama.cpp is listening
+SCAN = 30.0  # seconds between two scans for new connections
 
 
 def register(app: typer.Typer) -> None:
@@ -32,15 +35,16 @@ def worker(
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option("--cache", metavar="DIR", help="Keep large tensors here: they travel once."),
+        typer.Option("--cache", metavar="DIR", help="Cache large tensors here, sent only once."),
     ] = None,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Listen beyond this machine.")
+        bool, typer.Option("--allow-remote", help="Also listen beyond this machine.")
     ] = False,
 ) -> None:
-    """Let other machines put part of a model on this one's devices, until Ctrl-C or SIGTERM.
+    """Lend this machine's devices to a model on another machine.
 
-    It serves one client at a time. Both ends need the same version of llama.cpp.
+    A worker serves one client at a time, until Ctrl-C or SIGTERM. Both machines need the same
+    version of llama.cpp.
     """
     from llmcli.hardware import cluster
     from llmcli.hardware import host as machine
@@ -48,52 +52,56 @@ def worker(
     from llmcli.units import size
 
     if not rpc:
-        raise UsageError("a worker of which kind?", hint="llmcli worker --rpc")
+        raise UsageError("the kind of worker is missing", hint="llmcli worker --rpc")
     if not cluster.loopback(host) and not allow_remote:
         raise UserError(
             f"--host {host} would be open to the network: {WHY}",
-            hint="stay on 127.0.0.1 and come through ssh -L or WireGuard; or --allow-remote, in a network you trust",
+            hint="keep 127.0.0.1 and connect through ssh -L or WireGuard; "
+            "or add --allow-remote in a trusted network",
         )
-    _free(host, port)
-    folder = _folder(cache) if cache else None
+    _require_free_port(host, port)
+    folder = _cache_folder(cache) if cache else None
     names = remote.offered()
     out = sys.stdout
-    for one in (one for one in devices.devices() if one.name in names):
-        free = machine.available_memory() if one.kind == "cpu" else one.free
-        room = "unknown" if free is None else size(free)
-        out.write(f"{one.name}: {one.description} · {room} free of {size(one.total)}\n")
+    for device in (device for device in devices.devices() if device.name in names):
+        free = machine.available_memory() if device.kind == "cpu" else device.free
+        free_text = "unknown" if free is None else size(free)
+        out.write(
+            f"{device.name}: {device.description} · {free_text} free of {size(device.total)}\n"
+        )
     out.flush()
-    ours = os.dup(1)
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), 1
-    )  # llama.cpp prints two lines for every client there
+    stdout_copy = os.dup(1)
+    # llama.cpp prints two lines to stdout for every client
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     endpoint = f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
-    count = threads or machine.cores()
-    serving = threading.Thread(
-        target=remote.serve, args=(endpoint, names, count, folder), daemon=True
+    n_threads = threads or machine.cores()
+    server_thread = threading.Thread(
+        target=remote.serve, args=(endpoint, names, n_threads, folder), daemon=True
     )
-    serving.start()
+    server_thread.start()
     try:
-        while serving.is_alive() and cluster.gone([endpoint]):
-            serving.join(LISTENS)
-        if serving.is_alive():
-            with os.fdopen(ours, "w", encoding="utf-8") as told:  # who reads this line can connect
-                told.write(
-                    f"worker at {host}:{port} · stop with Ctrl-C · elsewhere: llmcli chat --rpc {host}:{port}\n"
+        while server_thread.is_alive() and cluster.gone([endpoint]):
+            server_thread.join(LISTENS)
+        if server_thread.is_alive():
+            # printed when clients can connect
+            with os.fdopen(stdout_copy, "w", encoding="utf-8") as stream:
+                stream.write(
+                    f"worker at {host}:{port} · Ctrl-C stops it · on the other machine: "
+                    f"llmcli chat --rpc {host}:{port}\n"
                 )
-        while serving.is_alive():
-            serving.join(SCAN)
+        while server_thread.is_alive():
+            server_thread.join(SCAN)
             remote.keep_alive()
     except KeyboardInterrupt:
-        os._exit(130)  # the thread is in C, and ends with the process alone
+        os._exit(130)  # the thread is in C and ends only with the process
     raise UserError(
-        f"the worker at {host}:{port} ended by itself", hint="what it said stands above"
+        f"the worker at {host}:{port} ended unexpectedly", hint="see its messages above"
     )
 
 
-def _free(host: str, port: int) -> None:
-    """Raise UserError where the address cannot be had."""
+def _require_free_port(host: str, port: int) -> None:
+    """Raise UserError if the address cannot be used."""
     import socket
 
     with socket.socket() as probe:
@@ -102,11 +110,11 @@ def _free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise UserError(
-                f"cannot listen on {host}:{port}: {error.strerror}", hint="--port takes another"
+                f"cannot listen on {host}:{port}: {error.strerror}", hint="use another --port"
             ) from None
 
 
-def _folder(path: Path) -> str:
+def _cache_folder(path: Path) -> str:
     from llmcli.catalog.partial import make_folder
 
     path = path.expanduser().absolute()

@@ -103,7 +103,7 @@ def test_a_history_in_use_is_a_warning_and_the_results_are_there(
     done = llmcli("bench", str(model), *WORDS, "--json")
     other.close()
     assert [row["id"] for row in rows(done)] == [None, None]
-    assert done.err.count("were not saved") == 1
+    assert done.err.count("are not kept") == 1
     assert "another program is using it" in done.err
 
 
@@ -173,7 +173,7 @@ def test_ctrl_c_leaves_what_was_finished_in_the_history(
     monkeypatch.setattr(kernel, "measure", interrupted)
     done = llmcli("bench", str(model), *WORDS)
     assert done.code == 130
-    assert "1 result kept" in done.err
+    assert "saved 1 result" in done.err
     assert [row["test"] for row in rows(llmcli("bench", "history", "--json"))] == ["pp8"]
 
 

@@ -397,8 +397,8 @@ def test_a_text_too_short_for_the_width_is_told_with_what_would_do(
     )
     done = llmcli(*words, "--moments", str(tmp_path / "m"), "--json")
     assert done.code == 0, done.err
-    assert "blk.0.ffn_down.weight has 96 columns and saw 64 rows" in done.err
-    assert "some 97 tokens would do (this text: 64)" in done.err
+    assert "blk.0.ffn_down.weight has 96 columns and got 64 rows" in done.err
+    assert "about 97 tokens are needed (this text has 64)" in done.err
     assert json.loads(done.out)["rank_deficient"] == {"blk.0.ffn_down.weight": 1}
 
 
@@ -452,15 +452,15 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(
         in llmcli("calibrate", "--merge", str(a), str(b), "-o", str(a)).err
     )
     assert (
-        "it counts twice"
+        "counts twice"
         in llmcli("calibrate", "--merge", str(a), str(a), "-o", str(tmp_path / "aa.gguf")).err
     )
     for words, why in (
-        (("--merge", str(a), str(m)), "holds second moments"),
-        (("--merge", str(a), "--text", str(text)), "--text does not go with --merge"),
-        (("--merge", str(a), str(b), "--memory", "1G"), "--memory does not go with --merge"),
-        ((str(model), "--memory", "1G"), "--memory is for the sums of --moments"),
-        ((str(model), str(model)), "2 models are named"),
+        (("--merge", str(a), str(m)), "contains second moments"),
+        (("--merge", str(a), "--text", str(text)), "--text cannot be combined with --merge"),
+        (("--merge", str(a), str(b), "--memory", "1G"), "--memory cannot be combined with --merge"),
+        ((str(model), "--memory", "1G"), "--memory limits the sums of --moments"),
+        ((str(model), str(model)), "2 models given"),
     ):
         done = llmcli("calibrate", *words, "-o", str(tmp_path / "none.gguf"))
         assert done.code in (1, 2)

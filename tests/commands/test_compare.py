@@ -170,7 +170,7 @@ def test_a_saved_run_is_not_compared_with_a_model_nor_measured_again(
         ((str(file), str(file), "--seconds", "3"), "cannot be measured again"),
         ((str(file), str(file), "--precision", "3"), "cannot be measured again"),
         ((str(file), str(file), "--apart"), "cannot be measured again"),
-        (("x.gguf", "--anyway"), "for saved runs"),
+        (("x.gguf", "--anyway"), "applies to saved runs"),
     ):
         done = llmcli("bench", "compare", *words)
         assert (done.code, done.out) == (2, "")

@@ -122,7 +122,7 @@ def test_a_finetune_without_a_tokenizer_is_told_whose_it_may_take(
     ("words", "code", "said"),
     [
         (["{folder}", "--outtype", "q4_k"], 2, "'q4_k'"),
-        (["{file}"], 1, "is a file; convert takes a checkpoint folder"),
+        (["{file}"], 1, "is a file, but convert needs a checkpoint folder"),
         (["./nothing"], 1, "there is no folder"),
         (["{empty}"], 1, "has no config.json"),
         (["{folder}", "--tokenizer", "{empty}"], 1, "has no tokenizer"),

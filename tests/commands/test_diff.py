@@ -48,7 +48,7 @@ def test_diff_json_is_one_document(llmcli: Llmcli, stories_gguf: Path, small: Pa
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("smollm2:135m", "smollm2:135m is not here"),
+        ("smollm2:135m", "smollm2:135m is not on this disk"),
         ("smolm2:135m", "error: "),
         ("./none.gguf", "none.gguf"),
     ],

@@ -70,7 +70,7 @@ def test_the_document(llmcli: Llmcli, home: Path) -> None:
 
 def test_people_get_words(llmcli: Llmcli) -> None:
     out = llmcli("doctor").out
-    for words in ("processor: ", "llama.cpp uses: ", "memory: ", "what is kept", "device CPU"):
+    for words in ("processor: ", "llama.cpp uses: ", "memory: ", "stored files", "device CPU"):
         assert words in out
 
 

@@ -230,7 +230,7 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--tensor-type", "nonsense=Q4_K"), "'nonsense' fits no tensor"),
+        (("--tensor-type", "nonsense=Q4_K"), "'nonsense' matches no tensor"),
         (("--target-size", "1K"), "no mix of these types makes a file of"),
         (("--plan", "WORDS"), "is no plan file"),
         (("--imatrix", "OTHER"), "is the imatrix of another model"),

@@ -187,7 +187,7 @@ def test_a_server_that_does_not_start_says_why(llmcli: Llmcli, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("http://h", "and", "more"), 2, "cannot make two servers"),
+        (("http://h", "and", "more"), 2, "expected one or two servers"),
         (("http://h", "--find-max", "rate"), 2, "needs --slo"),
         (("http://h", "--find-max", "all", "--slo", "ttft:1"), 2, "'all' is unknown"),
         (

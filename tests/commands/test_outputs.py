@@ -94,7 +94,7 @@ def test_a_home_of_nobody_is_told(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("quantize m.gguf --q4_0 -o file/o.gguf", "file is a file, no folder"),
+        ("quantize m.gguf --q4_0 -o file/o.gguf", "file is a file, not a folder"),
         ("batch m.gguf m.gguf -o file/o.jsonl", "file is a file, not a folder"),
         ("export vllm m.gguf --original a/b -o file", "a file stands where the folder would be"),
     ],

@@ -252,7 +252,7 @@ def test_mistakes_are_one_line(
         (("--types", ","), 2, "nothing to compare"),
         (("--target-size", "some"), 2, "'some' is not a size"),
         (("--fold", "magic"), 1, "unknown fold 'magic'"),
-        (("--methods", "magic"), 1, "there is no method 'magic'"),
+        (("--methods", "magic"), 1, "unknown method 'magic'"),
         (("--imatrix", tmp_path / "none"), 1, "there is no file"),
     ):
         done = pareto(stories_gguf, *words)

@@ -51,7 +51,7 @@ def test_people_get_a_table_and_none_of_the_text(llmcli: Llmcli, stories_gguf: P
     )
     assert done.code == 0
     assert "1 thread" in done.out
-    assert "the rest of Python" in done.out
+    assert "other Python code" in done.out
     assert "1 answer of 4" in done.out
     assert len(done.out.splitlines()) == 11
 

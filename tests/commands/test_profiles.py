@@ -36,7 +36,7 @@ def test_it_is_used_and_told(llmcli: Llmcli, stories_gguf: Path, tuned: Path) ->
     assert json.loads(done.out)["profile"] == TOLD
     assert done.err.splitlines() == [f"using profile {TOLD}; --no-profile ignores it"]
     assert (
-        f"profile: {TOLD}"
+        f"using profile {TOLD}"
         in llmcli("chat", str(stories_gguf), "--raw", "-n", "1", stdin=b"Once\n").err
     )
 

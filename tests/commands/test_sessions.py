@@ -89,7 +89,7 @@ def test_a_saved_chat_is_resumed_with_its_state(llmcli: Llmcli, fake: Fake, home
 
 
 def test_they_are_listed_shown_and_removed(llmcli: Llmcli, fake: Fake, home: Path) -> None:
-    assert llmcli("sessions").out == "no conversations yet; llmcli chat begins one\n"
+    assert llmcli("sessions").out == "no conversations yet; llmcli chat starts one\n"
     assert json.loads(llmcli("sessions", "--json").out) == []
     fake(b"a long\nanswer\x1b[2J")
     llmcli("chat", "fake", stdin=b"what?\n/save trip\nmore?\n")

@@ -71,7 +71,8 @@ def test_what_is_faster_is_kept_and_used_by_run(
 
 
 @pytest.mark.parametrize(
-    ("best", "words"), [(setting(1, 1), "the defaults are as fast"), (setting(2, 2), "nothing")]
+    ("best", "words"),
+    [(setting(1, 1), "the defaults are as fast"), (setting(2, 2), "no tried setting")],
 )
 def test_what_is_no_faster_leaves_the_defaults(
     llmcli: Llmcli, stories_gguf: Path, plant: Plant, best: Setting, words: str
@@ -98,7 +99,7 @@ def test_the_document_says_what_was_found_and_whether_it_agrees(
     assert second["before"]["settings"] == {"threads": 1}
     assert second["before"]["agrees"] is True  # other settings, and no other speed
     plant(setting(1, 2, 64), 1.5)
-    assert "does not agree with the one of 2" in llmcli("bench", "tune", str(stories_gguf)).out
+    assert "does not agree with the profile of 2" in llmcli("bench", "tune", str(stories_gguf)).out
 
 
 def test_cache_types_are_tried_only_when_asked_for(
@@ -133,7 +134,7 @@ def test_ctrl_c_keeps_what_was_there(
 def test_profiles_are_listed_and_forgotten(
     llmcli: Llmcli, stories_gguf: Path, plant: Plant
 ) -> None:
-    assert "no profile is kept" in llmcli("bench", "tune", "--show").out
+    assert "no saved profiles" in llmcli("bench", "tune", "--show").out
     plant(setting(1, 1))
     llmcli("bench", "tune", str(stories_gguf))
     assert "this one" in llmcli("bench", "tune", "--show").out

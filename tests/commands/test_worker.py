@@ -269,7 +269,7 @@ def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
     (file := tmp_path / "file").write_bytes(b"")
     for words, code, message in (
         (("worker", "--rpc", "--cache", str(file)), 1, "a file stands where the folder would be"),
-        (("worker",), 2, "which kind"),
+        (("worker",), 2, "kind of worker is missing"),
         (("worker", "--rpc", "--host", "0.0.0.0"), 1, "insecure"),
         (("worker", "--rpc", "--host", "there"), 1, "no IPv4 address"),
         (("run", "x.gguf", "hello", "--rpc", "a:b"), 1, "no worker's address"),
@@ -285,7 +285,7 @@ def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
         (
             ("calibrate", "x", "-o", "y", "--merge", "--rpc", "a"),
             2,
-            "--rpc does not go with --merge",
+            "--rpc cannot be combined with --merge",
         ),
         (("bench", "phases", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
         (("bench", "tune", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
@@ -293,7 +293,7 @@ def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
         (
             ("bench", "roofline", "x.gguf", "--rpc", "a"),
             2,
-            "of this machine's processor and memory",
+            "measures this machine's processor and memory",
         ),
         (
             ("bench", "load", "http://127.0.0.1:1", "--rpc", "a"),

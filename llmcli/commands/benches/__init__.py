@@ -1,6 +1,4 @@
-"""`llmcli bench`: each module of this folder exports BENCHES, measurements by their functions'
-names.
-"""
+"""`llmcli bench`: each module of this folder exports BENCHES, its subcommands by function name."""
 
 import inspect
 from collections.abc import Mapping
@@ -11,14 +9,16 @@ from typer.core import TyperGroup
 
 from quant.registry import collect
 
-SPEED = "speed"  # what `bench REF` is short for
+SPEED = "speed"  # the subcommand that `bench REF` stands for
 
 
 class Benches(TyperGroup):
-    """`bench REF` measures as llama-bench does; `bench roofline REF` is another measurement."""
+    """The bench group: `bench REF` runs the speed test, `bench NAME REF` another measurement."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Words that name no measurement are those of the first one."""
+        """Parse the arguments; if the first one names no measurement, they belong to the speed
+        test.
+        """
         return super().parse_args(
             ctx, args if args and args[0] in self.commands else [SPEED, *args]
         )
@@ -27,14 +27,14 @@ class Benches(TyperGroup):
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     benches = typer.Typer(cls=Benches, help="Measure prompt and generation speed, and more.")
-    found = collect("llmcli.commands.benches", "BENCHES", "__name__")
-    for name, command in found.items():
-        benches.command(name, epilog=_others(found) if name == SPEED else None)(command)
+    commands = collect("llmcli.commands.benches", "BENCHES", "__name__")
+    for name, command in commands.items():
+        benches.command(name, epilog=_list_others(commands) if name == SPEED else None)(command)
     app.add_typer(benches, name="bench")
 
 
-def _others(found: Mapping[str, Any]) -> str:
-    """The other measurements, for the end of the first one's help: their names and what they do."""
+def _list_others(found: Mapping[str, Any]) -> str:
+    """Return the help's list of the other measurements: names and summaries."""
     rows = [
         f"  bench {name:<9} {_summary(command)}" for name, command in found.items() if name != SPEED
     ]

@@ -1,6 +1,4 @@
-"""`llmcli bench compare`: which of two models, settings or saved runs is faster, and by how much at
-least.
-"""
+"""`llmcli bench compare`: measures which of two models, settings or saved runs is faster."""
 
 from typing import Annotated
 
@@ -16,17 +14,19 @@ Values = list[str] | None
 A = Annotated[
     str,
     typer.Argument(
-        metavar="A", help="A model; or a run: its number in the history, or its JSON file."
+        metavar="A", help="A model; or a saved run: its history number or its JSON file."
     ),
 ]
 B = Annotated[
-    str | None, typer.Argument(metavar="B", help="What it is compared with; default: A itself.")
+    str | None, typer.Argument(metavar="B", help="What A is compared with; default: A itself.")
 ]
-SettingsA = Annotated[str, typer.Option("--a", metavar="'-t 1 …'", help="Settings of A alone.")]
-SettingsB = Annotated[str, typer.Option("--b", metavar="'-t 2 …'", help="Settings of B alone.")]
+SettingsA = Annotated[str, typer.Option("--a", metavar="'-t 1 …'", help="Settings of A only.")]
+SettingsB = Annotated[str, typer.Option("--b", metavar="'-t 2 …'", help="Settings of B only.")]
 Prompts = Annotated[Values, typer.Option("-p", "--n-prompt", help="Prompt lengths; default 512.")]
 Gens = Annotated[Values, typer.Option("-n", "--n-gen", help="Generated lengths; default 128.")]
-Depths = Annotated[Values, typer.Option("-d", "--n-depth", help="Tokens in the cache before.")]
+Depths = Annotated[
+    Values, typer.Option("-d", "--n-depth", help="Tokens already in the cache; default 0.")
+]
 Threads = Annotated[
     str | None, typer.Option("-t", "--threads", help="Threads of both; default: the cores.")
 ]
@@ -55,21 +55,22 @@ Seconds = Annotated[
         "--seconds",
         min=0.1,
         max=86400,
-        help="How long each test may take; default 8; a dozen pairs anyway.",
+        help="Longest time of a test; default 8; at least a dozen pairs are measured.",
     ),
 ]
 Precision = Annotated[
     float | None,
     typer.Option(
-        "--precision", min=0.01, max=100, help="Percent that are precise enough; default 1."
+        "--precision", min=0.01, max=100, help="Stop at this precision, in percent; default 1."
     ),
 ]
 Confidence = Annotated[
-    float, typer.Option("--confidence", min=50, max=99.99, help="Percent, of all tests together.")
+    float, typer.Option("--confidence", min=50, max=99.99, help="Percent, for all tests jointly.")
 ]
-Apart = Annotated[bool, typer.Option("--apart", help="Load both in turn, never both at once.")]
+Apart = Annotated[bool, typer.Option("--apart", help="Load the sides in turn, never both at once.")]
 Anyway = Annotated[
-    bool, typer.Option("--anyway", help="Compare saved runs of other machines, or of other tests.")
+    bool,
+    typer.Option("--anyway", help="Compare saved runs even of different machines or tests."),
 ]
 
 
@@ -95,23 +96,22 @@ def compare(
     anyway: Anyway = False,
     report_file: Report = None,
     chart: Charts = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
     workers: Workers,
 ) -> None:
-    """Compare the speed of two models, of two settings (--a '-t 1' --b '-t 2'), or of two saved
-    runs.
+    """Compare the speed of two models, two settings or two saved runs.
 
-    Models and settings are measured in pairs, some tokens of the one against as many of the other
-    in random order, so that both meet the same moods of the machine. A difference is only called
-    where the noise supports it.
+    Settings are given as --a '-t 1' --b '-t 2'. Models and settings are measured in pairs, a few
+    tokens each in random order, so that changes of the machine affect both sides. A difference is
+    reported only if it is larger than the noise.
     """
     from llmcli.commands import compare_page, comparing, reporting
 
     config, ui = start(json, offline)
     reporting.check(report_file)
-    both = {
+    shared_settings = {
         "threads": threads,
         "batch": batch,
         "ubatch": ubatch,
@@ -120,9 +120,9 @@ def compare(
         "gpu_layers": gpu_layers,
         "flash": flash,
     }
-    before = comparing.saved(a, b, config, ui)
-    if before:
-        chosen = [
+    saved_runs = comparing.saved(a, b, config, ui)
+    if saved_runs:
+        measuring_options = [
             settings_a,
             settings_b,
             n_prompt,
@@ -133,28 +133,29 @@ def compare(
             precision,
             apart,
         ]
-        comparing.nothing_measured([*chosen, *both.values()])
-        told = comparing.runs(*before, confidence / 100, anyway, ui)
+        comparing.nothing_measured([*measuring_options, *shared_settings.values()])
+        result = comparing.runs(*saved_runs, confidence / 100, anyway, ui)
     else:
         if anyway:
             raise UsageError(
-                "--anyway is for saved runs, and these are models", hint="leave it out"
+                "--anyway applies to saved runs, not to models", hint="leave out --anyway"
             )
         design = comparing.design(seconds, precision, confidence)
         workers.join(ui)
         tests = comparing.tests(n_prompt, n_gen, n_depth)
-        wanted = [
-            comparing.settled(tests, both, flag, own)
-            for flag, own in (("--a", settings_a), ("--b", settings_b))
+        tests_by_side = [
+            comparing.settled(tests, shared_settings, flag, side_settings)
+            for flag, side_settings in (("--a", settings_a), ("--b", settings_b))
         ]
-        if b is None and wanted[0] == wanted[1]:
+        if b is None and tests_by_side[0] == tests_by_side[1]:
             ui.note(
-                "both sides are the same (A/A): what is told is this machine's noise; name another model, or --b"
+                "both sides are the same (A/A): the result is this machine's noise; "
+                "name another model, or add --b"
             )
-        one = comparing.named(a, settings_a, wanted[0], config, ui)
-        other = comparing.named(b or a, settings_b, wanted[1], config, ui)
-        told = comparing.measured(one, other, design, apart, ui)
-    compare_page.tell(told, (report_file, chart), ui)
+        side_a = comparing.named(a, settings_a, tests_by_side[0], config, ui)
+        side_b = comparing.named(b or a, settings_b, tests_by_side[1], config, ui)
+        result = comparing.measured(side_a, side_b, design, apart, ui)
+    compare_page.tell(result, (report_file, chart), ui)
 
 
 BENCHES = (grouped(compare),)

@@ -1,4 +1,4 @@
-"""`llmcli bench history`: what was measured before, as it was kept."""
+"""`llmcli bench history`: lists the saved measurements."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from llmcli.bench.history import Run
 
 Wanted = Annotated[
-    str | None, typer.Option("-m", "--model", help="Only of models of this name, or this hash.")
+    str | None, typer.Option("-m", "--model", help="Only models of this name or hash.")
 ]
 Last = Annotated[
-    int | None, typer.Option("--last", min=1, help="Only the last N [20; --json: all].")
+    int | None, typer.Option("--last", min=1, help="Only the last N [20; with --json: all].")
 ]
 SHOWN = 20
 
 
 def history(model: Wanted = None, last: Last = None, json: Json = False) -> None:
-    """List what was measured before: `llmcli bench compare` takes the numbers."""
+    """List earlier measurements; `llmcli bench compare` takes their numbers."""
     from llmcli.bench.history import History, path
 
     config, ui = start(json)
@@ -31,23 +31,23 @@ def history(model: Wanted = None, last: Last = None, json: Json = False) -> None
         ui.text(
             "nothing was measured yet: llmcli bench smollm2:135m"
             if model is None
-            else f"nothing of {model!r}"
+            else f"no measurement of {model!r}"
         )
         return
     columns = ("run", "time", "model", "test", "threads", "t/s")
-    ui.table(columns, [_cells(run) for run in runs], right=("run", "threads", "t/s"))
+    ui.table(columns, [_table_row(run) for run in runs], right=("run", "threads", "t/s"))
     machines = sorted({run.machine for run in runs})
     ui.text()
     ui.text(
         f"machine: {machines[0]}"
         if len(machines) == 1
-        else f"on {len(machines)} machines: --json names them"
+        else f"measured on {len(machines)} machines; --json names them"
     )
 
 
 def document(run: "Run") -> dict[str, Any]:
-    """One run: what is kept beside the test, and the test as `bench -o json` tells it."""
-    kept = {
+    """Return a run's test as `bench -o json` prints it, with what was saved about the run."""
+    run_fields = {
         "id": run.id,
         "time": run.time,
         "machine": run.machine,
@@ -57,15 +57,22 @@ def document(run: "Run") -> dict[str, Any]:
         "content": run.content,
         "test": run.test,
     }
-    return {**run.document, **kept}
+    return {**run.document, **run_fields}
 
 
-def _cells(run: "Run") -> tuple[str, ...]:
+def _table_row(run: "Run") -> tuple[str, ...]:
     from llmcli.bench.kernel import average, deviation
 
-    rates, told = list(run.samples_ts), run.document
+    rates, test_document = list(run.samples_ts), run.document
     speed = f"{average(rates):.2f} ± {deviation(rates):.2f}"
-    return str(run.id), run.time, run.model, run.test, str(told.get("n_threads", "?")), speed
+    return (
+        str(run.id),
+        run.time,
+        run.model,
+        run.test,
+        str(test_document.get("n_threads", "?")),
+        speed,
+    )
 
 
 BENCHES = (history,)

@@ -1,4 +1,6 @@
-"""`llmcli bench load`: parse, put a load on a server, print what its users waited."""
+"""`llmcli bench load`: applies a load to a server and prints the latency and throughput of its
+users.
+"""
 
 import shlex
 from collections.abc import Sequence
@@ -16,114 +18,123 @@ Words = Annotated[
     list[str],
     typer.Argument(
         metavar="URL|REF [compare URL|REF]",
-        help="A server's address, or a model: `llmcli serve` is started for it.",
+        help="A server's address; or a model, for which `llmcli serve` is started.",
     ),
 ]
 Against = Annotated[
     str | None,
-    typer.Option("--against", metavar="URL|REF", help="Compare with this one, in turns."),
+    typer.Option("--against", metavar="URL|REF", help="Compare with this server, in turns."),
 ]
 Serve = Annotated[
-    str, typer.Option("--serve", metavar="'-t 2 …'", help="Flags of the server that is started.")
+    str, typer.Option("--serve", metavar="'-t 2 …'", help="Flags for a server that is started.")
 ]
 Concurrency = Annotated[
-    Values, typer.Option("--concurrency", help="Closed loop: so many at once (1,2,4); default 8.")
+    Values, typer.Option("--concurrency", help="Closed loop: requests at once (1,2,4); default 8.")
 ]
 Rate = Annotated[
     Values,
-    typer.Option("--rate", help="Open loop: so many a second, whatever is answered (0.5,1,2)."),
+    typer.Option("--rate", help="Open loop: requests per second, answered or not (0.5,1,2)."),
 ]
 Arrivals = Annotated[
     str | None,
-    typer.Option(
-        "--arrivals", help="Of an open loop: poisson, gamma (bursts) or constant [poisson]."
-    ),
+    typer.Option("--arrivals", help="Open loop: poisson, gamma (bursts) or constant [poisson]."),
 ]
 Burst = Annotated[
     float | None,
-    typer.Option("--burstiness", min=0.01, max=1000, help="Of gamma: 1 is Poisson, 4 bursts [4]."),
+    typer.Option(
+        "--burstiness", min=0.01, max=1000, help="With gamma: 1 is Poisson, 4 bursts [4]."
+    ),
 ]
 FindMax = Annotated[
     str | None,
     typer.Option(
         "--find-max",
         metavar="WHAT",
-        help="concurrency, rate or both: the largest that keeps --slo.",
+        help="concurrency, rate or both: find the largest that meets --slo.",
     ),
 ]
 Slo = Annotated[
     str | None,
-    typer.Option("--slo", metavar="LIMITS", help="A promise in ms: ttft:2000,tpot:100 (e2el too)."),
+    typer.Option("--slo", metavar="LIMITS", help="Limits in ms: ttft:2000,tpot:100 (also e2el)."),
 ]
 Percent = Annotated[
     float | None,
     typer.Option(
-        "--percent", min=1, max=100, help="Of the requests must keep --slo in --find-max [95]."
+        "--percent",
+        min=1,
+        max=100,
+        help="Percent of the requests that must meet --slo in --find-max [95].",
     ),
 ]
 Requests = Annotated[
     int | None,
-    typer.Option("--requests", min=1, help="Measured requests of each load; default 100."),
+    typer.Option("--requests", min=1, help="Measured requests per load; default 100."),
 ]
 Seconds = Annotated[
-    float | None, typer.Option("--seconds", min=0.1, help="Measure each load at least so long.")
+    float | None, typer.Option("--seconds", min=0.1, help="Measure each load at least this long.")
 ]
 Warmup = Annotated[
     int | None,
-    typer.Option("--warmup", min=0, help="Requests that do not count; default: one round."),
+    typer.Option("--warmup", min=0, help="Requests that are not measured; default: one round."),
 ]
 Turns = Annotated[
     int | None,
     typer.Option(
-        "-r", "--repetitions", min=1, help="Of each load [1], a comparison [8], a search [<= 30]."
+        "-r",
+        "--repetitions",
+        min=1,
+        help="Runs of each load [1], of a comparison [8], of a search [<= 30].",
     ),
 ]
 Mix = Annotated[
     str,
-    typer.Option("--mix", help="What is asked: fixed (words), sonnet (verse), or a JSONL file."),
+    typer.Option("--mix", help="Prompts: fixed (words), sonnet (verse), or a JSONL file."),
 ]
-Prompt = Annotated[int, typer.Option("-p", "--n-prompt", min=1, help="Tokens of a prompt, about.")]
+Prompt = Annotated[
+    int, typer.Option("-p", "--n-prompt", min=1, help="Approximate tokens of a prompt.")
+]
 Gen = Annotated[int, typer.Option("-n", "--n-gen", min=1, help="Tokens of an answer.")]
 Shared = Annotated[
     float,
-    typer.Option("--shared", min=0, max=1, help="Part of each prompt that all have in common."),
+    typer.Option("--shared", min=0, max=1, help="Fraction of each prompt that all share."),
 ]
 Cancel = Annotated[
-    float, typer.Option("--cancel", min=0, max=1, help="Part of the clients that go away early.")
+    float,
+    typer.Option("--cancel", min=0, max=1, help="Fraction of the requests that are cancelled."),
 ]
 Rpc = Annotated[
     str | None,
     typer.Option(
-        "--rpc", metavar="HOST:PORT,…", help="Of the model that is served: part of it lies there."
+        "--rpc",
+        metavar="HOST:PORT,…",
+        help="Workers for a model that is served here.",
     ),
 ]
 Endpoint = Annotated[str, typer.Option("--endpoint", help="chat or completions.")]
 Model = Annotated[
     str, typer.Option("-m", "--model", help="Name to send; default: the server's first.")
 ]
-Key = Annotated[
-    str | None, typer.Option("--api-key", metavar="KEY", help="A key that the server wants.")
-]
+Key = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="API key of the server.")]
 KeyFile = Annotated[
-    Path | None, typer.Option("--api-key-file", metavar="FILE", help="The same, from a file.")
+    Path | None, typer.Option("--api-key-file", metavar="FILE", help="API key in a file.")
 ]
 Cacert = Annotated[
     Path | None,
-    typer.Option("--cacert", metavar="FILE", help="PEM of who signed the server's TLS."),
+    typer.Option("--cacert", metavar="FILE", help="PEM file of the CA that signed the server."),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Do not check the server's certificate.")
+    bool, typer.Option("--insecure", help="Do not verify the server's TLS certificate.")
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Seconds until a request has failed.")
+    float, typer.Option("--timeout", min=0.1, help="Seconds until a request counts as failed.")
 ]
 Body = Annotated[
-    str, typer.Option("--body", metavar="JSON", help="More fields of each request's body.")
+    str, typer.Option("--body", metavar="JSON", help="Additional fields of each request's body.")
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of prompts and arrivals.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of prompts and arrivals.")]
 Output = Annotated[str, typer.Option("-o", "--output", help="md, csv, json or jsonl.")]
 NoHistory = Annotated[
-    bool, typer.Option("--no-history", help="Keep nothing of it for `bench history`.")
+    bool, typer.Option("--no-history", help="Do not save the results for `bench history`.")
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no connection beyond this machine.")]
 
@@ -164,45 +175,47 @@ def load(
     report_file: Report = None,
     chart: Charts = None,
     offline: Offline = False,
-    json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
 ) -> None:
-    """Measure what users of a server wait: any that speaks OpenAI's API, or a model that is served
-    for it.
+    """Measure the latency and throughput of a server, or of a model that is served.
 
-    Prompts are distinct, so that a prefix cache helps no more than --shared says. --find-max looks
-    for the most users (or requests a second) for whom a promise holds: --slo ttft:2000,tpot:100.
+    The server can be any with OpenAI's API. Prompts are distinct, so that a prefix cache helps only
+    as far as --shared allows. --find-max searches for the most users (or requests per second)
+    within limits such as --slo ttft:2000,tpot:100.
     """
     from llmcli.commands import loading, reporting
 
-    server, other = _sides(words, against)
+    server, other = _parse_sides(words, against)
     reporting.check(report_file)
     given = loading.Given(
         **{name: value for name, value in ctx.params.items() if name in loading.FIELDS}
     )
     if rpc is not None:
-        given = replace(given, serve=_over(rpc, serve, [name for name in (server, other) if name]))
+        given = replace(
+            given, serve=_add_workers(rpc, serve, [name for name in (server, other) if name])
+        )
     loading.run(server, other, given, "json" if json else output, (report_file, chart))
 
 
-def _over(rpc: str, flags: str, names: Sequence[str]) -> str:
-    """The flags of a server whose model lies on workers; raises UsageError where none, or several,
-    would be started.
+def _add_workers(rpc: str, flags: str, names: Sequence[str]) -> str:
+    """Return the server flags with the workers; raises UsageError unless exactly one server is
+    started.
     """
     started = [name for name in names if "://" not in name]
     if len(started) != 1:
         why = (
             "a worker serves one model at a time"
             if started
-            else f"{names[0]} runs already, with its own workers"
+            else f"{names[0]} is running already, with its own workers"
         )
         raise UsageError(
-            f"--rpc is for one model that is served here: {why}", hint="leave out --rpc"
+            f"--rpc applies to one model that is served here: {why}", hint="leave out --rpc"
         )
     return f"{flags} --rpc {shlex.quote(rpc)}"
 
 
-def _sides(words: list[str], against: str | None) -> tuple[str, str | None]:
-    """A and B of `A`, `A --against B`, `A compare B`; raises UsageError."""
+def _parse_sides(words: list[str], against: str | None) -> tuple[str, str | None]:
+    """Return A and B of `A`, `A --against B` or `A compare B`; raises UsageError."""
     match words, against:
         case [one], _:
             return one, against
@@ -210,7 +223,7 @@ def _sides(words: list[str], against: str | None) -> tuple[str, str | None]:
             return one, other
         case _:
             raise UsageError(
-                f"cannot make two servers of {' '.join(words)!r}",
+                f"expected one or two servers, not {' '.join(words)!r}",
                 hint="llmcli bench load A --against B",
             )
 

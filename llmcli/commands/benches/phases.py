@@ -1,4 +1,4 @@
-"""`llmcli bench phases`: parse, make answers, print where their time went."""
+"""`llmcli bench phases`: generates answers and prints how their time is divided."""
 
 import os
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 Prompt = Annotated[
-    int, typer.Option("-p", "--n-prompt", min=1, help="Tokens of the prompt, about.")
+    int, typer.Option("-p", "--n-prompt", min=1, help="Approximate tokens of the prompt.")
 ]
 Gen = Annotated[int, typer.Option("-n", "--n-gen", min=2, help="Tokens of each answer.")]
 Answers = Annotated[
-    int, typer.Option("-r", "--repetitions", min=1, help="How many answers are measured.")
+    int, typer.Option("-r", "--repetitions", min=1, help="Number of measured answers.")
 ]
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", help="Threads; default: the cores.")
@@ -38,13 +38,13 @@ TypeK = Annotated[str, typer.Option("-ctk", "--cache-type-k", help="KV cache typ
 TypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V.")]
 Temp = Annotated[
     float | None,
-    typer.Option("--temp", min=0, help="Temperature, 0: the likeliest token. Default: 0.8."),
+    typer.Option("--temp", min=0, help="Temperature; 0: most likely token. Default: 0.8."),
 ]
 NAMES = {
     "tokenize": "template, tokenize",
     "prefill": "prefill (llama.cpp)",
     "decode": "decode (llama.cpp)",
-    "python": "the rest of Python",
+    "python": "other Python code",
 }
 ROOM = 256  # tokens that a template may add
 
@@ -61,16 +61,14 @@ def phases(
     temp: Temp = None,
     report_file: Report = None,
     chart: Charts = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
     workers: Workers,
 ) -> None:
-    """Tell where the time of an answer goes: tokenizing, prefill, decode, sampling, detokenizing,
-    Python.
+    """Measure how much of an answer's time prefill, decode, sampling and others take.
 
-    The same prompt and seed each time, answers of the same length, nothing of one kept for the
-    next.
+    Every answer has the same prompt, seed and length, and no cached tokens.
     """
     from llmcli.bench import phases as measuring
     from llmcli.bench.pictures import parts
@@ -88,42 +86,42 @@ def phases(
     fit.check(options)
     workers.join(ui)
     sampling = defaults().with_values({"seed": 1, **({} if temp is None else {"temp": temp})})
-    with _opened(ref, options, config, ui) as (name, runner):
+    with _open_model(ref, options, config, ui) as (name, runner):
         prompt = measuring.text(runner, n_prompt)
         with ui.bar(f"bench {name}", 2 * (repetitions + 1), "tests") as bar:
 
             def tick() -> None:
                 bar.advance(1)
 
-            with _nowhere():
-                found = measuring.measure(
+            with _silent_stdout():
+                breakdown = measuring.measure(
                     runner, prompt, sampling, n_gen, repetitions, Stream().show, tick
                 )
         if json:
-            ui.result(document(name, runner, found, n_gen))
+            ui.result(document(name, runner, breakdown, n_gen))
         else:
-            _tell(name, runner, found, n_gen, ui)
+            _print_phases(name, runner, breakdown, n_gen, ui)
     reporting.show(
-        lambda: _page(name, found, n_gen),
-        lambda: parts.charts(found, NAMES),
+        lambda: _build_page(name, breakdown, n_gen),
+        lambda: parts.charts(breakdown, NAMES),
         (report_file, chart),
         ui,
     )
 
 
-def _page(name: str, found: "Breakdown", n_gen: int) -> "Page":
+def _build_page(name: str, found: "Breakdown", n_gen: int) -> "Page":
     from llmcli.bench import page
     from llmcli.bench.pictures import parts
 
-    drawn = parts.charts(found, NAMES)
+    charts = parts.charts(found, NAMES)
     about = (
         f"{found.prompt_tokens} tokens of prompt, {n_gen} of answer, {len(found.answers)} answers"
     )
-    return page.of_others(f"Where the time of {name} goes", about, [drawn[0].says], drawn)
+    return page.of_others(f"Time of {name} by phase", about, [charts[0].says], charts)
 
 
 @contextmanager
-def _opened(
+def _open_model(
     ref: str, options: "RunOptions", config: "Config", ui: "UI"
 ) -> "Iterator[tuple[str, Runner]]":
     from llmcli.commands.ready import ready
@@ -135,34 +133,34 @@ def _opened(
     decided, layers = fit.decide(container.read(model.path), options, ui.warn)
     with runner.open_runner(
         model.path, decided, gpu_layers=layers, native_sampling=config.native_sampling
-    ) as opened:
-        yield model.name, opened
+    ) as open_runner:
+        yield model.name, open_runner
 
 
 @contextmanager
-def _nowhere() -> Iterator[None]:
-    """A screen that nobody sees: what is written there is written as ever."""
+def _silent_stdout() -> Iterator[None]:
+    """Redirect stdout to the null device, so that text is written as usual but not shown."""
     with Path(os.devnull).open("w", encoding="utf-8") as sink, redirect_stdout(sink):
         yield
 
 
 def document(name: str, runner: "Runner", found: "Breakdown", n_gen: int) -> dict[str, Any]:
-    """One JSON document; times in milliseconds."""
+    """Return the JSON document; times are in milliseconds."""
     from llmcli.bench.phases import PER_TOKEN, PHASES
 
-    whole = found.seconds
+    answer_seconds = found.seconds
     return {
         "model": {"name": name, "path": str(runner.header.path)},
         "threads": runner.options.threads,
         "prompt_tokens": found.prompt_tokens,
         "generated_tokens": n_gen,
-        "answer_ms": whole * 1e3,
+        "answer_ms": answer_seconds * 1e3,
         "phases": {
             phase: {
-                "answer_ms": _named(("p50", "min", "max"), found.answer(phase)),
-                "share": found.answer(phase)[0] / whole,
+                "answer_ms": _as_ms(("p50", "min", "max"), found.answer(phase)),
+                "share": found.answer(phase)[0] / answer_seconds,
                 **(
-                    {"token_ms": _named(("p50", "p10", "p90"), found.token(phase))}
+                    {"token_ms": _as_ms(("p50", "p10", "p90"), found.token(phase))}
                     if phase in PER_TOKEN
                     else {}
                 ),
@@ -170,15 +168,17 @@ def document(name: str, runner: "Runner", found: "Breakdown", n_gen: int) -> dic
             for phase in PHASES
         },
         "clocks_ms": found.clocks * 1e3,
-        "answers": [{phase: one.phases[phase] * 1e3 for phase in PHASES} for one in found.answers],
+        "answers": [
+            {phase: answer.phases[phase] * 1e3 for phase in PHASES} for answer in found.answers
+        ],
     }
 
 
-def _named(names: "Sequence[str]", seconds: "Sequence[float]") -> dict[str, float]:
+def _as_ms(names: "Sequence[str]", seconds: "Sequence[float]") -> dict[str, float]:
     return {name: value * 1e3 for name, value in zip(names, seconds, strict=True)}
 
 
-def _tell(name: str, runner: "Runner", found: "Breakdown", n_gen: int, ui: "UI") -> None:
+def _print_phases(name: str, runner: "Runner", found: "Breakdown", n_gen: int, ui: "UI") -> None:
     from llmcli.bench.phases import PER_TOKEN, PHASES
     from llmcli.units import several
 
@@ -189,27 +189,28 @@ def _tell(name: str, runner: "Runner", found: "Breakdown", n_gen: int, ui: "UI")
     ui.text(f"{name} · {runner.header.file_type} · {threads} · {counts}")
     rows = []
     for phase in PHASES:
-        middle, least, most = found.answer(phase)
-        token = (
+        median_seconds, min_seconds, max_seconds = found.answer(phase)
+        token_cells = (
             [f"{value * 1e6:.0f}" for value in found.token(phase)]
             if phase in PER_TOKEN
             else [""] * 3
         )
-        span = f"{least * 1e3:.2f}-{most * 1e3:.2f}"
+        span = f"{min_seconds * 1e3:.2f}-{max_seconds * 1e3:.2f}"
         rows.append(
             (
                 NAMES.get(phase, phase),
-                f"{middle * 1e3:.2f}",
+                f"{median_seconds * 1e3:.2f}",
                 span,
-                f"{middle / found.seconds:.2%}",
-                *token,
+                f"{median_seconds / found.seconds:.2%}",
+                *token_cells,
             )
         )
-    rows.append(("in all", f"{found.seconds * 1e3:.2f}", *[""] * 5))
-    columns = ("phase", "ms an answer", "least-most", "share", "µs a token", "p10", "p90")
+    rows.append(("total", f"{found.seconds * 1e3:.2f}", *[""] * 5))
+    columns = ("phase", "ms per answer", "min-max", "share", "µs per token", "p10", "p90")
     ui.table(columns, rows, right=columns[1:])
     ui.text(
-        f"the clocks themselves: {found.clocks * 1e6:.0f} µs a token, most of it in the rest of Python"
+        f"the timers themselves take {found.clocks * 1e6:.0f} µs per token, "
+        f"most of it in {NAMES['python']}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`llmcli bench roofline`: parse, measure memory and a model, print how far one is from the other."""
+"""`llmcli bench roofline`: measures the memory bandwidth and how much of it a model reaches."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from quant.container import Header
 
 Depths = Annotated[
-    list[str] | None, typer.Option("-d", "--n-depth", help="Tokens in the cache before; default 0.")
+    list[str] | None,
+    typer.Option("-d", "--n-depth", help="Tokens already in the cache; default 0."),
 ]
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", min=1, help="Threads; default: the cores.")
 ]
 TypeK = Annotated[str, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K.")]
 TypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V.")]
-Repetitions = Annotated[
-    int, typer.Option("-r", "--repetitions", min=1, help="How often each test runs.")
-]
+Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Runs of each test.")]
 
 
 def roofline(
     ref: Annotated[
-        str | None, typer.Argument(metavar="REF", help="A model; without one only memory is read.")
+        str | None,
+        typer.Argument(metavar="REF", help="A model; without it only memory is measured."),
     ] = None,
     n_depth: Depths = None,
     threads: Threads = None,
@@ -40,11 +40,11 @@ def roofline(
     repetitions: Repetitions = 3,
     report_file: Report = None,
     chart: Charts = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     rpc: Annotated[str | None, typer.Option("--rpc", hidden=True)] = None,
 ) -> None:
-    """Measure how fast memory is read, and what part of that a model's tokens reach, on the CPU."""
+    """Measure the memory bandwidth of the CPU, and how much of it a model reaches."""
     from llmcli.bench import roofline as measuring
     from llmcli.commands import reporting
     from llmcli.hardware import fit, host
@@ -52,7 +52,7 @@ def roofline(
 
     if rpc is not None:
         raise UsageError(
-            "a roofline is of this machine's processor and memory, not of workers",
+            "bench roofline measures this machine's processor and memory, not workers",
             hint="llmcli bench REF --rpc …",
         )
     config, ui = start(json, offline)
@@ -61,25 +61,25 @@ def roofline(
     count = threads or host.cores()
     with ui.bar("read memory", None, "tests") as bar:
         machine = measuring.machine(count, lambda: bar.advance(1))
-    if count >= host.cores() and not _disturbed(machine):
-        _keep(machine, config, ui)
-    found = (
+    if count >= host.cores() and not _is_disturbed(machine):
+        _save_bandwidth(machine, config, ui)
+    measured = (
         None
         if ref is None
         else _measure(ref, machine, n_depth, (count, type_k, type_v), repetitions, config, ui)
     )
-    result = found[0] if found else None
+    result = measured[0] if measured else None
     if json:
         ui.result(document(machine, result))
     else:
-        _tell_machine(machine, ui)
+        _print_machine(machine, ui)
         if result:
-            _tell_model(result, ui)
-    _draw(ref or "", machine, found, (report_file, chart), ui)
+            _print_model(result, ui)
+    _show_charts(ref or "", machine, measured, (report_file, chart), ui)
 
 
-def _keep(machine: "Machine", config: "Config", ui: "UI") -> None:
-    """What `bench` sets its rows beside; where it cannot be kept `bench` says why."""
+def _save_bandwidth(machine: "Machine", config: "Config", ui: "UI") -> None:
+    """Save the bandwidth for `bench`; if that fails, `bench` reports why."""
     from contextlib import suppress
 
     from llmcli.bench.history import History, path
@@ -121,14 +121,14 @@ def _measure(
         ), header
 
 
-def _draw(
+def _show_charts(
     ref: str,
     machine: "Machine",
     found: "tuple[Result, Header] | None",
     how: "tuple[Path | None, bool | None]",
     ui: "UI",
 ) -> None:
-    """The pictures of what was printed: in the terminal, and on a page."""
+    """Draw the charts in the terminal and write the report page."""
     from llmcli.bench import page
     from llmcli.bench.pictures import roof
     from llmcli.commands import reporting
@@ -146,42 +146,42 @@ def _draw(
 
 
 def document(machine: "Machine", result: "Result | None") -> dict[str, Any]:
-    """One JSON document; null is what this machine cannot tell."""
+    """Return the JSON document; null is what this machine cannot determine."""
     from llmcli.runtime.binding import devices
 
-    told: dict[str, Any] = {
+    machine_fields: dict[str, Any] = {
         "cpu_info": machine.cpu,
         "last_cache_bytes": machine.cache,
         "read_bandwidth_bytes_per_second": machine.roof,
         "readings": [
-            {"bytes": one.nbytes, "threads": one.threads, "bytes_per_second": list(one.rates)}
-            for one in machine.readings
+            {"bytes": entry.nbytes, "threads": entry.threads, "bytes_per_second": list(entry.rates)}
+            for entry in machine.readings
         ],
         "gpus": [
             {
-                "name": one.name,
-                "description": one.description,
+                "name": entry.name,
+                "description": entry.description,
                 "read_bandwidth_bytes_per_second": None,
             }
-            for one in devices.devices()
-            if one.kind in devices.GPUS
+            for entry in devices.devices()
+            if entry.kind in devices.GPUS
         ],
     }
     if result is None:
-        return told
+        return machine_fields
     return {
-        **told,
+        **machine_fields,
         "prefill": {
             "tokens_per_second": result.prompt_rate,
             "n_ubatch": result.ubatch,
             "operations_per_second": result.operations,
             "ridge_operations_per_byte": result.ridge,
         },
-        "decode": [_point(point, result) for point in result.points],
+        "decode": [_point_document(point, result) for point in result.points],
     }
 
 
-def _point(point: "Point", result: "Result") -> dict[str, Any]:
+def _point_document(point: "Point", result: "Result") -> dict[str, Any]:
     roof, cost = result.machine.roof, point.work
     return {
         "n_depth": point.depth,
@@ -201,14 +201,19 @@ def _point(point: "Point", result: "Result") -> dict[str, Any]:
     }
 
 
-def _tell_machine(machine: "Machine", ui: "UI") -> None:
+def _print_machine(machine: "Machine", ui: "UI") -> None:
     from llmcli.units import size
 
     cache = "unknown" if machine.cache is None else size(machine.cache)
     ui.text(f"{machine.cpu} · last cache {cache}")
     rows = [
-        (size(one.nbytes), str(one.threads), f"{one.best / 1e9:.1f}", f"{min(one.rates) / 1e9:.1f}")
-        for one in machine.readings
+        (
+            size(reading.nbytes),
+            str(reading.threads),
+            f"{reading.best / 1e9:.1f}",
+            f"{min(reading.rates) / 1e9:.1f}",
+        )
+        for reading in machine.readings
     ]
     ui.table(
         ("read", "threads", "GB/s", "slowest round"),
@@ -217,70 +222,87 @@ def _tell_machine(machine: "Machine", ui: "UI") -> None:
     )
     if machine.roof is None:
         ui.text(
-            "the speed of memory is unknown: nothing that was read is known to be beyond the last cache"
+            "the memory bandwidth is unknown: everything that was read may fit into the last cache"
         )
     else:
-        ui.text(f"memory gives {machine.roof / 1e9:.1f} GB/s")
-    if _disturbed(machine):
+        ui.text(f"memory bandwidth: {machine.roof / 1e9:.1f} GB/s")
+    if _is_disturbed(machine):
         ui.warn(
-            "rounds differ by more than 30 %: something else uses this machine, the figures are too low"
+            "rounds differ by more than 30 % because something else uses this machine; "
+            "the results are too low"
         )
     ui.text()
 
 
-def _disturbed(machine: "Machine") -> bool:
+def _is_disturbed(machine: "Machine") -> bool:
     return any(min(one.rates) < 0.7 * one.best for one in machine.readings)
 
 
-def _tell_model(result: "Result", ui: "UI") -> None:
+def _print_model(result: "Result", ui: "UI") -> None:
     from llmcli.units import size
 
     roof = result.machine.roof
     ui.text(
-        f"prompts: {result.prompt_rate:.1f} tok/s with -ub {result.ubatch}{_rate(result.operations)}"
+        f"prompts: {result.prompt_rate:.1f} tok/s with -ub {result.ubatch}"
+        f"{_format_operations(result.operations)}"
     )
     rows = []
     for point in result.points:
-        cost, most, share = point.work, point.attainable(roof), point.fraction(roof)
+        cost, attainable, fraction = point.work, point.attainable(roof), point.fraction(roof)
         rows.append(
             (
                 str(point.depth),
                 size(sum(cost.weights.values())),
-                _known(cost.kv, size),
-                _known(cost.intensity, lambda value: f"{value:.2f}"),
-                _known(most, lambda value: f"{value:.1f}"),
+                _format_known(cost.kv, size),
+                _format_known(cost.intensity, lambda value: f"{value:.2f}"),
+                _format_known(attainable, lambda value: f"{value:.1f}"),
                 f"{point.rate:.1f} ± {point.deviation:.1f}",
-                _known(share, lambda value: f"{value:.0%}"),
+                _format_known(fraction, lambda value: f"{value:.0%}"),
             )
         )
-    columns = ("depth", "weights", "KV", "op/byte", "attainable tok/s", "reached tok/s", "of it")
+    columns = (
+        "depth",
+        "weights",
+        "KV",
+        "op/byte",
+        "attainable tok/s",
+        "measured tok/s",
+        "share",
+    )
     ui.table(columns, rows, right=columns)
     for point in result.points:
-        ui.text(f"depth {point.depth}: {_bound(point, result)}")
+        ui.text(f"depth {point.depth}: {_describe_limit(point, result)}")
 
 
-def _rate(operations: float | None) -> str:
-    return "" if operations is None else f", {operations / 1e9:.1f} G operations/s"
+def _format_operations(operations: float | None) -> str:
+    return "" if operations is None else f", {operations / 1e9:.1f} billion operations/s"
 
 
-def _bound(point: "Point", result: "Result") -> str:
-    """Which limit binds generation, in words."""
+def _describe_limit(point: "Point", result: "Result") -> str:
+    """Return which limit bounds generation."""
     ridge, intensity = result.ridge, point.work.intensity
     if ridge is None or intensity is None:
-        return "which limit binds is unknown"
+        return "the limiting factor is unknown"
     if point.in_cache(result.machine.cache):
-        return "all it reads may lie in the last cache: memory may be no limit, and more than 100 % be reached"
+        return (
+            "the model may fit into the last cache: memory may not limit it, "
+            "and more than 100 % is possible"
+        )
     if intensity >= ridge:
-        return f"bound by operations: {intensity:.2f} a byte, and reading is the limit below {ridge:.2f} only"
+        return (
+            f"compute-bound: {intensity:.2f} operations per byte; "
+            f"memory would limit it only below {ridge:.2f}"
+        )
     batch = point.leaving(ridge)
     share = (point.work.kv or 0) / (point.work.nbytes or 1)
-    more = {None: "", 0: "; no number of sequences changes that, their KV grows along"}.get(
-        batch, f"; from {batch} sequences at once on, by operations"
-    )
-    return f"bound by reading, of which KV is {share:.0%}{more}"
+    batch_note = {
+        None: "",
+        0: "; at any number of sequences, because their KV grows with them",
+    }.get(batch, f"; compute-bound from {batch} sequences at once")
+    return f"memory-bound, {share:.0%} of the bytes are KV{batch_note}"
 
 
-def _known(value: float | None, show: Any) -> str:
+def _format_known(value: float | None, show: Any) -> str:
     return "unknown" if value is None else str(show(value))
 
 

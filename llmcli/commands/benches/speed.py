@@ -1,4 +1,4 @@
-"""`llmcli bench REF`: parse llama-bench's words, measure, print."""
+"""`llmcli bench REF`: measures prompt and generation speed with llama-bench's options."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,15 +32,17 @@ Ref = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option("-m", "--model", "-hf", help="The same, in llama-bench's words.")
+    str | None, typer.Option("-m", "--model", "-hf", help="Same as REF, in llama-bench's form.")
 ]
 Values = list[str] | None
 Prompts = Annotated[Values, typer.Option("-p", "--n-prompt", help="Prompt lengths; default 512.")]
 Gens = Annotated[Values, typer.Option("-n", "--n-gen", help="Generated lengths; default 128.")]
 Pairs = Annotated[
-    Values, typer.Option("-pg", metavar="PP,TG", help="Prompt and generation together.")
+    Values, typer.Option("-pg", metavar="PP,TG", help="Prompt and generation in one test.")
 ]
-Depths = Annotated[Values, typer.Option("-d", "--n-depth", help="Tokens in the cache before.")]
+Depths = Annotated[
+    Values, typer.Option("-d", "--n-depth", help="Tokens already in the cache; default 0.")
+]
 Batches = Annotated[Values, typer.Option("-b", "--batch-size", help="Logical batch; default 2048.")]
 Ubatches = Annotated[
     Values, typer.Option("-ub", "--ubatch-size", help="Physical batch; default 512.")
@@ -61,43 +63,39 @@ Flash = Annotated[
 Parallel = Annotated[
     Values,
     typer.Option(
-        "-np", "--parallel", help="Sequences that are computed together, each with KV of its own."
+        "-np", "--parallel", help="Sequences computed together, each with its own KV cache."
     ),
 ]
 Repetitions = Annotated[
     int | None,
-    typer.Option(
-        "-r", "--repetitions", min=1, help="How often each test runs; default 5, in a sweep 10."
-    ),
+    typer.Option("-r", "--repetitions", min=1, help="Runs of each test; default 5, in a sweep 10."),
 ]
 Output = Annotated[str, typer.Option("-o", "--output", help="md, csv, json or jsonl.")]
-NoWarmup = Annotated[bool, typer.Option("--no-warmup", help="Skip the run that does not count.")]
+NoWarmup = Annotated[bool, typer.Option("--no-warmup", help="Skip the warm-up run.")]
 Sampling = Annotated[
     bool,
     typer.Option(
-        "--sampling", help="Also with the sampler chain and detokenizing, and what they add."
+        "--sampling", help="Also measure with sampler chain and detokenizing, and their cost."
     ),
 ]
 NoHistory = Annotated[
-    bool, typer.Option("--no-history", help="Keep nothing of it for `bench history`.")
+    bool, typer.Option("--no-history", help="Do not save the results for `bench history`.")
 ]
-Remeasure = Annotated[
-    bool, typer.Option("--remeasure", help="Read this machine's memory anew: bandwidth is kept.")
-]
+Remeasure = Annotated[bool, typer.Option("--remeasure", help="Measure the memory bandwidth again.")]
 ThreadsSweep = Annotated[
-    bool, typer.Option("--threads-sweep", help="Try 1 thread up to all CPUs; tell the fastest.")
+    bool, typer.Option("--threads-sweep", help="Try 1 thread up to all CPUs, and compare.")
 ]
 UbatchSweep = Annotated[
     bool, typer.Option("--ubatch-sweep", help="Try physical batches of 64 to 2048.")
 ]
 KvSweep = Annotated[
-    bool, typer.Option("--kv-sweep", help="Try every KV cache type, K and V alike.")
+    bool, typer.Option("--kv-sweep", help="Try every KV cache type, the same for K and V.")
 ]
 FaSweep = Annotated[bool, typer.Option("--fa-sweep", help="Try flash attention on and off.")]
 Quant = Annotated[
     str | None, typer.Option("--quant", help="Quantize the model to this type first.")
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Make no connection.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Make no network connection.")]
 
 
 def speed(
@@ -130,15 +128,15 @@ def speed(
     chart: Charts = None,
     quant: Quant = None,
     offline: Offline = False,
-    json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
     *,
     workers: Workers,
 ) -> None:
-    """Measure prompt and generation speed, in llama-bench's words.
+    """Measure prompt and generation speed, with llama-bench's options.
 
-    Lists (-p 128,512), ranges (1-8*2) and repeated flags span a grid of tests. `llmcli bench
-    roofline REF` measures what memory allows, and how far a model is from it. A sweep measures its
-    values in turn and compares them.
+    Lists (-p 128,512), ranges (1-8*2) and repeated options span a grid of tests. `llmcli bench
+    roofline REF` measures the limit set by memory, and how close a model comes to it. A sweep
+    measures its values in turn and compares them.
     """
     from llmcli.bench import report, sweep
     from llmcli.bench.run import How
@@ -146,27 +144,30 @@ def speed(
     from llmcli.commands.ready import ready
     from llmcli.errors import UsageError
 
-    form = "json" if json else output
-    if form not in report.FORMATS:
-        raise UsageError(
-            f"-o does not know {output!r}", hint=f"-o takes: {' '.join(report.FORMATS)}"
-        )
+    output_format = "json" if json else output
+    if output_format not in report.FORMATS:
+        raise UsageError(f"-o {output!r} is unknown", hint=f"-o takes: {' '.join(report.FORMATS)}")
     name = ref or model
     if name is None:
         raise UsageError("no model given", hint="llmcli bench smollm2:135m")
-    swept = [name for name in sweep.SWEEPS if ctx.params[name]]
-    tests = list(_grid(_swept(swept, ctx.params)).tests())
-    how = How(repetitions or (sweep.ROUNDS if swept else 5), not no_warmup, bool(swept), sampling)
+    sweep_names = [name for name in sweep.SWEEPS if ctx.params[name]]
+    tests = list(_build_grid(_apply_sweeps(sweep_names, ctx.params)).tests())
+    run_settings = How(
+        repetitions or (sweep.ROUNDS if sweep_names else 5),
+        not no_warmup,
+        bool(sweep_names),
+        sampling,
+    )
     reporting.check(report_file)
-    config, ui = _start(offline, form, workers)
-    found = ready(name, quant, config, ui)
-    results = _measured(found, name, tests, how, ctx.params, config, ui)
-    _tell(results, form, swept, ui)
-    _draw(results, found, name, (bool(swept), report_file, chart), ui)
+    config, ui = _start(offline, output_format, workers)
+    prepared = ready(name, quant, config, ui)
+    results = _run_tests(prepared, name, tests, run_settings, ctx.params, config, ui)
+    _print_results(results, output_format, sweep_names, ui)
+    _show_charts(results, prepared, name, (bool(sweep_names), report_file, chart), ui)
 
 
-def _tell(results: "list[Result]", form: str, swept: "Sequence[str]", ui: "UI") -> None:
-    """The results as text; a sweep's comparison below them."""
+def _print_results(results: "list[Result]", form: str, swept: "Sequence[str]", ui: "UI") -> None:
+    """Print the results as text, and below them the comparison of a sweep."""
     from llmcli.bench import report, sweep
     from llmcli.ui import put, visible
 
@@ -178,14 +179,14 @@ def _tell(results: "list[Result]", form: str, swept: "Sequence[str]", ui: "UI") 
         ui.warn(warning)
 
 
-def _draw(
+def _show_charts(
     results: "list[Result]",
     found: "Found",
     name: str,
     how: "tuple[bool, Path | None, bool | None]",
     ui: "UI",
 ) -> None:
-    """The pictures of what was printed, in the terminal and on a page; `how`: a sweep, --report,
+    """Draw the charts and write the report page; `how`: whether it is a sweep, --report,
     --chart.
     """
     from llmcli.bench import page
@@ -193,18 +194,18 @@ def _draw(
     from llmcli.commands import reporting
     from quant import container
 
-    swept, path, chart = how
+    is_sweep, path, chart = how
     header, bandwidth = container.read(found.path), results[0].bandwidth
-    more = sweeps.charts(results) if swept else []
+    sweep_charts = sweeps.charts(results) if is_sweep else []
     reporting.show(
-        lambda: page.of_tests(name, results, header, bandwidth, more),
-        lambda: more or page.charts(results, header, bandwidth),
+        lambda: page.of_tests(name, results, header, bandwidth, sweep_charts),
+        lambda: sweep_charts or page.charts(results, header, bandwidth),
         (path, chart),
         ui,
     )
 
 
-def _measured(
+def _run_tests(
     found: "Found",
     name: str,
     tests: "list[Test]",
@@ -213,25 +214,25 @@ def _measured(
     config: "Config",
     ui: "UI",
 ) -> "list[Result]":
-    """The results, each kept in the history as soon as it is there."""
+    """Run the tests and return their results; each is saved to the history when it is finished."""
     from dataclasses import replace
 
     from llmcli.bench import history, reach
     from llmcli.bench.run import run
     from llmcli.units import several
 
-    kept = history.History(history.path(config), ui)
-    keeper = None if given["no_history"] else _keeper(kept, name, found, ui)
-    how = replace(how, bandwidth=reach.known(kept, ui, again=given["remeasure"]))
+    run_history = history.History(history.path(config), ui)
+    keeper = None if given["no_history"] else _open_keeper(run_history, name, found, ui)
+    how = replace(how, bandwidth=reach.known(run_history, ui, again=given["remeasure"]))
     try:
         return run(found.path, tests, how, ui, keeper.keep if keeper else lambda result: result)
     except KeyboardInterrupt:
         if keeper and keeper.numbers:
-            ui.note(f"{several(len(keeper.numbers), 'result')} kept: llmcli bench history")
+            ui.note(f"saved {several(len(keeper.numbers), 'result')}: llmcli bench history")
         raise
 
 
-def _keeper(kept: "History", name: str, found: "Found", ui: "UI") -> "Keeper":
+def _open_keeper(kept: "History", name: str, found: "Found", ui: "UI") -> "Keeper":
     from llmcli.bench.keep import Keeper, Name
     from llmcli.runtime.identity import content
     from quant import container
@@ -241,39 +242,42 @@ def _keeper(kept: "History", name: str, found: "Found", ui: "UI") -> "Keeper":
     return Keeper(kept, Name(name, found.sha256 or None, content(header)), ui.warn)
 
 
-def _swept(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[str, Any]":
-    """What was typed, with the values of the sweeps; raises UsageError where both say something."""
+def _apply_sweeps(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[str, Any]":
+    """Return the options with the values of the sweeps; raises UsageError if an option is set
+    twice.
+    """
     from llmcli.bench import grid, sweep
     from llmcli.errors import UsageError
     from llmcli.hardware import host
 
     if swept and given["sampling"]:
-        raise UsageError("a sweep decodes alone", hint="leave out --sampling or the sweep")
-    chosen = dict(given)
-    # A micro-batch is no longer than what is computed at once: a short prompt would not tell them
-    # apart.
+        raise UsageError(
+            "a sweep measures decoding alone", hint="leave out --sampling or the sweep"
+        )
+    options = dict(given)
+    # A micro-batch cannot be longer than the prompt: a short prompt would make all values equal.
     if "ubatch_sweep" in swept:
-        chosen["n_prompt"] = given["n_prompt"] or [str(sweep.UBATCHES[-1])]
-        chosen["n_gen"] = given["n_gen"] or (None if len(swept) > 1 else ["0"])
+        options["n_prompt"] = given["n_prompt"] or [str(sweep.UBATCHES[-1])]
+        options["n_gen"] = given["n_gen"] or (None if len(swept) > 1 else ["0"])
     lengths = [
         max(grid.numbers(flag, given[name] or ["2048"]))
         for flag, name in (("-b", "batch"), ("-p", "n_prompt"))
     ]
     for name in swept:
-        found = sweep.values(name, host.cpus(), host.cores(), min(lengths))
+        values = sweep.values(name, host.cpus(), host.cores(), min(lengths))
         for option in sweep.SWEEPS[name]:
             if given[option]:
-                flag, typed = "--" + name.replace("_", "-"), "--" + sweep.FLAGS[option]
+                flag, option_flag = "--" + name.replace("_", "-"), "--" + sweep.FLAGS[option]
                 raise UsageError(
-                    f"{flag} tries all values, {typed} names some",
-                    hint=f"leave out {flag} or {typed}",
+                    f"{flag} tries all values, but {option_flag} sets some",
+                    hint=f"leave out {flag} or {option_flag}",
                 )
-            chosen[option] = found
-    return chosen
+            options[option] = values
+    return options
 
 
-def _grid(given: "Mapping[str, Any]") -> "Grid":
-    """The values of every option; the defaults are llama-bench's."""
+def _build_grid(given: "Mapping[str, Any]") -> "Grid":
+    """Return the values of every option; the defaults are llama-bench's."""
     from llmcli.bench import grid
     from llmcli.hardware import host
     from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES
@@ -289,7 +293,7 @@ def _grid(given: "Mapping[str, Any]") -> "Grid":
         types_k=grid.words("-ctk", given["type_k"] or ["f16"], list(KV_TYPES)),
         types_v=grid.words("-ctv", given["type_v"] or ["f16"], list(KV_TYPES)),
         threads=grid.numbers("-t", given["threads"] or [str(host.cores())], 1, host.MOST_THREADS),
-        gpu_layers=_layers(given["gpu_layers"] or ["-1"]),
+        gpu_layers=_parse_layers(given["gpu_layers"] or ["-1"]),
         flash=grid.words("-fa", given["flash"] or ["auto"], list(FLASH)),
         parallel=grid.numbers("-np", given["parallel"] or ["1"], 1, MAX_SEQUENCES),
     )
@@ -303,13 +307,13 @@ def _start(offline: bool, form: str, workers: Workers) -> "tuple[Config, UI]":
 
     settings = config.load()
     settings = replace(settings, offline=settings.offline or offline)
-    # Under -o json stdout carries the document alone: what a pull has to say goes to stderr.
+    # with -o json, stdout contains only the document: messages of a download go to stderr
     ui = UI(json=form != "md", color=settings.color)
     workers.join(ui)
     return settings, ui
 
 
-def _layers(texts: list[str]) -> list[int]:
+def _parse_layers(texts: list[str]) -> list[int]:
     from llmcli.bench import grid
 
     return [

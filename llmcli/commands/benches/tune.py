@@ -1,4 +1,6 @@
-"""`llmcli bench tune`: parse, search for the fastest settings, keep them, say what came of it."""
+"""`llmcli bench tune`: searches for the fastest settings of a model, saves them, prints the
+result.
+"""
 
 import math
 from datetime import date
@@ -24,23 +26,23 @@ if TYPE_CHECKING:
     from quant.container import Header
 
 Budget = Annotated[
-    float, typer.Option("--budget", metavar="SECONDS", help="How long it may measure.")
+    float, typer.Option("--budget", metavar="SECONDS", help="Longest measuring time.")
 ]
 For = Annotated[
     str,
     typer.Option(
         "--for",
         metavar="WHAT",
-        help="What is to be fast: chat (512 tokens of prompt, 128 of answer), prompts or answers.",
+        help="What to optimize: chat (512 prompt tokens, 128 generated), prompts or answers.",
     ),
 ]
 Kinds = Annotated[
     str | None,
     typer.Option(
-        "--kv", metavar="TYPES", help="Try these KV cache types too (q8_0): they change the text."
+        "--kv", metavar="TYPES", help="Also try these KV cache types (q8_0), which change the text."
     ),
 ]
-Show = Annotated[bool, typer.Option("--show", help="List the profiles that are kept.")]
+Show = Annotated[bool, typer.Option("--show", help="List the saved profiles.")]
 Forget = Annotated[
     str | None, typer.Option("--forget", metavar="REF", help="Delete the profile of a model.")
 ]
@@ -58,16 +60,15 @@ def tune(
     forget: Forget = None,
     report_file: Report = None,
     chart: Charts = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
     workers: Workers,
 ) -> None:
-    """Find the settings that are fastest for a model on this machine; chat and run use them from
-    then on.
+    """Find the fastest settings of a model on this machine, and save them for chat and run.
 
-    Tries threads, micro-batches and flash attention, and compares the best with the defaults, in
-    pairs. What is as fast as the defaults stays at the defaults.
+    Tries threads, micro-batches and flash attention, and compares the best settings with the
+    defaults in pairs. A default is kept unless another value is faster.
     """
     from llmcli.bench.tune import OBJECTIVES
     from llmcli.commands import reporting
@@ -75,7 +76,7 @@ def tune(
     config, ui = start(json, offline)
     if objective not in OBJECTIVES:
         raise UsageError(
-            f"--for does not know {objective!r}", hint=f"--for takes: {' '.join(OBJECTIVES)}"
+            f"--for {objective!r} is unknown", hint=f"--for takes: {' '.join(OBJECTIVES)}"
         )
     if not 0 < budget < math.inf:
         raise UserError(f"--budget is {budget:g}", hint="--budget takes seconds: --budget 120")
@@ -84,7 +85,7 @@ def tune(
             "give a model, --show or --forget REF", hint="llmcli bench tune smollm2:135m"
         )
     if show:
-        _show(config, ui)
+        _list_profiles(config, ui)
     elif forget is not None:
         _forget(forget, config, ui)
     elif ref is not None:
@@ -117,39 +118,41 @@ def _tune(
     options = fit.attention(header, options, layers, config, fit.branches(header, options))
     assert options.threads, options
     default = Setting(options.threads, options.threads, flash=options.flash_attn)
-    space = _space(header, kinds, default.flash)
-    before = profile.find(header, config, ui.warn)
+    space = _build_space(header, kinds, default.flash)
+    previous = profile.find(header, config, ui.warn)
     try:
-        found = _search(header, layers, default, space, objective, budget, ui)
+        result = _search(header, layers, default, space, objective, budget, ui)
     except KeyboardInterrupt:
-        ui.note("stopped: no profile was written, and one from before stays")
+        ui.note("stopped: no profile was written; an earlier one is kept")
         raise
-    world = identity.content(header), cluster.identity(), profile.build()
-    made = _profile(model, world, objective, found)
-    path = profile.save(made, config)
+    machine_and_build = identity.content(header), cluster.identity(), profile.build()
+    saved = _build_profile(model, machine_and_build, objective, result)
+    path = profile.save(saved, config)
     if ui.json:
         ui.result(
             {
-                **_document(model, made, found, budget),
+                **_build_document(model, saved, result, budget),
                 "path": str(path),
-                "before": _before(before, made),
+                "before": _previous_document(previous, saved),
             }
         )
     else:
-        _tell(model, made, found, ui)
-        if before and before.objective == objective:
-            agrees = "agrees" if _agree(before, made) else "does not agree"
-            flags = profile.words(before.settings) or "the defaults"
-            ui.text(f"{agrees} with the one of {before.date}: {flags}, {_ratio(before)}")
+        _print_result(model, saved, result, ui)
+        if previous and previous.objective == objective:
+            agrees = "agrees" if _agrees(previous, saved) else "does not agree"
+            flags = profile.words(previous.settings) or "the defaults"
+            ui.text(
+                f"{agrees} with the profile of {previous.date}: {flags}, {_format_ratio(previous)}"
+            )
         ui.text(
-            f"kept in {path}: chat and run use it (--no-profile leaves it)"
-            if made.settings
-            else f"kept in {path}"
+            f"saved in {path}: chat and run use it (--no-profile ignores it)"
+            if saved.settings
+            else f"saved in {path}"
         )
-    verdict = _verdict(model, made, found)
+    verdict = _verdict(model, saved, result)
     reporting.show(
-        lambda: tune_page.made(model.name, verdict, found),
-        lambda: tune_page.charts(found)[:1],
+        lambda: tune_page.made(model.name, verdict, result),
+        lambda: tune_page.charts(result)[:1],
         how,
         ui,
     )
@@ -176,9 +179,11 @@ def _search(
             )
 
 
-def _space(header: "Header", kinds: str | None, usual: str) -> "Space":
-    """What is tried: the cache types that were asked for, where model and flash attention take
-    them. Where flash attention is `usual`ly off, it must be said to be on.
+def _build_space(header: "Header", kinds: str | None, usual: str) -> "Space":
+    """Return the values to try: of the requested cache types, those that the model and flash
+    attention support.
+
+    `usual`: the default of flash attention; if it is "off", "on" must be explicit.
     """
     from llmcli.bench import grid, sweep, tune
     from llmcli.hardware import host
@@ -199,41 +204,43 @@ def _space(header: "Header", kinds: str | None, usual: str) -> "Space":
     return tune.Space(tune.threads(host.cores(), host.cpus()), sweep.UBATCHES, modes)
 
 
-def _settings(found: "Found") -> dict[str, Any]:
-    """What differs from the defaults, by the names of the run options; -tb is as -t unless it is
-    said.
-    """
-    best, default = found.setting, found.default
+def _changed_options(found: "Found") -> dict[str, Any]:
+    """Return the run options that differ from the defaults; -tb only if it differs from -t."""
+    best_setting, default = found.setting, found.default
     changed: dict[str, Any] = {
-        option: getattr(best, name)
+        option: getattr(best_setting, name)
         for name, option in DIFFERS.items()
-        if getattr(best, name) != getattr(default, name)
+        if getattr(best_setting, name) != getattr(default, name)
     }
-    if best.threads_batch != best.threads:
-        changed["threads_batch"] = best.threads_batch
-    if best.cache != default.cache:
-        changed["cache_type_k"] = changed["cache_type_v"] = best.cache
+    if best_setting.threads_batch != best_setting.threads:
+        changed["threads_batch"] = best_setting.threads_batch
+    if best_setting.cache != default.cache:
+        changed["cache_type_k"] = changed["cache_type_v"] = best_setting.cache
     return changed
 
 
-def _profile(
+def _build_profile(
     model: "Model", world: tuple[str, str, str], objective: str, found: "Found"
 ) -> "Profile":
     from llmcli.hardware.profile import Profile
 
-    told = found.comparison
-    speeds = (1.0, 1.0, 1.0) if told is None else (told.ratio, told.low, min(told.high, 1e9))
+    comparison = found.comparison
+    speeds = (
+        (1.0, 1.0, 1.0)
+        if comparison is None
+        else (comparison.ratio, comparison.low, min(comparison.high, 1e9))
+    )
     return Profile(
-        model.name, *world, objective, _settings(found), *speeds, date.today().isoformat()
+        model.name, *world, objective, _changed_options(found), *speeds, date.today().isoformat()
     )
 
 
-def _agree(one: "Profile", other: "Profile") -> bool:
-    """Whether the same was found, or what was found may be as fast: the intervals overlap."""
+def _agrees(one: "Profile", other: "Profile") -> bool:
+    """Return whether two profiles have the same settings, or overlapping intervals of speed."""
     return one.settings == other.settings or max(one.low, other.low) <= min(one.high, other.high)
 
 
-def _before(before: "Profile | None", made: "Profile") -> dict[str, Any] | None:
+def _previous_document(before: "Profile | None", made: "Profile") -> dict[str, Any] | None:
     if before is None or before.objective != made.objective:
         return None
     speeds = {"ratio": before.ratio, "low": before.low, "high": before.high}
@@ -241,16 +248,18 @@ def _before(before: "Profile | None", made: "Profile") -> dict[str, Any] | None:
         "date": before.date,
         "settings": dict(before.settings),
         **speeds,
-        "agrees": _agree(before, made),
+        "agrees": _agrees(before, made),
     }
 
 
-def _document(model: "Model", made: "Profile", found: "Found", budget: float) -> dict[str, Any]:
+def _build_document(
+    model: "Model", made: "Profile", found: "Found", budget: float
+) -> dict[str, Any]:
     from dataclasses import asdict
 
     from llmcli.hardware import profile
 
-    told = found.comparison
+    comparison = found.comparison
     return {
         "model": {"name": model.name, "path": str(model.path)},
         "machine": made.machine,
@@ -265,96 +274,105 @@ def _document(model: "Model", made: "Profile", found: "Found", budget: float) ->
         "settings": dict(made.settings),
         "flags": profile.words(made.settings),
         "comparison": None
-        if told is None
+        if comparison is None
         else {
-            "ratio": told.ratio,
-            "low": told.low,
-            "high": None if math.isinf(told.high) else told.high,
-            "confidence": told.confidence,
-            "noisy": told.noisy,
-            "defaults_per_second": told.a,
-            "best_per_second": told.b,
+            "ratio": comparison.ratio,
+            "low": comparison.low,
+            "high": None if math.isinf(comparison.high) else comparison.high,
+            "confidence": comparison.confidence,
+            "noisy": comparison.noisy,
+            "defaults_per_second": comparison.a,
+            "best_per_second": comparison.b,
         },
-        "tried": [{**asdict(one), "setting": asdict(one.setting)} for one in found.tried],
+        "tried": [{**asdict(trial), "setting": asdict(trial.setting)} for trial in found.tried],
     }
 
 
-def _tell(model: "Model", made: "Profile", found: "Found", ui: "UI") -> None:
+def _print_result(model: "Model", made: "Profile", found: "Found", ui: "UI") -> None:
     from llmcli.commands.tune_page import NAMES, value
 
     rows = [
         (
-            NAMES.get(one.option, one.option),
-            value(one),
-            f"{one.ratio:.3f}",
-            str(one.rounds),
-            "taken" if one.taken else "",
+            NAMES.get(trial.option, trial.option),
+            value(trial),
+            f"{trial.ratio:.3f}",
+            str(trial.rounds),
+            "chosen" if trial.taken else "",
         )
-        for one in found.tried
+        for trial in found.tried
     ]
     columns = ("option", "value", "speed", "rounds", "")
     ui.table(columns, rows, right=("speed", "rounds"))
     ui.text()
     ui.text(_verdict(model, made, found))
-    told = found.comparison
-    if told is not None and told.noisy:
+    comparison = found.comparison
+    if comparison is not None and comparison.noisy:
         ui.warn(
-            "something else uses this machine: speeds were far apart; on a quiet one another setting may be best"
+            "speeds varied widely because something else uses this machine; "
+            "on a quiet machine another setting may be best"
         )
 
 
 def _verdict(model: "Model", made: "Profile", found: "Found") -> str:
-    """What came of it, in a line."""
+    """Return the result in one line."""
     from llmcli.hardware import profile
 
     prompt, generated = found.work.wanted
-    meant = " and ".join(
+    workload = " and ".join(
         [f"{prompt} prompt tokens"] * bool(prompt) + [f"{generated} generated"] * bool(generated)
     )
-    told, name = found.comparison, f"{model.name} for {made.objective} ({meant})"
-    if told is None:
-        return f"{name}: nothing that was tried is worth a change from the defaults"
+    comparison, name = found.comparison, f"{model.name} for {made.objective} ({workload})"
+    if comparison is None:
+        return f"{name}: no tried setting is faster than the defaults"
     if found.faster:
         flags = profile.words(made.settings)
-        return f"{name}: {flags} is {_ratio(made)} the defaults' speed ({told.confidence:.0%}, {len(told.a)} pairs)"
+        return (
+            f"{name}: {flags} is {_format_ratio(made)} the defaults' speed "
+            f"({comparison.confidence:.0%}, {len(comparison.a)} pairs)"
+        )
     return (
-        f"{name}: the defaults are as fast as what looked best: {_ratio(made)}, {len(told.a)} pairs"
+        f"{name}: the defaults are as fast as the best candidate: {_format_ratio(made)}, "
+        f"{len(comparison.a)} pairs"
     )
 
 
-def _ratio(one: "Profile") -> str:
+def _format_ratio(one: "Profile") -> str:
     return f"{one.ratio:.3f}x ({one.low:.3f} to {one.high:.3f})"
 
 
-def _show(config: "Config", ui: "UI") -> None:
+def _list_profiles(config: "Config", ui: "UI") -> None:
     from dataclasses import asdict
 
     from llmcli.hardware import profile
 
-    found = profile.kept(config, ui.warn)
+    profiles = profile.kept(config, ui.warn)
     if ui.json:
         ui.result(
             [
-                {**asdict(one), "flags": profile.words(one.settings), "here": one.here}
-                for one in found
+                {
+                    **asdict(saved_profile),
+                    "flags": profile.words(saved_profile.settings),
+                    "here": saved_profile.here,
+                }
+                for saved_profile in profiles
             ]
         )
         return
-    if not found:
-        ui.text("no profile is kept: llmcli bench tune REF finds one")
+    if not profiles:
+        ui.text("no saved profiles: llmcli bench tune REF makes one")
         return
     rows = [
         (
-            one.model,
-            profile.words(one.settings) or "the defaults",
-            one.objective,
-            _ratio(one),
-            one.date,
-            "this one" if one.here else "another",
+            saved_profile.model,
+            profile.words(saved_profile.settings) or "the defaults",
+            saved_profile.objective,
+            _format_ratio(saved_profile),
+            saved_profile.date,
+            "this one" if saved_profile.here else "another",
         )
-        for one in found
+        for saved_profile in profiles
     ]
-    ui.table(("model", "flags", "for", "of the defaults' speed", "date", "machine and build"), rows)
+    ui.table(("model", "flags", "for", "times defaults' speed", "date", "machine and build"), rows)
 
 
 def _forget(ref: str, config: "Config", ui: "UI") -> None:
@@ -363,14 +381,14 @@ def _forget(ref: str, config: "Config", ui: "UI") -> None:
     from llmcli.hardware import profile
     from quant import container
 
-    wanted = fetch.resolve(ref, config)
-    model = present(wanted, config, ui, ref)
+    resolved = fetch.resolve(ref, config)
+    model = present(resolved, config, ui, ref)
     header = container.read(model.path) if model and model.kind == "gguf" else None
-    gone = profile.forget(config, wanted.ref.full, header)
+    deleted = profile.forget(config, resolved.ref.full, header)
     if ui.json:
-        ui.result({"forgotten": [str(path) for path in gone]})
+        ui.result({"forgotten": [str(path) for path in deleted]})
     else:
-        ui.text(f"{several(len(gone), 'profile')} of {wanted.ref.full} forgotten")
+        ui.text(f"deleted {several(len(deleted), 'profile')} of {resolved.ref.full}")
 
 
 BENCHES = (grouped(tune),)

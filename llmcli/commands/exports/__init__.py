@@ -1,6 +1,4 @@
-"""`llmcli export`: each module of this folder exports EXPORTS, other engines by their functions'
-names.
-"""
+"""`llmcli export`: each module of this folder exports EXPORTS, its subcommands by function name."""
 
 import typer
 
