@@ -32,7 +32,7 @@ def make_app(bridge: Bridge, settings: Settings) -> Starlette:
     service = Service(bridge, settings, Vectors(bridge), Room(settings.max_body))
     middleware = [
         Middleware(Guard, settings=settings),
-        Middleware(Bodies, room=service.room),
+        Middleware(Bodies, budget=service.room),
         Middleware(readable, settings=settings),
     ]
     handlers: dict[Any, Any] = {

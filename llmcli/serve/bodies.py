@@ -29,8 +29,8 @@ class Place:
     do nothing.
     """
 
-    def __init__(self, room: "Room", size: int) -> None:
-        self._room, self._size = room, size
+    def __init__(self, budget: "Room", size: int) -> None:
+        self._budget, self._size = budget, size
 
     def __enter__(self) -> Self:
         return self
@@ -47,12 +47,12 @@ class Place:
         """Free what exceeds `size`, the body's actual size in bytes."""
         excess = max(0, self._size - size)
         self._size -= excess
-        self._room.give(excess)
+        self._budget.give(excess)
 
     def leave(self) -> None:
         """Free the memory: the body is parsed, or its answer is no longer wanted."""
         size, self._size = self._size, 0
-        self._room.give(size)
+        self._budget.give(size)
 
 
 class Room:
@@ -90,40 +90,40 @@ class Room:
 class Bodies:
     """Middleware that reserves memory for the bodies of HTTP requests."""
 
-    def __init__(self, app: ASGIApp, room: Room) -> None:
-        self.app, self._room = app, room
+    def __init__(self, app: ASGIApp, budget: Room) -> None:
+        self.app, self._budget = app, budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request and count the bytes of its body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        read, place, reserved = 0, Place(self._room, 0), False
+        read, reservation, reserved = 0, Place(self._budget, 0), False
 
-        async def taken() -> Message:
-            nonlocal read, place, reserved
+        async def counted_receive() -> Message:
+            nonlocal read, reservation, reserved
             message = await receive()
             chunk = message.get("body", b"")
             read += len(chunk)
             # A client that leaves a stream brings no more bytes.
             if chunk and read > SMALL and not reserved:
-                place, reserved = await self._room.take(_told(scope)), True
+                reservation, reserved = await self._budget.take(_content_length(scope)), True
             return message
 
-        async def sent(message: Message) -> None:
+        async def releasing_send(message: Message) -> None:
             nonlocal reserved
             if message["type"] == "http.response.start":
-                place.leave()
+                reservation.leave()
                 reserved = False
             await send(message)
 
         try:
-            await self.app(scope, taken, sent)
+            await self.app(scope, counted_receive, releasing_send)
         finally:
-            place.leave()
+            reservation.leave()
 
 
-def _told(scope: Scope) -> int:
+def _content_length(scope: Scope) -> int:
     """Return the body's length by its Content-Length; a chunked body may have any length."""
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return int(length) if length.isdigit() and len(length) < 20 else 1 << 62

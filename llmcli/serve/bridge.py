@@ -120,11 +120,11 @@ class Answering(AsyncIterator[Event]):
             self._wake.set()
             self._bridge.forget(self)
 
-    def take(self, told: list[Told]) -> None:
+    def take(self, events: list[Told]) -> None:
         """Accept new events. Called on the event loop."""
-        self._arrived += told
+        self._arrived += events
         self._wake.set()
-        for _, answer in told:
+        for _, answer in events:
             if answer is not None:
                 self._bridge.meter.over(answer)
 
@@ -147,13 +147,13 @@ class Bridge:
     ) -> None:
         self.runner, self.parallel, self.most_waiting = runner, parallel, waiting
         self.meter = Meter()
-        self._gathering = Gathering(every)
+        self._batcher = Gathering(every)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         # By the engine's id: the reader, and the number of its answer.
         self._streams: dict[int, tuple[Answering, int]] = {}
         self._lock = threading.Lock()
         self._open = 0  # unfinished answers
-        self._seconds = 1.0  # smoothed time of an answer from its first pass on
+        self._answer_seconds = 1.0  # smoothed time of an answer from its first pass on
         self._stopping = self._ended = False
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
@@ -162,8 +162,8 @@ class Bridge:
         # One thread for templates and their tokens, one for grammars (neither may be used by two
         # threads at once), and one for texts that are only tokenized, so that a long schema or text
         # does not delay other prompts.
-        self._writers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in KINDS}
-        self._making = {kind: threading.Lock() for kind in KINDS}
+        self._workers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in KINDS}
+        self._worker_locks = {kind: threading.Lock() for kind in KINDS}
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
         self._thread.start()
 
@@ -189,14 +189,14 @@ class Bridge:
         with self._lock:
             if self._open and self._open + answering.count > self.parallel + self.most_waiting:
                 self.meter.refused("busy")
-                raise Busy(self._open, self._patience())
+                raise Busy(self._open, self._retry_after())
             self._open += answering.count
         self._inbox.put(partial(self._submit, answering, time.perf_counter()))
         return answering
 
     async def call(self, function: Callable[[], T]) -> T:
         """Return what `function` returns, run on the engine's thread between two steps."""
-        return await asyncio.wrap_future(self._ask(function))
+        return await asyncio.wrap_future(self._enqueue(function))
 
     async def prepare(
         self, function: Callable[..., T], *args: object, kind: str = "prompts", short: bool = False
@@ -207,7 +207,7 @@ class Bridge:
         `short` work runs on the event loop if that worker is idle, which avoids the wait for
         another thread on a busy machine.
         """
-        making = self._making[kind]
+        making = self._worker_locks[kind]
         if short and making.acquire(blocking=False):
             try:
                 return function(*args)
@@ -218,14 +218,14 @@ class Bridge:
             with making:
                 return function(*args)
 
-        return await asyncio.get_running_loop().run_in_executor(self._writers[kind], made)
+        return await asyncio.get_running_loop().run_in_executor(self._workers[kind], made)
 
     async def drain(self, seconds: float) -> None:
         """Accept no requests and wait for the running ones; cancel them after `seconds`."""
         self._stopping = True
-        over: Future[None] = Future()
-        self._inbox.put(partial(self._when_idle, over))
-        waited = asyncio.wrap_future(over)
+        idle: Future[None] = Future()
+        self._inbox.put(partial(self._add_idle_waiter, idle))
+        waited = asyncio.wrap_future(idle)
         try:
             await asyncio.wait_for(asyncio.shield(waited), seconds)
         except TimeoutError:
@@ -243,7 +243,7 @@ class Bridge:
         self._stopping = True
         self._inbox.put(self._end)
         self._thread.join()
-        for writer in self._writers.values():
+        for writer in self._workers.values():
             writer.shutdown()
         if self._error is not None:
             raise self._error
@@ -256,32 +256,32 @@ class Bridge:
 
     def _run(self) -> None:
         try:
-            self._work()
+            self._run_engine()
         except BaseException as error:  # noqa: BLE001 (readers receive it, and close() raises it)
             self._error = error
             self._fail(error)
-            self._tell_idle()
+            self._notify_idle()
             self.died()
         # until close(), every later request gets the error
         while not (self._ended and self._inbox.empty()):
             self._inbox.get()()
-            self._tell_idle()
+            self._notify_idle()
         self._fail(self._error or Stopping())
 
-    def _work(self) -> None:
+    def _run_engine(self) -> None:
         engine = self.runner.engine
         while not self._ended:
             if not self._inbox.empty():
-                self._gathering.hand_over()  # the new request may bring a long prompt
+                self._batcher.hand_over()  # the new request may bring a long prompt
             while not self._inbox.empty() or not (engine.busy or self._ended):
                 self._inbox.get()()
-                self._tell_idle()  # a drain may be all that is left to do
+                self._notify_idle()  # a drain may be all that is left to do
             if engine.busy and not self._ended:
                 self._step()
-            self._tell_idle()
+            self._notify_idle()
 
     def _step(self) -> None:
-        engine, gathering, begun = self.runner.engine, self._gathering, time.perf_counter()
+        engine, gathering, begun = self.runner.engine, self._batcher, time.perf_counter()
         try:
             if events := engine.step():
                 self.meter.heard()
@@ -296,12 +296,12 @@ class Bridge:
             if event.finish is not None:
                 answer = engine.answer(event.sequence)
                 del self._streams[event.sequence]
-                self._over(answer)
+                self._record_time(answer)
             gathering.add(answering, replace(event, sequence=number), answer)
         if gathering.due(time.perf_counter() - begun) or not engine.steady:
             gathering.hand_over()
 
-    def _submit(self, answering: Answering, asked: float) -> None:
+    def _submit(self, answering: Answering, submitted: float) -> None:
         if answering.closed or self._ended or self._error:
             self._count(-answering.count)
             if answering.closed:
@@ -312,7 +312,9 @@ class Bridge:
         numbers = iter(range(answering.count))
         try:
             for request in answering.requests:
-                timed = request if request.started is not None else replace(request, started=asked)
+                timed = (
+                    request if request.started is not None else replace(request, started=submitted)
+                )
                 for sequence in self.runner.engine.sample(timed, answering.samples):
                     self._streams[sequence] = answering, next(numbers)
         except UserError as error:
@@ -321,7 +323,7 @@ class Bridge:
             soon(answering.loop, partial(answering.fail, error))
 
     def _drop(self, answering: Answering) -> None:
-        self._gathering.forget(answering)
+        self._batcher.forget(answering)
         for sequence in [
             sequence for sequence, (reader, _) in self._streams.items() if reader is answering
         ]:
@@ -335,30 +337,30 @@ class Bridge:
             self.runner.engine.cancel(sequence)
 
     def _fail(self, error: BaseException) -> None:
-        self._gathering.hand_over()
+        self._batcher.hand_over()
         for answering in {id(reader): reader for reader, _ in self._streams.values()}.values():
-            self._gathering.forget(answering)
+            self._batcher.forget(answering)
             soon(answering.loop, partial(answering.fail, error))
         self._count(-len(self._streams))
         self._streams.clear()
 
-    def _over(self, answer: Answer) -> None:
+    def _record_time(self, answer: Answer) -> None:
         self._count(-1)
         spent = (sum(token.ms for token in answer.tokens) - answer.queue_ms) / 1e3
-        self._seconds += (max(0.0, spent) - self._seconds) / 8
+        self._answer_seconds += (max(0.0, spent) - self._answer_seconds) / 8
 
     def _count(self, more: int) -> None:
         with self._lock:
             self._open += more
 
-    def _patience(self) -> int:
+    def _retry_after(self) -> int:
         """Return the seconds until about all waiting answers have started."""
         return min(
             LONGEST_WAIT,
-            max(1, round(self._seconds * (self._open - self.parallel + 1) / self.parallel)),
+            max(1, round(self._answer_seconds * (self._open - self.parallel + 1) / self.parallel)),
         )
 
-    def _ask(self, function: Callable[[], T]) -> "Future[T]":
+    def _enqueue(self, function: Callable[[], T]) -> "Future[T]":
         future: Future[T] = Future()
 
         def run() -> None:
@@ -380,10 +382,10 @@ class Bridge:
         self._inbox.put(run)
         return future
 
-    def _when_idle(self, over: "Future[None]") -> None:
+    def _add_idle_waiter(self, over: "Future[None]") -> None:
         self._idle.append(over)
 
-    def _tell_idle(self) -> None:
+    def _notify_idle(self) -> None:
         while self._idle and (self._ended or self._error or not self.runner.engine.busy):
             over = self._idle.pop()
             if over.set_running_or_notify_cancel():

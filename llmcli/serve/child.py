@@ -37,9 +37,9 @@ class Child:
         self._calls: dict[int, asyncio.Queue[Any]] = {}
         self._count = 0
         self._why = "the model is starting"
-        self._up = asyncio.Event()
+        self._available = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
         self._process: Any = None
         self._link: socket.socket | None = None
         self.facts: dict[str, Any] = {}
@@ -86,13 +86,13 @@ class Child:
         """From now on, on this event loop, read the process's messages and restart it when it
         ends.
         """
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._watch())
+        if self._supervisor is None:
+            self._supervisor = asyncio.create_task(self._supervise())
 
     def close(self) -> None:
         """End the process; its running requests are dropped."""
-        if self._keeper:
-            self._keeper.cancel()
+        if self._supervisor:
+            self._supervisor.cancel()
         if self._link:
             self._link.close()
         if self._process:
@@ -103,16 +103,16 @@ class Child:
 
     def stop(self) -> None:
         """Cancel every answer now."""
-        self._lose("the server is stopping")
+        self._fail_calls("the server is stopping")
 
     async def wait(self, seconds: float) -> str:
         """Wait until the model is available; return "", or the reason why it is not."""
         self.keep()
         # a process that was just started is available after one turn of the loop
         await asyncio.sleep(0)
-        if not self._up.is_set():
+        if not self._available.is_set():
             try:
-                await asyncio.wait_for(self._up.wait(), seconds)
+                await asyncio.wait_for(self._available.wait(), seconds)
             except TimeoutError:
                 return self._why
         return ""
@@ -121,15 +121,15 @@ class Child:
         self, scope: dict[str, Any], body: bytes, key: bytes
     ) -> AsyncGenerator[Message, None]:
         """Implements Upstream.ask."""
-        number, queue = self._begin(scope)
+        number, queue = self._open_call(scope)
         try:
-            self._tell(number, {"type": "http.request", "body": body, "more_body": False})
-            while (message := await self._next(queue)) is not None:
+            self._send(number, {"type": "http.request", "body": body, "more_body": False})
+            while (message := await self._next_message(queue)) is not None:
                 yield message
         finally:
-            self._forget(number)
+            self._close_call(number)
 
-    def _begin(self, scope: dict[str, Any]) -> "tuple[int, asyncio.Queue[Any]]":
+    def _open_call(self, scope: dict[str, Any]) -> "tuple[int, asyncio.Queue[Any]]":
         self._count += 1
         queue: asyncio.Queue[Any] = asyncio.Queue()
         if self._writer is None:
@@ -138,29 +138,29 @@ class Child:
         self._writer.write(packed(("open", self._count, scope)))
         return self._count, queue
 
-    def _tell(self, number: int, message: Message) -> None:
+    def _send(self, number: int, message: Message) -> None:
         if self._writer is not None and number in self._calls:
             self._writer.write(packed(("in", number, message)))
 
-    def _forget(self, number: int) -> None:
-        self._tell(number, {"type": "http.disconnect"})
+    def _close_call(self, number: int) -> None:
+        self._send(number, {"type": "http.disconnect"})
         self._calls.pop(number, None)
 
-    async def _next(self, queue: "asyncio.Queue[Any]") -> Message | None:
+    async def _next_message(self, queue: "asyncio.Queue[Any]") -> Message | None:
         item = await queue.get()
         if isinstance(item, Lost):
             raise item
         message: Message | None = item
         return message
 
-    async def _watch(self) -> None:
+    async def _supervise(self) -> None:
         """Read the process's messages; restart it when it ends."""
         failures = 0
         while True:
             if self._link is not None:
                 failures = 0
-                await self._listen(self._link)
-                self._lose(f"its process ended ({await self._end()})")
+                await self._read_frames(self._link)
+                self._fail_calls(f"its process ended ({await self._wait_for_exit()})")
                 self._note(f"the model was lost: {self._why}; restarting it")
             await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
             failures += 1
@@ -173,9 +173,9 @@ class Child:
                     self._note(f"the model does not start: {error}")
                 self._why = str(error)
 
-    async def _listen(self, link: socket.socket) -> None:
+    async def _read_frames(self, link: socket.socket) -> None:
         reader, self._writer = await asyncio.open_connection(sock=link)
-        self._up.set()
+        self._available.set()
         try:
             while frame := await asyncio.wait_for(read(reader), STUCK):
                 kind, number, content = frame
@@ -186,17 +186,18 @@ class Child:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
         finally:
-            self._up.clear()  # before the process has ended: new requests wait for the next one
+            # before the process has ended: new requests wait for the next one
+            self._available.clear()
             self._writer.close()
             self._writer, self._link = None, None
 
-    async def _end(self) -> str:
+    async def _wait_for_exit(self) -> str:
         await asyncio.to_thread(self._process.join)
         code = self._process.exitcode
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
-    def _lose(self, why: str) -> None:
-        self._up.clear()
+    def _fail_calls(self, why: str) -> None:
+        self._available.clear()
         self._why = why
         for queue in self._calls.values():
             queue.put_nowait(Lost(why))

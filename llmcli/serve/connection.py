@@ -27,14 +27,14 @@ class Connection(Base):  # type: ignore[misc]  # uvicorn chooses the class
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._head = self._rest = self._unread = 0
-        self._late: asyncio.TimerHandle | None = None
-        self._stuck: asyncio.TimerHandle | None = None
+        self._head = self._unread_body = self._unsent = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the timer of the first head."""
         super().connection_made(transport)
-        self._wait()
+        self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, then count its bytes as part of a head, of a body, or of a body that was
@@ -47,15 +47,15 @@ class Connection(Base):  # type: ignore[misc]  # uvicorn chooses the class
         super().data_received(data)
         # A request was parsed, or the connection is a WebSocket now.
         if self.cycle is not before or self.transport.get_protocol() is not self:
-            self._head = self._rest = 0
-            self._calm()
+            self._head = self._unread_body = 0
+            self._stop_head_timer()
         elif in_unread_body:
-            self._rest += len(data)
-            self._bounded(self._rest, REST)
+            self._unread_body += len(data)
+            self._limit(self._unread_body, REST)
         # While reading is paused, uvicorn keeps the data until the running request has ended.
         elif in_head and self.transport.is_reading():
             self._head += len(data)
-            self._bounded(self._head, LARGEST, wait=is_idle)
+            self._limit(self._head, LARGEST, wait=is_idle)
 
     def send_400_response(self, msg: str) -> None:
         """Respond to bytes that are not HTTP if no other answer is running; otherwise close the
@@ -76,42 +76,42 @@ class Connection(Base):  # type: ignore[misc]  # uvicorn chooses the class
     def pause_writing(self) -> None:
         """Start the timer of a client that reads more slowly than the server writes."""
         super().pause_writing()
-        self._unread = self.transport.get_write_buffer_size()
-        self._stuck = self.loop.call_later(PATIENCE, self._look)
+        self._unsent = self.transport.get_write_buffer_size()
+        self._read_timer = self.loop.call_later(PATIENCE, self._check_reader)
 
     def resume_writing(self) -> None:
         """Stop the timer: the client has caught up."""
-        if self._stuck is not None:
-            self._stuck.cancel()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
-        self._calm()
-        if self._stuck is not None:
-            self._stuck.cancel()
+        self._stop_head_timer()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
         super().connection_lost(exc)
 
-    def _look(self) -> None:
+    def _check_reader(self) -> None:
         """Abort if the client has read nothing since the last check; a slow client may continue."""
         unread = self.transport.get_write_buffer_size()
-        if unread >= self._unread:
+        if unread >= self._unsent:
             self.transport.abort()
         else:
-            self._unread = unread
-            self._stuck = self.loop.call_later(PATIENCE, self._look)
+            self._unsent = unread
+            self._read_timer = self.loop.call_later(PATIENCE, self._check_reader)
 
-    def _bounded(self, count: int, most: int, wait: bool = True) -> None:
+    def _limit(self, count: int, most: int, wait: bool = True) -> None:
         if count > most:
             self.transport.close()
         elif wait:
-            self._wait()
+            self._start_head_timer()
 
-    def _wait(self) -> None:
-        if self._late is None:
-            self._late = self.loop.call_later(PATIENCE, self.transport.close)
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(PATIENCE, self.transport.close)
 
-    def _calm(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

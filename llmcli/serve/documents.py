@@ -18,7 +18,7 @@ class Documents:
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
-        self._status, self._between, self._held = 500, b"", b""
+        self._status, self._separator, self._buffer = 500, b"", b""
         self._error: dict[str, Any] | None = None
         self._ended = False
 
@@ -31,15 +31,15 @@ class Documents:
                 for name, value in message["headers"]
                 if name.lower() == b"content-type"
             ]
-            self._between = SEPARATORS.get("".join(kinds).partition(";")[0], b"")
+            self._separator = SEPARATORS.get("".join(kinds).partition(";")[0], b"")
         elif message["type"] == "http.response.body":
-            self._held += message.get("body", b"")
-            if self._between:
-                *complete, self._held = self._held.split(self._between)
+            self._buffer += message.get("body", b"")
+            if self._separator:
+                *complete, self._buffer = self._buffer.split(self._separator)
                 for piece in complete:
                     self._take(piece)
-            elif not message.get("more_body") and self._held:
-                self._take(self._held)
+            elif not message.get("more_body") and self._buffer:
+                self._take(self._buffer)
             self._ended = not message.get("more_body")
 
     def over(self, _: object) -> None:
@@ -69,7 +69,7 @@ class Documents:
         )
 
     def _take(self, piece: bytes) -> None:
-        if self._between == SEPARATORS["text/event-stream"]:
+        if self._separator == SEPARATORS["text/event-stream"]:
             piece = b"".join(line[6:] for line in piece.split(b"\n") if line.startswith(b"data: "))
         if not piece or piece == b"[DONE]":
             return

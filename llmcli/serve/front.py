@@ -77,23 +77,23 @@ class Front:
         self.room = Room(settings.max_body)
         self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, self.room)
         registry.forms()  # load the forms now, not during the first request
-        self._open = 0
+        self._n_open = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request or WebSocket."""
-        self._open += 1
+        self._n_open += 1
         self._idle.clear()
         try:
             if scope["type"] == "websocket":
-                await self._talk(scope, receive, send)
+                await self._serve_socket(scope, receive, send)
             elif scope["type"] == "http":
                 await self._bodies(scope, receive, send)
         finally:
-            self._open -= 1
-            if not self._open:
+            self._n_open -= 1
+            if not self._n_open:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> None:
@@ -117,7 +117,7 @@ class Front:
             # Without a valid key the body is not read: the application refuses the request.
             has_key = keys.allowed(request.headers, self.settings.keys)
             raw = await whole(request, self.settings.max_body) if has_key else b""
-            await unless_gone(receive, self._asked(portable(scope), raw, send))
+            await unless_gone(receive, self._forward(portable(scope), raw, send))
         except Gone:
             return
         except Problem as error:
@@ -125,19 +125,21 @@ class Front:
             response = json_response(document(error, scope["path"]), error.status, headers)
             await readable(response, self.settings)(scope, receive, send)
 
-    async def _asked(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
+    async def _forward(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
         """Send a request to the upstream until it is answered. Raises ApiError if that fails."""
         key, why = key_of(raw), ""
         key, why = key_of(raw), ""
         # A health check wants to know the state now.
         patience = 0.0 if scope["path"].endswith("/health") else PATIENCE
-        sent = _Sent(send, registry.form(scope["path"]))
+        sent = _SentAnswer(send, registry.form(scope["path"]))
         tries, pauses = TRIES, round(PATIENCE / PAUSE)
         while tries and pauses:
             if why := await self.upstream.wait(patience):
                 break
             try:
-                await self._once(sent.known.put(scope) if sent.known else scope, raw, key, sent)
+                await self._forward_once(
+                    sent.known.put(scope) if sent.known else scope, raw, key, sent
+                )
                 return
             except Full:
                 pauses -= 1
@@ -159,7 +161,9 @@ class Front:
         )
         raise Problem(message, 503, code="model_unavailable")
 
-    async def _once(self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_Sent") -> None:
+    async def _forward_once(
+        self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_SentAnswer"
+    ) -> None:
         """Send the request once and forward the answer. Raises ApiError before the first byte,
         UpstreamLost after it.
         """
@@ -176,7 +180,7 @@ class Front:
                 "the request could not be answered because of a bug; see the server's log", 500
             )
 
-    async def _talk(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket. Its requests are forwarded one by one like HTTP requests, so that it
         survives the loss of a model.
         """
@@ -200,9 +204,11 @@ class Front:
             )
             return
         await socket.accept()
-        await Talk(socket, partial(self._answers, portable(scope)), self.talks, self.room).run()
+        await Talk(
+            socket, partial(self._socket_documents, portable(scope)), self.talks, self.room
+        ).run()
 
-    async def _answers(
+    async def _socket_documents(
         self, scope: dict[str, Any], path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
         headers = [(name, value) for name, value in scope["headers"] if name.lower() in KEPT]
@@ -217,7 +223,7 @@ class Front:
             "headers": [*headers, (b"content-type", b"application/json")],
         }
         documents = Documents()
-        task = asyncio.ensure_future(self._asked(http, encoded(body), documents.send))
+        task = asyncio.ensure_future(self._forward(http, encoded(body), documents.send))
         task.add_done_callback(documents.over)
         try:
             while (document_ := await documents.queue.get()) is not None:
@@ -228,7 +234,7 @@ class Front:
             task.cancel()
 
 
-class _Sent:
+class _SentAnswer:
     """What was sent of one answer, and its stream position: None once the answer cannot be
     continued.
     """

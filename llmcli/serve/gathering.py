@@ -30,7 +30,7 @@ class Reader(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
-    def take(self, told: list[Told]) -> None: ...
+    def take(self, events: list[Told]) -> None: ...
 
 
 class Gathering:
@@ -40,45 +40,45 @@ class Gathering:
 
     def __init__(self, every: float) -> None:
         self.every = every
-        self._held: dict[Reader, list[Told]] = {}
+        self._pending: dict[Reader, list[Told]] = {}
         # readers whose answers have begun and not ended since the last delivery
-        self._told: set[Reader] = set()
+        self._started: set[Reader] = set()
         self._urgent = False
         self._last = 0.0  # time of the last delivery
 
     def add(self, reader: Reader, event: Event, answer: Answer | None) -> None:
         """Add an event for a reader."""
-        self._held.setdefault(reader, []).append(Told(event, answer))
-        self._urgent |= answer is not None or reader not in self._told
+        self._pending.setdefault(reader, []).append(Told(event, answer))
+        self._urgent |= answer is not None or reader not in self._started
 
     def due(self, spent: float) -> bool:
         """Return whether the held events must not wait for another pass, which will take about as
         long as the last one: `spent`.
         """
-        return bool(self._held) and (
+        return bool(self._pending) and (
             self._urgent or time.perf_counter() + spent > self._last + self.every
         )
 
     def hand_over(self) -> None:
         """Deliver all held events, with one call for each event loop."""
-        if not self._held:
+        if not self._pending:
             return
         loops: dict[asyncio.AbstractEventLoop, list[tuple[Reader, list[Told]]]] = {}
-        for reader, events in self._held.items():
+        for reader, events in self._pending.items():
             loops.setdefault(reader.loop, []).append((reader, events))
             has_ended = any(answer is not None for _, answer in events)
-            (self._told.discard if has_ended else self._told.add)(reader)
-        self._held, self._urgent, self._last = {}, False, time.perf_counter()
+            (self._started.discard if has_ended else self._started.add)(reader)
+        self._pending, self._urgent, self._last = {}, False, time.perf_counter()
         for loop, batch in loops.items():
-            soon(loop, partial(_hand_out, batch))
+            soon(loop, partial(_deliver_all, batch))
 
     def forget(self, reader: Reader) -> None:
         """Drop the events of a reader that reads no more."""
-        self._held.pop(reader, None)
-        self._told.discard(reader)
+        self._pending.pop(reader, None)
+        self._started.discard(reader)
 
 
-def _hand_out(batch: list[tuple[Reader, list[Told]]]) -> None:
+def _deliver_all(batch: list[tuple[Reader, list[Told]]]) -> None:
     for reader, events in batch:
         reader.take(events)
 

@@ -36,7 +36,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self._settings = app, settings
-        self._hosts = OURS | {settings.host.lower(), *map(_name, settings.allow_hosts)}
+        self._hosts = OURS | {settings.host.lower(), *map(_host_name, settings.allow_hosts)}
         # With keys the server needs no protection: a page does not know the key.
         self._any_host = bool(settings.keys) or ANY in settings.allow_hosts or ANY in settings.cors
 
@@ -60,8 +60,8 @@ class Guard:
     def check(self, kind: str, method: str, headers: Mapping[str, str]) -> None:
         """Raise ApiError for a request that a foreign page sent or may have sent."""
         host, origin = headers.get("host"), headers.get("origin")
-        if host is not None and not self._any_host and not self._ours(host):
-            name = _name(host)
+        if host is not None and not self._any_host and not self._is_own_host(host):
+            name = _host_name(host)
             raise Problem(
                 f"this server is not called {name!r};"
                 f" start it with --allow-host {name} to accept it",
@@ -84,9 +84,9 @@ class Guard:
         ):
             raise Problem(f"a web page must send application/json, not {content_type[:60]}", 415)
 
-    def _ours(self, host: str) -> bool:
-        name = _name(host)
-        return name in self._hosts or name.endswith(".localhost") or _number(name)
+    def _is_own_host(self, host: str) -> bool:
+        name = _host_name(host)
+        return name in self._hosts or name.endswith(".localhost") or _is_ip_address(name)
 
 
 def origin(text: str) -> str:
@@ -106,7 +106,7 @@ def origin(text: str) -> str:
 
 def host(text: str) -> str:
     """Return a host name given to --allow-host. Raises UserError for a text that is not one."""
-    name = ANY if text == ANY else _name(text)
+    name = ANY if text == ANY else _host_name(text)
     if not name or set(name) & set("/ @?#"):
         raise UserError(
             f"--allow-host {text!r} is not a host name",
@@ -123,14 +123,14 @@ def _netloc(origin: str) -> str:
         return ""
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
     """Return a Host in lower case, without its port and without the dot that ends a full name."""
     name, _, port = host.rpartition(":")
     host_name = name if name and port.isdigit() else host
     return host_name.strip("[]").rstrip(".").lower()[:255]
 
 
-def _number(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -45,9 +45,9 @@ class Known:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, Finish] = field(default_factory=dict)
 
-    def hear(self, told: Iterable[Told]) -> None:
+    def hear(self, marks: Iterable[Told]) -> None:
         """Add the marks of events that were sent."""
-        for number, token, finish in told:
+        for number, token, finish in marks:
             tokens = self.tokens.setdefault(number, [])
             if token is not None:
                 tokens.append(token)
@@ -68,20 +68,20 @@ class Past:
     sent.
     """
 
-    def __init__(self, known: Known | None) -> None:
+    def __init__(self, position: Known | None) -> None:
         self._left = (
-            {number: len(tokens) for number, tokens in known.tokens.items()} if known else {}
+            {number: len(tokens) for number, tokens in position.tokens.items()} if position else {}
         )
-        self._ends = known.ends if known else {}
+        self._ends = position.ends if position else {}
         self.begun = bool(self._left)
 
     def has(self, event: Event) -> bool:
         """Return whether this event was sent before; call it once for each event."""
         if event.token is None:
             return event.finish is not None and event.sequence in self._ends
-        left = self._left.get(event.sequence, 0)
-        self._left[event.sequence] = left - 1
-        return left > 0
+        remaining = self._left.get(event.sequence, 0)
+        self._left[event.sequence] = remaining - 1
+        return remaining > 0
 
 
 def told(events: Iterable[Event]) -> tuple[Told, ...]:

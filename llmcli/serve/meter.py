@@ -84,18 +84,18 @@ class Meter:
         self._lock = threading.Lock()
         self._histograms = {name: Histogram(ends) for name, (_, ends) in HISTOGRAMS.items()}
         self._finished: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
-        self._cached = self._gone = self._embedded = self._drafted = self._accepted = 0
-        self._last: float | None = None
+        self._rejected: Counter[str] = Counter()
+        self._cached = self._cancelled = self._embedded = self._drafted = self._accepted = 0
+        self._last_token_at: float | None = None
 
     def heard(self) -> None:
         """Record that a token was drawn."""
-        self._last = time.monotonic()
+        self._last_token_at = time.monotonic()
 
     @property
     def last_token_age(self) -> float | None:
         """Seconds since the last token of any answer; None before the first."""
-        return None if self._last is None else time.monotonic() - self._last
+        return None if self._last_token_at is None else time.monotonic() - self._last_token_at
 
     def over(self, answer: Answer) -> None:
         """Record a finished answer."""
@@ -123,12 +123,12 @@ class Meter:
     def gone(self, count: int) -> None:
         """Record answers that were cancelled because their client disconnected."""
         with self._lock:
-            self._gone += count
+            self._cancelled += count
 
     def refused(self, reason: str) -> None:
         """Record a rejected request."""
         with self._lock:
-            self._refused[reason] += 1
+            self._rejected[reason] += 1
 
     def embedded(self, tokens: int) -> None:
         """Record the tokens of embedded texts."""
@@ -155,7 +155,7 @@ class Meter:
                 "Answers preempted in a full cache, to be resumed later.",
                 load.preemptions,
             ),
-            ("requests_cancelled", "Answers cancelled by a disconnect.", self._gone),
+            ("requests_cancelled", "Answers cancelled by a disconnect.", self._cancelled),
             ("embedding_tokens", "Tokens of embedded texts.", self._embedded),
             ("spec_decode_num_draft_tokens", "Draft tokens.", self._drafted),
             ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", self._accepted),
@@ -168,7 +168,7 @@ class Meter:
             yield f"llmcli_request_success_total{labels} {self._finished[reason]}"
         yield from _head("admission_rejections_total", "counter", "Rejected requests by reason.")
         for reason in ("busy", "stopping"):
-            yield f'llmcli_admission_rejections_total{{reason="{reason}"}} {self._refused[reason]}'
+            yield f'llmcli_admission_rejections_total{{reason="{reason}"}} {self._rejected[reason]}'
 
     def _gauges(self, model: str, standing: Standing) -> Iterator[str]:
         load, kv = standing.load, standing.kv
@@ -199,12 +199,12 @@ class Meter:
             yield "# TYPE process_resident_memory_bytes gauge"
             yield f"process_resident_memory_bytes {standing.resident_bytes}"
         yield from _head("model_info", "gauge", "The served model.")
-        yield f'llmcli_model_info{{model="{_escaped(model)}"}} 1'
+        yield f'llmcli_model_info{{model="{_escape_label(model)}"}} 1'
 
 
 def _head(name: str, kind: str, about: str) -> tuple[str, str]:
     return f"# HELP llmcli_{name} {about}", f"# TYPE llmcli_{name} {kind}"
 
 
-def _escaped(value: str) -> str:
+def _escape_label(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -121,7 +121,7 @@ class Procedures:
 
     def __init__(self, service: Service) -> None:
         self._service, self._kinds = service, messages()
-        self._reading = asyncio.Semaphore(READING)
+        self._readers = asyncio.Semaphore(READING)
 
     def handlers(self) -> dict[str, Any]:
         """Return the methods for gRPC. They decode requests themselves, because gRPC reports
@@ -158,22 +158,22 @@ class Procedures:
         try:
             if name == "Health":  # it has no fields and needs no key, so nothing is read
                 return await function()
-            self._let_in(context)
-            raw, place = await self._whole(context)
-            with place:
-                return await function(self._read(name, raw))
+            self._require_key(context)
+            raw, reservation = await self._whole(context)
+            with reservation:
+                return await function(self._decode(name, raw))
         except Refusal as error:
             await _refuse(context, error)
 
     async def _stream(self, _: object, context: Any) -> AsyncIterator[Any]:
         try:
-            self._let_in(context)
-            raw, place = await self._whole(context)
-            with place:
-                request = self._read("Generate", raw)
+            self._require_key(context)
+            raw, reservation = await self._whole(context)
+            with reservation:
+                request = self._decode("Generate", raw)
                 async with aclosing(self._generate(request, self._client(context))) as answers:
                     async for answer in answers:
-                        place.leave()
+                        reservation.leave()
                         yield answer
         except Refusal as error:
             await _refuse(context, error)
@@ -186,7 +186,7 @@ class Procedures:
 
         try:
             async with asyncio.timeout(bodies.PATIENCE):
-                await self._reading.acquire()
+                await self._readers.acquire()
         except TimeoutError:
             raise Problem(
                 "too many requests are being read at once; retry later", 503, code="busy"
@@ -202,9 +202,9 @@ class Procedures:
         except TimeoutError:
             raise Problem(f"the request did not arrive within {PATIENCE:.0f} s", 408) from None
         finally:
-            self._reading.release()
+            self._readers.release()
 
-    def _read(self, name: str, raw: bytes) -> Any:
+    def _decode(self, name: str, raw: bytes) -> Any:
         from google.protobuf.message import DecodeError
 
         try:
@@ -212,7 +212,7 @@ class Procedures:
         except DecodeError as error:
             raise Problem(f"the bytes are not a valid {name}Request: {error}") from None
 
-    def _let_in(self, context: Any) -> None:
+    def _require_key(self, context: Any) -> None:
         metadata = dict(context.invocation_metadata() or ())
         if not keys.allowed(metadata, self._service.settings.keys):
             raise Problem(

@@ -65,8 +65,10 @@ async def read(reader: asyncio.StreamReader) -> Frame | None:
 def read_now(link: socket.socket) -> Frame | None:
     """Return the next frame, or None if the other end is closed. Blocks."""
     try:
-        head = _exactly(link, HEAD.size)
-        frame: Frame | None = marshal.loads(_exactly(link, HEAD.unpack(head)[0])) if head else None
+        head = _read_exactly(link, HEAD.size)
+        frame: Frame | None = (
+            marshal.loads(_read_exactly(link, HEAD.unpack(head)[0])) if head else None
+        )
     except OSError:
         return None
     return frame
@@ -101,7 +103,7 @@ def live(open_model: Open, link: socket.socket) -> None:
 async def _serve(app: ASGIApp, bridge: Bridge, link: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=link)
     calls: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
-    beating = asyncio.create_task(_beat(bridge, writer))
+    beating = asyncio.create_task(_send_heartbeats(bridge, writer))
     # When the engine has died, closing the link makes the other end restart the process.
     beating.add_done_callback(lambda _: writer.close())
     try:
@@ -109,7 +111,7 @@ async def _serve(app: ASGIApp, bridge: Bridge, link: socket.socket) -> None:
             kind, number, content = frame
             if kind == "open":
                 queue: asyncio.Queue[Any] = asyncio.Queue()
-                task = asyncio.create_task(_call(app, number, content, queue, writer))
+                task = asyncio.create_task(_run_request(app, number, content, queue, writer))
                 calls[number] = task, queue
                 task.add_done_callback(partial(_forget, calls, number))
             elif number in calls:
@@ -125,7 +127,7 @@ def _forget(calls: dict[int, Any], number: int, task: object) -> None:
     calls.pop(number, None)
 
 
-async def _call(
+async def _run_request(
     app: ASGIApp, number: int, scope: Any, queue: "asyncio.Queue[Any]", writer: Any
 ) -> None:
     async def send(message: Any) -> None:
@@ -146,7 +148,7 @@ async def _call(
             writer.write(packed(("end", number, None)))
 
 
-async def _beat(bridge: Bridge, writer: Any) -> None:
+async def _send_heartbeats(bridge: Bridge, writer: Any) -> None:
     """Send heartbeats while the engine's thread still completes its steps."""
     while True:
         await bridge.call(lambda: None)
@@ -154,7 +156,7 @@ async def _beat(bridge: Bridge, writer: Any) -> None:
         await asyncio.sleep(BEAT)
 
 
-def _exactly(link: socket.socket, size: int) -> bytes:
+def _read_exactly(link: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         chunk = link.recv(size - len(data))

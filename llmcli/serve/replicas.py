@@ -79,8 +79,8 @@ class Replica:
     """What Ray Serve runs: one open model and its application."""
 
     def __init__(self, open_model: Open) -> None:
-        self._held = ExitStack()
-        self._bridge, settings = self._held.enter_context(open_model())
+        self._stack = ExitStack()
+        self._bridge, settings = self._stack.enter_context(open_model())
         self._app: Any = make_app(self._bridge, settings)
         self._facts = {"names": settings.names, "n_ctx": self._bridge.runner.n_ctx}
 
@@ -115,7 +115,7 @@ class Replica:
             with suppress(asyncio.CancelledError):
                 await work
 
-    async def tell(self, scope: dict[str, Any], body: bytes) -> tuple[str, list[Message]]:
+    async def answer_whole(self, scope: dict[str, Any], body: bytes) -> tuple[str, list[Message]]:
         """Return this replica's name and its whole answer to a request that all replicas
         receive.
         """
@@ -130,16 +130,19 @@ class Replica:
 
     def __del__(self) -> None:
         """Close the model: Ray ends a replica this way."""
-        if hasattr(self, "_held"):
-            self._held.close()
+        if hasattr(self, "_stack"):
+            self._stack.close()
 
 
 class Replicas:
     """The front server's upstream over a handle of Ray Serve."""
 
     def __init__(self, handle: Any) -> None:
-        self._asking, self._handle = handle.options(method_name="ask", stream=True), handle
-        self._under_way: set[Any] = set()
+        self._streaming_handle, self._handle = (
+            handle.options(method_name="ask", stream=True),
+            handle,
+        )
+        self._running: set[Any] = set()
 
     def facts(self) -> dict[str, Any]:
         """Return what a replica reports about its model."""
@@ -151,11 +154,11 @@ class Replicas:
     ) -> AsyncGenerator[Message, None]:
         """Implements Upstream.ask; requests for merged documents go to all replicas."""
         if scope["path"] in SUMMED and scope["method"] == "GET":
-            for message in await self._of_all(scope, body):
+            for message in await self._ask_all(scope, body):
                 yield message
             return
-        response = self._asking.remote(scope, body, key=key)
-        self._under_way.add(response)
+        response = self._streaming_handle.remote(scope, body, key=key)
+        self._running.add(response)
         try:
             async for message in response:
                 yield message
@@ -164,18 +167,18 @@ class Replicas:
         except (RayError, RayServeException) as error:
             raise Lost(str(error)) from None
         finally:
-            self._under_way.discard(response)
+            self._running.discard(response)
             response.cancel()
 
-    async def _of_all(self, scope: dict[str, Any], body: bytes) -> list[Message]:
+    async def _ask_all(self, scope: dict[str, Any], body: bytes) -> list[Message]:
         """Return the merged answer of all replicas, or the first error (such as a missing key)."""
 
-        def told() -> list[tuple[str, list[Message]]]:
-            response: Any = self._handle.broadcast("tell", scope, body)
+        def broadcast() -> list[tuple[str, list[Message]]]:
+            response: Any = self._handle.broadcast("answer_whole", scope, body)
             return list(response.results(timeout_s=STUCK))
 
         try:
-            answers = dict(await asyncio.to_thread(told))
+            answers = dict(await asyncio.to_thread(broadcast))
         except (RayError, RayServeException, TimeoutError) as error:
             raise Lost(str(error)) from None
         if not answers:
@@ -203,7 +206,7 @@ class Replicas:
 
     def stop(self) -> None:
         """Cancel every answer now."""
-        for response in tuple(self._under_way):
+        for response in tuple(self._running):
             response.cancel()
 
 

@@ -73,7 +73,9 @@ class Server(uvicorn.Server):
         self.bridge, self.settings, self.ready, self.stopped = bridge, settings, ready, ""
         self.grpc_port = settings.grpc_port
         self._service = app.state.service if isinstance(bridge, Bridge) else None
-        self._talks = app.state.service.talks if isinstance(bridge, Bridge) else bridge.talks
+        self._socket_answers = (
+            app.state.service.talks if isinstance(bridge, Bridge) else bridge.talks
+        )
         self._grpc: Any = None
         if isinstance(bridge, Bridge):
             bridge.died = self.end
@@ -122,7 +124,7 @@ class Server(uvicorn.Server):
             server.close()
         draining = asyncio.ensure_future(self.bridge.drain(self.settings.drain))
         calls = asyncio.ensure_future(self._grpc.stop(self.settings.drain)) if self._grpc else None
-        await self._said()
+        await self._finish_sockets()
         await super().shutdown(sockets)
         if self.force_exit:
             draining.cancel()
@@ -131,13 +133,13 @@ class Server(uvicorn.Server):
         if calls:  # answers that the bridge has ended end here, too
             await (self._grpc.stop(0) if self.force_exit else calls)
 
-    async def _said(self) -> None:
+    async def _finish_sockets(self) -> None:
         """Wait until the running answers of WebSockets are sent: uvicorn would close them at
         once.
         """
         until = time.monotonic() + self.settings.drain + 1
-        while self._talks and not self.force_exit and time.monotonic() < until:
-            await asyncio.wait(set(self._talks), timeout=0.1)
+        while self._socket_answers and not self.force_exit and time.monotonic() < until:
+            await asyncio.wait(set(self._socket_answers), timeout=0.1)
 
 
 def run(
@@ -149,12 +151,12 @@ def run(
     server = Server(bridge, settings, ready)
     # After each pass the engine's thread must not wait 5 ms for a thread that renders a template.
     sys.setswitchinterval(SWITCH)
-    _open_more()
+    _raise_file_limit()
     server.run([socket])
     return server.stopped
 
 
-def _open_more() -> None:
+def _raise_file_limit() -> None:
     """Raise the limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
@@ -193,7 +195,9 @@ def check_tls(key: Path | None, cert: Path | None) -> None:
             "TLS needs a key and a certificate", hint="give both --ssl-key-file and --ssl-cert-file"
         )
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, partial(_locked, key))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            cert, key, partial(_refuse_password, key)
+        )
     except OSError as error:  # SSLError is one
         raise UserError(
             f"{cert} and {key} cannot be used for TLS: {error.strerror or error}",
@@ -201,7 +205,7 @@ def check_tls(key: Path | None, cert: Path | None) -> None:
         ) from None
 
 
-def _locked(key: Path) -> str:
+def _refuse_password(key: Path) -> str:
     """Raise UserError for a key with a password: OpenSSL would ask the terminal now, and again when
     the server starts.
     """

@@ -52,10 +52,10 @@ async def whole(request: Request, most: int) -> bytes:
     raw, count = bytearray(), 0
     try:
         async with asyncio.timeout(PATIENCE):
-            async for part in request.stream():
-                count += len(part)
+            async for chunk in request.stream():
+                count += len(chunk)
                 if count <= most:
-                    raw += part
+                    raw += chunk
                 elif count > READ * most:
                     break
     except TimeoutError:
@@ -110,11 +110,11 @@ async def answered(service: Service, request: Request, form: Form) -> Response:
     if form.stream:
         return Events(answering, form, position)
     async with aclosing(answering):
-        await unless_gone(request.receive, _finished(answering))
+        await unless_gone(request.receive, _read_to_end(answering))
     return json_response(form.whole(answering.answers))
 
 
-async def _finished(answering: Answering) -> None:
+async def _read_to_end(answering: Answering) -> None:
     async for _ in answering:
         pass
 
@@ -123,7 +123,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` returns. If the client disconnects first, cancel the work and raise
     ClientDisconnected.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -136,14 +136,16 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             await task if not task.done() else None
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def json_response(found: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(
+    document: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     """Return a document as a JSON response."""
-    return Response(encoded(found), status, headers, "application/json")
+    return Response(encoded(document), status, headers, "application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +165,11 @@ class Events(Response):
     and each piece carries the new positions (stream_resume.py).
     """
 
-    def __init__(self, answering: Answering, form: Form, known: Known | None = None) -> None:
-        self.answering, self.form, self.known = answering, form, known
+    def __init__(self, answering: Answering, form: Form, position: Known | None = None) -> None:
+        self.answering, self.form, self.known = answering, form, position
         self.media_type = form.media_type
         self.status_code, self.background = 200, None
-        self._begun, self._spoke = False, 0.0
+        self._has_started, self._sent_at = False, 0.0
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -179,19 +181,19 @@ class Events(Response):
     async def _send(self, send: Send) -> None:
         pinging = asyncio.ensure_future(self._ping(send))
         try:
-            async for piece in self._written():
+            async for piece in self._chunks():
                 if not piece.more:
                     pinging.cancel()
-                await self._put(send, piece)
+                await self._send_chunk(send, piece)
         except TimeoutError:  # the client reads nothing
             raise Gone from None
         finally:
             pinging.cancel()
 
-    async def _put(self, send: Send, piece: Piece) -> None:
-        self._spoke = asyncio.get_running_loop().time()
-        if not self._begun:
-            self._begun = True
+    async def _send_chunk(self, send: Send, piece: Piece) -> None:
+        self._sent_at = asyncio.get_running_loop().time()
+        if not self._has_started:
+            self._has_started = True
             head = {TOLD: ()} if self.known else {}
             await send(
                 {"type": "http.response.start", "status": 200, "headers": self.raw_headers, **head}
@@ -207,14 +209,14 @@ class Events(Response):
         for long.
         """
         loop = asyncio.get_running_loop()
-        self._spoke = loop.time()
+        self._sent_at = loop.time()
         with suppress(TimeoutError):  # _send times out as well
             while self.form.ping:
-                await asyncio.sleep(max(0.0, self._spoke + PING - loop.time()))
-                if loop.time() >= self._spoke + PING:
-                    await self._put(send, Piece(self.form.ping))
+                await asyncio.sleep(max(0.0, self._sent_at + PING - loop.time()))
+                if loop.time() >= self._sent_at + PING:
+                    await self._send_chunk(send, Piece(self.form.ping))
 
-    async def _written(self) -> AsyncIterator[Piece]:
+    async def _chunks(self) -> AsyncIterator[Piece]:
         """Yield the events as bytes. Events that arrive together are sent as one piece, the last
         one together with the stream's end.
         """
@@ -237,6 +239,6 @@ class Events(Response):
             held += form.written(form.end(self.answering.answers)) + form.last
             yield Piece(bytes(held), told(events), more=False)
         except Refusal as error:
-            if not self._begun and not form.begun:
+            if not self._has_started and not form.begun:
                 raise
             yield Piece(form.failed(problem(error)), more=False)

@@ -51,13 +51,15 @@ def metrics(texts: Mapping[str, str]) -> str:
             elif line:
                 sample, value_text = line.rsplit(" ", 1)
                 samples.setdefault(sample, {})[replica] = float(value_text)
-    sums = {sample: _together(sample, list(values.values())) for sample, values in samples.items()}
+    sums = {
+        sample: _merge_values(sample, list(values.values())) for sample, values in samples.items()
+    }
     for share, (used, total) in SHARES.items():
         if share in sums and sums.get(total):
             sums[share] = sums[used] / sums[total]
     lines: list[str] = []
     for sample, value in sums.items():
-        lines += [*heads.pop(_metric(sample, heads), ()), f"{sample} {value:.17g}"]
+        lines += [*heads.pop(_metric_name(sample, heads), ()), f"{sample} {value:.17g}"]
     for name in EACH:
         replica_metric = name.replace("llmcli_", "llmcli_replica_", 1)
         lines.append(f"# TYPE {replica_metric} {'counter' if name.endswith('_total') else 'gauge'}")
@@ -88,12 +90,12 @@ def together(path: str, bodies: Mapping[str, bytes]) -> bytes:
 SUMMED = ("/metrics", "/v1/kv")
 
 
-def _together(sample: str, values: list[float]) -> float:
+def _merge_values(sample: str, values: list[float]) -> float:
     name = sample.partition("{")[0]
     return min(values) if name in SMALLEST else values[0] if name in FIRST else sum(values)
 
 
-def _metric(sample: str, heads: Mapping[str, Any]) -> str:
+def _metric_name(sample: str, heads: Mapping[str, Any]) -> str:
     """Return the metric that a sample belongs to; the samples of a histogram have three names."""
     name = sample.partition("{")[0]
     bare = next(

@@ -28,40 +28,40 @@ LATER, LATE, LARGE = 1013, 1008, 1009  # WebSocket close codes
 class Wire(WebSocketsSansIOProtocol):
     """One connection; `room` is the budget of all bodies."""
 
-    def __init__(self, room: Room, **more: Any) -> None:
+    def __init__(self, budget: Room, **more: Any) -> None:
         super().__init__(**more)
-        self._room = room
+        self._budget = budget
         self._size = 0  # bytes of the incomplete message, in fragments
-        self._place: Place | None = None  # of the incomplete message
+        self._reservation: Place | None = None  # of the incomplete message
         # of messages that the application has not received yet
-        self._places: deque[Place] = deque()
-        self._asking: asyncio.Task[None] | None = None
-        self._late: asyncio.TimerHandle | None = None
+        self._reservations: deque[Place] = deque()
+        self._reserving: asyncio.Task[None] | None = None
+        self._message_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, then reserve memory if an incomplete message needs it."""
         super().data_received(data)
         unread = self._size + len(self.conn.reader.buffer)
-        if unread > SMALL and self._place is None and not self.transport.is_closing():
+        if unread > SMALL and self._reservation is None and not self.transport.is_closing():
             self.transport.pause_reading()
-            if self._asking is None:
-                self._asking = self.loop.create_task(self._ask())
+            if self._reserving is None:
+                self._reserving = self.loop.create_task(self._reserve())
 
-    async def _ask(self) -> None:
+    async def _reserve(self) -> None:
         try:
-            self._place = await self._room.take(self.config.ws_max_size)
+            self._reservation = await self._budget.take(self.config.ws_max_size)
         except Problem as error:
-            self._end(LATER, str(error))
+            self._fail(LATER, str(error))
             return
         finally:
-            self._asking = None
-        self._late = self.loop.call_later(
-            PATIENCE, self._end, LATE, f"a message did not arrive within {PATIENCE:.0f} s"
+            self._reserving = None
+        self._message_timer = self.loop.call_later(
+            PATIENCE, self._fail, LATE, f"a message did not arrive within {PATIENCE:.0f} s"
         )
         if not self.read_paused:
             self.transport.resume_reading()
 
-    def _end(self, code: int, why: str) -> None:
+    def _fail(self, code: int, why: str) -> None:
         """Close the connection with a code and a reason."""
         if not self.close_sent:
             self.conn.fail(code, why)
@@ -83,33 +83,36 @@ class Wire(WebSocketsSansIOProtocol):
         if len(self.frames) < FRAGMENTS:
             super().handle_cont(event)
         else:
-            self._end(LARGE, f"the message has more than {FRAGMENTS:,} fragments")
+            self._fail(LARGE, f"the message has more than {FRAGMENTS:,} fragments")
 
     def send_receive_event_to_app(self) -> None:
         """Deliver a complete message with its reservation."""
-        place, self._place = self._place or Place(self._room, 0), None
-        place.keep(self._size)
+        reservation, self._reservation = self._reservation or Place(self._budget, 0), None
+        reservation.keep(self._size)
         self._size = 0
-        if self._late is not None:
-            self._late.cancel()
-        self._places.append(place)
+        if self._message_timer is not None:
+            self._message_timer.cancel()
+        self._reservations.append(reservation)
         super().send_receive_event_to_app()
 
     async def receive(self) -> Any:
         """Return the application's next message. The application must release its reservation."""
         message: Any = await super().receive()
-        if self._asking is not None:  # an incomplete message still waits for its reservation
+        if self._reserving is not None:  # an incomplete message still waits for its reservation
             self.transport.pause_reading()
         if message["type"] == "websocket.receive":
-            message[PLACE] = self._places.popleft()
+            message[PLACE] = self._reservations.popleft()
         return message
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the reservations of messages that were not received."""
-        if self._asking is not None:
-            self._asking.cancel()
-        if self._late is not None:
-            self._late.cancel()
-        for place in (*self._places, *((self._place,) if self._place else ())):
-            place.leave()
+        if self._reserving is not None:
+            self._reserving.cancel()
+        if self._message_timer is not None:
+            self._message_timer.cancel()
+        for reservation in (
+            *self._reservations,
+            *((self._reservation,) if self._reservation else ()),
+        ):
+            reservation.leave()
         super().connection_lost(exc)

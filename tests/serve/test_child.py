@@ -122,14 +122,14 @@ def test_whoever_asks_while_a_lost_model_is_buried_waits_for_the_next(
 
     async def story() -> list[Any]:
         made, closed, buried = Front(child, Settings(("tiny",))), asyncio.Event(), asyncio.Event()
-        end = child._end
+        end = child._wait_for_exit
 
         async def ending() -> str:
             closed.set()
             await buried.wait()
             return await end()
 
-        monkeypatch.setattr(child, "_end", ending)
+        monkeypatch.setattr(child, "_wait_for_exit", ending)
         assert await child.wait(30) == ""
         os.kill(child.pid, signal.SIGKILL)
         await closed.wait()

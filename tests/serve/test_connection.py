@@ -100,5 +100,5 @@ def test_as_many_connections_as_the_system_allows(monkeypatch: pytest.MonkeyPatc
         ((70_000, 80_000), 70_000),
     ):
         monkeypatch.setattr(resource, "getrlimit", lambda which, limits=limits: limits)
-        server._open_more()
+        server._raise_file_limit()
         assert told.pop() == (resource.RLIMIT_NOFILE, (most, limits[1]))

@@ -38,19 +38,19 @@ def asked(line: Line, *, templated: bool) -> Asked:
 
     Raises DamagedLine if the line is not JSON, ApiError if it is not a request.
     """
-    value = _read(line)
+    value = _parse_json(line)
     name = name_of(line, value)
     if isinstance(value, str):
-        return _prompt(name, {"prompt": value}, templated)
+        return _prompt_request(name, {"prompt": value}, templated)
     if not isinstance(value, dict):
         raise Problem(f"line {line.number} must be an object or text, not {kind(value)}; {HINT}")
     if "body" in value or "url" in value:
-        return _batch(name, Fields(value))
+        return _read_batch_line(name, Fields(value))
     body = {key: field for key, field in value.items() if key != "custom_id"}
     if "messages" in value:
         return Asked(name, CHAT, body)
     if "prompt" in value:
-        return _prompt(name, body, templated)
+        return _prompt_request(name, body, templated)
     raise Problem(f"line {line.number} has no request; {HINT}")
 
 
@@ -63,7 +63,7 @@ def name_of(line: Line, value: Any = None) -> str:
 def named(line: Line) -> str:
     """Return the name of a line that may be damaged."""
     try:
-        return name_of(line, _read(line))
+        return name_of(line, _parse_json(line))
     except UserError:
         return name_of(line)
 
@@ -83,7 +83,7 @@ def twins(lines: Iterable[Line]) -> list[tuple[str, int, int]]:
     return duplicates
 
 
-def _read(line: Line) -> Any:
+def _parse_json(line: Line) -> Any:
     if line.too_long:
         raise Damaged(f"line {line.number} has {line.too_long:,} bytes; the limit is {MOST:,}")
     try:
@@ -97,7 +97,7 @@ def _read(line: Line) -> Any:
         raise Damaged(f"line {line.number} is not JSON: {error}") from None
 
 
-def _batch(name: str, fields: Fields) -> Asked:
+def _read_batch_line(name: str, fields: Fields) -> Asked:
     method = fields.text("method", "POST")
     if method != "POST":
         raise fields.wrong("method", "POST")
@@ -107,7 +107,7 @@ def _batch(name: str, fields: Fields) -> Asked:
     return Asked(name, fields.needed("url"), body.values)
 
 
-def _prompt(name: str, body: dict[str, Any], templated: bool) -> Asked:
+def _prompt_request(name: str, body: dict[str, Any], templated: bool) -> Asked:
     if templated and isinstance(body["prompt"], str):
         others = {key: value for key, value in body.items() if key != "prompt"}
         return Asked(

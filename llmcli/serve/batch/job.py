@@ -85,8 +85,12 @@ class Job:
         try:
             request = asked(line, templated=self.runner.template is not None)
             if request.url == VECTORS:
-                return Task(line.index, None, aside=self._embedded(self._named(dict(request.body))))
-            return Task.begin(line.index, self.rules.plan(self._form(request)))
+                return Task(
+                    line.index,
+                    None,
+                    aside=self._embed(self._without_other_model(dict(request.body))),
+                )
+            return Task.begin(line.index, self.rules.plan(self._build_form(request)))
         except Refusal as error:
             return Task(line.index, None, refusal=error)
 
@@ -99,13 +103,13 @@ class Job:
             return written.refused(self.id, index, name, problem(came))
         return written.answered(self.id, index, name, came)
 
-    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _without_other_model(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a request body without the name of another model."""
         if isinstance(body.get("model"), str) and body["model"] not in self.rules.settings.names:
             self.renamed.add(body.pop("model"))
         return body
 
-    def _embedded(self, body: Mapping[str, Any]) -> Iterator[Document | None]:
+    def _embed(self, body: Mapping[str, Any]) -> Iterator[Document | None]:
         """Yield None after each pass over the texts but the last, then the embeddings document.
         Runs on the engine's thread.
         """
@@ -117,7 +121,7 @@ class Job:
             yield None
         yield request.answer(ids, embedding.vectors, length)
 
-    def _form(self, wants: Asked) -> Form:
+    def _build_form(self, wants: Asked) -> Form:
         make = forms().get(wants.url)
         if make is None:
             available = ", ".join(sorted([*forms(), VECTORS]))
@@ -127,7 +131,7 @@ class Job:
                 param="url",
             )
         body, settings = (
-            self._named({**self._defaults(wants.body), **wants.body}),
+            self._without_other_model({**self._defaults(wants.body), **wants.body}),
             self.rules.settings,
         )
         if body.pop("stream", None):

@@ -42,7 +42,7 @@ class Journal:
             out.with_name(f".{out.name}.part"),
         )
         self._head = {"form": FORM, **json.loads(json.dumps(identity))}
-        self._places = array("q", [NOWHERE]) * count
+        self._offsets = array("q", [NOWHERE]) * count
         self._synced = time.monotonic()
 
     @contextmanager
@@ -60,7 +60,7 @@ class Journal:
             self._stream = stream
             if force:
                 stream.truncate(0)
-            self._take_up()
+            self._read_existing()
             if not stream.seek(0, os.SEEK_END):
                 stream.write(json.dumps(self._head).encode() + b"\n")
             try:
@@ -70,7 +70,7 @@ class Journal:
 
     def has(self, index: int) -> bool:
         """Return whether the line with this index is finished."""
-        return self._places[index] != NOWHERE
+        return self._offsets[index] != NOWHERE
 
     def put(self, index: int, line: bytes) -> None:
         """Append a finished output line, without its newline. It survives the end of the
@@ -82,7 +82,7 @@ class Journal:
         record = memoryview(b"%08x %s\n" % (zlib.crc32(body), body))
         while record:  # a full disk may accept a part of the record before it fails
             record = record[self._stream.write(record) :]
-        self._places[index] = offset
+        self._offsets[index] = offset
         self.finished += 1
         if time.monotonic() - self._synced > OFTEN:
             self.sync()
@@ -95,17 +95,17 @@ class Journal:
     def finish(self) -> None:
         """Write OUT in the input's order and remove the journal."""
         assert self.finished == self.count, (self.finished, self.count)
-        with self.path.open("rb") as journal, self.part.open("wb") as part:
-            for offset in self._places:
+        with self.path.open("rb") as journal, self.part.open("wb") as output:
+            for offset in self._offsets:
                 journal.seek(offset)
-                part.write(journal.readline().split(b" ", 2)[2])
-            part.flush()
-            os.fsync(part.fileno())
+                output.write(journal.readline().split(b" ", 2)[2])
+            output.flush()
+            os.fsync(output.fileno())
         self.part.replace(self.out)
         self.path.unlink()
         sync_folder(self.out.parent)
 
-    def _take_up(self) -> None:
+    def _read_existing(self) -> None:
         """Read the journal, and cut it off after its last complete record."""
         with self.path.open("rb") as stream:
             first = stream.readline()
@@ -119,7 +119,7 @@ class Journal:
                 if index is None:
                     break
                 if not self.has(index):
-                    self._places[index] = end
+                    self._offsets[index] = end
                     self.finished += 1
                 end = stream.tell()
         self._stream.truncate(end)
@@ -135,34 +135,34 @@ class Journal:
     def _compare(self, first: bytes) -> None:
         """Raise UserError unless the journal belongs to this batch."""
         try:
-            found = json.loads(first)
+            stored = json.loads(first)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or found.get("form") != FORM:
+            stored = None
+        if not isinstance(stored, dict) or stored.get("form") != FORM:
             raise UserError(
                 f"{self.path} is not the journal of a batch",
                 hint="remove it, or choose another name with -o",
             )
-        if found == self._head:
+        if stored == self._head:
             return
         names = [
             name
-            for name in sorted({*found, *self._head})
-            if found.get(name) != self._head.get(name)
+            for name in sorted({*stored, *self._head})
+            if stored.get(name) != self._head.get(name)
         ]
         resume = (
-            f"-c {found.get('context')} resumes it"
+            f"-c {stored.get('context')} resumes it"
             if names == ["context"]
             else "the same settings resume it"
         )
-        differences = "; ".join(self._difference(name, found) for name in names)
+        differences = "; ".join(self._difference(name, stored) for name in names)
         raise UserError(
             f"{self.out} was started with other settings: {differences}",
             hint=f"{resume}; --force starts again, another name with -o keeps both",
         )
 
-    def _difference(self, name: str, found: Mapping[str, Any]) -> str:
-        before, now = found.get(name), self._head.get(name)
+    def _difference(self, name: str, stored: Mapping[str, Any]) -> str:
+        before, now = stored.get(name), self._head.get(name)
         if name == "input":
             return "another input"
         values = [json.dumps(value, ensure_ascii=False) for value in (before, now)]

@@ -47,21 +47,21 @@ def skeleton(form: Form) -> Plan:
         if form.fields.values.get(name) not in (None, False, 1):
             raise Problem(f"a skeleton is one text of several points: leave out {name}", param=name)
     question = _question(form)
-    outline = yield from _outlined(form, question)
+    outline = yield from _ask_outline(form, question)
     points = _points(outline)
     if points is None:
         return (yield from plain(form))
     requests = [_point(form, question, points, number) for number in range(len(points))]
     answers = [answer for (answer,) in (yield [Wanted(request) for request in requests])]
-    texts = [_said(answer) for answer in answers]
+    texts = [_content(answer) for answer in answers]
     joined = [{"point": point, "text": text} for point, text in zip(points, texts, strict=True)]
-    return {**form.whole([_joined(outline, answers, joined)]), "skeleton": joined}
+    return {**form.whole([_join(outline, answers, joined)]), "skeleton": joined}
 
 
-def _outlined(
+def _ask_outline(
     form: Conversation, question: str
 ) -> Generator[Sequence[Wanted], list[list[Answer]], Answer]:
-    request = _ask(form, OUTLINE.format(question=question, least=LEAST, most=MOST))
+    request = _with_last_message(form, OUTLINE.format(question=question, least=LEAST, most=MOST))
     grammar = form.runner.grammars(Constraint("gbnf", listed()))
     tags = form.runner.opened(request.tokens)
     request = replace(
@@ -77,7 +77,7 @@ def _outlined(
 def _point(form: Conversation, question: str, points: list[str], number: int) -> Request:
     outline = "\n".join(f"{index}. {point}" for index, point in enumerate(points, 1))
     text = POINT.format(question=question, outline=outline, point=points[number])
-    request, original = _ask(form, text), form.requests[0]
+    request, original = _with_last_message(form, text), form.requests[0]
     seed = (original.sampling.seed + 1 + number) % SEEDS
     max_tokens = max(1, (original.max_tokens or 0) // len(points))
     return replace(
@@ -97,7 +97,7 @@ def _question(form: Conversation) -> str:
     return str(last["content"])
 
 
-def _ask(form: Conversation, text: str) -> Request:
+def _with_last_message(form: Conversation, text: str) -> Request:
     """Return a request for the same conversation with another last message, as long as the context
     allows.
     """
@@ -119,24 +119,24 @@ def listed() -> str:
 
 def _points(answer: Answer) -> list[str] | None:
     """Return the distinct points of an outline, or None if it was cut short or repeats itself."""
-    lines = [_short(line.partition(". ")[2]) for line in _said(answer).split("\n")]
+    lines = [_shorten(line.partition(". ")[2]) for line in _content(answer).split("\n")]
     points = list(dict.fromkeys(point for point in lines if point))
     return points if len(points) >= LEAST else None
 
 
-def _short(point: str) -> str:
+def _shorten(point: str) -> str:
     """Return the first words of a point, without an explanation after a colon."""
     complete = point if len(point) < LONGEST else point.rpartition(" ")[0]
     return " ".join(complete.partition(": ")[0].split()[:WORDS]).rstrip(" .,:;-")
 
 
-def _joined(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> Answer:
+def _join(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> Answer:
     """Return one answer made of all: its text joins the points, its tokens and prompt tokens are
     those of all answers.
     """
     all_answers = [begun, *answers]
     text = "\n\n".join(
-        f"{index}. {part['point']}: {part['text']}" for index, part in enumerate(parts, 1)
+        f"{index}. {point['point']}: {point['text']}" for index, point in enumerate(parts, 1)
     )
     return replace(
         begun,
@@ -149,7 +149,7 @@ def _joined(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -
     )
 
 
-def _said(answer: Answer) -> str:
+def _content(answer: Answer) -> str:
     """Return the text after the thinking, whether the answer or its prompt opened it."""
     text = answer.text
     for tags in TAGS:

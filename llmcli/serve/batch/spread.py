@@ -55,8 +55,8 @@ class Answerer:
     def __init__(
         self, open_job: Open, survey: Survey, parallel: int, about: Mapping[str, Any]
     ) -> None:
-        self._held, self._parallel = ExitStack(), parallel
-        runner, rules = self._held.enter_context(open_job())
+        self._stack, self._parallel = ExitStack(), parallel
+        runner, rules = self._stack.enter_context(open_job())
         identity_ = fingerprint(runner, rules, survey)
         differences = [name for name in identity_ if identity_[name] != about[name]]
         if differences:

@@ -116,17 +116,17 @@ class Work:
     def run(self, tasks: Iterator[Task]) -> None:
         """Run all tasks, or until stop() or Ctrl-C."""
         with ThreadPoolExecutor(1, "lines") as reader, on_interrupt(self.stop):
-            window = reader.submit(_window, tasks)
+            window = reader.submit(_next_window, tasks)
             more = True
             try:
                 while not self.stopped:
-                    if more and self._hungry and (window.done() or not self._running):
-                        more = self._take(window)
-                        window = reader.submit(_window, tasks)
-                    self._start()
+                    if more and self._needs_requests and (window.done() or not self._running):
+                        more = self._accept_window(window)
+                        window = reader.submit(_next_window, tasks)
+                    self._submit_requests()
                     if not (self._running or self._asides or more):
                         return
-                    self._beside()
+                    self._advance_aside()
                     if self._running:
                         self._step()
                     self.tell()
@@ -136,11 +136,11 @@ class Work:
                 self._running.clear()
 
     @property
-    def _hungry(self) -> bool:
+    def _needs_requests(self) -> bool:
         """Whether the engine will soon have too few requests."""
         return len(self._ready) < self.parallel and not self._asides
 
-    def _take(self, window: "Future[list[Task]]") -> bool:
+    def _accept_window(self, window: "Future[list[Task]]") -> bool:
         """Accept the tasks of a prepared window; return whether there were any."""
         tasks = window.result()
         for task in tasks:
@@ -153,7 +153,7 @@ class Work:
         )
         return bool(tasks)
 
-    def _start(self) -> None:
+    def _submit_requests(self) -> None:
         """Submit as many requests as the engine can run at once."""
         while self._ready:
             request = self._ready[0]
@@ -166,7 +166,7 @@ class Work:
             ids = self.engine.sample(request.wanted.request, request.wanted.samples)
             self._running |= {id_: (request, number) for number, id_ in enumerate(ids)}
 
-    def _beside(self) -> None:
+    def _advance_aside(self) -> None:
         """Advance the first task that needs no answers of the engine."""
         if not self._asides:
             return
@@ -184,9 +184,9 @@ class Work:
         for event in self.engine.step():
             self.tokens += event.token is not None
             if event.finish is not None and event.finish != "cancelled":
-                self._finished(event.sequence)
+                self._finish_sample(event.sequence)
 
-    def _finished(self, sequence: int) -> None:
+    def _finish_sample(self, sequence: int) -> None:
         request, number = self._running.pop(sequence)
         answer = request.task.got[request.number][number] = self.engine.answer(sequence)
         if not number:
@@ -205,7 +205,7 @@ class Work:
             self._done(request.task.index, result)
 
 
-def _window(tasks: Iterator[Task]) -> list[Task]:
+def _next_window(tasks: Iterator[Task]) -> list[Task]:
     """Return the tasks of the next window, sorted by their tokens."""
     window: list[Task] = []
     tokens = 0

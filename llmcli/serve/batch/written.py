@@ -25,12 +25,12 @@ HEX = re.compile(r"[0-9a-f]{8,}$")
 
 def line_id(batch: str, index: int) -> str:
     """Return the `id` of a line of the batch with this id."""
-    return f"batch_req_{_hex(batch, index)}"
+    return f"batch_req_{_hex_digits(batch, index)}"
 
 
 def answered(batch: str, index: int, custom_id: str, body: Document) -> bytes:
     """Return the line of an answered request."""
-    return _line(batch, index, custom_id, 200, _Settled(batch, index).document(body))
+    return _line(batch, index, custom_id, 200, _StableCopy(batch, index).document(body))
 
 
 def refused(batch: str, index: int, custom_id: str, error: Problem) -> bytes:
@@ -47,17 +47,21 @@ def damaged(batch: str, index: int, custom_id: str, number: int, code: str, mess
 
 
 def _line(batch: str, index: int, custom_id: str, status: int, body: Mapping[str, Any]) -> bytes:
-    response = {"status_code": status, "request_id": f"req_{_hex(batch, index)}", "body": body}
+    response = {
+        "status_code": status,
+        "request_id": f"req_{_hex_digits(batch, index)}",
+        "body": body,
+    }
     return encoded(
         {"id": line_id(batch, index), "custom_id": custom_id, "response": response, "error": None}
     )
 
 
-def _hex(*words: object) -> str:
+def _hex_digits(*words: object) -> str:
     return hashlib.sha256(":".join(map(str, words)).encode()).hexdigest()[:24]
 
 
-class _Settled:
+class _StableCopy:
     """Copies documents without what differs from run to run; ids are replaced by counted ones."""
 
     def __init__(self, *seed: object) -> None:
@@ -76,6 +80,6 @@ class _Settled:
         if key in MOMENTS and isinstance(value, int | float):
             return 0
         if key in IDS and isinstance(value, str) and HEX.search(value):
-            replacement = HEX.sub(_hex(*self._seed, len(self._ids)), value)
+            replacement = HEX.sub(_hex_digits(*self._seed, len(self._ids)), value)
             return self._ids.setdefault(value, replacement)
         return self.document(value)

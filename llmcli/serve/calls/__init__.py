@@ -11,8 +11,8 @@ from quant.registry import collect
 @functools.cache
 def families() -> tuple[Family, ...]:
     """Return every format, those with rarer marks first."""
-    found = collect("llmcli.serve.calls", "FAMILIES").values()
-    return tuple(sorted(found, key=lambda family: family.order))
+    formats = collect("llmcli.serve.calls", "FAMILIES").values()
+    return tuple(sorted(formats, key=lambda family: family.order))
 
 
 def family(template: str) -> Family:

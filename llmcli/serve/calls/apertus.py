@@ -37,10 +37,10 @@ class Apertus(Family):
         return OPENS + "[", ", ", "]" + CLOSES
 
 
-def _call(found: object) -> Call:
-    if not isinstance(found, dict) or len(found) != 1:
-        raise ValueError(found)
-    ((name, arguments),) = found.items()
+def _call(entry: object) -> Call:
+    if not isinstance(entry, dict) or len(entry) != 1:
+        raise ValueError(entry)
+    ((name, arguments),) = entry.items()
     return made(name, arguments)
 
 

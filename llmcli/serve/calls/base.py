@@ -143,7 +143,7 @@ class Family(ABC):
             Call(name, "", self.named(groups.get("id"), name, number)), match.end(), argument_format
         )
 
-    def named(self, given: str | None, name: str, number: int) -> str:
+    def named(self, id_: str | None, name: str, number: int) -> str:
         """Return the id that the model itself wrote for a call; empty if there is none."""
         return ""
 
@@ -180,32 +180,32 @@ def keyed(before: str, name: str = "name", arguments: str = "arguments|parameter
     return rf'{before}\{{\s*{key}\s*,\s*"(?:{arguments})"\s*:\s*(?=\{{)'
 
 
-def made(name: str, given: Any, id: str = "") -> Call:
+def made(name: str, values: Any, id: str = "") -> Call:
     """Return a call with these arguments. Raises ValueError if they are not an object or cannot be
     strict JSON (NaN).
     """
-    if not isinstance(given, dict):
-        raise ValueError(given)
-    return Call(name, json.dumps(given, ensure_ascii=False, allow_nan=False), id)
+    if not isinstance(values, dict):
+        raise ValueError(values)
+    return Call(name, json.dumps(values, ensure_ascii=False, allow_nan=False), id)
 
 
 def call(
-    found: Any, *, name: str = "name", arguments: tuple[str, ...] = ("arguments", "parameters")
+    value: Any, *, name: str = "name", arguments: tuple[str, ...] = ("arguments", "parameters")
 ) -> Call:
     """Return the call that a JSON object describes. Raises ValueError if it describes none."""
-    if not isinstance(found, dict) or not isinstance(found.get(name), str):
-        raise ValueError(found)
-    values: Any = next((found[key] for key in arguments if key in found), {})
+    if not isinstance(value, dict) or not isinstance(value.get(name), str):
+        raise ValueError(value)
+    values: Any = next((value[key] for key in arguments if key in value), {})
     if isinstance(values, str):  # JSON within a JSON string
         values = json.loads(values)
-    return made(found[name], values)
+    return made(value[name], values)
 
 
-def calls(found: Any, **keys: Any) -> tuple[Call, ...]:
+def calls(value: Any, **keys: Any) -> tuple[Call, ...]:
     """Return the calls in a JSON object or list. Raises ValueError if there are none."""
-    objects = found if isinstance(found, list) else [found]
+    objects = value if isinstance(value, list) else [value]
     if not objects:
-        raise ValueError(found)
+        raise ValueError(value)
     return tuple(call(object_, **keys) for object_ in objects)
 
 

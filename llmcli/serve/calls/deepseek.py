@@ -44,13 +44,13 @@ class DeepSeek(Family):
         return BEGIN, "", END
 
 
-def _call(part: str) -> Call:
-    name, _, rest = part.partition(SEP)
-    if fenced := FENCED.fullmatch(rest):
-        name, rest = fenced[1], fenced[2]
+def _call(text: str) -> Call:
+    name, _, arguments = text.partition(SEP)
+    if fenced := FENCED.fullmatch(arguments):
+        name, arguments = fenced[1], fenced[2]
     if not name.strip():
-        raise ValueError(part)
-    return made(name.strip(), json.loads(rest))
+        raise ValueError(text)
+    return made(name.strip(), json.loads(arguments))
 
 
 FAMILIES = (DeepSeek(),)

@@ -59,16 +59,16 @@ class Keyed:
     def __init__(self, texts: frozenset[str]) -> None:
         self.done = False
         self._texts, self._name = texts, ""
-        self._before, self._step = "{", self._key
+        self._separator, self._step = "{", self._read_key
         self._quote, self._raw = "", False  # of the open string
         # a value that is converted once it is complete, and the depth of its brackets
-        self._held, self._deep = list[str](), 0
+        self._pending, self._depth = list[str](), 0
 
     def take(self, text: str, over: bool) -> tuple[str, int]:
         """Return the JSON of a piece of text and the number of characters it has read."""
         out, position, progressed = list[str](), 0, True
-        if self._before == "{":
-            out, self._before = ["{"], ""
+        if self._separator == "{":
+            out, self._separator = ["{"], ""
         while progressed and not self.done:
             step, previous = self._step, position
             piece, position = step(text, position, over)
@@ -80,72 +80,77 @@ class Keyed:
 
     # Each step reads the text from a position and returns JSON and the position after it.
 
-    def _key(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        if found := END.match(text, at):
+    def _read_key(self, text: str, at: int, over: bool) -> tuple[str, int]:
+        if match := END.match(text, at):
             self.done = True
-            return "}", found.end()
-        if found := KEY.match(text, at):
-            before, self._before, self._name, self._step = self._before, ", ", found[1], self._value
-            return f"{before}{_json(self._name)}: ", found.end()
+            return "}", match.end()
+        if match := KEY.match(text, at):
+            before, self._separator, self._name, self._step = (
+                self._separator,
+                ", ",
+                match[1],
+                self._value,
+            )
+            return f"{before}{_json(self._name)}: ", match.end()
         self.done = not PART.fullmatch(text, at)
         return "", at
 
     def _value(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        at = _behind_blank(text, at)
+        at = _skip_blank(text, at)
         if OPENS.fullmatch(text, at) and not over:
             return "", at
-        if found := self._opening(text, at):
-            return '"', found
-        self._step = self._whole
+        if end := self._open_string(text, at):
+            return '"', end
+        self._step = self._read_other
         return "", at
 
-    def _opening(self, text: str, at: int) -> int:
+    def _open_string(self, text: str, at: int) -> int:
         """Return the position after an opening quote; 0 if there is none."""
-        found = OPENING.match(text, at)
-        if found is None:
+        match = OPENING.match(text, at)
+        if match is None:
             return 0
-        self._raw, self._quote, self._step = found[1] in ("r", "R"), found[2], self._text
-        return found.end()
+        self._raw, self._quote, self._step = match[1] in ("r", "R"), match[2], self._read_string
+        return match.end()
 
-    def _text(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        found = INSIDE[self._quote].search(text, at)
-        if found is None:
+    def _read_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
+        match = INSIDE[self._quote].search(text, at)
+        if match is None:
             end = max(at, len(text) - overlap(text, self._quote))
-            return _escaped(text[at:end]), end
-        said, start = _escaped(text[at : found.start()]), found.start()
-        if found[0] == self._quote:
-            self._quote, self._step = "", self._closed
-            return said, found.end()
+            return _escape(text[at:end]), end
+        said, start = _escape(text[at : match.start()]), match.start()
+        if match[0] == self._quote:
+            self._quote, self._step = "", self._after_string
+            return said, match.end()
         if self._raw:
             end = start + 2
-            return (said, start) if end > len(text) else (said + _escaped(text[start:end]), end)
+            return (said, start) if end > len(text) else (said + _escape(text[start:end]), end)
         escape = ESCAPE.match(text, start)
         if escape is None or (ESCAPES.fullmatch(text, start) and not over):
             return said, start
-        return said + _escaped(_meant(escape)), escape.end()
+        return said + _escape(_unescape(escape)), escape.end()
 
-    def _closed(self, text: str, at: int, over: bool) -> tuple[str, int]:
+    def _after_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
         """Read what follows a string: another literal that continues it, or the next argument."""
-        at = _behind_blank(text, at)
+        at = _skip_blank(text, at)
         if OPENS.fullmatch(text, at) and not over:
             return "", at
-        if found := self._opening(text, at):
-            return "", found
+        if end := self._open_string(text, at):
+            return "", end
         first = text[at : at + 1]
-        self._step, self.done = self._key, first not in (",", ")")
+        self._step, self.done = self._read_key, first not in (",", ")")
         return '"', at + (first == ",")
 
-    def _whole(self, text: str, at: int, over: bool) -> tuple[str, int]:
+    def _read_other(self, text: str, at: int, over: bool) -> tuple[str, int]:
         """Read a value that is not a string, up to the comma or bracket after it."""
         start = at
-        while found := (INSIDE[self._quote] if self._quote else OUTSIDE).search(text, at):
-            sign, at = found[0], found.start()
+        while match := (INSIDE[self._quote] if self._quote else OUTSIDE).search(text, at):
+            sign, at = match[0], match.start()
             if sign == "\\":
                 if at + 2 > len(text):
                     break
                 at += 2
             elif sign == self._quote:
-                self._quote, at = "", found.end()
+                self._quote, at = "", match.end()
             elif sign in ("'", '"'):
                 if OPENS.fullmatch(text, at) and not over:
                     break
@@ -155,28 +160,28 @@ class Keyed:
             elif sign == "<|":  # a special token: the value was cut off
                 self.done = True
                 return "", at
-            elif not self._deep and sign in (",", ")"):
-                value = _read(
-                    "".join([*self._held, text[start:at]]).strip(), self._name in self._texts
+            elif not self._depth and sign in (",", ")"):
+                value = _parse_literal(
+                    "".join([*self._pending, text[start:at]]).strip(), self._name in self._texts
                 )
-                self._held, self._step = [], self._key
+                self._pending, self._step = [], self._read_key
                 return _json(value), at + (sign == ",")
             else:
-                self._deep = max(0, self._deep + {"(": 1, "[": 1, "{": 1, ",": 0}.get(sign, -1))
+                self._depth = max(0, self._depth + {"(": 1, "[": 1, "{": 1, ",": 0}.get(sign, -1))
                 at += 1
         else:
             at = max(at, len(text) - overlap(text, self._quote or "<|"))
-        self._held.append(text[start:at])
+        self._pending.append(text[start:at])
         return "", at
 
 
-def _behind_blank(text: str, at: int) -> int:
-    found = BLANK.match(text, at)
-    assert found
-    return found.end()
+def _skip_blank(text: str, at: int) -> int:
+    match = BLANK.match(text, at)
+    assert match
+    return match.end()
 
 
-def _meant(escape: re.Match[str]) -> str:
+def _unescape(escape: re.Match[str]) -> str:
     """Return the character that a Python escape stands for; an invalid escape stays as it is."""
     octal, *codes, name, letter = escape.groups()
     code = next((digits for digits in codes if digits), None)
@@ -190,16 +195,16 @@ def _meant(escape: re.Match[str]) -> str:
     return LETTERS.get(letter, letter if letter in "\\'\"" else escape[0])
 
 
-def _read(words: str, text: bool) -> Any:
+def _parse_literal(words: str, text: bool) -> Any:
     """Return the value of a Python literal, without evaluating code. Anything else is text, and so
     are numbers if `text` is set.
     """
     try:
-        found = _value(ast.parse(words, mode="eval").body)
-        json.dumps(found, allow_nan=False)
+        value = _value(ast.parse(words, mode="eval").body)
+        json.dumps(value, allow_nan=False)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return words
-    return words if text and type(found) in (int, float) else found
+    return words if text and type(value) in (int, float) else value
 
 
 def _value(node: ast.expr) -> Any:
@@ -215,9 +220,9 @@ def _value(node: ast.expr) -> Any:
                 if key
             }
         case ast.Constant() | ast.UnaryOp():
-            found = ast.literal_eval(node)
-            if isinstance(found, str | int | float | bool | None):
-                return found
+            literal = ast.literal_eval(node)
+            if isinstance(literal, str | int | float | bool | None):
+                return literal
     raise ValueError(node)
 
 
@@ -230,5 +235,5 @@ def _json(value: Any) -> str:
     )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return _json(text)[1:-1]

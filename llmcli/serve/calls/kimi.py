@@ -30,15 +30,18 @@ class Kimi(Family):
     begins: ClassVar[str] = rf"{re.escape(BEGIN)}\s*{HEAD}"
     goes_on: ClassVar[str] = rf"\s*{re.escape(OVER)}\s*{HEAD}"
 
-    def named(self, given: str | None, name: str, number: int) -> str:
+    def named(self, id_: str | None, name: str, number: int) -> str:
         # Two calls with the same number could not be distinguished by their results.
-        return f"functions.{name}:{number}" if number or not given else given.strip()
+        return f"functions.{name}:{number}" if number or not id_ else id_.strip()
 
     def take(self, text: str, over: bool) -> Taken | None:
         inner = within(text, BEGIN, END, over)
         if inner is None:
             return None
-        calls = tuple(_call(part, number) for number, part in enumerate(inner[0].split(ONE)[1:]))
+        calls = tuple(
+            _call(text_of_call, number)
+            for number, text_of_call in enumerate(inner[0].split(ONE)[1:])
+        )
         if not calls:
             raise ValueError(text)
         return Taken(calls, inner[1])
@@ -51,11 +54,11 @@ class Kimi(Family):
         return BEGIN, "", END
 
 
-def _call(part: str, number: int) -> Call:
-    head, _, arguments = part.partition(ARGUMENTS)
+def _call(text: str, number: int) -> Call:
+    head, _, arguments = text.partition(ARGUMENTS)
     match = ID.fullmatch(head)
     if not match:
-        raise ValueError(part)
+        raise ValueError(text)
     id_ = f"functions.{match[1]}:{number}" if number else head.strip()
     return made(match[1], json.loads(arguments.partition(OVER)[0]), id_)
 

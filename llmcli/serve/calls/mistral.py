@@ -70,17 +70,17 @@ class Named(Mistral):
         return "", "", ""
 
 
-def _named(rest: str) -> tuple[Call, ...]:
+def _named(text: str) -> tuple[Call, ...]:
     calls_ = []
-    while rest:
-        head = HEAD.match(rest)
+    while text:
+        head = HEAD.match(text)
         if not head:
-            raise ValueError(rest)
-        arguments, end = json.JSONDecoder().raw_decode(rest, head.end())
+            raise ValueError(text)
+        arguments, end = json.JSONDecoder().raw_decode(text, head.end())
         calls_.append(made(head[1], arguments))
-        rest = rest[end:].strip()
+        text = text[end:].strip()
     if not calls_:
-        raise ValueError(rest)
+        raise ValueError(text)
     return tuple(calls_)
 
 

@@ -74,22 +74,22 @@ class Tagged:
 
     def __init__(self, form: Tags, texts: frozenset[str]) -> None:
         self.done = False
-        self._form, self._texts, self._before = form, texts, "{"
+        self._form, self._texts, self._separator = form, texts, "{"
         self._value: _Value | None = None
 
     def take(self, text: str, over: bool) -> tuple[str, int]:
         """Return the JSON of a piece of text and the number of characters it has read."""
         out, position, progressed = list[str](), 0, True
-        if self._before == "{":
-            out, self._before = ["{"], ""
+        if self._separator == "{":
+            out, self._separator = ["{"], ""
         while progressed and not self.done:
-            step = self._inside if self._value else self._outside
+            step = self._in_value if self._value else self._between_values
             piece, used, progressed = step(text[position:], over)
             out.append(piece)
             position += used
         return "".join(out), position
 
-    def _outside(self, text: str, over: bool) -> tuple[str, int, bool]:
+    def _between_values(self, text: str, over: bool) -> tuple[str, int, bool]:
         match = self._form.outside.search(text)
         if match is None:
             return "", len(text) if over and CUT.fullmatch(text) else 0, False
@@ -98,15 +98,15 @@ class Tagged:
             return "}", match.end(), False
         key = match["key"].strip()
         self._value = _Value(self._form, key in self._texts or bool(match.groupdict().get("text")))
-        before, self._before = self._before, ", "
+        before, self._separator = self._separator, ", "
         return f"{before}{json.dumps(key, ensure_ascii=False)}: ", match.end(), True
 
-    def _inside(self, text: str, over: bool) -> tuple[str, int, bool]:
-        value, found = self._value, self._form.inside.search(text)
+    def _in_value(self, text: str, over: bool) -> tuple[str, int, bool]:
+        value, match = self._value, self._form.inside.search(text)
         assert value
-        if found:
+        if match:
             self._value = None
-            return value.end(text[: found.start()]), found.end(), True
+            return value.end(text[: match.start()]), match.end(), True
         used = self._form.certain(text)
         piece = value.feed(text[:used])
         return (piece + value.cut(), len(text), False) if over else (piece, used, False)
@@ -118,49 +118,49 @@ class _Value:
     """
 
     def __init__(self, form: Tags, text: bool) -> None:
-        self._form, self._text, self._opened, self._begun, self._whole = (
+        self._form, self._text, self._has_quote, self._has_text, self._may_be_json = (
             form,
             text,
             False,
             False,
             False,
         )
-        self._held = list[str]()
+        self._pending = list[str]()
 
     def feed(self, words: str) -> str:
         """Return the JSON of a piece of the value."""
         form = self._form
-        if not self._begun:
+        if not self._has_text:
             words = words.removeprefix(form.around) if form.once else words.lstrip(form.around)
-            self._begun = bool(words)
-        self._held.append(words)
-        if self._whole or not (self._text or self._plain()):
+            self._has_text = bool(words)
+        self._pending.append(words)
+        if self._may_be_json or not (self._text or self._is_plain()):
             return ""
-        words, self._text = "".join(self._held), True
-        body = self._stripped(words)
-        self._held = [words[len(body) :]]
-        before, self._opened = "" if self._opened else '"', True
+        words, self._text = "".join(self._pending), True
+        body = self._strip(words)
+        self._pending = [words[len(body) :]]
+        before, self._has_quote = "" if self._has_quote else '"', True
         return before + json.dumps(body, ensure_ascii=False)[1:-1]
 
     def end(self, words: str) -> str:
         """Return the JSON of the last piece and the end of the value."""
         piece = self.feed(words)
-        if self._opened:
+        if self._has_quote:
             return piece + '"'
-        return json.dumps(_value(self._stripped("".join(self._held))), ensure_ascii=False)
+        return json.dumps(_value(self._strip("".join(self._pending))), ensure_ascii=False)
 
     def cut(self) -> str:
         """Return the rest of the value when the answer ends inside it."""
-        return "" if self._opened else self._stripped("".join(self._held))
+        return "" if self._has_quote else self._strip("".join(self._pending))
 
-    def _plain(self) -> bool:
+    def _is_plain(self) -> bool:
         """Return whether the held text cannot be the beginning of JSON."""
-        text = "".join(self._held).lstrip()
-        self._whole = text.startswith(WHOLE)
+        text = "".join(self._pending).lstrip()
+        self._may_be_json = text.startswith(WHOLE)
         is_word = any(word.startswith(text) or word == text.rstrip() for word in WORDS)
-        return not (self._whole or is_word or NUMBER.fullmatch(text))
+        return not (self._may_be_json or is_word or NUMBER.fullmatch(text))
 
-    def _stripped(self, words: str) -> str:
+    def _strip(self, words: str) -> str:
         form = self._form
         return words.removesuffix(form.around) if form.once else words.rstrip(form.around)
 

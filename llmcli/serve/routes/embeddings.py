@@ -29,22 +29,22 @@ async def embeddings(service: Service, request: Request) -> Response:
     return json_response(await unless_gone(request.receive, embedded(service, document)))
 
 
-async def embedded(service: Service, found: Mapping[str, Any]) -> dict[str, Any]:
+async def embedded(service: Service, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return OpenAI's answer to a request's document. Raises ApiError, ServerBusy or
     ServerStopping.
     """
-    asked = Asked(found, service.settings)
+    request = Asked(document, service.settings)
     embedder = await service.vectors.embedder()
-    length = asked.length(embedder)
-    ids = await service.bridge.prepare(encoded, asked.texts, embedder, kind="texts")
-    return asked.answer(ids, await service.vectors.embed(ids), length)
+    length = request.length(embedder)
+    ids = await service.bridge.prepare(encoded, request.texts, embedder, kind="texts")
+    return request.answer(ids, await service.vectors.embed(ids), length)
 
 
 class Asked:
     """A parsed embeddings request. Raises ApiError for invalid fields."""
 
-    def __init__(self, found: Mapping[str, Any], settings: Settings) -> None:
-        self._fields = Fields(found)
+    def __init__(self, document: Mapping[str, Any], settings: Settings) -> None:
+        self._fields = Fields(document)
         self.model = self._fields.text("model") or settings.name
         if self.model not in settings.names:
             raise unknown_model(self.model, settings.names)
@@ -62,7 +62,9 @@ class Asked:
             )
         return self._fields.whole("dimensions", 1, embedder.size, embedder.size) or embedder.size
 
-    def answer(self, ids: list[list[int]], vectors: Sequence[Vector], cut: int) -> dict[str, Any]:
+    def answer(
+        self, ids: list[list[int]], vectors: Sequence[Vector], length: int
+    ) -> dict[str, Any]:
         """Return OpenAI's document. `vectors`: `[texts, embedding_size]`; `cut`: values that are
         kept.
         """
@@ -70,7 +72,7 @@ class Asked:
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": written(shortened(vector, cut), self._form),
+                "embedding": written(shortened(vector, length), self._form),
             }
             for index, vector in enumerate(vectors)
         ]
@@ -109,13 +111,13 @@ def texts(fields: Fields) -> list[Text]:
     return values
 
 
-def encoded(given: list[Text], embedder: Embedder) -> list[list[int]]:
+def encoded(texts_: list[Text], embedder: Embedder) -> list[list[int]]:
     """Return the token ids of each text. Raises ApiError for a text without tokens, an unknown
     token, or too many tokens, and at once for a text that is certainly too long: megabytes of
     spaces would occupy the tokenizer for many seconds.
     """
     tokens: list[list[int]] = []
-    for index, text in enumerate(given):
+    for index, text in enumerate(texts_):
         if isinstance(text, str) and (least := embedder.least(text)) > embedder.most:
             raise _too_long(index, f"{least} tokens or more", least, embedder)
         ids = embedder.encode(text) if isinstance(text, str) else list(text)

@@ -20,8 +20,8 @@ async def ask(service: Service, request: Request) -> Response:
     return await answered(service, request, form)
 
 
-def _names(path: str) -> tuple[str, ...]:
+def _short_paths(path: str) -> tuple[str, ...]:
     return (path.removeprefix("/v1"),) if path.startswith("/v1") else ()
 
 
-ROUTES = tuple(Route(path, ask, ("POST",), _names(path)) for path in registry.forms())
+ROUTES = tuple(Route(path, ask, ("POST",), _short_paths(path)) for path in registry.forms())

@@ -53,16 +53,16 @@ def report(runner: Runner, check: bool = False) -> dict[str, Any]:
             }
             for sequence in usage.held
         ],
-        "prefixes": [_told(node) for node in usage.prefixes],
+        "prefixes": [_prefix_document(node) for node in usage.prefixes],
         "checked": check,
     }
 
 
-def _told(node: Node) -> dict[str, Any]:
+def _prefix_document(node: Node) -> dict[str, Any]:
     return {
         "tokens": node.tokens,
         "slots": sorted(node.slots),
-        "children": [_told(child) for child in node.children],
+        "children": [_prefix_document(child) for child in node.children],
     }
 
 

@@ -51,7 +51,7 @@ async def props(service: Service, request: Request) -> Response:
 
 async def slots(service: Service, request: Request) -> Response:
     """Respond with the used sequences of the cache, as llama-server reports its slots."""
-    return json_response(await service.bridge.call(lambda: _slots(service.bridge.runner)))
+    return json_response(await service.bridge.call(lambda: _slot_documents(service.bridge.runner)))
 
 
 async def applied(service: Service, request: Request) -> Response:
@@ -63,7 +63,7 @@ async def applied(service: Service, request: Request) -> Response:
     return json_response({"prompt": raw.decode("utf-8", "replace")})
 
 
-def _slots(runner: Runner) -> list[dict[str, Any]]:
+def _slot_documents(runner: Runner) -> list[dict[str, Any]]:
     speculative = runner.engine.means.speculation is not None
     return [
         {

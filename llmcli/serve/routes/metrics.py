@@ -12,11 +12,11 @@ from llmcli.serve.routes.base import Route, Service
 async def metrics(service: Service, request: Request) -> Response:
     """Respond with the metrics, read from the engine between two steps."""
     bridge = service.bridge
-    gauges = await bridge.call(lambda: _standing(bridge.runner))
+    gauges = await bridge.call(lambda: _read_gauges(bridge.runner))
     return Response(bridge.meter.text(service.settings.name, gauges), media_type=CONTENT_TYPE)
 
 
-def _standing(runner: Runner) -> Standing:
+def _read_gauges(runner: Runner) -> Standing:
     ledger = runner.engine.ledger
     saved = sum(map(len, ledger.tokens)) - ledger.used
     return Standing(runner.engine.load, runner.kv_report(), saved, resident_memory())

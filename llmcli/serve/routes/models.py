@@ -9,7 +9,7 @@ from llmcli.serve.problems import unknown_model
 from llmcli.serve.routes.base import Route, Service
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
+def _model_document(service: Service, name: str) -> dict[str, Any]:
     runner, settings = service.bridge.runner, service.settings
     meta = {
         "n_vocab": runner.model.n_vocab,
@@ -33,7 +33,10 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 async def models(service: Service, request: Request) -> Response:
     """Respond with every name of the model."""
     return JSONResponse(
-        {"object": "list", "data": [_model(service, name) for name in service.settings.names]}
+        {
+            "object": "list",
+            "data": [_model_document(service, name) for name in service.settings.names],
+        }
     )
 
 
@@ -42,7 +45,7 @@ async def model(service: Service, request: Request) -> Response:
     name = request.path_params["name"]
     if name not in service.settings.names:
         raise unknown_model(name, service.settings.names)
-    return JSONResponse(_model(service, name))
+    return JSONResponse(_model_document(service, name))
 
 
 ROUTES = (Route("/v1/models", models, paths=("/models",)), Route("/v1/models/{name:path}", model))

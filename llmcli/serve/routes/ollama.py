@@ -37,7 +37,7 @@ def _details(service: Service) -> dict[str, Any]:
     }
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
+def _model_document(service: Service, name: str) -> dict[str, Any]:
     size = sum(tensor.nbytes for tensor in service.bridge.runner.header.tensors)
     changed = datetime.fromtimestamp(service.settings.created, UTC).isoformat()
     # A hash of name and size: ollama's is the hash of a manifest, which a GGUF file does not have.
@@ -54,7 +54,9 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 async def tags(service: Service, request: Request) -> Response:
     """Respond with every name of the model."""
-    return json_response({"models": [_model(service, name) for name in service.settings.names]})
+    return json_response(
+        {"models": [_model_document(service, name) for name in service.settings.names]}
+    )
 
 
 async def running(service: Service, request: Request) -> Response:
@@ -62,7 +64,7 @@ async def running(service: Service, request: Request) -> Response:
     size = service.settings.most_context or service.bridge.runner.n_ctx
     models = [
         {
-            **_model(service, name),
+            **_model_document(service, name),
             "expires_at": "9999-12-31T00:00:00Z",
             "size_vram": 0,
             "context_length": size,
@@ -107,7 +109,7 @@ async def show(service: Service, request: Request) -> Response:
             "details": _details(service),
             "model_info": info,
             "capabilities": capabilities,
-            "modified_at": _model(service, name)["modified_at"],
+            "modified_at": _model_document(service, name)["modified_at"],
         }
     )
 

@@ -27,9 +27,9 @@ async def rerank(service: Service, request: Request) -> Response:
     return json_response(await unless_gone(request.receive, ranked(service, document)))
 
 
-async def ranked(service: Service, found: Mapping[str, Any]) -> Any:
+async def ranked(service: Service, document: Mapping[str, Any]) -> Any:
     """Return the answer to a request's document. Raises ApiError, ServerBusy or ServerStopping."""
-    fields, settings = Fields(found), service.settings
+    fields, settings = Fields(document), service.settings
     model = fields.text("model") or settings.name
     if model not in settings.names:
         raise unknown_model(model, settings.names)

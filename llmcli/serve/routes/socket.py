@@ -40,9 +40,9 @@ class Talk:
     """One socket and its running requests, which are also kept in the server's set `talks`."""
 
     def __init__(
-        self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]", room: Room
+        self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]", budget: Room
     ) -> None:
-        self._socket, self._ask, self._talks, self._room = socket, ask, talks, room
+        self._socket, self._ask, self._all_tasks, self._budget = socket, ask, talks, budget
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
         self._sending = asyncio.Lock()
@@ -52,27 +52,27 @@ class Talk:
         """Serve the socket until it closes; a bug in one request closes it."""
         async with self._group:
             with suppress(WebSocketDisconnect):
-                while message := await self._next():
-                    await self._hear(*message)
+                while message := await self._next_message():
+                    await self._handle(*message)
             self.closed = True
             for task in self._tasks.values():
                 task.cancel()
 
-    async def _next(self) -> tuple[str, Place] | None:
+    async def _next_message(self) -> tuple[str, Place] | None:
         """Return the next message and its reservation; None at the end or for a binary message."""
         message = await self._socket.receive()
-        text, place = message.get("text"), message.get(PLACE) or Place(self._room, 0)
+        text, reservation = message.get("text"), message.get(PLACE) or Place(self._budget, 0)
         if text is None:
-            place.leave()
+            reservation.leave()
             return None
-        return text, place
+        return text, reservation
 
-    async def _hear(self, text: str, place: Place) -> None:
+    async def _handle(self, text: str, reservation: Place) -> None:
         name: str | None = None
         begun = False
         try:
             raw = text.encode("utf-8", "surrogatepass")
-            place = place if place.size else await self._room.take(len(raw))
+            reservation = reservation if reservation.size else await self._budget.take(len(raw))
             fields = Fields(parsed(raw))
             name = fields.needed("id")
             if not 0 < len(name) <= LONGEST_ID:
@@ -88,17 +88,17 @@ class Talk:
             elif len(self._tasks) >= AT_ONCE:
                 raise Problem(f"a socket has at most {AT_ONCE} running requests", 429, code="busy")
             else:
-                self._begin(name, fields, place)
+                self._start_request(name, fields, reservation)
                 begun = True
                 # A task that is cancelled before its first step would send no last message.
                 await asyncio.sleep(0)
         except Refusal as error:
-            await self._say({"id": name, **document(problem(error))})
+            await self._send({"id": name, **document(problem(error))})
         finally:
             if not begun:
-                place.leave()
+                reservation.leave()
 
-    def _begin(self, name: str, fields: Fields, place: Place) -> None:
+    def _start_request(self, name: str, fields: Fields, reservation: Place) -> None:
         path, body = fields.needed("path"), fields.table("body")
         if path != EMBEDDINGS and path not in registry.forms():
             available = ", ".join(sorted([*registry.forms(), EMBEDDINGS]))
@@ -106,19 +106,21 @@ class Talk:
         if body is None:
             raise Problem("body is missing", param="body")
         task = self._tasks[name] = self._group.create_task(
-            self._answer(name, path, body.values, place)
+            self._answer(name, path, body.values, reservation)
         )
-        self._talks.add(task)
-        task.add_done_callback(self._talks.discard)
-        task.add_done_callback(lambda _: place.leave())
+        self._all_tasks.add(task)
+        task.add_done_callback(self._all_tasks.discard)
+        task.add_done_callback(lambda _: reservation.leave())
 
-    async def _answer(self, name: str, path: str, body: Mapping[str, Any], place: Place) -> None:
+    async def _answer(
+        self, name: str, path: str, body: Mapping[str, Any], reservation: Place
+    ) -> None:
         last: dict[str, Any] = {"done": True}
         try:
             async with aclosing(self._ask(path, body)) as documents:
                 async for data in documents:
-                    place.leave()
-                    await self._say({"id": name, "data": data})
+                    reservation.leave()
+                    await self._send({"id": name, "data": data})
         except asyncio.CancelledError:
             if self.closed:
                 raise
@@ -127,9 +129,9 @@ class Talk:
             last = document(problem(error))
         finally:
             del self._tasks[name]
-        await self._say({"id": name, **last})
+        await self._send({"id": name, **last})
 
-    async def _say(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: dict[str, Any]) -> None:
         # A slow reader delays its own answers, never the engine.
         async with self._sending:
             with suppress(WebSocketDisconnect):  # run() receives the disconnect, too

@@ -48,7 +48,7 @@ class Messages(Conversation):
     }
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
-        super().__init__(_openai(Fields(body)), runner, settings)
+        super().__init__(_openai_document(Fields(body)), runner, settings)
         self._blocks = Blocks()
 
     def whole(self, answers: Sequence[Answer]) -> Document:
@@ -67,13 +67,13 @@ class Messages(Conversation):
         """Return the events for what an engine event adds to the blocks."""
         return [
             change
-            for heard in self._heard[0].feed(event.text)
+            for heard in self._splitters[0].feed(event.text)
             for change in self._blocks.hear(heard)
         ]
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Yield the remaining events, the stop reason and the token counts."""
-        for heard in self._heard[0].finish():
+        for heard in self._splitters[0].finish():
             yield from self._blocks.hear(heard)
         yield from self._blocks.close()
         reason, stop = self._reason(self._blocks, answers[0])
@@ -90,25 +90,25 @@ class Messages(Conversation):
         """Return an error event."""
         return b"event: error\n" + super().failed(error)
 
-    def _message(self, found: Blocks, answer: Answer | None) -> Document:
-        reason, stop = (None, None) if answer is None else self._reason(found, answer)
+    def _message(self, blocks_: Blocks, answer: Answer | None) -> Document:
+        reason, stop = (None, None) if answer is None else self._reason(blocks_, answer)
         return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": list(found.done),
+            "content": list(blocks_.done),
             "stop_reason": reason,
             "stop_sequence": stop,
             "usage": self._counts(answer),
         }
 
-    def _reason(self, found: Blocks, answer: Answer) -> tuple[str, str | None]:
+    def _reason(self, blocks_: Blocks, answer: Answer) -> tuple[str, str | None]:
         if answer.finish == "context_full":
             return "model_context_window_exceeded", None
         if answer.finish != "stop":
             return "max_tokens", None
-        if found.called:
+        if blocks_.called:
             return "tool_use", None
         stop = stopped_by(self.runner, self.requests[0], answer)
         return ("end_turn", None) if stop is None else ("stop_sequence", stop)
@@ -124,7 +124,7 @@ class Messages(Conversation):
         }
 
 
-def _openai(fields: Fields) -> Document:
+def _openai_document(fields: Fields) -> Document:
     """Return the equivalent document for /v1/chat/completions."""
     document = {name: value for name, value in fields.values.items() if name not in OTHERS}
     document |= {

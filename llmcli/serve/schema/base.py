@@ -104,18 +104,22 @@ class Form(ABC):
         """Number of samples that the engine draws for each request; 1 for a beam search."""
         return 1 if self.searched else self.samples
 
-    def resume(self, known: Known) -> None:
+    def resume(self, position: Known) -> None:
         """Continue the stream at a position: keep its id, time and seed, and replay the tokens that
         were already sent.
         """
-        self.id, self.created, n_samples = f"{self.prefix}{known.name}", known.created, self.each
+        self.id, self.created, n_samples = (
+            f"{self.prefix}{position.name}",
+            position.created,
+            self.each,
+        )
         self.requests = tuple(
             replace(
                 request,
-                known=tuple(known.begun(first + offset) for offset in range(n_samples))
-                if known.tokens
+                known=tuple(position.begun(first + offset) for offset in range(n_samples))
+                if position.tokens
                 else (),
-                sampling=request.sampling.with_values({"seed": _seed(request, known, first)}),
+                sampling=request.sampling.with_values({"seed": _seed(request, position, first)}),
             )
             for first, request in zip(count(step=n_samples), self.requests, strict=False)
         )
@@ -177,11 +181,11 @@ def named(chunks: Iterable[Document]) -> bytes:
     )
 
 
-def encoded(found: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     """Encode a value as JSON. A lone surrogate, which only a client's own text can contain, becomes
     a question mark.
     """
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def usage(answers: Sequence[Answer], samples: int = 1) -> Document:

@@ -26,14 +26,14 @@ def conversation(fields: Fields) -> list[Document] | None:
         return None
     system = fields.values.get("system")
     if system is not None and not isinstance(system, str):
-        system = "\n\n".join(_text(block) for block in fields.tables("system"))
+        system = "\n\n".join(_read_text(block) for block in fields.tables("system"))
     messages: list[Document] = [{"role": "system", "content": system}] if system else []
     for message in fields.tables("messages", MOST):
-        messages += _message(message)
+        messages += _read_message(message)
     return messages
 
 
-def _message(fields: Fields) -> list[Document]:
+def _read_message(fields: Fields) -> list[Document]:
     role, value = (
         fields.choice("role", ("user", "assistant", "system"), ""),
         fields.values.get("content"),
@@ -61,18 +61,18 @@ def _message(fields: Fields) -> list[Document]:
                     {
                         "role": "tool",
                         "tool_call_id": block.needed("tool_use_id"),
-                        "content": _result(block),
+                        "content": _read_result(block),
                     }
                 )
             case _:
-                texts.append(_text(block))
+                texts.append(_read_text(block))
     message: Document = {"role": role, "content": "".join(texts)}
     message |= {"tool_calls": calls} if calls else {}
     message |= {"reasoning_content": "".join(thoughts)} if any(thoughts) else {}
     return results if results and not texts else [*results, message]
 
 
-def _text(block: Fields) -> str:
+def _read_text(block: Fields) -> str:
     kind_of_block = block.text("type", "text")
     if kind_of_block != "text":
         raise Problem(
@@ -82,11 +82,11 @@ def _text(block: Fields) -> str:
     return block.needed("text")
 
 
-def _result(block: Fields) -> str:
+def _read_result(block: Fields) -> str:
     value = block.values.get("content")
     if value is None or isinstance(value, str):
         return value or ""
-    return "".join(_text(part) for part in block.tables("content"))
+    return "".join(_read_text(entry) for entry in block.tables("content"))
 
 
 def tools(fields: Fields) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def tools(fields: Fields) -> dict[str, Any]:
     """
     document: dict[str, Any] = {}
     if fields.has("tools"):
-        document["tools"] = [_tool(tool) for tool in fields.tables("tools")]
+        document["tools"] = [_read_tool(tool) for tool in fields.tables("tools")]
     if choice := fields.table("tool_choice"):
         kind_of_choice = choice.choice("type", (*CHOICES, "tool"), "auto")
         function = (
@@ -108,7 +108,7 @@ def tools(fields: Fields) -> dict[str, Any]:
     return document
 
 
-def _tool(fields: Fields) -> Document:
+def _read_tool(fields: Fields) -> Document:
     kind_of_tool = fields.text("type", "custom")
     if kind_of_tool not in ("custom", "function"):
         raise Problem(

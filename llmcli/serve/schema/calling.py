@@ -51,12 +51,12 @@ class Arguments:
 
     def __init__(self) -> None:
         self.done = False
-        self._open, self._string, self._escaped = list[str](), False, False
+        self._open, self._in_string, self._escaped = list[str](), False, False
 
     @property
     def rest(self) -> str | None:
         """The brackets that would close the object here; None inside a string."""
-        return None if self._string else "".join(reversed(self._open))
+        return None if self._in_string else "".join(reversed(self._open))
 
     def take(self, text: str, over: bool = False) -> tuple[str, int]:
         """Return the piece of `text` that belongs to the object, and its length in characters."""
@@ -67,22 +67,22 @@ class Arguments:
                 out.append(text[position].translate(CONTROLS))
                 self._escaped, position = False, position + 1
                 continue
-            match = (INSIDE if self._string else OUTSIDE).search(text, position)
+            match = (INSIDE if self._in_string else OUTSIDE).search(text, position)
             end = match.start() if match else len(text)
             out.append(
-                text[position:end].translate(CONTROLS) if self._string else text[position:end]
+                text[position:end].translate(CONTROLS) if self._in_string else text[position:end]
             )
             position = end
             if match:
-                position += self._mark(match[0], out)
+                position += self._step(match[0], out)
         return "".join(out), position
 
-    def _mark(self, mark: str, out: list[str]) -> int:
+    def _step(self, mark: str, out: list[str]) -> int:
         """Handle a character that changes the state; return 0 if it cannot be part of JSON."""
         if mark == "\\":
             self._escaped = True
         elif mark == '"':
-            self._string = not self._string
+            self._in_string = not self._in_string
         elif mark in PAIRS:
             self._open.append(PAIRS[mark])
         elif self._open and mark == self._open[-1]:
@@ -116,7 +116,7 @@ class Calling:
             digits,
             0,
         )
-        self._call, self._text = Call("", ""), list[str]()
+        self._call, self._written = Call("", ""), list[str]()
         self._arguments: Written = Arguments()
 
     def begin(self, text: str) -> tuple[list[Heard], str] | None:
@@ -129,7 +129,7 @@ class Calling:
         self._number += 1
         self._call = replace(head.call, id=head.call.id or self._family.id(self._digits()))
         texts = self._texts.get(head.call.name, frozenset())
-        self._arguments, self._text = head.form.reader(texts) if head.form else Arguments(), []
+        self._arguments, self._written = head.form.reader(texts) if head.form else Arguments(), []
         return [Heard("call_start", "", self._call)], text[head.used :]
 
     def feed(self, text: str, over: bool) -> tuple[list[Heard], str]:
@@ -142,23 +142,23 @@ class Calling:
                 piece, used = self._arguments.take(text, over)
                 text = text[used:]
                 if piece:
-                    self._text.append(piece)
+                    self._written.append(piece)
                     out.append(Heard("arguments", piece))
                 if not self._arguments.done and not over:
                     break
                 self._arguments.done = True
                 out.append(
-                    Heard("call_end", "", replace(self._call, arguments="".join(self._text)))
+                    Heard("call_end", "", replace(self._call, arguments="".join(self._written)))
                 )
             if next_call := self.begin(text):
                 out += next_call[0]
                 text = next_call[1]
                 continue
-            more, text = self._end(text, over)
+            more, text = self._end_block(text, over)
             return out + more, text
         return out, text
 
-    def _end(self, text: str, over: bool) -> tuple[list[Heard], str]:
+    def _end_block(self, text: str, over: bool) -> tuple[list[Heard], str]:
         """Find the end of the block; return the content after it and the rest of the text."""
         family = self._family
         ends = [
@@ -180,7 +180,7 @@ def partly(arguments: str) -> dict[str, Any]:
     """Return the complete part of a call's arguments, as Anthropic's client parses arguments that
     were cut off.
     """
-    for text in _closed(arguments):
+    for text in _completions(arguments):
         try:
             value = strict(text)
         except (ValueError, RecursionError):
@@ -189,7 +189,7 @@ def partly(arguments: str) -> dict[str, Any]:
     return {}
 
 
-def _closed(text: str) -> Iterator[str]:
+def _completions(text: str) -> Iterator[str]:
     """Yield possible completions of a text that was cut off, the longest first: closed at its end,
     before one of its commas, or after one of its opening brackets.
     """
@@ -200,6 +200,6 @@ def _closed(text: str) -> Iterator[str]:
     )
     for end in islice(chain((len(text),), cuts), CUTS):
         scan = Arguments()
-        part = scan.take(text[:end])[0]
+        text_of_cut = scan.take(text[:end])[0]
         if scan.rest is not None:
-            yield part + scan.rest
+            yield text_of_cut + scan.rest

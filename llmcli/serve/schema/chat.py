@@ -34,7 +34,7 @@ class Chat(Conversation):
         super().__init__(body, runner, settings)
         options = self.fields.table("stream_options")
         self.counted = bool(options and options.flag("include_usage"))
-        self._calls = [0] * self.samples
+        self._n_calls = [0] * self.samples
 
     def whole(self, answers: Sequence[Answer]) -> Document:
         """Return one document with a choice for each sample; for a beam search with the best beams
@@ -97,19 +97,19 @@ class Chat(Conversation):
         """Return the text, thinking and pieces of tool calls that an event adds."""
         if self.searched:  # the best beams are known only at the end
             return []
-        return self._shown(event, self._heard[event.sequence].feed(event.text))
+        return self._event_chunks(event, self._splitters[event.sequence].feed(event.text))
 
     def streamed(self, event: Event) -> bytes:
         """Return the chunks of an event as Server-Sent Events; text alone takes a fast path."""
         if self.logprobs or self.searched:
             return super().streamed(event)
-        heard = self._heard[event.sequence].feed(event.text)
+        heard = self._splitters[event.sequence].feed(event.text)
         if len(heard) != 1 or heard[0].kind != "content":
-            return self.written(self._shown(event, heard))
+            return self.written(self._event_chunks(event, heard))
         index = event.sequence
         return self.framed(index, heard[0].text, lambda text: self._chunk(index, {"content": text}))
 
-    def _shown(self, event: Event, heard: list[Heard]) -> list[Document]:
+    def _event_chunks(self, event: Event, heard: list[Heard]) -> list[Document]:
         chunks = list(self._deltas(event.sequence, heard))
         if self.logprobs and (log_probabilities := logprobs.of_event(self.runner, event)):
             chunks = chunks or [self._chunk(event.sequence, {"content": ""})]
@@ -125,24 +125,24 @@ class Chat(Conversation):
             for index, beam in enumerate(best(answers[0], self.samples)):
                 chunks += [
                     self._role(index),
-                    *self._deltas(index, self._heard[index].feed(beam.text)),
+                    *self._deltas(index, self._splitters[index].feed(beam.text)),
                 ]
-                chunks += self._ended(index, reason(answers[0]))
+                chunks += self._end_chunks(index, reason(answers[0]))
         else:
             chunks += [
                 chunk
                 for index, answer in enumerate(answers)
-                for chunk in self._ended(index, reason(answer))
+                for chunk in self._end_chunks(index, reason(answer))
             ]
         chunks[-1]["timings"] = timings(answers[0])
         if self.counted:
             chunks.append({**self._head(CHUNK), "choices": [], "usage": self._usage(answers)})
         return chunks
 
-    def _ended(self, index: int, finish: str) -> Iterator[Document]:
-        yield from self._deltas(index, self._heard[index].finish())
+    def _end_chunks(self, index: int, finish: str) -> Iterator[Document]:
+        yield from self._deltas(index, self._splitters[index].finish())
         yield self._chunk(
-            index, {}, "tool_calls" if self._calls[index] and finish == "stop" else finish
+            index, {}, "tool_calls" if self._n_calls[index] and finish == "stop" else finish
         )
 
     def _usage(self, answers: Sequence[Answer]) -> Document:
@@ -157,12 +157,13 @@ class Chat(Conversation):
             if piece.kind in FIELD:
                 yield self._chunk(index, {FIELD[piece.kind]: piece.text})
             elif piece.kind == "call_start" and piece.call:
-                self._calls[index] += 1
+                self._n_calls[index] += 1
                 yield self._chunk(
-                    index, {"tool_calls": [{"index": self._calls[index] - 1, **_call(piece.call)}]}
+                    index,
+                    {"tool_calls": [{"index": self._n_calls[index] - 1, **_call(piece.call)}]},
                 )
             elif piece.kind == "arguments":
-                delta = {"index": self._calls[index] - 1, "function": {"arguments": piece.text}}
+                delta = {"index": self._n_calls[index] - 1, "function": {"arguments": piece.text}}
                 yield self._chunk(index, {"tool_calls": [delta]})
 
     def _head(self, kind: str) -> Document:

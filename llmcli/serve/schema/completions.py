@@ -72,16 +72,17 @@ class Completions(Form):
         self._echoes = [self._echo(number, request) for number, request in enumerate(self.requests)]
         self._offsets = [len(echo) for echo in self._echoes for _ in range(self.count)]
         # The prompts whose log-probabilities were not sent yet.
-        self._awaited = [self.scores] * len(self.requests)
+        self._prompt_pending = [self.scores] * len(self.requests)
 
-    def resume(self, known: Known) -> None:
+    def resume(self, position: Known) -> None:
         """Skip the log-probabilities of prompts that were sent: they came with the first event of
         any of a prompt's answers.
         """
-        super().resume(known)
-        started = {number // self.count for number in known.tokens}
-        self._awaited = [
-            is_awaited and number not in started for number, is_awaited in enumerate(self._awaited)
+        super().resume(position)
+        started = {number // self.count for number in position.tokens}
+        self._prompt_pending = [
+            is_awaited and number not in started
+            for number, is_awaited in enumerate(self._prompt_pending)
         ]
 
     def _refuse(self, beams: int) -> None:
@@ -104,7 +105,7 @@ class Completions(Form):
 
     def _prompts(self) -> list[tuple[int, ...]]:
         value = self.fields.values.get("prompt")
-        if self._single(value):
+        if self._is_single(value):
             value = [value]
         if not isinstance(value, list) or not value:
             raise self.fields.wrong("prompt", "text, token ids, or a list of either")
@@ -119,16 +120,16 @@ class Completions(Form):
             )
         return [self._tokens(f"prompt[{index}]", prompt) for index, prompt in enumerate(value)]
 
-    def _single(self, value: Any) -> bool:
+    def _is_single(self, value: Any) -> bool:
         """Return whether the value is one prompt, not a list of prompts."""
-        return isinstance(value, str) or _ids(value)
+        return isinstance(value, str) or _is_ids(value)
 
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
         model = self.runner.model
         if isinstance(value, str):
             tokens = common.encoded(self.runner, self.settings, value)
             return tokens or ((model.bos,) if model.bos is not None else ())
-        if not _ids(value):
+        if not _is_ids(value):
             raise Problem(f"{where} must be text or token ids", param="prompt")
         if invalid := [token for token in value if not 0 <= token < model.n_vocab]:
             raise Problem(
@@ -142,7 +143,7 @@ class Completions(Form):
         if not self.echo:
             return ""
         value = self.fields.values["prompt"]
-        prompt = value if self._single(value) else value[number]
+        prompt = value if self._is_single(value) else value[number]
         if isinstance(prompt, str):
             return prompt
         raw = b"".join(self.runner.model.piece(token, special=True) for token in request.tokens)
@@ -161,7 +162,7 @@ class Completions(Form):
                 ]
             else:
                 chosen = (
-                    sorted(drawn, key=_mean, reverse=True)[: self.count]
+                    sorted(drawn, key=_mean_logprob, reverse=True)[: self.count]
                     if self.samples > self.count
                     else list(drawn)
                 )
@@ -179,14 +180,14 @@ class Completions(Form):
         return {**self._head(), "choices": choices, "usage": counts, "timings": timings(answers[0])}
 
     def _choice(self, index: int, echo: str, answer: Answer, prompt: Document | None) -> Document:
-        found = None
+        lists = None
         if self.logprobs is not None:
-            found = logprobs.legacy(self.runner, answer.tokens, answer.top, len(echo))
-            found = logprobs.together(prompt, found) if prompt else found
+            lists = logprobs.legacy(self.runner, answer.tokens, answer.top, len(echo))
+            lists = logprobs.together(prompt, lists) if prompt else lists
         return {
             "index": index,
             "text": echo + answer.text,
-            "logprobs": found,
+            "logprobs": lists,
             "finish_reason": reason(answer),
         }
 
@@ -199,34 +200,34 @@ class Completions(Form):
         echoed = () if later else [echo for echo in self._echoes for _ in range(self.count)]
         return [self._chunk(index, echo) for index, echo in enumerate(echoed) if echo]
 
-    def _prompt(self, event: Event) -> list[Document]:
+    def _prompt_chunks(self, event: Event) -> list[Document]:
         """Return the prompt for each of its choices, at the first event of any of them."""
         number = event.sequence // self.count
-        if not self._awaited[number]:
+        if not self._prompt_pending[number]:
             return []
-        self._awaited[number] = False
+        self._prompt_pending[number] = False
         scores = [
             Scored(value, tuple(Ranked(*pair) for pair in top)) for value, top in event.prompt
         ]
         echo = self._echoes[number]
-        found = logprobs.of_prompt(self.runner, self.requests[number].tokens, scores, echo)
+        lists = logprobs.of_prompt(self.runner, self.requests[number].tokens, scores, echo)
         return [
-            self._chunk(number * self.count + index, echo, found) for index in range(self.count)
+            self._chunk(number * self.count + index, echo, lists) for index in range(self.count)
         ]
 
     def show(self, event: Event) -> Iterable[Document]:
         """Return the text that an event adds."""
         if self.searched:
             return []
-        return [*self._prompt(event), *self._token(event)]
+        return [*self._prompt_chunks(event), *self._token_chunks(event)]
 
-    def _token(self, event: Event) -> list[Document]:
-        found = None
+    def _token_chunks(self, event: Event) -> list[Document]:
+        lists = None
         if self.logprobs is not None and event.token:
             top = [[Ranked(*pair) for pair in event.top]] if event.top else []
-            found = logprobs.legacy(self.runner, [event.token], top, self._offsets[event.sequence])
-            self._offsets[event.sequence] += len(found["tokens"][0])
-        return [self._chunk(event.sequence, event.text, found)] if event.text or found else []
+            lists = logprobs.legacy(self.runner, [event.token], top, self._offsets[event.sequence])
+            self._offsets[event.sequence] += len(lists["tokens"][0])
+        return [self._chunk(event.sequence, event.text, lists)] if event.text or lists else []
 
     def streamed(self, event: Event) -> bytes:
         """Return the chunks of an event as Server-Sent Events; text alone takes a fast path."""
@@ -270,11 +271,11 @@ class Completions(Form):
         return {**self._head(), "choices": [choice]}
 
 
-def _ids(value: Any) -> bool:
+def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def _mean(answer: Answer) -> float:
+def _mean_logprob(answer: Answer) -> float:
     """Return the mean log-probability of the answer's tokens."""
     return sum(token.logprob or 0.0 for token in answer.tokens) / max(1, len(answer.tokens))
 

@@ -19,8 +19,8 @@ class Conversation(Form):
     """Reads the fields of OpenAI's chat completions; subclasses write the answers in their API's
     form.
 
-    `prompt` is what the model reads, `logprobs` whether log-probabilities are returned, `_heard`
-    one splitter for each sample.
+    `prompt` is what the model reads, `logprobs` whether log-probabilities are returned,
+    `_splitters` has one splitter for each sample.
     """
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
@@ -32,7 +32,7 @@ class Conversation(Form):
             raise Problem(
                 "verbosity is not supported: ask for it in the system text", param="verbosity"
             )
-        self.prompt = self._prompt(self._wanted(), runner, settings)
+        self.prompt = self._prompt(self._prompt_request(), runner, settings)
         self.logprobs = fields.flag("logprobs")
         top = fields.whole("top_logprobs", 0, logprobs.MOST, 0) or 0
         if top and not self.logprobs:
@@ -60,12 +60,12 @@ class Conversation(Form):
             ),
         )
         self.check()
-        self._heard = [self.prompt.listener() for _ in range(self.samples)]
+        self._splitters = [self.prompt.listener() for _ in range(self.samples)]
 
     def _prompt(self, wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
         return prompt(wanted, runner, settings)
 
-    def _wanted(self) -> Wanted:
+    def _prompt_request(self) -> Wanted:
         fields = self.fields
         generate, continued = (
             fields.flag("add_generation_prompt", True),

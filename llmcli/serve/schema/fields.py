@@ -52,12 +52,12 @@ class Fields:
         """Return whether the field is present and not null."""
         return self.values.get(name) is not None
 
-    def _typed(self, name: str, wanted: type, default: Any) -> Any:
+    def _typed(self, name: str, type_: type, default: Any) -> Any:
         value = self.values.get(name)
         if value is None:
             return default
-        if type(value) is not wanted and not (wanted is float and type(value) is int):
-            raise self.wrong(name, KINDS[wanted])
+        if type(value) is not type_ and not (type_ is float and type(value) is int):
+            raise self.wrong(name, KINDS[type_])
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
@@ -90,11 +90,11 @@ class Fields:
         value = self._typed(name, float, default)
         return None if value is None else float(value)
 
-    def choice(self, name: str, known: tuple[str, ...], default: str) -> str:
+    def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
         """Return one of the words in `known`."""
         value = self.text(name, default)
-        if value not in known:
-            raise self.wrong(name, f"one of {', '.join(known)}")
+        if value not in allowed:
+            raise self.wrong(name, f"one of {', '.join(allowed)}")
         return value or default
 
     def table(self, name: str) -> "Fields | None":
@@ -106,7 +106,7 @@ class Fields:
         """Return a list of at most `most` entries; an absent list is empty."""
         value: list[Any] = self._typed(name, list, [])
         if len(value) > most:
-            raise self._many(name, len(value), most)
+            raise self._too_many(name, len(value), most)
         return value
 
     def tables(self, name: str, most: int = 1 << 20) -> "Iterator[Fields]":
@@ -127,10 +127,10 @@ class Fields:
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise self.wrong(name, "text or a list of texts")
         if len(texts) > most:
-            raise self._many(name, len(texts), most)
+            raise self._too_many(name, len(texts), most)
         return tuple(texts)
 
-    def _many(self, name: str, count: int, most: int) -> Problem:
+    def _too_many(self, name: str, count: int, most: int) -> Problem:
         return Problem(
             f"{self.at(name)} has {count:,} entries; the limit is {most:,}",
             param=self.at(name),

@@ -23,11 +23,11 @@ def conversation(fields: Fields) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise fields.wrong("input", "text or a list of items")
     for item in fields.tables("input", MOST):
-        _read(item, messages)
+        _read_item(item, messages)
     return messages
 
 
-def _read(item: Fields, said: list[Message]) -> None:
+def _read_item(item: Fields, said: list[Message]) -> None:
     match item.text("type", "message"):
         case "message":
             role = ROLES.get(item.needed("role"))
@@ -35,7 +35,7 @@ def _read(item: Fields, said: list[Message]) -> None:
                 raise item.wrong("role", "one of system, developer, user, assistant")
             said.append(Message(role, content(item)))
         case "function_call":
-            _called(item, said)
+            _add_call(item, said)
         case "function_call_output":
             output = item.values.get("output")
             text = output if isinstance(output, str) else content(item, "output")
@@ -48,7 +48,7 @@ def _read(item: Fields, said: list[Message]) -> None:
             )
 
 
-def _called(item: Fields, said: list[Message]) -> None:
+def _add_call(item: Fields, said: list[Message]) -> None:
     """Add a call to the assistant's message before it, or start one."""
     function: dict[str, Any] = {
         "name": item.needed("name"),

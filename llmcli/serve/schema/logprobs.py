@@ -16,11 +16,11 @@ MOST = 20  # alternatives of a token, OpenAI's limit
 IMPOSSIBLE = -9999.0  # OpenAI's value for an impossible token: JSON has no infinity
 
 
-def token(runner: Runner, one: TokenTime, top: Sequence[tuple[int, float]]) -> Document:
+def token(runner: Runner, drawn: TokenTime, top: Sequence[tuple[int, float]]) -> Document:
     """Return one token's entry of a chat's `logprobs.content`."""
     return {
-        **_about(runner, one.id, one.logprob),
-        "top_logprobs": [_about(runner, *each) for each in top],
+        **_token_document(runner, drawn.id, drawn.logprob),
+        "top_logprobs": [_token_document(runner, *each) for each in top],
     }
 
 
@@ -68,7 +68,7 @@ def of_prompt(
     `echo`. The first token has none.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    lengths = [len(decoder.decode(_raw(runner, token))) for token in tokens]
+    lengths = [len(decoder.decode(_token_bytes(runner, token))) for token in tokens]
     # characters that the echo lacks: BOS, the leading space of SentencePiece
     unseen = max(0, sum(lengths) - len(echo))
     ranked = [
@@ -86,17 +86,17 @@ def of_prompt(
     }
 
 
-def together(one: Document, other: Document) -> Document:
+def together(prompt: Document, answer: Document) -> Document:
     """Return the lists of a prompt followed by those of its answer."""
-    return {name: (one[name] or []) + (other[name] or []) or None for name in one}
+    return {name: (prompt[name] or []) + (answer[name] or []) or None for name in prompt}
 
 
 def text(runner: Runner, token: int) -> str:
     """Return a token's own text, also that of a control token."""
-    return _raw(runner, token).decode("utf-8", "replace")
+    return _token_bytes(runner, token).decode("utf-8", "replace")
 
 
-def _raw(runner: Runner, token: int) -> bytes:
+def _token_bytes(runner: Runner, token: int) -> bytes:
     return runner.model.piece(token) or runner.model.piece(token, special=True)
 
 
@@ -105,8 +105,8 @@ def finite(value: float | None) -> float:
     return 0.0 if value is None else max(IMPOSSIBLE, value)
 
 
-def _about(runner: Runner, number: int, value: float | None) -> Document:
-    raw = _raw(runner, number)
+def _token_document(runner: Runner, number: int, value: float | None) -> Document:
+    raw = _token_bytes(runner, number)
     return {
         "token": raw.decode("utf-8", "replace"),
         "logprob": finite(value),

@@ -23,13 +23,13 @@ def messages(fields: Fields, name: str = "messages") -> list[Message]:
     """Return the messages of a conversation. Raises ApiError with the path of an invalid one."""
     if not fields.has(name):
         raise Problem(f"{name} is missing", param=name)
-    conversation = [_message(message) for message in fields.tables(name, MOST)]
+    conversation = [_read_message(message) for message in fields.tables(name, MOST)]
     if not conversation:
         raise Problem(f"{name} is empty: at least one message is required", param=name)
     return conversation
 
 
-def _message(fields: Fields) -> Message:
+def _read_message(fields: Fields) -> Message:
     role = ROLES.get(fields.needed("role"))
     if role is None:
         raise fields.wrong("role", f"one of {', '.join(ROLES)}")
@@ -38,7 +38,7 @@ def _message(fields: Fields) -> Message:
         raise Problem(f"{fields.at('content')} is missing", param=fields.at("content"))
     text = content(fields)
     if role == "assistant":
-        if calls := [_call(call) for call in fields.tables("tool_calls")]:
+        if calls := [_read_call(call) for call in fields.tables("tool_calls")]:
             more["tool_calls"] = calls
         thinking, answer = split(text)
         # templates expect no thinking in earlier answers, and most would remove it themselves
@@ -50,7 +50,7 @@ def _message(fields: Fields) -> Message:
     return Message(role, text, more)
 
 
-def _call(fields: Fields) -> dict[str, Any]:
+def _read_call(fields: Fields) -> dict[str, Any]:
     inner = fields.table("function")
     if inner is None:
         raise Problem(f"{fields.at('function')} is missing", param=fields.at("function"))
@@ -80,10 +80,10 @@ def content(fields: Fields, name: str = "content") -> str:
             f"{fields.at(name)} must be text or a list of parts, not {kind(value)}",
             param=fields.at(name),
         )
-    return "".join(_part(part) for part in fields.tables(name))
+    return "".join(_read_part(entry) for entry in fields.tables(name))
 
 
-def _part(fields: Fields) -> str:
+def _read_part(fields: Fields) -> str:
     kind_ = fields.needed("type")
     if kind_ not in PARTS:
         raise Problem(

@@ -43,19 +43,19 @@ class Native(Completions):
     }
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
-        self._wanted = fields = Fields(body)
-        self._told = fields.words("response_fields", MOST_FIELDS)
-        self._ids = fields.flag("return_tokens")
+        self._native_fields = fields = Fields(body)
+        self._response_fields = fields.words("response_fields", MOST_FIELDS)
+        self._returns_ids = fields.flag("return_tokens")
         if unsupported := next((name for name in INSTEAD if fields.values.get(name)), None):
             raise Problem(
                 f"{unsupported} is not supported: {INSTEAD[unsupported]}", param=unsupported
             )
-        super().__init__(_openai(fields, runner), runner, settings)
-        self._begun = [0] * (len(self.requests) * self.each)
+        super().__init__(_openai_document(fields, runner), runner, settings)
+        self._n_streamed = [0] * (len(self.requests) * self.each)
 
-    def _single(self, value: Any) -> bool:
+    def _is_single(self, value: Any) -> bool:
         mixed = isinstance(value, list) and any(type(entry) is int for entry in value)
-        return super()._single(value) or mixed or isinstance(value, dict)
+        return super()._is_single(value) or mixed or isinstance(value, dict)
 
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
         """Return the token ids of a prompt: text, ids, a mix of both, or an object with
@@ -95,14 +95,14 @@ class Native(Completions):
         if not event.token and not event.text:
             return []
         number = event.sequence
-        self._begun[number] += event.token is not None
+        self._n_streamed[number] += event.token is not None
         chunk: Document = {
             "index": number,
             "content": event.text,
             "tokens": [event.token.id] if event.token else [],
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": self._begun[number],
+            "tokens_predicted": self._n_streamed[number],
             "tokens_evaluated": len(self.requests[number // self.each].tokens),
         }
         if self.logprobs and event.token:
@@ -130,7 +130,9 @@ class Native(Completions):
         result: Document = {
             "index": number,
             "content": "" if streamed else answer.text,
-            "tokens": [token.id for token in answer.tokens] if self._ids and not streamed else [],
+            "tokens": [token.id for token in answer.tokens]
+            if self._returns_ids and not streamed
+            else [],
             "id_slot": -1,
             "stop": True,
             "model": self.model,
@@ -148,8 +150,8 @@ class Native(Completions):
         if self.logprobs and not streamed:
             result["completion_probabilities"] = logprobs.content(self.runner, answer)
         return (
-            {path: value for path in self._told for value in _at(result, path)}
-            if self._told
+            {path: value for path in self._response_fields for value in _values_at(result, path)}
+            if self._response_fields
             else result
         )
 
@@ -182,13 +184,13 @@ class Infill(Native):
     path: ClassVar[str] = "/infill"
 
     def _prompts(self) -> list[tuple[int, ...]]:
-        fields, model = self._wanted, self.runner.model
+        fields, model = self._native_fields, self.runner.model
         prefix, suffix = fields.needed("input_prefix"), fields.needed("input_suffix")
         words = fields.text("prompt") or ""
         for text in (prefix, suffix, words):
             # raises ApiError for a text that is too long
             common.encoded(self.runner, self.settings, text)
-        extra = self._extra()
+        extra = self._extra_tokens()
         if missing := [f"fim_{name}" for name in GAP if name not in model.fim]:
             raise Problem(
                 f"this model cannot fill gaps: its file has no {', '.join(missing)} token", 501
@@ -200,24 +202,26 @@ class Infill(Native):
         free = max(0, common.context(self.runner, self.settings) - len(core) - max(1, limit))
         return [(*extra[max(0, len(extra) - free) :], *core)]
 
-    def _extra(self) -> list[int]:
+    def _extra_tokens(self) -> list[int]:
         model, tokens = self.runner.model, list[int]()
         fim = model.fim
         if "rep" in fim:
             tokens += [fim["rep"], *model.tokenize("myproject\n", special=False)]
-        for entry in self._wanted.tables("input_extra", MOST_EXTRAS):
+        for entry in self._native_fields.tables("input_extra", MOST_EXTRAS):
             text, name = entry.needed("text"), entry.text("filename") or "tmp"
             common.encoded(self.runner, self.settings, name + text)
-            tokens += self._file(name) if "sep" in fim else model.tokenize(SNIPPET, special=False)
+            tokens += (
+                self._file_tokens(name) if "sep" in fim else model.tokenize(SNIPPET, special=False)
+            )
             tokens += model.tokenize(text, special=False)
-        return [*tokens, *self._file("filename")] if "sep" in fim else tokens
+        return [*tokens, *self._file_tokens("filename")] if "sep" in fim else tokens
 
-    def _file(self, name: str) -> list[int]:
+    def _file_tokens(self, name: str) -> list[int]:
         model = self.runner.model
         return [model.fim["sep"], *model.tokenize(f"{name}\n", special=False)]
 
 
-def _openai(fields: Fields, runner: Runner) -> Document:
+def _openai_document(fields: Fields, runner: Runner) -> Document:
     """Return the equivalent document for /v1/completions."""
     renamed = {
         LIMIT,
@@ -258,13 +262,13 @@ def _biases(fields: Fields, runner: Runner) -> list[str]:
     return biases
 
 
-def _at(found: Any, path: str) -> list[Any]:
+def _values_at(value: Any, path: str) -> list[Any]:
     """Return the value at a path of names as a list of one, or an empty list."""
     for name in path.split("/"):
-        if not isinstance(found, dict) or name not in found:
+        if not isinstance(value, dict) or name not in value:
             return []
-        found = found[name]
-    return [found]
+        value = value[name]
+    return [value]
 
 
 FORMS = (Native, Infill)

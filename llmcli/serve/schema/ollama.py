@@ -47,21 +47,21 @@ class OllamaChat(Conversation):
     ping: ClassVar[bytes] = b""  # these streams have no comments: every line must be JSON
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
-        self._began = time.perf_counter_ns()
+        self._started_ns = time.perf_counter_ns()
         fields = Fields(body)
-        self._words = fields.text("prompt") or ""
+        self._prompt_text = fields.text("prompt") or ""
         self._raw = fields.flag("raw") or runner.template is None
-        self._called = 0  # tool calls so far
-        super().__init__(self._openai(fields, settings), runner, settings)
+        self._n_calls = 0  # tool calls so far
+        super().__init__(self._openai_document(fields, settings), runner, settings)
         self.stream = fields.flag("stream", True)
         self.name = fields.text("model") or settings.name
-        if self._nothing(fields):
+        if self._has_no_prompt(fields):
             self.requests, self.constraint = (), None
 
-    def _nothing(self, fields: Fields) -> bool:
+    def _has_no_prompt(self, fields: Fields) -> bool:
         return not fields.values.get("messages")
 
-    def _openai(self, fields: Fields, settings: Settings) -> Document:
+    def _openai_document(self, fields: Fields, settings: Settings) -> Document:
         """Return the equivalent document for /v1/chat/completions."""
         options = fields.table("options") or Fields({})
         document: Document = {
@@ -92,7 +92,7 @@ class OllamaChat(Conversation):
         for answer in answers:
             listener = self.prompt.listener()
             heard = [*listener.feed(answer.text), *listener.finish()]
-        return {**self._piece(heard), **self._last(answers)}
+        return {**self._piece(heard), **self._end_document(answers)}
 
     def begin(self) -> Iterable[Document]:
         """Return nothing: these streams begin with the first piece."""
@@ -101,7 +101,7 @@ class OllamaChat(Conversation):
 
     def show(self, event: Event) -> Iterable[Document]:
         """Return the object for what an event adds."""
-        heard = self._heard[0].feed(event.text)
+        heard = self._splitters[0].feed(event.text)
         log_probabilities = logprobs.of_event(self.runner, event) if self.logprobs else None
         has_output = any(piece.kind not in ("call_start", "arguments") for piece in heard)
         if not has_output and not log_probabilities:
@@ -116,9 +116,9 @@ class OllamaChat(Conversation):
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Yield what was held back, then the token counts."""
-        if self.requests and (heard := self._heard[0].finish()):
+        if self.requests and (heard := self._splitters[0].finish()):
             yield {**self._piece(heard), "done": False}
-        yield {**self._piece([]), **self._last(answers, whole=False)}
+        yield {**self._piece([]), **self._end_document(answers, is_complete=False)}
 
     def written(self, chunks: Iterable[Document]) -> bytes:
         """Encode objects as lines of JSON."""
@@ -134,8 +134,8 @@ class OllamaChat(Conversation):
         calls = [piece.call for piece in pieces if piece.kind == "call_end" and piece.call]
         # A call that was cut off must not be executed: it becomes text.
         cut = "".join(f"{call.name} {call.arguments}" for call in calls if given(call) is None)
-        message: Document = {"role": "assistant", "content": _of(pieces, "content") + cut}
-        if thinking := _of(pieces, "thinking"):
+        message: Document = {"role": "assistant", "content": _text_of_kind(pieces, "content") + cut}
+        if thinking := _text_of_kind(pieces, "thinking"):
             message["thinking"] = thinking
         if complete := [(call, values) for call in calls if (values := given(call)) is not None]:
             message["tool_calls"] = [
@@ -143,22 +143,24 @@ class OllamaChat(Conversation):
                     "id": call.id,
                     "function": {"index": index, "name": call.name, "arguments": values},
                 }
-                for index, (call, values) in enumerate(complete, self._called)
+                for index, (call, values) in enumerate(complete, self._n_calls)
             ]
-            self._called += len(complete)
+            self._n_calls += len(complete)
         return {"model": self.name, "created_at": datetime.now(UTC).isoformat(), "message": message}
 
-    def _last(self, answers: Sequence[Answer], whole: bool = True) -> Document:
+    def _end_document(self, answers: Sequence[Answer], is_complete: bool = True) -> Document:
         if not answers:
             return {"done": True, "done_reason": LOADING}
         (answer,) = answers
         extra = (
-            {"logprobs": logprobs.content(self.runner, answer)} if self.logprobs and whole else {}
+            {"logprobs": logprobs.content(self.runner, answer)}
+            if self.logprobs and is_complete
+            else {}
         )
         return {
             "done": True,
             "done_reason": reason(answer),
-            "total_duration": time.perf_counter_ns() - self._began,
+            "total_duration": time.perf_counter_ns() - self._started_ns,
             "load_duration": 0,
             "prompt_eval_count": answer.prompt_tokens,
             "prompt_eval_duration": round(answer.prompt_ms * 1e6),
@@ -181,24 +183,24 @@ class Generate(OllamaChat):
         "images": "this server reads only text",
     }
 
-    def _nothing(self, fields: Fields) -> bool:
-        return not self._words
+    def _has_no_prompt(self, fields: Fields) -> bool:
+        return not self._prompt_text
 
-    def _openai(self, fields: Fields, settings: Settings) -> Document:
+    def _openai_document(self, fields: Fields, settings: Settings) -> Document:
         messages = (
             [{"role": "system", "content": system}] if (system := fields.text("system")) else []
         )
-        messages.append({"role": "user", "content": self._words})
+        messages.append({"role": "user", "content": self._prompt_text})
         refused = {name: fields.values.get(name) for name in self.refused}
         return {
-            **super()._openai(Fields({**fields.values, "messages": messages}), settings),
+            **super()._openai_document(Fields({**fields.values, "messages": messages}), settings),
             **refused,
         }
 
     def _prompt(self, wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
         if not self._raw:
             return prompt(wanted, runner, settings)
-        tokens = common.encoded(runner, settings, self._words) or ((runner.model.bos or 0),)
+        tokens = common.encoded(runner, settings, self._prompt_text) or ((runner.model.bos or 0),)
         constraint = (
             None if wanted.format is None else Constraint("json_schema", json.dumps(wanted.format))
         )
@@ -211,7 +213,7 @@ class Generate(OllamaChat):
         return {**document, "response": message["content"], **thinking}
 
 
-def _of(heard: Sequence[Heard], sort: str) -> str:
+def _text_of_kind(heard: Sequence[Heard], sort: str) -> str:
     return "".join(piece.text for piece in heard if piece.kind == sort)
 
 

@@ -46,11 +46,11 @@ class Output:
             yield self._event("response.function_call_arguments.delta", delta=heard.text)
             self._open["arguments"] += heard.text
             return
-        part = self._open["content"][0]
-        part["text"] += heard.text
+        content = self._open["content"][0]
+        content["text"] += heard.text
         extra = {}
         if kind == "message":
-            part["logprobs"] += logprobs or []
+            content["logprobs"] += logprobs or []
             extra["logprobs"] = logprobs or []
         yield self._event(f"{NAME[kind]}.delta", content_index=0, delta=heard.text, **extra)
 
@@ -64,12 +64,12 @@ class Output:
             function = {"arguments": item["arguments"], "name": item["name"]}
             yield self._event("response.function_call_arguments.done", **function)
         else:
-            part = item["content"][0]
-            extra = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            content = item["content"][0]
+            extra = {"logprobs": content["logprobs"]} if item["type"] == "message" else {}
             yield self._event(
-                f"{NAME[item['type']]}.done", content_index=0, text=part["text"], **extra
+                f"{NAME[item['type']]}.done", content_index=0, text=content["text"], **extra
             )
-            yield self._event("response.content_part.done", content_index=0, part=dict(part))
+            yield self._event("response.content_part.done", content_index=0, part=dict(content))
         yield {
             "type": "response.output_item.done",
             "output_index": len(self.items) - 1,
@@ -99,10 +99,10 @@ class Output:
             "item": _copy(item),
         }
         if not heard.call:
-            part: Document = {"type": PART[sort], "text": ""}
-            part |= {"annotations": [], "logprobs": []} if sort == "message" else {}
-            item["content"].append(part)
-            yield self._event("response.content_part.added", content_index=0, part=_copy(part))
+            content: Document = {"type": PART[sort], "text": ""}
+            content |= {"annotations": [], "logprobs": []} if sort == "message" else {}
+            item["content"].append(content)
+            yield self._event("response.content_part.added", content_index=0, part=_copy(content))
 
     def _event(self, sort: str, **more: Any) -> Document:
         assert self._open is not None

@@ -91,7 +91,7 @@ def prompt(wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
     else:
         messages = spelled(messages, tools)
     messages = folded(messages, template)
-    text = _text(messages, wanted, template, variables)
+    text = _render(messages, wanted, template, variables)
     tokens = common.encoded(runner, settings, text)
     call_format = (
         family(template.source)
@@ -134,7 +134,7 @@ def folded(said: list[Message], template: Template) -> list[Message]:
     ]
 
 
-def _text(
+def _render(
     said: list[Message], wanted: Wanted, template: Template, variables: dict[str, Any]
 ) -> str:
     if not wanted.continued:
@@ -162,14 +162,14 @@ def answer_format(fields: Fields, name: str) -> Any:
     if kind == "text":
         return None
     if kind == "json_object":
-        return _checked(table, "schema") if table.has("schema") else OBJECT
+        return _read_schema(table, "schema") if table.has("schema") else OBJECT
     inner = table.table("json_schema")
     if inner is None and not table.has("schema") and name == "response_format":
         raise Problem(f"{table.at('json_schema')} is missing", param=table.at("json_schema"))
-    return _checked(inner or table, "schema")
+    return _read_schema(inner or table, "schema")
 
 
-def _checked(fields: Fields, name: str) -> Any:
+def _read_schema(fields: Fields, name: str) -> Any:
     if not fields.has(name):
         raise Problem(f"{fields.at(name)} is missing", param=fields.at(name))
     value = fields.values[name]
@@ -187,7 +187,7 @@ def grammar(fields: Fields, schema: Any = None) -> Constraint | None:
     if schema is not None:
         return Constraint("json_schema", json.dumps(schema))
     if fields.has("json_schema"):
-        return Constraint("json_schema", json.dumps(_checked(fields, "json_schema")))
+        return Constraint("json_schema", json.dumps(_read_schema(fields, "json_schema")))
     text = fields.text("grammar")
     if not text:
         return None

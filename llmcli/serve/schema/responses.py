@@ -56,7 +56,7 @@ class Responses(Form):
             conversation(fields),
             self.offered,
             answer_format(text, "format"),
-            variables=self._thinking(),
+            variables=self._template_variables(),
         )
         self.prompt = prompt(wanted, runner, settings)
         self.constraint = self.prompt.constraint
@@ -78,9 +78,9 @@ class Responses(Form):
             ),
         )
         self.check()
-        self._named = 0
+        self._n_ids = 0
         # Log-probabilities of tokens whose text was not streamed yet.
-        self._untold: list[Document] = []
+        self._pending_logprobs: list[Document] = []
         self._output, self._listener, self._number = (
             Output(self._digits),
             self.prompt.listener(self._digits),
@@ -91,10 +91,10 @@ class Responses(Form):
         """Return the digits of the next id. Ids occur in many events, and a model that continues
         the stream must make the same ones.
         """
-        self._named += 1
-        return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.prefix)), str(self._named)).hex
+        self._n_ids += 1
+        return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.prefix)), str(self._n_ids)).hex
 
-    def _thinking(self) -> dict[str, Any]:
+    def _template_variables(self) -> dict[str, Any]:
         reasoning = self.fields.table("reasoning")
         effort = reasoning.text("effort") if reasoning else None
         more = {} if effort is None else {"reasoning_effort": effort}
@@ -106,9 +106,12 @@ class Responses(Form):
         top = answer.top or ((),) * len(answer.tokens)
         position = 0
         for token, ranked in zip(answer.tokens, top, strict=True) if self.logprobs else ():
-            deque(self._heard(token.text, token, ranked), maxlen=0)
+            deque(self._token_events(token.text, token, ranked), maxlen=0)
             position += len(token.text)
-        deque(chain(self._heard(answer.text[position:]), self._over(answer)), maxlen=0)
+        deque(
+            chain(self._token_events(answer.text[position:]), self._closing_events(answer)),
+            maxlen=0,
+        )
         return self._response(self._output, answer)
 
     def begin(self) -> Iterable[Document]:
@@ -121,32 +124,34 @@ class Responses(Form):
 
     def show(self, event: Event) -> Iterable[Document]:
         """Return the events for what an engine event adds to the items."""
-        return self._numbered(self._heard(event.text, event.token, event.top))
+        return self._numbered(self._token_events(event.text, event.token, event.top))
 
-    def _heard(
+    def _token_events(
         self, text: str, token: TokenTime | None = None, top: Sequence[tuple[int, float]] = ()
     ) -> Iterator[Document]:
         """Yield the events for a token, or for text without one. A token's log-probability is sent
         with its text; tokens of thinking and of tool calls have none.
         """
         if self.logprobs and token:
-            self._untold.append(logprobs.token(self.runner, token, top))
-        yield from self._grown(self._listener.feed(text))
+            self._pending_logprobs.append(logprobs.token(self.runner, token, top))
+        yield from self._item_events(self._listener.feed(text))
 
-    def _over(self, answer: Answer) -> Iterator[Document]:
+    def _closing_events(self, answer: Answer) -> Iterator[Document]:
         """Yield the events for what was held back and for the end of the open item."""
-        yield from self._grown(self._listener.finish())
+        yield from self._item_events(self._listener.finish())
         yield from self._output.close(_status(answer))
 
-    def _grown(self, heard: Sequence[Heard]) -> Iterator[Document]:
+    def _item_events(self, heard: Sequence[Heard]) -> Iterator[Document]:
         for piece in heard:
-            yield from self._output.hear(piece, self._untold if piece.kind == "content" else None)
-            self._untold = []
+            yield from self._output.hear(
+                piece, self._pending_logprobs if piece.kind == "content" else None
+            )
+            self._pending_logprobs = []
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Yield the remaining events, then the whole response."""
         (answer,) = answers
-        yield from self._numbered(self._over(answer))
+        yield from self._numbered(self._closing_events(answer))
         event = {
             "type": f"response.{_status(answer)}",
             "response": self._response(self._output, answer),

@@ -22,7 +22,7 @@ BEAMS = {"beams": "beams", "length_penalty": "length_penalty", "early_stopping":
 LIMITS = "max_completion_tokens", "max_tokens"
 
 
-def sampling(fields: Fields, given: Sampling) -> Sampling:
+def sampling(fields: Fields, defaults: Sampling) -> Sampling:
     """Return the server's sampling settings with those of the request applied."""
     names = {
         name: setting.name
@@ -30,18 +30,20 @@ def sampling(fields: Fields, given: Sampling) -> Sampling:
         for name in (setting.name, *setting.aliases)
     }
     chosen: dict[str, object] = {}
-    for name, own in {**OTHERS, **names}.items():
+    for name, name_of_setting in {**OTHERS, **names}.items():
         if not fields.has(name):
             continue
         value = fields.values[name]
-        if own == "seed" and type(value) is int:
+        if name_of_setting == "seed" and type(value) is int:
             value = value if value == -1 else value % SEEDS  # OpenAI allows any whole number
         try:
-            chosen[own] = known()[own].parse(value)
+            chosen[name_of_setting] = known()[name_of_setting].parse(value)
         except UserError as error:
             hint = "" if "--" in error.hint else f"; {error.hint}"
-            raise Problem(f"{error}{hint}".replace(own, name), param=fields.at(name)) from None
-    return given.with_values(chosen)
+            raise Problem(
+                f"{error}{hint}".replace(name_of_setting, name), param=fields.at(name)
+            ) from None
+    return defaults.with_values(chosen)
 
 
 def asked_limit(fields: Fields, names: tuple[str, ...] = LIMITS) -> int | None:
@@ -51,11 +53,11 @@ def asked_limit(fields: Fields, names: tuple[str, ...] = LIMITS) -> int | None:
     )
 
 
-def limit(asked: int | None, settings: Settings) -> int | None:
+def limit(requested: int | None, settings: Settings) -> int | None:
     """Return the largest number of tokens that the request and the server allow, or None if neither
     sets a limit.
     """
-    tokens = settings.max_tokens if asked is None else asked
+    tokens = settings.max_tokens if requested is None else requested
     if settings.most_tokens is not None:
         return settings.most_tokens if tokens is None else min(tokens, settings.most_tokens)
     return tokens
@@ -121,7 +123,9 @@ def search(fields: Fields) -> Search:
     (use_beam_search with best_of).
     """
     values: dict[str, object] = {
-        own: fields.values[name] for name, own in BEAMS.items() if fields.has(name)
+        name_of_setting: fields.values[name]
+        for name, name_of_setting in BEAMS.items()
+        if fields.has(name)
     }
     if fields.flag("use_beam_search") and "beams" not in values:
         values["beams"] = (

@@ -62,7 +62,7 @@ class Tools:
     @property
     def texts(self) -> dict[str, frozenset[str]]:
         """For each function, the arguments that are strings by its schema."""
-        return {tool.name: frozenset(_texts(tool.parameters)) for tool in self.tools}
+        return {tool.name: frozenset(_string_arguments(tool.parameters)) for tool in self.tools}
 
     @property
     def forced(self) -> bool:
@@ -118,7 +118,7 @@ class Tools:
 NO_TOOLS = Tools()
 
 
-def _texts(schema: Any) -> Iterator[str]:
+def _string_arguments(schema: Any) -> Iterator[str]:
     properties = schema.get("properties") if isinstance(schema, dict) else None
     for name, schema_of_property in properties.items() if isinstance(properties, dict) else ():
         if isinstance(schema_of_property, dict) and schema_of_property.get("type") == "string":
@@ -141,12 +141,12 @@ def tools(fields: Fields, nested: bool = True) -> Tools:
     """Read `tools`, `tool_choice` and `parallel_tool_calls` of a request. `nested`: functions are
     described in a field `function`, as in chat completions. Raises ApiError.
     """
-    definitions = tuple(_tool(entry, nested) for entry in fields.tables("tools", MOST))
+    definitions = tuple(_read_tool(entry, nested) for entry in fields.tables("tools", MOST))
     names = [tool.name for tool in definitions]
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
         raise Problem(f"tools has two functions called {duplicate!r}", param="tools")
-    choice, named = _choice(fields, nested)
+    choice, named = _read_choice(fields, nested)
     if named and choice not in names:
         raise Problem(
             f"tool_choice names the function {choice[:100]!r}, which is not in tools",
@@ -159,7 +159,7 @@ def tools(fields: Fields, nested: bool = True) -> Tools:
     return Tools(definitions, choice, named, fields.flag("parallel_tool_calls", True))
 
 
-def _tool(fields: Fields, nested: bool) -> Tool:
+def _read_tool(fields: Fields, nested: bool) -> Tool:
     kind_of_tool = fields.text("type", "function")
     if kind_of_tool != "function":
         raise Problem(
@@ -193,7 +193,7 @@ def _tool(fields: Fields, nested: bool) -> Tool:
     return Tool(name, parameters or ANYTHING, {"type": "function", "function": shown}, strict)
 
 
-def _choice(fields: Fields, nested: bool) -> tuple[str, bool]:
+def _read_choice(fields: Fields, nested: bool) -> tuple[str, bool]:
     value = fields.values.get("tool_choice")
     if value is None:
         return "auto", False
@@ -213,7 +213,7 @@ def spelled(said: Sequence[Message], offered: Tools) -> list[Message]:
     """Return a conversation for a template without tools: definitions, calls and results as plain
     text.
     """
-    messages = [_spelled(message) for message in said]
+    messages = [_spell_out(message) for message in said]
     if not offered.tools:
         return messages
     prompt = TOLD.format(
@@ -224,7 +224,7 @@ def spelled(said: Sequence[Message], offered: Tools) -> list[Message]:
     return [Message("system", prompt), *messages]
 
 
-def _spelled(message: Message) -> Message:
+def _spell_out(message: Message) -> Message:
     if message.role == "tool":
         return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
     functions = [function["function"] for function in message.more.get("tool_calls", ())]
