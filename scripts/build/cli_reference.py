@@ -8,6 +8,7 @@ wrapped text of --help. With --check nothing is written; the exit code is 1 if t
 date.
 """
 
+import html
 import inspect
 import re
 import sys
@@ -146,9 +147,16 @@ def table(kind: str, rows: list[Row]) -> str:
     """Return a Markdown table of options or arguments."""
     lines = [f"| {kind} | meaning |", "|---|---|"]
     for spellings, text in rows:
-        code = ", ".join(f"`{part}`" for part in spellings.split(", "))
-        lines.append(f"| {code.replace('|', chr(92) + '|')} | {escape(' '.join(text.split()))} |")
+        parts = ", ".join(code(part) for part in spellings.split(", "))
+        lines.append(f"| {parts} | {escape(' '.join(text.split()))} |")
     return "\n".join(lines) + "\n"
+
+
+def code(text: str) -> str:
+    """Return a code span for a table cell; not all renderers take an escaped bar in backticks."""
+    if "|" not in text:
+        return f"`{text}`"
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
 
 
 def escape(text: str) -> str:
