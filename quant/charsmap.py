@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LARGEST = 1 << 22  # bytes; SentencePiece's own rules take about 250,000
 BLOCK = 256  # slots; one for each value of a byte
 LABEL, VALUE, LEAF, WIDE = 0x8000_00FF, 0x7FFF_FFFF, 1 << 8, 1 << 9
-REACH = 1 << 21  # the first offset that needs WIDE
+REACH = 1 << 21  # the first offset that needs WIDE_FLAG
 OPEN = 8  # newest blocks whose free slots are still filled
 
 

@@ -37,7 +37,7 @@ class TensorDifference:
     """One tensor that both models have.
 
     `error` is the relative RMS of right against left (0: equal values). It is None if the shapes
-    differ, a type cannot be decoded, or a side holds NaN or infinity. `same_bytes` says that the
+    differ, a type cannot be decoded, or a side contains NaN or infinity. `same_bytes` says that the
     stored bytes are equal.
     """
 

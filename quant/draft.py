@@ -29,10 +29,10 @@ FLUSHED = 1 << 25  # bytes after which written data is flushed to the disk in th
 class Draft:
     """Writes `.OUT.part` with `.OUT.journal`, and renames the part when it is complete.
 
-    `position` is the number of bytes written, `resumed` how many of them an earlier run wrote. A
-    journal line records the SHA-256 of the first so many bytes. A resumed run verifies the bytes
-    against it, so nothing has to be flushed before the end: what a power cut destroyed is detected
-    and written again.
+    `position` is the number of bytes written, `resumed_bytes` how many of them an earlier run
+    wrote. A journal line records the SHA-256 of the first so many bytes. A resumed run verifies the
+    bytes against it, so nothing has to be flushed before the end: what a power cut destroyed is
+    detected and written again.
     """
 
     def __init__(self, out: Path, plan: Layout, identity: dict[str, str]) -> None:
@@ -93,8 +93,8 @@ class Draft:
             self.append(bytes(offset - self.position))
 
     def note(self, *, now: bool = True) -> None:
-        """Record the position in the journal; without `now`, only if the last record is OFTEN
-        seconds old.
+        """Record the position in the journal; without `now`, only if the last record is
+        JOURNAL_SECONDS old.
         """
         if now or time.monotonic() - self.recorded_at > OFTEN:
             self.data.flush()
@@ -163,7 +163,7 @@ class Draft:
                 self.journal.unlink()
             raise Refusal(
                 f"{self.out.parent} has {free:,} bytes free, {self.out.name} needs {needed:,}",
-                hint=f"free {needed - free:,} bytes, or choose a place on another disk with -o",
+                hint=f"free {needed - free:,} bytes, or choose a path on another disk with -o",
             )
 
 

@@ -149,7 +149,7 @@ ONE_KEY_SIZE = frozenset(
         "t5encoder",
     }
 )
-# Those of ONE_HEAD_SIZE whose layers may have a sliding window; the others never read one.
+# Those of ARCHS_WITH_ONE_HEAD_SIZE whose layers may have a sliding window; others read none.
 WINDOWED = {
     "cohere2moe",
     "exaone-moe",
@@ -326,7 +326,7 @@ def _experts(header: "Header") -> Iterator[str]:
     used = max(_as_list(header.metadata.get(f"{header.architecture}.expert_used_count")), default=0)
     gating = header.number("expert_gating_func") or 0
     if not 0 <= gating <= MAX_GATING:
-        yield f"its experts are chosen by function {gating}; there are {MAX_GATING}"
+        yield f"its expert_gating_func is {gating}; 0 to {MAX_GATING} are allowed"
     if count > MAX_EXPERTS or used > count or (count and not used):
         yield f"it uses {used} of {count} experts (at most {MAX_EXPERTS})"
     if groups and groups >= count:
@@ -382,7 +382,7 @@ def _vocabulary(header: "Header") -> Iterator[str]:
         named = header.metadata.get(f"tokenizer.ggml.{slot}_token_id")
         absent = not isinstance(named, int) or named >= len(words)
         if header.metadata.get(f"tokenizer.ggml.add_{slot}_token") is True and lacking and absent:
-            yield f"it adds a {slot} token and has none"
+            yield f"it adds a {slot} token but has none"
 
 
 def _unigram(header: "Header", words: list[bytes]) -> Iterator[str]:

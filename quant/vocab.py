@@ -60,9 +60,9 @@ class Read:
 def load(folder: Path, config: Config, pre: str | None = None, *, spare: bool = False) -> Vocab:
     """Read a folder's tokenizer; its rows are padded to the config's vocab_size.
 
-    `pre` overrides the pre-tokenizer of byte-level BPE. With `spare`, a config without vocab_size
-    takes the tokenizer's size, and added tokens beyond it are left out: Gemma 3 has one for images.
-    Raises UserError for tokenizers that llama.cpp cannot run alike.
+    `pre` overrides the pre-tokenizer of byte-level BPE. With `size_from_tokenizer`, a config
+    without vocab_size takes the tokenizer's size, and added tokens beyond it are left out: Gemma 3
+    has one for images. Raises UserError for tokenizers that llama.cpp cannot run the same way.
     """
     files = _read_files(folder)
     read = _parse(files)
@@ -149,7 +149,7 @@ def _parse(files: Files) -> Read:
 
 
 def _no_vocabulary(folder: Path, model: Any) -> Refusal:
-    """Return the error for a missing tokenizer, or one whose kind llama.cpp does not run alike."""
+    """Return the error for a missing tokenizer, or one of a kind that llama.cpp does not run."""
     kind = model.get("type") if isinstance(model, dict) else None
     if kind in ("WordPiece", "WordLevel"):
         return Refusal(

@@ -21,7 +21,7 @@ def check(config: Config) -> list[str]:
             common.biased(config, "attention_bias", "mlp_bias"),
             (
                 _rotary_layers(config, len(fixed)) != fixed,
-                f"no_rope_layers does not mark every {STEP}th layer",
+                f"no_rope_layers does not leave out exactly every {STEP}th layer",
             ),
             (
                 common.windowed(config, lambda layer, _: not fixed[layer]),

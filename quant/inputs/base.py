@@ -171,7 +171,7 @@ def computed(
             values = np.ascontiguousarray(rows(first, last), np.float32)
         if not np.isfinite(values).all():
             raise Damaged(
-                f"tensor {name} holds NaN or infinite values",
+                f"tensor {name} contains NaN or infinite values",
                 hint="the source is damaged: fetch it again",
             )
         return values.view(np.uint8)

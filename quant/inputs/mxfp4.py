@@ -57,7 +57,7 @@ def blocks(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
         scale_bytes = scales.read(first, last)
         if (scale_bytes > LARGEST).any():
             raise Refusal(
-                f"tensor {scales.name} holds NaN or infinite values",
+                f"tensor {scales.name} contains NaN or infinite values",
                 hint="it is damaged: fetch it again",
             )
         return packed(codes.read(first * count, last * count), scale_bytes)

@@ -209,7 +209,7 @@ def poisoned(*names: str) -> Callable[[Weight], Weight]:
 def test_a_nan_in_the_last_tensor_is_named_and_nothing_is_finished(
     name: str, model: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(Damaged, match=f"{name} holds NaN"):
+    with pytest.raises(Damaged, match=f"{name} contains NaN"):
         quantize.run(plan(model, poisoned(name)), tmp_path / "out.gguf", threads=2)
     assert not [path.name for path in tmp_path.iterdir() if path.name != "home"]
 
@@ -219,7 +219,7 @@ def test_of_two_mistakes_the_first_in_the_files_order_is_told(model: Path, tmp_p
         model, poisoned("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_norm.weight")
     )
     for _ in range(5):
-        with pytest.raises(Damaged, match=r"blk\.0\.ffn_norm\.weight holds NaN"):
+        with pytest.raises(Damaged, match=r"blk\.0\.ffn_norm\.weight contains NaN"):
             quantize.run(bad, tmp_path / "out.gguf", threads=4)
 
 
@@ -250,7 +250,7 @@ def test_a_failure_at_every_step_of_the_journal_is_resumed_to_the_same_file(
     written: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, out = whole(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
-    made, line, count, failed = plan(model), draft.Draft._line, 0, 0
+    made, line, count, failed = plan(model), draft.Draft._write_line, 0, 0
     while True:
         steps = iter(range(count))
 
@@ -263,7 +263,7 @@ def test_a_failure_at_every_step_of_the_journal_is_resumed_to_the_same_file(
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(draft.Draft, "_line", fail)
+            patch.setattr(draft.Draft, "_write_line", fail)
             try:
                 quantize.run(made, out, threads=1)
                 break

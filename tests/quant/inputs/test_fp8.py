@@ -166,7 +166,7 @@ def test_a_value_that_is_no_number_stops_the_run_by_name(stories: Path, tmp_path
     folder = fp8(
         stories, tmp_path / "nan", BLOCKS, weight_scale_inv=torch.tensor([[1.0], [float("inf")]])
     )
-    with pytest.raises(Refusal, match=r"up_proj\.weight holds NaN or infinite values"):
+    with pytest.raises(Refusal, match=r"up_proj\.weight contains NaN or infinite values"):
         quantize.run(quantize.plan(convert.open_folder(folder), "F32"), tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
 

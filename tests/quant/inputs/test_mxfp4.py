@@ -80,7 +80,7 @@ def test_a_scale_that_is_no_number_or_overflows_is_refused_by_name(scale: int) -
     scales[0, 1, 0] = scale
     tensor = mxfp4.blocks("x", lazy("x_blocks", codes), lazy("layer.x_scales", scales))
     assert tensor.read(0, 1).size
-    with pytest.raises(Refusal, match=r"layer\.x_scales holds NaN or infinite"):
+    with pytest.raises(Refusal, match=r"layer\.x_scales contains NaN or infinite"):
         tensor.read(0, 2)
 
 
