@@ -1,8 +1,7 @@
-"""The one door to libggml: block sizes, encoding rows, decoding rows, through ctypes.
+"""Bindings to libggml: block sizes, encoding and decoding of rows, through ctypes.
 
-The library is the `libggml-base` that llama-cpp-python installs, found without importing llama_cpp,
-so that no backend is initialised and the bytes are llama.cpp's own. It knows types and rows, no
-files and no models.
+The library is the `libggml-base` that llama-cpp-python installs. It is found without importing
+llama_cpp, so that no backend is initialized and the bytes are llama.cpp's own.
 """
 
 import ctypes
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
     I16 = NDArray[np.int16]
     U8 = NDArray[np.uint8]
 
-# ggml.h, enum ggml_type. The gguf package lags the runtime here, and the library aborts when it is
-# asked about a number it does not know, so the table is ours; a test holds it against
-# ggml_type_name().
+# ggml.h, enum ggml_type. The gguf package is older than the runtime, and the library aborts on
+# unknown numbers, so the table is kept here; a test compares it with ggml_type_name().
 TYPE_IDS: dict[int, str] = {
     0: "F32",
     1: "F16",
@@ -67,18 +65,17 @@ TYPE_IDS: dict[int, str] = {
 TYPE_NUMBERS = {name: number for number, name in TYPE_IDS.items()}
 INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-# What ggml's searches can add up: beyond these they meet infinity and NaN, on which some abort the
-# process.
-MOST = (
-    2.0**30
-)  # a value: more than any format with an F16 for a scale can hold (Q6_K: 65504 * 127 * 32)
+# The limits of ggml's searches: beyond them sums become infinite or NaN, on which some searches
+# abort the process. The first is more than any format with an F16 scale can hold (Q6_K: 65504 * 127
+# * 32).
+MOST = 2.0**30
 MOST_WEIGHED = 1e30  # the square of a value times its importance
-FP4 = frozenset({"MXFP4", "NVFP4"})  # no F16 and no search
+FP4 = frozenset({"MXFP4", "NVFP4"})  # these have no F16 and no search
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One type's block: `values` of a row are stored in `nbytes`."""
+    """The block size of a type: `values` of a row are stored in `nbytes`."""
 
     values: int
     nbytes: int
@@ -86,10 +83,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """How much each column counts in the rounding: `vectors` [matrices, columns], one for every
-    `every` rows.
+    """The weight of each column in the rounding: `vectors` [matrices, columns], one for every
+    `rows_per_vector` rows.
 
-    Row 0 of the rows to encode is row `first` of those that the first vector is for.
+    Row 0 of the rows to encode is row `first_row` of those that the first vector applies to.
     """
 
     vectors: "F32"
@@ -97,11 +94,11 @@ class Importance:
     first: int = 0
 
     def behind(self, rows: int) -> "Importance":
-        """The same for what comes behind the first `rows` rows."""
+        """Return the importance of the rows after the first `rows` rows."""
         return replace(self, first=self.first + rows)
 
     def spans(self, first: int, last: int) -> "Iterator[tuple[int, int, F32]]":
-        """The rows first .. last in pieces that share a vector."""
+        """Yield the rows first .. last as ranges that share a vector."""
         while first < last:
             number, within = divmod(self.first + first, self.every)
             end = min(last, first + self.every - within)
@@ -111,12 +108,12 @@ class Importance:
 
 @dataclass(frozen=True, slots=True)
 class Searching:
-    """How search() looks for scales, as quant/searches.c has it: `size` values of a group, `groups`
-    of a block.
+    """Settings of the search for scales in C (quant/native/searches.c): `group_values` values in a
+    group, `groups` in a block.
 
-    `levels` are the lowest and the highest, `most` is what a minimum may be at most (None: no
-    minimums), `whole` the range of whole-number scales (None: none); the rest is explained in
-    quant/methods/grids.py.
+    `levels` are the lowest and the highest, `max_minimum` the largest allowed minimum (None: no
+    minimums), `scale_range` the range of integer scales (None: none); the others are explained in
+    quant/methods/search_settings.py.
     """
 
     size: int
@@ -131,7 +128,7 @@ class Searching:
 
 
 class _Grid(ctypes.Structure):
-    """`struct grid` of quant/searches.c."""
+    """`struct grid` of quant/native/searches.c."""
 
     _fields_ = [
         *(
@@ -158,8 +155,8 @@ class _Grid(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What search() found: levels around 0 [blocks, values], d and m [blocks], whole scales and
-    minimums [blocks, groups]. What the format has not is undefined.
+    """The result of the search: levels around 0 [blocks, values], d and m [blocks], integer scales
+    and minimums [blocks, groups]. Fields that the format does not have are undefined.
     """
 
     levels: "I16"
@@ -170,14 +167,14 @@ class Found:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where they begin in memory."""
+        """Memory addresses of the arrays."""
         return tuple(
             part.ctypes.data for part in (self.levels, self.d, self.m, self.scales, self.mins)
         )
 
 
 class _Traits(ctypes.Structure):
-    """The head of `struct ggml_type_traits` (ggml.h), as far as to_float."""
+    """The beginning of `struct ggml_type_traits` (ggml.h), up to to_float."""
 
     _fields_ = [
         ("type_name", ctypes.c_char_p),
@@ -194,7 +191,7 @@ _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
 
 @cache
 def library() -> ctypes.CDLL:
-    """Open libggml-base; refuses, with the places searched, where llama-cpp-python is not
+    """Open libggml-base. Raises UserError, with the searched folders, if llama-cpp-python is not
     installed.
     """
     spec = importlib.util.find_spec("llama_cpp")
@@ -206,8 +203,8 @@ def library() -> ctypes.CDLL:
         for name in names:
             if (folder / name).exists():
                 return _declare(ctypes.CDLL(str(folder / name)))
-    places = ", ".join(map(str, folders)) or "llama_cpp is not installed"
-    raise Refusal(f"libggml-base was not found ({places})", hint="run scripts/setup")
+    searched = ", ".join(map(str, folders)) or "llama_cpp is not installed"
+    raise Refusal(f"libggml-base was not found ({searched})", hint="run scripts/setup")
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
@@ -231,7 +228,7 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
         True,
     ):
         raise Refusal(
-            "this llama-cpp-python keeps its type table in a form this program does not know",
+            "unsupported version of llama-cpp-python: its type table has another layout",
             hint="run scripts/setup: it installs the version that fits",
         )
     return lib
@@ -239,30 +236,34 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 @cache
 def block(name: str) -> Block:
-    """The block of a type: Q4_K is 256 values in 144 bytes."""
+    """Return the block size of a type: Q4_K has 256 values in 144 bytes."""
     traits = library().ggml_get_type_traits(TYPE_NUMBERS[name])[0]
     return Block(traits.blck_size, traits.type_size)
 
 
 def row_bytes(name: str, columns: int) -> int:
-    """Bytes of one row; `columns` must fill whole blocks."""
+    """Return the bytes of one row; `columns` must be a multiple of the block size."""
     shape = block(name)
     assert columns % shape.values == 0, (name, columns)
     return columns // shape.values * shape.nbytes
 
 
 def quantized(name: str) -> bool:
-    """Whether a type stores codes and scales rather than plain numbers."""
+    """Return whether a type stores codes and scales instead of plain numbers."""
     return name not in FLOATS and name not in INTEGERS
 
 
 def encode(rows: "F32", name: str, *, label: str, importance: Importance | None = None) -> "U8":
-    """Encode float rows [rows, columns] into `name` -> bytes [rows, row_bytes].
+    """Encode float rows [rows, columns] as type `name`, to bytes [rows, row_bytes].
 
-    Rows are independent, and ctypes gives the interpreter lock back while ggml works: many threads
-    may encode parts of a tensor at once. NaN, infinity and what is too large are refused by
-    `label`, as ggml would write garbage for them, or abort. Follows llama_tensor_quantize_impl.
-    Without an importance the types of encoders.c give ggml's bytes in a fraction of its time.
+    Rows are independent, and ctypes releases the GIL while ggml works, so several threads may
+    encode parts of a tensor. Without importance our own C encodes the types of encoders.c, with
+    ggml's bytes in a fraction of its time.
+
+    Raises Damaged, with `label`, for NaN, infinite or too large values, which would make ggml write
+    garbage or abort.
+
+    Source: llama_tensor_quantize_impl.
     """
     import numpy as np
 
@@ -270,10 +271,8 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
     count, columns = rows.shape
     out = np.empty((count, row_bytes(name, columns)), np.uint8)
     number, lib = TYPE_NUMBERS[name], library()
-    assert importance or not lib.ggml_quantize_requires_imatrix(number), (
-        label,
-        name,
-    )  # ggml would abort
+    # ggml would abort
+    assert importance or not lib.ggml_quantize_requires_imatrix(number), (label, name)
     check_rows(rows, name, label=label, importance=importance)
     if importance is None and (fast := _encoder(name)):
         fast(rows.ctypes.data, out.ctypes.data, rows.size)
@@ -282,50 +281,55 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
     else:
         for first, last, vector in importance.spans(0, count):
             assert vector.shape == (columns,) and vector.dtype == np.float32, (label, vector.shape)
-            places = rows[first:last].ctypes.data, out[first:last].ctypes.data
-            lib.ggml_quantize_chunk(number, *places, 0, last - first, columns, vector.ctypes.data)
+            addresses = rows[first:last].ctypes.data, out[first:last].ctypes.data
+            lib.ggml_quantize_chunk(
+                number, *addresses, 0, last - first, columns, vector.ctypes.data
+            )
     check_made(out, name, label=label)
     return out
 
 
 def check_rows(rows: "F32", name: str, *, label: str, importance: Importance | None = None) -> None:
-    """Refuse NaN, infinity and what is too large, by `label`, in float rows that are to be encoded
-    into `name`.
+    """Raise Damaged, with `label`, if float rows that are to be encoded as `name` contain NaN,
+    infinite or too large values.
     """
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
     if not math.isfinite(largest):
         raise _not_finite(label)
     if quantized(name) and name not in FP4:
-        _check_sums(largest, importance, name, label)
+        _check_limits(largest, importance, name, label)
 
 
 def check_made(data: "U8", name: str, *, label: str) -> None:
-    """Refuse, by `label`, rows that were encoded into `name` and whose scales have become infinite."""
+    """Raise Damaged, with `label`, if rows that were encoded as `name` have infinite scales."""
     if not library().ggml_validate_row_data(TYPE_NUMBERS[name], data.ctypes.data, data.nbytes):
         raise _too_large(label, name)
 
 
 def check(data: "U8", name: str, *, label: str) -> None:
-    """Refuse NaN and infinity, by `label`, in rows [rows, row_bytes] that are copied as they are.
+    """Raise Damaged, with `label`, if rows [rows, row_bytes] that are copied unchanged contain NaN
+    or infinity.
 
-    Of quantized types it looks at what ggml's own check does: their scales.
+    In quantized types only the scales are checked, as in ggml.
     """
     import numpy as np
 
     data = np.ascontiguousarray(data)
     if name in ("F32", "F64"):
-        sound = bool(np.isfinite(data.view(np.float32 if name == "F32" else np.float64)).all())
+        is_finite = bool(np.isfinite(data.view(np.float32 if name == "F32" else np.float64)).all())
     elif name in ("F16", "BF16"):
         exponent = np.uint16(0x7C00 if name == "F16" else 0x7F80)
-        sound = not bool(((data.view(np.uint16) & exponent) == exponent).any())
+        is_finite = not bool(((data.view(np.uint16) & exponent) == exponent).any())
     else:
-        sound = library().ggml_validate_row_data(TYPE_NUMBERS[name], data.ctypes.data, data.nbytes)
-    if not sound:
+        is_finite = library().ggml_validate_row_data(
+            TYPE_NUMBERS[name], data.ctypes.data, data.nbytes
+        )
+    if not is_finite:
         raise _not_finite(label)
 
 
 def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
-    """Decode bytes [rows, row_bytes] of type `name` -> floats [rows, columns], by ggml's own
+    """Decode bytes [rows, row_bytes] of type `name` to floats [rows, columns], by ggml's own
     routines.
     """
     import numpy as np
@@ -341,8 +345,8 @@ def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
 
 
 def decodable(name: str) -> bool:
-    """Whether decode() can turn a type into numbers: not whole numbers, nor what ggml only computes
-    with.
+    """Return whether decode() supports a type: not integers, nor types that ggml uses only in
+    computations.
     """
     if name in FLOATS:
         return True
@@ -353,7 +357,7 @@ def decodable(name: str) -> bool:
 
 @cache
 def _own(name: str, *arguments: Any) -> Callable[..., None] | None:
-    """A function of our own C, where the build of llama.cpp has it."""
+    """Return a function of our own C code, or None if this build of llama.cpp does not have it."""
     function = getattr(library(), f"llmcli_{name}", None)
     if function is not None:
         function.argtypes, function.restype = arguments, None
@@ -361,13 +365,13 @@ def _own(name: str, *arguments: Any) -> Callable[..., None] | None:
 
 
 def searches() -> Callable[..., None] | None:
-    """Our own search in C, where the build of llama.cpp has it."""
+    """Return our search in C, or None if this build of llama.cpp does not have it."""
     return _own("search", *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5)
 
 
 def search(rows: "F32", weights: "F32", how: Searching) -> Found:
-    """Scales and levels for rows of floats; `weights` [blocks of a row, values] are the same for
-    every row.
+    """Search scales and levels for rows of floats [rows, columns]; `weights` [blocks of a row,
+    values] are the same for every row.
     """
     import numpy as np
 
@@ -397,72 +401,77 @@ def search(rows: "F32", weights: "F32", how: Searching) -> Found:
     levels, scales, mins = (
         np.empty((count, width), np.int16) for width in (values, how.groups, how.groups)
     )
-    found = Found(levels, np.empty(count, np.float32), np.empty(count, np.float32), scales, mins)
+    result = Found(levels, np.empty(count, np.float32), np.empty(count, np.float32), scales, mins)
     inputs = rows.ctypes.data, weights.ctypes.data, count, weights.size // how.size
-    run(ctypes.addressof(grid), *inputs, *found.places)
-    return found
+    run(ctypes.addressof(grid), *inputs, *result.places)
+    return result
 
 
 def packed(found: Found, name: str) -> "U8 | None":
-    """The same as blocks [blocks, bytes] of a type; None where the build has not our C for it."""
+    """Return the search result as blocks [blocks, bytes] of a type; None if this build does not
+    have our C code for it.
+    """
     import numpy as np
 
-    run = _own(f"pack_{_spelled(name)}", *_THREE)
+    run = _own(f"pack_{_ggml_name(name)}", *_ROW_FUNCTION)
     if run is None:
         return None
     out = np.empty((len(found.d), block(name).nbytes), np.uint8)
-    places = (ctypes.c_void_p * 5)(*found.places)
-    run(ctypes.addressof(places), out.ctypes.data, len(out))
+    addresses = (ctypes.c_void_p * 5)(*found.places)
+    run(ctypes.addressof(addresses), out.ctypes.data, len(out))
     return out
 
 
-_THREE = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64  # (values, blocks, how many)
+_ROW_FUNCTION = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64  # values, blocks, count
 
 
-def _spelled(name: str) -> str:
-    """A type as ggml's functions have it in their names: Q4_K is q4_K."""
+def _ggml_name(name: str) -> str:
+    """Return a type as ggml's function names spell it: Q4_K is q4_K."""
     return name.lower().replace("_k", "_K")
 
 
 def _encoder(name: str) -> Callable[..., None] | None:
-    """Our own encoder for a type, where the build has it."""
-    return _own(f"encode_{_spelled(name)}", *_THREE)
+    """Return our own encoder for a type, or None if this build does not have it."""
+    return _own(f"encode_{_ggml_name(name)}", *_ROW_FUNCTION)
 
 
-def _check_sums(largest: float, importance: Importance | None, name: str, label: str) -> None:
+def _check_limits(largest: float, importance: Importance | None, name: str, label: str) -> None:
     if largest > MOST:
         raise _too_large(label, name)
     weight = float(importance.vectors.max(initial=0)) if importance else 0
     if not weight * largest**2 < MOST_WEIGHED:
         raise Refusal(
-            f"the importance of {label} reaches {weight:.3g}: no mean squares",
+            f"the importance of {label} reaches {weight:.3g}: these are no mean squares",
             hint="make the imatrix again",
         )
 
 
 def _too_large(label: str, name: str) -> Damaged:
     return Damaged(
-        f"tensor {label} does not fit into {name}: a value is out of its range",
+        f"tensor {label} does not fit into {name}: a value is out of range",
         hint="choose BF16 or F32 instead",
     )
 
 
 def _not_finite(label: str) -> Damaged:
     return Damaged(
-        f"tensor {label} holds NaN or infinite values", hint="the source is damaged: fetch it again"
+        f"tensor {label} contains NaN or infinite values",
+        hint="the source is damaged: download it again",
     )
 
 
 def _to_float(name: str, label: str) -> Callable[..., None]:
     lib = library()
     if name == "F16":
-        return _own("widen", *_THREE) or cast("Callable[..., None]", lib.ggml_fp16_to_fp32_row)
+        return _own("widen", *_ROW_FUNCTION) or cast(
+            "Callable[..., None]", lib.ggml_fp16_to_fp32_row
+        )
     if name == "BF16":
         return cast("Callable[..., None]", lib.ggml_bf16_to_fp32_row)
     pointer = lib.ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float
     if not pointer:
         raise Refusal(
-            f"tensor {label} is stored as {name}, which cannot be turned into numbers again",
+            f"tensor {label} is stored as {name}, which cannot be converted to numbers",
             hint="use a file of another type",
         )
     return _ToFloat(pointer)

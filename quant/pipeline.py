@@ -1,9 +1,8 @@
-"""Reads, encodes and hands on a plan's rows at once: a reader thread, an encoder on every core, the
-caller writes.
+"""The encoding pipeline: a reader thread reads a plan's rows, all cores encode them, the caller
+writes them.
 
-Rows go through in the order of the plan; how much of them is alive at a time does not depend on the
-model's size. It knows rows and types; what becomes of the bytes, and what a tensor is for, is
-others' affair.
+Rows are processed in the order of the plan. The number of bytes in memory does not depend on the
+model's size.
 """
 
 import os
@@ -24,19 +23,19 @@ if TYPE_CHECKING:
     from quant.native import U8
 
 SLAB = 1 << 24  # values read at a time: 32 MiB of BF16
-PIECE = (
-    1 << 18
-)  # values an encoder takes at a time: many, so that no core waits for the last of a slab
-ALIVE = 1 << 28  # bytes read and not yet written; one slab is let through whatever its size
-CHUNK = 1 << 16  # of these, values that are floats at a time: they stay within a core's own cache
-SAMPLED = 32  # rows of a tensor that the error is measured on
-LEAVE = 0.2  # seconds that a failed run waits for a read under way
+# values in an encoder's job: small, so that no core waits long for the last job of a slab
+PIECE = 1 << 18
+ALIVE = 1 << 28  # most bytes that are read and not yet written; a single slab may exceed it
+CHUNK = 1 << 16  # values that are decoded to floats at a time, so that they stay in a core's cache
+SAMPLED = 32  # rows of a tensor that its error is measured on
+LEAVE = 0.2  # seconds that a failed run waits for a read in progress
 
 
 class Task(Protocol):
-    """What is to be made of a tensor: its rows in another type, by what solver() gives.
+    """A tensor to encode: its rows are written in another type by the encoder that make_encoder()
+    returns.
 
-    That is given `chunk` values at a time, or as many as suit it here where that is 0.
+    The encoder gets `chunk_values` values at a time, or the pipeline's default if that is 0.
     """
 
     @property
@@ -52,9 +51,9 @@ class Task(Protocol):
 class Piece:
     """Rows first … last of task number `index` (from 0), in their new type [rows, row_bytes].
 
-    `signal` and `noise` are sums of squares of sampled rows and of what encoding changed in them,
-    both 0 where rows are copied; `seconds` is the time of the one thread that made it; `closes`
-    says that its slab ends here; `solver` made the codes, where there were any to make.
+    `signal` and `noise` are sums of squares of sampled rows and of their rounding errors, both 0
+    where rows are copied; `seconds` is the time of the one thread that encoded them; `ends_slab`
+    means that its slab ends here; `encoder` chose the codes, None for copied rows.
     """
 
     index: int
@@ -71,40 +70,41 @@ class Piece:
 def stream(
     tasks: Sequence[Task], threads: int, begin: tuple[int, int] = (0, 0)
 ) -> Generator[Piece, None, None]:
-    """All rows from `begin` (task, row) on, in order; leaving the iterator stops the threads behind
-    it. `threads` 0 takes all cores.
+    """Yield all rows from `begin` (task, row) on, in order. Closing the iterator stops the threads.
+    `threads` 0 uses all cores.
 
-    What goes wrong in a thread is raised here, after the pieces before it: the first mistake in the
-    order of the plan is told, whatever the number of threads. Every encoder looks up after some
-    65,000 values; a read under way is waited for a moment, then left to end by itself.
+    An error in a thread is raised here, after the rows before it: the first error in the order of
+    the plan is reported, whatever the number of threads. Encoders check for a stop after about
+    65,000 values; a read in progress is waited for briefly, then abandoned.
     """
-    room = _Room(ALIVE)
+    budget = _ByteBudget(ALIVE)
     with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="encode") as pool:
-        line = _Line(room)
+        queue = _JobQueue(budget)
         reader = threading.Thread(
-            target=line.fill, args=(tasks, begin, pool), name="read", daemon=True
+            target=queue.fill, args=(tasks, begin, pool), name="read", daemon=True
         )
         reader.start()
         try:
-            for job, held in line:
+            for job, nbytes in queue:
                 yield job.result()
-                del job  # or the last piece would stay alive while the next is waited for
-                room.give(held)
+                # otherwise the last rows would stay in memory during the wait for the next ones
+                del job
+                budget.release(nbytes)
         finally:
-            room.close()
+            budget.close()
             pool.shutdown(wait=False, cancel_futures=True)
             reader.join(LEAVE)
 
 
-class _Room:
-    """How many bytes may be alive; a slab larger than all of it is let in alone."""
+class _ByteBudget:
+    """A limit on bytes in memory; a slab larger than the limit is admitted alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used, self.closed = limit, 0, False
         self.changed = threading.Condition()
 
-    def take(self, nbytes: int) -> bool:
-        """Wait until there is room; False when nobody wants it any more."""
+    def acquire(self, nbytes: int) -> bool:
+        """Wait for free bytes; return False once the pipeline is closed."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self.closed or not self.used or self.used + nbytes <= self.limit
@@ -112,7 +112,7 @@ class _Room:
             self.used += nbytes
             return not self.closed
 
-    def give(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
         with self.changed:
             self.used -= nbytes
             self.changed.notify()
@@ -123,19 +123,17 @@ class _Room:
             self.changed.notify_all()
 
 
-class _Line:
-    """Pieces in the making, in order, with the bytes that are free again when each has been
-    written.
-    """
+class _JobQueue:
+    """Encoding jobs in order, with the bytes that become free when each result is written."""
 
-    def __init__(self, room: _Room) -> None:
-        self.room = room
+    def __init__(self, budget: _ByteBudget) -> None:
+        self.budget = budget
         self.jobs: deque[tuple[Future[Piece], int] | None] = deque()
-        self.came = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(0)
 
     def __iter__(self) -> Iterator[tuple["Future[Piece]", int]]:
         while True:
-            self.came.acquire()
+            self.arrived.acquire()
             entry = self.jobs.popleft()
             if entry is None:
                 return
@@ -143,59 +141,63 @@ class _Line:
             del entry
 
     def fill(self, tasks: Sequence[Task], begin: tuple[int, int], pool: ThreadPoolExecutor) -> None:
-        """The reader's life: slab after slab, as soon as there is room for one."""
+        """Read slab after slab, as soon as memory is free, and queue the encoding jobs."""
         try:
-            making: _Making | None = None
+            tensor_job: _TensorJob | None = None
             for index, first, last in _slabs(tasks, begin):
-                if making is None or making.index != index:
-                    making = _Making(index, tasks[index])
-                if not self._slab(making, first, last, pool):
+                if tensor_job is None or tensor_job.index != index:
+                    tensor_job = _TensorJob(index, tasks[index])
+                if not self._submit_slab(tensor_job, first, last, pool):
                     return
-        except BaseException as error:  # noqa: BLE001 (raised again by whoever iterates)
+        except BaseException as error:  # noqa: BLE001 (raised again by the iterating thread)
             failed: Future[Piece] = Future()
             failed.set_exception(error)
             self._put((failed, 0))
         self._put(None)
 
-    def _slab(self, making: "_Making", first: int, last: int, pool: ThreadPoolExecutor) -> bool:
-        task, weight = making.task, making.task.weight
-        new = 0 if task.type == weight.type else native.row_bytes(task.type, weight.columns)
-        held = (last - first) * (native.row_bytes(weight.type, weight.columns) + new)
-        if not self.room.take(held):
+    def _submit_slab(
+        self, tensor_job: "_TensorJob", first: int, last: int, pool: ThreadPoolExecutor
+    ) -> bool:
+        task, weight = tensor_job.task, tensor_job.task.weight
+        new_row_bytes = (
+            0 if task.type == weight.type else native.row_bytes(task.type, weight.columns)
+        )
+        nbytes = (last - first) * (native.row_bytes(weight.type, weight.columns) + new_row_bytes)
+        if not self.budget.acquire(nbytes):
             return False
         stored = weight.read(first, last)
         step = max(1, max(PIECE, task.chunk) // weight.columns)
         for at in range(first, last, step):
             end = min(at + step, last)
             part = stored[at - first : end - first]
-            if self.room.closed:
+            if self.budget.closed:
                 return False
-            job = pool.submit(_encode, making, at, part, end == last, self.room)
-            self._put((job, held if end == last else 0))
+            job = pool.submit(_encode_rows, tensor_job, at, part, end == last, self.budget)
+            self._put((job, nbytes if end == last else 0))
         return True
 
     def _put(self, entry: tuple["Future[Piece]", int] | None) -> None:
         self.jobs.append(entry)
-        self.came.release()
+        self.arrived.release()
 
 
-class _Making:
-    """A tensor under way: the encoders share what solves it, which the first of them prepares."""
+class _TensorJob:
+    """A tensor in progress; its encoder is created by the first thread that needs it."""
 
     def __init__(self, index: int, task: Task) -> None:
         self.index, self.task = index, task
-        self.preparing = threading.Lock()
-        self.prepared: Solver | None = None
+        self.lock = threading.Lock()
+        self.encoder: Solver | None = None
 
     def solver(self) -> Solver:
-        with self.preparing:
-            if self.prepared is None:
-                self.prepared = self.task.solver()
-            return self.prepared
+        with self.lock:
+            if self.encoder is None:
+                self.encoder = self.task.solver()
+            return self.encoder
 
 
 def _slabs(tasks: Sequence[Task], begin: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
-    """(task, first row, last row) of everything from `begin` on."""
+    """Yield (task, first row, last row) of all slabs from `begin` on."""
     start, row = begin
     for index in range(start, len(tasks)):
         weight = tasks[index].weight
@@ -204,31 +206,33 @@ def _slabs(tasks: Sequence[Task], begin: tuple[int, int]) -> Iterator[tuple[int,
             yield index, first, min(first + step, weight.rows)
 
 
-def _encode(making: _Making, first: int, stored: "U8", closes: bool, room: _Room) -> Piece:
-    """A piece in its new type, a few rows at a time: as floats they stay within a core's own cache."""
+def _encode_rows(
+    tensor_job: _TensorJob, first: int, stored: "U8", closes: bool, budget: _ByteBudget
+) -> Piece:
+    """Encode some rows, a few at a time so that their floats stay in a core's cache."""
     import numpy as np
 
-    began, task, weight = time.perf_counter(), making.task, making.task.weight
-    index, last = making.index, first + len(stored)
+    started, task, weight = time.perf_counter(), tensor_job.task, tensor_job.task.weight
+    index, last = tensor_job.index, first + len(stored)
     if task.type == weight.type:
         stored = np.ascontiguousarray(stored)
         native.check(stored, weight.type, label=weight.name)
-        return Piece(index, first, last, stored, 0.0, 0.0, time.perf_counter() - began, closes)
+        return Piece(index, first, last, stored, 0.0, 0.0, time.perf_counter() - started, closes)
     codes = np.empty((len(stored), native.row_bytes(task.type, weight.columns)), np.uint8)
-    step, every = max(1, (task.chunk or CHUNK) // weight.columns), max(1, weight.rows // SAMPLED)
-    signal, noise, solve = 0.0, 0.0, making.solver()
+    step, stride = max(1, (task.chunk or CHUNK) // weight.columns), max(1, weight.rows // SAMPLED)
+    signal, noise, solve = 0.0, 0.0, tensor_job.solver()
     for at in range(0, len(stored), step):
-        if room.closed:
+        if budget.closed:
             raise CancelledError
         floats = native.decode(
             stored[at : at + step], weight.type, weight.columns, label=weight.name
         )
-        made = solve(floats, first + at)
-        codes[at : at + step] = made
-        sample = slice(-(first + at) % every, None, every)
-        if len(chosen := floats[sample]):
-            again = native.decode(made[sample], task.type, weight.columns, label=weight.name)
-            signal, noise = signal + squares(chosen), noise + squares(chosen - again)
+        blocks = solve(floats, first + at)
+        codes[at : at + step] = blocks
+        sample = slice(-(first + at) % stride, None, stride)
+        if len(exact := floats[sample]):
+            decoded = native.decode(blocks[sample], task.type, weight.columns, label=weight.name)
+            signal, noise = signal + squares(exact), noise + squares(exact - decoded)
     return Piece(
-        index, first, last, codes, signal, noise, time.perf_counter() - began, closes, solve
+        index, first, last, codes, signal, noise, time.perf_counter() - started, closes, solve
     )

@@ -1,8 +1,4 @@
-"""What becomes of a source: every tensor's type, every file's layout, known before the first weight
-is read.
-
-It knows sources, recipes and layouts; writing is quantize.py's.
-"""
+"""Plans: every tensor's type and every file's layout, known before the first weight is read."""
 
 import hashlib
 import json
@@ -34,7 +30,9 @@ MAX_SHARDS = 65535  # split.count is a uint16
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a split model: `number` (from 0) of `count`, `tensors` in all of them."""
+    """One file of a split model: `number` (from 0) of `count`, with the number of `tensors` in all
+    files.
+    """
 
     number: int
     count: int
@@ -42,7 +40,7 @@ class Shard:
 
     @property
     def keys(self) -> dict[str, bytes]:
-        """What llama.cpp asks of every shard."""
+        """The metadata that llama.cpp needs in every shard."""
         return {
             "split.no": entry("uint16", self.number),
             "split.count": entry("uint16", self.count),
@@ -52,11 +50,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What becomes of one tensor; `wanted` is the recipe's type where the row length did not allow
-    it.
+    """The plan of one tensor. `replaced_type` is the recipe's type where the row length did not
+    allow it.
 
-    `evidence` is what is known of its input, `method` what chooses its codes; None where it gets
-    none.
+    `statistics` are those of its input, `method` chooses its codes; None where it gets no new
+    codes.
     """
 
     weight: Weight
@@ -68,18 +66,18 @@ class Step:
 
     @property
     def chunk(self) -> int:
-        """How many values its method would have at a time, 0 if it does not mind."""
+        """Number of values that its method encodes at a time, 0 for the default."""
         return self.method.values(self.evidence) if self.method else 0
 
     def solver(self) -> Solver:
-        """What encodes its rows."""
+        """Return the encoder of its rows."""
         if self.method:
             return self.method.solver(FORMATS[self.type], self.evidence)
         return lambda rows, first: native.encode(rows, self.type, label=self.weight.name)
 
     @property
     def requantized(self) -> bool:
-        """Whether codes are made from codes: the losses add up."""
+        """Whether codes are made from codes, so that errors add up."""
         return (
             native.quantized(self.weight.stored or self.weight.type)
             and self.type != self.weight.type
@@ -97,13 +95,13 @@ class Plan:
     imatrix: Imatrix | None = None
     moments: Moments | None = None
     method: Method = METHODS["ggml"]
-    most: int = 0  # bytes of tensors in a file, where it is to be split
-    pending: Pending | None = None  # moments that the method needs and that are not gathered yet
+    most: int = 0  # most bytes of tensors in a file; 0: one file
+    pending: Pending | None = None  # moments that the method needs and that are not yet collected
     shard: Shard | None = None
 
     @property
     def unweighed(self) -> tuple[str, ...]:
-        """Tensors that get new codes and of which the imatrix does not speak."""
+        """Tensors that get new codes but have no data in the imatrix."""
         if self.imatrix is None:
             return ()
         return tuple(
@@ -131,63 +129,68 @@ class Plan:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits a value will take on average."""
+        """Average number of bits per value."""
         return self.bytes_after * 8 / sum(step.weight.elements for step in self.steps)
 
     @property
     def fallbacks(self) -> tuple[Step, ...]:
-        """Tensors whose rows do not fill the blocks of the type the recipe wanted."""
+        """Tensors whose row length is no multiple of the block size of the recipe's type."""
         return tuple(step for step in self.steps if step.wanted)
 
     @property
     def requantized(self) -> tuple[str, ...]:
-        """The quantized types that would be quantized again, those with most tensors first."""
+        """The quantized types that would be quantized again, the one with the most
+        tensors first.
+        """
         types = [step.weight.stored or step.weight.type for step in self.steps if step.requantized]
         return tuple(sorted(set(types), key=lambda name: (-types.count(name), name)))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader should be told about the source and what becomes of it."""
+        """Remarks for the user about the source and the plan."""
         kept = [
             step.type
             for step in self.steps
             if step.type == step.weight.type and step.type in recipe.NATIVE
         ]
-        told = [
-            f"{kept.count(name)} tensors stay {name}, the type the model was trained in; --tensor-type changes that"
+        remarks = [
+            f"{kept.count(name)} tensors stay {name}, the type the model was trained in;"
+            " --tensor-type changes that"
             for name in sorted(set(kept))
         ]
-        return (*self.source.notes, *told)
+        return (*self.source.notes, *remarks)
 
     @cached_property
     def layout(self) -> Layout:
-        """The new file's header and the place of every tensor."""
+        """The new file's header and the offset of every tensor."""
         tensors = [(step.weight.name, step.weight.shape, step.type) for step in self.steps]
-        own = {
+        own_keys = {
             SOURCE_KEY: entry("string", self.source.fingerprint),
             SETTINGS_KEY: entry("string", self.settings),
         }
         if self.shard:
-            own |= self.shard.keys
-            if (
-                self.shard.number
-            ):  # the model's own keys, its alignment too, are in the first shard alone
-                return layout([*own.items()], tensors, ALIGNMENT)
-        new = {
+            own_keys |= self.shard.keys
+            # only the first shard has the model's own keys, including the alignment
+            if self.shard.number:
+                return layout([*own_keys.items()], tensors, ALIGNMENT)
+        new_keys = {
             "general.quantization_version": entry("uint32", 2),
             "general.file_type": entry("uint32", self.file_type.number),
-            **own,
+            **own_keys,
             **(self.imatrix.keys if self.imatrix else {}),
         }
         kept = [
-            (key, new.pop(key, blob)) for key, blob in self.source.entries if key not in DROPPED
+            (key, new_keys.pop(key, blob))
+            for key, blob in self.source.entries
+            if key not in DROPPED
         ]
-        return layout([*kept, *new.items()], tensors, self.source.alignment)
+        return layout([*kept, *new_keys.items()], tensors, self.source.alignment)
 
     @cached_property
     def parts(self) -> tuple["Plan", ...]:
-        """A plan for each file: this one alone, or shards of at most `most` bytes of tensors, as
-        llama-gguf-split's.
+        """A plan for each file: this one alone, or shards of at most `max_shard_bytes` bytes of
+        tensors, as llama-gguf-split makes them. Raises UserError if a tensor does not fit or there
+        are too many shards.
         """
         if not self.most:
             return (self,)
@@ -198,7 +201,7 @@ class Plan:
             if size > self.most:
                 raise Refusal(
                     f"{step.weight.name} alone takes {size:,} bytes, more than --split-max-size",
-                    hint=f"give it at least {-(-size // 1_000_000)}M",
+                    hint=f"use at least --split-max-size {-(-size // 1_000_000)}M",
                 )
             if filled + size > self.most:
                 groups.append([])
@@ -207,8 +210,8 @@ class Plan:
             filled += size
         if len(groups) > MAX_SHARDS:
             raise Refusal(
-                f"that makes {len(groups)} shards; {MAX_SHARDS} are possible",
-                hint="let them be larger",
+                f"this makes {len(groups)} shards, and at most {MAX_SHARDS} are possible",
+                hint="use a larger --split-max-size",
             )
         count, total = len(groups), len(self.steps)
         return tuple(
@@ -222,7 +225,9 @@ class Plan:
         return sum(part.layout.nbytes for part in self.parts)
 
     def files(self, out: Path) -> tuple[Path, ...]:
-        """Where the parts go: `out` itself, or NAME-00001-of-0000N.gguf beside it."""
+        """Return the paths of the files: `out` itself, or NAME-00001-of-0000N.gguf in the same
+        folder.
+        """
         if not self.most:
             return (out,)
         count, stem = len(self.parts), out.name.removesuffix(".gguf")
@@ -232,8 +237,8 @@ class Plan:
         )
 
     def reached(self, position: int) -> tuple[int, int]:
-        """How much is written when the file has `position` bytes: whole tensors, and rows of the
-        next.
+        """Return how much is written when the file has `position` bytes: whole tensors, and rows of
+        the next one.
         """
         for index, slot in enumerate(self.layout.slots):
             if position < slot.offset + slot.nbytes:
@@ -253,14 +258,14 @@ def plan(
     moments: Moments | None = None,
     pending: Pending | None = None,
 ) -> Plan:
-    """Decide every tensor's type and what steers its rounding; refuses what cannot be made, before
-    any byte.
+    """Decide every tensor's type and the statistics for its rounding. Raises UserError, before any
+    byte is written, for what cannot be made.
 
-    `moments` serve a method that needs them, and as the imatrix where there is none; `pending`
-    stands for those that are not there yet, and for the imatrix that comes with them. `most` splits
-    the file: so many bytes of tensors in each shard.
+    `moments` are used by methods that need them, and replace a missing imatrix; `pending` stands
+    for moments, and the imatrix with them, that are not yet collected. `max_shard_bytes` splits the
+    output into files with so many bytes of tensors.
     """
-    kind, how = recipe.parse(file_type), named(method)
+    kind, method_object = recipe.parse(file_type), named(method)
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     shapes = [(name, shape) for name, shape, _ in present]
     seconds: Mapping[str, Second] = pending.of(shapes) if pending else {}
@@ -270,41 +275,42 @@ def plan(
     imatrix = imatrix or (moments.imatrix if moments else None)
     entries = imatrix.fitting(shapes, folds) if imatrix else {}
     weighed = entries.keys() if imatrix else seconds.keys() if pending else None
-    chosen = recipe.choose(present, kind, source.facts, wishes, weighed=weighed)
-    steps = _steps(source, chosen, entries, how, seconds if how.needs == "moments" else {})
-    settings = _settings(source, kind, wishes, imatrix, most, how, moments, pending)
-    made = Plan(source, kind, settings, steps, imatrix, moments, how, most, pending)
-    assert made.parts  # a tensor too large for a shard is refused here
-    return made
+    types = recipe.choose(present, kind, source.facts, wishes, weighed=weighed)
+    steps = _make_steps(
+        source, types, entries, method_object, seconds if method_object.needs == "moments" else {}
+    )
+    settings = _settings(source, kind, wishes, imatrix, most, method_object, moments, pending)
+    result = Plan(source, kind, settings, steps, imatrix, moments, method_object, most, pending)
+    assert result.parts  # raises UserError for a tensor that is too large for a shard
+    return result
 
 
 def named(method: str) -> Method:
-    """The method of this name."""
+    """Return the method with this name. Raises UserError if it is unknown."""
     if method not in METHODS:
         raise Refusal(
-            f"there is no method {method!r}", hint=f"--method takes one of: {', '.join(METHODS)}"
+            f"unknown method {method!r}", hint=f"--method takes one of: {', '.join(METHODS)}"
         )
     return METHODS[method]
 
 
 def sketch(source: Source, file_type: str) -> Plan:
-    """What plan() would make, noise or not: sizes are known of what could not be written without an
-    imatrix.
+    """Return the plan without checking whether an imatrix is needed, for its sizes only.
 
-    Refuses types that this model's rows do not fill.
+    Raises UserError for types whose blocks do not divide this model's rows.
     """
-    kind, how = recipe.parse(file_type), METHODS["ggml"]
+    kind, method = recipe.parse(file_type), METHODS["ggml"]
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
-    chosen = recipe.types(present, kind, source.facts, imatrix=kind.needs_imatrix)
+    types = recipe.types(present, kind, source.facts, imatrix=kind.needs_imatrix)
     return Plan(
         source,
         kind,
-        _settings(source, kind, STOCK, None, 0, how),
-        _steps(source, chosen, {}, how, {}),
+        _settings(source, kind, STOCK, None, 0, method),
+        _make_steps(source, types, {}, method, {}),
     )
 
 
-def _steps(
+def _make_steps(
     source: Source,
     chosen: Mapping[str, recipe.Choice],
     entries: Mapping[str, Entry],
@@ -312,7 +318,7 @@ def _steps(
     seconds: Mapping[str, Second],
 ) -> tuple[Step, ...]:
     return tuple(
-        _step(
+        _make_step(
             weight,
             chosen[weight.name],
             entries.get(weight.name),
@@ -324,7 +330,7 @@ def _steps(
     )
 
 
-def _step(
+def _make_step(
     weight: Weight,
     choice: recipe.Choice,
     sums: Entry | None,
@@ -346,18 +352,18 @@ def _step(
 def known(
     plan: Plan, seconds: Mapping[str, Second], steps: Sequence[Step] | None = None
 ) -> tuple[Step, ...]:
-    """A plan's steps, or some of them, by the second moments that there are now, in place of those
-    that are pending.
+    """Return a plan's steps, or the given ones, with the moments that are now collected in place of
+    the expected ones.
     """
-    found = []
+    updated = []
     for step in plan.steps if steps is None else steps:
         step = replace(step, evidence=replace(step.evidence, second=seconds.get(step.weight.name)))
-        found.append(replace(step, method=able(plan.method, step)) if step.method else step)
-    return tuple(found)
+        updated.append(replace(step, method=able(plan.method, step)) if step.method else step)
+    return tuple(updated)
 
 
 def able(method: Method, step: Step) -> Method:
-    """The method, or what stands in for it where it cannot make such blocks."""
+    """Return the method, or its fallback if it cannot encode the tensor."""
     while not method.handles(FORMATS[step.type], step.evidence):
         method = METHODS[method.instead]
     return method
@@ -373,49 +379,51 @@ def _settings(
     moments: Moments | None = None,
     pending: Pending | None = None,
 ) -> str:
-    """All that decides the file's content beside the source, as it is written into it.
+    """Return all inputs that decide the file's content beside the source, as JSON that is written
+    into the file.
 
-    The default method is not named: files made before there were others are still recognised.
+    The default method is not named, so that files of older versions are still recognized.
     """
-    said: dict[str, object] = {
+    settings: dict[str, object] = {
         "type": kind.name,
         "pure": wishes.pure,
         "tensor_types": list(wishes.tensor_types),
     }
-    if (
-        wishes.mix is not None
-    ):  # as long whatever it says: a header's size does not depend on the types
-        said = {
+    # a hash, so that the header's size does not depend on the types
+    if wishes.mix is not None:
+        settings = {
             "mix": hashlib.sha256(json.dumps(sorted(wishes.mix.items())).encode()).hexdigest()[:32]
         }
     types = {"head": wishes.head, "embedding": wishes.embedding}
-    said |= {part: recipe.tensor_type(text) for part, text in types.items() if text}
-    said |= {"keep_head": True} if wishes.keep_head else {}
-    said |= {"imatrix": imatrix.digest} if imatrix else {}
-    said |= {"split": most} if most else {}
-    said |= {"folded": source.transform} if source.transform else {}
-    said |= {"fold": source.fold} if source.fold else {}
-    said |= {"method": method.name} if method.name != "ggml" else {}
-    said |= {"moments": moments.digest} if moments and method.needs == "moments" else {}
-    said |= {"sequential": pending.digest} if pending and pending.digest else {}
-    return json.dumps(said, sort_keys=True)
+    settings |= {part: recipe.tensor_type(text) for part, text in types.items() if text}
+    settings |= {"keep_head": True} if wishes.keep_head else {}
+    settings |= {"imatrix": imatrix.digest} if imatrix else {}
+    settings |= {"split": most} if most else {}
+    settings |= {"folded": source.transform} if source.transform else {}
+    settings |= {"fold": source.fold} if source.fold else {}
+    settings |= {"method": method.name} if method.name != "ggml" else {}
+    settings |= {"moments": moments.digest} if moments and method.needs == "moments" else {}
+    settings |= {"sequential": pending.digest} if pending and pending.digest else {}
+    return json.dumps(settings, sort_keys=True)
 
 
 def transform_of(settings: object) -> str:
-    """The digest of the folds that a file of ours was made under, by its settings; "" for any
-    other.
+    """Return the digest of the folds in a file of ours, from its settings; "" for any
+    other file.
     """
     try:
-        said = json.loads(settings) if isinstance(settings, str) else None
+        document = json.loads(settings) if isinstance(settings, str) else None
     except (ValueError, RecursionError):
         return ""
-    told = [said.get(key) for key in ("folded", "fold")] if isinstance(said, dict) else []
-    return "+".join(word for word in told if isinstance(word, str))
+    digests = (
+        [document.get(key) for key in ("folded", "fold")] if isinstance(document, dict) else []
+    )
+    return "+".join(word for word in digests if isinstance(word, str))
 
 
 def shard_size(text: str, flag: str = "--split-max-size", what: str = "a shard") -> int:
-    """Bytes of "500M" or "2G", in thousands as llama-gguf-split counts; `flag` gives them, to
-    `what`.
+    """Parse "500M" or "2G" to bytes, in thousands as llama-gguf-split counts. `flag` and `what`
+    appear in the error. Raises UserError for other texts.
     """
     number, unit = text.strip()[:-1], text.strip()[-1:].upper()
     if not (

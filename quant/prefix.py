@@ -1,10 +1,10 @@
-"""A model that is quantized group by group, each behind those that are finished: shards that
-llama.cpp always runs.
+"""Block-by-block quantization (`--sequential`): each group of tensors is quantized with moments
+from the finished groups before it.
 
-What is looked up is made first, then block after block, at last the rest, which a tied embedding is
-part of. There is a shard for each; it holds the source's tensors until the finished ones take its
-place. A killed run finds them. At the end they become one file. It knows plans and files, no models
-and no texts.
+The embeddings come first, then the blocks, then the other tensors, which include a tied embedding.
+Each group is a shard of a model that llama.cpp can always run: a shard contains the source's
+tensors until the finished ones replace it. A killed run resumes from the shards; at the end they
+are merged into one file.
 """
 
 import json
@@ -23,8 +23,8 @@ from quant.tensors import FLOATS
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors that are made together: `number` is the shard's, `plan` makes them, `unmade` the same
-    as they were.
+    """Tensors that are quantized together: `number` is the shard's, `plan` quantizes them,
+    `unquantized_plan` keeps them.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Group:
 
     @property
     def wanted(self) -> frozenset[str]:
-        """Those whose second moments the method would have."""
+        """Weights for which the method needs second moments."""
         needing = (
             step for step in self.plan.steps if step.method and step.method.needs == "moments"
         )
@@ -42,16 +42,16 @@ class Group:
 
 
 class Prefix:
-    """The shards of a plan in a folder. `floats` is the same model as llama.cpp runs it
-    unquantized.
+    """The shards of a plan in a folder. `floats` is the plan of the unquantized model for
+    llama.cpp.
     """
 
     def __init__(self, plan: Plan, floats: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
         steps = {step.weight.name: step for step in floats.steps}
-        named = groups(plan.steps)
-        count, total = len(named), len(plan.steps)
-        begun = json.dumps({"unmade": plan.settings})
+        named_groups = groups(plan.steps)
+        count, total = len(named_groups), len(plan.steps)
+        unquantized_settings = json.dumps({"unmade": plan.settings})
         self.groups = tuple(
             Group(
                 number,
@@ -61,80 +61,82 @@ class Prefix:
                     plan,
                     steps=tuple(steps[step.weight.name] for step in group),
                     most=0,
-                    settings=begun,
+                    settings=unquantized_settings,
                     shard=Shard(number, count, total),
                 ),
             )
-            for number, (name, group) in enumerate(named.items())
+            for number, (name, group) in enumerate(named_groups.items())
         )
 
     @property
     def model(self) -> Path:
-        """What llama.cpp opens."""
+        """The path that llama.cpp opens."""
         return self.file(self.groups[0])
 
     @property
     def in_turn(self) -> tuple[Group, ...]:
-        """The groups as they are made: the first shard, which has the header, is the last."""
+        """The groups in the order of work; the first shard, which has the header, is last."""
         return (*self.groups[1:], self.groups[0])
 
     def file(self, group: Group) -> Path:
-        """A group's shard."""
+        """Return the path of a group's shard."""
         return self.folder / f"model-{group.number + 1:05}-of-{len(self.groups):05}.gguf"
 
     def made(self, group: Group) -> bool:
-        """Whether a group is finished."""
+        """Return whether a group is finished."""
         return road.finished(group.plan, self.file(group))
 
     def begin(self, threads: int) -> Iterator[Group]:
-        """Lay out what is not there; told group by group. What stands behind a group that is not
-        finished is as in the source.
+        """Write the missing shards, and yield each group. All groups after an unfinished one are
+        written unquantized.
         """
-        whole = True
+        is_prefix_finished = True
         for group in self.in_turn:
-            whole = whole and self.made(group)
-            if not whole:
+            is_prefix_finished = is_prefix_finished and self.made(group)
+            if not is_prefix_finished:
                 road.run(group.unmade, self.file(group), threads=threads)
             yield group
 
     def make(
         self, group: Group, seconds: Mapping[str, Second], work: road.Work
     ) -> tuple[Step, ...]:
-        """Make a group by its second moments; what its tensors were made by."""
+        """Quantize a group with its second moments; return the plans of its tensors."""
         steps = known(group.plan, seconds)
         work.write(replace(group.plan, steps=steps), self.file(group))
         return steps
 
     def whole(self) -> Plan:
-        """The plan of one file that the finished shards are copied into."""
-        there = {tensor.name: tensor for tensor in container.read(self.model).tensors}
+        """Return the plan of the single file into which the finished shards are copied."""
+        finished = {tensor.name: tensor for tensor in container.read(self.model).tensors}
         return replace(
             self.plan,
-            steps=tuple(_copied(step, there[step.weight.name]) for step in self.plan.steps),
+            steps=tuple(_copy_step(step, finished[step.weight.name]) for step in self.plan.steps),
         )
 
 
 def groups(steps: Sequence[Step]) -> dict[str, tuple[Step, ...]]:
-    """The rest, which the header goes with, what is looked up, and each block, by their names."""
+    """Return the tensors by group: the others, which go with the header, the embeddings, and each
+    block.
+    """
     names = {step.weight.name for step in steps}
     looked_up = EMBEDDINGS if HEAD in names else EMBEDDINGS[1:]
-    rest: list[Step] = []
-    first: list[Step] = []
+    others: list[Step] = []
+    embeddings: list[Step] = []
     blocks: dict[int, list[Step]] = {}
     for step in steps:
         block = order(step.weight.name)[0]
-        own = first if step.weight.name in looked_up else rest
-        (blocks.setdefault(block, []) if block >= 0 else own).append(step)
-    found = {
-        "the rest": rest,
-        "what is looked up": first,
+        outside = embeddings if step.weight.name in looked_up else others
+        (blocks.setdefault(block, []) if block >= 0 else outside).append(step)
+    named = {
+        "other tensors": others,
+        "embeddings": embeddings,
         **{f"block {at}": blocks[at] for at in sorted(blocks)},
     }
-    return {name: tuple(group) for name, group in found.items() if group}
+    return {name: tuple(group) for name, group in named.items() if group}
 
 
-def _copied(step: Step, there: container.TensorInfo) -> Step:
-    """A finished tensor as it is."""
+def _copy_step(step: Step, there: container.TensorInfo) -> Step:
+    """Return the plan that copies a finished tensor."""
     width = native.row_bytes(there.type, there.columns)
     read = stored_rows(there.file, there.offset, width, there.name)
     assert (there.type, there.shape) == (step.type, step.weight.shape), there
@@ -142,8 +144,8 @@ def _copied(step: Step, there: container.TensorInfo) -> Step:
 
 
 def unquantized(plan: Plan) -> Plan:
-    """The plan of the same source as it is run: a GGUF's tensors as they are stored, a folder's in
-    its floats.
+    """Return the plan of the unquantized model: a GGUF's tensors as stored, a folder's in its float
+    type.
     """
     source = plan.source
     if source.path.is_dir():

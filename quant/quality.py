@@ -1,7 +1,7 @@
-"""What the scores of a text come to: perplexity, divergence, Δp, with the errors of their means.
+"""Metrics of a text's scores: perplexity, divergence and Δp, with the standard errors of their
+means.
 
-Every figure is defined as tools/perplexity/perplexity.cpp (kl_divergence) defines it; sums are
-float64.
+Every metric is defined as in tools/perplexity/perplexity.cpp (kl_divergence); sums are float64.
 """
 
 import math
@@ -17,7 +17,7 @@ DELTA_RANKS = (99.9, 99.0, 95.0, 90.0, 75.0, 25.0, 10.0, 5.0, 1.0, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure and its standard error."""
+    """A value and its standard error."""
 
     value: float
     error: float
@@ -25,7 +25,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How values lie: the ends, the middle, and percentiles by rank."""
+    """The distribution of values: minimum, maximum, median, and percentiles by rank."""
 
     least: float
     most: float
@@ -35,9 +35,11 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A model beside its base. `correlation` is that of the mean log-likelihoods; Δp is the change
-    of the probability of the token that came; `doubt` is the part of the mean divergence's error
-    that comes of a base kept in part.
+    """Comparison of a model with its base.
+
+    `correlation` is that of the mean log-likelihoods; Δp is the change of the probability of the
+    next token; `kld_draw_error` is the part of the mean divergence's error that is due to stored
+    base logits.
     """
 
     base: Estimate
@@ -56,7 +58,7 @@ class Against:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """All figures of one text."""
+    """All metrics of one text."""
 
     positions: int
     perplexity: Estimate
@@ -64,7 +66,7 @@ class Quality:
 
 
 def mean(values: F64) -> Estimate:
-    """The mean and its standard error."""
+    """Return the mean and its standard error."""
     count = len(values)
     return Estimate(
         float(values.mean()), math.sqrt(float(values.var()) / (count - 1)) if count > 1 else 0.0
@@ -72,25 +74,27 @@ def mean(values: F64) -> Estimate:
 
 
 def quality(scores: Scores) -> Quality:
-    """The figures of these positions."""
+    """Return the metrics of these positions."""
     nll = mean(scores.nll)
-    own = _exponential(nll)
-    return Quality(len(scores.nll), own, _against(scores, nll, own) if scores.against else None)
+    perplexity = _exponentiate(nll)
+    return Quality(
+        len(scores.nll), perplexity, _compare(scores, nll, perplexity) if scores.against else None
+    )
 
 
-def _exponential(log: Estimate) -> Estimate:
+def _exponentiate(log: Estimate) -> Estimate:
     value = math.exp(min(log.value, 700.0))
     return Estimate(value, value * log.error)
 
 
-def _against(scores: Scores, nll: Estimate, own: Estimate) -> Against:
+def _compare(scores: Scores, nll: Estimate, own: Estimate) -> Against:
     base_nll = mean(scores.base_nll)
-    base = _exponential(base_nll)
+    base = _exponentiate(base_nll)
     count = len(scores.nll)
     covariance = float(
         ((scores.nll - nll.value) * (scores.base_nll - base_nll.value)).mean()
     ) / max(count - 1, 1)
-    both = nll.error * base_nll.error
+    error_product = nll.error * base_nll.error
     log_ratio = Estimate(
         nll.value - base_nll.value, _root(nll.error**2 + base_nll.error**2 - 2 * covariance)
     )
@@ -98,12 +102,12 @@ def _against(scores: Scores, nll: Estimate, own: Estimate) -> Against:
     delta = np.exp(-scores.nll) - np.exp(-scores.base_nll)
     square = mean(delta**2)
     rms = math.sqrt(square.value)
-    same = float(scores.same.mean())
+    same_top = float(scores.same.mean())
     return Against(
         base=base,
-        correlation=covariance / both if both else None,
+        correlation=covariance / error_product if error_product else None,
         log_ratio=log_ratio,
-        ratio=_exponential(log_ratio),
+        ratio=_exponentiate(log_ratio),
         difference=Estimate(
             own.value - base.value, _root(own.error**2 + base.error**2 - 2 * cross)
         ),
@@ -113,18 +117,18 @@ def _against(scores: Scores, nll: Estimate, own: Estimate) -> Against:
         delta=mean(delta),
         deltas=spread(delta, DELTA_RANKS),
         delta_rms=Estimate(rms, 0.5 / rms * square.error if rms else 0.0),
-        same_top=Estimate(same, math.sqrt(same * (1 - same) / max(count - 1, 1))),
+        same_top=Estimate(same_top, math.sqrt(same_top * (1 - same_top) / max(count - 1, 1))),
     )
 
 
 def spread(values: F64, ranks: tuple[float, ...]) -> Spread:
-    """Percentiles, between neighbours in proportion."""
-    found = np.percentile(values, ranks)
+    """Return the distribution of values, with percentiles interpolated between neighbors."""
+    percentiles = np.percentile(values, ranks)
     return Spread(
         float(values.min()),
         float(values.max()),
         float(np.median(values)),
-        dict(zip(ranks, map(float, found), strict=True)),
+        dict(zip(ranks, map(float, percentiles), strict=True)),
     )
 
 

@@ -1,8 +1,7 @@
-"""The road from a source to a smaller GGUF: what was planned is written in one pass, tensor by
-tensor.
+"""Quantization of a source into GGUF files: a plan is written in one pass, tensor by tensor.
 
-It knows plans, drafts and rows; where a source comes from and who watches is others' affair. The
-bytes of every tensor equal llama.cpp's own (`llama_model_quantize` of the same library).
+With `--method ggml` the bytes of every tensor equal llama.cpp's own (`llama_model_quantize` of the
+same library).
 """
 
 import os
@@ -45,8 +44,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One tensor is finished: number `index` (from 1) of `count`; `resumed` if an earlier run had
-    made it.
+    """One finished tensor: number `index` (from 1) of `count`; `resumed` if an earlier run wrote
+    it.
     """
 
     index: int
@@ -57,12 +56,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """One line of the closing table: `error` is the relative RMS of the new codes against the
-    source.
+    """A row of the closing table: one type with the relative RMS `error` of its new codes against
+    the source.
 
-    `error` and `seconds` speak of what this run made; None for both where it made nothing.
-    `seconds` is the time of the threads by their number: this type's share of the whole where they
-    never had to wait.
+    `error` and `seconds` cover what this run encoded; None if it encoded nothing. `seconds` is the
+    threads' time divided by their number: this type's share of the total time if no thread waited.
     """
 
     type: str
@@ -81,12 +79,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run did. `present` means that the finished file was there already and nothing was
+    """The result of a run. `already_finished` means that the finished file existed and nothing was
     done.
 
-    An earlier run had made `resumed` whole tensors, the first `resumed_bytes` of the file. `sha256`
-    is the file's; None where it was there already: nothing was read. `remarks` are the methods', by
-    the tensors' names.
+    An earlier run had written `resumed` whole tensors, the first `resumed_bytes` of the file.
+    `sha256` is None if the file existed, because it is not read then. `method_reports` are by
+    tensor name.
     """
 
     plan: Plan
@@ -101,11 +99,13 @@ class Report:
 
 
 def open_gguf(path: Path) -> Source:
-    """Take a GGUF file of any type as a source; weights stay in the file until they are wanted."""
+    """Open a GGUF file of any type as a source; weights are read when needed. Raises UserError if
+    it has no tensors or llama.cpp could not load it.
+    """
     header = container.read(path)
     if not header.tensors:
         raise Refusal(
-            f"{path} holds no tensors, only a vocabulary", hint="name a file with weights"
+            f"{path} contains a vocabulary but no tensors", hint="name a file with weights"
         )
     container.check_model(header)
     heads = header.number("attention.head_count") or 0
@@ -148,29 +148,33 @@ def run(
     force: bool = False,
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> Report:
-    """Write `out`, or its shards, each whole or not at all; goes on where an interrupted run of the
-    plan stopped.
+    """Write `out`, or its shards, each completely or not at all. An interrupted run of the same
+    plan is resumed.
 
-    `threads` 0 takes all cores. An `out` that this plan made before is left alone unless `force`;
-    any other file there stays until the new one is complete.
+    `threads` 0 uses all cores. A finished `out` of this plan is left alone unless `force` is set;
+    any other file is replaced only by a complete new one. Raises UserError if it cannot be written.
     """
-    began, files = time.monotonic(), plan.files(out)
+    started, files = time.monotonic(), plan.files(out)
     check(plan, out)
     if not force and finished(plan, out):
-        return Report(plan, files[0], time.monotonic() - began, 0, True, tally(plan))
+        return Report(plan, files[0], time.monotonic() - started, 0, True, tally(plan))
     work = Work(plan, threads or os.cpu_count() or 1, watch)
     open_parts = [
-        force or not _finished(part, file) for part, file in zip(plan.parts, files, strict=True)
+        force or not _is_finished(part, file) for part, file in zip(plan.parts, files, strict=True)
     ]
     if plan.most:
-        _room(
-            [part.layout.nbytes for part, left in zip(plan.parts, open_parts, strict=True) if left],
+        _require_disk_space(
+            [
+                part.layout.nbytes
+                for part, is_open in zip(plan.parts, open_parts, strict=True)
+                if is_open
+            ],
             files,
         )
-    for part, file, left in zip(plan.parts, files, open_parts, strict=True):
-        work.write(part, file) if left else work.skip(part)
+    for part, file, is_open in zip(plan.parts, files, open_parts, strict=True):
+        work.write(part, file) if is_open else work.skip(part)
     sha256 = None if plan.most else work.sha256
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - started
     return Report(
         plan,
         files[0],
@@ -185,19 +189,19 @@ def run(
 
 
 class Work:
-    """A run under way: what it made of each file, and what earlier runs had made."""
+    """A run in progress: the results of each file, and what earlier runs had written."""
 
     def __init__(
         self, plan: Plan, threads: int, watch: Callable[[Progress], None] = lambda progress: None
     ) -> None:
         self.plan, self.threads, self.watch = plan, threads, watch
-        self.sums: dict[str, _Sums] = {}
+        self.sums: dict[str, _TypeTotals] = {}
         self.remarks: dict[str, Remark] = {}
-        self.seen = self.resumed = self.resumed_bytes = 0
+        self.announced = self.resumed = self.resumed_bytes = 0
         self.sha256 = ""
 
     def write(self, part: Plan, out: Path) -> None:
-        """Make one file, from where an earlier run stopped."""
+        """Write one file, from where an earlier run stopped."""
         changed = str(part.source.changed)
         identity = {
             "source": part.source.fingerprint,
@@ -210,61 +214,63 @@ class Work:
         with draft.open():
             done, row = part.reached(draft.position)
             self.resumed_bytes += draft.resumed
-            self._there(part.steps[:done])
+            self._count_resumed(part.steps[:done])
             with closing(stream(part.steps, self.threads, (done, row))) as pieces:
                 for piece in pieces:
-                    _append(draft, part, piece)
-                    self.sums.setdefault(part.steps[piece.index].type, _Sums()).add(piece)
+                    _append_rows(draft, part, piece)
+                    self.sums.setdefault(part.steps[piece.index].type, _TypeTotals()).add(piece)
                     if piece.last == (step := part.steps[piece.index]).weight.rows:
-                        self._remarked(step, piece)
-                        self._told(step, False)
+                        self._record_report(step, piece)
+                        self._announce(step, False)
             self.sha256 = draft.finish()
 
     def skip(self, part: Plan) -> None:
-        """A file that an earlier run had finished."""
+        """Count a file that an earlier run had finished."""
         self.resumed_bytes += part.layout.nbytes
-        self._there(part.steps)
+        self._count_resumed(part.steps)
 
     def tallies(self) -> tuple[Tally, ...]:
         return tally(self.plan, self.sums, self.threads)
 
-    def _remarked(self, step: Step, piece: Piece) -> None:
-        """Ask once the last piece is there: pieces come in order, so all others have been made,
-        too.
+    def _record_report(self, step: Step, piece: Piece) -> None:
+        """Record the method's report after the last rows of a tensor. Rows arrive in order, so all
+        of them are encoded by then.
         """
-        if step.method and piece.solver and (found := step.method.remark(piece.solver)):
-            self.remarks[step.weight.name] = found
+        if step.method and piece.solver and (report := step.method.remark(piece.solver)):
+            self.remarks[step.weight.name] = report
 
-    def _there(self, steps: Sequence[Step]) -> None:
+    def _count_resumed(self, steps: Sequence[Step]) -> None:
         self.resumed += len(steps)
         for step in steps:
-            self._told(step, True)
+            self._announce(step, True)
 
-    def _told(self, step: Step, resumed: bool) -> None:
-        self.seen += 1
-        self.watch(Progress(self.seen, len(self.plan.steps), step, resumed))
+    def _announce(self, step: Step, resumed: bool) -> None:
+        self.announced += 1
+        self.watch(Progress(self.announced, len(self.plan.steps), step, resumed))
 
 
-def _room(sizes: Sequence[int], files: Sequence[Path]) -> None:
-    """Refuse before the first shard where the disk is too small for all; what was begun counts as
-    free.
+def _require_disk_space(sizes: Sequence[int], files: Sequence[Path]) -> None:
+    """Raise UserError, before the first shard, if the disk is too small for all of them. Unfinished
+    files count as free.
     """
     parts = [file.with_name(f".{file.name}.part") for file in files]
-    held = (
+    written = (
         sum(part.stat().st_blocks * 512 for part in parts if part.exists())
         if hasattr(os, "posix_fallocate")
         else 0
     )
-    need, have = sum(sizes) - held, shutil.disk_usage(files[0].parent).free
+    need, have = sum(sizes) - written, shutil.disk_usage(files[0].parent).free
     if need > have:
         raise Refusal(
             f"{files[0].parent} has {have:,} bytes free, the {len(files)} shards need {need:,}",
-            hint=f"free {need - have:,} bytes, or choose a place on another disk with -o",
+            hint=f"free {need - have:,} bytes, or choose a folder on another disk with -o",
         )
 
 
-def _append(draft: Draft, plan: Plan, piece: Piece) -> None:
-    """Write a piece, and note it where a slab ends: a run that is killed loses a slab at most."""
+def _append_rows(draft: Draft, plan: Plan, piece: Piece) -> None:
+    """Append rows, and record a checkpoint at the end of a slab: a killed run loses at most one
+    slab.
+    """
     if not piece.first:
         draft.pad(plan.layout.slots[piece.index].offset)
     draft.append(piece.data.data)
@@ -272,56 +278,56 @@ def _append(draft: Draft, plan: Plan, piece: Piece) -> None:
 
 
 def finished(plan: Plan, out: Path) -> bool:
-    """Whether all that `plan` writes is complete and was made from this source with these settings."""
+    """Return whether all files of the plan are complete and were made from this source with these
+    settings.
+    """
     return all(
-        _finished(part, file) for part, file in zip(plan.parts, plan.files(out), strict=True)
+        _is_finished(part, file) for part, file in zip(plan.parts, plan.files(out), strict=True)
     )
 
 
-def _finished(plan: Plan, out: Path) -> bool:
+def _is_finished(plan: Plan, out: Path) -> bool:
     if not out.is_file():
         return False
     try:
         header = parse(out)
     except Refusal:
-        return False  # something else stands there: it will be replaced by a complete file
-    told = {field.key: field.value for field in header.fields}
+        return False  # some other file, which will be replaced by a complete one
+    metadata = {field.key: field.value for field in header.fields}
     table = [(t.name, t.shape, t.type) for t in header.tensors]
+    # the fingerprint samples the source and misses a small edit; its modification time does not
     return (
-        plan.source.changed
-        <= out.stat().st_mtime_ns  # samples miss a small edit; its time does not
-        and told.get(SOURCE_KEY) == plan.source.fingerprint
-        and told.get(SETTINGS_KEY) == plan.settings
+        plan.source.changed <= out.stat().st_mtime_ns
+        and metadata.get(SOURCE_KEY) == plan.source.fingerprint
+        and metadata.get(SETTINGS_KEY) == plan.settings
         and table == [(s.weight.name, s.weight.shape, s.type) for s in plan.steps]
     )
 
 
 def check(plan: Plan, out: Path) -> None:
-    """Raise Refusal where what `plan` writes cannot go."""
+    """Raise UserError if the plan's files cannot be written."""
     for file in plan.files(out):
         check_place(plan.source, file)
 
 
 def check_place(source: Source, out: Path) -> None:
-    """Raise Refusal where one file made of `source` cannot go."""
+    """Raise UserError if a file made from `source` cannot be written to `out`."""
     if out.is_dir():
         raise Refusal(f"{out} is a folder", hint=f"name a file: -o {out / 'model.gguf'}")
-    if out.exists() and not out.is_file():  # a rename would put a file in a device's place
+    if out.exists() and not out.is_file():  # a rename would replace a device by a file
         raise Refusal(f"{out} is no ordinary file", hint="choose another name with -o")
     if out.parent.is_file():
-        raise Refusal(f"{out.parent} is a file, no folder", hint="choose another place with -o")
+        raise Refusal(f"{out.parent} is a file, not a folder", hint="choose another path with -o")
     if not out.parent.is_dir():
         raise Refusal(
-            f"there is no folder {out.parent}", hint=f"make it first: mkdir -p {out.parent}"
+            f"there is no folder {out.parent}", hint=f"create it first: mkdir -p {out.parent}"
         )
     if out.exists() and any(file.exists() and file.samefile(out) for file in source.files):
         raise Refusal(f"{out} is the source itself", hint="choose another name with -o")
 
 
-class _Sums:
-    """What one type adds up to: squares of the source and of the differences, and the time its
-    threads took.
-    """
+class _TypeTotals:
+    """The totals of one type: squares of the source and of the errors, and the threads' time."""
 
     def __init__(self) -> None:
         self.signal = self.noise = self.seconds = 0.0
@@ -337,14 +343,16 @@ class _Sums:
 
 
 def tally(
-    plan: Plan, sums: Mapping[str, _Sums] | None = None, threads: int = 1
+    plan: Plan, sums: Mapping[str, _TypeTotals] | None = None, threads: int = 1
 ) -> tuple[Tally, ...]:
-    """One line a type, the largest first; without `sums`, before anything has been written."""
+    """Return one row for each type, the largest first. Without `sums` nothing has been written
+    yet.
+    """
     rows: dict[str, Tally] = {}
     for step in plan.steps:
         old = rows.get(step.type, Tally(step.type, 0, 0, 0, 0, None, None))
-        own = sums.get(step.type) if sums else None
-        error, seconds = (own.relative, own.seconds / threads) if own else (None, None)
+        totals = sums.get(step.type) if sums else None
+        error, seconds = (totals.relative, totals.seconds / threads) if totals else (None, None)
         before, after = old.bytes_before + step.weight.nbytes, old.bytes_after + step.nbytes
         elements = old.elements + step.weight.elements
         rows[step.type] = Tally(step.type, old.tensors + 1, before, after, elements, error, seconds)

@@ -1,9 +1,10 @@
-"""Which type each tensor of a model gets: llama.cpp's own rules, the user's wishes, the fallbacks.
+"""The type of each tensor of a model: llama.cpp's own rules, the user's overrides, and fallbacks.
 
-Follows tensor_allows_quantization, llama_tensor_get_type and tensor_type_fallback
-(src/llama-quant.cpp of llama.cpp as vendored in llama-cpp-python 0.3.36); the mixtures themselves
-are tables in file_types.py. It sees names, shapes and a few numbers of the model, no weights.
-Tensors are counted in the order of llama.cpp's own map, (layer, name), not in the file's.
+Tensors are counted in the order of llama.cpp's map, (layer, name), not in that of the file.
+
+Source: tensor_allows_quantization, llama_tensor_get_type and tensor_type_fallback
+(src/llama-quant.cpp of the llama.cpp in llama-cpp-python 0.3.36); the rules of each file type are
+tables in file_types.py.
 """
 
 import difflib
@@ -42,9 +43,9 @@ __all__ = [
     "types",
 ]
 
-NATIVE = ("MXFP4",)  # what models were trained in: rounding it anew only loses
+NATIVE = ("MXFP4",)  # types that models are trained in: rounding them again only loses information
 
-# Parts of a name that keep a tensor as it is (tensor_allows_quantization).
+# Parts of names of tensors that are not quantized (tensor_allows_quantization).
 KEPT = (
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -101,8 +102,7 @@ KEPT_GLM5 = (
 )
 RAISED_GLM5 = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
 HEAD, EMBEDDINGS = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
-# Part of a name -> role, the first that fits (tensor_get_category); the exact names above come
-# before it.
+# Part of a name -> role; the first match counts (tensor_get_category), after the exact names above.
 ROLES = (
     ("attn_qkv.weight", "v"),
     ("attn_kv_b.weight", "v"),
@@ -118,12 +118,12 @@ ROLES = (
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the user asks for beside the file type.
+    """The user's settings beside the file type.
 
-    `tensor_types` are REGEX=TYPE, the first that is found in a name decides; `pure` gives all other
-    matrices the default type; `head` and `embedding` are the types of output.weight and
-    token_embd.weight; `keep_head` leaves output.weight as the source has it. `mix` decides all of
-    it instead: name -> type of every tensor that may be quantized (a plan file's, quant/mix.py).
+    `tensor_types` are REGEX=TYPE, of which the first match in a name decides; `pure` gives all
+    other matrices the default type; `head_type` and `embedding_type` are the types of output.weight
+    and token_embd.weight; `keep_head` copies output.weight from the source. `mix` replaces all of
+    these: name -> type of every quantizable tensor (from a plan file, plan_file.py).
     """
 
     tensor_types: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ class Wishes:
 
     @property
     def any(self) -> bool:
-        """Whether the file will not be the stock one of its type."""
+        """Whether the file will differ from the standard file of its type."""
         return self != STOCK
 
 
@@ -144,14 +144,16 @@ STOCK = Wishes()
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A tensor's new type, and the type its recipe wanted where the row length did not allow it."""
+    """A tensor's new type, and the recipe's type where the row length did not allow it."""
 
     type: str
     wanted: str | None = None
 
 
 def parse(text: str) -> FileType:
-    """Find a file type by its name in any case; Q4_K means Q4_K_M, as in llama.cpp."""
+    """Return the file type with this name in any case; Q4_K means Q4_K_M, as in llama.cpp. Raises
+    UserError if it is unknown.
+    """
     name = text.strip().upper().replace("-", "_")
     name = ALIASES.get(name, name)
     if name not in FILE_TYPES:
@@ -161,7 +163,7 @@ def parse(text: str) -> FileType:
 
 
 def tensor_type(text: str) -> str:
-    """Find a tensor's type by its name in any case."""
+    """Return the tensor type with this name in any case. Raises UserError if it is unknown."""
     name = text.strip().upper()
     if name not in TENSOR_TYPES:
         near = difflib.get_close_matches(name, TENSOR_TYPES, n=3, cutoff=0.5) or list(TENSOR_TYPES)
@@ -170,8 +172,10 @@ def tensor_type(text: str) -> str:
 
 
 def overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Read REGEX=TYPE settings; the first pattern found in a tensor's name decides."""
-    found = []
+    """Parse REGEX=TYPE settings; the first pattern found in a tensor's name decides. Raises
+    UserError if one is invalid.
+    """
+    patterns = []
     for text in texts:
         pattern, equals, kind = text.rpartition("=")
         if not equals or not pattern:
@@ -179,22 +183,24 @@ def overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
                 f"{text!r} is not REGEX=TYPE", hint="for example --tensor-type 'attn_v=q8_0'"
             )
         try:
-            found.append((re.compile(pattern), tensor_type(kind)))
+            patterns.append((re.compile(pattern), tensor_type(kind)))
         except (re.error, OverflowError, RecursionError) as error:
             raise Refusal(
                 f"{pattern!r} is not a regular expression: {error}", hint="quote dots and brackets"
             ) from None
-    return tuple(found)
+    return tuple(patterns)
 
 
 def order(name: str) -> tuple[int, bytes]:
-    """The place of a tensor in llama.cpp's map of weights: by layer (none is -1), then by name."""
+    """Return the sort key of a tensor in llama.cpp's map of weights: by layer (none is -1), then by
+    name.
+    """
     match = re.match(r"blk\.(\d+)\.", name)
     return (int(match[1]) if match else -1, name.encode())
 
 
 def role(name: str) -> str:
-    """What a tensor is for, as far as recipes care (tensor_get_category)."""
+    """Return the role of a tensor in the rules (tensor_get_category)."""
     if name == HEAD:
         return "head"
     if name in EMBEDDINGS:
@@ -203,8 +209,8 @@ def role(name: str) -> str:
 
 
 def values(name: str, rows: int, facts: Facts) -> int:
-    """Of the rows of a fused attn_qkv those that put out values, its last; 0 of others, and where
-    it is not known.
+    """Return the number of value rows of a fused attn_qkv, its last rows; 0 for other tensors and
+    where it is unknown.
     """
     heads = facts.heads + 2 * facts.kv_heads
     fused = (
@@ -216,8 +222,8 @@ def values(name: str, rows: int, facts: Facts) -> int:
 
 
 def allowed(name: str, shape: Sequence[int], facts: Facts) -> bool:
-    """Whether a tensor is quantized at all: matrices named …weight, without the small and delicate
-    ones.
+    """Return whether a tensor is quantized at all: matrices named …weight, except small and
+    sensitive ones.
     """
     if (
         sum(size > 1 for size in shape[1:]) == 0
@@ -242,22 +248,22 @@ def choose(
 ) -> dict[str, Choice]:
     """Choose every tensor's type from (name, shape with the row length first, present type).
 
-    What may not be quantized keeps its type, and so does what is stored in one that models are
-    trained in, unless a wish names it. `weighed` are the tensors that an imatrix speaks of, None
-    where there is none. Refuses a wish that decides nothing, and a type that is noise without an
-    imatrix.
+    Tensors that may not be quantized keep their type, and so do those in a type that models are
+    trained in, unless an override names them. `with_importance` are the tensors that an imatrix has
+    data for, None without imatrix. Raises UserError if an override has no effect, or if a type
+    needs an imatrix that has no data for the tensor.
     """
     chosen = types(tensors, kind, facts, wishes, imatrix=weighed is not None)
-    _blind({name: present for name, _, present in tensors}, chosen, kind, weighed)
+    _require_importance({name: present for name, _, present in tensors}, chosen, kind, weighed)
     return chosen
 
 
 def types(
     tensors: Tensors, kind: FileType, facts: Facts, wishes: Wishes = STOCK, *, imatrix: bool = False
 ) -> dict[str, Choice]:
-    """What choose() chooses, whether it would be noise or not."""
+    """Return the types of choose_types(), without the check of the imatrix."""
     if wishes.mix is not None:
-        return _mixed(tensors, facts, wishes)
+        return _types_of_mix(tensors, facts, wishes)
     chooser = _Chooser(tensors, kind, facts, wishes, imatrix=imatrix)
     chosen: dict[str, Choice] = {}
     for name, shape, present in sorted(tensors, key=lambda tensor: order(tensor[0])):
@@ -269,12 +275,12 @@ def types(
             chosen[name] = Choice(present)
         else:
             chosen[name] = chooser.choose(name, shape, present)
-    chooser.unheard()
+    chooser.require_used()
     return chosen
 
 
 def open_tensors(tensors: Tensors, facts: Facts) -> Tensors:
-    """Those that may be quantized: the ones a mix decides."""
+    """Return the tensors that may be quantized, whose types a mix decides."""
     return [
         (name, shape, present)
         for name, shape, present in tensors
@@ -282,9 +288,9 @@ def open_tensors(tensors: Tensors, facts: Facts) -> Tensors:
     ]
 
 
-def _mixed(tensors: Tensors, facts: Facts, wishes: Wishes) -> dict[str, Choice]:
-    """Each tensor's type as the mix has it; refuses one that is not of these tensors, or not for
-    their rows.
+def _types_of_mix(tensors: Tensors, facts: Facts, wishes: Wishes) -> dict[str, Choice]:
+    """Return each tensor's type in the mix. Raises UserError if the mix does not match these
+    tensors or their rows.
     """
     if wishes != Wishes(mix=wishes.mix):
         raise Refusal(
@@ -296,12 +302,12 @@ def _mixed(tensors: Tensors, facts: Facts, wishes: Wishes) -> dict[str, Choice]:
     for name, shape, _ in open_tensors(tensors, facts):
         kind = mix.pop(name, None)
         if kind is None:
-            wrong.append(f"it says nothing of {name}")
+            wrong.append(f"it has no type for {name}")
         elif shape[0] % native.block(kind).values:
-            wrong.append(f"rows of {shape[0]} do not fill the blocks of {kind}: {name}")
+            wrong.append(f"rows of {shape[0]} are no multiple of the blocks of {kind}: {name}")
         else:
             chosen[name] = Choice(kind)
-    wrong += [f"this model has no {name} that may be quantized" for name in mix]
+    wrong += [f"this model has no quantizable tensor {name}" for name in mix]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise Refusal(
@@ -312,51 +318,57 @@ def _mixed(tensors: Tensors, facts: Facts, wishes: Wishes) -> dict[str, Choice]:
 
 
 def fit(wanted: str, columns: int) -> Choice:
-    """The type itself, or its stand-in where a row is not a whole number of its blocks; at last
-    F16.
+    """Return the type, or its replacement if the row length is no multiple of its block size, F16
+    as the last resort. Raises UserError if a large block has no replacement.
     """
     if columns % native.block(wanted).values == 0:
         return Choice(wanted)
-    other = FALLBACK.get(wanted, wanted)
-    if other == wanted and native.block(wanted).values > 32:
+    replacement = FALLBACK.get(wanted, wanted)
+    if replacement == wanted and native.block(wanted).values > 32:
         raise Refusal(
-            f"rows of {columns} do not fill the blocks of {wanted}, and nothing stands in for it",
+            f"rows of {columns} are no multiple of the blocks of {wanted},"
+            " and no other type can replace it",
             hint="choose another type, or --tensor-type for these tensors",
         )
-    return Choice(other if columns % native.block(other).values == 0 else "F16", wanted)
+    return Choice(replacement if columns % native.block(replacement).values == 0 else "F16", wanted)
 
 
-def _blind(
+def _require_importance(
     present: dict[str, str],
     chosen: dict[str, Choice],
     kind: FileType,
     weighed: Collection[str] | None,
 ) -> None:
-    """Refuse what would be noise: types of very few bits for tensors that no imatrix speaks of."""
+    """Raise UserError for types of very few bits in tensors that the imatrix has no data for."""
     bad = []
     for name, choice in chosen.items():
-        outside = role(name) in ("head", "embedding")
-        noise = choice.type in (FATAL if outside else kind.blind) and choice.type != present[name]
+        is_outside_blocks = role(name) in ("head", "embedding")
+        noise = (
+            choice.type in (FATAL if is_outside_blocks else kind.blind)
+            and choice.type != present[name]
+        )
         if noise and (weighed is None or name not in weighed):
             bad.append(name)
     if not bad:
         return
-    some = ", ".join(f"{name} ({chosen[name].type})" for name in bad[:3]) + (
-        " …" if len(bad) > 3 else ""
-    )
+    names = ", ".join(f"{name} ({chosen[name].type})" for name in bad[:3])
+    names += " …" if len(bad) > 3 else ""
     if weighed is None:
         raise Refusal(
-            f"{kind.name} needs an importance matrix: without one {len(bad)} tensors would be noise: {some}",
+            f"{kind.name} needs an importance matrix:"
+            f" without one {len(bad)} tensors would be noise: {names}",
             hint="add --imatrix FILE, as llama-imatrix makes it, or choose a larger type",
         )
     raise Refusal(
-        f"the imatrix does not speak of {len(bad)} tensors that are noise without it: {some}",
+        f"the imatrix has no data for {len(bad)} tensors that would be noise without it: {names}",
         hint="give these another type with --tensor-type, or calibrate on more text",
     )
 
 
 class _Chooser:
-    """Applies wishes and rules tensor by tensor, counting those of each role as llama.cpp does."""
+    """Applies overrides and rules tensor by tensor, and counts the tensors of each role as
+    llama.cpp does.
+    """
 
     def __init__(
         self, tensors: Tensors, kind: FileType, facts: Facts, wishes: Wishes, *, imatrix: bool
@@ -367,62 +379,68 @@ class _Chooser:
         self.head = tensor_type(wishes.head) if wishes.head else None
         self.embedding = tensor_type(wishes.embedding) if wishes.embedding else None
         self.tied = HEAD not in names
-        self.values = sum(role(name) == "v" for name in names)
-        self.seen = dict.fromkeys(("v", "down", "gate", "up"), 0)
-        self.open: list[str] = []  # names that a pattern could have decided
-        self.heard = {
+        self.value_count = sum(role(name) == "v" for name in names)
+        self.counts = dict.fromkeys(("v", "down", "gate", "up"), 0)
+        self.matchable: list[str] = []  # names that a pattern could decide
+        self.used_overrides = {
             "head": self.head is None,
             "embedding": self.embedding is None,
             "keep": not wishes.keep_head,
         }
-        self.heard["keep"] |= not self.tied
+        self.used_overrides["keep"] |= not self.tied
 
     def choose(self, name: str, shape: Sequence[int], present: str) -> Choice:
         part, columns = role(name), shape[0]
         manual = next((new for pattern, new in self.patterns if pattern.search(name)), None)
-        # As upstream: the per-layer table follows the embedding's type unless a pattern names it.
+        # As in llama.cpp: the per-layer table follows the embedding's type unless a pattern names
+        # it.
         if part == "embedding" and self.embedding and not (manual and name != EMBEDDINGS[0]):
-            self.heard["embedding"] = True
+            self.used_overrides["embedding"] = True
             return fit(self.embedding, columns)
         if part == "head" and self.head:
-            self.heard["head"] = True
+            self.used_overrides["head"] = True
             return fit(self.head, columns)
         if present in NATIVE:
-            self.open.append(name)
+            self.matchable.append(name)
             return fit(manual, columns) if manual else Choice(present)
         if not native.quantized(self.kind.default):
             return Choice(self.kind.default)
-        self.open.append(name)
+        self.matchable.append(name)
         return fit(
             manual or (self.kind.default if self.wishes.pure else self._rule(name, part, shape)),
             columns,
         )
 
-    def unheard(self) -> None:
-        """Refuse wishes that decided nothing."""
+    def require_used(self) -> None:
+        """Raise UserError for overrides without effect."""
         for pattern, _ in self.patterns:
-            if not any(map(pattern.search, self.open)):
+            if not any(map(pattern.search, self.matchable)):
+                names = ", ".join(self.matchable[:3]) or "none, the type is a float"
                 raise Refusal(
-                    f"{pattern.pattern!r} fits no tensor that {self.kind.name} would quantize",
-                    hint=f"such names are: {', '.join(self.open[:3]) or 'none, the type is a float'}",
+                    f"{pattern.pattern!r} matches no tensor that {self.kind.name} would quantize",
+                    hint=f"such names are: {names}",
                 )
         if self.wishes.keep_head and self.head:
             raise Refusal(
-                "output.weight cannot both be left and get a type of its own",
-                hint="give one of the two",
+                "output.weight cannot both keep its type and get another one",
+                hint="use either --leave-output-tensor or --output-tensor-type",
             )
         flags = {
             "head": "--output-tensor-type",
             "keep": "--leave-output-tensor",
             "embedding": "--token-embedding-type",
         }
-        for wish in (wish for wish, heard in self.heard.items() if not heard):
+        for override in (
+            override for override, is_used in self.used_overrides.items() if not is_used
+        ):
             missing = (
-                "no token_embd.weight" if wish == "embedding" else "no output.weight of its own"
+                "it has no token_embd.weight"
+                if override == "embedding"
+                else "this model ties its output to the embedding"
             )
             raise Refusal(
-                f"{flags[wish]} decides nothing: the model has {missing}",
-                hint=f"leave it away, or use {flags['embedding']}",
+                f"{flags[override]} has no effect: {missing}",
+                hint=f"leave it out, or use {flags['embedding']}",
             )
 
     def _rule(self, name: str, part: str, shape: Sequence[int]) -> str:
@@ -430,33 +448,33 @@ class _Chooser:
         if facts.architecture == "glm5-next" and any(word in name for word in RAISED_GLM5):
             return "Q8_0"
         if part == "head" or (part == "embedding" and self.tied):
-            return self._head(shape[0])
+            return self._head_type(shape[0])
         rule = mix.get("every") or mix.get(part)
-        place = self._place(name, part, shape)
-        wanted = (rule(place) if callable(rule) else rule) or default
+        position = self._position(name, part, shape)
+        chosen = (rule(position) if callable(rule) else rule) or default
         if self.kind.low or "every" in mix:
-            return wanted
+            return chosen
         if facts.experts == 8 and part in ("v", "k"):
             return "Q8_0"
-        return "Q5_K" if part == "v" and facts.seventy_b and wanted in ("Q3_K", "Q4_K") else wanted
+        return "Q5_K" if part == "v" and facts.seventy_b and chosen in ("Q3_K", "Q4_K") else chosen
 
-    def _head(self, columns: int) -> str:
+    def _head_type(self, columns: int) -> str:
         if self.head:
-            self.heard["head"] = True
+            self.used_overrides["head"] = True
             return self.head
         if self.facts.architecture == "falcon" or columns % native.block(self.kind.default).values:
             return "Q8_0"
         return self.kind.head
 
-    def _place(self, name: str, part: str, shape: Sequence[int]) -> Place:
-        index = self.seen.get(part, 0)
-        if part in self.seen:
-            self.seen[part] += 1
+    def _position(self, name: str, part: str, shape: Sequence[int]) -> Place:
+        index = self.counts.get(part, 0)
+        if part in self.counts:
+            self.counts[part] += 1
         if part in ("down", "gate", "up") and self.facts.experts > 1 and not self.kind.low:
             index = self._layer(name)
-        count = self.values if part == "v" else self.facts.layers
+        count = self.value_count if part == "v" else self.facts.layers
         stacked = len(shape) > 2 and shape[2] > 1
-        if self.facts.architecture == "bailingmoe3":  # its attention has stacked matrices too
+        if self.facts.architecture == "bailingmoe3":  # its attention has stacked matrices, too
             stacked &= part in ("down", "gate", "up")
         return Place(index, count, self.facts, self.imatrix, stacked)
 
@@ -464,7 +482,7 @@ class _Chooser:
         layer = order(name)[0]
         if not 0 <= layer < self.facts.layers:
             raise Refusal(
-                f"tensor {name} belongs to no layer of the {self.facts.layers} there are",
-                hint="the file's block_count is wrong: fetch it again",
+                f"tensor {name} is in none of the model's {self.facts.layers} layers",
+                hint="the file's block_count is wrong: download it again",
             )
         return layer

@@ -1,23 +1,22 @@
-"""How much each tensor's rounding costs: the error of its codes, and the divergence of the model
-that has them.
+"""Sensitivity: how much each tensor's rounding costs, from the error of its codes and measured
+divergences.
 
-For every tensor and type the relative error of the real encoder's codes is taken on sampled rows,
-weighed by what enters the tensor: tr(dW H dW^T) / tr(W H W^T), H the second moments where they are
-known, the imatrix's mean squares, or 1. One measurement then says what such an error costs: the
-divergence from the original with that tensor alone (or one group of a layer) in one type near 4.5
-bits. What the other types cost follows in proportion: for small errors the divergence is quadratic
-in dW. To the error of the codes comes what llama.cpp's rounding of the inputs adds (rounding.py):
-models are measured in floats, which do not show it, and at Q6_K's bytes it was nine tenths of what
-was left of a Llama (hidden 768, 2026-11-23).
+For every tensor and type the relative error of the real encoder's codes is computed on sampled
+rows, weighted by the tensor's input: tr(dW H dW^T) / tr(W H W^T), where H are the second moments,
+the imatrix's mean squares, or 1. One measurement then relates error to cost: the divergence from
+the original with only that tensor (or one group of a layer) in one type near 4.5 bits. The cost of
+other types is proportional to their error, because the divergence is quadratic in dW for small
+errors. The error of llama.cpp's rounding of activations is added (activation_rounding.py): the
+measured models use float activations, which do not show it, and near Q6_K it is most of the error.
 
-Two things are measured besides, in the run's own codes. What a role's tensors cost together,
-against what they were said to: the errors that GPTQ leaves are small under the moments that it was
-given, and larger on other text, and those of two bits are neither small nor, under an imatrix, all
-that enters. And every type of an embedding that is also the head, whose words that are looked up
-have its plain error: by the head's moments alone GPTQ's Q6_K of one (hidden 768) had a 308th of the
-probe's error, where its divergence was a 67th. What reads text with changed weights is passed in
-(probes.py has which). "SpQR-style sensitivity" is the share of the error that the worst hundredth
-of a tensor's columns and rows bring: what would go if they were left out.
+Two corrections are measured in the run's own codes (see probes.py):
+
+- a role's tensors together, compared with their predicted cost: the errors that GPTQ leaves are
+  small under its own moments and larger on other text, and errors of two bits are not small
+- every type of an embedding that is also the head, whose looked-up rows have its plain error
+
+"SpQR-style sensitivity" is the share of the error from the worst hundredth of a tensor's columns
+and rows: what would vanish if they were left out.
 """
 
 import json
@@ -43,39 +42,39 @@ if TYPE_CHECKING:
     from quant.native import F32
 
 F64 = NDArray[np.float64]
-SAMPLED, RUN, MATRICES = (
-    256,
-    8,
-    8,
-)  # rows of a tensor that errors are taken on, together, and from how many experts
-# divergence of what shows in nothing, or less: its types still differ, and bytes may be left for it
+# rows of a tensor that errors are computed on, rows read together, and the number of experts
+SAMPLED, RUN, MATRICES = 256, 8, 8
+# least divergence of a tensor: its types still differ, and left-over bytes may be spent on it
 LEAST = 1e-12
-WORST = 0.01  # of the columns, and of the rows, whose share of the error is told
+WORST = 0.01  # share of the columns and of the rows whose part of the error is reported
 
-Planned = Callable[[Mapping[str, str]], Plan]  # the plan of a mix, all else as the run has it
+# returns the plan of a mix with the run's other settings
+Planned = Callable[[Mapping[str, str]], Plan]
 
 
 class Stage(Protocol):
-    """A model whose weights may be changed while it is open, and which is read by again and again."""
+    """A model whose weights can be changed while it is open, and which is evaluated repeatedly."""
 
     def put(self, name: str, first: int, rows: "F32") -> None:
-        """Other values for the rows of a tensor from `first` on."""
+        """Replace the rows of a tensor from `first` on by `rows` [rows, columns]."""
         ...
 
     def apart(self, held_out: bool = False) -> F64:
-        """The divergence from the unchanged model at every scored position of the text, or of what
-        was held out.
+        """Return the divergence [positions] from the unchanged model at every scored position of
+        the text, or of the held-out text.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sensed:
-    """What is known of a tensor: `errors` of the types it could have, and what rounding its
-    `inputs` adds to each; `kld` the divergence with it alone in codes of the error `shown`, its
-    part of a group's; None where nothing was measured. `columns` and `rows` are SpQR-style
-    sensitivity, of those codes. `short` is how often the run's own codes of a type cost what they
-    were said to, `klds` what types cost that were measured themselves.
+    """The measured sensitivity of a tensor.
+
+    `errors` are the relative errors of the types it could have, `inputs` what rounding its inputs
+    adds to each. `kld` is the divergence with only this tensor in codes of error `probe_error`, or
+    its share of a group's; None if not measured. `columns` and `rows` are SpQR-style sensitivities
+    of those codes. `corrections` are factors by which the run's own codes of a type cost more than
+    predicted, `measured_klds` the costs of types that were measured themselves.
     """
 
     name: str
@@ -89,17 +88,19 @@ class Sensed:
     klds: Mapping[str, float] = field(default_factory=dict)
 
     def loss(self, kind: str) -> float:
-        """The divergence expected of a type; without a measurement its relative error, which only
-        ranks.
+        """Return the expected divergence of a type; without a measurement its relative error, which
+        only ranks.
         """
         return self.klds.get(kind, self.said(kind) * between(self.short, kind)) + self.unseen(kind)
 
     def said(self, kind: str) -> float:
-        """What the error of its codes says, in proportion to what was measured."""
+        """Return the divergence predicted from the error of a type's codes."""
         return self._scale * self.errors[kind]
 
     def unseen(self, kind: str) -> float:
-        """The part of it that a stage does not show: what rounding the inputs adds."""
+        """Return the part of the expected divergence that measurements do not show: the rounding of
+        the inputs.
+        """
         return self._scale * self.inputs[kind]
 
     @property
@@ -108,34 +109,37 @@ class Sensed:
 
 
 def options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """The types that each tensor could have: those named, or the k-quants, or what rows of 32 can
-    have.
+    """Return the types that each tensor could have: the given ones, or the k-quants, or the types
+    for rows that are no multiple of 256. Raises UserError if no tensor has a choice or if no given
+    type is possible.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    choices: dict[str, tuple[str, ...]] = {}
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     for name, shape, kind in recipe.open_tensors(present, source.facts):
         if kind in recipe.NATIVE:
-            found[name] = (kind,)
+            choices[name] = (kind,)
             continue
         wanted = types or (LEGACY if shape[0] % native.block("Q4_K").values else KQUANTS)
-        legal = tuple(one for one in wanted if shape[0] % native.block(one).values == 0)
-        if not legal and types:
+        possible = tuple(
+            kind_name for kind_name in wanted if shape[0] % native.block(kind_name).values == 0
+        )
+        if not possible and types:
             raise Refusal(
-                f"none of --types fills rows of {shape[0]} as {name} has them",
+                f"{name} has rows of {shape[0]}, which none of --types allows",
                 hint=f"add one of {', '.join(LEGACY)}",
             )
-        found[name] = legal or ("F16",)
-    if all(len(kinds) == 1 for kinds in found.values()):
+        choices[name] = possible or ("F16",)
+    if all(len(kinds) == 1 for kinds in choices.values()):
         raise Refusal(
             "no tensor of this model has a choice of types",
             hint="choose a type with -t, or other --types",
         )
-    return found
+    return choices
 
 
-class _Error(NamedTuple):
-    """Of a step's codes: the error by what enters the tensor, what rounding that adds, and the
-    plain error, all relative; the shares of the first that the worst columns and rows bring.
+class _CodeError(NamedTuple):
+    """The errors of a step's codes, all relative: weighted by the input, added by rounding the
+    input, and plain; then the shares of the first from the worst columns and rows.
     """
 
     entering: float
@@ -144,9 +148,9 @@ class _Error(NamedTuple):
     columns: float
     rows: float
 
-    def beside(self, shown: "_Error") -> float:
-        """For a tensor that is looked up as well: in the units of `entering`, half of it by the
-        plain error.
+    def beside(self, shown: "_CodeError") -> float:
+        """Return the error of a tensor whose rows are also looked up: the mean of the weighted
+        error and of the plain error in its units.
         """
         if not shown.entering or not shown.plain:
             return self.entering
@@ -154,9 +158,9 @@ class _Error(NamedTuple):
 
 
 class Sensing:
-    """Measurements under way, each finished one on the disk. `types` are each tensor's options.
-    What is measured is shown in plain codes, so that `shows` serve every method, importance and
-    list of types; `errors` are the run's own.
+    """The measurements of a run, each written to disk when finished. `types` are each tensor's
+    options. `shows` stores probes in plain codes, which serve every method, importance and list of
+    types; `errors` stores those of the run's own codes.
     """
 
     def __init__(
@@ -181,123 +185,135 @@ class Sensing:
         }
 
     def step(self, name: str, kind: str) -> Step:
-        """What makes a tensor's codes in a type."""
+        """Return the plan that makes a tensor's codes in a type."""
         return self._steps[name, kind]
 
     def known(self, parts: Sequence[Probe]) -> int:
-        """Probes that were measured before."""
-        return sum(part.number in self._records(part).numbers for part in parts)
+        """Return the number of probes that are already measured."""
+        return sum(part.number in self._store_of(part).numbers for part in parts)
 
     def measure(self, parts: Sequence[Probe], stage: Stage) -> Iterator[Probe]:
-        """Measure what is not known, one probe after another."""
+        """Measure the missing probes one after another, and yield each."""
         for part in parts:
-            if part.number in self._records(part).numbers:
+            if part.number in self._store_of(part).numbers:
                 continue
-            steps = [self._probe(part, name) for name in part.names]
+            steps = [self._probe_step(part, name) for name in part.names]
             show(steps, stage, self.threads)
-            apart = stage.apart()
+            klds = stage.apart()
             restore(steps, stage)
-            self._records(part).put({part.number: apart.astype("<f8").tobytes()})
+            self._store_of(part).put({part.number: klds.astype("<f8").tobytes()})
             yield part
 
     def weigh(self) -> Iterator[str]:
-        """Take every tensor's errors, those that are not known."""
+        """Compute the missing errors of every tensor, and yield each name."""
         for number, name in enumerate(self.open):
             if number not in self.errors.numbers:
-                shown = self._error(self.probed[name], name)
-                found = {
-                    kind: self._error(self.step(name, kind), name) for kind in self.types[name]
+                shown = self._measure_error(self.probed[name], name)
+                errors = {
+                    kind: self._measure_error(self.step(name, kind), name)
+                    for kind in self.types[name]
                 }
-                both = name == tied(self.types)
-                told = (
+                is_tied = name == tied(self.types)
+                record = (
                     {
-                        kind: one.beside(shown) if both else one.entering
-                        for kind, one in found.items()
+                        kind: error.beside(shown) if is_tied else error.entering
+                        for kind, error in errors.items()
                     },
-                    {kind: one.inputs / 2 if both else one.inputs for kind, one in found.items()},
+                    {
+                        kind: error.inputs / 2 if is_tied else error.inputs
+                        for kind, error in errors.items()
+                    },
                     shown.entering,
                     shown.columns,
                     shown.rows,
                 )
-                self.errors.put({number: json.dumps(told).encode()})
+                self.errors.put({number: json.dumps(record).encode()})
             yield name
 
     def sensed(self, parts: Sequence[Probe]) -> dict[str, Sensed]:
-        """All that is known; a group's divergence is shared out by its tensors' errors."""
-        found = {
+        """Return the sensitivity of every tensor. A group's divergence is divided by its tensors'
+        errors.
+        """
+        sensitivities = {
             name: Sensed(name, *json.loads(self.errors.get(number)))
             for number, name in enumerate(self.open)
         }
         for part in parts:
             kld = max(
-                LEAST, float(np.frombuffer(self._records(part).get(part.number), "<f8").mean())
+                LEAST, float(np.frombuffer(self._store_of(part).get(part.number), "<f8").mean())
             )
-            found |= self._told(part, kld, {name: found[name] for name in part.names})
-        return found
+            sensitivities |= self._with_measurement(
+                part, kld, {name: sensitivities[name] for name in part.names}
+            )
+        return sensitivities
 
-    def _told(self, part: Probe, kld: float, found: Mapping[str, Sensed]) -> dict[str, Sensed]:
-        """What a measurement says of its tensors."""
+    def _with_measurement(
+        self, part: Probe, kld: float, found: Mapping[str, Sensed]
+    ) -> dict[str, Sensed]:
+        """Return the tensors of a probe with its measurement applied."""
         if part.kind:
             return {
-                name: replace(one, klds={**one.klds, part.kind: kld}) for name, one in found.items()
+                name: replace(tensor, klds={**tensor.klds, part.kind: kld})
+                for name, tensor in found.items()
             }
         if part.own:
             kinds = {name: near(self.types[name], part.bits) for name in found}
-            said = sum(one.said(kinds[name]) for name, one in found.items())
-            short = kld / said if said else 1.0
+            predicted = sum(tensor.said(kinds[name]) for name, tensor in found.items())
+            correction = kld / predicted if predicted else 1.0
             return {
-                name: replace(one, short={**one.short, kinds[name]: short})
-                for name, one in found.items()
+                name: replace(tensor, short={**tensor.short, kinds[name]: correction})
+                for name, tensor in found.items()
             }
-        whole = sum(one.shown for one in found.values())
+        total = sum(tensor.shown for tensor in found.values())
         return {
-            name: replace(one, kld=kld * one.shown / whole if whole else 0.0)
-            for name, one in found.items()
+            name: replace(tensor, kld=kld * tensor.shown / total if total else 0.0)
+            for name, tensor in found.items()
         }
 
-    def _probe(self, part: Probe, name: str) -> Step:
-        """What makes a tensor's codes in a measurement."""
+    def _probe_step(self, part: Probe, name: str) -> Step:
+        """Return the plan that makes a tensor's codes in a probe."""
         return (
             self.step(name, part.kind or near(self.types[name], part.bits))
             if part.own
             else self.probed[name]
         )
 
-    def _records(self, part: Probe) -> Records:
-        """Where a measurement lies: with those of every method, or, of the run's own codes, with
-        their errors.
-        """
+    def _store_of(self, part: Probe) -> Records:
+        """Return the file of a probe: shared by all methods, or for the run's own codes."""
         return self.errors if part.own else self.shows
 
-    def _error(self, step: Step, name: str) -> _Error:
+    def _measure_error(self, step: Step, name: str) -> _CodeError:
         evidence, solve = self.step(name, self.types[name][0]).evidence, step.solver()
-        noise = inputs = signal = plain = whole = 0.0
+        noise = inputs = signal = plain = plain_signal = 0.0
         columns, rows = np.zeros(evidence.columns), []
         for first, values in samples(step):
-            made = (
+            rounded = (
                 values
                 if step.type == step.weight.type
                 else native.decode(solve(values, first), step.type, evidence.columns, label=name)
             )
-            weigh = _Weigh(evidence, first)
-            change = (values - made).astype(np.float64)
-            wide = values.astype(np.float64)
-            noise, signal = noise + weigh(change), signal + weigh(wide)
-            inputs += weigh.inputs(made, step.type)
-            plain, whole = plain + float((change**2).sum()), whole + float((wide**2).sum())
+            weigh = _WeightedError(evidence, first)
+            change = (values - rounded).astype(np.float64)
+            exact = values.astype(np.float64)
+            noise, signal = noise + weigh(change), signal + weigh(exact)
+            inputs += weigh.inputs(rounded, step.type)
+            plain, plain_signal = (
+                plain + float((change**2).sum()),
+                plain_signal + float((exact**2).sum()),
+            )
             columns += (change**2).sum(0) * weigh.squares
             rows.append(change**2 @ weigh.squares)
         entering, entered = (noise / signal, inputs / signal) if signal else (0.0, 0.0)
-        return _Error(
+        return _CodeError(
             entering,
             entered,
-            plain / whole if whole else 0.0,
+            plain / plain_signal if plain_signal else 0.0,
             worst(columns),
             worst(np.concatenate(rows)),
         )
 
 
-class _Weigh:
+class _WeightedError:
     """tr(X H X^T) for rows of the matrix that begins at row `first` of a tensor; `squares` is the
     diagonal of H.
     """
@@ -307,8 +323,8 @@ class _Weigh:
         if evidence.second is not None:
             self.moments = evidence.second.mean(first // evidence.rows).astype(np.float64)
             self.squares: F64 = self.moments.diagonal()
-        elif (found := evidence.weigh(first, first + 1)) is not None:
-            self.squares = found.vectors[0].astype(np.float64)
+        elif (importance := evidence.weigh(first, first + 1)) is not None:
+            self.squares = importance.vectors[0].astype(np.float64)
         else:
             self.squares = np.ones(evidence.columns)
 
@@ -319,59 +335,65 @@ class _Weigh:
             else ((rows @ self.moments) * rows).sum()
         )
 
-    def inputs(self, made: "F32", kind: str) -> float:
-        """What rounding what enters adds where it meets rows of a type."""
+    def inputs(self, rounded: "F32", kind: str) -> float:
+        """Return the error that rounding the input adds where it is multiplied with rows of type
+        `kind`.
+        """
         if not (size := rounding.block(kind)):
             return 0.0
         variances = rounding.variances(self.squares.astype(np.float32), size)
-        return float((made.astype(np.float64) ** 2 @ variances.astype(np.float64)).sum())
+        return float((rounded.astype(np.float64) ** 2 @ variances.astype(np.float64)).sum())
 
 
 def samples(step: Step) -> Iterator[tuple[int, "F32"]]:
-    """Rows of a tensor as floats, some from each of a few of its matrices, with the number of the
-    matrix's first row: rows are solved one by one, so that it does not matter which of a matrix's
-    they are.
+    """Yield sampled rows as floats [rows, columns] from some of a tensor's matrices, each with the
+    number of the matrix's first row. Rows are quantized one by one, so that it does not matter
+    which of a matrix's rows they are.
     """
     weight, evidence = step.weight, step.evidence
     chosen = np.unique(
         np.linspace(0, evidence.matrices - 1, min(MATRICES, evidence.matrices)).astype(int)
     )
-    each = max(RUN, SAMPLED // len(chosen))
+    rows_each = max(RUN, SAMPLED // len(chosen))
     for matrix in chosen.tolist():
         start = matrix * evidence.rows
-        if evidence.rows <= each:
-            places = [(start, start + evidence.rows)]
+        if evidence.rows <= rows_each:
+            ranges = [(start, start + evidence.rows)]
         else:
-            firsts = np.linspace(0, evidence.rows - RUN, each // RUN).astype(int).tolist()
-            places = [(start + first, start + first + RUN) for first in firsts]
-        stored = np.concatenate([weight.read(first, last) for first, last in places])
+            firsts = np.linspace(0, evidence.rows - RUN, rows_each // RUN).astype(int).tolist()
+            ranges = [(start + first, start + first + RUN) for first in firsts]
+        stored = np.concatenate([weight.read(first, last) for first, last in ranges])
         yield start, native.decode(stored, weight.type, weight.columns, label=weight.name)
 
 
 def between(factors: Mapping[str, float], kind: str) -> float:
-    """A type's factor by those of other types: between two of them its logarithm goes straight by
-    bits a value, beyond the outermost it stays; 1 where there is none.
+    """Return a type's factor interpolated from those of other types: linear in the logarithm over
+    bits per value, constant beyond the outermost; 1 if there are none.
     """
     if not factors:
         return 1.0
-    known = sorted(factors, key=bits)
+    measured = sorted(factors, key=bits)
     return float(
         np.exp(
             np.interp(
-                bits(kind), [bits(one) for one in known], [np.log(factors[one]) for one in known]
+                bits(kind),
+                [bits(measured_kind) for measured_kind in measured],
+                [np.log(factors[measured_kind]) for measured_kind in measured],
             )
         )
     )
 
 
 def worst(parts: F64) -> float:
-    """The share of a sum that the largest hundredth of its parts brings; at least one part."""
+    """Return the share of a sum that comes from the largest hundredth of its parts, at least one
+    part.
+    """
     count, total = max(1, round(len(parts) * WORST)), float(parts.sum())
     return float(np.sort(parts)[-count:].sum()) / total if total else 0.0
 
 
 def show(steps: Sequence[Step], stage: Stage, threads: int) -> None:
-    """Let the stage have these tensors as their codes have them."""
+    """Replace these tensors in the model by their quantized values."""
     with closing(stream(steps, threads)) as pieces:
         for piece in pieces:
             step = steps[piece.index]
@@ -384,7 +406,7 @@ def show(steps: Sequence[Step], stage: Stage, threads: int) -> None:
 
 
 def restore(steps: Sequence[Step], stage: Stage) -> None:
-    """Let it have them as the source does."""
+    """Replace these tensors in the model by the source's values."""
     for step in steps:
         weight, count = step.weight, max(1, (1 << 22) // step.weight.columns)
         for first in range(0, weight.rows, count):
@@ -397,25 +419,25 @@ def restore(steps: Sequence[Step], stage: Stage) -> None:
 
 
 def choices(planned: Planned, types: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Step]:
-    """What makes each tensor's codes in each of its types."""
-    found: dict[tuple[str, str], Step] = {}
+    """Return the plan of each tensor in each of its types."""
+    steps: dict[tuple[str, str], Step] = {}
     for number in range(max(map(len, types.values()))):
         mix = {name: kinds[min(number, len(kinds) - 1)] for name, kinds in types.items()}
-        found |= {(step.weight.name, step.type): step for step in planned(mix).steps}
-    return found
+        steps |= {(step.weight.name, step.type): step for step in planned(mix).steps}
+    return steps
 
 
 def room(step: Step, alignment: int) -> int:
-    """Bytes that a tensor takes in a file, with the padding behind it."""
+    """Return the bytes of a tensor in a file, padding included."""
     return -(-step.nbytes // alignment) * alignment
 
 
 def menu(sensing: Sensing, sensed: Mapping[str, Sensed], alignment: int) -> Menu:
-    """Every open tensor's options."""
+    """Return the options of every tensor with a choice."""
     return {
         name: [
-            Option(kind, room(sensing.step(name, kind), alignment), one.loss(kind))
+            Option(kind, room(sensing.step(name, kind), alignment), sensitivity.loss(kind))
             for kind in sensing.types[name]
         ]
-        for name, one in sensed.items()
+        for name, sensitivity in sensed.items()
     }

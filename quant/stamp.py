@@ -1,11 +1,10 @@
-"""Puts a certificate into a finished GGUF: a complete new file beside it takes its place, or
-nothing changes.
+"""Writes a certificate into a finished GGUF: a complete new file is written beside it and renamed
+over it, or nothing changes.
 
-Metadata alone is different in the new file; its tensors are copied, read back and held against the
-digest that the certificate names before the rename. It could have been written into room that is
-kept in the header: that would cost no second writing, but needs a guess of its length for every
-file that is ever made, and a kill in the middle of it would leave half a certificate (2026-11: 0.2
-s of one core for the 99 MiB of SmolLM2 135M).
+Only the metadata differs in the new file. Its tensors are copied, read back and compared with the
+certificate's digest before the rename. Reserving space in every header instead would avoid the
+copy, but the certificate's length would have to be guessed, and a kill during the write would leave
+half a certificate.
 """
 
 import os
@@ -27,18 +26,17 @@ from quant.writer import Layout, entry, layout
 def stamp(
     path: Path, found: Certificate, tick: Callable[[int], None] = lambda nbytes: None
 ) -> None:
-    """Let `path`, or the first shard of it, carry a certificate, in place of one that it has.
-    `tick` is told bytes.
+    """Write a certificate into `path`, or into its first shard, replacing an old one. `on_bytes` is
+    called with the number of bytes written each time.
 
-    Raises Refusal where the disk is too small, where another process is at it, and where the
-    tensors are not those of the certificate any more. Killed at any time, the file is what it was
-    or what it should be.
+    Raises UserError if the disk is too small, if another process is writing the file, or if the
+    tensors do not match the certificate. If killed, the file has either its old or its new content.
     """
     header = read(path)
     first = parse(header.files[0])
-    made = _layout(first, found)
-    with _beside(first.file, made) as (part, stream):
-        _copy(first, made, stream, tick)
+    new_layout = _layout(first, found)
+    with _open_new_file(first.file, new_layout) as (part, stream):
+        _copy(first, new_layout, stream, tick)
         stream.flush()
         os.fsync(stream.fileno())
         _check(header, part, found)
@@ -48,15 +46,17 @@ def stamp(
 
 
 def _layout(first: Part, found: Certificate) -> Layout:
-    """The new file: all keys as they stand, and the certificate behind them."""
-    kept = [(field.key, field.copy()) for field in first.fields if field.key != KEY]
-    tensors = [(one.name, one.shape, one.type) for one in first.tensors]
-    return layout([*kept, (KEY, entry("string", found.text()))], tensors, first.alignment)
+    """Return the layout of the new file: all keys unchanged, then the certificate."""
+    keys = [(field.key, field.copy()) for field in first.fields if field.key != KEY]
+    tensors = [(tensor.name, tensor.shape, tensor.type) for tensor in first.tensors]
+    return layout([*keys, (KEY, entry("string", found.text()))], tensors, first.alignment)
 
 
 @contextmanager
-def _beside(file: Path, made: Layout) -> Iterator[tuple[Path, BinaryIO]]:
-    """The file that is written meanwhile, this process's alone; gone afterwards, whatever happens."""
+def _open_new_file(file: Path, made: Layout) -> Iterator[tuple[Path, BinaryIO]]:
+    """Open the new file, locked for this process; it is deleted afterwards unless it was
+    renamed.
+    """
     part = file.with_name(f".{file.name}.stamped")
     if part.is_symlink() or (part.exists() and not part.is_file()):
         raise Refusal(f"{part} is no ordinary file", hint="remove it")
@@ -68,38 +68,42 @@ def _beside(file: Path, made: Layout) -> Iterator[tuple[Path, BinaryIO]]:
             have = shutil.disk_usage(file.parent).free
             if made.nbytes > have:
                 raise Refusal(
-                    f"{file.parent} has {have:,} bytes free, a copy of {file.name} needs {made.nbytes:,}",
-                    hint=f"free {made.nbytes - have:,} bytes: what is finished stays, and --verify goes on",
+                    f"{file.parent} has {have:,} bytes free,"
+                    f" a copy of {file.name} needs {made.nbytes:,}",
+                    hint=f"free {made.nbytes - have:,} bytes, then run --verify again:"
+                    " it keeps what is finished",
                 )
             yield part, stream
         finally:
-            if _ours(stream, part):
+            if _is_current(stream, part):
                 part.unlink(missing_ok=True)
 
 
 def _lock(stream: BinaryIO, part: Path, file: Path) -> None:
     try:
         import fcntl
-    except ImportError:  # as in draft.py
+    except ImportError:  # as in resumable_writer.py
         return
     busy = Refusal(
-        f"another process is writing {file}", hint="wait for it, then give the same command again"
+        f"another process is writing {file}", hint="wait for it, then run the same command again"
     )
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise busy from None
-    if not _ours(stream, part):  # it became the finished file before the lock was ours
+    if not _is_current(
+        stream, part
+    ):  # it was renamed to the finished file before the lock was taken
         raise busy
 
 
-def _ours(stream: BinaryIO, part: Path) -> bool:
-    """Whether what is open still has that name."""
+def _is_current(stream: BinaryIO, part: Path) -> bool:
+    """Return whether the open file still has that name."""
     return part.exists() and os.path.samestat(os.fstat(stream.fileno()), part.stat())
 
 
 def _copy(first: Part, made: Layout, out: BinaryIO, tick: Callable[[int], None]) -> None:
-    """Header, then each tensor at its place; what lies between is zeros."""
+    """Write the header, then each tensor at its offset, with zeros between."""
     out.write(made.header)
     with first.file.open("rb") as data:
         for tensor, slot in zip(first.tensors, made.slots, strict=True):
@@ -111,13 +115,15 @@ def _copy(first: Part, made: Layout, out: BinaryIO, tick: Callable[[int], None])
 
 
 def _check(header: Header, part: Path, found: Certificate) -> None:
-    """The new file read back: the tensors that were verified, and the metadata it had."""
-    again = parse(part)
-    rest = tuple(tensor for tensor in header.tensors if tensor.file != header.files[0])
-    if certificate.data((*again.tensors, *rest)) != found.content.data:
+    """Read the new file back: tensors and metadata must match the certificate. Raises UserError if
+    the tensors do not.
+    """
+    written = parse(part)
+    other_tensors = tuple(tensor for tensor in header.tensors if tensor.file != header.files[0])
+    if certificate.data((*written.tensors, *other_tensors)) != found.content.data:
         raise Refusal(
-            f"{header.path} was changed while it was verified", hint="give the same command again"
+            f"{header.path} was changed while it was verified", hint="run the same command again"
         )
-    assert certificate.metadata(again.fields) == found.content.metadata, (
+    assert certificate.metadata(written.fields) == found.content.metadata, (
         "the certificate is of other metadata"
     )

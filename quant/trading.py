@@ -1,9 +1,9 @@
-"""A mix put to the test: bytes are moved between one role's tensors and all others, and what lowers
-the true divergence on text that nothing was measured on is kept.
+"""Refinement of a mix: bytes are moved between one role's tensors and all others, and a change is
+kept if it lowers the divergence on held-out text.
 
-Losses that were measured one tensor at a time add up only nearly. Taking a role (attn_v, ffn_down,
-the head) for twice or half as sensitive moves bytes to it or from it at the same size of the file;
-the divergence of the whole mix decides.
+Losses that were measured for single tensors add up only approximately. Treating a role (attn_v,
+ffn_down, the head) as twice or half as sensitive moves bytes to it or from it at the same file
+size; the divergence of the whole mix decides.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +16,13 @@ from quant.allocate import Allocation, Budget, Menu, few, weighed
 from quant.sensitivity import F64
 
 FACTORS = (2.0, 0.5)
-SURE = 1.0  # standard errors of the paired difference that a change must win by
+SURE = 1.0  # standard errors of the paired difference that an improvement must exceed
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One mix that was read by: `role` was taken for `factor` times as sensitive; the first has
-    none.
+    """One mix that was measured: `role` was treated as `factor` times as sensitive; the first trial
+    has no role.
     """
 
     role: str
@@ -32,7 +32,7 @@ class Trial:
 
 
 class Trades:
-    """Trials of one menu under one budget, at most `most` of them after the first. `judge` gives
+    """Trials of one menu under one budget, at most `max_trials` after the first. `measure` returns
     the divergences of a mix at the held-out positions.
     """
 
@@ -43,30 +43,32 @@ class Trades:
         self.trials: list[Trial] = []
 
     def run(self, start: Allocation) -> Iterator[Allocation]:
-        """The best mix so far, after each trial."""
-        best, found = start, self.judge(start.mix)
-        self.trials.append(Trial("", 1.0, float(found.mean()), True))
+        """Yield the best mix so far, after each trial."""
+        best, best_klds = start, self.judge(start.mix)
+        self.trials.append(Trial("", 1.0, float(best_klds.mean()), True))
         yield best
         factors: dict[str, float] = dict.fromkeys(self.menu, 1.0)
-        seen = {_key(best)}
+        seen = {_mix_key(best)}
         for role, names in self._roles(start):
             for factor in FACTORS:
                 changed = factors | {name: factors[name] * factor for name in names}
-                other = self._truly(few(weighed(self.menu, changed), self.budget))
-                if len(self.trials) > self.most or _key(other) in seen:
+                candidate = self._with_measured_losses(
+                    few(weighed(self.menu, changed), self.budget)
+                )
+                if len(self.trials) > self.most or _mix_key(candidate) in seen:
                     continue
-                seen.add(_key(other))
-                apart = self.judge(other.mix)
-                better = _better(apart, found)
-                self.trials.append(Trial(role, factor, float(apart.mean()), better))
+                seen.add(_mix_key(candidate))
+                klds = self.judge(candidate.mix)
+                better = _is_better(klds, best_klds)
+                self.trials.append(Trial(role, factor, float(klds.mean()), better))
                 if better:
-                    best, found, factors = other, apart, changed
+                    best, best_klds, factors = candidate, klds, changed
                 yield best
                 if better:
                     break
 
     def _roles(self, start: Allocation) -> list[tuple[str, list[str]]]:
-        """Roles with their tensors, those that cost most first."""
+        """Return the roles with their tensors, the role with the largest loss first."""
         groups: dict[str, list[str]] = {}
         for name in self.menu:
             groups.setdefault(recipe.role(name), []).append(name)
@@ -74,18 +76,22 @@ class Trades:
             groups.items(), key=lambda group: -sum(start.picks[name].loss for name in group[1])
         )
 
-    def _truly(self, found: Allocation) -> Allocation:
-        """The same types with the losses that were measured."""
-        named = {name: {one.type: one for one in options} for name, options in self.menu.items()}
+    def _with_measured_losses(self, found: Allocation) -> Allocation:
+        """Return the same types with the measured losses."""
+        named = {
+            name: {option.type: option for option in options} for name, options in self.menu.items()
+        }
         return Allocation({name: named[name][pick.type] for name, pick in found.picks.items()})
 
 
-def _key(allocation: Allocation) -> tuple[tuple[str, str], ...]:
+def _mix_key(allocation: Allocation) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(allocation.mix.items()))
 
 
-def _better(apart: F64, found: F64) -> bool:
-    """Whether the difference, position by position, is lower by more than its standard error."""
-    change = apart - found
+def _is_better(candidate: F64, best: F64) -> bool:
+    """Return whether the difference, position by position, is below zero by more than its standard
+    error.
+    """
+    change = candidate - best
     error = float(change.std()) / np.sqrt(max(len(change) - 1, 1))
     return bool(change.mean() < -SURE * error)

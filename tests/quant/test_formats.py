@@ -140,7 +140,7 @@ def test_what_a_format_cannot_hold_is_not_fitted(
 ) -> None:
     blocks = values(name)
     blocks[40, 3] = bad
-    with pytest.raises(Refusal, match=r"holds NaN or infinite|does not fit"):
+    with pytest.raises(Refusal, match=r"contains NaN or infinite|does not fit"):
         FORMATS[name].fit(blocks)
 
 

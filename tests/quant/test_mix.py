@@ -47,9 +47,9 @@ def test_a_mix_makes_exactly_its_types_and_is_recognised_when_finished(tmp_path:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"blk.9.attn_q.weight": "Q4_K"}, "has no blk.9.attn_q.weight"),
-        ({"output_norm.weight": "Q4_K"}, "has no output_norm.weight that may be quantized"),
-        ({"blk.0.attn_q.weight": None}, "says nothing of blk.0.attn_q.weight"),
+        ({"blk.9.attn_q.weight": "Q4_K"}, "no quantizable tensor blk.9.attn_q.weight"),
+        ({"output_norm.weight": "Q4_K"}, "has no quantizable tensor output_norm.weight"),
+        ({"blk.0.attn_q.weight": None}, "has no type for blk.0.attn_q.weight"),
     ],
 )
 def test_a_mix_of_other_tensors_is_refused(
@@ -63,7 +63,7 @@ def test_a_mix_of_other_tensors_is_refused(
 
 def test_a_type_that_rows_do_not_fill_is_refused(tmp_path: Path) -> None:
     path = tiny.llama(tmp_path / "m.gguf", layers=1, hidden=96, ff=256)
-    with pytest.raises(Refusal, match="rows of 96 do not fill the blocks of Q4_K"):
+    with pytest.raises(Refusal, match="rows of 96 are no multiple of the blocks of Q4_K"):
         quantize.plan(
             quantize.open_gguf(path), "Q4_K_M", Wishes(mix=dict.fromkeys(mixed(path).types, "Q4_K"))
         )

@@ -81,7 +81,7 @@ def test_the_types_ggml_aborts_on_without_an_imatrix_are_known() -> None:
 def test_a_tensor_that_is_not_finite_is_refused_by_name(bad: float) -> None:
     broken = rows()
     broken[7, 300] = bad
-    with pytest.raises(Refusal, match=r"blk\.3\.ffn_up\.weight holds NaN or infinite"):
+    with pytest.raises(Refusal, match=r"blk\.3\.ffn_up\.weight contains NaN or infinite"):
         native.encode(broken, "Q4_K", label="blk.3.ffn_up.weight")
 
 
@@ -93,7 +93,7 @@ def test_what_is_copied_is_looked_at_too(name: str, capfd: pytest.CaptureFixture
     codes[7, : len(end)] = np.frombuffer(
         end, np.uint8
     )  # NaN, infinity, -infinity, a NaN for a block's scale
-    with pytest.raises(Refusal, match=r"blk\.3\.ffn_up\.weight holds NaN or infinite"):
+    with pytest.raises(Refusal, match=r"blk\.3\.ffn_up\.weight contains NaN or infinite"):
         native.check(codes, name, label="blk.3.ffn_up.weight")
 
 

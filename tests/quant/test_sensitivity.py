@@ -318,7 +318,7 @@ def test_types_that_rows_cannot_have_are_no_options(source: Source) -> None:
     assert types["blk.0.attn_q.weight"] == probes.LEGACY
     assert types["blk.0.ffn_down.weight"] == probes.KQUANTS
     assert "blk.0.attn_norm.weight" not in types
-    with pytest.raises(Refusal, match="fills rows of 64"):
+    with pytest.raises(Refusal, match="rows of 64, which none of --types allows"):
         sensitivity.options(source, ["Q4_K", "Q6_K"])
 
 
