@@ -334,7 +334,7 @@ def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
 
 def test_floats_are_refused(folder: Path, stories_gguf: Path) -> None:
     half = made(folder, "F16")
-    with pytest.raises(UserError, match=r"token_embd\.weight is F16, as 14 more,") as caught:
+    with pytest.raises(UserError, match=r"token_embd\.weight is F16, as are 14 more,") as caught:
         reproducible.check(container.read(half))
     assert "--q8_0" in caught.value.hint
     with pytest.raises(UserError, match="is F32"):
