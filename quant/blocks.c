@@ -1,5 +1,5 @@
-// Rows on their way in and out: halves widened to floats, and what a search found put into blocks. What stands where in
-// a block is told in quant/formats/legacy.py and kquants.py, whose pack() is the truth; quant/native.py calls this.
+// F16 rows widened to floats, and search results packed into blocks. The layouts are documented in
+// quant/formats/legacy.py and k_quants.py, whose pack() is the reference. Called by quant/native/ggml.py.
 #include "ggml.h"
 
 #include "lanes.h"
@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-// What was found: levels [blocks, values] around 0, d and m [blocks], whole scales and minimums [blocks, groups].
+// A search result: levels [blocks, values] around 0, d and m [blocks], integer scales and minimums [blocks, groups].
 struct found {
     const int16_t * levels;
     const float *d, *m;
@@ -19,14 +19,14 @@ static inline void half(uint8_t * out, float x) {
     memcpy(out, &stored, sizeof(stored));
 }
 
-// Of values l, l + step, … of each `2 * step` the lower four bits, two to a byte.
+// Packs the lower four bits of each code, two to a byte: values l and l + step of each 2 * step share a byte.
 static inline void nibbles(const uint8_t * codes, uint8_t * out, int count, int step) {
     for (int first = 0; first < count; first += 2 * step, out += step) {
         for (int l = 0; l < step; ++l) out[l] = (codes[first + l] & 15) | codes[first + step + l] << 4;
     }
 }
 
-// Two bits of each code, from bit `shift` on: byte l of each 32 holds those of values l, l + 32, l + 64 and l + 96.
+// Packs two bits of each code, from bit `shift` on: byte l of each 32 contains values l, l + 32, l + 64 and l + 96.
 static inline void twos(const uint8_t * codes, uint8_t * out, int shift) {
     for (int first = 0; first < 256; first += 128, out += 32) {
         for (int l = 0; l < 32; ++l) {
@@ -36,7 +36,7 @@ static inline void twos(const uint8_t * codes, uint8_t * out, int shift) {
     }
 }
 
-// One bit of each code: bit j of byte l is that of value 32 j + l.
+// Packs one bit of each code, bit `shift`: bit j of byte l belongs to value 32 j + l.
 static inline void ones(const uint8_t * codes, uint8_t * out, int shift) {
     for (int l = 0; l < 32; ++l) {
         uint8_t bits = 0;

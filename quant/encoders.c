@@ -1,7 +1,8 @@
-// Q4_K, Q5_K and Q6_K without an importance, chosen as ggml chooses them (ggml/src/ggml-quants.c, quantize_row_*_ref)
-// and to the same byte, many groups at once: the sums within a group wait for one another, groups do not. Each lane
-// does ggml's operations in ggml's order. scripts/llama.cmake builds it into libggml-base, with -ffp-contract=off:
-// ggml is compiled for any x86-64, where no multiply-add is contracted. quant/native.py calls it.
+// Encoders of Q4_K, Q5_K and Q6_K without importance, with the same bytes as ggml (ggml/src/ggml-quants.c,
+// quantize_row_*_ref) but many groups at once: sums within a group depend on one another, groups do not. Each lane
+// does ggml's operations in ggml's order. scripts/build/llama.cmake builds it into libggml-base with
+// -ffp-contract=off, because ggml is compiled for any x86-64, without contracted multiply-adds. Called by
+// quant/native/ggml.py.
 #include <math.h>
 
 #include "ggml.h"
@@ -9,7 +10,7 @@
 #include "ggml-common.h"
 #include "lanes.h"
 
-#define NO_GROUP 1e-15f  // GROUP_MAX_EPS: a group below it is all zero
+#define NO_GROUP 1e-15f  // GROUP_MAX_EPS: a group with smaller values is all zero
 
 static inline I clamp(I x, int low, int high) {
     x = (x & ~(x < low)) | (low & (x < low));
@@ -17,7 +18,7 @@ static inline I clamp(I x, int low, int high) {
 }
 static inline F magnitude(F x) { return (F)((I)x & 0x7fffffff); }
 
-// nearest_int of ggml: the low bits of a float that is large enough to have no fraction.
+// ggml's nearest_int: the low bits of a float that is too large to have a fraction.
 static inline I nearest(F x) { return ((I)(x + 12582912.f) & 0x007fffff) - 0x00400000; }
 static inline int nearest_one(float x) {
     float value = x + 12582912.f;
@@ -26,14 +27,14 @@ static inline int nearest_one(float x) {
     return (bits & 0x007fffff) - 0x00400000;
 }
 
-// x[group][i] -> out[i] with a group in each lane; lanes without a group are zero.
+// Transposes x[group][i] to out[i] with one group in each lane; lanes without a group are zero.
 static void gather(const float * x, int groups, int size, F * out) {
     for (int i = 0; i < size; ++i) {
         for (int lane = 0; lane < LANES; ++lane) out[i][lane] = lane < groups ? x[lane * size + i] : 0.f;
     }
 }
 
-// make_qkx2_quants: scale and minimum of 32 values a lane, weighted by w; codes[lane * 32 + i] in 0..nmax.
+// make_qkx2_quants: scale and minimum of 32 values in each lane, weighted by w; codes[lane * 32 + i] in 0..nmax.
 static F scale_and_min(int nmax, const F * x, const F * w, uint8_t * codes, F * the_min,
                        float rmin, float rdelta, int steps) {
     F min = x[0], max = x[0], sum_w = w[0], sum_x = w[0] * x[0], level[32];
@@ -88,7 +89,8 @@ static F scale_and_min(int nmax, const F * x, const F * w, uint8_t * codes, F * 
     return either(flat, none, scale);
 }
 
-// The eight 6-bit scales and minimums of a superblock in ggml's twelve bytes, and d and dmin; then the codes anew.
+// Packs the eight 6-bit scales and minimums of a superblock into ggml's twelve bytes, with d and dmin, then computes
+// the codes again.
 static void pack_scales(const float * x, const float * scales, const float * mins, int nmax, uint8_t * packed,
                         ggml_half * d_out, ggml_half * dmin_out, uint8_t * codes) {
     float max_scale = 0, max_min = 0;
@@ -122,7 +124,7 @@ static void pack_scales(const float * x, const float * scales, const float * min
     }
 }
 
-// Scales, minimums and first codes of one or two superblocks; there is room for two.
+// Scales, minimums and first codes of one or two superblocks; the output arrays have space for two.
 static void search(const float * x, int groups, int nmax, float rmin, int steps,
                    float * scales, float * mins, uint8_t * codes) {
     for (int first = 0; first < groups; first += LANES) {
@@ -177,7 +179,7 @@ EXPORT void llmcli_encode_q5_K(const float * x, void * out, int64_t count) {
     }
 }
 
-// make_qx_quants with x * x as weights: the scale of 16 values a lane; codes[lane * 16 + i] in 0..63.
+// make_qx_quants with x * x as weights: the scale of 16 values in each lane; codes[lane * 16 + i] in 0..63.
 static F scale_alone(const F * x, int8_t * codes) {
     const F none = {0};
     F max = none, amax = none, w[16], wx[16];

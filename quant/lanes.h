@@ -1,4 +1,4 @@
-// What our C files share: vectors of as many floats as this CPU's registers hold, unless LANES says otherwise.
+// Shared by our C files: vectors with as many floats as a register of this CPU, or LANES floats if that is defined.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #if defined(__AVX512F__)
-#define WIDTH 16  // of a register
+#define WIDTH 16  // floats in a register
 #elif defined(__AVX2__)
 #define WIDTH 8
 #else
@@ -24,7 +24,7 @@ typedef int32_t I __attribute__((vector_size(4 * LANES)));
 static inline F all(float value) { return value - (F){0}; }
 static inline F either(I which, F yes, F no) { return (F)((which & (I)yes) | (~which & (I)no)); }
 
-// As many lanes as a register holds. GCC takes wider vectors apart by way of memory, and comparisons down to single lanes.
+// A vector of register width. GCC splits wider vectors through memory, and comparisons into single lanes.
 typedef float W __attribute__((vector_size(4 * WIDTH)));
 
 static inline W some(const F * x, int first) {
@@ -43,7 +43,7 @@ static inline void put(void * x, int first, W value) { memcpy((float *)x + first
         return out;                                                                              \
     }
 
-// Where one of the two is NaN, the second.
+// If one of the two is NaN, the result is the second.
 #if defined(__AVX512F__)
 static inline W lower(W a, W b) { return (W)_mm512_min_ps((__m512)a, (__m512)b); }
 static inline W upper(W a, W b) { return (W)_mm512_max_ps((__m512)a, (__m512)b); }
@@ -67,7 +67,7 @@ static inline F load(const float * x) {
 }
 static inline void store(float * x, F value) { memcpy(x, &value, sizeof(value)); }
 
-// Whether a comparison holds in any lane.
+// Returns whether a comparison is true in any lane.
 static inline int any(I which) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)which, (__m512i)which) != 0;

@@ -1,6 +1,7 @@
-// The search of quant/methods (lanes.py, scales.py, superblocks.py) with a group in each lane: the same steps in the
-// same order, many starts for the price of one in numpy. scripts/llama.cmake builds it into libggml-base, where
-// multiply-adds may be contracted: its bytes are this CPU's, no other's. quant/native.py calls it.
+// The search of quant/methods (group_sums.py, group_scales.py, superblock_scales.py) with one group in each lane: the
+// same steps in the same order, with many starts in the time of one in numpy. scripts/build/llama.cmake builds it into
+// libggml-base, where multiply-adds may be contracted, so that its bytes may differ between CPUs. Called by
+// quant/native/ggml.py.
 #include <math.h>
 
 #include "ggml.h"
@@ -8,24 +9,24 @@
 #define LANES 16
 #include "lanes.h"
 
-#define MOST 32         // values of a group
-#define NOTHING 1e-36f  // lanes.py
+#define MOST 32         // values in a group
+#define NOTHING 1e-36f  // as in group_sums.py
 #define SINGULAR 1e-5f
 #define LARGE 3e38f
 #define UPPER ((I){0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1})  // the second of two blocks of eight groups
 
 typedef int16_t H __attribute__((vector_size(2 * LANES)));
 
-// How to search; quant/native.py has the same structure. `least` says that groups have a minimum, of at most `most`;
-// whole numbers from `below` to `above` are for `groups` above 1.
+// Settings of the search; quant/native/ggml.py has the same structure. `least` says that groups have a minimum, which
+// is at most `most`; integer scales from `below` to `above` are used if `groups` is above 1.
 struct grid {
     int32_t size, groups, low, high, least, below, above, rounds, starts, looks;
     float most, spread;
     const float * start;
-    const int32_t * around;  // for each look how many neighbours, then these
+    const int32_t * around;  // for each look the number of offsets, then the offsets
 };
 
-// `bottom` is the minimum of values that all have level 0.
+// `bottom` is the best minimum if all values have level 0.
 struct tile {
     F x[MOST], w[MOST], wx[MOST], weight, along, bottom;
 };
@@ -48,12 +49,12 @@ static inline F root(F x) {
 #endif
 }
 static inline F clip(F x, float low, float high) { return smaller(larger(x, all(low)), all(high)); }
-// Whole numbers within 2^22: a float that is large enough has no fraction. Not for a compiler told to reorder floats.
+// Rounds numbers within 2^22: a float that is large enough has no fraction. Breaks if the compiler may reorder floats.
 #define ROUNDING 12582912.f
 static inline F whole(F x) { return (x + ROUNDING) - ROUNDING; }
 static inline F rounded(F x, float low, float high) { return whole(clip(x, low, high)); }
 
-// The sum over the groups of each block, in all of its lanes, added up in their order.
+// The sum over the groups of each block, added in order and written to all of the block's lanes.
 static inline F over_block(F x, int groups) {
     if (groups == 1) return x;
     float sum = 0, next = 0;
@@ -136,7 +137,7 @@ static struct sums chosen(I which, struct sums a, struct sums b) {
                          either(which, a.along, b.along)};
 }
 
-// scales.py
+// group_scales.py
 static F fitted(const struct grid * g, const struct tile * t, F * the_least, struct sums * the_sums) {
     F low = t->x[0], high = t->x[0], span, found = all(0), error_found = all(0), least_found = all(0);
     for (int i = 1; i < g->size; ++i) {
@@ -167,7 +168,7 @@ static F fitted(const struct grid * g, const struct tile * t, F * the_least, str
     return found;
 }
 
-// superblocks.py: d and m in all lanes of a block.
+// superblock_scales.py, with d and m in all lanes of a block.
 struct steps {
     F d, m, scales, mins;
 };
@@ -255,9 +256,8 @@ static struct steps improved(const struct grid * g, const struct tile * t, struc
     return refitted(g, t, p, s);
 }
 
-// Sixteen rows of sixteen turned over: lane i of row j becomes lane j of row i. Turned in registers, and not fetched lane
-// by lane, since 2026-11-22: with halves made by the CPU, Q8_0 takes 2.4 ns a weight instead of 3.1, Q6_K 6.4 instead of
-// 9.1 (AVX-512, one busy core); with sums in vectors of a register's width, Q4_K on AVX2 25 instead of 109.
+// Transposes sixteen rows of sixteen: lane i of row j becomes lane j of row i. Done in registers, which is faster than
+// reading lane by lane.
 static inline void turn(F rows[LANES]) {
 #if !defined(__AVX512F__)
     float * at = (float *)rows;
@@ -282,11 +282,11 @@ static inline void turn(F rows[LANES]) {
 #endif
 }
 
-// The tile that begins with `group`: past the last group its lanes hold that one again.
+// Reads the tile that begins with `group`; lanes after the last group repeat that group.
 static void gather(const struct grid * g, struct tile * t, const float * x, const float * w, int64_t group,
                    int64_t groups, int64_t period) {
     const int size = g->size;
-    int64_t own[LANES], beside[LANES], column = group % period;  // of each lane, among the values and the weights
+    int64_t own[LANES], beside[LANES], column = group % period;  // offsets of each lane's values and weights
     for (int lane = 0; lane < LANES; ++lane) {
         if (lane && group + lane < groups) column = column + 1 == period ? 0 : column + 1;
         own[lane] = (group + lane < groups ? group + lane : groups - 1) * size;
@@ -320,8 +320,8 @@ static void gather(const struct grid * g, struct tile * t, const float * x, cons
     t->bottom = clip(t->along / t->weight, -LARGE, g->most);
 }
 
-// Values x [blocks, groups of a block, size] with weights w, whose rows begin anew after `period` groups. Written: levels
-// of the same shape, d and m [blocks], scales and mins [blocks, groups of a block].
+// Searches scales for values x [blocks, groups of a block, size] with weights w, which repeat after `period` groups.
+// Outputs: levels of the shape of x, d and m [blocks], scales and mins [blocks, groups of a block].
 EXPORT void llmcli_search(const struct grid * g, const float * x, const float * w, int64_t blocks, int64_t period,
                           int16_t * levels, float * d, float * m, int16_t * scales, int16_t * mins) {
     const int64_t groups = blocks * g->groups;

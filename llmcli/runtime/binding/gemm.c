@@ -1,15 +1,16 @@
-// Products of several rows with quantized weights, in bfloat16: a backend of ggml's kind (ggml-backend-impl.h), to
-// which its scheduler gives such products as it gives them to BLAS. scripts/llama.cmake builds it into libggml-cpu;
-// llmcli/runtime/binding/gemm.py registers it and says from how many rows on it is asked.
+// Products of several rows with quantized weights, in bfloat16: a ggml backend (ggml-backend-impl.h) to which its
+// scheduler assigns such products as it does to BLAS. scripts/build/llama.cmake builds it into libggml-cpu; gemm.py
+// registers it and sets the number of rows from which it is used.
 //
-// ggml multiplies the old types (Q4_0 ... Q8_0) one row with another, which does for one row and is dear for many.
-// Here a thread decodes BLOCK rows of weights to bfloat16 once, and all rows of inputs pass by. Both keep eight bits;
-// ggml's inputs keep as many of the largest of their 32. k-quants stay ggml's: it has tiles of integers for them.
+// ggml multiplies the legacy types (Q4_0 ... Q8_0) row by row, which is slow for many rows. Here a thread decodes BLOCK
+// rows of weights to bfloat16 once and multiplies them with all rows of inputs. Weights and inputs keep eight bits of
+// precision; ggml's inputs keep eight bits relative to the largest of each 32. k-quants are left to ggml, which has
+// integer tiles for them.
 //
-// AVX512_BF16 adds up pairs of products, each element of a vector its own. So inputs lie in strips: for each pair of
-// columns STRIP rows side by side, and a weight stays one number for all. Up to FEWEST rows lie as they are, and
-// their sums are added up across vectors at the end. Either way a row's sum has the same order whatever its neighbours
-// and however many threads there are.
+// AVX512_BF16 adds pairs of products in each element of a vector. Inputs are therefore packed in strips: for each pair
+// of columns STRIP rows side by side, all multiplied by the same weight. Up to FEWEST rows are not packed, and their
+// sums are reduced across vectors at the end. In both cases the order of a row's sum is independent of other rows and
+// of the number of threads.
 #define EXPORT __attribute__((visibility("default")))
 
 #if defined(__AVX512BF16__) && defined(__F16C__) && defined(_OPENMP)
@@ -22,14 +23,14 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
-#define STRIP 16   // rows of inputs in a whole vector
-#define STRIPS 3   // of a tile: with ACROSS, 24 of 32 registers are sums
-#define ACROSS 8   // rows of weights of a tile
-#define FEWEST 8   // rows of inputs up to which there are no strips
-#define BLOCK 32   // rows of weights that a thread decodes at a time: they stay in its cache
+#define STRIP 16   // rows of inputs in a vector
+#define STRIPS 3   // strips in a tile: with ACROSS, 24 of 32 registers are sums
+#define ACROSS 8   // rows of weights in a tile
+#define FEWEST 8   // most rows of inputs that are not packed into strips
+#define BLOCK 32   // rows of weights that a thread decodes at a time, so that they stay in its cache
 #define NEVER (1 << 30)
 
-// ---- from blocks to bfloat16; layouts are those of ggml-common.h
+// ---- from blocks to bfloat16; layouts as in ggml-common.h
 
 static inline __m512 half(const uint8_t * at) {
     uint16_t bits;
@@ -79,8 +80,8 @@ static inline __m512bh q8_0(const uint8_t * at) {
     return pairs_of(d * floats(_mm512_cvtepi8_epi32(first), 0), d * floats(_mm512_cvtepi8_epi32(second), 0));
 }
 
-// Of each type: a row of weights as bfloat16, and its products with up to 4 or 8 rows of inputs, [.., columns] of
-// bfloat16. For so few it is dearer to put weights down and fetch them again than to decode them beside the sums.
+// For each type: a row of weights as bfloat16, and its products with up to 4 or 8 rows of inputs [.., columns] of
+// bfloat16. For so few rows storing and reloading decoded weights costs more than decoding them beside the sums.
 #define EACH(TYPE, BYTES)                                                                                          \
     static void TYPE##_row(const uint8_t * at, uint32_t * out, int64_t columns) {                                  \
         for (int64_t i = 0; i < columns; i += 32, at += BYTES, out += 16) {                                        \
@@ -114,7 +115,7 @@ typedef struct {
     void (*row)(const uint8_t * blocks, uint32_t * out, int64_t columns);
     void (*four)(const uint8_t * blocks, const uint32_t * inputs, int64_t columns, float * sums);
     void (*eight)(const uint8_t * blocks, const uint32_t * inputs, int64_t columns, float * sums);
-    int rows;  // from so many on it is quicker than ggml; on two cores of an EPYC (Zen 4), 2026-11-23
+    int rows;  // fewest rows for which it is faster than ggml
 } Kind;
 
 static Kind kind(enum ggml_type type) {
@@ -130,7 +131,7 @@ static Kind kind(enum ggml_type type) {
 
 // ---- products
 
-// Rows of inputs as bfloat16, one after the other; those beyond `count` are 0.
+// Converts rows of inputs to bfloat16, one after another; rows beyond `count` are 0.
 static void lay(const float * rows, int64_t count, int64_t columns, int64_t most, uint32_t * out) {
     for (int64_t i = 0; i < count * columns; i += 32) {
         const __m512bh both = pairs_of(_mm512_loadu_ps(rows + i), _mm512_loadu_ps(rows + i + 16));
@@ -139,7 +140,7 @@ static void lay(const float * rows, int64_t count, int64_t columns, int64_t most
     memset(out + count * columns / 2, 0, (most - count) * columns * 2);
 }
 
-// A strip of them: of each pair of columns STRIP rows, those beyond `count` are 0.
+// Packs a strip: STRIP rows for each pair of columns; rows beyond `count` are 0.
 static void pack(const float * rows, int count, int64_t columns, uint32_t * out) {
     for (int r = count; r < STRIP; r++)
         for (int64_t p = 0; p < columns / 2; p++) out[p * STRIP + r] = 0;
@@ -154,7 +155,7 @@ static void pack(const float * rows, int count, int64_t columns, uint32_t * out)
     }
 }
 
-// Sums of N strips of inputs with as many rows of weights: `rows` and `across` of them are wanted.
+// Sums of N strips of inputs with ACROSS rows of weights; only `rows` and `across` of them are written.
 #define TILE(NAME, N)                                                                                                \
     static void NAME(                                                                                                \
         const uint32_t * inputs, int64_t pairs, const uint32_t * weights, float * out, int64_t stride, int64_t rows, \
@@ -212,7 +213,7 @@ static void * grown(Buffer * buffer, size_t size) {
 
 static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
-// Sums of `rows` inputs, laid, with `count` rows of weights from `first` on; out [rows, height].
+// Sums of `rows` unpacked inputs with `count` rows of weights from `first` on; out [rows, height].
 static void few(const uint32_t * laid, int64_t rows, const Weights * of, int64_t first, int64_t count, float * out) {
     float sums[FEWEST];
     for (int64_t j = first; j < first + count; j++) {
@@ -221,7 +222,7 @@ static void few(const uint32_t * laid, int64_t rows, const Weights * of, int64_t
     }
 }
 
-// The same of many, packed; `decoded` is room for BLOCK rows of weights.
+// The same for packed inputs; `decoded` is space for BLOCK rows of weights.
 static void many(
     const uint32_t * packed, int64_t rows, const Weights * of, int64_t first, int64_t count, uint32_t * decoded,
     float * out
@@ -238,7 +239,7 @@ static void many(
     }
 }
 
-// inputs [rows, columns], weights [height, columns] -> out [rows, height]; false where there is no memory.
+// inputs [rows, columns], weights [height, columns] -> out [rows, height]; false if out of memory.
 static bool product(Work * work, Weights of, const float * inputs, int64_t rows, float * out) {
     const int64_t strips = (rows + STRIP - 1) / STRIP, blocks = (of.height + BLOCK - 1) / BLOCK, pairs = of.columns / 2;
     const size_t each = BLOCK * pairs * sizeof(uint32_t);
@@ -246,7 +247,7 @@ static bool product(Work * work, Weights of, const float * inputs, int64_t rows,
     uint8_t * buffers = grown(&work->weights, each * work->threads);
     if (!ready || !buffers) return false;
     if (rows <= FEWEST) lay(inputs, rows, of.columns, FEWEST, ready);
-    atomic_long next = 0;  // a core that others want, too, takes fewer blocks
+    atomic_long next = 0;  // blocks are taken one by one: a busy core takes fewer
 #pragma omp parallel num_threads(work->threads)
     {
         uint32_t * mine = (uint32_t *)(buffers + each * omp_get_thread_num());
@@ -282,7 +283,7 @@ static void end(ggml_backend_t backend) {
 static enum ggml_status compute(ggml_backend_t backend, struct ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; i++) {
         const struct ggml_tensor * node = graph->nodes[i], * weights = node->src[0], * inputs = node->src[1];
-        if (node->op != GGML_OP_MUL_MAT || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;  // the others are views
+        if (node->op != GGML_OP_MUL_MAT || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;  // others are views
         const Weights of = {kind(weights->type), weights->data, weights->nb[1], weights->ne[0], weights->ne[1]};
         const bool made = product(backend->context, of, inputs->data, ggml_nrows(inputs), node->data);
         if (!made) return GGML_STATUS_ALLOC_FAILED;
@@ -376,10 +377,10 @@ ggml_backend_reg_t llmcli_gemm(void) {
     return &registry;
 }
 
-// Products of fewer rows stay ggml's; 0: all do.
+// Leaves products of fewer rows to ggml; 0 leaves all to it.
 void llmcli_gemm_from(int rows) { from_rows = rows > 0 ? rows : NEVER; }
 
-// One product by itself: 1, or 0 where there is none of this type.
+// Computes one product; returns 1, or 0 if the type is not supported or memory is out.
 int llmcli_gemm_product(
     int type, const void * weights, int64_t height, int64_t columns, const float * inputs, int64_t rows, int threads,
     float * out

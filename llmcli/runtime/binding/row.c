@@ -1,31 +1,31 @@
-// One look at a row of logits: the sum of its exponentials, for log-probabilities, and the largest of each of its
-// strands, in which the likeliest tokens stand. Behind a forward pass a row comes from far away, and so does every line
-// of code: whoever looks twice fetches twice. scripts/llama.cmake builds it into libggml-base;
-// llmcli/runtime/binding/look.py calls it. Infinities and NaN matter: not for -ffast-math.
+// One pass over a row of logits: the sum of its exponentials, for log-probabilities, and the maximum of each strand,
+// which narrows the search for the likeliest tokens. After a forward pass the row is not in the nearest caches, so a
+// second pass would fetch it again. scripts/build/llama.cmake builds it into libggml-base; row_scan.py calls it.
+// Infinities and NaN are handled, so it must not be compiled with -ffast-math.
 //
-// A strand is one lane of PIECE vectors that follow one another, so that its largest is found in a register and the
-// few that are read again lie together: with the columns of a table of 4,096 across (llmcli/runtime/ranked.py), which
-// numpy finds fastest, the forty likeliest of 262,144 are sought in 2,560 cache lines, here in 640.
+// A strand is one lane of PIECE consecutive vectors, so that its maximum is computed in a register and the values that
+// are read again are close together: the forty likeliest of 262,144 tokens are in 640 cache lines, in 2,560 if strands
+// were the columns of a table of 4,096 columns, which is fastest in numpy (ranked.py).
 #include <stdbool.h>
 
 #include "../../../quant/lanes.h"
 
 #define PIECE 16      // vectors
-#define AHEAD 1024    // logits that are fetched before they are needed
-#define MOST_FEW 256  // of llmcli/runtime/binding/sampler.py
+#define AHEAD 1024    // prefetch distance in logits
+#define MOST_FEW 256  // as in sampler.py
 
 typedef double D __attribute__((vector_size(8 * LANES)));
 
 static inline F least_of_all(void) { return all(-__builtin_inff()); }
 
-// e^x within 2 ulp; 0 or nearly so where that is no normal float, infinite or NaN where it is too large, of NaN NaN.
+// e^x within 2 ulp; about 0 where it would be subnormal, infinite or NaN where it is too large, NaN for NaN.
 #if defined(__AVX512F__)
-// 2^k 2^r with |r| <= 1/2, where a polynomial of the sixth degree does (minimax). Nine of its steps are multiply-adds.
+// 2^k 2^r with |r| <= 1/2, where a minimax polynomial of degree six suffices. Nine of its steps are multiply-adds.
 static inline F exponential(F x) {
     x = larger(all(-150.f), x);
-    const F shifted = x * 1.442695022f + 12582912.f;  // a float that is large enough has no fraction
+    const F shifted = x * 1.442695022f + 12582912.f;  // a float this large has no fraction
     const F k = shifted - 12582912.f;
-    const F r = x * 1.925962989e-8f + (x * 1.442695022f - k);  // exact, as products are within a multiply-add
+    const F r = x * 1.925962989e-8f + (x * 1.442695022f - k);  // exact, because multiply-adds do not round products
     F p = all(1.534581200e-4f);
     p = p * r + 1.339993122e-3f;
     p = p * r + 9.618488957e-3f;
@@ -53,7 +53,7 @@ static inline F exponential(F x) {
 }
 #endif
 
-// Vector `at` of a row of `count`, filled up at its end with what is impossible.
+// Vector `at` of a row of `count` logits, padded with -infinity.
 static inline F part(const float * x, int64_t count, int64_t at) {
     if ((at + 1) * LANES <= count) return load(x + at * LANES);
     F out = least_of_all();
@@ -61,13 +61,13 @@ static inline F part(const float * x, int64_t count, int64_t at) {
     return out;
 }
 
-// Sums and strands, or one of them; `vectors` of this piece.
+// Sums and strand maxima of `vectors` vectors, or the maxima alone.
 __attribute__((always_inline)) static inline void piece(const float * x, int64_t count, int64_t first, int vectors,
                                                         float near, const int sums, D * total, F * most) {
     F even = {0}, odd = {0}, top = least_of_all();
     for (int i = 0; i + 2 <= vectors; i += 2) {
         const F a = part(x, count, first + i), b = part(x, count, first + i + 1);
-        __builtin_prefetch(x + (first + i) * LANES + AHEAD);  // beyond the end it does nothing
+        __builtin_prefetch(x + (first + i) * LANES + AHEAD);  // harmless past the end
         if (LANES == 16) __builtin_prefetch(x + (first + i + 1) * LANES + AHEAD);
         top = larger(top, larger(a, b));
         if (sums) {
@@ -104,19 +104,20 @@ __attribute__((always_inline)) static inline double look(const float * x, int64_
     return sum;
 }
 
-// How many floats the largest of the strands of `count` logits are.
+// Number of strand maxima of `count` logits.
 EXPORT int64_t llmcli_strands(int64_t count) { return pieces(count) * LANES; }
 
-// The sum of e^(x - near) over `count` logits; no number where one of them is none. Where `largest` is given it gets the
-// largest of each strand, of which NaN says nothing.
+// The sum of e^(x - near) over `count` logits; NaN if one of them is NaN. If `largest` is given, the maximum of each
+// strand is written to it, ignoring NaN.
 EXPORT double llmcli_look(const float * x, int64_t count, float near, float * largest) {
     return largest ? look(x, count, near, 1, largest) : look(x, count, near, 1, NULL);
 }
 
-// The largest logit of each strand, without the sum.
+// The maximum of each strand, without the sum.
 static void strands(const float * x, int64_t count, float * largest) { look(x, count, 0, 0, largest); }
 
-// The first of the largest logits; -1 where none is possible. `largest` are the strands', or room for them.
+// The index of the first largest logit; -1 if all are -infinity. `largest` are the strand maxima if `known`, else
+// space for them.
 EXPORT int64_t llmcli_likeliest(const float * x, int64_t count, float * largest, int known) {
     if (!known) strands(x, count, largest);
     const int64_t size = llmcli_strands(count);
@@ -146,7 +147,7 @@ struct candidates {  // llama_token_data_array
     bool sorted;
 };
 
-// Puts heap[at] where it belongs, the smallest being first.
+// Moves heap[at] down to its position in the min-heap.
 static void sink(float * heap, int64_t size, int64_t at) {
     const float value = heap[at];
     for (int64_t child; (child = 2 * at + 1) < size; at = child) {
@@ -157,7 +158,7 @@ static void sink(float * heap, int64_t size, int64_t at) {
     heap[at] = value;
 }
 
-// What at least `few` of the strands reach; -inf where not as many have possible ones.
+// The `few`-th largest strand maximum; -infinity if fewer strands have a finite one.
 static float floor_of(const float * largest, int64_t size, int64_t few) {
     float heap[MOST_FEW];
     for (int64_t i = 0; i < few; ++i) heap[i] = -__builtin_inff();
@@ -172,8 +173,8 @@ static float floor_of(const float * largest, int64_t size, int64_t few) {
     return heap[0];
 }
 
-// The `few` likeliest of a row and those of the others that reach the `few`-th of the strands' largest, in the order of
-// their ids, and how many they are; 0 where that is too many, or where not as many strands have possible ones.
+// Writes all logits of a row that reach the `few`-th largest strand maximum, which include the `few` likeliest, in the
+// order of their ids. Returns their number; 0 if `out` is too small or fewer strands have a finite maximum.
 EXPORT int64_t llmcli_few(const float * x, int64_t count, float * largest, int known, int64_t few,
                           struct candidate * out, int64_t room) {
     const int64_t size = llmcli_strands(count);
@@ -198,8 +199,8 @@ EXPORT int64_t llmcli_few(const float * x, int64_t count, float * largest, int k
     return found;
 }
 
-// What `apply` (llama_sampler_apply) lets the samplers `chain` take of these: its id; -1 where there are none of them,
-// -2 where the samplers took none.
+// Applies the samplers `chain` to these candidates by `apply` (llama_sampler_apply). Returns the id of the chosen
+// token; -1 if there are no candidates, -2 if the samplers chose none.
 EXPORT int64_t llmcli_draw(const float * x, int64_t count, float * largest, int known, int64_t few,
                            struct candidate * table, int64_t room,
                            void (*apply)(void * chain, struct candidates * candidates), void * chain) {
