@@ -42,9 +42,9 @@ READ = 1 << 30  # record numbers of mixes begin here, above all others
 class Wish:
     """The request of an allocation.
 
-    `planned` returns the plan of a mix, `plain` the plan without method and importance. `steered`:
-    what determines the bytes besides the types; `reading`: the text to measure on, `text` its
-    digest; `spare`: bytes of folds and certificate, which no plan contains.
+    `build_plan`: returns the plan of a mix; `build_plain_plan`: without method and importance.
+    `provenance`: what determines the bytes besides the types; `text_digest`: digest of the probe
+    text; `spare_bytes`: bytes of folds and certificate, which no plan contains.
     """
 
     source: "Source"
@@ -61,7 +61,7 @@ class Wish:
 class Outcome:
     """The result of an allocation: the types, the sensitivities, and the mixes that were tried.
 
-    `expected`: sum of the measured divergences, None if nothing was measured.
+    `expected_kld`: sum of the measured divergences, None if nothing was measured.
     """
 
     mix: Mapping[str, str]

@@ -47,8 +47,8 @@ def check(source: "Source", hint: str = "name a model that has its tokenizer") -
 
 
 def room(wanted: dict[Path, int]) -> None:
-    """Raise UserError if there is too little disk space for `wanted`: bytes by folder, summed per
-    disk.
+    """Raise UserError if a disk has too little space. `bytes_by_folder`: needed bytes; folders of
+    one disk are added up.
     """
     disks: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in wanted.items():

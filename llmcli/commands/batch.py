@@ -194,8 +194,8 @@ def carry_on(
 ) -> None:
     """Run a batch, or resume it from its journal, and write the output file.
 
-    `batch`: id of the batch; `answer`: answers the missing lines; `work`: counts the tokens. Raises
-    typer.Exit if the run was stopped or lines have no answer.
+    `batch_id` identifies the batch; `answer_missing` answers the missing lines; `counts` has the
+    number of tokens. Raises typer.Exit if the run was stopped or lines have no answer.
     """
     from llmcli.serve.batch.job import failed
 
@@ -302,7 +302,7 @@ def _print_summary(
 ) -> None:
     """Print the summary of a batch.
 
-    `failed`: number of lines without an answer, None if the run was stopped; `ended`: lines that
+    `failed`: number of lines without an answer, None if the run was stopped; `totals`: lines that
     were finished before, whether all were, and the elapsed seconds.
     """
     out, count, (resumed, present, seconds) = journal.out, journal.count, ended

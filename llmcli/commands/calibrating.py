@@ -48,7 +48,8 @@ class Wish:
     """The request of one calibration.
 
     `model` reads `text`; mean squares are written to `out`, second moments to `moments` if it is
-    set. `memory`: bytes that second moments may use; `weights`: collect only for these weights.
+    set. `memory_bytes`: bytes that second moments may use; `weights`: collect only for these
+    weights.
     """
 
     model: Side
@@ -66,8 +67,8 @@ class Wish:
 class Outcome:
     """The result of a calibration.
 
-    `passes` over the text, `resumed` chunks (summed over passes) that an earlier run had read,
-    `held`: peak bytes of second moments.
+    `resumed_chunks`: chunks that an earlier run had read, summed over the passes; `peak_bytes`:
+    largest size of the second moments in memory.
     """
 
     sums: Sums

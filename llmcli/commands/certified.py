@@ -166,8 +166,8 @@ def part(value: float | None) -> str:
 
 
 def doubts(header: "Header", found: Certificate, whole: bool, ui: "UI") -> tuple[str, ...]:
-    """Return the mismatches of a file and its certificate; `whole` reads all bytes, with a progress
-    bar.
+    """Return the mismatches of a file and its certificate; `all_bytes` reads all bytes, with a
+    progress bar.
     """
     if not whole:
         return certificate.doubts(header, found)

@@ -104,8 +104,8 @@ def certify(
 ) -> "tuple[Report | None, Certified | None]":
     """Verify the written file, if requested; return the updated report and the certificate.
 
-    `told`: JSON fields of the plan's mix, which name a text that the types were chosen by. Raises
-    UserError.
+    `mix_fields`: JSON fields of the plan's mix, which name a text that the types were chosen by.
+    Raises UserError.
     """
     from llmcli.commands import certified
 

@@ -211,7 +211,7 @@ def _open_chat(
 ) -> Iterator["Talk"]:
     """Open the model and the chat session.
 
-    Typed options override the alias's settings, which override the defaults. With `talks`,
+    Typed options override the alias's settings, which override the defaults. With `is_chat`,
     sequences for branches are reserved. Raises UserError.
     """
     from llmcli.chat.knobs import find

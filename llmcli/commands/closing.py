@@ -63,7 +63,7 @@ def _thin(plan: "Plan", ui: UI) -> None:
     """Print a note if the second moments have too few rows.
 
     Moments with fewer rows than columns cannot be inverted without damping, which reduces the gain;
-    up to `ENOUGH` rows per column a longer text still helps.
+    up to `MIN_ROWS_PER_COLUMN` rows per column a longer text still helps.
     """
     if plan.moments is None or plan.method.needs != "moments":
         return
@@ -99,8 +99,8 @@ def close(
 ) -> None:
     """Print the closing table, or the JSON document under --json.
 
-    `report`: None for a dry run; `found`: the certificate that --verify wrote; `told`: additional
-    JSON fields.
+    `report`: None for a dry run; `certified_file`: the certificate that --verify wrote;
+    `extra_fields`: additional JSON fields.
     """
     from llmcli.commands import certified
     from quant.quantize import tally

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def tell(told: "Told", how: tuple[Path | None, bool | None], ui: "UI") -> None:
-    """Print the comparison, then its charts; `how` holds the values of --report and --chart."""
+    """Print the comparison, then its charts."""
     if ui.json:
         ui.result(comparing.document(told))
     else:

@@ -50,7 +50,7 @@ class Named:
 
     @property
     def words(self) -> str:
-        """Name and settings."""
+        """The name and the settings."""
         return f"{self.name} {self.own}".strip()
 
 
@@ -58,8 +58,8 @@ class Named:
 class Told:
     """All comparisons of one command.
 
-    `interleaved`: False for saved runs. `differing`: by test, the fields in which two saved runs
-    differ.
+    `is_interleaved`: False for saved runs. `differences`: by test, the fields in which two saved
+    runs differ.
     """
 
     a: Named
@@ -144,7 +144,7 @@ def tests(
 def settled(
     wanted: Sequence[Test], both: Mapping[str, str | None], flag: str, own: str
 ) -> list[Test]:
-    """Return the tests with the settings of both sides, and those in `own`, the text that followed
+    """Return the tests with the shared settings and those of one side, the text that followed
     `flag`.
 
     Raises UserError or UsageError.

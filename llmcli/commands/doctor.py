@@ -1,4 +1,4 @@
-"""`llmcli doctor`: prints what hardware/checkup.py finds out about the machine and the build."""
+"""`llmcli doctor`: prints versions, devices, memory, stored files and problems of this machine."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

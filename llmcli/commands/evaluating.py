@@ -50,8 +50,8 @@ OTHERS = {
 class Wish:
     """What to evaluate: a model, optionally its base or saved base logits, and how.
 
-    `words`: the text, None if the file of base logits contains it. `quiet`: do not mention other
-    evaluations of the same model.
+    `text` is None if the file of base logits contains it. `quiet`: do not mention other evaluations
+    of the same model.
     """
 
     model: Side
@@ -68,8 +68,9 @@ class Wish:
 class Outcome:
     """The result of an evaluation.
 
-    `tokens`: length of the text; `chunks` of `n_ctx` tokens were scored, `resumed` of them by an
-    earlier run. `klds`: mean divergence of each chunk, for paired comparisons of two files.
+    `tokens`: length of the text; `chunks`: scored chunks of `n_ctx` tokens; `resumed_chunks`: those
+    that an earlier run had scored; `chunk_klds`: mean divergence of each chunk, for paired
+    comparisons of two files.
     """
 
     quality: Quality

@@ -1,7 +1,7 @@
 """The largest file that runs in the free memory: plans headers of mixes, without writing or reading
 weights.
 
-Whether a file fits is decided as in llmcli plan (hardware/plan.py), with chat's default context.
+Whether a file fits is decided as by `llmcli plan`, with chat's default context.
 """
 
 import os
@@ -25,7 +25,7 @@ def largest(
 ) -> int:
     """Return the bytes of the largest file from this menu that fits.
 
-    `planned`: returns the plan of a mix; `path`: scratch file. Raises UserError if no file fits.
+    `build_plan`: returns the plan of a mix; `path`: scratch file. Raises UserError if no file fits.
     """
     fitting_bytes, limit_bytes = (size + fixed for size in reach(menu))
 

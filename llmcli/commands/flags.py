@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmcli.runtime.search import Search
 
 META = "llmcli.flags"
-NEWEST = "last"  # the name that `chat --resume` gives the newest session (chat/shelf.py)
+NEWEST = "last"  # the name that `chat --resume` gives the newest session
 MOST_BYTES = 1 << 26  # largest text file that is read whole
 MOST_SAMPLES = 256  # llama.cpp's maximum number of sequences
 ON_FULL = ("stop", "shift", "sinks")
@@ -453,12 +453,12 @@ def _alone(typed: Mapping[str, Any], search: "Search") -> None:
 
 
 def proper(what: str, text: str) -> None:
-    """Raise UserError if `text`, an argument named `what`, is not UTF-8."""
+    """Raise UserError if `text`, an argument named `label`, is not UTF-8."""
     decoded(text.encode("utf-8", "surrogateescape"), what)
 
 
 def template_text(given: str) -> str:
-    """Return the Jinja text that --chat-template names: a file's content, or `given` itself.
+    """Return the Jinja text that --chat-template names: a file's content, or `file_or_text` itself.
 
     Raises UserError if it is neither.
     """

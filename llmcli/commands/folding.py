@@ -27,7 +27,7 @@ Fold = Annotated[
 
 
 def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
-    """Return the plan with the folds that `text` requests; the plan itself if there are none.
+    """Return the plan with the requested folds; the plan itself if there are none.
 
     Raises UserError.
     """

@@ -78,8 +78,8 @@ class Point:
 class Wish:
     """The plans of one source to compare, and how.
 
-    `text`: content and name. `seconds`: measuring time of each speed test, 0 for no tests. `keep`:
-    folder for the files, None if they are removed.
+    `text`: content and name. `seconds`: measuring time of each speed test, 0 for no tests.
+    `keep_folder`: folder for the files, None if they are removed.
     """
 
     source: "Source"
@@ -165,7 +165,7 @@ def dominated(points: Sequence[Point]) -> dict[str, str]:
 
 
 def _beats(one: Point, other: Point) -> bool:
-    """Return whether `one` dominates `other`."""
+    """Return whether `first` dominates `second`."""
     nearer, error = _advantage(one, other)
     if (
         one.nbytes > other.nbytes
@@ -179,8 +179,8 @@ def _beats(one: Point, other: Point) -> bool:
 
 
 def _advantage(one: Point, other: Point) -> tuple[float, float]:
-    """Return how much nearer to the base `one` is than `other`, and the standard error over their
-    common chunks.
+    """Return how much nearer to the base `first` is than `second`, and the standard error over
+    their common chunks.
     """
     differences = [theirs - mine for mine, theirs in zip(one.klds, other.klds, strict=True)]
     mean_difference = fmean(differences)

@@ -34,10 +34,11 @@ UBATCH = 512
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Which statistics of a source are needed: second `moments`, or only mean squares.
+    """The statistics of a source that are needed: second moments (`needs_moments`), or only mean
+    squares.
 
-    `why`: the flag that needs them, for messages. `text`: files to read, empty for the built-in
-    text; `chunks`: how many chunks are read, None for all.
+    `reason`: the flag that needs them, for messages. `text_files`: files to read, empty for the
+    built-in text; `max_chunks`: chunks to read, None for all.
     """
 
     source: "Source"
@@ -52,7 +53,7 @@ class Wish:
 def gathered(
     request: Wish, sums: Imatrix | None, config: "Config", ui: "UI"
 ) -> tuple[Imatrix | None, Moments | None]:
-    """Return the user's `sums` and the collected second moments; without moments, the collected
+    """Return the user's imatrix and the collected second moments; without moments, the collected
     imatrix.
 
     With `dry_run` nothing is collected. Raises UserError.

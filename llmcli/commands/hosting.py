@@ -18,7 +18,7 @@ PARALLEL = 4  # answers at once by default, as in llama-server
 GAP = 0.5  # longest delay in seconds that a prompt may cause to another request's next token
 # cells that finished answers may keep in the cache while others run; the rest is offloaded
 IDLE_CELLS = 0
-# Prompt rows from which decodes on a CPU leave the pool while a prompt is computed (passes.py).
+# prompt rows from which decodes on a CPU leave the pool while the prompt is computed
 ASIDE = 64
 # options of a person at a terminal, which a server refuses: name -> (spelling, hint)
 PERSONAL = {
@@ -61,9 +61,9 @@ def host(
 ) -> "Iterator[Hosted]":
     """Open `ref` for `parallel` answers at once, with more sequences if prefixes can be cached.
 
-    `apart`: another thread computes. `gap`: longest delay of a token in seconds; None if nobody
-    waits for tokens, so that prompt passes are as long as possible. `private`: requests share no
-    cached prefix. Planning and fit checks are those of chat.
+    `on_other_thread`: another thread computes. `max_gap_seconds`: longest delay of a token in
+    seconds; None if nobody waits for tokens, so that prompt passes are as long as possible.
+    `is_private`: requests share no cached prefix. Planning and fit checks are those of chat.
 
     Raises UserError, and UsageError for options that do not apply.
     """

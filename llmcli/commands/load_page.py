@@ -31,7 +31,7 @@ def tell(
     how: tuple[Path | None, bool | None],
     ui: "UI",
 ) -> None:
-    """Print the results, then their charts; `how` holds the values of --report and --chart."""
+    """Print the results, then their charts."""
     if form == "md":
         _print_tables(result, rules, ui)
     elif form == "json":

@@ -114,83 +114,83 @@ class Result:
 
 
 def run(
-    a: str, b: str | None, given: Given, form: str, how: tuple[Path | None, bool | None]
+    a: str, b: str | None, request: Given, form: str, how: tuple[Path | None, bool | None]
 ) -> None:
     """Measure, save to the history, and print. Raises UserError or UsageError."""
     if form not in told.FORMATS:
         raise UsageError(f"-o {form!r} is unknown", hint=f"-o takes: {' '.join(told.FORMATS)}")
     # a mistake in the options is reported before anything is measured
-    loads, promise = _loads(given), given.promise
-    rules = _rules(given) if given.find_max else None
-    _check([name for name in (a, b) if name], rules, given)
+    loads, promise = _loads(request), request.promise
+    rules = _rules(request) if request.find_max else None
+    _check([name for name in (a, b) if name], rules, request)
     config = configuration.load()
-    config = replace(config, offline=config.offline or given.offline)
+    config = replace(config, offline=config.offline or request.offline)
     ui = UI(json=form != "md", color=config.color)
-    body = _body(given.body)
+    body = _body(request.body)
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(_server(name, given, body, config, ui)) for name in (a, b) if name
+            stack.enter_context(_server(name, request, body, config, ui)) for name in (a, b) if name
         ]
-        if given.mix in mixes.mixes() and not given.shared:
+        if request.mix in mixes.mixes() and not request.shared:
             ui.note(
                 "prompts are distinct: a prefix cache can reuse only the chat template "
                 "(--shared makes prompts share more)"
             )
-        result = asyncio.run(_measured(servers, loads, rules, given, ui))
-    if not given.no_history:
+        result = asyncio.run(_measured(servers, loads, rules, request, ui))
+    if not request.no_history:
         _keep(result, config, ui)
     load_page.tell(result, form, promise, rules, how, ui)
 
 
 async def _measured(
-    servers: Sequence[Server], loads: Sequence[Load], rules: Rules | None, given: Given, ui: UI
+    servers: Sequence[Server], loads: Sequence[Load], rules: Rules | None, request: Given, ui: UI
 ) -> Result:
     began = history.now()
     async with AsyncExitStack() as stack:
         open_ = [
-            await stack.enter_async_context(session.opened(server, given.asked))
+            await stack.enter_async_context(session.opened(server, request.asked))
             for server in servers
         ]
-        worlds = tuple(_world(one, given, began) for one in open_)
+        worlds = tuple(_world(one, request, began) for one in open_)
         if rules:
-            return Result(worlds, edges=tuple(await _edges(open_[0], rules, given, ui)))
+            return Result(worlds, edges=tuple(await _edges(open_[0], rules, request, ui)))
         if len(open_) > 1:
             return Result(
-                worlds, beside=tuple(await _beside((open_[0], open_[1]), loads, given, ui))
+                worlds, beside=tuple(await _beside((open_[0], open_[1]), loads, request, ui))
             )
-        return Result(worlds, tuple(await _points(open_[0], loads, given, ui)))
+        return Result(worlds, tuple(await _points(open_[0], loads, request, ui)))
 
 
-async def _points(one: Session, loads: Sequence[Load], given: Given, ui: UI) -> list[Figures]:
-    found, turns = [], given.repetitions or 1
-    with ui.bar(f"load {one.model}", _total(loads, given, turns), "requests") as bar:
+async def _points(one: Session, loads: Sequence[Load], request: Given, ui: UI) -> list[Figures]:
+    found, turns = [], request.repetitions or 1
+    with ui.bar(f"load {one.model}", _total(loads, request, turns), "requests") as bar:
         for at, load in enumerate(loads):
             bar.describe(f"load {one.model}: {load.name}")
             runs = [
-                await one.run(load, given.length, 1 + at * turns + turn, tick=_ticks(bar))
+                await one.run(load, request.length, 1 + at * turns + turn, tick=_ticks(bar))
                 for turn in range(turns)
             ]
-            found.append(figures(runs, given.promise))
+            found.append(figures(runs, request.promise))
     return found
 
 
 async def _beside(
-    sides: tuple[Session, Session], loads: Sequence[Load], given: Given, ui: UI
+    sides: tuple[Session, Session], loads: Sequence[Load], request: Given, ui: UI
 ) -> list[Versus]:
-    turns = given.repetitions or versus.TURNS
+    turns = request.repetitions or versus.TURNS
     with ui.bar("compare", 2 * turns * len(loads), "tests") as bar:
         return [
             await versus.versus(
-                sides, load, given.length, turns, given.promise, 1 + at * turns, _ticks(bar)
+                sides, load, request.length, turns, request.promise, 1 + at * turns, _ticks(bar)
             )
             for at, load in enumerate(loads)
         ]
 
 
-async def _edges(one: Session, rules: Rules, given: Given, ui: UI) -> list[Edge]:
-    assert given.find_max is not None
+async def _edges(one: Session, rules: Rules, request: Given, ui: UI) -> list[Edge]:
+    assert request.find_max is not None
     wanted: list[edge.Kind] = (
-        ["concurrency", "rate"] if given.find_max == "both" else [_kind(given.find_max)]
+        ["concurrency", "rate"] if request.find_max == "both" else [_kind(request.find_max)]
     )
     found: list[Edge] = []
     with ui.bar(f"search {one.model}", None, "tests") as bar:
@@ -209,26 +209,26 @@ async def _edges(one: Session, rules: Rules, given: Given, ui: UI) -> list[Edge]
 
 @contextmanager
 def _server(
-    name: str, given: Given, body: dict[str, Any], config: Config, ui: UI
+    name: str, request: Given, body: dict[str, Any], config: Config, ui: UI
 ) -> Iterator[Server]:
     """Yield a server by its address, or start one for a model. Raises UserError."""
-    key = given.api_key
-    if given.api_key_file:
-        key = _key(given.api_key_file)
+    key = request.api_key
+    if request.api_key_file:
+        key = _key(request.api_key_file)
     extra = {
         "temperature": 0,
-        **({} if given.mix not in mixes.mixes() else {"ignore_eos": True}),
+        **({} if request.mix not in mixes.mixes() else {"ignore_eos": True}),
         **body,
     }
     made = Server(
         "",
-        given.model,
+        request.model,
         key,
-        given.endpoint == "chat",
+        request.endpoint == "chat",
         extra,
-        given.cacert,
-        given.insecure,
-        given.timeout,
+        request.cacert,
+        request.insecure,
+        request.timeout,
     )
     if "://" in name:
         made = replace(made, base=clients.base(name))
@@ -236,47 +236,47 @@ def _server(
             raise UserError(f"{name} is not this machine", hint="leave out --offline")
         yield made
         return
-    with served(name, _flags(given.serve)) as url:
+    with served(name, _flags(request.serve)) as url:
         ui.note(f"{name} is served at {url} during the measurement")
         yield replace(made, base=clients.base(url))
 
 
-def _check(names: Sequence[str], rules: Rules | None, given: Given) -> None:
-    if given.endpoint not in ("chat", "completions"):
+def _check(names: Sequence[str], rules: Rules | None, request: Given) -> None:
+    if request.endpoint not in ("chat", "completions"):
         raise UsageError(
-            f"--endpoint {given.endpoint!r} is unknown",
+            f"--endpoint {request.endpoint!r} is unknown",
             hint="--endpoint takes: chat completions",
         )
-    if given.api_key and given.api_key_file:
+    if request.api_key and request.api_key_file:
         raise UsageError("two keys given", hint="leave out --api-key or --api-key-file")
-    if given.shared and given.mix not in mixes.mixes():
+    if request.shared and request.mix not in mixes.mixes():
         raise UsageError(
-            f"--shared applies to generated prompts, not to {given.mix}",
+            f"--shared applies to generated prompts, not to {request.mix}",
             hint="leave out --shared",
         )
-    if given.serve and all("://" in name for name in names):
+    if request.serve and all("://" in name for name in names):
         raise UsageError(
             f"--serve applies to a server that llmcli starts, but {names[0]} is running already",
             hint="leave out --serve",
         )
-    if given.burstiness is not None and given.arrivals != "gamma":
+    if request.burstiness is not None and request.arrivals != "gamma":
         raise UsageError(
             "--burstiness needs --arrivals gamma",
             hint="add --arrivals gamma, or leave out --burstiness",
         )
-    if given.arrivals and not (given.rate or given.find_max in ("rate", "both")):
+    if request.arrivals and not (request.rate or request.find_max in ("rate", "both")):
         raise UsageError(
             "--arrivals applies to an open loop, and none is measured", hint="add --rate 0.5,1,2"
         )
     if not rules:
-        if given.percent is not None:
+        if request.percent is not None:
             raise UsageError(
                 "--percent needs --find-max", hint="add --find-max both, or leave out --percent"
             )
         return
     if len(names) > 1:
         raise UsageError("--find-max works on one server", hint="leave out --against")
-    for flag, value in (("--concurrency", given.concurrency), ("--rate", given.rate)):
+    for flag, value in (("--concurrency", request.concurrency), ("--rate", request.rate)):
         if value:
             raise UsageError(
                 f"--find-max chooses the loads itself, so {flag} does not apply",
@@ -284,14 +284,14 @@ def _check(names: Sequence[str], rules: Rules | None, given: Given) -> None:
             )
 
 
-def _loads(given: Given) -> list[Load]:
+def _loads(request: Given) -> list[Load]:
     """Return the loads given by --concurrency and --rate. Raises UsageError or UserError."""
-    loop, users = given.open_loop, given.concurrency or ([] if given.rate else [USERS])
+    loop, users = request.open_loop, request.concurrency or ([] if request.rate else [USERS])
     closed = [
         Load("closed", count)
         for count in (grid.numbers("--concurrency", users, 1, 10_000) if users else [])
     ]
-    return closed + [replace(loop, level=rate) for rate in _rates(given.rate or [])]
+    return closed + [replace(loop, level=rate) for rate in _rates(request.rate or [])]
 
 
 def _rates(texts: Sequence[str]) -> list[float]:
@@ -309,22 +309,22 @@ def _rates(texts: Sequence[str]) -> list[float]:
     return found
 
 
-def _rules(given: Given) -> Rules:
-    if given.find_max not in KINDS:
+def _rules(request: Given) -> Rules:
+    if request.find_max not in KINDS:
         raise UsageError(
-            f"--find-max {given.find_max!r} is unknown",
+            f"--find-max {request.find_max!r} is unknown",
             hint=f"--find-max takes: {' '.join(KINDS)}",
         )
-    if given.promise is None:
+    if request.promise is None:
         raise UsageError("--find-max needs --slo", hint=slo.HINT)
-    percent, loop = PERCENT if given.percent is None else given.percent, given.open_loop
+    percent, loop = PERCENT if request.percent is None else request.percent, request.open_loop
     return Rules(
-        given.promise,
+        request.promise,
         percent / 100,
-        given.requests or edge.LEAST,
-        given.seconds,
-        given.warmup,
-        given.repetitions or search.MOST,
+        request.requests or edge.LEAST,
+        request.seconds,
+        request.warmup,
+        request.repetitions or search.MOST,
         loop.arrivals,
         loop.burstiness,
     )
@@ -373,16 +373,16 @@ def _key(path: Path) -> str:
     return lines[0]
 
 
-def _total(loads: Sequence[Load], given: Given, turns: int) -> int | None:
-    count = given.length.requests
-    return None if count is None or given.seconds else count * len(loads) * turns
+def _total(loads: Sequence[Load], request: Given, turns: int) -> int | None:
+    count = request.length.requests
+    return None if count is None or request.seconds else count * len(loads) * turns
 
 
 def _ticks(bar: Bar) -> Callable[[], None]:
     return lambda: bar.advance(1)
 
 
-def _world(one: Session, given: Given, began: str) -> told.World:
+def _world(one: Session, request: Given, began: str) -> told.World:
     server = one.client.server
     parts = urlsplit(server.base)
     where = (
@@ -391,14 +391,14 @@ def _world(one: Session, given: Given, began: str) -> told.World:
     return told.World(
         where,
         server.model,
-        given.mix,
-        given.asked.shape,
-        given.endpoint,
-        str(given.promise or ""),
+        request.mix,
+        request.asked.shape,
+        request.endpoint,
+        str(request.promise or ""),
         "http",
         host.cpu_name(),
         began,
-        given.seed,
+        request.seed,
     )
 
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Making:
     """Builds plans for one run, from a file type and type overrides.
 
-    `steered` records what else determines the bytes (method, digests, folds). `spare`: bytes that
-    the file needs in addition to the plan.
+    `provenance` records what else determines the bytes (method, digests, folds). `spare_bytes`:
+    bytes that the file needs in addition to the plan.
     """
 
     source: "Source"

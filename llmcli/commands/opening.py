@@ -32,9 +32,9 @@ class Models:
     """Opens models one after the other and keeps the current one open.
 
     The command-line options apply to every model, except `--quant` and `--chat-template`, which
-    apply only to the first. `talks`: several answers follow one another; `parallel`: answers at
-    once; `answers`: False also accepts models made for embeddings; `apart`: another thread
-    computes.
+    apply only to the first. `is_chat`: several answers follow one another; `parallel`: answers at
+    once; `must_generate`: False also accepts models made for embeddings; `on_other_thread`: another
+    thread computes.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Models:
         return self._open(self._held, ref, self.given.quant, self._template, slots)
 
     def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
-        """Open `ref`, pass it to `take`, then close the previous model; after an error the previous
+        """Open `ref`, pass it to `use`, then close the previous model; after an error the previous
         model stays open.
 
         Both models are open for a moment: the weights are memory-mapped, but both caches must fit.

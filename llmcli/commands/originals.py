@@ -24,9 +24,10 @@ KEYS = ("general.source.huggingface.repository", "general.source.repo_url", "gen
 class Original:
     """The weights that another engine can load.
 
-    `model`: a repository, a folder, or (`floats` False) a GGUF if nothing else is known; `because`:
-    how it was found; `revision`: commit of a downloaded repository. A model that is not on this
-    disk has context 0, 0 heads and no template. `settings` and `system` are from the catalog.
+    `model`: a repository, a folder, or (`is_float` False) a GGUF if nothing else is known;
+    `reason`: how it was found; `revision`: commit of a downloaded repository. A model that is not
+    on this disk has context 0, 0 heads and no template. `settings` and `system` are from the
+    catalog.
     """
 
     name: str
@@ -42,8 +43,8 @@ class Original:
 
 
 def original(ref: str, named: str | None, config: "Config", ui: "UI") -> Original:
-    """Return the float weights of `ref`; `named` is the repository or folder given by the user.
-    Raises UserError.
+    """Return the float weights of `ref`; `repository` is the repository or folder given by the
+    user. Raises UserError.
     """
     from llmcli.catalog import fetch
     from llmcli.commands.show import present

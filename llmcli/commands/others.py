@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Others:
     """What would fit besides the planned run; None is unknown, or there is no GPU.
 
-    `types`: weight bytes by device and type; `longest`: longest context by cache type, of which the
-    model supports those in `taken`; `sequences`: how many of `each` tokens fit at once;
-    `gpu_layers`: how many of `layers` fit on the GPUs.
+    `weight_bytes`: by device and type; `max_contexts`: by cache type; `supported_types`: the cache
+    types that the model supports; `max_sequences`: of `tokens_per_sequence` tokens each;
+    `gpu_layers`: layers that fit on the GPUs, of `n_layers`.
     """
 
     types: dict[str, dict[str, int]]
@@ -44,7 +44,10 @@ def look(
     there: bool,
     draft: "Planner | None" = None,
 ) -> Others:
-    """Plan all alternatives; `told` is the plan of the requested run. `there`: its file exists."""
+    """Return what would fit besides the planned run.
+
+    `memory_plan`: plan of that run; `file_exists`: False if its file is not written yet.
+    """
     from llmcli.hardware import plan as planning
 
     with planning.planner(header, options, gpu_layers, draft) as planner:

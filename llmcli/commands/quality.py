@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The result of an evaluation and its subjects. `text`: name of the text, or of the file of
-    base logits that contains it.
+    """The result of an evaluation and its subjects. `text_name`: name of the text, or of the file
+    of base logits that contains it.
     """
 
     outcome: Outcome

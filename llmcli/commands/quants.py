@@ -1,8 +1,8 @@
 """Sizes of a model in every file type: the file, the run, and whether it fits.
 
-Each type is planned with a stand-in (standing.py) without a vocabulary, because reading the
-vocabulary takes most of the time. Only the number of its tokens is kept, which determines the size
-of the logits.
+Each type is planned with a stand-in file that has no vocabulary, because reading the vocabulary
+takes most of the time. Only the number of its tokens is kept, which determines the size of the
+logits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,9 +29,9 @@ TERNARY = ("TQ1_0", "TQ2_0", "Q2_0", "Q1_0")
 class Quant:
     """The sizes of one file type.
 
-    `file`: bytes of the file; `total`: bytes that llama.cpp maps and allocates; `process`: bytes of
-    the whole process; None if unknown. `fits`: as in the memory plan. `imatrix`: the type needs an
-    importance matrix. `here`: the file has this type.
+    `total_bytes`: what llama.cpp maps and allocates; `process_bytes`: the whole process; None if
+    unknown. `fits`: as in the memory plan; `needs_imatrix`: the type needs an importance matrix;
+    `is_present`: the file has this type.
     """
 
     type: str
@@ -60,8 +60,8 @@ def quants(
 ) -> list[Quant]:
     """Return every type that this model's rows allow, the largest file first.
 
-    `told`: memory plan of the file itself. `there`: False if that file is a stand-in for one that
-    is not written yet.
+    `memory_plan`: plan of the file itself; `file_exists`: False if that file is a stand-in for one
+    that is not written yet.
     """
     from quant import quantize as road
     from quant.errors import Refusal
@@ -146,7 +146,7 @@ def _header_without_vocabulary(plan: "Plan", header: "Header") -> "Layout":
 
 
 def documents(found: Iterable[Quant], *, quantized: bool) -> list[dict[str, Any]]:
-    """Return the `quants` field of `plan --json`. `quantized`: the source is quantized, so that
+    """Return the `quants` field of `plan --json`. `is_quantized`: the source is quantized, so that
     other types would requantize it.
     """
     return [

@@ -1,4 +1,4 @@
-"""Prints the memory plan of `llmcli plan` (hardware/plan.py) as tables and lines."""
+"""Prints the memory plan of `llmcli plan` as tables and lines."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ def title(name: str, header: "Header", options: "ContextOptions", receipt: "Rece
 
 
 def table(told: "Receipt", found: "Receipt | None", ui: "UI") -> None:
-    """Print the plan line by line; with `found`, also the measured bytes and the difference."""
+    """Print the plan line by line; with `measured`, also the measured bytes and the difference."""
     several = len(told.shares) > 1
     rows: list[tuple[str, int | None, int | None]] = []
     for share in told.shares:

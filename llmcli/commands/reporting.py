@@ -45,9 +45,10 @@ def show(
 ) -> None:
     """Draw the charts and write the report page; call it after the results were printed.
 
-    `page` builds the page, at most once and only if needed. `few` builds the charts that are drawn
-    by default on a terminal, if they show more than a table. `how` holds the values of --report and
-    --chart: with --chart, all charts of the page are drawn.
+    `build_page` builds the page, at most once and only if needed. `build_default_charts` builds the
+    charts that are drawn by default on a terminal, if they show more than a table.
+    `report_and_chart` holds the values of --report and --chart: with --chart, all charts of the
+    page are drawn.
     """
     from llmcli.bench.charts import terminal
     from llmcli.bench.charts.page import html

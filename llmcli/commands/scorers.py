@@ -24,8 +24,8 @@ HELD = 4 << 30  # bytes of base logits that are buffered while the other model i
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A model file and how to run it. `options` are resolved (hardware/fit.py); their ctx_size is
-    the chunk length.
+    """A model file and how to run it. `options` are resolved; their ctx_size is the chunk
+    length.
     """
 
     header: Header
@@ -100,8 +100,9 @@ def in_turn(
     """Yield each group of chunks with the open model's scorer and the base's logits, opening the
     two models in turn.
 
-    The base computes the logits of as many groups as fit into `HELD` bytes or half of the free
-    memory; then the model is opened for these groups. This repeats until every group was yielded.
+    The base computes the logits of as many groups as fit into `MAX_BUFFERED_BYTES` or half of the
+    free memory; then the model is opened for these groups. This repeats until every group was
+    yielded.
     """
     group_size = max(map(len, groups))
     remaining = list(groups)
@@ -149,7 +150,7 @@ def tokens(side: Side, words: str) -> list[int]:
 def refuse_other(model: Side, base: Side, found: list[int], words: str) -> None:
     """Raise UserError if the base has a different vocabulary, or splits the text into other tokens.
 
-    `found` are the tokens of `words` by the model's own tokenizer.
+    `token_ids` are the tokens of `text` by the model's own tokenizer.
     """
     model_header, base_header = model.header, base.header
     difference = vocabulary.difference(model_header, base_header)

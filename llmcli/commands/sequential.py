@@ -43,7 +43,7 @@ def write(
     threads: int = 0,
     force: bool = False,
 ) -> "Report":
-    """Write a plan block by block; a finished file is handled by weights.write.
+    """Write a plan block by block; a finished file is left to write_with_progress.
 
     `request`: the statistics request with the text to read. Raises UserError.
     """

@@ -216,8 +216,8 @@ def serve(
 class Wish:
     """What to serve, as one value that can be sent to another process.
 
-    `settings`: fields of the server's settings; `every`: seconds between two updates of a stream;
-    `private`: clients share no cached prefixes.
+    `settings`: fields of the server's settings; `stream_interval_seconds`: seconds between two
+    updates of a stream; `is_private`: clients share no cached prefixes.
     """
 
     ref: str

@@ -77,7 +77,7 @@ def _load_statistics(
     config: "Config",
     ui: "UI",
 ) -> Measured:
-    """Return the user's statistics, plus those that the `wanted` methods and folds need."""
+    """Return the user's statistics, plus those that the requested methods and folds need."""
     methods, folds = wanted
     sums = imatrix.load(settings.imatrix.expanduser()) if settings.imatrix else None
     second_moments = moments.load(settings.moments.expanduser()) if settings.moments else None
@@ -101,7 +101,7 @@ def _make_builder(
 ) -> mixes.Making:
     """Return a plan builder for one method and fold.
 
-    `steered` is built as in quantize, so that both share their cached measurements.
+    The provenance is built as in quantize, so that both share their cached measurements.
     """
     inputs, has_fold = Known(*measured, None), bool(choose.parse(fold))
     steered = {"method": method, "fold": fold * has_fold, **inputs.digests}

@@ -140,8 +140,8 @@ class Sizing:
     def check(self, *, split: bool, typed: bool, wished: bool) -> None:
         """Raise UsageError for options that exclude each other.
 
-        `typed`: a file type was requested, too; `wished`: types of single tensors were requested.
-        `split`: the file is to be split.
+        `has_file_type`: a file type was requested, too; `has_overrides`: types of single tensors
+        were requested. `is_split`: the file is to be split.
         """
         size_flags = [
             flag

@@ -2,8 +2,7 @@
 
 Changing bytes of the file changes the open model, so that nothing is reloaded between two
 measurements. For this the weights stay in main memory, even with a GPU, and are not repacked.
-`Stage` satisfies the protocol of the same purpose in quant. A replaced tensor moves the logits, and
-restoring it gives the same logits to the last bit.
+`ScratchModel` implements quant's protocol for such a copy.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,8 +39,8 @@ AT_ONCE = 4  # chunks per forward pass
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The text of the measurements: its first `measured` chunks are read every time, `held_out`
-    further chunks only for validation.
+    """The text of the measurements: its first `probe_chunks` chunks are read every time, the next
+    `held_out_chunks` only for validation.
     """
 
     text: Callable[[Side], Chunks]
@@ -62,7 +61,7 @@ class Kept:
 
 
 class Stage:
-    """An open scratch copy of a model. Every measurement reads the first `measured` chunks of
+    """An open scratch copy of a model. Every measurement reads the first `probe_chunks` chunks of
     `text`.
     """
 
@@ -83,7 +82,7 @@ class Stage:
             self._kept.tops |= dict(zip(group, tops, strict=True))
 
     def put(self, name: str, first: int, rows: F32) -> None:
-        """Replace rows of a tensor, beginning at row `first`; `rows` are floats `[rows,
+        """Replace rows of a tensor, beginning at row `first_row`; `rows` are floats `[rows,
         columns]`.
         """
         tensor = self._slots[name]

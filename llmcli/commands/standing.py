@@ -32,8 +32,8 @@ FIRST, MOST = 1 << 18, 1 << 27  # bytes of a remote header that are fetched firs
 class Standing:
     """A file that llama.cpp can open in a dry run.
 
-    `lacks`: why the file cannot be loaded, or "". `quantized`: no float weights are available.
-    `sketched`: the file is a stand-in.
+    `unloadable_reason`: why the file cannot be loaded, or "". `is_quantized`: no float weights are
+    available. `is_stand_in`: the file is a stand-in.
     """
 
     name: str

@@ -34,7 +34,7 @@ TALKS = "talks.json"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text to be read. `special`: control tokens in it are parsed; `name` is stored in the
+    """A text to be read. `parses_special`: control tokens in it are parsed; `name` is stored in the
     statistics file.
     """
 
@@ -110,9 +110,10 @@ def chunks(
 ) -> tuple[Chunks, tuple[str, ...]]:
     """Return the chunks to read, shaped `[chunks, ctx_size]`, and the names of their texts.
 
-    All tokens of the texts are concatenated and cut into chunks, as llama-imatrix does. `most`
-    limits the number of chunks; with a `seed` they are shuffled first. Chunks of the built-in text
-    are always shuffled, so that a few chunks cover every kind of text. Raises UserError.
+    All tokens of the texts are concatenated and cut into chunks, as llama-imatrix does.
+    `max_chunks` limits the number of chunks; with a `seed` they are shuffled first. Chunks of the
+    built-in text are always shuffled, so that a few chunks cover every kind of text. Raises
+    UserError.
     """
     n_ctx = side.options.ctx_size
     assert n_ctx

@@ -63,7 +63,8 @@ class Wish:
     """How to verify a file: the text (None: the built-in one), the number of chunks and of threads
     (0: all cores).
 
-    `mixed`: digest and number of chunks of the text by which the tensor types were chosen.
+    `allocation_text`: digest and number of chunks of the text by which the tensor types were
+    chosen.
     """
 
     text: Path | None = None
@@ -165,8 +166,8 @@ def figures(
 ) -> Answers:
     """Return how closely the answers of both models agree.
 
-    `text`: content and name of the text; `base`: the type that the source was run in; `steered`:
-    the texts that the quantization used.
+    `text`: content and name of the text; `base`: the type that the source was run in;
+    `statistics_used`: the texts that the quantization used.
     """
     text_content, name = text
     text_hash = _sha256(text_content)
@@ -346,8 +347,8 @@ def _allocation_text(plan: "Plan", request: Wish, n_ctx: int) -> tuple[Steering,
 def _hash(name: str, before: float = inf) -> str:
     """Return the hash of a text that a statistics file names, or "" if it cannot be trusted.
 
-    The file must exist and must not be younger than `before`: names in a statistics file come from
-    anyone, and the text may have been replaced.
+    The file must exist and must not be younger than `newest_mtime`: names in a statistics file come
+    from anyone, and the text may have been replaced.
     """
     path = Path(name)
     try:

@@ -116,8 +116,8 @@ def placed(
     """Yield the output path: `out`, a file next to a local source, or a file in the store, which is
     recorded afterwards.
 
-    `mixed`: the tensor types differ from the file type's recipe, so that the store cannot hold the
-    file. Raises UsageError.
+    `is_custom`: the tensor types differ from the file type's recipe, so that the store cannot hold
+    the file. Raises UsageError.
     """
     if mixed:
         check_named(model, out)

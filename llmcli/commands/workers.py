@@ -30,7 +30,7 @@ HELP_SPLIT = (
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The worker options as a group (grouped.py), for commands without the run options."""
+    """The worker options as a group, for commands without the run options."""
 
     rpc: Annotated[
         str | None,
@@ -47,9 +47,7 @@ class Workers:
     ] = None
 
     def join(self, ui: "UI", runs: bool = True) -> None:
-        """Join the workers; raise UsageError if they were named although the command `runs` no
-        model.
-        """
+        """Join the workers; raise UsageError if workers are named but `runs_model` is False."""
         if not runs and (self.rpc is not None or self.tensor_split is not None):
             raise UsageError(
                 "--rpc and -ts have no effect: this command runs no model here",

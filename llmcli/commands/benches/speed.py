@@ -186,8 +186,8 @@ def _show_charts(
     how: "tuple[bool, Path | None, bool | None]",
     ui: "UI",
 ) -> None:
-    """Draw the charts and write the report page; `how`: whether it is a sweep, --report,
-    --chart.
+    """Draw the charts and write the report page; `sweep_report_and_chart`: whether it is a sweep,
+    --report, --chart.
     """
     from llmcli.bench import page
     from llmcli.bench.pictures import sweeps

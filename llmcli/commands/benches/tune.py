@@ -183,7 +183,7 @@ def _build_space(header: "Header", kinds: str | None, usual: str) -> "Space":
     """Return the values to try: of the requested cache types, those that the model and flash
     attention support.
 
-    `usual`: the default of flash attention; if it is "off", "on" must be explicit.
+    `default_flash`: the default of flash attention; if it is "off", "on" must be explicit.
     """
     from llmcli.bench import grid, sweep, tune
     from llmcli.hardware import host
