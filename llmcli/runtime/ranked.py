@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST = 100  # maximum alternatives per token
-# logits per line of the table whose column maxima are searched; a line stays in the nearest CPU
-# cache
-COLUMNS = 4096
+COLUMNS = 4096  # logits per line of a table whose column maxima fit into the nearest CPU cache
 
 
 class Ranked(NamedTuple):

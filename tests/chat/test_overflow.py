@@ -208,7 +208,7 @@ def test_turns_that_left_for_a_message_that_was_refused_are_back(talk: Make) -> 
     one = mode(talk(ANSWER, n_ctx=150, n_seq_max=4), "shift")
     ask(one, "first question")
     find("beams").change(one, "4")
-    with pytest.raises(UserError, match="beams adds its own"):
+    with pytest.raises(UserError, match="beams adds more"):
         ask(one, "x" * 113)
     assert one.session.tree.left == set()
 

@@ -11,7 +11,7 @@ from typing import Any
 from llmcli import config
 from llmcli.errors import UserError
 
-ERROR, CONTINUED = 4, 5  # enum ggml_log_level
+ERROR = 4  # enum ggml_log_level
 
 _words: deque[str] = deque(maxlen=200)
 _kept: list[Any] = []  # callbacks that C holds: a freed one is a segmentation fault

@@ -15,7 +15,7 @@ from llmcli.runtime.drafting.curve import WIDTHS, Curve
 
 MARGIN = 1.05  # expected gain from which a pass is made
 SHARE = 0.02  # share of an answer's tokens that may be lost
-FIRST = 1.5  # tokens that may be lost at once, or else the cost of four wrong rows
+FIRST = 1.5  # tokens that may be lost at once; more if four wrong rows cost more
 SURE = 0.9  # chance of a guess from which FIRST_LOSS_TOKENS counts twice
 HICCUP = 1.25  # passes slower than this factor were slowed down by other programs
 
