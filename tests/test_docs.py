@@ -435,6 +435,13 @@ def shown(command: str) -> str:
     )
 
 
+@pytest.mark.parametrize("page", PAGES[1:], ids=name)
+def test_a_page_begins_with_whom_it_is_for(page: Path) -> None:
+    title, first, *_ = page.read_text(encoding="utf-8").split("\n\n")
+    assert title.startswith("# ")
+    assert " is for people " in first
+
+
 def test_changelog_is_short() -> None:
     assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 60
 
