@@ -1,4 +1,4 @@
-"""The ASGI application: the routes behind the origin guard and the keys, and the error handlers."""
+"""The ASGI application: the routes, protected by the origin guard and keys, and error handlers."""
 
 from collections.abc import Awaitable
 from typing import Any

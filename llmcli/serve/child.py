@@ -2,7 +2,7 @@
 runs there).
 
 llama.cpp ends the process when a worker of `--rpc` is lost. The requests that were running get
-UpstreamLost; requests that wait for the restart are told why it fails.
+UpstreamLost; requests that wait for the restart receive the reason if it fails.
 """
 
 import asyncio

@@ -138,7 +138,7 @@ class Front:
                 break
             try:
                 await self._forward_once(
-                    sent.known.put(scope) if sent.known else scope, raw, key, sent
+                    sent.position.put(scope) if sent.position else scope, raw, key, sent
                 )
                 return
             except Full:
@@ -146,7 +146,7 @@ class Front:
                 await asyncio.sleep(PAUSE)
             except Lost:
                 tries -= 1
-            if sent.over or not sent.known:
+            if sent.over or not sent.position:
                 break
             if self.stopping:
                 why = "the server is stopping"
@@ -242,7 +242,7 @@ class _SentAnswer:
     def __init__(self, send: Send, form: type[Form] | None) -> None:
         self._send, self._form = send, form
         self.begun = self.over = False
-        self.known: Known | None = fresh()
+        self.position: Known | None = fresh()
 
     async def send(self, message: Message) -> None:
         """Forward a message of the model. Raises UpstreamLost if a model that should continue the
@@ -256,9 +256,9 @@ class _SentAnswer:
                 raise Full if message["status"] == 429 else Lost
             return
         if marks is None:
-            self.known = None
-        elif self.known:
-            self.known.hear(marks)
+            self.position = None
+        elif self.position:
+            self.position.hear(marks)
         if head:
             kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
             # Only a stream can end with an error event.

@@ -3,14 +3,14 @@ interrupted.
 
 The front server (front.py) gives each request a name, a time and a seed, and sends them along. With
 each piece of a stream it receives the marks of its events: number of the answer, token, finish
-reason. To continue, another model replays the request: it draws each known token again and takes
-the known one whatever it drew (`Request.replayed`), so that random numbers, penalties and grammars
+reason. To continue, another model replays the request: it draws each token that was sent again, but
+keeps the one that was sent (`Request.replays`), so that random numbers, penalties and grammars
 reach the same state; it sends only the events after that. So the text that a client has read stays
 the beginning of its answers. Each answer of a stream continues independently, because events may
 arrive in another order. An answer that had ended is not continued, even if other logits (from other
 rows in the same pass) would continue it.
 
-Known tokens are drawn one by one instead of being read like a prompt, because the state of a
+These tokens are drawn one by one instead of being read like a prompt, because the state of a
 sampling chain depends on every row of logits. So the pause is about as long as the text took.
 """
 
@@ -92,7 +92,7 @@ def told(events: Iterable[Event]) -> tuple[Told, ...]:
 
 
 def fresh() -> Known:
-    """Return the position of a request that nobody has answered yet."""
+    """Return the position of a request that has no answer yet."""
     return Known(uuid.uuid4().hex, int(time.time()), concrete_seed(RANDOM))
 
 

@@ -27,6 +27,7 @@ from llmcli.serve.app import make_app
 from llmcli.serve.bridge import Bridge
 from llmcli.serve.connection import Connection
 from llmcli.serve.front import Front
+from llmcli.serve.routes.base import Service
 from llmcli.serve.settings import Settings
 from llmcli.serve.wire import Wire
 
@@ -47,10 +48,13 @@ class Server(uvicorn.Server):
             if settings.ssl_cert
             else {}
         )
-        app: Any = make_app(bridge, settings) if isinstance(bridge, Bridge) else bridge
-        wire: Any = partial(
-            Wire, app.state.service.room if isinstance(bridge, Bridge) else bridge.room
-        )
+        if isinstance(bridge, Bridge):
+            app: Any = make_app(bridge, settings)
+            owner: Service | Front = app.state.service
+            bridge.died = self.end
+        else:
+            app = owner = bridge
+        wire: Any = partial(Wire, owner.room)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -72,13 +76,9 @@ class Server(uvicorn.Server):
         )
         self.bridge, self.settings, self.ready, self.stopped = bridge, settings, ready, ""
         self.grpc_port = settings.grpc_port
-        self._service = app.state.service if isinstance(bridge, Bridge) else None
-        self._socket_answers = (
-            app.state.service.talks if isinstance(bridge, Bridge) else bridge.talks
-        )
+        self._service = owner if isinstance(owner, Service) else None
+        self._socket_answers = owner.talks
         self._grpc: Any = None
-        if isinstance(bridge, Bridge):
-            bridge.died = self.end
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ LATER, LATE, LARGE = 1013, 1008, 1009  # WebSocket close codes
 
 
 class Wire(WebSocketsSansIOProtocol):
-    """One connection; `room` is the budget of all bodies."""
+    """One connection; `budget` is shared by all bodies."""
 
     def __init__(self, budget: Room, **more: Any) -> None:
         super().__init__(**more)

@@ -131,7 +131,7 @@ def _shorten(point: str) -> str:
 
 
 def _join(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> Answer:
-    """Return one answer made of all: its text joins the points, its tokens and prompt tokens are
+    """Join all answers into one: its text joins the points, its tokens and prompt tokens are
     those of all answers.
     """
     all_answers = [begun, *answers]

@@ -65,7 +65,7 @@ class Asked:
     def answer(
         self, ids: list[list[int]], vectors: Sequence[Vector], length: int
     ) -> dict[str, Any]:
-        """Return OpenAI's document. `vectors`: `[texts, embedding_size]`; `cut`: values that are
+        """Return OpenAI's document. `vectors`: `[texts, embedding_size]`; `length`: values that are
         kept.
         """
         data = [

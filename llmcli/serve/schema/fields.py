@@ -91,7 +91,7 @@ class Fields:
         return None if value is None else float(value)
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
-        """Return one of the words in `known`."""
+        """Return one of the allowed words."""
         value = self.text(name, default)
         if value not in allowed:
             raise self.wrong(name, f"one of {', '.join(allowed)}")
