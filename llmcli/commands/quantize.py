@@ -198,9 +198,7 @@ class Steering:
     def behind(
         self, method: "Method", source: "Source", writing: Writing, config: "Config"
     ) -> "Callable[..., Report]":
-        """Return the function that writes a plan with --sequential, with the signature of
-        weights.write.
-        """
+        """Return the function that writes a plan with --sequential, with the signature of write_with_progress."""
         from llmcli.commands import sequential
 
         return partial(sequential.write, self.wish(method, source, writing), config)
