@@ -198,7 +198,10 @@ class Steering:
     def behind(
         self, method: "Method", source: "Source", writing: Writing, config: "Config"
     ) -> "Callable[..., Report]":
-        """Return the function that writes a plan with --sequential, with the signature of write_with_progress."""
+        """Return the function that writes a plan with --sequential.
+
+        It has the signature of write_with_progress.
+        """
         from llmcli.commands import sequential
 
         return partial(sequential.write, self.wish(method, source, writing), config)

@@ -50,7 +50,7 @@ class Reading:
 
 
 class Kept:
-    """The logits of the unchanged model, by chunk (implements the protocol of saved base logits)."""
+    """The logits of the unchanged model, by chunk: an in-memory form of saved base logits."""
 
     def __init__(self) -> None:
         self.tops: dict[int, list[Top]] = {}
