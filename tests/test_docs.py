@@ -442,6 +442,18 @@ def test_a_page_begins_with_whom_it_is_for(page: Path) -> None:
     assert " is for people " in first
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_paths_in_a_page_exist(page: Path) -> None:
+    """Paths in code spans; in architecture.md those below llmcli/, too."""
+    text = page.read_text(encoding="utf-8")
+    plugins = {found["target"] for found in PLUGIN.finditer(text)}
+    paths = {*re.findall(r"`((?:quant|llmcli|scripts|tests|docs)/[\w./-]+)`", text)} - plugins
+    if page.stem == "architecture":
+        steps = re.findall(r"`((?:api|chat|runtime|serve)/[\w./-]+)`", text)
+        paths |= {f"llmcli/{path}" for path in steps}
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
 def test_changelog_is_short() -> None:
     assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 60
 
