@@ -56,7 +56,7 @@ class Place:
 
 
 class Room:
-    """The shared budget of all bodies: eight of the largest size, `most` bytes, fit at once."""
+    """The shared budget of all bodies: eight of the largest size, `max_body` bytes, fit at once."""
 
     def __init__(self, most: int) -> None:
         self._most, self._free = most, AT_ONCE * most

@@ -138,8 +138,8 @@ class Bridge:
     """Owns the engine's thread until close(). Its methods are for coroutines unless they say
     otherwise.
 
-    `parallel` answers run at once and `waiting` more may wait; a request for n samples counts n.
-    `every`: seconds for which tokens may be batched (event_batching.py).
+    `parallel` answers run at once and `max_waiting` more may wait; a request for n samples counts
+    n. `batch_seconds`: seconds for which tokens may be batched (event_batching.py).
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Bridge:
         """Return what `function` returns, run in the worker thread of `kind`: "prompts" (templates
         and their tokens), "grammars", or "texts" (only tokenized).
 
-        `short` work runs on the event loop if that worker is idle, which avoids the wait for
+        `is_short` work runs on the event loop if that worker is idle, which avoids the wait for
         another thread on a busy machine.
         """
         making = self._worker_locks[kind]

@@ -12,8 +12,8 @@ SEPARATORS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 
 
 class Documents:
-    """Pass `send` to the application. `queue` receives each document, then None. Afterwards check()
-    raises the answer's error, if it was one.
+    """Pass `send` to the application. `queue` receives each document, then None. Afterwards
+    raise_error() raises the answer's error, if it was one.
     """
 
     def __init__(self) -> None:

@@ -34,8 +34,8 @@ class Reader(Protocol):
 
 
 class Gathering:
-    """Belongs to one thread. `every`: seconds for which tokens may be held; 0 delivers each pass at
-    once.
+    """Belongs to one thread. `window_seconds`: seconds for which tokens may be held; 0 delivers
+    each pass at once.
     """
 
     def __init__(self, every: float) -> None:
@@ -53,7 +53,7 @@ class Gathering:
 
     def due(self, spent: float) -> bool:
         """Return whether the held events must not wait for another pass, which will take about as
-        long as the last one: `spent`.
+        long as the last one: `pass_seconds`.
         """
         return bool(self._pending) and (
             self._urgent or time.perf_counter() + spent > self._last + self.every

@@ -38,7 +38,7 @@ KEEP_ALIVE = 75  # seconds that an idle connection stays open, longer than most 
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our shutdown; `stopped` is the name of the signal that stopped it."""
+    """uvicorn with our shutdown; `stop_signal` is the name of the signal that stopped it."""
 
     def __init__(
         self, bridge: Bridge | Front, settings: Settings, ready: Callable[[], None]
@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: Any = None) -> None:
-        """Listen, then call `ready`."""
+        """Listen, then call `on_ready`."""
         await super().startup(sockets)
         if self.grpc_port is not None:
             assert self._service is not None, "the model is in another process"

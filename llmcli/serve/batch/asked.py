@@ -33,8 +33,8 @@ class Asked:
 
 
 def asked(line: Line, *, templated: bool) -> Asked:
-    """Return the request of a line. A plain prompt becomes a user's message if `templated`, else a
-    text to continue.
+    """Return the request of a line. A plain prompt becomes a user's message if `has_template`, else
+    a text to continue.
 
     Raises DamagedLine if the line is not JSON, ApiError if it is not a request.
     """

@@ -66,7 +66,7 @@ def fingerprint(runner: Runner, rules: Rules, survey: Survey) -> dict[str, Any]:
 class Job:
     """One batch: turns lines into tasks, and their results into lines of the journal.
 
-    `renamed`: other model names in the lines; this model answers them.
+    `other_models`: other model names in the lines; this model answers them.
     """
 
     def __init__(self, runner: Runner, rules: Rules, identity: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ NOWHERE = -1
 
 class Journal:
     """The journal of one batch that will become OUT; used inside open(). `count`: number of lines;
-    `finished`: lines in the journal.
+    `n_finished`: lines in the journal.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], count: int) -> None:

@@ -101,7 +101,7 @@ class Input:
 @contextmanager
 def opened(name: str, beside: Path) -> Iterator[Input]:
     """Open the input called `name`; `-` is stdin. A pipe is first copied into an unnamed file in
-    the folder `beside`.
+    the folder `copy_folder`.
 
     Raises UserError if the input cannot be read.
     """

@@ -23,7 +23,7 @@ from llmcli.serve.batch.work import Work
 # Lines of a block for each answer at once; the last lines of a block run with fewer beside them.
 BLOCK = 4
 HINT = "every machine of the cluster needs llmcli, Ray and the model under the same names"
-# returns a Job without its identity; pickled by name
+# returns a BatchJob without its identity; pickled by name
 Open = Callable[[], AbstractContextManager[Any]]
 
 

@@ -29,8 +29,9 @@ WINDOW, MOST_TOKENS = 1024, 1 << 18
 class Task:
     """One line: its plan, the requests that the plan waits for, and their answers.
 
-    `refusal`: the error of a line that cannot be answered at all. `aside` computes the document on
-    the engine's thread, between passes: it yields None while it has more to do, then the document.
+    `error`: the error of a line that cannot be answered at all. `engine_work` computes the document
+    on the engine's thread, between passes: it yields None while it has more to do, then the
+    document.
     """
 
     index: int
@@ -88,11 +89,12 @@ class Part:
 
 
 class Work:
-    """Runs tasks on one engine; `done` is called with the index and the result of each, in the
+    """Runs tasks on one engine; `on_done` is called with the index and the result of each, in the
     order in which they end.
 
-    `tokens`: tokens that were drawn; `prompted`: tokens of all prompts, of which `cached` were in
-    the cache; `stopped`: the run was interrupted. `tell` is called after every pass.
+    `tokens`: tokens that were drawn; `prompt_tokens`: tokens of all prompts, of which
+    `cached_tokens` were in the cache; `is_stopped`: the run was interrupted. `on_progress` is
+    called after every pass.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ class Taken:
 
 class Written(Protocol):
     """Converts arguments to JSON while they arrive. `feed` returns the JSON of a piece of text and
-    the number of characters it has read; `over`: no more text follows. `done`: the arguments are
-    complete, and the following text is not part of them.
+    the number of characters it has read; `is_last`: no more text follows. `is_complete`: the
+    arguments are complete, and the following text is not part of them.
     """
 
     done: bool
@@ -69,8 +69,8 @@ class Form(ABC):
 
     @abstractmethod
     def reader(self, texts: frozenset[str]) -> Written:
-        """Return a stream for one call's arguments; `texts` are those that are strings by its
-        schema.
+        """Return a stream for one call's arguments; `string_arguments` are those that are strings
+        by its schema.
         """
 
 
@@ -86,10 +86,10 @@ class Head:
 
 
 class Family(ABC):
-    """The format in which a model family writes tool calls. `marks` identify its chat template;
-    `opens` begin calls and `closes` end them. `first`: an answer is either a call from its
-    beginning or no call, because the opening marks are too common in text. `last`: nothing follows
-    the calls.
+    """The format in which a model family writes tool calls. `template_marks` identify its chat
+    template; `openings` begin calls and `closings` end them. `starts_answer`: an answer is either a
+    call from its beginning or no call, because the opening marks are too common in text.
+    `ends_answer`: nothing follows the calls.
     """
 
     name: ClassVar[str]
@@ -150,7 +150,7 @@ class Family(ABC):
     @abstractmethod
     def take(self, text: str, over: bool) -> Taken | None:
         """Parse the calls at the beginning of `text`, which begins with an opening mark; None if
-        more text is needed. `over`: no more text follows.
+        more text is needed. `is_last`: no more text follows.
 
         Raises ValueError if there is no call.
         """
@@ -172,7 +172,7 @@ class Family(ABC):
 
 
 def keyed(before: str, name: str = "name", arguments: str = "arguments|parameters") -> str:
-    """Return the pattern of a call that is a JSON object, up to its arguments. `before` matches
+    """Return the pattern of a call that is a JSON object, up to its arguments. `prefix` matches
     what precedes the object.
     """
     string = r'"(?:[^"\\]|\\.)*"'
@@ -211,7 +211,7 @@ def calls(value: Any, **keys: Any) -> tuple[Call, ...]:
 
 def within(text: str, opens: str, closes: str, over: bool) -> tuple[str, int] | None:
     """Return the text between the opening mark at the beginning of `text` and the closing mark, and
-    the position after it; None if the closing mark is missing. `over`: the answer has ended, and
+    the position after it; None if the closing mark is missing. `is_last`: the answer has ended, and
     needs no closing mark.
     """
     end = text.find(closes, len(opens))

@@ -33,8 +33,8 @@ class Braces(Form):
 
 
 class Braced:
-    """Converts one call's arguments in braces to JSON; `texts` are those that are strings by its
-    schema.
+    """Converts one call's arguments in braces to JSON; `string_arguments` are those that are
+    strings by its schema.
     """
 
     def __init__(self, quote: str, texts: frozenset[str]) -> None:

@@ -13,7 +13,7 @@ from llmcli.serve.calls.tags import Tags
 
 
 def tags(closes: str) -> Tags:
-    """Return the inner tags; `closes` is the pattern of the outer closing tag."""
+    """Return the inner tags; `outer_closing` is the pattern of the outer closing tag."""
     return Tags(
         begins=r"<[\w:]+>\s*<function=(?P<name>[^>\n]+)>",
         opens=r"<parameter=(?P<key>[^>\n]+)>",

@@ -13,8 +13,8 @@ from llmcli.serve.calls.tags import Tags
 
 
 def tags(outer: str, prefix: str, around: str) -> Tags:
-    """Return the inner tags. `outer` is the pattern of the outer tags' names, `prefix` precedes the
-    inner names, `around` is removed around a value.
+    """Return the inner tags. `outer_names` is the pattern of the outer tags' names, `prefix`
+    precedes the inner names, `padding` is removed around a value.
     """
     name = rf'<{prefix}invoke name="(?P<name>[^"\n]+)"[^>\n]*>'
     return Tags(

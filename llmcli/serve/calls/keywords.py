@@ -52,8 +52,8 @@ class Keywords(Form):
 
 
 class Keyed:
-    """Converts one call's keyword arguments to JSON. `texts`: the arguments that are strings by the
-    schema, so that numbers in them stay text.
+    """Converts one call's keyword arguments to JSON. `string_arguments`: the arguments that are
+    strings by the schema, so that numbers in them stay text.
     """
 
     def __init__(self, texts: frozenset[str]) -> None:

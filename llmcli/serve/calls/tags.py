@@ -25,10 +25,11 @@ CUT = re.compile(r"\s*(<[^>]*|<\S*\s*(<\S*)?)?")
 @dataclass(frozen=True)
 class Tags(Form):
     """How a call is written. The two call patterns match the head of the first and of a later call
-    of a block (group: name). `opens` matches the opening of an argument (groups: key; text if the
-    tag says that the value is a string), `ends` the end of the call. `closes` is the tag after a
-    value; `stops` are tags that also end it, with any white space between them. `around`:
-    characters that are removed around a value, only one on each side if `once`.
+    of a block (group: name). `argument_pattern` matches the opening of an argument (groups: key;
+    text if the tag says that the value is a string), `call_end_pattern` the end of the call.
+    `value_closing` is the tag after a value; `value_stops` are tags that also end it, with any
+    white space between them. `padding`: characters that are removed around a value, only one on
+    each side if `pads_once`.
     """
 
     begins: str
@@ -68,8 +69,8 @@ class Tags(Form):
 
 
 class Tagged:
-    """Converts one call's tagged arguments to JSON; `texts` are those that are strings by its
-    schema.
+    """Converts one call's tagged arguments to JSON; `string_arguments` are those that are strings
+    by its schema.
     """
 
     def __init__(self, form: Tags, texts: frozenset[str]) -> None:

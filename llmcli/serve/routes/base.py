@@ -32,9 +32,9 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One or more paths and their handler. `paths`: further paths of the same route; `open`: no key
-    is needed. `socket`: the handler receives a WebSocket whose key was checked, accepts it and
-    returns nothing.
+    """One or more paths and their handler. `further_paths`: further paths of the same route;
+    `is_public`: no key is needed. `is_websocket`: the handler receives a WebSocket whose key was
+    checked, accepts it and returns nothing.
     """
 
     path: str

@@ -37,7 +37,7 @@ Ask = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
 
 
 class Talk:
-    """One socket and its running requests, which are also kept in the server's set `talks`."""
+    """One socket and its running requests, which are also kept in the server's set `all_tasks`."""
 
     def __init__(
         self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]", budget: Room

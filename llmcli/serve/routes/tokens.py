@@ -38,8 +38,8 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 def tokens_of(model: Model, text: str, around: bool, special: bool, pieces: bool) -> list[Any]:
-    """Return the token ids of a text, or ids with pieces. `around`: add the tokens that the file
-    puts around a text; `special`: parse control tokens.
+    """Return the token ids of a text, or ids with pieces. `add_special`: add the tokens that the
+    file puts around a text; `parse_special`: parse control tokens.
 
     Raises ApiError for a text that is too long.
     """

@@ -32,9 +32,9 @@ class Form(ABC):
     """One request of one API, and the writer of its answers.
 
     The constructor reads the request's JSON (raises ApiError) and sets `requests`, the number of
-    `samples` of each, and `stream`. Call compile_constraint() before submitting the requests. A
-    stream consists of stream_start(), stream_event() for every event, and stream_end(). Events and
-    answers are numbered as the engine bridge numbers them.
+    `samples_per_request` of each, and `is_stream`. Call compile_constraint() before submitting the
+    requests. A stream consists of stream_start(), stream_event() for every event, and stream_end().
+    Events and answers are numbered as the engine bridge numbers them.
     """
 
     path: ClassVar[str]

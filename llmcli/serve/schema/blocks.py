@@ -126,7 +126,7 @@ def _read_tool(fields: Fields) -> Document:
 
 
 class Blocks:
-    """The blocks of one answer. hear() and close() yield the events of each change."""
+    """The blocks of one answer. add() and close() yield the events of each change."""
 
     def __init__(self) -> None:
         self.done: list[Document] = []

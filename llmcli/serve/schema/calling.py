@@ -96,9 +96,9 @@ class Arguments:
 
 
 class Calling:
-    """The calls of one block: `begin` finds the first call, `feed` continues. `over` is set once
-    the block has ended. `texts`: for each function, the arguments that are strings by its schema.
-    `digits` makes the digits of call ids.
+    """The calls of one block: `begin` finds the first call, `feed` continues. `has_ended` is set
+    once the block has ended. `string_arguments`: for each function, the arguments that are strings
+    by its schema. `digits` makes the digits of call ids.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Calling:
         return [Heard("call_start", "", self._call)], text[head.used :]
 
     def feed(self, text: str, over: bool) -> tuple[list[Heard], str]:
-        """Return the pieces that `text` adds, and the part of it that was not read. `over`: no more
-        text follows.
+        """Return the pieces that `text` adds, and the part of it that was not read. `is_last`: no
+        more text follows.
         """
         out: list[Heard] = []
         while text or over:

@@ -19,7 +19,7 @@ class Conversation(Form):
     """Reads the fields of OpenAI's chat completions; subclasses write the answers in their API's
     form.
 
-    `prompt` is what the model reads, `logprobs` whether log-probabilities are returned,
+    `prompt` is what the model reads, `has_logprobs` whether log-probabilities are returned,
     `_splitters` has one splitter for each sample.
     """
 

@@ -103,14 +103,14 @@ class Fields:
         return None if value is None else Fields(value, self.at(name))
 
     def list(self, name: str, most: int = 1 << 20) -> list[Any]:
-        """Return a list of at most `most` entries; an absent list is empty."""
+        """Return a list of at most `max_count` entries; an absent list is empty."""
         value: list[Any] = self._typed(name, list, [])
         if len(value) > most:
             raise self._too_many(name, len(value), most)
         return value
 
     def tables(self, name: str, most: int = 1 << 20) -> "Iterator[Fields]":
-        """Yield the objects of a list of at most `most` entries."""
+        """Yield the objects of a list of at most `max_count` entries."""
         inner = Fields({}, self.at(name))
         for index, value in enumerate(self.list(name, most)):
             if type(value) is not dict:
@@ -119,7 +119,7 @@ class Fields:
             yield Fields(value, inner.at(index))
 
     def words(self, name: str, most: int) -> tuple[str, ...]:
-        """Return a text or a list of at most `most` texts as a tuple."""
+        """Return a text or a list of at most `max_count` texts as a tuple."""
         value = self.values.get(name)
         if value is None:
             return ()

@@ -22,8 +22,8 @@ NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 class Listener:
     """`opened`: the thinking tags at the end of the prompt. `family`: how the model writes calls;
-    None without tools. `names`: the functions' names. `texts`: for each function, the arguments
-    that are strings by its schema. `digits` makes the digits of call ids.
+    None without tools. `names`: the functions' names. `string_arguments`: for each function, the
+    arguments that are strings by its schema. `digits` makes the digits of call ids.
     """
 
     def __init__(

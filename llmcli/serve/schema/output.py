@@ -21,7 +21,7 @@ NAME = {"message": "response.output_text", "reasoning": "response.reasoning_text
 
 
 class Output:
-    """The items of one answer. hear() and close() yield the events of each change, without sequence
+    """The items of one answer. add() and close() yield the events of each change, without sequence
     numbers. `digits` makes the digits of the items' ids.
     """
 

@@ -29,9 +29,9 @@ OURS = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks of the model, in the same terms for every API. `format`: the JSON schema
-    of the answer, or None; `generate`: the template opens an answer; `continued`: the last message
-    is the beginning of the answer.
+    """What a request asks of the model, in the same terms for every API. `schema`: the JSON schema
+    of the answer, or None; `add_generation_prompt`: the template opens an answer; `continues_last`:
+    the last message is the beginning of the answer.
     """
 
     messages: Sequence[Message]
@@ -45,8 +45,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The token ids that the model reads, and what is needed to split its answer. `opened`: the
-    thinking tags that the prompt ends with.
+    """The token ids that the model reads, and what is needed to split its answer. `opened_tags`:
+    the thinking tags that the prompt ends with.
     """
 
     tokens: tuple[int, ...]

@@ -66,8 +66,8 @@ def limit(requested: int | None, settings: Settings) -> int | None:
 def room(
     runner: Runner, settings: Settings, prompt: int, wanted: int | None, samples: int = 1
 ) -> int:
-    """Return the largest number of tokens for each answer to a prompt of `prompt` tokens. Raises
-    ApiError if the prompt leaves no room for one token.
+    """Return the largest number of tokens for each answer to a prompt of `prompt_tokens` tokens.
+    Raises ApiError if the prompt leaves no room for one token.
     """
     size = context(runner, settings)
     if prompt >= size:

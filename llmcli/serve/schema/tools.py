@@ -34,7 +34,7 @@ TOLD = (
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function: its name, its argument schema, and its definition as templates receive it.
-    `strict`: its arguments must follow `parameters`.
+    `is_strict`: its arguments must follow `parameters`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Tool:
 @dataclass(frozen=True, slots=True)
 class Tools:
     """The functions that the model may call. `choice` is none, auto, required, or the name of the
-    one function that must be called (`named`).
+    one function that must be called (`names_function`).
     """
 
     tools: tuple[Tool, ...] = ()
@@ -138,8 +138,8 @@ def _constraint(
 
 
 def tools(fields: Fields, nested: bool = True) -> Tools:
-    """Read `tools`, `tool_choice` and `parallel_tool_calls` of a request. `nested`: functions are
-    described in a field `function`, as in chat completions. Raises ApiError.
+    """Read `tools`, `tool_choice` and `parallel_tool_calls` of a request. `is_nested`: functions
+    are described in a field `function`, as in chat completions. Raises ApiError.
     """
     definitions = tuple(_read_tool(entry, nested) for entry in fields.tables("tools", MOST))
     names = [tool.name for tool in definitions]
