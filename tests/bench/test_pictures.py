@@ -128,7 +128,7 @@ def test_the_roof_is_the_lesser_of_reading_and_computing(header):
     assert [point.label.split(":")[0] for series in found.series for point in series.points][
         3:
     ] == ["tg8", "pp64"]
-    assert "in the last cache" in roof.chart(1e9, 1 << 40, tests).says
+    assert "last-level cache" in roof.chart(1e9, 1 << 40, tests).says
 
 
 def test_sequences_share_the_weights_and_read_their_own_caches(header: container.Header):
@@ -148,7 +148,7 @@ def test_an_unknown_memory_has_no_roof(header):
     tests = roof.placed([result(n_gen=8)], header)
     found = roof.chart(None, None, tests)
     assert [series.name for series in found.series] == ["generation"]
-    assert "not known" in found.says
+    assert "is unknown" in found.says
     assert "Roofline" not in by_title(page.charts([result(n_gen=8)], header, None))
 
 

@@ -1,5 +1,5 @@
-"""What a picture shows, in numbers: frozen values that the page (svg.py) and the terminal
-(terminal.py) both draw.
+"""Frozen values that describe a chart. The SVG renderer and the terminal renderer draw the same
+values.
 """
 
 import math
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is counted along an axis, with its unit; `log`: equal steps are equal factors. Not
-    `zero`: it begins near the least value, as for ratios around 1; nothing with a length may stand
-    on it.
+    """One axis: its title, which includes the unit, and its scale.
+
+    `log`: equal steps are equal factors. `from_zero` False: the axis begins near the smallest
+    value, as for ratios around 1; bars need an axis from zero.
     """
 
     title: str
@@ -20,8 +21,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One pair of values; the label stands beside it where there is room, the note behind that
-    where there is more. The table has both.
+    """One pair of values with an optional label and note.
+
+    The SVG shows the label next to the mark, with the note if there is room for both. The data
+    table always contains both.
     """
 
     x: float
@@ -31,13 +34,13 @@ class Point:
 
     @property
     def words(self) -> str:
-        """The label with its note."""
+        """The label and the note as one text."""
         return f"{self.label}: {self.note}" if self.note else self.label
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one kind: joined by a line, marked, or both."""
+    """Points of one kind, drawn as a line, as marks, or both."""
 
     name: str
     points: tuple[Point, ...]
@@ -47,7 +50,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A line across the picture at one value of x, with its word."""
+    """A labeled line across the chart at one value of the x axis."""
 
     at: float
     label: str
@@ -55,7 +58,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Two measured axes. `says` is the picture in a sentence, for those who do not see it."""
+    """A chart of two numeric axes. `description` states the content of the chart in a sentence."""
 
     title: str
     says: str
@@ -65,7 +68,7 @@ class Plot:
     rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
-        points = [point for one in self.series for point in one.points]
+        points = [point for series in self.series for point in series.points]
         assert points and all(math.isfinite(p.x) and math.isfinite(p.y) for p in points), self.title
         assert not self.x.log or all(p.x > 0 for p in points), self.title
         assert not self.y.log or all(p.y > 0 for p in points), self.title
@@ -73,7 +76,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One named value of a row: a percentile, a part of a stack."""
+    """One named value of a row, such as a percentile or a part of a stacked bar."""
 
     name: str
     value: float
@@ -81,8 +84,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing and its values; `span`: a range told with them (a deviation, an interval), `note`:
-    words behind it.
+    """One labeled row of a chart.
+
+    `span`: a range around the value (a deviation or an interval). `note`: text printed after the
+    row.
     """
 
     label: str
@@ -92,15 +97,15 @@ class Row:
 
     @property
     def end(self) -> float:
-        """How far a bar reaches, its range too."""
-        ends: list[float] = [sum(one.value for one in self.values), *(self.span or ())]
+        """The largest value that the bar or its range reaches."""
+        ends: list[float] = [sum(value.value for value in self.values), *(self.span or ())]
         return max(ends)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Things below one another over one axis from 0: bars whose values are stacked, or with `dots`
-    a mark a value.
+    """Rows over one common axis: stacked bars from 0, or one mark for each value if `dots` is
+    set.
     """
 
     title: str
@@ -111,28 +116,28 @@ class Rows:
     rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
-        values = [one.value for row in self.rows for one in row.values]
+        values = [named.value for row in self.rows for named in row.values]
         assert values and all(math.isfinite(value) and value >= 0 for value in values), self.title
         assert self.dots or (self.axis.zero and not self.axis.log), (
-            "a bar has no length without a 0"
+            "bars need a linear axis from zero"
         )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the values are called, each once, in their order."""
-        return tuple(dict.fromkeys(one.name for row in self.rows for one in row.values))
+        """The names of the values in order, each once."""
+        return tuple(dict.fromkeys(named.name for row in self.rows for named in row.values))
 
     @property
     def reach(self) -> list[float]:
-        """Values that the axis must hold."""
+        """All values that the axis must include."""
         if not self.dots:
             return [*(row.end for row in self.rows), *(rule.at for rule in self.rules)]
-        shown = [
+        values = [
             end
             for row in self.rows
-            for end in (*(one.value for one in row.values), *(row.span or ()))
+            for end in (*(named.value for named in row.values), *(row.span or ()))
         ]
-        return [*shown, *(rule.at for rule in self.rules)]
+        return [*values, *(rule.at for rule in self.rules)]
 
 
 Chart = Plot | Rows
@@ -140,7 +145,7 @@ Chart = Plot | Rows
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Named columns; those in `right` hold numbers."""
+    """Named columns and their cells. The columns listed in `right_aligned` contain numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

@@ -1,8 +1,8 @@
-"""What plots and rows share as SVG: marks by number, axes, legends, the picture around them.
+"""What SVG plots and SVG bar charts share: marks, axes, legends and the surrounding picture.
 
-Nothing is told by colour alone: each series has its own mark and dashes, each part of a bar its own
-hatching. Colours are classes of the page's style (style.py), so that one picture suits light, dark
-and paper.
+Color alone never distinguishes series: each series has its own mark and dashes, each part of a bar
+its own hatching. Colors are CSS classes of the page, so that one picture works in light mode, in
+dark mode and on paper.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from llmcli.bench.charts.scale import Scale, tick_labels
 COLOURS = 6
 SHAPES = ("circle", "square", "up", "diamond", "down", "cross")
 DASHES = (None, "7 4", "2 3", "9 3 2 3", "1 4", "12 3")
-# Two of the fills are no colour at all: the last parts of a stack are what is free, or the rest.
+# The last two fills have no color: they are for the last parts of a stack, such as free memory.
 HATCHES = (
     "",
     "M0 6L6 0",
@@ -31,7 +31,7 @@ GAP = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The area that values are drawn in, within a picture that is `width` wide."""
+    """The area in which values are drawn, inside a picture that is `width` pixels wide."""
 
     width: float
     left: float
@@ -41,12 +41,14 @@ class Frame:
 
 
 def colour(number: int) -> str:
-    """The class of a series' colour."""
+    """Return the CSS class of a series' color."""
     return f"c{number % COLOURS}"
 
 
 def mark(number: int, x: float, y: float, says: str = "", size: float = 4.5) -> Markup:
-    """The mark of a series, by its number; pointed at, it says what it stands for."""
+    """Draw the mark of series `number` at (x, y). `tooltip` is shown when the pointer is over the
+    mark.
+    """
     shape, s = SHAPES[number % len(SHAPES)], size
     title = element("title", says) if says else None
     kind = f"mark {colour(number)}" + ("" if number < len(SHAPES) else " hollow")
@@ -56,8 +58,8 @@ def mark(number: int, x: float, y: float, says: str = "", size: float = 4.5) -> 
         "square": f"M{x - s:.2f} {y - s:.2f}h{2 * s}v{2 * s}h{-2 * s}z",
         "up": f"M{x:.2f} {y - 1.2 * s:.2f}l{1.2 * s:.2f} {2.1 * s:.2f}h{-2.4 * s:.2f}z",
         "down": f"M{x:.2f} {y + 1.2 * s:.2f}l{1.2 * s:.2f} {-2.1 * s:.2f}h{-2.4 * s:.2f}z",
-        "diamond": f"M{x:.2f} {y - 1.3 * s:.2f}l{1.3 * s:.2f} {1.3 * s:.2f}l{-1.3 * s:.2f} {1.3 * s:.2f}"
-        f"l{-1.3 * s:.2f} {-1.3 * s:.2f}z",
+        "diamond": f"M{x:.2f} {y - 1.3 * s:.2f}l{1.3 * s:.2f} {1.3 * s:.2f}"
+        f"l{-1.3 * s:.2f} {1.3 * s:.2f}l{-1.3 * s:.2f} {-1.3 * s:.2f}z",
         "cross": f"M{x - s:.2f} {y - s:.2f}l{2 * s} {2 * s}m0 {-2 * s}l{-2 * s} {2 * s}",
     }
     return element(
@@ -68,30 +70,31 @@ def mark(number: int, x: float, y: float, says: str = "", size: float = 4.5) -> 
 def text(
     words: str, x: float, y: float, anchor: str | None = None, kind: str | None = None
 ) -> Markup:
-    """Words whose base line begins, ends or is centred at (x, y)."""
+    """Draw text whose base line starts, ends or is centered at (x, y)."""
     return element("text", words, x=x, y=y, text_anchor=anchor, class_=kind)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
-    """A straight line."""
+    """Draw a straight line."""
     return element("line", class_=kind, x1=x1, y1=y1, x2=x2, y2=y2)
 
 
 def across(scale: Scale, frame: Frame, title: str) -> Markup:
-    """The axis at the bottom: grid, ticks and title."""
-    room = frame.right - frame.left
-    most = 8
+    """Draw the x axis: grid lines, ticks and title."""
+    max_width = frame.right - frame.left
+    max_ticks = 8
     while (
-        most > 2 and sum(width(label) + 2 * GAP for label in tick_labels(scale.ticks(most))) > room
+        max_ticks > 2
+        and sum(width(label) + 2 * GAP for label in tick_labels(scale.ticks(max_ticks))) > max_width
     ):
-        most -= 1
-    found = scale.ticks(most)
-    pieces = [line(scale(v), frame.top, scale(v), frame.bottom, "grid") for v in found]
+        max_ticks -= 1
+    values = scale.ticks(max_ticks)
+    pieces = [line(scale(v), frame.top, scale(v), frame.bottom, "grid") for v in values]
     pieces.append(line(frame.left, frame.bottom, frame.right, frame.bottom, "axis"))
-    for value, label in zip(found, tick_labels(found), strict=True):
+    for value, label in zip(values, tick_labels(values), strict=True):
         half = width(label) / 2
-        at = min(max(scale(value), half + 1), frame.width - half - 1)
-        pieces.append(text(label, at, frame.bottom + LINE, "middle", "tick"))
+        label_x = min(max(scale(value), half + 1), frame.width - half - 1)
+        pieces.append(text(label, label_x, frame.bottom + LINE, "middle", "tick"))
     middle = (frame.left + frame.right) / 2
     half = min(middle, frame.width - middle) - 1
     pieces.append(
@@ -103,28 +106,30 @@ def across(scale: Scale, frame: Frame, title: str) -> Markup:
 def legend(
     names: Sequence[str], room: float, top: float, samples: Sequence[Markup]
 ) -> tuple[Markup, float]:
-    """Names behind their samples (drawn at 0, 0; 22 wide), in as many lines as they need; and where
-    the last ends.
+    """Draw the names next to their samples, in as many lines as they need.
+
+    Each sample is drawn at (0, 0) and is 22 pixels wide. Returns the markup and the y coordinate
+    below the legend.
     """
     pieces, x, y = [], 0.0, top
     for name, sample in zip(names, samples, strict=True):
         shown = cut(name, room - 28)
-        wide = 28 + width(shown)
-        if x and x + wide > room:
+        entry_width = 28 + width(shown)
+        if x and x + entry_width > room:
             x, y = 0.0, y + LINE + 2
         pieces.append(
             element(
                 "g", sample, text(shown, 26, 4), transform=f"translate({x:.2f} {y + SIZE / 2:.2f})"
             )
         )
-        x += wide + 2 * GAP
+        x += entry_width + 2 * GAP
     return join(*pieces), y + LINE + GAP if names else top
 
 
 def picture(
     title: str, says: str, wide: float, high: float, ident: str, kind: str, *pieces: Markup
 ) -> Markup:
-    """The whole drawing with the words that stand for it."""
+    """Return the complete SVG element with its accessible title and description."""
     return element(
         "svg",
         element("title", title, id=f"{ident}-t"),
@@ -141,7 +146,7 @@ def picture(
 
 
 def hatches(count: int, ident: str) -> Markup:
-    """Fills for the parts of a bar, as patterns `ident`-0, `ident`-1, …"""
+    """Return the fill patterns of `count` bar parts, named `ident`-0, `ident`-1, …"""
     return element(
         "defs", *(_hatch(number % len(HATCHES), f"{ident}-{number}") for number in range(count))
     )

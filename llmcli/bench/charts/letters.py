@@ -1,5 +1,5 @@
-"""How much room words take, and where they find it. Widths are estimates: the reader's font is not
-known.
+"""Estimated text widths, and free places for labels in a chart. The reader's font is unknown, so
+widths are approximate.
 """
 
 import unicodedata
@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-SIZE, LINE = 12, 16  # of text and its lines, in pixels
+SIZE, LINE = 12, 16  # of text and of a line, in pixels
 NARROW, WIDE = frozenset("ijl.,:;'|!()[]tfrI "), frozenset("mwMW@%±→")
-AWAY = (10.0, 24.0, 40.0, 58.0)  # how far from its mark a label may stand
-APART = 14.0  # from the marks of others
+AWAY = (10.0, 24.0, 40.0, 58.0)  # distances of a label from its mark, in pixels, nearest first
+APART = 14.0  # minimum distance of a label from the marks of other points, in pixels
 SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle."""
+    """A rectangle in pixels."""
 
     left: float
     top: float
@@ -24,13 +24,13 @@ class Box:
     bottom: float
 
     def shared(self, other: "Box") -> float:
-        """The area of what both cover."""
+        """Return the area that both boxes cover."""
         across = min(self.right, other.right) - max(self.left, other.left)
         down = min(self.bottom, other.bottom) - max(self.top, other.top)
         return across * down if across > 0 and down > 0 else 0.0
 
     def holds(self, other: "Box") -> bool:
-        """Whether the other lies within."""
+        """Return whether the other box lies inside this one."""
         return (
             self.left <= other.left
             and self.right >= other.right
@@ -41,7 +41,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a label stands: the box of its text, and whether a line should lead to it."""
+    """The position of a label. `needs_leader`: draw a line from the mark to the label."""
 
     box: Box
     far: bool
@@ -49,8 +49,10 @@ class Spot:
 
 @dataclass(slots=True)
 class Room:
-    """What is still free in an area. `taken` must not be covered, `lines` should not be; a label
-    keeps away from other `marks` than its own, so that nobody takes it for theirs.
+    """The free space of a chart area.
+
+    Labels never cover the boxes of `occupied`, and avoid `lines` where possible. A label keeps its
+    distance from the `marks` of other points, so that it is not read as theirs.
     """
 
     area: Box
@@ -59,46 +61,51 @@ class Room:
     lines: list[Box] = field(default_factory=list)
 
     def place(self, text: str, x: float, y: float) -> Spot | None:
-        """Take room for a label of the mark at (x, y), as near as there is some; None where there
-        is none.
+        """Reserve space for the label of the mark at (x, y), as near to it as possible.
+
+        Returns None if there is no space.
         """
-        wide = width(text)
-        for away in AWAY:
+        label_width = width(text)
+        for distance in AWAY:
             free = []
-            for across, down in SIDES:
-                near = away * (0.75 if across and down else 1.0)
-                left = x + across * near - (0.0 if across > 0 else wide if across < 0 else wide / 2)
-                middle = y + down * (near + (LINE / 4 if not across else 0))
-                box = Box(left, middle - LINE / 2, left + wide, middle + LINE / 2)
+            for step_x, step_y in SIDES:
+                offset = distance * (0.75 if step_x and step_y else 1.0)
+                left = (
+                    x
+                    + step_x * offset
+                    - (0.0 if step_x > 0 else label_width if step_x < 0 else label_width / 2)
+                )
+                middle = y + step_y * (offset + (LINE / 4 if not step_x else 0))
+                box = Box(left, middle - LINE / 2, left + label_width, middle + LINE / 2)
                 if self.area.holds(box) and self._free(box, x, y):
                     free.append(box)
             if free:
-                best = min(free, key=lambda box: sum(box.shared(one) > 0 for one in self.lines))
-                self.taken.append(best)
-                return Spot(best, away > AWAY[0])
+                chosen = min(free, key=lambda box: sum(box.shared(line) > 0 for line in self.lines))
+                self.taken.append(chosen)
+                return Spot(chosen, distance > AWAY[0])
         return None
 
     def mark(self, x: float, y: float, size: float = 6) -> None:
-        """Keep the place of a mark free."""
+        """Reserve the space of a mark."""
         self.taken.append(Box(x - size, y - size, x + size, y + size))
         self.marks.append((x, y))
 
     def _free(self, box: Box, x: float, y: float) -> bool:
-        """Whether a label of the mark at (x, y) may have a place."""
+        """Return whether the label of the mark at (x, y) may be placed in this box."""
         near = Box(box.left - APART, box.top - APART / 2, box.right + APART, box.bottom + APART / 2)
-        others = (
-            Box(ox, oy, ox + 0.1, oy + 0.1)
-            for ox, oy in self.marks
-            if abs(ox - x) + abs(oy - y) > 1
+        other_marks = (
+            Box(mark_x, mark_y, mark_x + 0.1, mark_y + 0.1)
+            for mark_x, mark_y in self.marks
+            if abs(mark_x - x) + abs(mark_y - y) > 1
         )
-        return not any(box.shared(one) for one in self.taken) and not any(
-            near.shared(one) for one in others
+        return not any(box.shared(occupied) for occupied in self.taken) and not any(
+            near.shared(occupied) for occupied in other_marks
         )
 
     def line(self, points: Iterable[tuple[float, float]]) -> None:
-        """Keep off a line where there is a choice."""
-        found = list(points)
-        for (x1, y1), (x2, y2) in pairwise(found):
+        """Make labels avoid a line where possible."""
+        corners = list(points)
+        for (x1, y1), (x2, y2) in pairwise(corners):
             count = max(1, round(max(abs(x2 - x1), abs(y2 - y1)) / 4))
             for step in range(count + 1):
                 x, y = x1 + (x2 - x1) * step / count, y1 + (y2 - y1) * step / count
@@ -106,12 +113,14 @@ class Room:
 
 
 def width(text: str) -> float:
-    """About how wide a text of SIZE is, in pixels; rather too much than too little."""
+    """Return the estimated width of a text in pixels. Widths are rather too large than too
+    small.
+    """
     return SIZE * sum(_share(letter) for letter in text)
 
 
 def cut(text: str, most: float) -> str:
-    """The text, or as much of it as `most` pixels hold, with … for the rest."""
+    """Return the text, shortened to `max_width` pixels with a trailing … if it is longer."""
     if width(text) <= most:
         return text
     while text and width(text + "…") > most:
@@ -120,7 +129,7 @@ def cut(text: str, most: float) -> str:
 
 
 def cells(text: str) -> int:
-    """Columns of a terminal that a text takes."""
+    """Return the number of terminal columns that a text occupies."""
     return sum(
         0
         if unicodedata.combining(letter)
@@ -132,7 +141,7 @@ def cells(text: str) -> int:
 
 
 def fit(text: str, columns: int, more: str = "…") -> str:
-    """The text in exactly so many columns of a terminal."""
+    """Return the text cut or padded to exactly `columns` terminal columns."""
     if cells(text) > columns:
         while text and cells(text + more) > columns:
             text = text[:-1]

@@ -1,32 +1,30 @@
-"""Text into markup, escaped unless it is markup already. One way in: `element`."""
+"""Escaping of text into HTML and XML. All markup is built by `element`."""
 
 import html
 import re
 
 from llmcli.ui import visible
 
-# What neither XML nor UTF-8 can hold: halves of surrogate pairs, two noncharacters.
+# Characters that XML or UTF-8 cannot encode: surrogates and two noncharacters.
 UNFIT = re.compile("[\ud800-\udfff\ufffe\uffff]")
-VOID = ("meta", "br", "hr")  # HTML gives these no end
+VOID = ("meta", "br", "hr")  # HTML elements without an end tag
 
 
 class Markup(str):
-    """Text that is markup and goes into a page as it is; only `element` and its callers here make
-    it.
-    """
+    """Text that is already markup and is not escaped again. Only `element` and `join` create it."""
 
     __slots__ = ()
 
 
 def escape(text: str) -> Markup:
-    """Any text as text of HTML and XML: a name from a file's header, a path, an error."""
+    """Return any text, such as a model name or a path, escaped for HTML and XML."""
     return Markup(html.escape(UNFIT.sub("\ufffd", visible(text)), quote=True))
 
 
 def element(name: str, /, *children: str | None, **attributes: str | float | None) -> Markup:
-    """One element; text among its children and attributes is escaped, None left out.
+    """Return one element. Text children and attribute values are escaped; None is omitted.
 
-    `class_` is class, `stroke_width` is stroke-width.
+    `class_` becomes class, `stroke_width` becomes stroke-width.
     """
     words = [name]
     for key, value in attributes.items():
@@ -36,7 +34,9 @@ def element(name: str, /, *children: str | None, **attributes: str | float | Non
             )
             words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(shown)}"')
     inside = "".join(
-        one if isinstance(one, Markup) else escape(one) for one in children if one is not None
+        child if isinstance(child, Markup) else escape(child)
+        for child in children
+        if child is not None
     )
     return Markup(
         f"<{' '.join(words)}/>" if name in VOID else f"<{' '.join(words)}>{inside}</{name}>"
@@ -44,5 +44,5 @@ def element(name: str, /, *children: str | None, **attributes: str | float | Non
 
 
 def join(*pieces: Markup) -> Markup:
-    """Markup after markup."""
+    """Concatenate markup."""
     return Markup("".join(pieces))

@@ -1,9 +1,9 @@
-"""One self-contained page: pictures with their numbers below them, tables, facts. It loads and runs
-nothing.
+"""A self-contained HTML report: charts with their data below them, tables and facts. It loads and
+runs nothing.
 
-A strict Content-Security-Policy says so to the browser as well: only the one style whose hash it
-names is obeyed. The page is well-formed XML. Every text in it may be somebody else's (a model's
-name, a path) and is escaped by markup.py.
+A strict Content-Security-Policy enforces this in the browser: only the stylesheet with the stated
+hash applies. The page is well-formed XML. Its texts, such as model names and paths, are untrusted
+and always escaped.
 """
 
 import base64
@@ -17,12 +17,14 @@ from llmcli.bench.charts.style import STYLE
 from llmcli.bench.charts.svg import SLIM, WIDE, svg
 from llmcli.bench.charts.table import table
 
-OPEN = 12  # rows of numbers that are shown unasked below a picture
+OPEN = 12  # data tables up to this many rows are expanded
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A report. `lead`: what to remember, in sentences; `tables` and `facts` by their headings."""
+    """The content of a report. `lead`: the main results as sentences. `tables` and `facts` come
+    with their headings.
+    """
 
     title: str
     about: str
@@ -33,14 +35,14 @@ class Page:
 
 
 def html(page: Page) -> str:
-    """The page as text of a file in UTF-8."""
+    """Return the page as HTML text, to be stored as UTF-8."""
     body = element(
         "main",
         element("h1", page.title),
         element("p", page.about, class_="soft"),
-        element("ul", *(element("li", one) for one in page.lead)) if page.lead else None,
+        element("ul", *(element("li", item) for item in page.lead)) if page.lead else None,
         *(_section(chart, number) for number, chart in enumerate(page.charts)),
-        *(element("section", element("h2", name), _table(one)) for name, one in page.tables),
+        *(element("section", element("h2", name), _table(item)) for name, item in page.tables),
         *(element("section", element("h2", name), _facts(rows)) for name, rows in page.facts),
     )
     return (
@@ -61,12 +63,12 @@ def _head(title: str) -> Markup:
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="referrer", content="no-referrer"),
         element("title", title),
-        element("style", Markup(STYLE)),  # not text: it has neither < nor &
+        element("style", Markup(STYLE)),  # the stylesheet contains neither < nor &
     )
 
 
 def _section(chart: Chart, number: int) -> Markup:
-    """A picture for wide screens and one for narrow ones, and its numbers."""
+    """Return one chart for wide screens, one for narrow screens, and the data table."""
     numbers = table(chart)
     shown = {"open": "open"} if len(numbers.rows) <= OPEN else {}
     return element(
@@ -82,11 +84,11 @@ def _section(chart: Chart, number: int) -> Markup:
     )
 
 
-def _table(one: Table) -> Markup:
-    """A table that scrolls by itself where it is wider than the page."""
+def _table(data: Table) -> Markup:
+    """Return a table that scrolls horizontally when it is wider than the page."""
 
     def cell(name: str, number: int, words: str, scope: str | None = None) -> Markup:
-        return element(name, words, class_="n" if number in one.right else None, scope=scope)
+        return element(name, words, class_="n" if number in data.right else None, scope=scope)
 
     def row(first: str, *rest: str) -> Markup:
         return element(
@@ -95,11 +97,13 @@ def _table(one: Table) -> Markup:
             *(cell("td", at, words) for at, words in enumerate(rest, 1)),
         )
 
-    head = element("tr", *(cell("th", at, words, "col") for at, words in enumerate(one.columns)))
-    whole = element(
-        "table", element("thead", head), element("tbody", *(row(*cells) for cells in one.rows))
+    head = element("tr", *(cell("th", at, words, "col") for at, words in enumerate(data.columns)))
+    table_element = element(
+        "table", element("thead", head), element("tbody", *(row(*cells) for cells in data.rows))
     )
-    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label="numbers")
+    return element(
+        "div", table_element, class_="scroll", tabindex="0", role="region", aria_label="numbers"
+    )
 
 
 def _facts(rows: Sequence[tuple[str, str]]) -> Markup:

@@ -1,4 +1,4 @@
-"""Two measured axes as SVG: lines, marks and their labels, each label where there is room for it."""
+"""Charts of two numeric axes as SVG: lines, marks, and labels where there is room for them."""
 
 from llmcli.bench.charts import frame
 from llmcli.bench.charts.chart import Plot, Rule, Series
@@ -9,40 +9,45 @@ from llmcli.bench.charts.scale import Scale, figure, limits, tick_labels
 
 
 def draw(plot: Plot, wide: float, ident: str, kind: str) -> Markup:
-    """The picture, `wide` pixels wide."""
-    points = [point for one in plot.series for point in one.points]
+    """Draw the plot as SVG, `wide` pixels wide."""
+    points = [point for series in plot.series for point in series.points]
     pieces = [text(cut(plot.y.title, wide), 0, 12, kind="title")]
-    shown = [
-        (number, one) for number, one in enumerate(plot.series) if len(plot.series) > 1 and one.name
+    legend_entries = [
+        (number, series)
+        for number, series in enumerate(plot.series)
+        if len(plot.series) > 1 and series.name
     ]
     key, top = frame.legend(
-        [one.name for _, one in shown], wide, LINE + 4, [_sample(*one) for one in shown]
+        [series.name for _, series in legend_entries],
+        wide,
+        LINE + 4,
+        [_sample(*series) for series in legend_entries],
     )
-    high = min(340.0, max(220.0, wide * 0.5))
+    plot_height = min(340.0, max(220.0, wide * 0.5))
     (x_low, x_high), (y_low, y_high) = (
         limits([p.x for p in points] + [rule.at for rule in plot.rules], plot.x.log),
         limits([p.y for p in points], plot.y.log),
     )
-    y = Scale(y_low, y_high, top + GAP + high, top + GAP, plot.y.log)
-    marks = y.ticks(6)
-    left = max(width(label) for label in tick_labels(marks)) + GAP
-    area = Frame(wide, left, top + GAP, wide - 12, top + GAP + high)
+    y = Scale(y_low, y_high, top + GAP + plot_height, top + GAP, plot.y.log)
+    y_ticks = y.ticks(6)
+    left = max(width(label) for label in tick_labels(y_ticks)) + GAP
+    area = Frame(wide, left, top + GAP, wide - 12, top + GAP + plot_height)
     x = Scale(x_low, x_high, area.left, area.right, plot.x.log)
-    for value, label in zip(marks, tick_labels(marks), strict=True):
+    for value, label in zip(y_ticks, tick_labels(y_ticks), strict=True):
         pieces.append(frame.line(area.left, y(value), area.right, y(value), "grid"))
         pieces.append(text(label, area.left - 6, y(value) + 4, "end", "tick"))
     room = Room(Box(area.left + 2, area.top + 2, area.right, area.bottom - 2))
     pieces += [key, frame.across(x, area, plot.x.title)]
     pieces += [_rule(rule, x, area, room) for rule in plot.rules]
-    pieces += [_series(number, one, x, y, room) for number, one in enumerate(plot.series)]
-    pieces += [_labels(one, x, y, room) for one in plot.series]
+    pieces += [_series(number, series, x, y, room) for number, series in enumerate(plot.series)]
+    pieces += [_labels(series, x, y, room) for series in plot.series]
     return frame.picture(
         plot.title, plot.says, wide, area.bottom + 2 * LINE + GAP, ident, kind, *pieces
     )
 
 
 def _sample(number: int, series: Series) -> Markup:
-    """A series as the legend shows it."""
+    """Draw the legend sample of a series."""
     return join(
         element(
             "path",
@@ -57,7 +62,7 @@ def _sample(number: int, series: Series) -> Markup:
 
 
 def _series(number: int, series: Series, x: Scale, y: Scale, room: Room) -> Markup:
-    """A series' line and marks, whose places are taken then."""
+    """Draw the line and the marks of a series, and reserve their space in `room`."""
     places = [(x(point.x), y(point.y)) for point in series.points]
     pieces = []
     if series.line and len(places) > 1:
@@ -76,16 +81,16 @@ def _series(number: int, series: Series, x: Scale, y: Scale, room: Room) -> Mark
 
 
 def _labels(series: Series, x: Scale, y: Scale, room: Room) -> Markup:
-    """The points' labels, as many as find room."""
+    """Draw the labels of points that fit into the free space."""
     pieces = []
     for point in series.points:
         px, py = x(point.x), y(point.y)
-        found = (
+        candidates = (
             (words, room.place(words, px, py))
             for words in dict.fromkeys((point.words, point.label))
             if words
         )
-        words, spot = next(((words, spot) for words, spot in found if spot), ("", None))
+        words, spot = next(((words, spot) for words, spot in candidates if spot), ("", None))
         if spot:
             box = spot.box
             if spot.far:
@@ -96,19 +101,22 @@ def _labels(series: Series, x: Scale, y: Scale, room: Room) -> Markup:
 
 
 def _rule(rule: Rule, x: Scale, area: Frame, room: Room) -> Markup:
-    """A line down the picture, its word at the top on the side that has room."""
-    at = x(rule.at)
-    room.line([(at, area.top), (at, area.bottom)])
-    words = cut(rule.label, max(area.right - at, at - area.left) - 6)
-    wide = width(words)
-    left = at + 5 if at + 5 + wide <= area.right else at - 5 - wide
+    """Draw a vertical reference line, with its label at the top on the side that has space."""
+    line_x = x(rule.at)
+    room.line([(line_x, area.top), (line_x, area.bottom)])
+    words = cut(rule.label, max(area.right - line_x, line_x - area.left) - 6)
+    label_width = width(words)
+    left = line_x + 5 if line_x + 5 + label_width <= area.right else line_x - 5 - label_width
     y = area.top + 14
     while (
-        any(Box(left, y - 12, left + wide, y + 4).shared(one) for one in room.taken)
+        any(
+            Box(left, y - 12, left + label_width, y + 4).shared(occupied) for occupied in room.taken
+        )
         and y < area.bottom - LINE
     ):
         y += LINE
-    room.taken.append(Box(left, y - 12, left + wide, y + 4))
+    room.taken.append(Box(left, y - 12, left + label_width, y + 4))
     return join(
-        frame.line(at, area.top, at, area.bottom, "rule"), text(words, left, y, kind="label")
+        frame.line(line_x, area.top, line_x, area.bottom, "rule"),
+        text(words, left, y, kind="label"),
     )

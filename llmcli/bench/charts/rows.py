@@ -1,4 +1,4 @@
-"""Bars and rows of marks as SVG: names beside them where there is room, above them on a narrow
+"""Bar charts and dot rows as SVG. Names are placed left of the rows, or above them in a narrow
 picture.
 """
 
@@ -12,13 +12,14 @@ from llmcli.bench.charts.letters import LINE, cut, width
 from llmcli.bench.charts.markup import Markup, element, join
 from llmcli.bench.charts.scale import Scale, figure, limits
 
-BESIDE, ABOVE, THICK = 28.0, 46.0, 14.0  # heights of a row, of a bar
+# pixels: height of a row, of a row with its name above, and of a bar
+BESIDE, ABOVE, THICK = 28.0, 46.0, 14.0
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where rows lie. `beside`: names at the left and notes behind the values, else both above
-    them.
+    """Position of the rows. `labels_beside`: names left of the rows and notes after the values;
+    otherwise both above the row.
     """
 
     area: Frame
@@ -27,38 +28,38 @@ class Layout:
     ident: str
 
     def middle(self, number: int) -> float:
-        """The height of a row's values."""
+        """Return the y coordinate of a row's values."""
         return self.area.top + (BESIDE * number + 16 if self.beside else ABOVE * number + 32)
 
 
 def draw(chart: Rows, wide: float, ident: str, kind: str) -> Markup:
-    """The picture, `wide` pixels wide."""
+    """Draw the chart as SVG, `wide` pixels wide."""
     names = chart.names if len(chart.names) > 1 else ()
     samples = [mark(n, 11, 0) if chart.dots else _swatch(n, ident) for n in range(len(names))]
     key, top = frame.legend(names, wide, 2, samples)
-    place = _layout(chart, wide, top, ident)
-    area = place.area
+    layout = _layout(chart, wide, top, ident)
+    area = layout.area
     pieces = [frame.hatches(len(chart.names), ident)] if not chart.dots else []
-    pieces += [key, frame.across(place.scale, area, chart.axis.title)]
-    words = []
+    pieces += [key, frame.across(layout.scale, area, chart.axis.title)]
+    labels = []
     for number, row in enumerate(chart.rows):
-        y = place.middle(number)
+        y = layout.middle(number)
         values, end = (
-            _dots(row, chart.names, place, y) if chart.dots else _bar(row, chart.names, place, y)
+            _dots(row, chart.names, layout, y) if chart.dots else _bar(row, chart.names, layout, y)
         )
         pieces.append(values)
-        words += _words(row, place, y, end)
-    # The leftmost on top: no line goes through the words of another.
+        labels += _words(row, layout, y, end)
+    # From left to right, top to bottom, so that no line crosses another line's label.
     for number, rule in enumerate(sorted(chart.rules, key=lambda rule: rule.at)):
-        pieces.append(_rule(rule, place, top + LINE * (number + 1) - 3))
-    pieces += words
+        pieces.append(_rule(rule, layout, top + LINE * (number + 1) - 3))
+    pieces += labels
     return frame.picture(
         chart.title, chart.says, wide, area.bottom + 2 * LINE + GAP, ident, kind, *pieces
     )
 
 
 def _words(row: Row, place: Layout, y: float, end: float) -> list[Markup]:
-    """A row's name and note, over whatever line goes there."""
+    """Draw the name and the note of a row, above any line that passes there."""
     wide = place.area.width
     if place.beside:
         words = [text(row.label, place.area.left - 8, y + 4, "end", "label")]
@@ -87,16 +88,16 @@ def _layout(chart: Rows, wide: float, top: float, ident: str) -> Layout:
 
 
 def _bar(row: Row, names: Sequence[str], place: Layout, y: float) -> tuple[Markup, float]:
-    """The parts of a bar one behind the other; and where it ends."""
-    pieces, at = [], 0.0
-    for one in row.values:
-        start, end = place.scale(at), place.scale(at + one.value)
-        says = element("title", f"{row.label}, {one.name}: {figure(one.value)}")
-        fill = f"url(#{place.ident}-{names.index(one.name)})"
+    """Draw the stacked parts of a bar. Returns the markup and the x coordinate where it ends."""
+    pieces, total = [], 0.0
+    for named in row.values:
+        start, end = place.scale(total), place.scale(total + named.value)
+        says = element("title", f"{row.label}, {named.name}: {figure(named.value)}")
+        fill = f"url(#{place.ident}-{names.index(named.name)})"
         box = {"x": start, "y": y - THICK / 2, "width": max(end - start, 0.75), "height": THICK}
         pieces.append(element("rect", says, class_="part", fill=fill, **box))
-        at += one.value
-    end = place.scale(at)
+        total += named.value
+    end = place.scale(total)
     if row.span:
         pieces.append(_span(row.span, place, y))
         end = max(end, place.scale(row.span[1]))
@@ -104,44 +105,52 @@ def _bar(row: Row, names: Sequence[str], place: Layout, y: float) -> tuple[Marku
 
 
 def _dots(row: Row, names: Sequence[str], place: Layout, y: float) -> tuple[Markup, float]:
-    """A mark for each value on a line from the least to the greatest; and where it ends."""
-    places = [place.scale(one.value) for one in row.values]
+    """Draw one mark for each value, on a line from the smallest to the largest.
+
+    Returns the markup and the x coordinate where it ends.
+    """
+    mark_xs = [place.scale(named.value) for named in row.values]
     pieces = [_span(row.span, place, y)] if row.span else []
-    if places and not row.span:
-        pieces.append(line(min(places), y, max(places), y, "stem"))
-    for one, x in zip(row.values, places, strict=True):
+    if mark_xs and not row.span:
+        pieces.append(line(min(mark_xs), y, max(mark_xs), y, "stem"))
+    for named, x in zip(row.values, mark_xs, strict=True):
         pieces.append(
-            mark(names.index(one.name), x, y, f"{row.label}, {one.name}: {figure(one.value)}")
+            mark(names.index(named.name), x, y, f"{row.label}, {named.name}: {figure(named.value)}")
         )
     return join(*pieces), max(
-        [*places, *(place.scale(end) for end in row.span or ())], default=place.area.left
+        [*mark_xs, *(place.scale(end) for end in row.span or ())], default=place.area.left
     )
 
 
 def _span(span: tuple[float, float], place: Layout, y: float) -> Markup:
-    """A range as a line between two bars."""
+    """Draw a range as a horizontal line with end caps."""
     low, high = place.scale(span[0]), place.scale(span[1])
     path = f"M{low:.2f} {y - 4:.2f}v8m0 -4H{high:.2f}m0 -4v8"
     return element("path", class_="span", d=path)
 
 
 def _rule(rule: Rule, place: Layout, y: float) -> Markup:
-    """A line down the rows, its words above them: behind the line, or before it where there is more
-    room.
-    """
-    at, wide = place.scale(rule.at), place.area.width
-    before = at + 5 + width(rule.label) > wide and at > wide / 2
-    words = cut(rule.label, (at if before else wide - at) - 6)
-    path = f"M{at:.2f} {y - 9:.2f}V{place.area.bottom:.2f}"
+    """Draw a vertical reference line with its label above the rows, left or right of the line."""
+    line_x, width_pixels = place.scale(rule.at), place.area.width
+    label_left = line_x + 5 + width(rule.label) > width_pixels and line_x > width_pixels / 2
+    words = cut(rule.label, (line_x if label_left else width_pixels - line_x) - 6)
+    path = f"M{line_x:.2f} {y - 9:.2f}V{place.area.bottom:.2f}"
     return join(
-        element("path", class_="rule under", d=path),  # what it crosses may be as dark as itself
+        # a background: the bars below may be as dark as the line
+        element("path", class_="rule under", d=path),
         element("path", class_="rule", d=path),
-        text(words, at - 5 if before else at + 5, y, "end" if before else None, "label"),
+        text(
+            words,
+            line_x - 5 if label_left else line_x + 5,
+            y,
+            "end" if label_left else None,
+            "label",
+        ),
     )
 
 
 def _swatch(number: int, ident: str) -> Markup:
-    """A part of a bar as the legend shows it."""
+    """Draw the legend sample of a part of a bar."""
     return element(
         "rect", class_="part", fill=f"url(#{ident}-{number})", x=2, y=-6, width=18, height=12
     )

@@ -1,5 +1,5 @@
-"""The page's one style: light, dark and paper; wide screens and phones. No address in it, so it
-loads nothing.
+"""The stylesheet of the HTML report: light and dark mode, wide screens, phones and print. It
+contains no URL, so the page loads nothing.
 """
 
 LIGHT = """--paper:#ffffff;--ink:#1b1f24;--soft:#57606a;--grid:#dde2e7;--panel:#f5f7f9;
@@ -48,8 +48,8 @@ summary{{cursor:pointer;color:var(--soft)}}
 .scroll{{overflow-x:auto}}
 td:not(.n),tbody th{{min-width:9em;overflow-wrap:anywhere}}
 table{{border-collapse:collapse;font-size:.85rem;margin:8px 0;font-variant-numeric:tabular-nums}}
-th,td{{text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid var(--grid);vertical-align:top}}
-th,td{{unicode-bidi:isolate}}
+th,td{{text-align:left;vertical-align:top;padding:3px 14px 3px 0}}
+th,td{{border-bottom:1px solid var(--grid);unicode-bidi:isolate}}
 th{{font-weight:600;color:var(--soft)}}tbody th{{font-weight:400;color:var(--ink)}}
 .n{{text-align:right}}td.n{{white-space:nowrap}}
 dl{{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:8px 0}}

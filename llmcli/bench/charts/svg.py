@@ -1,4 +1,4 @@
-"""A chart as SVG, for a width: a wide one for screens and paper, a slim one for phones."""
+"""Charts as SVG, in a wide version for screens and print and a narrow version for phones."""
 
 from llmcli.bench.charts import plot, rows
 from llmcli.bench.charts.chart import Chart, Plot
@@ -8,8 +8,8 @@ WIDE, SLIM = 720, 340  # pixels
 
 
 def svg(chart: Chart, wide: float = WIDE, ident: str = "chart", kind: str = "") -> Markup:
-    """Draw a chart `wide` pixels wide; `ident` must be its own on the page, `kind` is one more
-    class.
+    """Draw a chart `wide` pixels wide. `ident` must be unique on the page; `kind` is an additional
+    CSS class.
     """
     return (
         plot.draw(chart, wide, ident, kind)

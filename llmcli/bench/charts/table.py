@@ -1,22 +1,20 @@
-"""A picture's values as a table: what stands below each picture, for those who read numbers or hear
-them.
-"""
+"""The data table of a chart, shown below it and read by screen readers."""
 
 from llmcli.bench.charts.chart import Chart, Plot, Rows, Table
 from llmcli.bench.charts.scale import figure
 
 
 def table(chart: Chart) -> Table:
-    """Every value of a chart."""
+    """Return a table of all values of a chart."""
     return _plot(chart) if isinstance(chart, Plot) else _rows(chart)
 
 
 def _plot(plot: Plot) -> Table:
-    labelled = any(point.label for one in plot.series for point in one.points)
+    labelled = any(point.label for series in plot.series for point in series.points)
     rows = [
-        (one.name, figure(point.x), figure(point.y), *([point.words] if labelled else []))
-        for one in plot.series
-        for point in one.points
+        (series.name, figure(point.x), figure(point.y), *([point.words] if labelled else []))
+        for series in plot.series
+        for point in series.points
     ]
     rows += [(rule.label, figure(rule.at), "", *([""] if labelled else [])) for rule in plot.rules]
     columns = ("", plot.x.title, plot.y.title, *(["what"] if labelled else []))
@@ -26,14 +24,14 @@ def _plot(plot: Plot) -> Table:
 def _rows(chart: Rows) -> Table:
     names = chart.names
     ranged = any(row.span for row in chart.rows)
-    # Behind a bar with a range stand its value and deviation, which the columns have.
+    # The note of a bar with a range repeats its value and deviation, which are columns already.
     noted = (chart.dots or not ranged) and any(row.note for row in chart.rows)
     rows = []
     for row in chart.rows:
-        found = {one.name: figure(one.value) for one in row.values}
+        cells = {named.name: figure(named.value) for named in row.values}
         span = [figure(end) for end in row.span] if row.span else ["", ""]
-        more = (span if ranged else []) + ([row.note] if noted else [])
-        rows.append((row.label, *(found.get(name, "") for name in names), *more))
+        extra_cells = (span if ranged else []) + ([row.note] if noted else [])
+        rows.append((row.label, *(cells.get(name, "") for name in names), *extra_cells))
     blank = [""] * (len(names) - 1 + 2 * ranged + noted)
     rows += [(rule.label, figure(rule.at), *blank) for rule in chart.rules]
     first = "" if names == (chart.axis.title,) else chart.axis.title

@@ -1,6 +1,4 @@
-"""A chart as lines of text for a terminal of some width: no colour, and ASCII where Unicode cannot
-be shown.
-"""
+"""Charts as lines of text for a terminal: no color, and ASCII where Unicode cannot be shown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +13,9 @@ NARROWEST, WIDEST, HIGH = 24, 100, 14  # columns, columns, lines of a plot
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """What is drawn with. `eighths`: ends of a bar, none to a whole cell; `parts`: the cells of a
-    stack.
+    """The characters of a chart.
+
+    `eighths`: the end of a bar, from empty to a full cell. `parts`: the cells of a stacked bar.
     """
 
     marks: str
@@ -35,53 +34,56 @@ ASCII = Glyphs("o#^*vx@&", "#=%:+@~-", " #", ".", "|", "-", "+", "+", "~")
 
 
 def telling(chart: Chart) -> bool:
-    """Whether it shows at a glance what numbers in a table do not: several things beside one
-    another.
+    """Return whether a chart compares several values, so that drawing it adds something to a
+    table.
     """
     if isinstance(chart, Rows):
         return chart.dots or len(chart.rows) > 1 or len(chart.names) > 1
-    return sum(len(one.points) for one in chart.series if one.marks) > 1
+    return sum(len(series.points) for series in chart.series if series.marks) > 1
 
 
 def text(chart: Chart, columns: int, unicode: bool = True) -> str:
-    """The chart in lines that fit into so many columns, its title first."""
+    """Return the chart as text that fits into `columns` columns, with its title first."""
     columns = min(max(columns, NARROWEST), WIDEST)
     glyphs = UNICODE if unicode else ASCII
-    columns -= not unicode  # a line has one ± at most, which becomes two letters
+    columns -= not unicode  # a line has at most one ±, which takes two ASCII characters
     lines = (
         _plot(chart, columns, glyphs) if isinstance(chart, Plot) else _rows(chart, columns, glyphs)
     )
-    shown = [line.rstrip() for line in (fit(chart.title, columns, glyphs.more), *lines)]
-    return "\n".join(line if unicode else _ascii(line) for line in shown)
+    output = [line.rstrip() for line in (fit(chart.title, columns, glyphs.more), *lines)]
+    return "\n".join(line if unicode else _ascii(line) for line in output)
 
 
 def _rows(chart: Rows, columns: int, glyphs: Glyphs) -> list[str]:
     names = chart.names
     label = min(max(cells(row.label) for row in chart.rows), 2 * columns // 5)
     notes = min(max(cells(row.note) for row in chart.rows), columns // 3)
-    room = columns - label - 1 - (notes + 1 if notes else 0)
+    chart_columns = columns - label - 1 - (notes + 1 if notes else 0)
     rules = [rule.at for rule in chart.rules]
     low, high = (
         limits(chart.reach, chart.axis.log, chart.axis.zero)
         if chart.dots
         else (0.0, max(chart.reach) or 1.0)
     )
-    scale = Scale(low, high, 0, room - 1 if chart.dots else room, chart.axis.log)
+    scale = Scale(low, high, 0, chart_columns - 1 if chart.dots else chart_columns, chart.axis.log)
     lines = []
     for row in chart.rows:
         drawn = (
-            _marks(row, names, scale, room, glyphs)
+            _marks(row, names, scale, chart_columns, glyphs)
             if chart.dots
             else _bar(row, names, scale, glyphs)
         )
-        field = list(drawn.ljust(room))
-        for at in {min(round(scale(rule)), room - 1) for rule in rules}:
+        field = list(drawn.ljust(chart_columns))
+        for at in {min(round(scale(rule)), chart_columns - 1) for rule in rules}:
             field[at] = glyphs.down if field[at] == " " else field[at]
         lines.append(
-            f"{fit(row.label, label, glyphs.more)} {''.join(field)} {fit(row.note, notes, glyphs.more)}"
+            f"{fit(row.label, label, glyphs.more)} {''.join(field)}"
+            f" {fit(row.note, notes, glyphs.more)}"
         )
     if chart.dots:
-        lines += [" " * (label + 1) + line for line in _across(chart.axis, scale, room, glyphs)]
+        lines += [
+            " " * (label + 1) + line for line in _across(chart.axis, scale, chart_columns, glyphs)
+        ]
     if len(names) > 1:
         samples = glyphs.marks if chart.dots else glyphs.parts
         lines += _flow(
@@ -91,33 +93,35 @@ def _rows(chart: Rows, columns: int, glyphs: Glyphs) -> list[str]:
 
 
 def _bar(row: Row, names: Sequence[str], scale: Scale, glyphs: Glyphs) -> str:
-    """The parts one behind the other; a bar of one part ends on an eighth of a cell."""
-    drawn, at = "", 0.0
-    for one in row.values:
-        at += one.value
+    """Draw the parts of a bar one after another. A bar with one part ends on an eighth of a
+    cell.
+    """
+    drawn, total = "", 0.0
+    for named in row.values:
+        total += named.value
         if len(names) == 1:
             steps = len(glyphs.eighths) - 1
-            eighths = max(round(scale(at) * steps), 1 if at else 0)
+            eighths = max(round(scale(total) * steps), 1 if total else 0)
             drawn = (
                 glyphs.eighths[-1] * (eighths // steps) + glyphs.eighths[eighths % steps].strip()
             )
         else:
-            part = glyphs.parts[names.index(one.name) % len(glyphs.parts)]
-            drawn += part * (round(scale(at)) - len(drawn))
+            part = glyphs.parts[names.index(named.name) % len(glyphs.parts)]
+            drawn += part * (round(scale(total)) - len(drawn))
     return drawn
 
 
 def _marks(row: Row, names: Sequence[str], scale: Scale, room: int, glyphs: Glyphs) -> str:
-    """A mark for each value on a line between them; where several fall into one cell the first is
-    seen.
+    """Draw a mark for each value on a line from the smallest to the largest. If marks share a cell,
+    the first one is shown.
     """
     drawn = [" "] * room
-    ends = [one.value for one in row.values] + list(row.span or ())
+    ends = [named.value for named in row.values] + list(row.span or ())
     if ends:
         first, last = round(scale(min(ends))), round(scale(max(ends)))
         drawn[first : last + 1] = glyphs.across * (last + 1 - first)
-    for one in reversed(row.values):
-        drawn[round(scale(one.value))] = glyphs.marks[names.index(one.name) % len(glyphs.marks)]
+    for named in reversed(row.values):
+        drawn[round(scale(named.value))] = glyphs.marks[names.index(named.name) % len(glyphs.marks)]
     return "".join(drawn)
 
 
@@ -157,7 +161,7 @@ def _plot(plot: Plot, columns: int, glyphs: Glyphs) -> list[str]:
 
 
 def _trace(points: Sequence[Point], x: Scale, y: Scale, field: list[list[str]], dot: str) -> None:
-    """A line through the points: straight between them, as on paper."""
+    """Draw a straight line between neighboring points."""
     for first, last in pairwise(points):
         x1, y1, x2, y2 = x(first.x), y(first.y), x(last.x), y(last.y)
         count = max(1, round(max(abs(x2 - x1), abs(y2 - y1))))
@@ -166,8 +170,8 @@ def _trace(points: Sequence[Point], x: Scale, y: Scale, field: list[list[str]], 
 
 
 def _write(point: Point, x: Scale, y: Scale, field: list[list[str]]) -> None:
-    """A point's label beside it where nothing but a line would be covered; the table has it in any
-    case.
+    """Write the label of a point next to its mark if it would cover nothing but lines. The data
+    table always contains the label.
     """
     line, at = field[round(y(point.y))], round(x(point.x))
     for words in dict.fromkeys((point.words, point.label)):
@@ -183,17 +187,17 @@ def _write(point: Point, x: Scale, y: Scale, field: list[list[str]]) -> None:
 
 
 def _across(axis: Axis, scale: Scale, room: int, glyphs: Glyphs) -> list[str]:
-    """The axis below: its line, its numbers, its title where that fits behind them."""
-    rule, numbers = [glyphs.across] * room, [" "] * (room + 1)
-    free = 0
+    """Draw the x axis: its line, its numbers and its title."""
+    axis_line, numbers = [glyphs.across] * room, [" "] * (room + 1)
+    next_column = 0
     for value, label in _named(scale, max(2, room // 10)):
         at = round(scale(value))
-        rule[at] = glyphs.tick
+        axis_line[at] = glyphs.tick
         start = min(max(at - len(label) // 2, 0), room - len(label))
-        if start >= free:
+        if start >= next_column:
             numbers[start : start + len(label)] = label
-            free = start + len(label) + 1
-    return ["".join(rule), "".join(numbers).rstrip(), fit(axis.title, room, glyphs.more)]
+            next_column = start + len(label) + 1
+    return ["".join(axis_line), "".join(numbers).rstrip(), fit(axis.title, room, glyphs.more)]
 
 
 def _named(scale: Scale, most: int) -> list[tuple[float, str]]:
@@ -202,7 +206,7 @@ def _named(scale: Scale, most: int) -> list[tuple[float, str]]:
 
 
 def _flow(words: Sequence[str], columns: int) -> list[str]:
-    """Pieces of text one behind the other, in as many lines as they need."""
+    """Arrange pieces of text one after another in as many lines as they need."""
     lines: list[str] = []
     for word in words:
         if lines and cells(lines[-1]) + 3 + cells(word) <= columns:

@@ -1,5 +1,5 @@
-"""A load as pictures: percentiles of its times, latency and throughput over load, and what a search
-tried.
+"""Charts of load tests: latency percentiles, latency and throughput over load, and the measurements
+of a search.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,20 @@ WORDS = {
 
 
 def charts(found: Sequence[Figures], slo: Slo | None = None) -> list[Chart]:
-    """What there is to draw of one load, or of several."""
+    """Build the charts of one or several loads."""
     drawn: list[Chart] = []
     for closed, group in groupby(
-        sorted(found, key=lambda one: not one.load.closed), lambda one: one.load.closed
+        sorted(found, key=lambda metrics: not metrics.load.closed),
+        lambda metrics: metrics.load.closed,
     ):
-        several = sorted(group, key=lambda one: one.load.level)
-        if len({one.load.level for one in several}) > 1:
+        by_level = sorted(group, key=lambda metrics: metrics.load.level)
+        if len({metrics.load.level for metrics in by_level}) > 1:
             axis = Axis("requests at once" if closed else "requests a second asked")
             drawn += [
-                _latency(several, axis, name) for name in ("ttft", "tpot") if _has(several, name)
+                _latency(by_level, axis, name) for name in ("ttft", "tpot") if _has(by_level, name)
             ]
-            drawn.append(_throughput(several, axis))
-    answered = [one for one in found if one.times]
+            drawn.append(_throughput(by_level, axis))
+    answered = [metrics for metrics in found if metrics.times]
     if answered:
         drawn.append(_rates(answered))
         drawn += [_percentiles(answered, name, slo) for name in TIMES if _has(answered, name)]
@@ -42,33 +43,34 @@ def charts(found: Sequence[Figures], slo: Slo | None = None) -> list[Chart]:
 
 
 def searched(edge: Edge, share: float) -> list[Chart]:
-    """Every level that a search measured: what part of its requests kept the promise, and the time
-    to first token.
+    """Build the chart of all measurements of a search: the share of requests within the limits at
+    each level.
     """
-    told = [(one, one.figures.share) for one in edge.points]
+    shares = [(point, point.figures.share) for point in edge.points]
     unit = "requests at once" if edge.kind == "concurrency" else "requests a second"
     series = [
         Series(
             name,
             tuple(
-                Point(one.level, 100 * kept)
-                for one, kept in told
-                if kept is not None and one.held is held
+                Point(point.level, 100 * kept)
+                for point, kept in shares
+                if kept is not None and point.held is held
             ),
             line=False,
         )
         for name, held in (("holds", True), ("does not hold", False))
     ]
     edge_at = (
-        f" The edge is between {edge.low:.3g} and {edge.high:.3g} (90 %)."
+        f" The largest load is between {edge.low:.3g} and {edge.high:.3g} (90 % confidence)."
         if edge.low and edge.high
         else ""
     )
     says = (
-        f"Needed: {share:.0%} of the requests.{edge_at} A level far from the promise is left early."
+        f"Required: {share:.0%} of the requests within the limits.{edge_at} Measurements far from"
+        " the limits are ended early."
     )
     rules = () if edge.level is None else (Rule(edge.level, "largest"),)
-    shown = tuple(one for one in series if one.points)
+    shown = tuple(line for line in series if line.points)
     return [
         Plot(
             "What the search measured",
@@ -82,78 +84,82 @@ def searched(edge: Edge, share: float) -> list[Chart]:
 
 
 def beside(name: str, found: Versus) -> list[Chart]:
-    """Ratios of two servers around 1."""
+    """Build the chart of the ratios of two servers."""
     ratios = [
-        pairs.Ratio(one.name, one.ratio, one.low, one.high, f"{one.ratio:.3f}")
-        for one in found.ratios
+        pairs.Ratio(ratio.name, ratio.ratio, ratio.low, ratio.high, f"{ratio.ratio:.3f}")
+        for ratio in found.ratios
     ]
     says = (
-        f"{found.turns} turns of each; of tok/s more is better, of times less. Intervals of 95 %."
+        f"{found.turns} turns of each server. Above 1 is better for tok/s, below 1 for times."
+        " Intervals of 95 %."
     )
     return [pairs.chart(f"B in units of A, {name}", says, "B / A", ratios)]
 
 
-def _latency(found: Sequence[Figures], axis: Axis, name: str) -> Plot:
+def _latency(loads: Sequence[Figures], axis: Axis, name: str) -> Plot:
     series = []
     for rank in ("p50", "p99"):
         points = [
-            Point(one.load.level, ms) for one in found if (ms := _at(one, name, rank)) is not None
+            Point(metrics.load.level, ms)
+            for metrics in loads
+            if (ms := _at(metrics, name, rank)) is not None
         ]
         if points:
             series.append(Series(rank, tuple(points)))
     low, high = series[0].points[0], series[0].points[-1]
-    says = (
-        f"Half of the requests: {figure(low.y)} ms at {low.x:g}, {figure(high.y)} ms at {high.x:g}."
-    )
+    says = f"Median: {figure(low.y)} ms at {low.x:g}, {figure(high.y)} ms at {high.x:g}."
     return Plot(f"{WORDS[name].capitalize()} over load", says, axis, Axis("ms"), tuple(series))
 
 
-def _throughput(found: Sequence[Figures], axis: Axis) -> Plot:
-    points = tuple(Point(one.load.level, one.output_rate, figure(one.output_rate)) for one in found)
+def _throughput(loads: Sequence[Figures], axis: Axis) -> Plot:
+    points = tuple(
+        Point(metrics.load.level, metrics.output_rate, figure(metrics.output_rate))
+        for metrics in loads
+    )
     best = max(points, key=lambda point: point.y)
-    says = f"Most: {figure(best.y)} output tokens a second at {best.x:g}."
+    says = f"Maximum: {figure(best.y)} output tokens a second at {best.x:g}."
     return Plot(
         "Throughput over load", says, axis, Axis("output tokens a second"), (Series("", points),)
     )
 
 
-def _rates(found: Sequence[Figures]) -> Rows:
+def _rates(loads: Sequence[Figures]) -> Rows:
     rows = [
         Row(
-            one.load.name,
-            (Value("output tokens a second", one.output_rate),),
-            figure(one.output_rate),
-            _span(one),
+            metrics.load.name,
+            (Value("output tokens a second", metrics.output_rate),),
+            figure(metrics.output_rate),
+            _span(metrics),
         )
-        for one in found
+        for metrics in loads
     ]
-    says = "Tokens that arrived while it was measured, of all requests."
+    says = "Tokens of all requests that arrived during the measurement."
     return Rows("Throughput", says, Axis("output tokens a second"), tuple(rows))
 
 
-def _percentiles(found: Sequence[Figures], name: str, slo: Slo | None) -> Rows:
+def _percentiles(loads: Sequence[Figures], name: str, slo: Slo | None) -> Rows:
     rows = []
-    for one in found:
-        ranks = one.times[name].ranks.items() if name in one.times else ()
+    for metrics in loads:
+        ranks = metrics.times[name].ranks.items() if name in metrics.times else ()
         if values := tuple(Value(rank, ms) for rank, ms in ranks if ms is not None):
-            rows.append(Row(one.load.name, values))
-    most = None if slo is None else slo.limits.get(name)
-    every = [value.value for row in rows for value in row.values]
-    log = min(every) > 0 and max(every) > 8 * min(every)
-    says = f"{', '.join(RANKS)} where there are values enough; smaller is better."
-    rules = () if most is None else (Rule(most, "promised"),)
+            rows.append(Row(metrics.load.name, values))
+    limit = None if slo is None else slo.limits.get(name)
+    all_values = [value.value for row in rows for value in row.values]
+    log = min(all_values) > 0 and max(all_values) > 8 * min(all_values)
+    says = f"{', '.join(RANKS)} where there are enough values; smaller is better."
+    rules = () if limit is None else (Rule(limit, "promised"),)
     return Rows(
         WORDS[name].capitalize(), says, Axis("ms", log), tuple(rows), dots=True, rules=rules
     )
 
 
-def _span(one: Figures) -> tuple[float, float] | None:
-    return (min(one.samples), max(one.samples)) if len(one.samples) > 1 else None
+def _span(metrics: Figures) -> tuple[float, float] | None:
+    return (min(metrics.samples), max(metrics.samples)) if len(metrics.samples) > 1 else None
 
 
-def _has(found: Sequence[Figures], name: str) -> bool:
-    return any(name in one.times for one in found)
+def _has(loads: Sequence[Figures], name: str) -> bool:
+    return any(name in metrics.times for metrics in loads)
 
 
-def _at(one: Figures, name: str, rank: str) -> float | None:
-    return one.times[name].ranks[rank] if name in one.times else None
+def _at(metrics: Figures, name: str, rank: str) -> float | None:
+    return metrics.times[name].ranks[rank] if name in metrics.times else None

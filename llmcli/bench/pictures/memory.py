@@ -1,4 +1,6 @@
-"""The receipt of `plan` as bars: what a run holds in memory, part by part, and what stays free."""
+"""The memory plan of `plan` as bars: what a run needs in memory, part by part, and what stays
+free.
+"""
 
 from collections.abc import Sequence
 
@@ -16,11 +18,11 @@ PARTS = (
     ("output buffer", "output"),
 )
 OVERHEAD, FREE = "interpreter, libraries", "free"
-LARGE = 2  # free memory is drawn where it is no more than so many times what is used
+LARGE = 2  # free memory is drawn if it is at most this many times the used memory
 
 
 def chart(receipts: Sequence[tuple[str, Receipt]]) -> Rows | None:
-    """A bar for each context and device; None where nothing of it is known."""
+    """Build a bar for each context and device; None if nothing is known."""
     several = any(len(receipt.shares) > 1 for _, receipt in receipts)
     rows = [
         _row(f"{name}, {share.device}" if several else name, share, receipt.overhead)
@@ -30,13 +32,14 @@ def chart(receipts: Sequence[tuple[str, Receipt]]) -> Rows | None:
     rows = [row for row in rows if row.values]
     if not rows:
         return None
-    says = f"{_verdict(receipts)} What llama.cpp maps and allocates, as its dry run tells."
+    says = f"{_verdict(receipts)} What llama.cpp maps and allocates, from its dry run."
     return Rows("Memory", says, Axis("MiB"), tuple(rows))
 
 
 def types(rows: Sequence[tuple[str, int, str]], available: int | None) -> Rows | None:
-    """What llama.cpp would map and allocate for each type of the weights: name, bytes, and a word
-    about it.
+    """Build a bar for each weight type: what llama.cpp would map and allocate.
+
+    `rows`: name, bytes, and a note for each type.
     """
     if not rows:
         return None
@@ -44,16 +47,16 @@ def types(rows: Sequence[tuple[str, int, str]], available: int | None) -> Rows |
         Row(name, (Value("MiB", nbytes / MIB),), f"{size(nbytes)}, {word}")
         for name, nbytes, word in rows
     )
-    near = available is not None and available <= LARGE * max(nbytes for _, nbytes, _ in rows)
+    is_near = available is not None and available <= LARGE * max(nbytes for _, nbytes, _ in rows)
     rules = (
         (Rule(available / MIB, f"available: {size(available)}"),)
-        if available is not None and near
+        if available is not None and is_near
         else ()
     )
-    room = "unknown memory is" if available is None else f"{size(available)} are"
+    available_text = "unknown memory" if available is None else size(available)
     return Rows(
         "In other types",
-        f"All that llama.cpp would hold; {room} available.",
+        f"Everything that llama.cpp would hold; available: {available_text}.",
         Axis("MiB"),
         bars,
         rules=rules,
@@ -68,19 +71,24 @@ def _verdict(receipts: Sequence[tuple[str, Receipt]]) -> str:
 
 
 def _row(name: str, share: Share, overhead: int | None) -> Row:
-    """One device's parts; what is not known is left out, and said. `overhead` None: it is no part
-    of this picture.
+    """Build the row of one device. Unknown parts are omitted and named in the note.
+
+    `overhead` None: omit the memory of the process itself.
     """
-    held = [(label, getattr(share, part)) for label, part in PARTS]
+    parts = [(label, getattr(share, part)) for label, part in PARTS]
     if share.device == HOST and overhead is not None:
-        held.append((OVERHEAD, overhead))
-    lacks = [label for label, value in held if value is None]
-    used = sum(value for _, value in held if value)
-    left = share.left
-    if left is not None and 0 < left <= LARGE * used:
-        held.append((FREE, left))
-    note = f"{size(used)}, " + _left(left) + (f" ({', '.join(lacks)}: unknown)" if lacks else "")
-    return Row(name, tuple(Value(label, value / MIB) for label, value in held if value), note)
+        parts.append((OVERHEAD, overhead))
+    unknown_labels = [label for label, value in parts if value is None]
+    used = sum(value for _, value in parts if value)
+    free = share.left
+    if free is not None and 0 < free <= LARGE * used:
+        parts.append((FREE, free))
+    note = (
+        f"{size(used)}, "
+        + _left(free)
+        + (f" ({', '.join(unknown_labels)}: unknown)" if unknown_labels else "")
+    )
+    return Row(name, tuple(Value(label, value / MIB) for label, value in parts if value), note)
 
 
 def _left(left: int | None) -> str:

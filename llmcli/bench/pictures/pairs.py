@@ -1,4 +1,4 @@
-"""Ratios with their intervals around 1: which of two is faster, and whether the noise supports it."""
+"""Charts of speed ratios with their confidence intervals around 1."""
 
 import math
 from collections.abc import Sequence
@@ -9,9 +9,7 @@ from llmcli.bench.charts.chart import Axis, Row, Rows, Rule, Value
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A speed in units of another; `low` and `high` None: no interval was asked for. `words`: what
-    to make of it.
-    """
+    """A speed in units of another. `low` and `high` None: no interval. `words`: the verdict."""
 
     name: str
     ratio: float
@@ -21,18 +19,21 @@ class Ratio:
 
 
 def chart(title: str, says: str, axis: str, ratios: Sequence[Ratio]) -> Rows:
-    """A row for each: its estimate, and how far it may be off. An interval without an end has none
-    here.
-    """
+    """Build a row for each ratio with its interval. Infinite intervals are not drawn."""
     rows = []
-    for one in ratios:
-        known = (
-            one.low is not None and one.high is not None and one.low > 0 and math.isfinite(one.high)
+    for ratio in ratios:
+        has_interval = (
+            ratio.low is not None
+            and ratio.high is not None
+            and ratio.low > 0
+            and math.isfinite(ratio.high)
         )
         span = (
-            (one.low, one.high) if known and one.low is not None and one.high is not None else None
+            (ratio.low, ratio.high)
+            if has_interval and ratio.low is not None and ratio.high is not None
+            else None
         )
-        rows.append(Row(one.name, (Value("ratio", one.ratio),), one.words, span))
+        rows.append(Row(ratio.name, (Value("ratio", ratio.ratio),), ratio.words, span))
     return Rows(
         title, says, Axis(axis, zero=False), tuple(rows), dots=True, rules=(Rule(1.0, "as fast"),)
     )

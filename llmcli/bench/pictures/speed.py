@@ -1,5 +1,5 @@
-"""Tests as pictures: tokens a second, the time of a token over depth, its percentiles. Numbers to
-charts, no more.
+"""Charts of speed tests: tokens per second, time per token over depth, and percentiles of the time
+per token.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from llmcli.bench.grid import Test
 from llmcli.bench.kernel import Result, average, deviation
 from llmcli.hardware.reading import PACES
 
-RUN = ("n_prompt", "n_gen", "n_depth")  # what a test does; its other fields are settings
+RUN = ("n_prompt", "n_gen", "n_depth")  # what a test computes; the other fields are settings
 SETTINGS = tuple(field.name for field in fields(Test) if field.name not in RUN)
 WORDS = {
     "n_batch": "-b",
@@ -24,46 +24,51 @@ WORDS = {
     "flash_attn": "fa",
     "n_parallel": "np",
 }
-MOST = 6  # lines of one plot: as many as have marks of their own
+MOST = 6  # lines of one plot; each needs its own mark
 
 
 def charts(results: Sequence[Result]) -> list[Chart]:
-    """What there is to draw of tests; those that generate nothing have no time of a token."""
-    prompts = [one for one in results if not one.test.n_gen]
-    written = [one for one in results if one.tokens_ms and not one.test.n_prompt]
-    both = [one for one in results if one.test.n_gen and one.test.n_prompt]
-    found: list[Chart] = []
-    if written:
-        found += [generation(written), latency(written), percentiles(written)]
+    """Build the charts of the tests. Tests without generation have no time per token."""
+    prompts = [result for result in results if not result.test.n_gen]
+    generations = [result for result in results if result.tokens_ms and not result.test.n_prompt]
+    mixed = [result for result in results if result.test.n_gen and result.test.n_prompt]
+    drawn: list[Chart] = []
+    if generations:
+        drawn += [generation(generations), latency(generations), percentiles(generations)]
     if prompts:
-        found.append(_bars("Prompts", prompts, ()))
-    if both:
-        found.append(_bars("Prompt and generation together", both, ()))
-    return found
+        drawn.append(_bars("Prompts", prompts, ()))
+    if mixed:
+        drawn.append(_bars("Prompt and generation together", mixed, ()))
+    return drawn
 
 
 def varied(results: Sequence[Result]) -> list[str]:
-    """The settings that are not the same for all."""
-    return [name for name in SETTINGS if len({getattr(one.test, name) for one in results}) > 1]
+    """Return the settings in which the tests differ."""
+    return [
+        name for name in SETTINGS if len({getattr(result.test, name) for result in results}) > 1
+    ]
 
 
 def names(results: Sequence[Result]) -> list[str]:
-    """What to call each test: its title, and the settings in which they differ."""
-    told = [name for name in varied(results) if name != "n_parallel"]  # the title has it
-    return [" ".join([one.title, *(setting(one.test, name) for name in told)]) for one in results]
+    """Return a name for each test: its title, and the settings in which the tests differ."""
+    # the title contains n_parallel
+    settings = [name for name in varied(results) if name != "n_parallel"]
+    return [
+        " ".join([result.title, *(setting(result.test, name) for name in settings)])
+        for result in results
+    ]
 
 
 def setting(test: Test, name: str) -> str:
-    """A setting as it stands beside a test's name: `threads 2`."""
+    """Return a setting as it is written after a test's name, such as `threads 2`."""
     return f"{WORDS.get(name, name)} {getattr(test, name)}"
 
 
 def generation(results: Sequence[Result]) -> Rows:
-    """Tokens a second, beside how many people read."""
+    """Build the chart of generation speed, with human reading speeds as reference lines."""
     pace = results[0].subject.pace
-    if pace is None or any(
-        one.test.n_parallel > 1 for one in results
-    ):  # somebody reads one sequence
+    # people read one sequence at a time
+    if pace is None or any(result.test.n_parallel > 1 for result in results):
         return _bars("Generation", results, ())
     rules = (
         Rule(pace.tokens_per_second(words), f"{name} ({words} words a minute)")
@@ -74,19 +79,25 @@ def generation(results: Sequence[Result]) -> Rows:
 
 def _bars(title: str, results: Sequence[Result], rules: tuple[Rule, ...]) -> Rows:
     rows = []
-    for one, name in zip(results, names(results), strict=True):
-        mean, off = average(one.samples_ts), deviation(one.samples_ts)
-        span = (max(mean - off, 0.0), mean + off) if off else None
+    for result, name in zip(results, names(results), strict=True):
+        mean, error = average(result.samples_ts), deviation(result.samples_ts)
+        span = (max(mean - error, 0.0), mean + error) if error else None
         rows.append(
-            Row(name, (Value("tokens a second", mean),), f"{figure(mean)} ± {figure(off, 2)}", span)
+            Row(
+                name,
+                (Value("tokens a second", mean),),
+                f"{figure(mean)} ± {figure(error, 2)}",
+                span,
+            )
         )
-    says = f"{_range([average(one.samples_ts) for one in results])} tokens a second."
+    says = f"{_range([average(result.samples_ts) for result in results])} tokens a second."
     if rules:
-        slow = min(average(one.samples_ts) for one in results)
-        told = ", ".join(f"{figure(rule.at, 2)} {rule.label}" for rule in rules)
-        times = figure(slow / rules[0].at, 2)
+        slowest = min(average(result.samples_ts) for result in results)
+        speeds = ", ".join(f"{figure(rule.at, 2)} {rule.label}" for rule in rules)
+        times = figure(slowest / rules[0].at, 2)
         says += (
-            f" People, in this model's tokens: {told}; the slowest here is {times} times the first."
+            f" Reading speeds in this model's tokens: {speeds}; the slowest test reaches {times}"
+            " times the first."
         )
     return Rows(
         title,
@@ -98,25 +109,32 @@ def _bars(title: str, results: Sequence[Result], rules: tuple[Rule, ...]) -> Row
 
 
 def latency(results: Sequence[Result]) -> Plot:
-    """Milliseconds of a token over the tokens before it: by depth, or along the generation where
-    there is one depth.
+    """Build the chart of milliseconds per token over the tokens in the cache.
+
+    With several depths the x axis is the depth, otherwise the position in the generation.
     """
-    alike: dict[str, list[Result]] = {}
-    told = varied(results)
-    for one in results:
-        kind = [setting(one.test, name) for name in told] + ["sampled"] * (one.extra is not None)
-        alike.setdefault(" ".join(kind), []).append(one)
-    deep = len({one.test.n_depth for one in results}) > 1
+    by_setting: dict[str, list[Result]] = {}
+    settings = varied(results)
+    for result in results:
+        labels = [setting(result.test, name) for name in settings] + ["sampled"] * (
+            result.extra is not None
+        )
+        by_setting.setdefault(" ".join(labels), []).append(result)
+    has_depths = len({result.test.n_depth for result in results}) > 1
     series: list[Series] = []
-    for name, group in list(alike.items())[:MOST]:
-        series += _over_depth(name, group, len(alike) == 1) if deep else [_along(name, group[0])]
-    points = [point.y for one in series for point in one.points]
-    shares = "Median" if len(alike) > 1 else "Median and 99th percentile"
-    what = f"{shares} by depth" if deep else "Median over the repetitions, token by token"
-    left = f" The first {MOST} of {len(alike)} settings." if len(alike) > MOST else ""
+    for name, group in list(by_setting.items())[:MOST]:
+        series += (
+            _over_depth(name, group, len(by_setting) == 1)
+            if has_depths
+            else [_along(name, group[0])]
+        )
+    points = [point.y for result in series for point in result.points]
+    shares = "Median" if len(by_setting) > 1 else "Median and 99th percentile"
+    subject = f"{shares} by depth" if has_depths else "Median over the repetitions, token by token"
+    omitted = f" The first {MOST} of {len(by_setting)} settings." if len(by_setting) > MOST else ""
     return Plot(
         "Time of a token",
-        f"{what}: {_range(points)} ms.{left}",
+        f"{subject}: {_range(points)} ms.{omitted}",
         Axis("tokens in the cache before it"),
         Axis("ms a token"),
         tuple(series),
@@ -124,37 +142,46 @@ def latency(results: Sequence[Result]) -> Plot:
 
 
 def _over_depth(name: str, group: Sequence[Result], alone: bool) -> list[Series]:
-    ordered = sorted(group, key=lambda one: one.test.n_depth)
+    ordered = sorted(group, key=lambda result: result.test.n_depth)
     shares = ("p50", "p99") if alone else ("p50",)
     return [
         Series(
             f"{name} {share}".strip(),
-            tuple(Point(one.test.n_depth, one.itl_ms[share]) for one in ordered if one.itl_ms),
+            tuple(
+                Point(result.test.n_depth, result.itl_ms[share])
+                for result in ordered
+                if result.itl_ms
+            ),
         )
         for share in shares
     ]
 
 
-def _along(name: str, one: Result) -> Series:
-    """A generation token by token: the median of the repetitions, without marks, they would hide
-    the line.
+def _along(name: str, result: Result) -> Series:
+    """Build the series of one generation token by token: the median of the repetitions. Many marks
+    would hide the line.
     """
-    count, times = one.test.n_gen, one.tokens_ms
-    points = tuple(Point(one.test.n_depth + at, median(times[at::count])) for at in range(count))
-    return Series(name or one.title, points, marks=count <= MOST)
+    count, times = result.test.n_gen, result.tokens_ms
+    points = tuple(
+        Point(result.test.n_depth + index, median(times[index::count])) for index in range(count)
+    )
+    return Series(name or result.title, points, marks=count <= MOST)
 
 
 def percentiles(results: Sequence[Result]) -> Rows:
-    """How evenly tokens come: p50 to p99 and the longest."""
+    """Build the chart of the percentiles of the time per token, p50 to p99 and the maximum."""
     rows = []
-    for one, name in zip(results, names(results), strict=True):
-        times = one.itl_ms
-        assert times is not None, one.test
+    for result, name in zip(results, names(results), strict=True):
+        times = result.itl_ms
+        assert times is not None, result.test
         rows.append(Row(name, tuple(Value(share, ms) for share, ms in times.items())))
     longest = max(value.value for row in rows for value in row.values)
     shortest = min(value.value for row in rows for value in row.values)
-    says = f"Half of all tokens take p50 or less, 99 of 100 p99 or less; the longest took {figure(longest)} ms."
-    log = longest > 8 * shortest  # one long token must not press all others together
+    says = (
+        "Half of all tokens take p50 or less, 99 of 100 take p99 or less; the longest took"
+        f" {figure(longest)} ms."
+    )
+    log = longest > 8 * shortest  # one slow token must not compress all other values
     return Rows(
         "Percentiles of a token's time", says, Axis("ms a token", log), tuple(rows), dots=True
     )

@@ -1,4 +1,4 @@
-"""A sweep's values beside the fastest of them, each kind of test by itself."""
+"""Charts of sweeps: each value's speed relative to the fastest, for each kind of test."""
 
 from collections.abc import Sequence
 
@@ -11,19 +11,21 @@ from llmcli.bench.pictures.speed import names
 
 
 def charts(results: Sequence[Result]) -> list[Rows]:
-    """Ratios below 1 with their intervals; one that reaches 1 is level with the fastest."""
+    """Build a chart of ratios with intervals for each kind of test. An interval that includes 1 is
+    level with the fastest.
+    """
     drawn = []
     for group in sweep.standings(results):
         if len(group) == 1:
             continue
-        told = zip(group, names([one.result for one in group]), strict=True)
+        named_entries = zip(group, names([entry.result for entry in group]), strict=True)
         ratios = [
-            Ratio(name, one.against.ratio, one.against.low, one.against.high, one.mark)
-            if one.against
-            else Ratio(name, 1.0, words=one.mark)
-            for one, name in told
+            Ratio(name, entry.against.ratio, entry.against.low, entry.against.high, entry.mark)
+            if entry.against
+            else Ratio(name, 1.0, words=entry.mark)
+            for entry, name in named_entries
         ]
         title = f"{group[0].result.test.name}: each value beside the fastest"
-        says = "An interval that reaches 1 is level with the fastest: the noise does not tell them apart."
+        says = "A value whose interval includes 1 cannot be distinguished from the fastest."
         drawn.append(pairs.chart(title, says, "times the speed of the fastest", ratios))
     return drawn
