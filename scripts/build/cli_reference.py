@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write docs/cli.md: every command of llmcli with its arguments and options, read from the program.
 
-usage: scripts/build/cli_reference.py [--check]
+usage: .venv/bin/python scripts/build/cli_reference.py [--check]
 
 The page does not depend on the terminal: it is built from the options themselves, not from the
 wrapped text of --help. With --check nothing is written; the exit code is 1 if the page is out of

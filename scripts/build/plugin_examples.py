@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Copy the example plug-ins of tests/plugins/ into docs/contributing.md.
 
-usage: scripts/build/plugin_examples.py
+usage: .venv/bin/python scripts/build/plugin_examples.py
 
 The examples are Python files, so that the formatter and renames reach them. The comment before a
 block names the file that it shows.
