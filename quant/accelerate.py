@@ -137,7 +137,7 @@ class Numpy:
 
 
 class Torch:
-    """The operations of torch on a device: "cuda", "mps" or "cpu"."""
+    """The operations of torch on a device ("cuda", "mps" or "cpu"), as in NumpyBackend."""
 
     def __init__(self, device: str) -> None:
         import torch

@@ -75,10 +75,12 @@ class Allocation:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors."""
         return sum(pick.nbytes for pick in self.picks.values())
 
     @property
     def loss(self) -> float:
+        """Total divergence of all tensors."""
         return sum(pick.loss for pick in self.picks.values())
 
     @property

@@ -101,9 +101,7 @@ class BaseLogits:
         self._records.close()
 
     def _damaged(self, where: str) -> Refusal:
-        return Refusal(
-            f"{self.path} is damaged in {where}", hint="write it remake with --save-base"
-        )
+        return Refusal(f"{self.path} is damaged in {where}", hint="write it again with --save-base")
 
 
 def recognised(path: Path) -> bool:

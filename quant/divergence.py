@@ -85,7 +85,7 @@ class Lane:
         ends = [(at, min(at + SPAN, n_vocab)) for at in range(0, n_vocab, SPAN)]
         self._spans = [(at, end, -(-(end - at) // PIECE) * PIECE) for at, end in ends]
         self._scratch = np.zeros(SPAN, np.float32)
-        # a multiple of PIECE, and zeros at the end
+        # a multiple of F32_SUM_VALUES, with zeros at the end
         padded = self._spans[-1][0] + self._spans[-1][2]
         self._weight = np.zeros(n_vocab + PIECE, np.float32)[:padded]
         self._ones = np.ones((PIECE, 1), np.float32)

@@ -29,10 +29,12 @@ class Chunks:
 
     @property
     def count(self) -> int:
+        """Number of chunks."""
         return len(self.ids)
 
     @property
     def n_ctx(self) -> int:
+        """Tokens of a chunk."""
         return int(self.ids.shape[1])
 
     @property

@@ -261,7 +261,7 @@ def plan(
     """Decide every tensor's type and the statistics for its rounding. Raises UserError, before any
     byte is written, for what cannot be made.
 
-    `moments` are used by methods that need them, and replace a missing imatrix; `pending` stands
+    `moments` are used by methods that need them, and replace a missing imatrix; `expected` stands
     for moments, and the imatrix with them, that are not yet collected. `max_shard_bytes` splits the
     output into files with so many bytes of tensors.
     """

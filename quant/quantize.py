@@ -73,7 +73,7 @@ class Tally:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits a value takes in this type."""
+        """Bits per value in this type."""
         return self.bytes_after * 8 / self.elements
 
 
@@ -230,6 +230,7 @@ class Work:
         self._count_resumed(part.steps)
 
     def tallies(self) -> tuple[Tally, ...]:
+        """Return the rows of the closing table."""
         return tally(self.plan, self.sums, self.threads)
 
     def _record_report(self, step: Step, piece: Piece) -> None:

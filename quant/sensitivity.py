@@ -158,9 +158,10 @@ class _CodeError(NamedTuple):
 
 
 class Sensing:
-    """The measurements of a run, each written to disk when finished. `types` are each tensor's
-    options. `shows` stores probes in plain codes, which serve every method, importance and list of
-    types; `errors` stores those of the run's own codes.
+    """The measurements of a run, each written to disk when finished.
+
+    `types` are each tensor's options. `plain_store` contains the probes in plain codes, which serve
+    every method, importance and list of types; `run_store` those of the run's own codes.
     """
 
     def __init__(

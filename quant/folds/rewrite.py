@@ -113,8 +113,8 @@ def _vectors_of(vectors: Any, rows: "Ints", weight: Weight) -> Any:
 
 
 def gathered(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
-    """Read rows in any order; rows at most MAX_ROW_GAP apart are read together. Returns bytes [rows,
-    row_bytes].
+    """Read rows in any order, as bytes [rows, row_bytes]. Rows at most MAX_ROW_GAP apart are read
+    together.
     """
     import numpy as np
 

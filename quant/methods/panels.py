@@ -43,10 +43,12 @@ class Kind:
 
     @property
     def size(self) -> int:
+        """Number of columns of a block."""
         return self.form.values
 
     @property
     def groups(self) -> int:
+        """Number of groups of a block."""
         return self.form.groups
 
     @property
@@ -56,6 +58,7 @@ class Kind:
 
     @property
     def scales(self) -> tuple[int, int] | None:
+        """Range of the integer scales; None where scales are not integers."""
         return self.form.whole
 
     @property
