@@ -1,9 +1,9 @@
-"""How fast this machine reads memory: all threads over more bytes than any cache holds.
+"""Memory read bandwidth of this machine: all threads read more bytes than any cache holds.
 
-Reading, not copying: a token reads every weight once and writes next to nothing. Each thread has a
-piece of its own, which it filled itself (so that it lies near its core), and goes over it with
-numpy's maximum of 32-bit integers, which is vectors of loads and compares and lets other threads
-run. The fastest round counts: what disturbs only slows down.
+Decoding reads every weight once and writes almost nothing, so reading is measured, not copying.
+Each thread fills its own piece, so that the piece is in memory near its core, and takes the maximum
+of its 32-bit integers with numpy, which releases the interpreter lock. The fastest round counts,
+because disturbances only slow a round down.
 """
 
 import threading
@@ -14,16 +14,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 1 << 20  # values of one call: 4 MiB, long beside the call itself
-ROUNDS, SECONDS = 5, 0.1  # a round goes over its bytes until so much time has passed
-BEYOND = 2  # going over so many caches' bytes in order leaves nothing of the last round in them
+CHUNK = 1 << 20  # values per numpy call (4 MiB), so that the cost of the call does not matter
+ROUNDS, SECONDS = 5, 0.1  # a round repeats its read for this many seconds
+# reading this many times the cache's size in order evicts everything the last round read
+BEYOND = 2
 
 I32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One size with one number of threads: bytes a second, round by round."""
+    """The read bandwidth of one buffer size with one number of threads: bytes per second of each
+    round.
+    """
 
     nbytes: int
     threads: int
@@ -31,15 +34,15 @@ class Reading:
 
     @property
     def best(self) -> float:
-        """The fastest round."""
+        """The rate of the fastest round, in bytes per second."""
         return max(self.rates)
 
 
 def sizes(cache: int | None, available: int | None) -> list[int]:
-    """What to read: half the last cache, and two sizes beyond it, as far as a quarter of the memory
-    allows.
+    """Return the buffer sizes to read: half of the last-level cache, and two sizes beyond it, at
+    most a quarter of the available memory.
 
-    Where the cache is unknown, sizes that most machines' caches are smaller than.
+    If the cache size is unknown, the sizes exceed the caches of most machines. All sizes in bytes.
     """
     large = max(256 << 20, BEYOND * (cache or 0))
     most = (available or 4 << 30) // 4
@@ -47,7 +50,9 @@ def sizes(cache: int | None, available: int | None) -> list[int]:
 
 
 def measure(nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = SECONDS) -> Reading:
-    """Read `nbytes` with `threads` threads at once, `rounds` times."""
+    """Measure the bandwidth of reading `nbytes` bytes with `threads` threads at once, `rounds`
+    times.
+    """
     gate = threading.Barrier(threads + 1)
     count = max(1, nbytes // 4 // threads)
     passes = [0]
@@ -74,8 +79,8 @@ def measure(nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = SE
         gate.wait()
         return time.perf_counter() - began
 
-    times = max(1, round(seconds / timed(1)))
-    rates = tuple(times * 4 * count * threads / timed(times) for _ in range(rounds))
+    repeats = max(1, round(seconds / timed(1)))
+    rates = tuple(repeats * 4 * count * threads / timed(repeats) for _ in range(rounds))
     passes[0] = 0
     gate.wait()
     for worker in workers:
@@ -84,11 +89,14 @@ def measure(nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = SE
 
 
 def roof(readings: Sequence[Reading], cache: int | None) -> Reading | None:
-    """The fastest reading that no cache can have helped; None where the cache is unknown, or as
-    large as all read.
+    """Return the fastest reading that no cache can have served.
+
+    Returns None if the cache size is unknown or no reading exceeds it enough.
     """
-    beyond = [one for one in readings if cache is not None and one.nbytes >= BEYOND * cache]
-    return max(beyond, key=lambda one: one.best, default=None)
+    beyond = [
+        reading for reading in readings if cache is not None and reading.nbytes >= BEYOND * cache
+    ]
+    return max(beyond, key=lambda reading: reading.best, default=None)
 
 
 def _read(piece: I32) -> None:

@@ -1,7 +1,6 @@
-"""The SQLite file of the history: opened with care, changed in one transaction, and what may be
-wrong with it.
+"""The SQLite file of the benchmark history: opening, schema, transactions, and handling of damage.
 
-The file is input like any other. It knows the tables and nothing of what is in their rows.
+The file is untrusted input. This module does not interpret the rows.
 """
 
 import sqlite3
@@ -13,87 +12,92 @@ from pathlib import Path
 from llmcli.errors import UserError
 
 SCHEMA = 1
-WAIT = 10.0  # seconds for another writer, who needs milliseconds
+WAIT = 10.0  # how long to wait for another writer
 TABLES = (
     """CREATE TABLE runs (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, time TEXT NOT NULL, machine TEXT NOT NULL, build TEXT NOT NULL,
-        model TEXT NOT NULL, sha256 TEXT, content TEXT NOT NULL, test TEXT NOT NULL, document TEXT NOT NULL)""",
+        id INTEGER PRIMARY KEY AUTOINCREMENT, time TEXT NOT NULL, machine TEXT NOT NULL,
+        build TEXT NOT NULL, model TEXT NOT NULL, sha256 TEXT, content TEXT NOT NULL,
+        test TEXT NOT NULL, document TEXT NOT NULL)""",
     "CREATE TABLE bandwidth (machine TEXT PRIMARY KEY, time TEXT NOT NULL, rate REAL)",
 )
-NOW_ONLY = {  # what keeps SQLite from working now and says nothing of the file
+# Errors that prevent access at the moment and do not mean that the file is damaged.
+NOW_ONLY = {
     sqlite3.SQLITE_BUSY: "another program is using it",
     sqlite3.SQLITE_LOCKED: "another program is using it",
-    sqlite3.SQLITE_READONLY: "it cannot be written",
-    sqlite3.SQLITE_PERM: "it may not be read",
-    sqlite3.SQLITE_AUTH: "it may not be read",
+    sqlite3.SQLITE_READONLY: "it is read-only",
+    sqlite3.SQLITE_PERM: "permission denied",
+    sqlite3.SQLITE_AUTH: "permission denied",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_IOERR: "the disk does not answer",
+    sqlite3.SQLITE_IOERR: "disk I/O error",
     sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_NOLFS: "the disk cannot hold it",
+    sqlite3.SQLITE_NOLFS: "the file system does not support files of this size",
 }
 
 
 class Damaged(Exception):
-    """The file is no database, or not whole."""
+    """The file is not an SQLite database or is damaged."""
 
 
 @contextmanager
 def opened(path: Path, *, make: bool = False, torn: bool = False) -> Iterator[sqlite3.Connection]:
-    """The database of our schema; empty (no tables) where nothing was ever kept. `torn`: read it
-    without its end, too.
+    """Open the database. It has no tables before the first write.
 
-    Raises Damaged, also for what goes wrong inside the block, and UserError for what is not the
-    file's fault.
+    `create`: create a missing file. `tolerate_truncation`: open a file that is shorter than its
+    header states. Raises DatabaseDamagedError for a damaged file, also if the damage is found
+    inside the block, and UserError if the file cannot be accessed or comes from a newer version.
     """
     try:
-        # "rw" for readers, too: what a killed writer left is undone by whoever comes next.
+        # Readers open read-write, too: SQLite then rolls back what a killed writer left.
         name = f"{path.absolute().as_uri()}?mode={'rwc' if make else 'rw'}"
         with closing(sqlite3.connect(name, uri=True, timeout=WAIT, isolation_level=None)) as db:
             db.text_factory = lambda raw: raw.decode("utf-8", "replace")
             db.execute("PRAGMA trusted_schema = OFF")
-            # else a file shorter than its head says is refused whole (sqlite's btree.c, lockBtree)
+            # otherwise SQLite refuses a truncated file entirely (btree.c, lockBtree)
             if torn:
                 db.execute("PRAGMA writable_schema = ON")
             if version(db) > SCHEMA:
                 raise UserError(
-                    f"{path} was written by a newer llmcli (its form is {version(db)}, this one knows {SCHEMA})",
+                    f"{path} was written by a newer llmcli (schema {version(db)}; this version"
+                    f" supports {SCHEMA})",
                     hint="update llmcli, or set LLMCLI_HOME to another folder",
                 )
             yield db
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: of a garbled schema
+    # the second one is raised by a garbled schema
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code not in NOW_ONLY:
             raise Damaged(str(error)) from None
         raise UserError(
             f"the history {path} cannot be used now: {NOW_ONLY[code]}",
-            hint="try again, or check the folder's room and permissions",
+            hint="try again, or check the folder's free space and permissions",
         ) from None
 
 
 def changed(path: Path, change: Callable[[sqlite3.Connection], list[int]]) -> list[int]:
-    """What `change` gives, in one transaction that waits for others'; raises as `opened`."""
+    """Run `change` in one transaction and return its result. Waits for other writers; raises the
+    errors of `open_database`.
+    """
     with opened(path, make=True) as db:
         db.execute("BEGIN IMMEDIATE")
-        # What is damaged elsewhere would let a row be written that nobody finds: some 50 ms for
-        # 5,000 runs.
-        if (found_wrong := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise Damaged(" ".join(str(found_wrong).split()))
+        # Without this check, a row could be written that no later query finds.
+        if (damage := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise Damaged(" ".join(str(damage).split()))
         if not version(db):
             for table in TABLES:
                 db.execute(table)
             db.execute(f"PRAGMA user_version = {SCHEMA}")
-        found = change(db)
+        result = change(db)
         db.execute("COMMIT")
-        return found
+        return result
 
 
 def version(db: sqlite3.Connection) -> int:
-    """The schema's; 0: there is none yet."""
+    """Return the schema version of the database, 0 if it has no schema yet."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def free_name(path: Path) -> Path:
-    """A name for a damaged file, beside it, that nobody has."""
+    """Return an unused name next to the file, for moving a damaged file away."""
     stem = f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     names = (path.with_name(stem + (f"-{count}" if count else "")) for count in range(1000))
     return next(name for name in names if not name.exists())

@@ -1,8 +1,7 @@
-"""Sequences brought to a depth: computed once, then put back from their saved state, as llama-bench
-does.
+"""KV states of a depth: sequences are filled once and then restored from the saved state, as in
+llama-bench.
 
-Computing 8192 tokens anew before each of five repetitions of 128 takes longer than all that is
-measured.
+Computing a long prompt anew before each repetition would take longer than the measurements.
 """
 
 from llmcli.bench.grid import Test
@@ -12,8 +11,8 @@ from llmcli.runtime.binding.model import Model
 
 
 class Depths:
-    """The state of one sequence of one model at the depth asked for last; it may be as large as the
-    KV cache.
+    """The saved state of one sequence of one model at the last requested depth. It may be as large
+    as the KV cache.
     """
 
     def __init__(self) -> None:
@@ -21,21 +20,18 @@ class Depths:
         self._state: memoryview | None = None
 
     def bring(self, context: Context, model: Model, test: Test) -> None:
-        """Let every sequence of an empty context hold `test.n_depth` tokens: the same ones, in
-        cells of its own.
-        """
+        """Fill every sequence of an empty context with the same `test.n_depth` tokens."""
         if not test.n_depth:
             return
-        of = test.n_depth, test.type_k, test.type_v, test.flash_attn, context.n_seq_max
+        key = test.n_depth, test.type_k, test.type_v, test.flash_attn, context.n_seq_max
         first = 0
-        if self._of != of or self._state is None:
-            self._of, self._state = of, None  # the old one goes before the new one comes
+        if self._of != key or self._state is None:
+            self._of, self._state = key, None  # free the old state before computing the new one
             self._compute(context, model, test.n_depth, sequences=1)
             self._state, first = context.state(0), 1
         for sequence in range(first, test.n_parallel):
-            if not context.put_state(
-                sequence, self._state
-            ):  # kept otherwise than it was: compute it
+            # a state that cannot be restored is computed again
+            if not context.put_state(sequence, self._state):
                 self._state = None
                 context.clear()
                 self._compute(context, model, test.n_depth, test.n_parallel)

@@ -1,7 +1,6 @@
-"""Value lists as llama-bench reads them, and the tests they span.
+"""Value lists as llama-bench reads them, and the tests of their cross product.
 
-Knows the grammar (`1,2,4`, `first-last`, `first-last+step`, `first-last*mult`) and the order of the
-product; nothing of models.
+A list is `1,2,4`, `first-last`, `first-last+step` or `first-last*mult`.
 """
 
 import re
@@ -17,8 +16,8 @@ LONGEST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One row of the table: prompt, generated and depth tokens of each of `n_parallel` sequences,
-    and the settings.
+    """One row of the results table: the numbers of prompt, generated and depth tokens of each of
+    `n_parallel` sequences, and the settings.
     """
 
     n_prompt: int
@@ -35,12 +34,14 @@ class Test:
 
     @property
     def tokens(self) -> int:
-        """What is computed while the clock runs, of all sequences together."""
+        """Tokens computed during the measurement, over all sequences."""
         return (self.n_prompt + self.n_gen) * self.n_parallel
 
     @property
     def name(self) -> str:
-        """llama-bench's name of the test: pp512, tg128, pp512+tg128, with ` @ d4096` at a depth."""
+        """llama-bench's name of the test: pp512, tg128 or pp512+tg128, followed by ` @ d4096` for a
+        depth.
+        """
         parts = [f"pp{self.n_prompt}"] * bool(self.n_prompt) + [f"tg{self.n_gen}"] * bool(
             self.n_gen
         )
@@ -48,13 +49,13 @@ class Test:
 
     @property
     def title(self) -> str:
-        """The name, and how many sequences there are: tg128 @ d4096 x8."""
+        """The name of the test with its number of sequences: tg128 @ d4096 x8."""
         return self.name + (f" x{self.n_parallel}" if self.n_parallel > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """All values of all settings; `pairs` are the pp+tg tests of -pg."""
+    """All values of all settings. `pairs`: the prompt and generation lengths of -pg."""
 
     prompts: Sequence[int]
     gens: Sequence[int]
@@ -70,7 +71,7 @@ class Grid:
     parallel: Sequence[int] = (1,)
 
     def tests(self) -> Iterator[Test]:
-        """The cross product; settings that need the model loaded again change slowest."""
+        """Yield the cross product. Settings that require reloading the model change slowest."""
         runs = (
             [(p, 0) for p in self.prompts if p]
             + [(0, g) for g in self.gens if g]
@@ -94,51 +95,54 @@ class Grid:
 
 
 def numbers(flag: str, texts: Sequence[str], lowest: int = 0, most: int = 2**31 - 1) -> list[int]:
-    """Numbers of repeated, comma-separated, ranged values; raises UserError naming the flag."""
-    found: list[int] = []
+    """Return the numbers of comma-separated lists and ranges. Raises UserError, which names the
+    flag.
+    """
+    values: list[int] = []
     for part in ",".join(texts).split(","):
         match = RANGE.fullmatch(part.strip())
         if match is None:
             raise UserError(
-                f"{flag} does not understand {part!r}",
+                f"{flag}: invalid value {part!r}",
                 hint=f"{flag} takes e.g. 512 or 128,256 or 1-8*2",
             )
         first, last, sign, step = match.groups()
-        found += _spread(flag, int(first), int(last or first), sign or "+", int(step or 1))
-    for value in found:
-        if not lowest <= value <= most:
+        values += _spread(flag, int(first), int(last or first), sign or "+", int(step or 1))
+    for number in values:
+        if not lowest <= number <= most:
             raise UserError(
-                f"{flag} is {value}", hint=f"{flag} takes whole numbers from {lowest} to {most}"
+                f"{flag} is {number}", hint=f"{flag} takes whole numbers from {lowest} to {most}"
             )
-    return found
+    return values
 
 
 def words(flag: str, texts: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Words of repeated, comma-separated values, each one of `known`; raises UserError naming the
-    flag.
+    """Return the words of comma-separated lists, each one of `allowed`. Raises UserError, which
+    names the flag.
     """
-    found = [part.strip().lower() for part in ",".join(texts).split(",")]
-    found = [{"0": "off", "1": "on"}.get(word, word) for word in found]  # older llama.cpp lines
-    for word in found:
+    values = [part.strip().lower() for part in ",".join(texts).split(",")]
+    # the spelling of older llama.cpp versions
+    values = [{"0": "off", "1": "on"}.get(word, word) for word in values]
+    for word in values:
         if word not in known:
             raise UserError(
-                f"{flag} does not know {word!r}", hint=f"{flag} takes: {' '.join(known)}"
+                f"{flag}: unknown value {word!r}", hint=f"{flag} takes: {' '.join(known)}"
             )
-    return found
+    return values
 
 
 def pairs(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Values of -pg: `PP,TG`, once per flag."""
-    found = []
+    """Return the values of -pg: one `PP,TG` pair per flag. Raises UserError."""
+    values = []
     for text in texts:
-        both = numbers("-pg", [text])
-        if len(both) != 2 or not sum(both):
+        lengths = numbers("-pg", [text])
+        if len(lengths) != 2 or not sum(lengths):
             raise UserError(
-                f"-pg does not understand {text!r}",
+                f"-pg: invalid value {text!r}",
                 hint="-pg takes a prompt and a generation length: -pg 512,128",
             )
-        found.append((both[0], both[1]))
-    return found
+        values.append((lengths[0], lengths[1]))
+    return values
 
 
 def _spread(flag: str, first: int, last: int, sign: str, step: int) -> Iterator[int]:

@@ -1,8 +1,8 @@
-"""Measured runs, kept: which machine, build, model and settings gave which samples, and when.
+"""The history of measured tests: machine, build, model, settings, samples and time.
 
-A run is a row with a number that is never given again; its `document` is the test as `bench -o
-json` tells it. A damaged file is set aside under another name, with all that can be read of it
-carried over. It measures nothing.
+Each run is a row with a number that is never reused; `document` is the test as `bench -o json`
+prints it. A damaged file is renamed, and everything that can still be read from it is copied to a
+new file.
 """
 
 import json
@@ -27,9 +27,11 @@ COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One test that was measured. `model` is its name as it was typed, `sha256` its file's where
-    that is known, and `content` the fingerprint that every file has (runtime/identity.py); `test`
-    is its name, as pp512. `id` None: not kept yet.
+    """One measured test.
+
+    `model`: the model's name as typed. `sha256`: the hash of its file, if known. `content`: the
+    content fingerprint that every file has. `test`: the name of the test, such as pp512. `id` None:
+    not saved yet.
     """
 
     time: str
@@ -44,7 +46,7 @@ class Run:
 
     @property
     def samples_ts(self) -> tuple[float, ...]:
-        """Tokens per second, repetition by repetition: at least one, each above 0."""
+        """Tokens per second of each repetition: at least one, each above 0."""
         return tuple(float(value) for value in self.document["samples_ts"])
 
     @property
@@ -55,65 +57,67 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
-    """What a damaged file still gives: its runs, oldest first, and the highest number it had given."""
+    """What a damaged file still contains: its readable runs, oldest first, and the highest number
+    ever assigned.
+    """
 
     runs: tuple[Run, ...]
     highest: int
 
 
 def path(config: Config) -> Path:
-    """Where the history is."""
+    """Return the path of the history file."""
     return config.data / "bench.sqlite"
 
 
 def now() -> str:
-    """The time as it is kept, as llama-bench writes it."""
+    """Return the current time in the format of the history and of llama-bench."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 class History:
-    """The history in one file, which is made when something is first kept. `watcher` is told what
-    happened to it.
-    """
+    """The history file, which is created by the first save. `watcher` prints warnings about it."""
 
     def __init__(self, path: Path, watcher: Watcher) -> None:
         self.path, self.watcher = path, watcher
 
     def append(self, runs: Sequence[Run]) -> list[int]:
-        """Keep runs, all or none; their numbers. Raises UserError where that cannot be: the file is
-        as it was.
+        """Save all runs or none, and return their numbers. Raises UserError; the file is unchanged
+        then.
         """
         return self._write(lambda db: [_insert(db, run) for run in runs])
 
     def runs(self, *, model: str | None = None, last: int | None = None) -> list[Run]:
-        """Kept runs, the oldest first: of those whose model's name has `model` in it, or whose hash
-        begins with it, the `last`. Of a damaged file what it still gives; the watcher is told.
-        Raises UserError.
+        """Return saved runs, oldest first: the last `last` of those whose model name contains
+        `model` or whose hash starts with it.
+
+        From a damaged file, return the readable runs and print a warning. Raises UserError.
         """
         return self._read(lambda run: model is None or _named(run, model), last)
 
     def find(self, number: int) -> Run:
-        """The run of that number; raises UserError where there is none."""
-        known = number < 2**63  # SQLite's largest
-        found = (
-            self._read(lambda run: run.id == number, 1, "WHERE id = ?", (number,)) if known else []
+        """Return the run with this number. Raises UserError if it does not exist."""
+        is_valid = number < 2**63  # SQLite's largest integer
+        runs = (
+            self._read(lambda run: run.id == number, 1, "WHERE id = ?", (number,))
+            if is_valid
+            else []
         )
-        if not found:
-            raise UserError(
-                f"the history has no run {number}", hint="llmcli bench history lists them"
-            )
-        return found[0]
+        if not runs:
+            raise UserError(f"the history has no run {number}", hint="llmcli bench history")
+        return runs[0]
 
     def bandwidth(self, machine: str) -> tuple[float | None] | None:
-        """What was measured of a machine's memory: bytes a second, or that it cannot be known.
-        None: nothing yet.
+        """Return the saved memory bandwidth of a machine, in bytes per second.
+
+        Returns `(None,)` if the bandwidth was found to be unmeasurable, None if nothing is saved.
         """
         if not self.path.exists():
             return None
         try:
             with opened(self.path) as db:
-                asked = "SELECT rate FROM bandwidth WHERE machine = ?"
-                row = db.execute(asked, (machine,)).fetchone() if version(db) else None
+                query = "SELECT rate FROM bandwidth WHERE machine = ?"
+                row = db.execute(query, (machine,)).fetchone() if version(db) else None
         except Damaged:
             return None
         if row is None or not (
@@ -123,7 +127,7 @@ class History:
         return (row[0],)
 
     def keep_bandwidth(self, machine: str, rate: float | None) -> None:
-        """Keep a measurement in place of an earlier one; raises UserError."""
+        """Save a bandwidth in bytes per second, replacing an earlier one. Raises UserError."""
         row = (machine, now(), rate)
         self._write(
             lambda db: [
@@ -140,27 +144,27 @@ class History:
     ) -> list[Run]:
         if not self.path.exists():
             return []
-        found: list[Run] = []
+        runs: list[Run] = []
         try:
             with opened(self.path) as db:
                 for run in _rows(db, "DESC", where, values):
                     if wanted(run):
-                        found.append(run)
-                    if len(found) == last:
+                        runs.append(run)
+                    if len(runs) == last:
                         break
         except Damaged as error:
             self.watcher.note(
-                f"warning: {self.path} is damaged ({error}): there may have been more runs than these"
+                f"warning: {self.path} is damaged ({error}); some runs may be missing"
             )
-            found = [run for run in reversed(_salvage(self.path).runs) if wanted(run)][:last]
-        return found[::-1]
+            runs = [run for run in reversed(_salvage(self.path).runs) if wanted(run)][:last]
+        return runs[::-1]
 
     def _write(self, change: Callable[[sqlite3.Connection], list[int]]) -> list[int]:
         make_folder(self.path.parent)
         try:
             return changed(self.path, change)
         except Damaged:
-            # One sets it aside; who comes at the same time finds a good file when the lock is free.
+            # Only one process replaces the file; others then find the new file under the lock.
             with store.locked(
                 self.path.with_name(f"{self.path.name}.lock"), self.watcher, "the history"
             ):
@@ -171,33 +175,29 @@ class History:
                     return changed(self.path, change)
 
     def _set_aside(self, why: str) -> None:
-        """Give a damaged file another name, and begin anew with what can be read of it."""
-        aside, saved = free_name(self.path), _salvage(self.path)
+        """Rename the damaged file, and create a new one with the runs that can still be read."""
+        renamed, salvaged = free_name(self.path), _salvage(self.path)
         fresh = self.path.with_name(f".{self.path.name}.new")
         fresh.unlink(missing_ok=True)
-        changed(fresh, lambda db: _restore(db, saved))
-        for tail in (
-            "-journal",
-            "-wal",
-            "-shm",
-        ):  # they belong to the file that goes, and would spoil the new one
+        changed(fresh, lambda db: _restore(db, salvaged))
+        # these files belong to the damaged file and would corrupt the new one
+        for suffix in ("-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
-                self.path.with_name(self.path.name + tail).replace(
-                    aside.with_name(aside.name + tail)
+                self.path.with_name(self.path.name + suffix).replace(
+                    renamed.with_name(renamed.name + suffix)
                 )
-        self.path.replace(aside)
+        self.path.replace(renamed)
         fresh.replace(self.path)
         self.watcher.note(
-            f"warning: the history was damaged ({why}): it is kept as {aside}, and a new one begins with the "
-            f"{len(saved.runs)} runs that could be read"
+            f"warning: the history was damaged ({why}): it was moved to {renamed}, and a new"
+            f" one was created with the {len(salvaged.runs)} readable runs"
         )
 
 
 def _insert(db: sqlite3.Connection, run: Run) -> int:
     document = json.dumps(dict(run.document))
-    model = run.model.encode(
-        "utf-8", "backslashreplace"
-    ).decode()  # the name of a file may be no UTF-8
+    # a file name may not be valid UTF-8
+    model = run.model.encode("utf-8", "backslashreplace").decode()
     values = (
         run.id,
         run.time,
@@ -228,7 +228,7 @@ def _restore(db: sqlite3.Connection, saved: Salvage) -> list[int]:
 def _rows(
     db: sqlite3.Connection, order: str, where: str = "", values: tuple[int, ...] = ()
 ) -> Iterator[Run]:
-    """All rows that are runs; what is none is passed over."""
+    """Yield all rows that are valid runs, and skip the others."""
     if version(db):
         for row in db.execute(f"SELECT {COLUMNS} FROM runs {where} ORDER BY id {order}", values):
             run = _run(*row)
@@ -244,33 +244,37 @@ def _run(number: Any, *row: Any) -> Run | None:
         return None
     try:
         moment, machine, build, model = before
-        known = sha256 if isinstance(sha256, str) else None
-        told = json.loads(document)
-        json.dumps(told, allow_nan=False)  # numbers that no JSON document may have are refused
-        run = Run(moment, machine, build, model, known, content, test, told, number)
+        file_hash = sha256 if isinstance(sha256, str) else None
+        parsed = json.loads(document)
+        json.dumps(parsed, allow_nan=False)  # JSON documents must not contain NaN or infinity
+        run = Run(moment, machine, build, model, file_hash, content, test, parsed, number)
         rates = run.samples_ts
-        good = all(0 < rate < math.inf for rate in rates) and len(rates) == len(run.samples_ns) > 0
+        is_valid = (
+            all(0 < rate < math.inf for rate in rates) and len(rates) == len(run.samples_ns) > 0
+        )
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
         return None
-    return run if good else None
+    return run if is_valid else None
 
 
-def _named(run: Run, wanted: str) -> bool:
+def _named(run: Run, text: str) -> bool:
     hashes = (run.sha256 or "", run.content)
-    return wanted.lower() in run.model.lower() or (
-        len(wanted) >= 6 and any(one.startswith(wanted) for one in hashes)
+    return text.lower() in run.model.lower() or (
+        len(text) >= 6 and any(file_hash.startswith(text) for file_hash in hashes)
     )
 
 
 def _salvage(path: Path) -> Salvage:
-    """What can be read from either end of a damaged file."""
-    found: dict[int, Run] = {}
+    """Read as many runs as possible from both ends of a damaged file."""
+    by_number: dict[int, Run] = {}
     highest = 0
     for order in ("ASC", "DESC"):
         with suppress(Damaged), opened(path, torn=True) as db:
             for run in _rows(db, order):
-                found[run.id or 0] = run
+                by_number[run.id or 0] = run
     with suppress(Damaged), opened(path, torn=True) as db:
         row = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'runs'").fetchone()
         highest = row[0] if type(row[0]) is int and row[0] < 2**62 else 0
-    return Salvage(tuple(found[number] for number in sorted(found)), max([highest, *found]))
+    return Salvage(
+        tuple(by_number[number] for number in sorted(by_number)), max([highest, *by_number])
+    )

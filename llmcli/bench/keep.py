@@ -1,6 +1,4 @@
-"""What `bench` keeps of a measurement: the test as its JSON, with the machine, the build and the
-model it holds for.
-"""
+"""Saving of bench results to the history, with the machine, the build and the model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,8 +13,8 @@ from llmcli.hardware import cluster
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A model as the history knows it: as it was typed, its file's sha256 where that is known, and
-    its fingerprint.
+    """A model in the history: its name as typed, the sha256 of its file if known, and its content
+    fingerprint.
     """
 
     model: str
@@ -25,8 +23,8 @@ class Name:
 
 
 class Keeper:
-    """Puts results into the history one by one; where that fails it says so once, and measuring
-    goes on.
+    """Saves results to the history one by one. The first failure is reported, and later results are
+    not saved.
     """
 
     def __init__(self, history: History, name: Name, warn: Callable[[str], None]) -> None:
@@ -36,30 +34,30 @@ class Keeper:
         self._failed = False
 
     def keep(self, result: Result) -> Result:
-        """The result, with its number where it was kept."""
+        """Save the result, and return it with its number in the history if it was saved."""
         if self._failed:
             return result
         try:
             (number,) = self.history.append([self.run(result)])
         except UserError as error:
             self._failed = True
-            self.warn(f"these results are not kept: {error} ({error.hint})")
+            self.warn(f"results are not saved: {error} ({error.hint})")
             return result
         self.numbers.append(number)
         return replace(result, id=number)
 
     def run(self, result: Result) -> Run:
-        """A result as the history keeps it."""
-        told: dict[str, Any] = document(result)
-        del told["id"]
+        """Return the result as a run of the history."""
+        row: dict[str, Any] = document(result)
+        del row["id"]
         name = self.name
         return Run(
             result.began,
             self.machine,
-            told["build_commit"],
+            row["build_commit"],
             name.model,
             name.sha256,
             name.content,
             result.title,
-            told,
+            row,
         )

@@ -1,7 +1,7 @@
-"""pp and tg: how fast the model reads a prompt and writes tokens, as llama-bench measures it.
+"""Prompt speed (pp) and generation speed (tg), measured as in llama-bench.
 
-Forward passes alone: random tokens, no sampling, no tokenizing (passes.py). Each step of a
-generation is timed, so there are percentiles too.
+Only forward passes over random tokens: no sampling and no tokenizing. Each step of a generation is
+timed, which gives percentiles of the time per token.
 """
 
 import statistics
@@ -26,21 +26,20 @@ from llmcli.runtime.stopping import stopped
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was measured: llama-bench's model columns."""
+    """The measured model: llama-bench's model columns."""
 
     filename: str
     kind: str
     nbytes: int
     n_params: int
-    pace: Pace | None = None  # tokens a word, where somebody is to be told how fast that is to read
+    pace: Pace | None = None  # tokens per word, to express the speed in reading speeds
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """What sampling and detokenizing add to a token, in milliseconds, with a 95 % interval; None:
-    too few pairs for it.
+    """The time that sampling and detokenizing add per token, in milliseconds, with a 95 % interval.
 
-    `share`: of the time of decoding alone.
+    `low` and `high` None: too few pairs. `share`: relative to the time of decoding alone.
     """
 
     ms: float
@@ -51,10 +50,13 @@ class Extra:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One test's samples: nanoseconds a repetition, and every step's milliseconds: the gap between
-    two tokens of a sequence. `extra`: it was measured with the sampler chain and detokenizing,
-    which added so much. `bandwidth` is this machine's, bytes read a second, `reached` the part of
-    it that was used; None: unknown. `id` is its number in the history.
+    """The samples of one test.
+
+    `samples_ns`: nanoseconds of each repetition. `tokens_ms`: milliseconds of each step, which is
+    the gap between two tokens of a sequence. `sampling_cost`: set if sampling and detokenizing were
+    measured, too. `bandwidth`: the machine's memory bandwidth in bytes per second.
+    `bandwidth_share`: the share of it that generation used. None: unknown. `id`: the number in the
+    history.
     """
 
     subject: Subject
@@ -69,7 +71,9 @@ class Result:
 
     @property
     def samples_ts(self) -> list[float]:
-        """Tokens of all sequences per second, repetition by repetition; the depth does not count."""
+        """Tokens per second of each repetition, over all sequences. Tokens of the depth do not
+        count.
+        """
         return [self.test.tokens * 1e9 / ns for ns in self.samples_ns]
 
     @property
@@ -79,7 +83,9 @@ class Result:
 
     @property
     def title(self) -> str:
-        """What was measured in a few words: llama-bench's name, and what it has none for."""
+        """llama-bench's name of the test, with the number of sequences and " sampled" if sampling
+        was measured.
+        """
         return self.test.title + (" sampled" if self.extra else "")
 
     @property
@@ -89,7 +95,7 @@ class Result:
 
     @property
     def itl_ms(self) -> dict[str, float] | None:
-        """Percentiles of the gaps between tokens; None for a prompt test."""
+        """Percentiles of the gaps between tokens in milliseconds; None for a prompt test."""
         if not self.tokens_ms:
             return None
         values = list(self.tokens_ms)
@@ -101,51 +107,54 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One repetition."""
+    """One repetition: its nanoseconds, and the milliseconds of each generated token."""
 
     ns: int
     tokens_ms: tuple[float, ...]
 
 
 def average(values: list[float]) -> float:
-    """The mean."""
+    """Return the mean."""
     return statistics.fmean(values)
 
 
 def deviation(values: list[float]) -> float:
-    """The sample standard deviation, 0 for a single value, as llama-bench."""
+    """Return the sample standard deviation; 0 for a single value, as in llama-bench."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 @contextmanager
 def subject(path: Path, gpu_layers: int) -> Iterator[tuple[Model, Subject]]:
-    """The model to be measured, loaded, with its columns."""
+    """Load a model for measuring, and describe it."""
     with gemm.used(gemm.PROMPTS), open_model(path, gpu_layers=gpu_layers) as model:
-        read = pace(lambda text: model.tokenize(text, special=False))
-        yield model, Subject(str(path), model.description, model.nbytes, model.n_params, read)
+        reading_pace = pace(lambda text: model.tokenize(text, special=False))
+        yield (
+            model,
+            Subject(str(path), model.description, model.nbytes, model.n_params, reading_pace),
+        )
 
 
 class Trial:
-    """One test in a context of its own, ready to be run any number of times. Made by `ready`."""
+    """One test in its own context, which can be repeated. Created by `open_trial`."""
 
     def __init__(self, context: Context, model: Model, test: Test, depths: Depths) -> None:
         self.context, self.model, self.test, self.depths = context, model, test, depths
-        # Checked and laid out before the clock starts: llama-bench's loop around the library costs
-        # nothing, ours would.
+        # Prepared before the clock starts: the loop of llama-bench costs almost nothing, a Python
+        # loop would.
         self.passes = RandomPasses(context, model, test.n_parallel)
         self.prompt = self.passes.prompt(test.n_depth, test.n_prompt)
         self.steps = self.passes.steps(test.n_depth + test.n_prompt, test.n_gen)
 
     def warm(self) -> None:
-        """As llama-bench: a prompt test warms up with its whole prompt, a generation with one
-        token.
+        """Warm up as llama-bench does: with the whole prompt for a prompt test, with one token for
+        a generation.
         """
         self.context.clear()
         run_passes(self.passes.prompt(0, self.test.n_prompt))
         run_passes(self.passes.steps(self.test.n_prompt, min(self.test.n_gen, 1)))
 
     def run(self) -> Sample:
-        """Measure once."""
+        """Measure one repetition."""
         self.bring()
         start = time.perf_counter_ns()
         run_passes(self.prompt)
@@ -153,13 +162,13 @@ class Trial:
         return Sample(time.perf_counter_ns() - start, gaps(stamps))
 
     def bring(self) -> None:
-        """Empty the context, and bring its sequences to their depth."""
+        """Clear the context, and fill its sequences to their depth."""
         self.context.clear()
         self.depths.bring(self.context, self.model, self.test)
 
 
 def options(test: Test) -> ContextOptions:
-    """The context that a test is measured in."""
+    """Return the options of the context in which a test is measured."""
     cells = (test.n_prompt + test.n_gen + test.n_depth) * test.n_parallel
     return ContextOptions(
         cells,
@@ -177,11 +186,11 @@ def options(test: Test) -> ContextOptions:
 
 @contextmanager
 def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Trial]:
-    """A test in a context of its own; Ctrl-C ends a pass within milliseconds and raises
+    """Open a test in its own context. Ctrl-C ends a pass within milliseconds and raises
     KeyboardInterrupt.
     """
-    own = gemm.rows("auto", test.n_parallel, guesses=False)
-    with gemm.used(own), open_context(model, options(test)) as context, stopped(context):
+    gemm_rows = gemm.rows("auto", test.n_parallel, guesses=False)
+    with gemm.used(gemm_rows), open_context(model, options(test)) as context, stopped(context):
         yield Trial(context, model, test, depths or Depths())
 
 
@@ -195,10 +204,10 @@ def measure(
     depths: Depths | None = None,
     tick: Callable[[int], None] = lambda number: None,
 ) -> Result:
-    """Run one test `repetitions` times, after one run that does not count.
+    """Measure `repetitions` of one test after a warm-up.
 
-    `depths` keeps what was computed for the depth of an earlier test; `tick` is told each
-    repetition before it begins.
+    `depths`: the KV state of an earlier test's depth, reused for an equal depth. `tick`: called
+    before each repetition with its number.
     """
     began = moment()
     samples = []
@@ -214,16 +223,16 @@ def measure(
 def result(
     about: Subject, test: Test, began: str, samples: list[Sample], extra: Extra | None = None
 ) -> Result:
-    """The samples of a test together."""
+    """Combine the samples of a test into one result."""
     gaps_ms = tuple(ms for sample in samples for ms in sample.tokens_ms)
     return Result(about, test, began, tuple(sample.ns for sample in samples), gaps_ms, extra)
 
 
 def moment() -> str:
-    """Now, as llama-bench writes it."""
+    """Return the current time in llama-bench's format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def gaps(stamps: list[int]) -> tuple[float, ...]:
-    """Milliseconds between nanoseconds."""
+    """Return the milliseconds between consecutive nanosecond time stamps."""
     return tuple((after - before) / 1e6 for before, after in pairwise(stamps))

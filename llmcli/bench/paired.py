@@ -1,16 +1,15 @@
-"""Which of two is faster, on a machine that is not quiet: pairs of short measurements in random
-order.
+"""Which of two sides is faster on a machine that is not quiet: pairs of short measurements in
+random order.
 
-A fair coin decides for each pair who is measured first. If the sides are alike, swapping them
-changes the sign of a pair's log ratio and nothing else, so every pattern of signs is equally likely
-whatever the machine does meanwhile: drift that goes on over many pairs, bursts and heavy tails cost
-precision, not truth. The estimate is Hodges and Lehmann's, the median of the means of all two pairs
-(1963); the interval is Wilcoxon's signed-rank test turned around.
+A coin decides for each pair which side is measured first. If the sides are equal, swapping them
+only changes the sign of a pair's log ratio, so every pattern of signs is equally likely, whatever
+else the machine does. Drift over many pairs, bursts and heavy tails therefore cost precision but
+not correctness. The estimate is the Hodges-Lehmann estimate (1963), the median of all pairwise
+means; the interval comes from inverting Wilcoxon's signed-rank test.
 
-Looking often and stopping when it pleases would find differences that are not there. There are few
-looks, at fixed shares of the time, and each spends a part of the error that is allowed in all
-(repeated confidence intervals: Jennison and Turnbull 1989, with Bonferroni's bound). It knows
-nothing of models.
+Testing repeatedly and stopping at will would find differences that do not exist. There are few
+interim analyses, at fixed shares of the time, and each spends a part of the total error probability
+(repeated confidence intervals: Jennison and Turnbull 1989, with Bonferroni's bound).
 """
 
 import math
@@ -26,24 +25,26 @@ from numpy.typing import NDArray
 
 Measure = Callable[[], float]
 
-# Shares of the time at which is looked, and of the error that each look may spend: most of it is
-# the last one's.
+# Interim analyses: share of the time, and share of the error probability that the analysis may
+# spend. The last one gets most of it.
 LOOKS = ((1 / 8, 0.1), (1 / 4, 0.15), (1 / 2, 0.25), (1.0, 0.5))
-MANY = 1500  # values whose means two by two are sorted; of more, some in a row become one
-EXACT = 300  # values up to which the signed-rank distribution is counted out
-# a side whose fast tenth is this many times its slow tenth ran on a machine that does other things
+# above this number of pairs, means of consecutive pairs are used, since all pairwise means are
+# sorted
+MANY = 1500
+EXACT = 300  # up to this number of pairs, the signed-rank distribution is computed exactly
+# ratio of the fast to the slow tenth of a side's rates above which the machine was busy
 NOISY = 1.3
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """How long is measured, and how sure is sure.
+    """The duration and the required precision of a comparison.
 
-    It ends after `seconds`, or before where half the interval is within `precision` (0.01: 1 %) or
-    a fifth of the difference; `least` pairs are measured even if they take longer, or as many as
-    can tell anything at all. `confidence` is that of the interval, over all looks together.
-    `allowance` is added to both ends: where two contexts happen to lie in memory makes a difference
-    too, which no number of pairs removes.
+    The comparison ends after `seconds`, or earlier if half of the interval is at most `precision`
+    (0.01: 1 %) or a fifth of the difference. At least `least` pairs are measured, and as many as
+    the interval needs. `confidence` holds for all interim analyses together. `allowance` is added
+    to both ends of the interval: the placement of two contexts in memory makes a difference that
+    more pairs do not remove.
     """
 
     seconds: float = 8.0
@@ -55,11 +56,11 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How fast B is, in units of A: `ratio`, with its interval. `low` 0 and `high` inf: too few
-    pairs to tell.
+    """The speed of B relative to A: `ratio` with its interval. `low` 0 and `high` inf: too few
+    pairs for an interval.
 
-    `a` and `b` are the rates as they were measured, the pairs in order; `settled` False where the
-    time was over before the interval was as narrow as wanted.
+    `a` and `b`: the measured rates, in pairs. `settled` False: the time ended before the interval
+    was as narrow as requested.
     """
 
     ratio: float
@@ -72,25 +73,23 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether the noise supports a difference."""
+        """Whether the interval excludes equal speeds."""
         return not self.low <= 1 <= self.high
 
     @property
     def resolution(self) -> float:
-        """Half the interval: a difference smaller than this would mostly go unseen. 0.04 is 4 %;
-        may be inf.
+        """Half the width of the interval as a relative difference: 0.04 is 4 %. Smaller differences
+        would mostly go unnoticed. It may be inf.
         """
         return math.sqrt(self.high / self.low) - 1 if self.low else math.inf
 
     @property
     def noisy(self) -> bool:
-        """Whether a side alone ran at speeds so far apart that the machine must have been doing
-        other things.
-        """
+        """Whether the rates of one side vary so much that the machine must have been busy."""
         return any(wander(rates) > NOISY for rates in (self.a, self.b))
 
     def words(self, a: str = "A", b: str = "B") -> str:
-        """The verdict in a line."""
+        """Return the verdict as one line."""
         span = (
             f"{self.low:.3g}-{self.high:.3g}"
             if self.resolution >= 0.02
@@ -100,11 +99,11 @@ class Comparison:
         if self.differs:
             return f"{b} is {ratio}x as fast as {a} ({span})"
         if math.isinf(self.resolution):
-            return f"too few measurements to tell: ratio {ratio}"
+            return f"too few measurements: ratio {ratio}"
         fold = 1 + self.resolution
         seen = f"{fold - 1:.1%}".replace("%", " %") if fold < 2 else f"{fold:.1f}-fold"
-        unseen = f"differences below {seen} cannot be seen"
-        return f"no difference this noise supports: ratio {ratio} ({span}); {unseen}"
+        undetected = f"differences below {seen} are not detectable"
+        return f"no significant difference: ratio {ratio} ({span}); {undetected}"
 
 
 def compare(
@@ -116,39 +115,40 @@ def compare(
     clock: Callable[[], float] = time.monotonic,
     coin: random.Random | None = None,
 ) -> Comparison:
-    """Measure pairs of both sides until enough is known. Each call of a side gives a rate: higher
-    is faster.
+    """Measure pairs of both sides until the comparison is precise enough. A call of a side returns
+    a rate; higher is faster.
 
-    A side should take well under a tenth of the time, warm-up is its own affair, and a pair should
-    be the same piece of work. `tick` is called after each pair. What a side raises passes through.
+    A call should take much less than a tenth of the time, include no warm-up, and do the same work
+    for both sides. `tick` is called after each pair. Exceptions of a side propagate.
     """
     coin = coin or random.Random()
     rates: tuple[list[float], list[float]] = ([], [])
     least = max(design.least, math.ceil(1 - math.log2((1 - design.confidence) * LOOKS[-1][1])))
     early, began = list(LOOKS[:-1]), clock()
     while True:
-        for side in (0, 1) if coin.random() < 0.5 else (1, 0):
-            rates[side].append((a, b)[side]())
+        for index in (0, 1) if coin.random() < 0.5 else (1, 0):
+            rates[index].append((a, b)[index]())
         tick()
-        count, spent = len(rates[0]), (clock() - began) / design.seconds
-        last = spent >= 1 and count >= least
-        due = [share for at, share in early if spent >= at]
+        count, elapsed = len(rates[0]), (clock() - began) / design.seconds
+        last = elapsed >= 1 and count >= least
+        due = [share for at, share in early if elapsed >= at]
         if not (last or due):
             continue
-        early = early[len(due) :]  # a look that was slept through spends nothing
+        early = early[len(due) :]  # a skipped analysis spends nothing
         share = LOOKS[-1][1] if last else due[-1]
-        found = judge(*rates, design, share, last=last)
-        if found is not None:
-            return found
+        result = judge(*rates, design, share, last=last)
+        if result is not None:
+            return result
 
 
 def judge(
     a: Sequence[float], b: Sequence[float], design: Design, share: float = 1.0, *, last: bool = True
 ) -> Comparison | None:
-    """What these pairs say; None where it is not the `last` look and more pairs are worth it.
+    """Return the comparison of the pairs measured so far. Returns None if this is not the `last`
+    analysis and the interval is still too wide.
 
-    `share` is the part of the error that this look may spend: all of it for a number of pairs fixed
-    beforehand.
+    `share`: the share of the error probability that this analysis may spend; 1 for a number of
+    pairs that was fixed in advance.
     """
     logs = np.log(np.asarray(b, float)) - np.log(np.asarray(a, float))
     middle, low, high = shift(logs, (1 - design.confidence) * share)
@@ -163,44 +163,46 @@ def judge(
 def shift(
     values: Sequence[float] | NDArray[np.float64], error: float
 ) -> tuple[float, float, float]:
-    """The middle of `values`, and an interval that misses it with a probability of at most `error`.
+    """Return the median of `values`, and an interval that misses it with a probability of at most
+    `error`.
 
-    Hodges and Lehmann's estimate, and the signed-rank interval: values symmetric about their middle
-    and of signs that are independent of one another are all it takes. (-inf, inf) where there are
-    too few values for `error`.
+    The values must be independent and symmetric around their median. The interval is (-inf, inf) if
+    there are too few values for `error`.
+
+    Source: Hodges and Lehmann's estimate, Wilcoxon's signed-rank interval.
     """
-    given = np.asarray(values, float)
-    row = -(-len(given) // MANY)
-    if row > 1:  # their means are as symmetric, and as independent
-        given = given[: len(given) // row * row].reshape(-1, row).mean(axis=1)
-    count = len(given)
+    array = np.asarray(values, float)
+    group_size = -(-len(array) // MANY)
+    if group_size > 1:  # means of consecutive values are symmetric and independent, too
+        array = array[: len(array) // group_size * group_size].reshape(-1, group_size).mean(axis=1)
+    count = len(array)
     rows, columns = np.triu_indices(count)
-    means = np.sort((given[rows] + given[columns]) / 2)
-    cut = _cut(count, error / 2)
+    means = np.sort((array[rows] + array[columns]) / 2)
+    n_cut = _cut(count, error / 2)
     middle = float(np.median(means))
     return (
-        (middle, float(means[cut - 1]), float(means[-cut]))
-        if cut
+        (middle, float(means[n_cut - 1]), float(means[-n_cut]))
+        if n_cut
         else (middle, -math.inf, math.inf)
     )
 
 
 def wander(rates: Sequence[float]) -> float:
-    """How many times its slow tenth a side's fast tenth is; 1 where it was only measured once."""
+    """Return the ratio of a side's fast tenth to its slow tenth; 1 for a single measurement."""
     low, high = tenths(rates)
     return high / low
 
 
 def tenths(rates: Sequence[float]) -> tuple[float, float]:
-    """Where the slow tenth ends and the fast one begins."""
+    """Return the rate at which the slow tenth ends, and the one at which the fast tenth begins."""
     low, high = np.quantile(rates, (0.1, 0.9))
     return float(low), float(high)
 
 
 @lru_cache(maxsize=64)
 def _cut(count: int, tail: float) -> int:
-    """How many of the smallest sums of signed ranks have together no more than `tail` of the
-    probability.
+    """Return how many of the smallest signed-rank sums have a total probability of at most
+    `tail`.
     """
     if count <= EXACT:
         return int(np.searchsorted(np.cumsum(_ranks(count)), tail, side="right"))
@@ -209,14 +211,14 @@ def _cut(count: int, tail: float) -> int:
 
 
 def _ranks(count: int) -> NDArray[np.float64]:
-    """The probability of each sum of 1…count where each number is in it or not with the same
-    chance.
+    """Return the probability of each sum of a random subset of 1…count. Shape: `[count * (count +
+    1) / 2 + 1]`.
     """
-    chances = np.zeros(count * (count + 1) // 2 + 1)
-    chances[0] = 1
+    probabilities = np.zeros(count * (count + 1) // 2 + 1)
+    probabilities[0] = 1
     for rank in range(1, count + 1):
         end = rank * (rank + 1) // 2 + 1
-        grown = chances[:end].copy()
-        grown[rank:] += chances[: end - rank]
-        chances[:end] = grown / 2
-    return chances
+        extended = probabilities[:end].copy()
+        extended[rank:] += probabilities[: end - rank]
+        probabilities[:end] = extended / 2
+    return probabilities

@@ -1,9 +1,10 @@
-"""Forward passes over random tokens, laid out before a clock starts: what is measured is llama.cpp
-alone.
+"""Forward passes over random tokens, prepared before the clock starts, so that only llama.cpp is
+measured.
 
-As llama-bench computes them (tools/llama-bench/llama-bench.cpp, test_prompt and test_gen), and for
-several sequences as batched-bench does (tools/batched-bench): their prompts one behind the other,
-their next tokens side by side.
+Several sequences are computed as in batched-bench: their prompts one after another, their next
+tokens in one batch.
+
+Source: tools/llama-bench/llama-bench.cpp (test_prompt, test_gen), tools/batched-bench.
 """
 
 import random
@@ -19,7 +20,7 @@ Pass = Callable[[], None]
 
 
 def run_passes(passes: Sequence[Pass]) -> list[int]:
-    """Compute the passes one after the other; the time before the first and after each, in
+    """Run the passes in order, and return the time stamps before the first and after each pass, in
     nanoseconds.
     """
     clock = time.perf_counter_ns
@@ -31,7 +32,7 @@ def run_passes(passes: Sequence[Pass]) -> list[int]:
 
 
 class RandomPasses:
-    """Forward passes for one context, ready to be called; `sequences` of it advance together."""
+    """Prepared forward passes for one context, in which `sequences` sequences advance together."""
 
     def __init__(self, context: Context, model: Model, sequences: int = 1) -> None:
         self.context, self.n_batch, self.n_vocab = context, context.n_batch, context.n_vocab
@@ -40,32 +41,34 @@ class RandomPasses:
         self.random = random.Random(SEED)
 
     def prompt(self, start: int, count: int) -> list[Pass]:
-        """A prompt of `count` tokens for each sequence from position `start`, a batch a pass."""
-        places = [
-            (sequence, start + index) for sequence in self.sequences for index in range(count)
-        ]
+        """Prepare a prompt of `count` tokens for each sequence from position `start`, one batch per
+        pass.
+        """
+        cells = [(sequence, start + index) for sequence in self.sequences for index in range(count)]
         passes = []
-        for at in range(0, len(places), self.n_batch):
-            sequences, positions = zip(*places[at : at + self.n_batch], strict=True)
-            wants = [position == start + count - 1 for position in positions]
-            wants[-1] = True  # as llama-bench: the last of every batch
+        for batch_start in range(0, len(cells), self.n_batch):
+            sequences, positions = zip(
+                *cells[batch_start : batch_start + self.n_batch], strict=True
+            )
+            needs_logits = [position == start + count - 1 for position in positions]
+            needs_logits[-1] = True  # llama-bench requests logits for the last token of every batch
             tokens = [self.token(position) for position in positions]
-            passes.append(self.context.prepare(Rows(tokens, positions, sequences, wants)))
+            passes.append(self.context.prepare(Rows(tokens, positions, sequences, needs_logits)))
         return passes
 
     def steps(self, start: int, count: int) -> list[Pass]:
-        """`count` tokens for each sequence from position `start`, one of each a pass."""
+        """Prepare `count` passes from position `start`, each with one token of every sequence."""
         return [
             self.context.prepare(self.step(position)) for position in range(start, start + count)
         ]
 
     def step(self, position: int) -> Rows:
-        """The rows of one such pass."""
+        """Return the batch rows of one such pass."""
         tokens = tuple(self.token(position) for _ in self.sequences)
         return Rows(tokens, (position,) * len(tokens), tuple(self.sequences), (True,) * len(tokens))
 
     def token(self, position: int) -> int:
-        """BOS where the model begins with one, else any."""
+        """Return BOS at position 0 if the model uses it, otherwise a random token."""
         if position == 0 and self.first is not None:
             return self.first
         return self.random.randrange(self.n_vocab)

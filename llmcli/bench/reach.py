@@ -1,8 +1,7 @@
-"""What part of this machine's memory bandwidth a generation test used; the figure of `bench`, kept
-per machine.
+"""The share of the memory bandwidth that a generation test used. The bandwidth is measured once per
+machine.
 
-The bytes of a step are those of work.py at the middle of what is generated: the weights once, the
-KV of every sequence.
+A step reads the weights once and the KV cache of every sequence, in the middle of the generation.
 """
 
 from contextlib import suppress
@@ -17,40 +16,44 @@ from llmcli.runtime.binding import devices
 from llmcli.types import Watcher
 from quant.container import Header
 
-ROUNDS, SECONDS = 3, 0.04  # half a second in all: it is measured once for a machine
-STEADY = 0.85  # of the fastest round
+ROUNDS, SECONDS = 3, 0.04  # about half a second, once per machine
+STEADY = 0.85  # ratio of the slowest to the fastest round of a steady measurement
 
 
 def known(history: History, watcher: Watcher, *, again: bool = False) -> float | None:
-    """Bytes this machine reads a second: as it was measured once, or is now. None: cannot be known.
+    """Return the memory bandwidth in bytes per second, saved or measured now. Returns None if it is
+    unknown.
 
-    A measurement whose rounds disagree is used and not kept: something else used the machine.
+    A measurement whose rounds disagree is used but not saved, because other programs used the
+    machine. `remeasure`: ignore the saved value.
     """
-    here = host.identity()
+    machine = host.identity()
     try:
-        kept = None if again else history.bandwidth(here)
-    except UserError:  # keeping the results will say why
-        kept = None
-    if kept is not None:
-        return kept[0]
+        saved = None if again else history.bandwidth(machine)
+    except UserError:  # saving the results reports the reason
+        saved = None
+    if saved is not None:
+        return saved[0]
     cache = host.last_cache()
     sizes = bandwidth.sizes(cache, host.available_memory())
-    beyond = [] if cache is None else [size for size in sizes if size >= bandwidth.BEYOND * cache]
+    uncached = [] if cache is None else [size for size in sizes if size >= bandwidth.BEYOND * cache]
     rate, steady = None, True
-    if beyond:
+    if uncached:
         with watcher.bar("read memory", 1, "tests") as bar:
-            reading = bandwidth.measure(min(beyond), host.cores(), ROUNDS, SECONDS)
+            reading = bandwidth.measure(min(uncached), host.cores(), ROUNDS, SECONDS)
             bar.advance(1)
         rate, steady = reading.best, min(reading.rates) >= STEADY * reading.best
     if steady:
         with suppress(UserError):
-            history.keep_bandwidth(here, rate)
+            history.keep_bandwidth(machine, rate)
     return rate
 
 
 def reached(header: Header, result: Result, roof: float | None) -> float | None:
-    """The part of `roof` that a generation used; None for prompts, which are bound by operations,
-    and what is unknown: a cache or a GPU that is not, and which experts several sequences choose.
+    """Return the share of the bandwidth `roof` (bytes per second) that a generation test used.
+
+    Returns None for prompts, which arithmetic limits, and if the bandwidth, the KV cache or the
+    chosen experts are unknown, or a GPU computed.
     """
     test = result.test
     if roof is None or test.n_prompt or not test.n_gen or _on_gpu(test.n_gpu_layers):
@@ -63,4 +66,4 @@ def reached(header: Header, result: Result, roof: float | None) -> float | None:
 
 
 def _on_gpu(layers: int) -> bool:
-    return layers != 0 and any(one.kind in devices.GPUS for one in devices.devices())
+    return layers != 0 and any(device.kind in devices.GPUS for device in devices.devices())

@@ -1,5 +1,5 @@
-"""What a test needs before it begins: refused where its cache cannot be held, told where its
-figures would mislead.
+"""Memory checks before a test: an error if its KV cache does not fit, a warning if its result would
+be misleading.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from quant.container import Header
 
 
 def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
-    """Raise UserError for a test whose KV cache is larger than the free memory: the system would
-    end the process.
+    """Raise UserError if a test's KV cache is larger than the free memory: the system would kill
+    the process.
 
-    The watcher is told of weights that are (they are mapped, and read again from the disk), and of
-    tests longer than what the model was trained for.
+    Warns if the weights are larger than the free memory (they are mapped and read from the disk
+    again), and if a test is longer than the context the model was trained for.
     """
     free = (
         None
-        if any(one.kind in devices.GPUS for one in devices.devices())
+        if any(device.kind in devices.GPUS for device in devices.devices())
         else host.available_memory()
     )
     if free is not None:
@@ -31,13 +31,14 @@ def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
             need = _cache(header, test)
             if need > free:
                 raise UserError(
-                    f"{test.title} needs {size(need)} for its KV cache, and {size(free)} of memory are free",
-                    hint="a smaller -d, -p or -np, or -ctk q8_0 -ctv q8_0",
+                    f"{test.title} needs {size(need)} for its KV cache; {size(free)} of memory"
+                    " are free",
+                    hint="use a smaller -d, -p or -np, or -ctk q8_0 -ctv q8_0",
                 )
         if header.tensor_bytes > free:
             watcher.note(
-                f"warning: the model has {size(header.tensor_bytes)} and {size(free)} of memory are free: "
-                "what is measured is how fast the disk gives it again"
+                f"warning: the model takes {size(header.tensor_bytes)}; {size(free)} of memory are"
+                " free, so the disk's speed is measured"
             )
     longest, trained = (
         max(test.n_depth + test.n_prompt + test.n_gen for test in tests),
@@ -45,14 +46,16 @@ def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
     )
     if trained and longest > trained:
         watcher.note(
-            f"warning: {longest} tokens are more than the {trained} that this model was trained for: its speed there "
-            "is measured, but nobody would read its text"
+            f"warning: {longest} tokens exceed the {trained} that the model was trained for: the"
+            " speed is measured, but the text would be useless"
         )
 
 
 def _cache(header: Header, test: Test) -> int:
-    """Bytes of the cache, and of the copy of one sequence that is kept at a depth; 0: not known."""
-    found = estimate.cache(header, options(test))
-    if found is None:
+    """Return the bytes of the KV cache, and of the saved copy of one sequence if there is a depth;
+    0: unknown.
+    """
+    cache = estimate.cache(header, options(test))
+    if cache is None:
         return 0
-    return found.nbytes + (found.nbytes // test.n_parallel if test.n_depth else 0)
+    return cache.nbytes + (cache.nbytes // test.n_parallel if test.n_depth else 0)

@@ -71,7 +71,7 @@ def test_a_thing_and_itself_are_level_and_people_get_words(llmcli: Llmcli, model
     assert done.code == 0
     for words in (
         "tiny.gguf\n",
-        "tg4: no difference this noise supports: ratio 1.000",
+        "tg4: no significant difference: ratio 1.000",
         "B / A",
         "probability of 0.99",
     ):
@@ -126,7 +126,7 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
     files[1].write_text(json.dumps(rows))
     told = llmcli("bench", "compare", *map(str, files))
     assert "tg4: noisy machine: B alone ran at 60 to 260 tok/s" in told.err
-    assert "no difference this noise supports" in told.out
+    assert "no significant difference" in told.out
     rows[0]["cpu_info"] = rows[1]["cpu_info"] = "another \x1b[31mcpu"
     files[1].write_text(json.dumps(rows))
     done = llmcli("bench", "compare", *map(str, files))
@@ -143,8 +143,8 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
         (["x.gguf", "--b", "-t '1"], 2, "has an unclosed quote"),
         (["x.gguf", "--b", "-t 1,2"], 1, "several values"),
         (["x.gguf", "--b", "-t 0"], 1, "-t is 0"),
-        (["x.gguf", "--b=-ctk q9"], 1, "-ctk does not know 'q9'"),
-        (["x.gguf", "--b", "-ngl x"], 1, "-ngl does not understand"),
+        (["x.gguf", "--b=-ctk q9"], 1, "-ctk: unknown value 'q9'"),
+        (["x.gguf", "--b", "-ngl x"], 1, "-ngl: invalid value"),
         (["x.gguf", "-p", "0", "-n", "0"], 1, "no test to run"),
         (["x.gguf", "--seconds", "0"], 2, "--seconds"),
         (["x.gguf"], 1, "x.gguf"),
