@@ -1,3 +1,3 @@
-"""From a file to tokens: pull, quantize, chat, bench."""
+"""Run language models from GGUF files: pull, quantize, chat, serve and bench."""
 
 __version__ = "0.1.0"

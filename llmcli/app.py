@@ -1,6 +1,6 @@
-"""main(): the one place where an error becomes words and an exit code.
+"""The entry point: main() turns errors into messages and exit codes.
 
-The commands are imported inside it: that takes a moment, in which Ctrl-C is told like at any other.
+The commands are imported inside main(), so that Ctrl-C during the import ends the program cleanly.
 """
 
 import errno
@@ -9,16 +9,21 @@ import os
 import sys
 from contextlib import suppress
 
-# Python's words for a ~NAME of nobody here, and for a disk on which no temporary file can be made:
-# no errno tells them.
-NO_HOME, NO_PLACE = "Could not determine home directory.", "No usable temporary directory"
-# What the disk or its owner does not allow is the world's mistake wherever it is met; other
-# OSErrors are our bugs.
-REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+# Texts that Python raises for an unknown ~NAME, and when no temporary folder is writable. These
+# errors carry no errno.
+NO_HOME_MESSAGE, NO_TEMP_FOLDER_MESSAGE = (
+    "Could not determine home directory.",
+    "No usable temporary directory",
+)
+# OSErrors that the user can resolve: disk space and permissions. Any other OSError is a bug.
+USER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line and a hint, a bug of ours is a traceback."""
+    """Run the command line.
+
+    A user error prints one line and a hint; a bug prints a traceback.
+    """
     _standard_streams()
     try:
         _run()
@@ -28,9 +33,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    """The command, and words for what a user did. What an import raises is told as it is: it has no
-    words yet.
-    """
+    """Run the command and print user errors. Errors raised by the imports are not caught here."""
     from llmcli import config
     from llmcli.commands.root import app
     from llmcli.errors import ReaderGone, UsageError, UserError
@@ -41,22 +44,23 @@ def _run() -> None:
         try:
             app()
         except OSError as error:
-            said = error.strerror or ""
-            if said.startswith(NO_PLACE):
+            message = error.strerror or ""
+            if message.startswith(NO_TEMP_FOLDER_MESSAGE):
                 raise UserError(
-                    said, hint="make room, or let TMPDIR name a folder that can be written"
+                    message, hint="free disk space, or set TMPDIR to a writable folder"
                 ) from error
-            if error.errno not in REFUSED:
+            if error.errno not in USER_ERRNOS:
                 raise
-            what = f"use {error.filename}" if error.filename else "write the output"
+            action = f"use {error.filename}" if error.filename else "write the output"
             raise UserError(
-                f"cannot {what}: {error.strerror}", hint="make room or check the permissions"
+                f"cannot {action}: {error.strerror}",
+                hint="free disk space or check the permissions",
             ) from error
         except RuntimeError as error:
-            if str(error) != NO_HOME:
+            if str(error) != NO_HOME_MESSAGE:
                 raise
             raise UserError(
-                "a ~ names a home that there is not", hint="write the whole path"
+                "cannot expand ~: no such home directory", hint="write the full path"
             ) from error
     except Refusal as error:
         UI().error(str(error), error.hint)
@@ -70,23 +74,20 @@ def _run() -> None:
 
 
 def _standard_streams() -> None:
-    """Give closed standard streams a place of their own, and stdout a way out for what it cannot
-    show.
+    """Open missing standard streams, and let stdout replace characters that it cannot encode.
 
-    Without it the next file that is opened becomes descriptor 0, 1 or 2, and what llama.cpp says
-    lands in it.
+    If a standard stream is closed, the next opened file gets descriptor 0, 1 or 2, and llama.cpp's
+    log output would be written into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the lowest free descriptor is the one that is missing
+        if getattr(sys, name) is None:  # the lowest free descriptor is the missing one
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="replace"
-        )  # a terminal that is not UTF-8 gets ? for what it cannot show
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _settle_output() -> None:
-    """Write what stdout still holds, or let it fall where it cannot be written: that has been told."""
+    """Flush stdout; discard its buffer if that fails, because an error was already printed."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -94,13 +95,11 @@ def _settle_output() -> None:
 
 
 def _drop_output() -> None:
-    """Let what is still in stdout's buffer fall, so that Python does not try it once more at the
-    end.
-    """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Discard what stdout and stderr still buffer, so that Python does not write it at exit."""
+    null_device = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
-            os.dup2(nowhere, stream.fileno())
+            os.dup2(null_device, stream.fileno())
 
 
 if __name__ == "__main__":

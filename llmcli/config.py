@@ -1,4 +1,4 @@
-"""The one reader of os.environ: where files live and which switches the environment sets."""
+"""The only reader of os.environ: where files are stored, and which switches are set."""
 
 import os
 import re
@@ -11,10 +11,15 @@ TRUE = {"1", "true", "yes", "on"}
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Folders and switches. `data` holds models we made or unpacked, `config` the user's catalog,
-    `state` sessions and history, `cache` what can be fetched again; `hub_cache` is the ordinary
-    Hugging Face cache, shared with other programs. `allow_pickle` is what the
-    command was told, never the environment."""
+    """Folders and switches.
+
+    - `data`: models that llmcli quantized or unpacked.
+    - `config`: the user's catalog.
+    - `state`: sessions and history.
+    - `cache`: files that can be downloaded or computed again.
+    - `hub_cache`: the ordinary Hugging Face cache, shared with other programs.
+    - `allow_pickle`: set by a command's option, never by the environment.
+    """
 
     data: Path
     config: Path
@@ -36,7 +41,10 @@ class Config:
 
 
 def load(environ: Mapping[str, str] | None = None) -> Config:
-    """Read the environment once; `LLMCLI_HOME` puts all four folders under one."""
+    """Read the configuration from `environ` (default: os.environ).
+
+    `LLMCLI_HOME` puts all four folders under one.
+    """
     env = os.environ if environ is None else environ
     if home := env.get("LLMCLI_HOME"):
         root = Path(home).expanduser().absolute()
@@ -68,30 +76,36 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
 
 
 def wheel_cache(environ: Mapping[str, str] | None = None) -> Path:
-    """Where scripts/setup keeps the llama.cpp it built (cache_folder of scripts/build_llama.py)."""
+    """Return the folder where scripts/setup keeps the wheels of llama.cpp that it built.
+
+    It must agree with cache_folder in scripts/build_llama.py.
+    """
     env = os.environ if environ is None else environ
-    if own := env.get("LLMCLI_WHEEL_CACHE"):
-        return Path(own).expanduser().absolute()
+    if explicit := env.get("LLMCLI_WHEEL_CACHE"):
+        return Path(explicit).expanduser().absolute()
     if home := env.get("LLMCLI_HOME"):
         return Path(home).expanduser().absolute() / "cache" / "wheels"
     return Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "llmcli" / "wheels"
 
 
 def quiet_library() -> None:
-    """Keep an abort inside llama.cpp from starting a debugger; call before the library is loaded."""
+    """Keep an abort inside llama.cpp from starting a debugger. Call it before the library is
+    loaded.
+    """
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 
 def one_kernel() -> None:
-    """Keep llama.cpp to one kernel for k-quants, however many rows a batch has; read at its first
-    product.
+    """Make llama.cpp use the same kernel for k-quants at every batch size.
+
+    llama.cpp reads the variable at its first matrix product.
     """
     os.environ["GGML_CPU_TILED_MM"] = "0"
 
 
 def quiet_hub() -> None:
-    """Keep huggingface_hub from telling anybody anything and from drawing bars; call before it is
-    imported.
+    """Turn off telemetry, progress bars and update checks of huggingface_hub. Call it before the
+    library is imported.
     """
     for name in (
         "HF_HUB_DISABLE_TELEMETRY",
@@ -102,33 +116,35 @@ def quiet_hub() -> None:
 
 
 def quiet_ray(token: str | None) -> None:
-    """Keep Ray from telling anybody anything, and all but the bearer of `token` from using it
-    (None: as the cluster has it); call before it is imported.
+    """Turn off Ray's usage statistics, and require `token` from every client of the cluster.
+
+    With `token` None, the cluster's own authentication settings apply. Call it before Ray is
+    imported.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if token:
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token
-    elif (Path.home() / ".ray" / "auth_token").exists():  # `ray start` made it, and asks for it
+    # `ray start` wrote the token, and the cluster requires it
+    elif (Path.home() / ".ray" / "auth_token").exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # else it warns of a change that is to come
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a deprecation warning
 
 
 def rotated_cache() -> bool:
-    """Whether llama.cpp stores quantized K and V rotated (src/llama-kv-cache.cpp); it reads a
-    number.
+    """Return whether llama.cpp rotates quantized K and V before storing them.
+
+    Source: src/llama-kv-cache.cpp, which reads the variable as a number.
     """
     return not re.match(r"\s*[+-]?0*[1-9]", os.environ.get("LLAMA_ATTN_ROT_DISABLE", ""))
 
 
 def child_environ(**changes: str) -> dict[str, str]:
-    """The environment for a program we start: ours, with `changes`."""
+    """Return the environment for a child process: this one's with `changes`."""
     return {**os.environ, **changes}
 
 
 def _token(env: Mapping[str, str], hub: Path) -> str | None:
-    """The user's token for the hub: HF_TOKEN, else the file that `hf auth login` writes."""
+    """Return the user's hub token: HF_TOKEN, or the file that `hf auth login` writes."""
     if token := env.get("HF_TOKEN", "").strip():
         return token
     file = Path(env.get("HF_TOKEN_PATH") or hub / "token").expanduser()
@@ -137,7 +153,7 @@ def _token(env: Mapping[str, str], hub: Path) -> str | None:
     except (
         OSError,
         ValueError,
-    ):  # not logged in, not ours to read, or no text: the hub will say if one is needed
+    ):  # missing, unreadable or not text: the hub will report it if it needs a token
         return None
 
 

@@ -1,17 +1,15 @@
-"""What a user of the command line can put right. Bugs of ours are not here: they crash."""
+"""Errors that the user can resolve. Bugs are not caught: they end with a traceback."""
 
 from quant.errors import Refusal
 
 
 class UserError(Refusal):
-    """A mistake of the user's or of the world's, with the next thing to type as its hint."""
+    """An error that the user can resolve; its hint says what to type next."""
 
 
 class ReaderGone(Exception):
-    """Whoever read our output has gone (`llmcli list | head -1`): nobody's error, and nobody is
-    left to tell.
-    """
+    """The reader of our output has ended (`llmcli list | head -1`). This is not an error."""
 
 
 class UsageError(UserError):
-    """A command that was typed wrong; it exits with 2 where other user errors exit with 1."""
+    """A command line with invalid usage. It exits with 2; other user errors exit with 1."""

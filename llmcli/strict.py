@@ -1,5 +1,6 @@
-"""JSON as its standard has it: without what Python alone takes for JSON, and without numbers beyond
-a double's, which told back would be no JSON.
+"""Strict JSON: rejects NaN, Infinity and numbers beyond the range of a double.
+
+Python accepts these when reading, but could not write them back as valid JSON.
 """
 
 import json
@@ -9,12 +10,15 @@ from typing import Any
 
 
 def strict(text: str | bytes, whole: Callable[[str], Any] = int) -> Any:
-    """The value of a JSON text, whole numbers read by `whole`. Raises ValueError, RecursionError."""
+    """Parse JSON text; integers are converted by `whole`.
+
+    Raises ValueError and RecursionError.
+    """
     return json.loads(text, parse_constant=_no_number, parse_float=finite, parse_int=whole)
 
 
 def finite(word: str) -> float:
-    """A number; raises ValueError where it is beyond a double's."""
+    """Parse a float. Raises ValueError if it is beyond the range of a double."""
     number = float(word)
     if math.isinf(number):
         raise ValueError(f"{word[:40]} is too large a number")

@@ -1,5 +1,6 @@
-"""How the terminal is set: kept, without its echo for a while, put back. There may be none, nor
-termios (Windows).
+"""The terminal's mode: read it, turn off its echo, and restore it.
+
+Without a terminal or without termios (Windows) there is no mode to read.
 """
 
 import sys
@@ -11,24 +12,24 @@ try:
 except ImportError:
     termios = None  # type: ignore[assignment]
 
-LOCAL = 3  # where tcgetattr's list has the local modes
+LOCAL = 3  # index of the local modes in the list that tcgetattr returns
 
 
 def settings() -> list[Any] | None:
-    """How it is set now; None without one."""
+    """Return the terminal's current mode, or None without a terminal."""
     if termios is None or not sys.stdin.isatty():
         return None
     return termios.tcgetattr(sys.stdin.fileno())
 
 
 def hush(before: list[Any]) -> None:
-    """Show no typed keys; `before` is how it was set."""
+    """Stop the terminal from echoing keys. `before` is its current mode."""
     quiet = [*before]
     quiet[LOCAL] &= ~termios.ECHO
     termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, quiet)
 
 
 def restore(before: list[Any]) -> None:
-    """Set it as it was; it may be gone."""
+    """Restore the mode `before`; do nothing if the terminal is closed."""
     with suppress(termios.error):
         termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, before)

@@ -1,19 +1,21 @@
-"""The nouns that several rooms share: frozen values without behaviour, and two small protocols."""
+"""Values and protocols that several packages share."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-# "failed": the model could not go on with this answer, or not in its grammar; `Answer.error` says
-# why.
+# "failed": the model or its grammar could not continue this answer; `Answer.error` gives the
+# reason.
 Finish = Literal["stop", "length", "cancelled", "context_full", "repetition", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation; `role` is system, user, assistant or tool. `more` are further
-    fields as templates know them: tool_calls, tool_call_id, name, reasoning_content.
+    """One message of a conversation.
+
+    `role` is system, user, assistant or tool. `more` holds further fields that chat templates read:
+    tool_calls, tool_call_id, name, reasoning_content.
     """
 
     role: str
@@ -23,12 +25,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class TokenTime:
-    """One generated token and where its time went, in milliseconds.
+    """One generated token and its time in milliseconds.
 
-    `ms` is the whole gap since the token before (for the first one: since the call), `decode_ms`,
-    `sample_ms` and `constraint_ms` (in a grammar) are parts of it, the rest is ours. `logprob` is
-    the log-softmax over the whole vocabulary, None where nobody asked for it. `forced`: a grammar
-    left no other, and nothing was drawn.
+    - `ms`: the time since the previous token; for the first token, since the call.
+    - `decode_ms`, `sample_ms`, `constraint_ms`: the parts of `ms` spent in the forward pass, the
+      sampler and the grammar.
+    - `logprob`: the log-softmax over the whole vocabulary, None if it was not requested.
+    - `forced`: the grammar allowed only this token, so none was sampled.
     """
 
     id: int
@@ -42,19 +45,22 @@ class TokenTime:
 
     @property
     def rest_ms(self) -> float:
-        """What is neither decode, sampling nor grammar: detokenizing, stop strings, the screen."""
+        """Milliseconds outside the forward pass, sampling and the grammar: detokenizing, stop
+        strings, display.
+        """
         return max(0.0, self.ms - self.decode_ms - self.sample_ms - self.constraint_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one step gave one sequence: a token and the text that became visible with it.
+    """What one step produced for one sequence: a token, and the text that became visible with it.
 
-    `text` may be empty (half a character, or the beginning of what may be a stop string). `top` are
-    the likeliest tokens of the step and their log-probabilities, where they were asked for.
-    `prompt`, in an event of its own before the others: how likely each token of the prompt but the
-    first was, and the likeliest there, where that was asked. The last event of a sequence carries
-    `finish`; it has no token where the end came without one.
+    - `text` may be empty: the token ends inside a character or inside a possible stop string.
+    - `finish` is set in the last event of a sequence; that event has no token if the sequence ended
+      without one.
+    - `top`: the likeliest tokens of the step and their log-probabilities, if requested.
+    - `prompt`: for every prompt token after the first, its log-probability and the likeliest tokens
+      there, if requested. It comes in a separate event before all others.
     """
 
     sequence: int
@@ -74,7 +80,7 @@ class Bar(Protocol):
 
 
 class Watcher(Protocol):
-    """Someone who is told how long work goes: the terminal, or nobody."""
+    """A receiver of progress bars and notes, such as the terminal."""
 
     def bar(
         self,
@@ -85,5 +91,5 @@ class Watcher(Protocol):
     ) -> AbstractContextManager[Bar]: ...
 
     def note(self, text: str) -> None:
-        """Say one line that is neither a result nor an error."""
+        """Print one line that is neither a result nor an error."""
         ...

@@ -1,7 +1,7 @@
-"""The one sink for people and programs: text, tables, progress, errors; or one JSON document.
+"""The only output channel: text, tables, progress and errors for people, or one JSON document.
 
-With `json=True` stdout carries exactly one document and everything else goes to stderr.
-Rich is imported when something is drawn, not before: `--help` stays fast.
+With `json=True`, stdout carries exactly one document and everything else goes to stderr. Rich is
+imported only when something is drawn, so that `--help` stays fast.
 """
 
 import io
@@ -24,44 +24,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UI:
-    """Where output goes. `color` False (NO_COLOR, or no terminal) draws plain text."""
+    """Output settings. `color` False (NO_COLOR, or no terminal) draws plain text."""
 
     json: bool = False
     color: bool = True
 
     def text(self, line: str = "") -> None:
-        """One line for people; under --json it goes to stderr."""
+        """Print one line; with --json it goes to stderr."""
         put(sys.stderr if self.json else sys.stdout, visible(line) + "\n")
 
     def note(self, text: str) -> None:
-        """One line on stderr that is neither a result nor an error."""
+        """Print one line on stderr that is neither a result nor an error."""
         put(sys.stderr, visible(text) + "\n")
 
     def warn(self, text: str) -> None:
-        """One line on stderr about something the user should know."""
+        """Print a warning on stderr."""
         self.note(f"warning: {text}")
 
     def error(self, message: str, hint: str = "") -> None:
-        """`error: …` and `hint: …` on stderr, one line each."""
+        """Print `error: …` and `hint: …` on stderr, one line each."""
         self.note("error: " + " ".join(message.split()))
         if hint:
             self.note("hint: " + " ".join(hint.split()))
 
     def result(self, document: Any) -> None:
-        """The one JSON document of a --json run."""
+        """Print the JSON document of a --json run."""
         put(sys.stdout, json_module.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
     ) -> None:
-        """A table for people; the columns named in `right` are aligned to the right."""
+        """Print a table. The columns named in `right` are aligned to the right."""
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold" if self.color else "")
         for number, column in enumerate(columns):
-            # What the first column names is typed again: on a narrow screen it goes on below and is
-            # never cut.
+            # Users copy the first column to type it again: on a narrow screen it wraps instead of
+            # being cut.
             table.add_column(
                 column,
                 justify="right" if column in right else "left",
@@ -71,15 +71,14 @@ class UI:
         for row in rows:
             table.add_row(*(Text(visible(cell)) for cell in row))
         stream = sys.stderr if self.json else sys.stdout
-        drawn = (
-            io.StringIO()
-        )  # rich ends the program at a broken pipe, and a full disk is ours to tell
+        # Rich exits at a broken pipe, and a full disk must be reported: draw first, then write.
+        drawn = io.StringIO()
         self._console(stream, drawn).print(table)
         put(stream, drawn.getvalue())
 
     def drawing(self, draw: Callable[[int, bool], str]) -> None:
-        """What `draw` makes of the columns there are, and of whether all letters can be shown, not
-        ASCII alone.
+        """Print the result of `draw`, which gets the terminal's width in columns and whether
+        Unicode can be shown.
         """
         stream = sys.stderr if self.json else sys.stdout
         try:
@@ -98,9 +97,9 @@ class UI:
         ] = "bytes",
         done: int = 0,
     ) -> Iterator[Bar]:
-        """A progress bar on stderr: drawn on a terminal, one closing line elsewhere.
+        """Show a progress bar on stderr; without a terminal, print one line at the end.
 
-        `done` is what was there before (a resumed download); the bar never runs backwards.
+        `done` is the amount that was already complete, such as a resumed download.
         """
         label = visible(label)
         if not sys.stderr.isatty():
@@ -113,9 +112,10 @@ class UI:
             yield _RichBar(progress, task)
 
     def markdown(self, text: str) -> str:
-        """Markdown as this terminal shows it, its lines ended. What a model writes cannot do more
-        than that: control characters are shown, also those spelled as entities; HTML and images
-        stay as they are written.
+        """Render Markdown for this terminal, as complete lines.
+
+        The text comes from a model: control characters are made visible, also when written as
+        entities; HTML and images are shown as source.
         """
         from rich.markdown import Markdown
 
@@ -127,9 +127,7 @@ class UI:
         return "\n".join(lines) + "\n"
 
     def code(self, line: str, language: str) -> str:
-        """One line of code in its language's colours, where it is known; long ones are the
-        terminal's to wrap.
-        """
+        """Highlight one line of code, if its language is known. The terminal wraps long lines."""
         from rich.syntax import Syntax
 
         line = visible(line)
@@ -165,12 +163,12 @@ class UI:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console(sys.stderr),
-            # A thread that redraws would be measured along with the test.
+            # A redraw thread would disturb measurements.
             auto_refresh=unit not in ("tests", "chunks", "requests"),
         )
 
     def _console(self, stream: TextIO, file: TextIO | None = None) -> "Console":
-        """A console as fits `stream`, which writes to `file` (else to `stream` itself)."""
+        """Return a console that matches `stream` and writes to `file` (default: `stream`)."""
         from rich.console import Console
 
         terminal = stream.isatty()
@@ -199,7 +197,7 @@ class _RichBar:
 
 
 class _Lines:
-    """Progress where nobody watches: one line when it is over."""
+    """Progress without a terminal: one line at the end."""
 
     def __init__(self, ui: UI, label: str) -> None:
         self.ui, self.label, self.count = ui, label, 0
@@ -208,7 +206,7 @@ class _Lines:
         self.count += amount
 
     def describe(self, text: str) -> None:
-        """What is being done right now is of no use to a log."""
+        """Do nothing: a log needs no intermediate state."""
 
     def close(self, total: int | None, unit: str) -> None:
         amount = total if total is not None else self.count
@@ -216,9 +214,7 @@ class _Lines:
 
 
 def _tame(tokens: Iterable[Any]) -> None:
-    """Parsed Markdown whose every piece is text that can be shown, and whose lines end where the
-    writer ended them.
-    """
+    """Make parsed Markdown safe: all content becomes visible text, and line breaks are kept."""
     for token in tokens:
         token.content = visible(token.content)
         if "href" in token.attrs:
@@ -238,8 +234,9 @@ def _tame(tokens: Iterable[Any]) -> None:
 
 
 def put(stream: TextIO, text: str) -> None:
-    """Write at once; raises UserError where the disk behind the stream is full, ReaderGone at a
-    broken pipe.
+    """Write and flush `text`.
+
+    Raises UserError if the disk is full, and ReaderGone if the pipe is closed.
     """
     try:
         stream.write(text)
@@ -248,19 +245,19 @@ def put(stream: TextIO, text: str) -> None:
         raise ReaderGone from None
     except OSError as error:
         if stream is sys.stderr:
-            raise  # there is no place left to tell it
+            raise  # the error could not be printed either
         raise UserError(
             f"cannot write the output: {error.strerror}",
-            hint="make room, or send it somewhere else",
+            hint="free disk space, or write the output somewhere else",
         ) from None
 
 
 def visible(text: str) -> str:
-    """Show control characters instead of obeying them; tab and newline pass.
+    """Replace control characters by visible ones; tab and newline stay.
 
-    C0 and DEL become their pictures (U+2400…), C1, bidirectional overrides and other format
-    characters that can reorder or hide text become U+FFFD. Text of a model, of a GGUF header or
-    of a server goes through here before it reaches a terminal.
+    C0 and DEL become their pictures (U+2400…). C1, bidirectional overrides and other format
+    characters that can reorder or hide text become U+FFFD. Text from a model, a GGUF header or a
+    server must pass through here before it is printed.
     """
     return text if text.isascii() and text.isprintable() else text.translate(_PICTURES)
 

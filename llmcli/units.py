@@ -1,8 +1,8 @@
-"""Numbers as people read them; a leaf that every room may import."""
+"""Numbers formatted for people."""
 
 
 def size(nbytes: float) -> str:
-    """Bytes in binary units: 98362432 -> '93.8 MiB'."""
+    """Format bytes in binary units: 98362432 -> '93.8 MiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(nbytes) < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
@@ -11,5 +11,5 @@ def size(nbytes: float) -> str:
 
 
 def several(number: int, noun: str) -> str:
-    """A number of things: '1 turn', '2 turns'."""
+    """Format a count with its noun: '1 turn', '2 turns'."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,12 +1,13 @@
-"""Text that came as bytes; a leaf that every room may import."""
+"""Decoding of UTF-8 text from the user."""
 
 from llmcli.errors import UserError
 
 
 def decoded(raw: bytes, what: str, start: int = 0, left_out: str = "") -> str:
-    """UTF-8 text; raises UserError naming the first byte that is none.
+    """Decode UTF-8. Raises UserError that names the first invalid byte.
 
-    `start` is where `raw` begins in what is called `what`; `left_out` says what becomes of it.
+    `what` names the input in the message, `start` is the offset of `raw` in it, and `left_out` is
+    put before the hint.
     """
     try:
         return raw.decode("utf-8")

@@ -1,7 +1,7 @@
-"""Names of the user's own: one table in the user's models.toml, written without touching the rest.
+"""Adds and removes aliases in the user's models.toml, without touching the rest of the file.
 
-The file is the user's: comments, order and whatever else stands there stay as they are. What the
-text becomes is parsed before it is written; an edit that would change anything else is refused.
+Comments, order and all other tables stay as they are. The new text is parsed before it is written,
+and an edit that would change anything else is refused.
 """
 
 import json
@@ -28,24 +28,25 @@ def write(
     settings: Mapping[str, Any],
     force: bool,
 ) -> bool:
-    """Make `name` stand for `target`; returns whether it stood for something before.
+    """Make `name` an alias of `target`; return whether `name` existed before.
 
-    Raises UserError if the name is taken (without `force`), if the target is unknown, or if the
-    user's file is written in a way that cannot be edited safely.
+    Raises UserError if the name is taken and `force` is not set, if the target is unknown, or if
+    the user's file is written in a way that cannot be edited safely.
     """
     entries = catalog.load(config)
     if not NAME.fullmatch(name):
         raise UserError(
-            f"{name!r} cannot be a name", hint="letters, digits and . _ - with one optional :TAG"
+            f"{name!r} is not a valid name",
+            hint="use letters, digits and . _ -, with one optional :TAG",
         )
     if name in entries and not force:
         old = entries[name]
-        where = "an alias of yours" if old.alias else f"a model of {old.origin}"
-        raise UserError(f"{name} is already {where}", hint="choose another name, or --force")
-    others = {key: entry for key, entry in entries.items() if key != name}
-    found = parse(target, others, config)
-    # A file is named from the root: the alias means the same in every folder.
-    table: dict[str, Any] = {"alias": found.full if found.kind == "path" else target}
+        owner = "one of your aliases" if old.alias else f"a model of {old.origin}"
+        raise UserError(f"{name} is already {owner}", hint="choose another name, or use --force")
+    other_entries = {key: entry for key, entry in entries.items() if key != name}
+    ref = parse(target, other_entries, config)
+    # A file is stored by its absolute path, so that the alias works in every folder.
+    table: dict[str, Any] = {"alias": ref.full if ref.kind == "path" else target}
     if system is not None:
         table["system"] = system
     if settings:
@@ -55,7 +56,7 @@ def write(
 
 
 def delete(config: Config, name: str) -> None:
-    """Forget an alias of the user's file; the weights stay."""
+    """Remove an alias from the user's file; downloaded weights stay."""
     _replace(config, name, None)
 
 
@@ -63,69 +64,70 @@ def _replace(config: Config, name: str, table: Mapping[str, Any] | None) -> None
     path = config.user_catalog
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     before = tomllib.loads(text)
-    kept, place = _without(text, name)
+    lines_before, position = _without(text, name)
     block = _render(name, table) if table else []
-    lines = [*kept[:place], *block, *kept[place:]]
-    if table and place and kept[place - 1].strip():
-        lines.insert(place, "\n")
+    lines = [*lines_before[:position], *block, *lines_before[position:]]
+    if table and position and lines_before[position - 1].strip():
+        lines.insert(position, "\n")
     after = "".join(lines).rstrip("\n") + "\n"
-    wanted = {key: value for key, value in before.get("models", {}).items() if key != name}
+    expected = {key: value for key, value in before.get("models", {}).items() if key != name}
     if table:
-        wanted[name] = dict(table)
+        expected[name] = dict(table)
     try:
-        fine = tomllib.loads(after) == {**before, "models": wanted} or (
-            not wanted and tomllib.loads(after) in ({}, {"models": {}})
+        is_safe = tomllib.loads(after) == {**before, "models": expected} or (
+            not expected and tomllib.loads(after) in ({}, {"models": {}})
         )
     except tomllib.TOMLDecodeError:
-        fine = False
-    if not fine:
+        is_safe = False
+    if not is_safe:
         raise UserError(
-            f"{name} in {path} is written in a way that llmcli does not edit",
-            hint=f"change it by hand in {path}",
+            f"llmcli cannot safely edit {name} in {path}",
+            hint=f"edit {path} by hand",
         )
     try:
         data = after.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError(
-            "that is not UTF-8 text", hint="convert it first: iconv -f LATIN1 -t UTF-8"
+            "the alias is not UTF-8 text", hint="convert it first: iconv -f LATIN1 -t UTF-8"
         ) from None
     write_whole(path, data)
 
 
 def _without(text: str, name: str) -> tuple[list[str], int]:
-    """The lines without the tables of `name`, and where the first of them began (the end if none).
+    """Return the lines without the tables of `name`, and the index where the first table was.
 
-    Blank lines and comments that stand before the next table belong to that one.
+    The index is the end of the file if there was none. Blank lines and comments before the next
+    table belong to that table.
     """
     kept: list[str] = []
-    place: int | None = None
-    ours = False
-    held: list[
-        str
-    ] = []  # comments after our lines: whose they are shows when the next header comes
+    position: int | None = None
+    is_ours = False
+    # Comments after our lines: the next header shows whether they belong to it.
+    pending_comments: list[str] = []
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     for number, line in enumerate(lines):
         if HEADER.fullmatch(line.rstrip("\n")) and _whole(lines[:number]):
-            ours = _path(line)[:2] == ["models", name]
-            if ours:
-                place = len(kept) if place is None else place
-            kept += [] if ours else held
-            held = []
-        if not ours:
+            is_ours = _path(line)[:2] == ["models", name]
+            if is_ours:
+                position = len(kept) if position is None else position
+            kept += [] if is_ours else pending_comments
+            pending_comments = []
+        if not is_ours:
             kept.append(line)
         elif not line.strip() or line.lstrip().startswith("#"):
-            held.append(line)
+            pending_comments.append(line)
         else:
-            held = []
-    kept += [line for line in held if line.lstrip().startswith("#")]
-    return kept, len(kept) if place is None else place
+            pending_comments = []
+    kept += [line for line in pending_comments if line.lstrip().startswith("#")]
+    return kept, len(kept) if position is None else position
 
 
 def _whole(lines: list[str]) -> bool:
-    """Whether a line after these begins afresh: what looks like a header may stand in a long
-    string.
+    """Return whether a new statement can begin after `lines`.
+
+    A line that looks like a table header may be part of a multi-line string.
     """
     try:
         tomllib.loads("".join(lines))
@@ -135,7 +137,7 @@ def _whole(lines: list[str]) -> bool:
 
 
 def _path(header: str) -> list[str]:
-    """The keys that a header line opens: [models."a:b".settings] -> models, a:b, settings."""
+    """Return the keys of a header line: [models."a:b".settings] -> models, a:b, settings."""
     try:
         value: Any = tomllib.loads(header)
     except tomllib.TOMLDecodeError:
@@ -161,5 +163,5 @@ def _render(name: str, table: Mapping[str, Any]) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """A TOML value; JSON's strings, numbers and booleans are TOML's, but for DEL."""
+    """Format a TOML value. JSON strings, numbers and booleans are valid TOML, except for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

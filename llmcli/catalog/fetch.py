@@ -1,7 +1,6 @@
-"""From a name to a model on this disk: what is here is used, what is not is fetched.
+"""From a model's name to a model on this disk: an existing one is used, any other is downloaded.
 
-The one way in for every command. It knows the order of things (catalog, store, sources) and leaves
-the doing to them.
+Every command gets its models through this module.
 """
 
 from collections.abc import Mapping
@@ -25,11 +24,13 @@ from quant.errors import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is here. `path` is the GGUF to load (of a split one the first shard), or the
-    folder of a float checkpoint, where `quant` says what it should become; for a GGUF `quant` is
-    None unless the name asked for another type. `sha256` is empty for a file named by its path and
-    never pulled. Of a checkpoint that stays where it is, `blobs` are the safetensors, and `record`
-    is what the store should know of whatever is made of it.
+    """A model on this disk.
+
+    `path` is the GGUF to load (the first shard of a split one), or the folder of a float
+    checkpoint. `quant` is the type that a checkpoint should become; for a GGUF it is None, unless
+    the name requests another type. `sha256` is empty for a file that was named by its path and
+    never pulled. For a checkpoint that stays on the hub, `blobs` are the safetensors, and `record`
+    is what the store should record about models made from it.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a name stands for once aliases are followed: where it may come from, and its defaults."""
+    """A name after following aliases: its sources and its defaults."""
 
     ref: Ref
     entry: Entry | None
@@ -59,12 +60,15 @@ class Wanted:
 
 
 def resolve(text: str, config: Config) -> Wanted:
-    """Follow a name through the catalog; an alias's own system prompt and settings win."""
+    """Follow a name through the catalog.
+
+    The system prompt and settings of an alias override those of its target. Raises UserError.
+    """
     entries = catalog.load(config)
     system: str | None = None
     settings: dict[str, Any] = {}
     outermost: Entry | None = None
-    seen: list[str] = []
+    aliases: list[str] = []
     while True:
         ref = parse(text, entries, config)
         entry = entries[ref.name] if ref.kind == "catalog" else None
@@ -74,11 +78,11 @@ def resolve(text: str, config: Config) -> Wanted:
             settings = {**entry.settings, **settings}
         if entry is None or not entry.alias:
             return Wanted(ref, outermost, _sources(ref, entry), system, settings)
-        seen.append(entry.name)
+        aliases.append(entry.name)
         text = entry.alias if ref.quant is None else f"{entry.alias}:{ref.quant}"
-        if entry.alias in seen:
+        if entry.alias in aliases:
             raise UserError(
-                f"{' -> '.join([*seen, entry.alias])} is a circle of aliases",
+                f"the aliases {' -> '.join([*aliases, entry.alias])} form a circle",
                 hint=f"correct {entry.origin}",
             )
 
@@ -91,9 +95,9 @@ def find(
     revision: str | None = None,
     source: str | None = None,
 ) -> Model | None:
-    """The model if it is here, without any network; None if it would have to be fetched."""
-    wanted = resolve(text, config)
-    return here(wanted, config, watcher, revision, source)
+    """Return the model if it is on this disk, without using the network, else None."""
+    resolved = resolve(text, config)
+    return here(resolved, config, watcher, revision, source)
 
 
 def obtain(
@@ -105,25 +109,26 @@ def obtain(
     source: str | None = None,
     force: bool = False,
 ) -> Model:
-    """The model called `ref`, fetched if it is not here.
+    """Return the model called `ref`, downloading it if it is not on this disk.
 
-    `revision` (hub only) and `source` (a kind of source) must fit what is here, or it is fetched;
-    `force` resolves and verifies again, and fetches what does not match. Raises UserError.
+    `revision` (hub only) and `source` (a kind of source) must match the local model; otherwise it
+    is downloaded. `force` resolves and verifies again, and downloads what does not match. Raises
+    UserError.
     """
-    wanted = resolve(ref, config)
-    if wanted.ref.kind == "path":
-        return _local(wanted, config, watcher)
-    specs = allowed(wanted, revision, source)
-    if not force and (model := here(wanted, config, watcher, revision, source)):
-        return model  # nobody waits for a lock who has nothing to fetch
-    with store.locked(store.lock_file(config, wanted.ref.name), watcher, wanted.ref.name):
-        if not force and (model := here(wanted, config, watcher, revision, source)):
+    resolved = resolve(ref, config)
+    if resolved.ref.kind == "path":
+        return _local(resolved, config, watcher)
+    specs = allowed(resolved, revision, source)
+    if not force and (model := here(resolved, config, watcher, revision, source)):
+        return model  # no lock needed: nothing is downloaded
+    with store.locked(store.lock_file(config, resolved.ref.name), watcher, resolved.ref.name):
+        if not force and (model := here(resolved, config, watcher, revision, source)):
             return model
-        spec, fetched = _first(wanted, specs, config, watcher)
+        spec, fetched = _first(resolved, specs, config, watcher)
         name = (
-            wanted.ref.full
-            if wanted.ref.kind == "hub" and fetched.kind == "gguf"
-            else wanted.ref.name
+            resolved.ref.full
+            if resolved.ref.kind == "hub" and fetched.kind == "gguf"
+            else resolved.ref.name
         )
         manifest = store.save(
             config,
@@ -137,26 +142,26 @@ def obtain(
                 requested=spec.revision or None,
             ),
         )
-    return model_of(wanted, manifest)
+    return model_of(resolved, manifest)
 
 
 def register(ref: str, config: Config, watcher: Watcher) -> Model:
-    """Hash a file or folder that stays where it is, and list it."""
-    wanted = resolve(ref, config)
-    if not (manifest := store.present(config, wanted.ref.name, watcher)):
-        here = _local(wanted, config, watcher)
-        _readable(here.kind, here.path)  # before the long look at every byte
-        spec = Spec("local", path=wanted.ref.name)
+    """Hash a file or folder that stays in its place, and list it in the store. Raises UserError."""
+    resolved = resolve(ref, config)
+    if not (manifest := store.present(config, resolved.ref.name, watcher)):
+        model = _local(resolved, config, watcher)
+        _readable(model.kind, model.path)  # checked before the slow hashing
+        spec = Spec("local", path=resolved.ref.name)
         fetched = SOURCES["local"].fetch(
-            spec, store.folder(config, wanted.ref.name), config, watcher
+            spec, store.folder(config, resolved.ref.name), config, watcher
         )
         manifest = store.save(
             config,
             Manifest(
-                wanted.ref.name, fetched.kind, str(fetched.path), fetched.files, fetched.source
+                resolved.ref.name, fetched.kind, str(fetched.path), fetched.files, fetched.source
             ),
         )
-    return model_of(wanted, manifest)
+    return model_of(resolved, manifest)
 
 
 def _sources(ref: Ref, entry: Entry | None) -> tuple[Spec, ...]:
@@ -174,14 +179,14 @@ def here(
     revision: str | None = None,
     source: str | None = None,
 ) -> Model | None:
-    """The model as it was fetched or named, if it is here and of this revision and source."""
+    """Return the model if it is on this disk, with this revision and source."""
     if wanted.ref.kind == "path":
         return _local(wanted, config, watcher)
     manifest = store.present(config, wanted.ref.full, watcher) if wanted.ref.kind == "hub" else None
     if manifest is None:
         manifest = store.present(config, wanted.ref.name, watcher)
         if manifest and wanted.ref.kind == "hub" and wanted.ref.quant and manifest.kind == "gguf":
-            return None  # another type of the same repository
+            return None  # another type from the same repository
     if manifest is None or (revision and revision not in (manifest.revision, manifest.requested)):
         return None
     if source and not manifest.source.startswith(f"{source}:"):
@@ -190,11 +195,13 @@ def here(
 
 
 def _local(wanted: Wanted, config: Config, watcher: Watcher) -> Model:
-    """A path is used as it is and not hashed: a model on a slow disk starts at once."""
+    """Return a model given by its path. It is not hashed, so that slow disks do not delay the
+    start.
+    """
     path = Path(wanted.ref.name)
     kind, files = contents(path)
     manifest = store.load(config, wanted.ref.name)
-    known = manifest is not None and all(file.fresh for file in manifest.files)
+    is_hashed = manifest is not None and all(file.fresh for file in manifest.files)
     return _finish(
         wanted,
         Model(
@@ -203,26 +210,26 @@ def _local(wanted: Wanted, config: Config, watcher: Watcher) -> Model:
             kind=kind,
             source=f"local:{path}",
             bytes=sum(file.stat().st_size for file in files),
-            sha256=manifest.sha256 if manifest and known else "",
+            sha256=manifest.sha256 if manifest and is_hashed else "",
         ),
     )
 
 
 def allowed(wanted: Wanted, revision: str | None, source: str | None) -> list[Spec]:
-    """The sources that can give what was asked for, with the revision filled in."""
+    """Return the sources of the requested kind, with the revision filled in. Raises UserError."""
     kinds = ", ".join(dict.fromkeys(spec.kind for spec in wanted.sources))
     specs = [spec for spec in wanted.sources if source in (None, spec.kind)]
     if not specs:
         raise UserError(
-            f"{wanted.ref.name} has no source of kind {source!r}; it has {kinds}",
-            hint="leave --source out",
+            f"{wanted.ref.name} has no source of kind {source!r}; its kinds: {kinds}",
+            hint="leave out --source",
         )
     if revision:
         specs = [replace(spec, revision=revision) for spec in specs if spec.kind == "hub"]
         if not specs:
             raise UserError(
-                f"{wanted.ref.name} comes from {kinds}, which has no revisions",
-                hint="leave --revision out",
+                f"the sources of {wanted.ref.name} have no revisions: {kinds}",
+                hint="leave out --revision",
             )
     return specs
 
@@ -230,7 +237,7 @@ def allowed(wanted: Wanted, revision: str | None, source: str | None) -> list[Sp
 def _first(
     wanted: Wanted, specs: list[Spec], config: Config, watcher: Watcher
 ) -> tuple[Spec, Fetched]:
-    """The first source that delivers; each failure is one line."""
+    """Fetch from the first source that succeeds; each failure is printed as a note."""
     failures: list[Refusal] = []
     for spec in specs:
         if spec.note:
@@ -250,13 +257,13 @@ def _first(
         f"{spec.label}: {error}" for spec, error in zip(specs, failures, strict=True)
     )
     raise UserError(
-        f"no source of {wanted.ref.name} delivered it ({reasons})",
+        f"every source of {wanted.ref.name} failed ({reasons})",
         hint=next((error.hint for error in failures if error.hint), ""),
     )
 
 
 def _readable(kind: str, path: Path) -> None:
-    """Refuse a file that is not a whole GGUF before it is listed."""
+    """Raise UserError if the file is not a complete GGUF."""
     if kind == "gguf":
         from quant import container
 
@@ -264,7 +271,7 @@ def _readable(kind: str, path: Path) -> None:
 
 
 def model_of(wanted: Wanted, manifest: Manifest) -> Model:
-    """What the store and the catalog know, together."""
+    """Combine a manifest of the store with the catalog's defaults."""
     return _finish(
         wanted,
         Model(
@@ -280,10 +287,12 @@ def model_of(wanted: Wanted, manifest: Manifest) -> Model:
 
 
 def _finish(wanted: Wanted, model: Model) -> Model:
-    """Add what the catalog says: the type a checkpoint becomes, the system prompt, the settings."""
-    asked = wanted.ref.quant if not (wanted.ref.kind == "hub" and model.kind == "gguf") else None
+    """Add the catalog's values: the type that a checkpoint becomes, system prompt, settings."""
+    requested = (
+        wanted.ref.quant if not (wanted.ref.kind == "hub" and model.kind == "gguf") else None
+    )
     default = (wanted.entry.quant if wanted.entry else "Q4_K_M") if model.kind == "folder" else None
-    quant = asked or default
+    quant = requested or default
     return replace(
         model,
         quant=type_name(quant) if quant else None,

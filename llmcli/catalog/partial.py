@@ -1,7 +1,4 @@
-"""A file that is on its way: written beside, hashed while it is written, renamed when complete.
-
-It is the file object that sources write into. It knows nothing of where the bytes come from.
-"""
+"""Files that appear complete or not at all: written under a temporary name, then renamed."""
 
 import errno
 import hashlib
@@ -23,20 +20,20 @@ HINTS = {
 
 
 class Partial:
-    """An open partial file at its end, with the digests of all that is in it.
+    """A partial file, open for appending, with the hashes of its whole content.
 
-    What an earlier try left is read once, so that the digests cover it; `position` is where writing
-    goes on. `seen` is told how many bytes beyond the furthest point so far: progress never runs
-    backwards. `size` is the size of the whole file, which a git blob's id needs beforehand.
+    Content from an earlier attempt is read once, so that the hashes cover it. `position` is the
+    number of bytes written. `seen` is called with the number of bytes beyond the furthest position
+    so far, so progress never runs backwards. `size` is the size of the complete file, which a git
+    blob id needs in advance.
     """
 
     def __init__(self, path: Path, size: int, seen: Callable[[int], None] = lambda _: None) -> None:
         make_folder(path.parent)
         self.path, self.size, self.seen = path, size, seen
         try:
-            self.file = path.open(
-                "a+b", buffering=0
-            )  # what is written is on its way to the disk, or an error now
+            # Unbuffered, so that a write error is raised by the write that caused it.
+            self.file = path.open("a+b", buffering=0)
         except OSError as error:
             raise cannot_write(path, error) from None
         if self.file.tell() > size:
@@ -59,15 +56,15 @@ class Partial:
         self.file.close()
 
     def write(self, chunk: bytes) -> int:
-        """Append; a full disk is the user's to solve, and what is written stays."""
+        """Append bytes. Raises UserError on a full disk; what is already written stays."""
         try:
-            rest = memoryview(chunk)
-            while rest:
-                rest = rest[self.file.write(rest) :]
+            remaining = memoryview(chunk)
+            while remaining:
+                remaining = remaining[self.file.write(remaining) :]
         except OSError as error:
             raise UserError(
                 f"cannot write {self.path}: {error.strerror}",
-                hint="make room, then type the same again",
+                hint="free disk space, then run the same command again",
             ) from None
         self._hash(chunk)
         if self.position > self.furthest:
@@ -76,13 +73,13 @@ class Partial:
         return len(chunk)
 
     def restart(self) -> None:
-        """Back to nothing, for a server that sends the whole file again."""
+        """Empty the file, for a server that sends all of it again."""
         self.file.truncate(0)
         self.file.seek(0)
         self._forget()
 
     def matches(self, digest: str) -> bool:
-        """Whether the content is what `digest` (64 hex digits: sha256; 40: a git blob's id) says."""
+        """Return whether the content has `digest`: 64 hex digits are a sha256, 40 a git blob id."""
         return digest == (self.sha256 if len(digest) == 64 else self.git.hexdigest())
 
     @property
@@ -90,7 +87,7 @@ class Partial:
         return self.sha.hexdigest()
 
     def commit(self, path: Path) -> None:
-        """Make the file durable and give it its name."""
+        """Make the file durable and rename it to `path`."""
         os.fsync(self.file.fileno())
         self.file.close()
         make_folder(path.parent)
@@ -98,7 +95,7 @@ class Partial:
         sync_folder(path.parent)
 
     def discard(self) -> None:
-        """Delete it: its content is not what it should be."""
+        """Delete the file, because its content is wrong."""
         self.file.close()
         self.path.unlink(missing_ok=True)
 
@@ -109,13 +106,13 @@ class Partial:
 
     def _hash(self, chunk: bytes) -> None:
         self.sha.update(chunk)
-        if self.size < 64 * CHUNK:  # larger files are in LFS, where the sha256 is the name
+        if self.size < 64 * CHUNK:  # larger files are in LFS, whose blobs are named by their sha256
             self.git.update(chunk)
         self.position += len(chunk)
 
 
 def make_folder(path: Path) -> None:
-    """Have a folder to write into; raises UserError where the disk or its owner does not allow it."""
+    """Create a folder. Raises UserError if that is not possible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -123,13 +120,13 @@ def make_folder(path: Path) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    """The user's mistake or the disk's behind an OSError."""
+    """Return a UserError for an OSError while writing `path`."""
     hint = HINTS.get(error.errno or 0, "make room or check the folder's permissions")
     return UserError(f"cannot write {path}: {error.strerror}", hint=hint)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut, where folders can be flushed."""
+    """Make a rename in `folder` survive a power failure, where folders can be flushed."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -139,59 +136,62 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raise UserError where `write_whole` could not replace `path`; what is there stays as it is."""
+    """Raise UserError if `write_whole` could not replace `path`. Nothing is changed."""
     _ordinary(path)
     make_folder(path.parent)
-    beside = _beside(path)
+    temporary = _beside(path)
     try:
-        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT, 0o666))
-        beside.unlink()
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o666))
+        temporary.unlink()
     except OSError as error:
         raise cannot_write(path, error) from None
 
 
 def check_apart(written: Iterable[Path | None], read: Iterable[Path | None]) -> None:
-    """Raise UserError where a file that is to be written is one of those that are read, or two of
-    them are one.
-    """
-    taken = {
-        os.path.realpath(path.expanduser()): "is read, and would be lost" for path in read if path
+    """Raise UserError if a file to be written is also read, or is written twice."""
+    uses = {
+        os.path.realpath(path.expanduser()): "is also read, and would be overwritten"
+        for path in read
+        if path
     }
     for path in written:
         if path is None:
             continue
-        place = os.path.realpath(path.expanduser())
-        if place in taken:
-            raise UserError(f"{path} {taken[place]}", hint="give what is written a name of its own")
-        taken[place] = "is named for two files that are written"
+        resolved = os.path.realpath(path.expanduser())
+        if resolved in uses:
+            raise UserError(f"{path} {uses[resolved]}", hint="choose another name for the output")
+        uses[resolved] = "is named for two output files"
 
 
 def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> None:
-    """Replace `path` by the pieces of `data`, or leave it as it was. `mode` is narrowed by the
-    user's umask.
+    """Replace `path` by the concatenation of `data`, or leave it unchanged.
+
+    `mode` is narrowed by the user's umask.
     """
     _ordinary(path)
     make_folder(path.parent)
-    beside = _beside(path)
+    temporary = _beside(path)
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb"
+        ) as file:
             file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from None
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _ordinary(path: Path) -> None:
-    """Refuse what a rename would put a file in the place of: a folder, a device, a pipe."""
+    """Raise UserError for a folder, a device or a pipe, which a rename would replace."""
     try:
         if path.exists() and not path.is_file():
-            kind = "a folder" if path.is_dir() else "no file"
-            raise UserError(f"cannot write {path}: it is {kind}", hint="give the name of a file")
+            kind = "a folder" if path.is_dir() else "not a regular file"
+            raise UserError(f"cannot write {path}: it is {kind}", hint="give a file name")
     except OSError as error:
         raise cannot_write(path, error) from None
 

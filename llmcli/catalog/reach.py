@@ -1,4 +1,4 @@
-"""Whether what models come from can be reached: asked only where somebody wants to know."""
+"""Connectivity checks: whether the hub and the package index answer."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from llmcli.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """One place: `problem` is empty where it answered, after `ms` milliseconds."""
+    """The result for one host: `problem` is empty if it answered, after `ms` milliseconds."""
 
     what: str
     where: str
@@ -23,19 +23,22 @@ class Reached:
 
 
 def look(config: Config) -> list[Reached]:
-    """Ask the hub and pip's package index one small question each; raises UserError when offline."""
+    """Send a small request to the hub and to pip's package index.
+
+    Raises UserError if offline.
+    """
     if config.offline:
         raise UserError(
-            "--network asks the hub and the package index, and --offline makes no connection",
+            "--network makes connections, and --offline forbids them",
             hint="leave out one of them (HF_HUB_OFFLINE and LLMCLI_OFFLINE mean --offline, too)",
         )
-    found = []
-    places: tuple[tuple[str, str, Callable[[], str]], ...] = (
+    checks = []
+    targets: tuple[tuple[str, str, Callable[[], str]], ...] = (
         ("the hub", urlsplit(config.hub_endpoint).netloc, partial(answers.answers, config)),
         ("pip's package index", "as pip is configured", wheel.answers),
     )
-    for what, where, ask in places:
-        began = time.perf_counter()
-        problem = ask()
-        found.append(Reached(what, where, (time.perf_counter() - began) * 1e3, problem))
-    return found
+    for what, where, ping in targets:
+        start = time.perf_counter()
+        problem = ping()
+        checks.append(Reached(what, where, (time.perf_counter() - start) * 1e3, problem))
+    return checks

@@ -1,6 +1,6 @@
-"""What a user may call a model: catalog names, hub repositories, files and folders.
+"""Parses the names that a user may give a model: catalog names, hub repositories, files, folders.
 
-Parsing is all that happens here: nothing is opened but a directory entry, nothing is fetched.
+Parsing checks only whether paths exist; it opens no file and makes no connection.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from llmcli.catalog.catalog import Entry, builtin_file
 from llmcli.config import Config
 from llmcli.errors import UserError
 
-# What llama.cpp means by the short names (tools/quantize/quantize.cpp).
+# The types that llama.cpp's short names stand for (tools/quantize/quantize.cpp).
 SHORT = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 TYPE = re.compile(r"(I?Q\d_\w+|T?Q\d_\d|B?F16|F32|MXFP4\w*)", re.IGNORECASE)
 REPO = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<quant>[\w./-]+))?")
@@ -23,8 +23,11 @@ HUB = ("hf://", "hf.co/", "https://hf.co/", "huggingface.co/", "https://huggingf
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """One parsed name. `name` is the catalog name, the repository or the absolute path; `quant` is
-    the type asked for, in upper case (or the path of one file of a hub repository)."""
+    """One parsed model name.
+
+    `name` is the catalog name, the repository or the absolute path. `quant` is the requested type
+    in upper case, or the path of one file in a hub repository.
+    """
 
     kind: Literal["catalog", "hub", "path"]
     name: str
@@ -32,41 +35,41 @@ class Ref:
 
     @property
     def full(self) -> str:
-        """The name with its type: what the store files it under."""
+        """The name with its type: the key under which the store keeps the model."""
         return f"{self.name}:{self.quant}" if self.quant else self.name
 
 
 def parse(text: str, entries: Mapping[str, Entry], config: Config) -> Ref:
-    """Tell what `text` names; raises UserError with the nearest names where it names nothing."""
+    """Parse `text`. Raises UserError that suggests similar names if nothing matches."""
     text = text.strip()
     if text != (shown := text.encode("utf-8", "replace").decode()):
         raise UserError(
-            f"{shown} is not UTF-8 text", hint="give the file another name: mv, then name that"
+            f"{shown} is not UTF-8 text", hint="rename the file with mv, then use the new name"
         )
     for prefix in HUB:
         if text.startswith(prefix):
             return _hub(text.removeprefix(prefix).rstrip("/"), text)
     if "://" in text:
         raise UserError(
-            f"{text} is on a host that llmcli does not fetch from",
-            hint="download it, then name the file",
+            f"llmcli does not download from the host of {text}",
+            hint="download the file yourself, then give its path",
         )
-    if found := _named(text, entries):
-        return found
-    if path := _path(text):
-        return path
+    if ref := _named(text, entries):
+        return ref
+    if path_ref := _path(text):
+        return path_ref
     if REPO.fullmatch(text):
         return _hub(text, text)
     raise unknown(text, entries, config)
 
 
 def type_name(text: str) -> str:
-    """The full upper-case name of a type: q4_k -> Q4_K_M."""
+    """Return the full upper-case name of a type: q4_k -> Q4_K_M."""
     return SHORT.get(text.upper(), text.upper())
 
 
 def unknown(text: str, entries: Mapping[str, Entry], config: Config) -> UserError:
-    """The error for a name that is nowhere: every place searched, and the nearest names."""
+    """Return the error for an unknown name: the places searched, and similar names."""
     near = difflib.get_close_matches(text.lower(), entries, n=3, cutoff=0.5)
     near += [
         name
@@ -74,7 +77,7 @@ def unknown(text: str, entries: Mapping[str, Entry], config: Config) -> UserErro
         if name.split(":")[0] == text.lower().split(":")[0] and name not in near
     ]
     places = (
-        f"the catalog ({builtin_file().name}), your own ({config.user_catalog}) and the files here"
+        f"the catalog ({builtin_file().name}), your own ({config.user_catalog}) and local files"
     )
     hint = (
         f"did you mean {', '.join(near[:5])}?"
@@ -107,7 +110,7 @@ def _path(text: str) -> Ref | None:
         or text.endswith("/")
         or re.fullmatch(r"[^:]*\.gguf", text)
     ):
-        raise UserError(f"there is no {text}", hint=f"what is there: ls {Path(text).parent}")
+        raise UserError(f"no such file or folder: {text}", hint=f"ls {Path(text).parent}")
     return None
 
 
@@ -115,7 +118,7 @@ def _existing(text: str) -> Path | None:
     try:
         path = Path(text).expanduser().absolute()
         return path if text and path.exists() else None
-    except (OSError, RuntimeError):  # a name too long for the file system; ~nobody
+    except (OSError, RuntimeError):  # a name too long for the file system, or an unknown ~NAME
         return None
 
 

@@ -1,8 +1,7 @@
-"""Where models live: a folder and a manifest each, a lock, and what may be thrown away.
+"""The models on this disk: folders, manifests and locks.
 
-data/models/NAME/manifest.json describes what was fetched (a file here, or files in the Hugging Face
-cache); data/models/NAME/TYPE/ holds what we quantized from it. The store knows nothing of the
-catalog and nothing of the network.
+data/models/NAME/manifest.json describes a fetched model (local files, or files in the Hugging Face
+cache). data/models/NAME/TYPE/ contains a model that llmcli quantized from it.
 """
 
 import fcntl
@@ -23,7 +22,7 @@ from llmcli.types import Watcher
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One verified file: its size and time when its sha256 was taken."""
+    """A verified file, with its size and modification time when it was hashed."""
 
     path: str
     bytes: int
@@ -32,7 +31,7 @@ class File:
 
     @property
     def fresh(self) -> bool:
-        """Whether it is still as it was when it was hashed, as far as size and time tell."""
+        """Whether size and modification time are still the same as when the file was hashed."""
         try:
             now = Path(self.path).stat()
         except OSError:
@@ -42,12 +41,12 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known of one model on this disk.
+    """The record of one model on this disk.
 
-    `path` is the file to load (the first shard) or the folder of a float checkpoint. `sha256` is
-    the file's, or that of the lines `SHA256  NAME` of all files where there are several.
-    `requested` is the revision that was asked for, `revision` the commit it was. A quantized one
-    names its parent in `derived_from` and how it was made in `settings`.
+    - `path`: the file to load (the first shard), or the folder of a float checkpoint.
+    - `sha256`: the file's hash; for several files, the hash of their lines `SHA256  NAME`.
+    - `requested`: the requested revision; `revision`: the commit it pointed to.
+    - `derived_from`, `settings`: for a quantized model, the original and how it was made.
     """
 
     name: str
@@ -75,12 +74,12 @@ class Manifest:
 
 
 def root(config: Config) -> Path:
-    """The folder with one folder a model."""
+    """Return the folder that contains one folder for each model."""
     return config.data / "models"
 
 
 def folder(config: Config, name: str) -> Path:
-    """The folder of the model called `name`; an absolute path is shortened to its stem and a hash."""
+    """Return the folder of the model `name`. An absolute path becomes its stem and a hash."""
     if name.startswith("/"):
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         return root(config) / f"local-{quote(Path(name).stem, safe='')[:80]}-{digest}"
@@ -88,7 +87,7 @@ def folder(config: Config, name: str) -> Path:
 
 
 class Original(Protocol):
-    """What something can be quantized from: a fetched model."""
+    """A fetched model, from which others can be quantized."""
 
     @property
     def name(self) -> str: ...
@@ -99,12 +98,12 @@ class Original(Protocol):
 
 
 def derived_path(config: Config, model: Original, file_type: str) -> Path:
-    """Where the quantization of `model` to `file_type` belongs; nothing is created."""
+    """Return the path for `model` quantized to `file_type`; nothing is created."""
     return derived_folder(config, model.name, file_type) / f"{_stem(model.name)}-{file_type}.gguf"
 
 
 def derived_folder(config: Config, name: str, file_type: str) -> Path:
-    """The folder of one quantization of the model called `name`."""
+    """Return the folder for the model `name` quantized to `file_type`."""
     return folder(config, name) / file_type
 
 
@@ -116,23 +115,28 @@ def _stem(name: str) -> str:
 
 
 def load(config: Config, name: str) -> Manifest | None:
-    """The manifest of `name`, None where there is none or where it cannot be read."""
+    """Return the manifest of `name`, or None if it is missing or broken."""
     return read(folder(config, name) / "manifest.json")
 
 
 def load_derived(config: Config, model: Original, file_type: str) -> Manifest | None:
-    """The quantization of `model` that is here, made of exactly this content and unchanged since.
+    """Return the quantization of `model` on this disk, if made from exactly this content.
 
-    None for a file that was only named by its path: quantizing itself tells whether that changed.
+    Returns None for a model without a sha256 (a file named by its path); quantizing then checks
+    whether the file changed.
     """
-    found = read(derived_path(config, model, file_type).with_name("manifest.json"))
-    if found is None or not model.sha256 or found.settings.get("source_sha256") != model.sha256:
+    manifest = read(derived_path(config, model, file_type).with_name("manifest.json"))
+    if (
+        manifest is None
+        or not model.sha256
+        or manifest.settings.get("source_sha256") != model.sha256
+    ):
         return None
-    return found if all(file.fresh for file in found.files) else None
+    return manifest if all(file.fresh for file in manifest.files) else None
 
 
 def save(config: Config, manifest: Manifest) -> Manifest:
-    """Write the manifest of a fetched model; from then on it is listed."""
+    """Write the manifest of a fetched model, which is listed from now on."""
     manifest = replace(manifest, created=manifest.created or _now())
     _write(folder(config, manifest.name) / "manifest.json", manifest)
     return manifest
@@ -141,7 +145,7 @@ def save(config: Config, manifest: Manifest) -> Manifest:
 def record_derived(
     config: Config, model: Original, file_type: str, settings: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """List the finished file at derived_path() as the quantization of `model` to `file_type`."""
+    """Record the finished file at derived_path() as `model` quantized to `file_type`."""
     path = derived_path(config, model, file_type)
     manifest = Manifest(
         name=f"{model.name}:{file_type}",
@@ -160,27 +164,31 @@ def record_derived(
 
 
 def straight(config: Config, name: str) -> list[Manifest]:
-    """The quantizations of `name` that were made straight from a server, whole and unchanged."""
-    found = (read(path) for path in sorted(folder(config, name).glob("*/manifest.json")))
+    """Return the complete and unchanged models that were quantized from a remote checkpoint."""
+    manifests = (read(path) for path in sorted(folder(config, name).glob("*/manifest.json")))
     return [
-        made
-        for made in found
-        if made and made.settings.get("straight") and all(file.fresh for file in made.files)
+        manifest
+        for manifest in manifests
+        if manifest
+        and manifest.settings.get("straight")
+        and all(file.fresh for file in manifest.files)
     ]
 
 
 def manifests(config: Config) -> list[Manifest]:
-    """All that is listed, by name."""
-    found = [
+    """Return all manifests, sorted by name."""
+    all_manifests = [
         read(path) for depth in ("*", "*/*") for path in root(config).glob(f"{depth}/manifest.json")
     ]
-    return sorted((manifest for manifest in found if manifest), key=lambda manifest: manifest.name)
+    return sorted(
+        (manifest for manifest in all_manifests if manifest), key=lambda manifest: manifest.name
+    )
 
 
 def present(config: Config, name: str, watcher: Watcher) -> Manifest | None:
-    """The manifest of a model whose files are all here and unchanged.
+    """Return the manifest of a model whose files all exist and are unchanged, else None.
 
-    A file whose time changed is hashed again, once; one whose content changed is not present.
+    A file with a new modification time is hashed again once.
     """
     manifest = load(config, name)
     if manifest is None or all(file.fresh for file in manifest.files):
@@ -190,18 +198,18 @@ def present(config: Config, name: str, watcher: Watcher) -> Manifest | None:
         path = Path(file.path)
         if not path.is_file() or path.stat().st_size != file.bytes:
             return None
-        again = file if file.fresh else measure(path, watcher)
-        if again.sha256 != file.sha256:
+        current = file if file.fresh else measure(path, watcher)
+        if current.sha256 != file.sha256:
             watcher.note(f"{path} has changed since it was fetched")
             return None
-        files.append(again)
+        files.append(current)
     manifest = replace(manifest, files=tuple(files))
     _write(folder(config, name) / "manifest.json", manifest)
     return manifest
 
 
 def measure(path: Path, watcher: Watcher | None = None) -> File:
-    """Hash a file; what the manifest will say of it."""
+    """Hash a file; return its manifest record."""
     before = path.stat()
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -217,16 +225,17 @@ def measure(path: Path, watcher: Watcher | None = None) -> File:
 
 
 def recorded(path: Path, sha256: str) -> File:
-    """What the manifest will say of a file that was hashed while it was written."""
-    now = path.stat()
-    return File(str(path), now.st_size, sha256, now.st_mtime_ns)
+    """Return the manifest record of a file that was hashed while it was written."""
+    status = path.stat()
+    return File(str(path), status.st_size, sha256, status.st_mtime_ns)
 
 
 @contextmanager
 def locked(path: Path, watcher: Watcher | None = None, what: str = "") -> Iterator[bool]:
-    """Hold the lock file at `path`; yields False at once where it is held and there is no watcher.
+    """Hold the lock file at `path`; yield whether this process has the lock.
 
-    With a watcher it says that it waits, and waits. The kernel frees the lock of a dead process.
+    Without a watcher, yields False at once if another process has the lock. With a watcher, prints
+    a note and waits. The kernel frees the lock of a dead process.
     """
     make_folder(path.parent)
     try:
@@ -240,23 +249,23 @@ def locked(path: Path, watcher: Watcher | None = None, what: str = "") -> Iterat
             if watcher is None:
                 yield False
                 return
-            watcher.note(f"another llmcli is at work on {what}; waiting for it")
+            watcher.note(f"another llmcli is working on {what}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield True
 
 
 def lock_file(config: Config, name: str) -> Path:
-    """The lock of the model called `name`."""
+    """Return the lock file of the model `name`."""
     return root(config) / ".locks" / f"{folder(config, name).name}.lock"
 
 
 def read(path: Path) -> Manifest | None:
-    """The manifest in one file; None where it is absent or broken."""
+    """Read a manifest; return None if it is missing or broken."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         return Manifest(**{**table, "files": tuple(File(**file) for file in table["files"])})
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # absent or broken: gc finds the broken ones
+        return None  # `gc` reports the broken ones
 
 
 def _write(path: Path, manifest: Manifest) -> None:

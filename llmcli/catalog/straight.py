@@ -1,8 +1,6 @@
-"""Straight from the hub: a checkpoint of which only the small files come here, and what was made of
-one.
+"""Checkpoints that are read from the hub in parts, and the models quantized from them.
 
-It decides when that is the way; reading the parts is catalog/hub's affair, and what is made of them
-quant's.
+Only the small files are downloaded; the safetensors stay on the hub.
 """
 
 from dataclasses import replace
@@ -30,28 +28,29 @@ def open_checkpoint(
     revision: str | None = None,
     source: str | None = None,
 ) -> Model | None:
-    """`ref` as a checkpoint whose safetensors stay on the hub (`blobs`), whatever is here.
+    """Open `ref` as a checkpoint whose safetensors stay on the hub.
 
-    None where that is not the way: offline, no checkpoint, not on the hub, already in its cache, or
-    the server gives no parts, which is said. Raises UserError as fetching would.
+    Returns None if that is not possible: offline, not a checkpoint, not on the hub, already in the
+    cache, or (with a note) if the server does not send parts. Raises UserError as downloading
+    would.
     """
-    wanted = fetch.resolve(ref, config)
-    if config.offline or wanted.ref.kind == "path":
+    resolved = fetch.resolve(ref, config)
+    if config.offline or resolved.ref.kind == "path":
         return None
-    spec, *others = fetch.allowed(wanted, revision, source)
+    spec, *other_specs = fetch.allowed(resolved, revision, source)
     if spec.kind != "hub":
         return None
     try:
-        with store.locked(store.lock_file(config, wanted.ref.name), watcher, wanted.ref.name):
+        with store.locked(store.lock_file(config, resolved.ref.name), watcher, resolved.ref.name):
             remote = hub.remote(spec, config, watcher)
     except NoRanges as error:
         watcher.note(f"{error}: downloading the whole checkpoint instead")
         return None
     except Refusal:
-        if others:
-            return None  # fetching tells it, and tries the others
+        if other_specs:
+            return None  # downloading reports the error, and tries the other sources
         raise
-    return _model(wanted, remote, spec.revision, watcher) if remote else None
+    return _model(resolved, remote, spec.revision, watcher) if remote else None
 
 
 def made(
@@ -63,29 +62,32 @@ def made(
     revision: str | None = None,
     source: str | None = None,
 ) -> Model | None:
-    """What was made of `ref` straight from the hub, where its checkpoint is not here.
+    """Find a model that was quantized from the remote checkpoint of `ref`.
 
-    `quant` or the type in the name must fit; without either, what it becomes by default goes first.
+    Returns None if the checkpoint itself is on this disk. Its type must be `quant` or the type in
+    the name; without either, the default type is preferred.
     """
-    wanted = fetch.resolve(ref, config)
-    if wanted.ref.kind == "path":
+    resolved = fetch.resolve(ref, config)
+    if resolved.ref.kind == "path":
         return None
-    found = [
-        one
-        for one in store.straight(config, wanted.ref.name)
-        if (not revision or revision in (one.revision, one.settings.get("requested")))
+    manifests = [
+        manifest
+        for manifest in store.straight(config, resolved.ref.name)
+        if (not revision or revision in (manifest.revision, manifest.settings.get("requested")))
         and source in (None, "hub")
     ]
-    asked = quant or wanted.ref.quant
-    default = wanted.entry.quant if wanted.entry else "Q4_K_M"
-    if asked:
-        found = [one for one in found if one.file_type == type_name(asked)]
-    found.sort(key=lambda one: one.file_type != default)
-    if not found or fetch.here(wanted, config, watcher, revision, source):
+    file_type = quant or resolved.ref.quant
+    default = resolved.entry.quant if resolved.entry else "Q4_K_M"
+    if file_type:
+        manifests = [
+            manifest for manifest in manifests if manifest.file_type == type_name(file_type)
+        ]
+    manifests.sort(key=lambda one: one.file_type != default)
+    if not manifests or fetch.here(resolved, config, watcher, revision, source):
         return None
-    if not asked and found[0].file_type != default:
-        watcher.note(f"{wanted.ref.name} is here as {found[0].file_type}")
-    return replace(fetch.model_of(wanted, found[0]), quant=None)
+    if not file_type and manifests[0].file_type != default:
+        watcher.note(f"{resolved.ref.name} is here as {manifests[0].file_type}")
+    return replace(fetch.model_of(resolved, manifests[0]), quant=None)
 
 
 def _model(wanted: Wanted, remote: Remote, requested: str, watcher: Watcher) -> Model:
@@ -99,8 +101,9 @@ def _model(wanted: Wanted, remote: Remote, requested: str, watcher: Watcher) -> 
     )
     nbytes = sum(blob.size for blob in remote.blobs.values())
     watcher.note(
-        f"{wanted.ref.name}: {size(nbytes)} of safetensors are read in parts, straight from the hub, and not kept "
-        f"(--keep-source keeps them). Commit, sizes and ETags are checked; a sha256 of parts cannot be"
+        f"{wanted.ref.name}: reading {size(nbytes)} of safetensors in parts from the hub, "
+        "without keeping them (--keep-source keeps them). Commit, sizes and ETags are checked; "
+        "the sha256 of parts cannot be checked"
     )
     record: dict[str, Any] = {
         "straight": True,
@@ -114,7 +117,7 @@ def _model(wanted: Wanted, remote: Remote, requested: str, watcher: Watcher) -> 
 
 
 def beside(config: Config, manifest: Manifest) -> list[Path]:
-    """The small files in the hub's cache that a quantization made straight from it needed."""
+    """Return the small files in the hub's cache that a remote quantization needed."""
     paths = manifest.settings.get("beside")
     if not manifest.settings.get("straight") or not isinstance(paths, list):
         return []

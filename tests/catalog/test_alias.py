@@ -81,7 +81,7 @@ def test_a_name_that_is_taken_is_not_shadowed_in_silence():
     with pytest.raises(UserError, match=r"smollm2:135m is already a model of .*models\.toml"):
         alias.write(load(), "smollm2:135m", "gemma3:270m", None, {}, force=False)
     alias.write(load(), "mine", "gemma3:270m", None, {}, force=False)
-    with pytest.raises(UserError, match="mine is already an alias of yours"):
+    with pytest.raises(UserError, match="mine is already one of your aliases"):
         alias.write(load(), "mine", "smollm2:135m", None, {}, force=False)
     assert alias.write(load(), "mine", "smollm2:135m", None, {}, force=True) is True
 
@@ -89,7 +89,7 @@ def test_a_name_that_is_taken_is_not_shadowed_in_silence():
 def test_an_unknown_target_and_a_strange_name_are_told():
     with pytest.raises(UserError, match="no model called 'nothing'"):
         alias.write(load(), "mine", "nothing", None, {}, force=False)
-    with pytest.raises(UserError, match="cannot be a name"):
+    with pytest.raises(UserError, match="is not a valid name"):
         alias.write(load(), "my model", "smollm2:135m", None, {}, force=False)
     with pytest.raises(UserError, match="no model called 'self'"):
         alias.write(load(), "self", "self", None, {}, force=False)
@@ -100,7 +100,7 @@ def test_an_unknown_target_and_a_strange_name_are_told():
 )
 def test_a_file_that_cannot_be_edited_safely_is_left_alone(text):
     path = user(text)
-    with pytest.raises(UserError, match="written in a way that llmcli does not edit"):
+    with pytest.raises(UserError, match="cannot safely edit"):
         alias.write(load(), "tiny", "gemma3:270m", None, {}, force=True)
     assert path.read_text() == text
 

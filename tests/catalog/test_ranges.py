@@ -57,9 +57,7 @@ def test_a_broken_answer_is_gone_on_with_where_it_ended(hub, remote, notes) -> N
     hub.cuts = [1000, 0, 3000]
     assert remote().read(50, 100_000).tobytes() == DATA[50:100_050]
     assert hub.gets(NAME) == [f"bytes={at}-100049" for at in (50, 1050, 1050, 4050)]
-    assert notes.lines == [
-        f"a connection broke in {NAME}; taking it up again, as often as it takes"
-    ]
+    assert notes.lines == [f"a connection broke in {NAME}; resuming, with retries"]
 
 
 def test_half_of_all_answers_may_go_wrong(hub, remote, monkeypatch) -> None:
@@ -102,7 +100,7 @@ def test_it_waits_as_long_as_the_hub_asks_for(hub, remote, notes, monkeypatch) -
 def test_a_server_that_sends_all_of_it_gives_no_parts(hub, remote) -> None:
     hub.ignore_range = True
     with pytest.raises(
-        NoRanges, match=r"127.0.0.1 gives no parts of model.safetensors \(status 200\)"
+        NoRanges, match=r"127.0.0.1 does not send parts of model.safetensors \(status 200\)"
     ):
         first_bytes([remote()])
 
@@ -122,7 +120,7 @@ def test_more_than_was_asked_for_is_cut_and_another_part_is_not_taken(
         monkeypatch,
         lambda handler, headers, body: headers.update({"Content-Range": f"bytes 0-9/{len(DATA)}"}),
     )
-    with pytest.raises(UserError, match="another part than was asked for"):
+    with pytest.raises(UserError, match="another range than requested"):
         remote().read(10, 10)
 
 
@@ -136,7 +134,7 @@ def test_more_than_was_asked_for_is_cut_and_another_part_is_not_taken(
 )
 def test_a_part_of_another_file_is_refused(hub, remote, monkeypatch, headers) -> None:
     answer(monkeypatch, lambda handler, sent, body: sent.update(headers))
-    with pytest.raises(UserError, match=f"{NAME} of {REPO} is another file now"):
+    with pytest.raises(UserError, match=f"{NAME} of {REPO} has changed since"):
         remote().read(10, 10)
 
 
@@ -145,7 +143,7 @@ def test_an_etag_that_changes_between_two_parts_is_noticed(hub, remote, monkeypa
     answer(monkeypatch, lambda handler, sent, body: sent.update({"ETag": next(tags)}))
     file.read(10, 10)
     file.read(20, 10)
-    with pytest.raises(UserError, match="another file now"):
+    with pytest.raises(UserError, match="has changed since"):
         file.read(30, 10)
 
 
@@ -163,7 +161,7 @@ def test_a_part_that_is_described_in_no_sensible_numbers_is_not_taken(
 ) -> None:
     answer(monkeypatch, lambda handler, headers, body: headers.update({"Content-Range": part}))
     monkeypatch.setattr(_Handler, "send_header", _bytes_header)
-    with pytest.raises(UserError, match=r"another (part|file)"):
+    with pytest.raises(UserError, match=r"another range|has changed"):
         remote().read(10, 10)
 
 

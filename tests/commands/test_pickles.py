@@ -132,7 +132,7 @@ def test_a_pull_gives_the_file_that_safetensors_give_and_fetches_no_code(
     assert tensors(done(made)["path"]) == expected
     assert fetched(hub).isdisjoint(NEVER)
     assert [line for line in made.err.splitlines() if "pickle" in line] == [
-        "org/old has pickled weights, which cannot be read in parts: 1.0 MiB come here first, and stay"
+        "org/old has pickled weights, which cannot be read in parts: 1.0 MiB are downloaded first and kept"
     ]
 
 
@@ -245,7 +245,7 @@ def test_safetensors_win_whatever_is_allowed(
     hub.repos[REF].files["model.safetensors"] = (stories / "model.safetensors").read_bytes()
     made = llmcli("pull", REF, "--q4_k_m", "--allow-pickle", "--json")
     assert tensors(done(made)["path"]) == expected
-    assert "straight from the hub" in made.err
+    assert "in parts from the hub" in made.err
     assert pickled.SINGLE not in fetched(hub)
 
 
@@ -309,7 +309,7 @@ def test_code_in_a_pickle_is_not_run_and_nothing_is_made_of_it(
             "has 2 pickled files and no pytorch_model.bin: a.pt, b.",
         ),
         ({"config.json": None}, "has weights but no config.json"),
-        ({pickled.SINGLE: None}, "holds neither GGUF nor safetensors"),
+        ({pickled.SINGLE: None}, "contains neither GGUF nor safetensors"),
     ],
 )
 @pytest.mark.parametrize("flag", [(), ("--allow-pickle",)])

@@ -458,7 +458,7 @@ def test_what_cannot_be_looked_at_from_afar_is_told(llmcli: Llmcli, hub: Hub, mo
     )
     hub.ignore_range = True
     for words, why in (
-        (["org/tiny:Q8_0"], "gives no parts"),
+        (["org/tiny:Q8_0"], "does not send parts"),
         (["org/tiny:Q8_0", "--offline"], "llmcli runs offline"),
         (["org/tiny:Q2_K"], "has no Q2_K"),
         (["smollm2:135m"], "only the hub serves parts"),

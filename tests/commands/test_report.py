@@ -96,7 +96,7 @@ def test_a_path_that_cannot_be_written_is_told_before_anything_is_measured(
         (tmp_path, "it is a folder"),
         (tmp_path / "file" / "out.html", "File exists"),
         (tmp_path / ("x" * 300), "File name too long"),
-        (Path("/dev/null"), "it is no file"),
+        (Path("/dev/null"), "it is not a regular file"),
     ):
         done = llmcli(*command, str(model), *FAST, "--report", str(path))
         assert (done.code, done.out) == (1, "")

@@ -1,4 +1,4 @@
-"""Whether the hub answers at all: one small question, asked once."""
+"""Whether the hub answers, tested with one small request."""
 
 from llmcli.config import Config, quiet_hub
 
@@ -6,7 +6,10 @@ TIMEOUT_SECONDS = 15.0
 
 
 def answers(config: Config) -> str:
-    """Empty where the hub answered, whatever it said; else what went wrong, in a few words."""
+    """Return "" if the hub answered, or a short description of the failure.
+
+    Any status below 500 counts as an answer.
+    """
     quiet_hub()
     import httpx2
     from huggingface_hub import get_session
@@ -15,4 +18,4 @@ def answers(config: Config) -> str:
         response = get_session().head(f"{config.hub_endpoint}/api/models", timeout=TIMEOUT_SECONDS)
     except (httpx2.TransportError, httpx2.InvalidURL) as error:
         return (str(error.__cause__ or error) or type(error).__name__).splitlines()[0]
-    return f"it answers {response.status_code}" if response.status_code >= 500 else ""
+    return f"status {response.status_code}" if response.status_code >= 500 else ""

@@ -1,9 +1,8 @@
-"""A file that stays on the hub: any of its bytes, asked for by range, tried again until they are
-there.
+"""Reads byte ranges of files that stay on the hub, with retries.
 
-Every request names the commit; sizes, ETags and what the hub says of the file are held against its
-listing, so that no two parts are of different files. What cannot be checked is the sha256: parts
-come in another order.
+Every request names the commit. Sizes, ETags and the hub's headers are compared with the hub's file
+listing, so that all parts come from the same file. The sha256 cannot be checked, because the parts
+arrive in another order.
 """
 
 import re
@@ -24,20 +23,20 @@ if TYPE_CHECKING:
     from llmcli.catalog.sources.choose import Blob
     from quant.native import U8
 
-TIMEOUT_SECONDS = 15.0  # without a byte: the connection has stalled
-TRIES = 6  # in vain, one after another
+TIMEOUT_SECONDS = 15.0  # without receiving a byte
+TRIES = 6  # consecutive failures
 AGAIN = (408, 429, 500, 502, 503, 504)
-EXPIRED = (400, 401, 403, 404, 410)  # what an address that was good for a while may answer later
-HEAD = 1 << 16  # bytes of each file that are fetched at once: its table of tensors, mostly
+EXPIRED = (400, 401, 403, 404, 410)  # answers of a redirect address that is no longer valid
+HEAD = 1 << 16  # bytes fetched in advance from each file, which usually contain its tensor table
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
 class NoRanges(UserError):
-    """The server sends whole files only."""
+    """The server does not support byte ranges."""
 
 
 class RemoteFile:
-    """One file of a repository at one commit: a quant.blob.Blob."""
+    """One file of a repository at one commit; implements quant.blob.Blob."""
 
     def __init__(
         self, spec: Spec, commit: str, blob: "Blob", config: Config, watcher: Watcher
@@ -58,14 +57,15 @@ class RemoteFile:
             **build_hf_headers(token=config.hub_token or False),
             "Accept-Encoding": "identity",
         }
-        self.direct: str | None = None  # where the hub sends us for the content, while that is good
-        self.tags: dict[str, str] = {}  # host -> what it calls this content
+        self.direct: str | None = None  # where the hub redirects for the content, while it is valid
+        self.tags: dict[str, str] = {}  # host -> the ETag it sends for this content
         self.head = b""
         self.lock, self.told = threading.Lock(), False
 
     def read(self, offset: int, nbytes: int) -> "U8":
-        """Exactly `nbytes` from `offset` on; raises UserError when the hub does not give them after
-        TRIES.
+        """Return exactly `nbytes` bytes from `offset` as uint8 `[nbytes]`.
+
+        Raises UserError if TRIES consecutive requests fail.
         """
         import numpy as np
 
@@ -77,49 +77,49 @@ class RemoteFile:
         return out
 
     def _fill(self, out: memoryview, offset: int) -> None:
-        """Go on where a broken answer ended, until all is there."""
+        """Fill `out`, resuming after every broken answer."""
         import httpx2
         from huggingface_hub.errors import HfHubHTTPError
 
-        at, vain = 0, 0
-        while at < len(out):
-            before, pause = at, 0.0
+        filled, failures = 0, 0
+        while filled < len(out):
+            before, pause = filled, 0.0
             error: Exception | None = None
             try:
-                for chunk in self._ask(offset + at, len(out) - at):
-                    out[at : at + len(chunk)] = chunk
-                    at += len(chunk)
+                for chunk in self._ask(offset + filled, len(out) - filled):
+                    out[filled : filled + len(chunk)] = chunk
+                    filled += len(chunk)
             except httpx2.TransportError as broken:
                 error = broken
             except HfHubHTTPError as refused:
                 if refused.response.status_code not in AGAIN:
                     raise
                 error, pause = refused, _patience(refused.response)
-            if at == len(out):
+            if filled == len(out):
                 return
-            vain = 0 if at > before else vain + 1
-            if vain == TRIES:
-                raise error or httpx2.ReadError("the server ends the answer early")
+            failures = 0 if filled > before else failures + 1
+            if failures == TRIES:
+                raise error or httpx2.ReadError("the server ended the answer early")
             self._tell(pause)
-            time.sleep(pause or (min(2 ** (vain - 1), 8) if vain else 0))
+            time.sleep(pause or (min(2 ** (failures - 1), 8) if failures else 0))
 
     def _ask(self, start: int, nbytes: int, hub: bool = False) -> Iterator[bytes]:
-        """One request for `nbytes` from `start` on; may end early. The token goes to the hub alone.
+        """Yield up to `nbytes` bytes from one request for the range at `start`.
 
-        It reads to the end of the answer, and no further than it must: only then is the connection
-        used again.
+        The token is sent to the hub only. The answer is read to its end and no further, so that the
+        connection can be reused.
         """
         from huggingface_hub import get_session
         from huggingface_hub.utils._http import hf_raise_for_status
 
         direct = None if hub else self.direct
-        asked = {**self.headers, "Range": f"bytes={start}-{start + nbytes - 1}"}
+        headers = {**self.headers, "Range": f"bytes={start}-{start + nbytes - 1}"}
         if direct:
-            asked = {
-                name: value for name, value in asked.items() if name.lower() != "authorization"
+            headers = {
+                name: value for name, value in headers.items() if name.lower() != "authorization"
             }
         with get_session().stream(
-            "GET", direct or self.url, headers=asked, timeout=TIMEOUT_SECONDS
+            "GET", direct or self.url, headers=headers, timeout=TIMEOUT_SECONDS
         ) as response:
             expired = bool(direct) and response.status_code in EXPIRED
             if not expired:
@@ -137,32 +137,32 @@ class RemoteFile:
             yield from self._ask(start, nbytes, hub=True)
 
     def _check(self, response: Any, start: int) -> None:
-        """Whether this is the part that was asked for, of the file that was listed."""
+        """Raise an error unless the answer is the requested range of the listed file."""
         import httpx2
 
         if response.status_code != 206:
             raise self._no_ranges(response)
-        found = CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+        content_range = CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
         if (
-            not found
-            or int(found[1]) != start
+            not content_range
+            or int(content_range[1]) != start
             or response.headers.get("content-encoding", "identity") != "identity"
         ):
-            raise httpx2.RemoteProtocolError("the server sends another part than was asked for")
+            raise httpx2.RemoteProtocolError("the server sent another range than requested")
         linked = [_tag(step.headers.get("x-linked-etag")) for step in (*response.history, response)]
         commits = [step.headers.get("x-repo-commit") for step in (*response.history, response)]
         host, tag = response.url.host, _tag(response.headers.get("etag"))
         with self.lock:
-            same = tag == (self.tags.setdefault(host, tag) if tag else tag)
+            is_same_content = tag == (self.tags.setdefault(host, tag) if tag else tag)
         if (
-            found[2] not in (str(self.size), "*")
+            content_range[2] not in (str(self.size), "*")
             or not {*linked} <= {self.digest, ""}
             or not {*commits} <= {self.commit, None}
-            or not same
+            or not is_same_content
         ):
             raise UserError(
-                f"{self.path.name} of {self.spec.repo} is another file now than it was at {self.commit[:12]}",
-                hint="give the same command again: it begins with what is there then",
+                f"{self.path.name} of {self.spec.repo} has changed since {self.commit[:12]}",
+                hint="run the same command again: it starts with the current file",
             )
         if response.history and not self.config.hub_endpoint.startswith(
             f"{response.url.scheme}://{host}"
@@ -171,25 +171,22 @@ class RemoteFile:
 
     def _no_ranges(self, response: Any) -> NoRanges:
         return NoRanges(
-            f"{response.url.host} gives no parts of {self.path.name} (status {response.status_code})",
+            f"{response.url.host} does not send parts of {self.path.name} "
+            f"(status {response.status_code})",
             hint="add --keep-source: it downloads the whole checkpoint first",
         )
 
     def _tell(self, pause: float) -> None:
-        """One line a file, however often its connections break."""
+        """Note a broken connection once for each file, and every long wait."""
         if pause > 10:
-            self.watcher.note(f"the hub says: too many requests; waiting {pause:.0f} s")
+            self.watcher.note(f"the hub reports too many requests; waiting {pause:.0f} s")
         elif not self.told:
             self.told = True
-            self.watcher.note(
-                f"a connection broke in {self.path.name}; taking it up again, as often as it takes"
-            )
+            self.watcher.note(f"a connection broke in {self.path.name}; resuming, with retries")
 
 
 def first_bytes(files: Sequence[RemoteFile]) -> None:
-    """Fetch the beginning of every file, several at once; raises NoRanges where the server gives no
-    parts.
-    """
+    """Fetch the beginning of every file, several at once. Raises NoRanges."""
     with ThreadPoolExecutor(8, thread_name_prefix="head") as pool:
         heads = pool.map(lambda file: file.read(0, min(HEAD, file.size)).tobytes(), files)
         for file, head in zip(files, heads, strict=True):
@@ -197,11 +194,11 @@ def first_bytes(files: Sequence[RemoteFile]) -> None:
 
 
 def _patience(response: Any) -> float:
-    """Seconds that the server asks us to wait, within reason; 0 where it does not say."""
+    """Return the seconds that the server asks to wait, at most 300; 0 if it does not say."""
     text = response.headers.get("retry-after", "")
     return min(float(text), 300.0) if re.fullmatch("[0-9]+", text) else 0.0
 
 
 def _tag(value: str | None) -> str:
-    """A strong ETag without its quotes; "" for a weak one or none."""
+    """Return a strong ETag without its quotes; "" for a weak one or none."""
     return "" if not value or value.startswith("W/") else value.strip('"')

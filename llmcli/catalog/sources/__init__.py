@@ -1,4 +1,4 @@
-"""The kinds of places that weights come from, by name; each module here is one."""
+"""The kinds of sources for weights, by name; each module of this folder defines one."""
 
 from llmcli.catalog.sources.base import Source
 from quant.registry import collect

@@ -1,4 +1,4 @@
-"""What a source is: something that brings the files of a Spec to this disk, verified."""
+"""The interface of a source: it brings the files of a Spec to this disk, verified."""
 
 import shutil
 from collections.abc import Mapping
@@ -17,7 +17,10 @@ from quant.blob import Blob
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a source brought: `path` is what to load, `files` are all the files with their sha256."""
+    """The files that a source brought.
+
+    `path` is what to load; `files` are all files with their sha256.
+    """
 
     kind: Literal["gguf", "folder"]
     path: Path
@@ -28,8 +31,9 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Remote(Fetched):
-    """A checkpoint whose safetensors (`blobs`, by name) stay where they are: of `files` only `here`
-    are here.
+    """A checkpoint whose safetensors stay on the hub.
+
+    `blobs` are the safetensors by name; `here` are the paths of the files that were downloaded.
     """
 
     blobs: Mapping[str, Blob] = field(default_factory=dict)
@@ -44,24 +48,25 @@ class Source(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The fields of a Spec without which it is of no use here."""
+        """The fields of a Spec that this source requires."""
         ...
 
     def fetch(self, spec: Spec, where: Path, config: Config, watcher: Watcher) -> Fetched:
-        """Bring `spec` here, into `where` if the source has no place of its own.
+        """Fetch the files of `spec`; `where` is the folder for a source that has no cache.
 
-        What an earlier try left is resumed; complete files are hashed anew and fetched only where
-        they are not what they should be. Raises UserError in one line; what was there before stays.
+        An interrupted download is resumed. Complete files are hashed again and fetched only if they
+        differ. Raises UserError; existing files stay.
         """
         ...
 
 
 def make_room(nbytes: int, where: Path) -> None:
-    """Refuse before the first byte what the disk cannot hold."""
-    place = next(path for path in (where, *where.parents) if path.exists())
-    free = shutil.disk_usage(place).free
+    """Raise UserError if the disk has not enough space, before anything is downloaded."""
+    existing = next(path for path in (where, *where.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if nbytes > free:
         raise UserError(
-            f"not enough disk: {size(nbytes)} are needed in {where}, {size(free)} are free",
-            hint="make room (`llmcli gc` says what it can free), then type the same again",
+            f"not enough disk space: {size(nbytes)} are needed in {where}, {size(free)} are free",
+            hint="free space (`llmcli gc` shows what it can delete), "
+            "then run the same command again",
         )

@@ -1,8 +1,8 @@
-"""Which files of a hub repository make the model: one GGUF with its shards, or a float checkpoint.
+"""Chooses the files of a hub repository that make up the model.
 
-The rules for GGUFs are llama.cpp's (common/download.cpp); where several files fit, it takes the
-first and we ask. This module looks at names and sizes, and whether there is torch for pickles that
-are allowed.
+The result is one GGUF with its shards, or a float checkpoint. The rules for GGUFs are llama.cpp's
+(common/download.cpp), but where llama.cpp takes the first of several matching files, the user must
+choose. Only names and sizes are looked at; for pickles, whether torch is installed, too.
 """
 
 import re
@@ -16,8 +16,9 @@ from quant import pickled
 
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 TAG = re.compile(r"[-.](\w+)$")
-HELPERS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # GGUFs that are no models
-SIDE = {  # what converting needs beside the weights: data, never code or pickles
+# GGUFs that are not models
+HELPERS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+SIDE = {  # files that a conversion needs beside the weights: data, never code or pickles
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -38,8 +39,10 @@ SIDE = {  # what converting needs beside the weights: data, never code or pickle
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """One file of a repository: its path there, its size, and what it is verified by (sha256 for
-    LFS files, the git blob id for small ones)."""
+    """One file of a repository: its path there, its size and its digest.
+
+    The digest is a sha256 for LFS files and the git blob id for small ones.
+    """
 
     name: str
     size: int
@@ -48,7 +51,10 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The files to fetch, of a GGUF the one to load first; `remark` is what the user should know."""
+    """The files to fetch.
+
+    A GGUF's first file is the one to load. `remark` is a note for the user.
+    """
 
     kind: str
     files: tuple[Blob, ...]
@@ -56,9 +62,9 @@ class Choice:
 
 
 def choose(spec: Spec, blobs: Sequence[Blob], allow_pickle: bool = False) -> Choice:
-    """Pick what `spec` asks for out of a repository; raises Refusal naming what there is instead.
+    """Choose the files for `spec`. Raises UserError that lists the alternatives.
 
-    Pickled weights come last, and only where they are allowed and can be read: else Pickled is
+    Pickled weights are the last choice, and need `allow_pickle` and torch; otherwise Pickled is
     raised.
     """
     first = [blob for blob in blobs if _is_model(blob.name)]
@@ -72,17 +78,17 @@ def choose(spec: Spec, blobs: Sequence[Blob], allow_pickle: bool = False) -> Cho
         return _pickled(spec, blobs, pickles, allow_pickle)
     kinds = sorted({blob.name.rpartition(".")[2] for blob in blobs if "." in blob.name})
     raise UserError(
-        f"{spec.repo} holds neither GGUF nor safetensors (only {', '.join(kinds) or 'nothing'})",
+        f"{spec.repo} contains neither GGUF nor safetensors (only {', '.join(kinds) or 'nothing'})",
         hint=f"search the hub for a GGUF of it: {spec.repo.split('/')[1]}-GGUF",
     )
 
 
 def tag(name: str) -> str:
-    """The type in a file's name: Model-Q4_K_M-00001-of-00002.gguf -> Q4_K_M."""
+    """Return the type in a file name: Model-Q4_K_M-00001-of-00002.gguf -> Q4_K_M."""
     match = SPLIT.fullmatch(name)
     stem = match["stem"] if match else name[: -len(".gguf")]
-    found = TAG.search(stem)
-    return found[1].upper() if found else ""
+    type_match = TAG.search(stem)
+    return type_match[1].upper() if type_match else ""
 
 
 def _is_model(name: str) -> bool:
@@ -99,24 +105,24 @@ def _by_type(spec: Spec, first: Sequence[Blob], blobs: Sequence[Blob]) -> Choice
     for wanted in [spec.quant] if spec.quant else ["Q4_K_M", "Q8_0"]:
         names = [wanted, wanted.removesuffix("_M")] if wanted.endswith("_K_M") else [wanted]
         for name in names:
-            fits = [blob for blob in first if tag(blob.name) == name]
-            fits = fits or [
+            matches = [blob for blob in first if tag(blob.name) == name]
+            matches = matches or [
                 blob
                 for blob in first
                 if re.search(re.escape(name) + "[.-]", blob.name, re.IGNORECASE)
             ]
-            if len(fits) > 1:
+            if len(matches) > 1:
                 raise UserError(
-                    f"{spec.repo}:{name} fits {_listing(fits, blobs)}",
-                    hint=f"name one: {spec.repo}:{fits[0].name}",
+                    f"{spec.repo}:{name} matches {_listing(matches, blobs)}",
+                    hint=f"choose one: {spec.repo}:{matches[0].name}",
                 )
-            if fits:
-                remark = (
+            if matches:
+                note = (
                     ""
                     if wanted == (spec.quant or "Q4_K_M")
-                    else f"{spec.repo} has no Q4_K_M; taking {fits[0].name}"
+                    else f"{spec.repo} has no Q4_K_M; taking {matches[0].name}"
                 )
-                return Choice("gguf", _shards(fits[0], blobs), remark=remark)
+                return Choice("gguf", _shards(matches[0], blobs), remark=note)
     if spec.quant:
         raise UserError(
             f"{spec.repo} has no {spec.quant}; it has {_listing(first, blobs)}",
@@ -141,7 +147,7 @@ def _named(name: str, repo: str, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
 
 
 def _shards(first: Blob, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
-    """The file, or all shards of its split in order."""
+    """Return the file, or all shards of its split in order."""
     split = SPLIT.fullmatch(first.name)
     if not split:
         return (first,)
@@ -152,7 +158,8 @@ def _shards(first: Blob, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
     table = {blob.name: blob for blob in blobs}
     if missing := [name for name in wanted if name not in table]:
         raise UserError(
-            f"the split model {first.name} lacks {', '.join(missing[:3])} in its repository",
+            f"{', '.join(missing[:3])} of the split model {first.name} "
+            "is missing in the repository",
             hint="choose another type",
         )
     return tuple(table[name] for name in wanted)
@@ -161,46 +168,50 @@ def _shards(first: Blob, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
 def _folder(
     spec: Spec, blobs: Sequence[Blob], weights: tuple[Blob, ...], remark: str = ""
 ) -> Choice:
-    """The weights with what converting needs beside them."""
-    side = tuple(blob for blob in blobs if blob.name in SIDE)
-    if not any(blob.name == "config.json" for blob in side):
+    """Return the weights and the files that a conversion needs beside them."""
+    conversion_files = tuple(blob for blob in blobs if blob.name in SIDE)
+    if not any(blob.name == "config.json" for blob in conversion_files):
         raise UserError(
             f"{spec.repo} has weights but no config.json",
-            hint="that is no model that can be converted",
+            hint="without config.json a model cannot be converted",
         )
-    return Choice("folder", side + weights, remark)
+    return Choice("folder", conversion_files + weights, remark)
 
 
 def _weights(blobs: Sequence[Blob], allow_pickle: bool) -> tuple[Blob, ...]:
-    """model*.safetensors with their index; where there are none, any other safetensors at the top.
+    """Return model*.safetensors with their index, or else any safetensors at the top level.
 
-    Those cannot be read in every case: pickles go before them where they are allowed.
+    Others than model*.safetensors cannot always be read: allowed pickles are preferred to them.
     """
-    top = [
+    top_level = [
         blob
         for blob in blobs
         if "/" not in blob.name and blob.name.endswith((".safetensors", ".safetensors.index.json"))
     ]
-    named = [blob for blob in top if blob.name.startswith("model")]
-    return tuple(named or (() if allow_pickle and _pickles(blobs) else top))
+    model_files = [blob for blob in top_level if blob.name.startswith("model")]
+    return tuple(model_files or (() if allow_pickle and _pickles(blobs) else top_level))
 
 
 def _pickles(blobs: Sequence[Blob]) -> tuple[Blob, ...]:
-    """The pickled weights at the top, with their index."""
+    """Return the pickled weights at the top level, with their index."""
     names = pickled.chosen([blob.name for blob in blobs if "/" not in blob.name])
     return tuple(blob for blob in blobs if blob.name in names)
 
 
 def _pickled(spec: Spec, blobs: Sequence[Blob], pickles: tuple[Blob, ...], allowed: bool) -> Choice:
-    """A checkpoint of pickles, where it is allowed and torch is there to read it."""
+    """Return a checkpoint of pickles. Raises Pickled or UserError if it cannot be read."""
     names = [blob.name for blob in pickles]
-    whole = size(sum(blob.size for blob in pickles))
-    remark = f"{spec.repo} has pickled weights, which cannot be read in parts: {whole} come here first, and stay"
+    total = size(sum(blob.size for blob in pickles))
+    remark = (
+        f"{spec.repo} has pickled weights, which cannot be read in parts: "
+        f"{total} are downloaded first and kept"
+    )
     choice = _folder(spec, blobs, pickles, remark)
     if len(names) > 1 and pickled.INDEX not in names:
         raise UserError(
-            f"{spec.repo} has {len(names)} pickled files and no {pickled.SINGLE}: {', '.join(names[:3])}",
-            hint="download the right one into a folder with its config.json, and name the folder",
+            f"{spec.repo} has {len(names)} pickled files and no {pickled.SINGLE}: "
+            f"{', '.join(names[:3])}",
+            hint="download the right one into a folder with its config.json, then give the folder",
         )
     if not allowed:
         raise pickled.unasked(spec.repo, names)
@@ -209,7 +220,9 @@ def _pickled(spec: Spec, blobs: Sequence[Blob], pickles: tuple[Blob, ...], allow
 
 
 def _listing(first: Sequence[Blob], blobs: Sequence[Blob]) -> str:
-    return ", ".join(
-        f"{tag(blob.name) or blob.name} ({blob.name}, {size(sum(part.size for part in _shards(blob, blobs)))})"
-        for blob in first
-    )
+    """Describe the first files of several models: type, file name and total size."""
+    descriptions = []
+    for blob in first:
+        total = sum(shard.size for shard in _shards(blob, blobs))
+        descriptions.append(f"{tag(blob.name) or blob.name} ({blob.name}, {size(total)})")
+    return ", ".join(descriptions)

@@ -1,12 +1,11 @@
-"""Weights on the Hugging Face hub, in its ordinary cache: with catalog/hub the only door to
-huggingface_hub.
+"""Weights on the Hugging Face hub, stored in its ordinary cache.
 
-huggingface_hub 2.4 neither checks what it downloaded nor resumes in a later run (its temporary file
-has a random name and is deleted on any failure), and it reads in steps of 10 MB that a broken
-connection loses. So the bytes come through its session into a partial file of ours beside the blob,
-hashed while they come, and only a blob that is what its name says enters the cache; the library
-then places it. Xet transfers are not used: they can neither be resumed nor hashed on the way. A
-checkpoint may also stay on the hub, and be read there part by part (catalog/hub/ranges.py).
+Downloads go through huggingface_hub's session into a partial file beside the blob, hashed while
+they arrive; only a blob that matches its digest enters the cache, and the library then links it.
+The library's own download is not used because huggingface_hub 2.4 does not verify what it
+downloaded, does not resume in a later run, and loses up to 10 MB on a broken connection. Xet
+transfers can neither be resumed nor hashed on arrival. A checkpoint may also stay on the hub and be
+read in parts (catalog/hub/ranges.py).
 """
 
 import hashlib
@@ -33,7 +32,7 @@ from llmcli.units import size
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REVISION = re.compile(r"(?!.*\.\.)[\w][\w./-]*")
-PARTIAL = ".llmcli.incomplete"  # the ending by which `hf cache` knows partials too
+PARTIAL = ".llmcli.incomplete"  # the suffix by which `hf cache` recognizes partial files, too
 TIMEOUT_SECONDS = 15.0
 TRIES = 5
 
@@ -59,11 +58,11 @@ class Hub:
 
 
 def remote(spec: Spec, config: Config, watcher: Watcher) -> Remote | None:
-    """The checkpoint of a repository, its safetensors left on the hub; None where there is none, or
-    it is here.
+    """Return a repository's checkpoint whose safetensors stay on the hub.
 
-    Config, tokenizer and index come into the cache as ever. Raises NoRanges where the server gives
-    no parts.
+    Returns None if the repository has no such checkpoint or if it is already in the cache. Config,
+    tokenizer and index are downloaded into the cache. Raises RangesUnsupported if the server does
+    not send parts, and UserError.
     """
     quiet_hub()
     _check_revision(spec)
@@ -71,26 +70,29 @@ def remote(spec: Spec, config: Config, watcher: Watcher) -> Remote | None:
         commit, blobs = _listing(spec, config)
         choice = choose(spec, blobs, config.allow_pickle)
         weights = [blob for blob in choice.files if blob.name.endswith(".safetensors")]
-        place = _repo_folder(spec, config)
-        here = all((place / "blobs" / blob.digest).is_file() for blob in weights)
-        if choice.kind != "folder" or here or any(len(blob.digest) != 64 for blob in weights):
+        repo = _repo_folder(spec, config)
+        is_cached = all((repo / "blobs" / blob.digest).is_file() for blob in weights)
+        if choice.kind != "folder" or is_cached or any(len(blob.digest) != 64 for blob in weights):
             return None
-        side = [blob for blob in choice.files if blob not in weights]
+        small_files = [blob for blob in choice.files if blob not in weights]
         files = {blob.name: RemoteFile(spec, commit, blob, config, watcher) for blob in weights}
         first_bytes(list(files.values()))
-        brought = dict(zip(side, _bring(spec, commit, side, config, watcher), strict=True))
-    folder = place / "snapshots" / commit
-    listed = tuple(
-        brought.get(blob) or File(str(folder / blob.name), blob.size, blob.digest, 0)
+        downloaded = dict(
+            zip(small_files, _bring(spec, commit, small_files, config, watcher), strict=True)
+        )
+    folder = repo / "snapshots" / commit
+    all_files = tuple(
+        downloaded.get(blob) or File(str(folder / blob.name), blob.size, blob.digest, 0)
         for blob in choice.files
     )
-    paths = tuple(Path(file.path) for file in brought.values())
-    return Remote("folder", folder, listed, spec.label, commit, blobs=files, here=paths)
+    paths = tuple(Path(file.path) for file in downloaded.values())
+    return Remote("folder", folder, all_files, spec.label, commit, blobs=files, here=paths)
 
 
 def distant(spec: Spec, config: Config, watcher: Watcher) -> tuple[RemoteFile, ...] | None:
-    """The GGUF that a pull would take, left on the hub: its file, or its shards in order; None for
-    a checkpoint.
+    """Return the GGUF that a pull would fetch, left on the hub: its file, or its shards in order.
+
+    Returns None if the repository has a checkpoint instead. Raises UserError.
     """
     quiet_hub()
     _check_revision(spec)
@@ -106,7 +108,9 @@ def distant(spec: Spec, config: Config, watcher: Watcher) -> tuple[RemoteFile, .
 
 def _check_revision(spec: Spec) -> None:
     if spec.revision and not REVISION.fullmatch(spec.revision):
-        raise UserError(f"{spec.revision!r} is not a revision", hint="a branch, a tag or a commit")
+        raise UserError(
+            f"{spec.revision!r} is not a valid revision", hint="give a branch, a tag or a commit"
+        )
 
 
 def _fetched(
@@ -118,7 +122,7 @@ def _fetched(
 
 
 def _listing(spec: Spec, config: Config) -> tuple[str, list[Blob]]:
-    """The commit that the revision is now, and its files."""
+    """Return the commit of the revision, and its files."""
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=config.hub_endpoint, token=config.hub_token or False)
@@ -138,10 +142,10 @@ def _listing(spec: Spec, config: Config) -> tuple[str, list[Blob]]:
         TypeError,
         AttributeError,
         RecursionError,
-    ):  # the library takes any JSON for a listing
+    ):  # the library accepts any JSON as a listing
         raise UserError(
             f"{config.hub_endpoint} does not answer like a hub",
-            hint="check HF_ENDPOINT and the proxy's settings",
+            hint="check HF_ENDPOINT and the proxy settings",
         ) from None
     blobs = []
     for name, nbytes, digest in listed:
@@ -154,40 +158,40 @@ def _listing(spec: Spec, config: Config) -> tuple[str, list[Blob]]:
             or not DIGEST.fullmatch(digest)
         ):
             raise UserError(
-                f"{config.hub_endpoint} does not say what {name} of {spec.repo} should be",
-                hint="is HF_ENDPOINT a complete mirror of the hub?",
+                f"{config.hub_endpoint} gives no valid size and digest for {name} of {spec.repo}",
+                hint="check that HF_ENDPOINT is a complete mirror of the hub",
             )
         blobs.append(Blob(name, nbytes, digest))
     if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
         raise UserError(
-            f"{config.hub_endpoint} gives no commit for {spec.repo}",
-            hint="is HF_ENDPOINT a mirror of the hub?",
+            f"{config.hub_endpoint} gives no valid commit for {spec.repo}",
+            hint="check that HF_ENDPOINT is a mirror of the hub",
         )
     return info.sha, blobs
 
 
 def _inside(name: str) -> bool:
-    """Whether a name that a server gave stays inside the folder it is put in."""
+    """Return whether a file name from a server stays inside the folder it is put in."""
     return bool(name) and not re.search(r"(^|/)\.\.?(/|$)|^/|\\|//|\0|:", name)
 
 
 def _bring(
     spec: Spec, commit: str, blobs: Sequence[Blob], config: Config, watcher: Watcher
 ) -> tuple[File, ...]:
-    """Have every blob in the cache, verified; what is there already is hashed once."""
+    """Bring every blob into the cache, verified. Blobs that are already there are hashed once."""
     repo = _repo_folder(spec, config)
-    have = {
+    valid = {
         blob
         for blob in blobs
         if (repo / "blobs" / blob.digest).is_file() and _genuine(repo, blob, watcher)
     }
-    partials = {blob: _partial(repo, blob) for blob in blobs if blob not in have}
+    partials = {blob: _partial(repo, blob) for blob in blobs if blob not in valid}
     done = sum(path.stat().st_size for path in partials.values() if path.exists())
     total = sum(blob.size for blob in partials)
     make_room(total - done, repo)
     files = {
         blob: recorded(repo / "blobs" / blob.digest, blob.digest)
-        for blob in have
+        for blob in valid
         if len(blob.digest) == 64
     }
     if partials:
@@ -201,17 +205,17 @@ def _bring(
 
 
 def _genuine(repo: Path, blob: Blob, watcher: Watcher) -> bool:
-    """Whether a blob that somebody put into the cache is what its name says; else it is deleted."""
+    """Return whether a cached blob matches its digest; delete it if it does not."""
     path = repo / "blobs" / blob.digest
     if path.stat().st_size == blob.size and _is(path, blob.digest, watcher):
         return True
-    watcher.note(f"{blob.name} in the Hugging Face cache is damaged; deleted, fetching it again")
+    watcher.note(f"{blob.name} in the Hugging Face cache is damaged; downloading it again")
     path.unlink()
     return False
 
 
 def _is(path: Path, digest: str, watcher: Watcher) -> bool:
-    """Whether a file's content is what its blob's name says: a sha256, or a git blob id."""
+    """Return whether a file's content has `digest`, a sha256 or a git blob id."""
     if len(digest) == 64:
         return measure(path, watcher).sha256 == digest
     data = path.read_bytes()
@@ -223,7 +227,7 @@ def _is(path: Path, digest: str, watcher: Watcher) -> bool:
 def _download(
     spec: Spec, commit: str, blob: Blob, config: Config, bar: Bar, watcher: Watcher
 ) -> File:
-    """Fetch one blob into its partial file, from where that ends, and verify it."""
+    """Download one blob into its partial file, starting at its end, and verify it."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils._headers import build_hf_headers
 
@@ -234,7 +238,7 @@ def _download(
     with locked(
         config.hub_cache / ".locks" / repo.name / f"{blob.digest}.lock", watcher, blob.name
     ):
-        if target.is_file():  # the one we waited for brought it
+        if target.is_file():  # another process downloaded it while this one waited
             bar.advance(blob.size)
             return measure(target)
         with Partial(_partial(repo, blob), blob.size, bar.advance) as file:
@@ -242,7 +246,8 @@ def _download(
             if not file.matches(blob.digest):
                 file.discard()
                 raise UserError(
-                    f"{blob.name} of {spec.repo} is not what the hub says it is ({blob.digest[:12]}…); it is deleted",
+                    f"{blob.name} of {spec.repo} does not match its digest on the hub "
+                    f"({blob.digest[:12]}…); the download was deleted",
                     hint="try again; if it happens twice, the mirror or a proxy changes files",
                 )
             sha256 = file.sha256
@@ -251,13 +256,11 @@ def _download(
 
 
 def _transfer(url: str, headers: dict[str, str], file: Partial, watcher: Watcher) -> None:
-    """Fill the partial file, taking up the thread after every break that is not the last of TRIES
-    in vain.
-    """
+    """Fill the partial file, resuming after failures; fail after TRIES consecutive ones."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
-    vain = 0
+    failures = 0
     while file.position < file.size:
         before = file.position
         error: Exception | None = None
@@ -271,31 +274,31 @@ def _transfer(url: str, headers: dict[str, str], file: Partial, watcher: Watcher
             error = refused
         if file.position >= file.size:
             return
-        vain = 0 if file.position > before else vain + 1
-        if vain == TRIES:
-            raise error or httpx2.ReadError("the server ends the file early")
+        failures = 0 if file.position > before else failures + 1
+        if failures == TRIES:
+            raise error or httpx2.ReadError("the server ended the file early")
         watcher.note(
             f"the connection broke at {size(file.position)} of {size(file.size)}; resuming"
         )
-        time.sleep(min(2**vain, 8))
+        time.sleep(min(2**failures, 8))
 
 
 def _stream(url: str, headers: dict[str, str], file: Partial) -> None:
-    """One request, from the end of the partial file on."""
+    """Make one request, starting at the end of the partial file."""
     from huggingface_hub import get_session
     from huggingface_hub.utils._http import hf_raise_for_status
 
-    asked = {**headers, "Range": f"bytes={file.position}-"} if file.position else headers
-    with get_session().stream("GET", url, headers=asked, timeout=TIMEOUT_SECONDS) as response:
+    all_headers = {**headers, "Range": f"bytes={file.position}-"} if file.position else headers
+    with get_session().stream("GET", url, headers=all_headers, timeout=TIMEOUT_SECONDS) as response:
         hf_raise_for_status(response)
         if file.position and response.status_code != 206:
-            file.restart()  # a server that does not know ranges sends everything again
+            file.restart()  # a server without range support sends everything again
         for chunk in response.iter_bytes():
             file.write(chunk)
 
 
 def _place(spec: Spec, commit: str, blob: Blob, file: File | None, config: Config) -> File:
-    """Let the library link the blob into the snapshot; describe it under its own name."""
+    """Let the library link the blob into the snapshot; return the file under its own name."""
     from huggingface_hub import hf_hub_download
 
     path = Path(
@@ -317,14 +320,14 @@ def _place(spec: Spec, commit: str, blob: Blob, file: File | None, config: Confi
 
 
 def _point(spec: Spec, commit: str, config: Config) -> None:
-    """Note which commit the branch is, as the library does, so that it works offline afterwards."""
+    """Record which commit a branch points to, as the library does, for later use offline."""
     revision = spec.revision or "main"
     if not COMMIT.fullmatch(revision):
         write_whole(_repo_folder(spec, config) / "refs" / revision, commit.encode())
 
 
 def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
-    """What is in the cache already, whoever fetched it, verified by the blobs' own names."""
+    """Return what is already in the cache, verified by the blobs' names."""
     repo = _repo_folder(spec, config)
     revision = spec.revision or "main"
     ref = repo / "refs" / revision
@@ -334,8 +337,9 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
     snapshot = repo / "snapshots" / commit
     if not commit or not snapshot.is_dir():
         raise UserError(
-            f"{spec.repo} is not in the Hugging Face cache ({config.hub_cache}), and this is offline",
-            hint="drop --offline (or HF_HUB_OFFLINE) and try again",
+            f"{spec.repo} is not in the Hugging Face cache ({config.hub_cache}), "
+            "and llmcli is offline",
+            hint="leave out --offline (or unset HF_HUB_OFFLINE) and try again",
         )
     blobs = [
         Blob(
@@ -347,16 +351,17 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
         if path.is_file()
     ]
     choice = choose(spec, blobs, config.allow_pickle)
-    if lost := _unlinked(snapshot, choice):
+    if missing := _unlinked(snapshot, choice):
         raise UserError(
-            f"only a part of {spec.repo} is in the Hugging Face cache ({lost} is not), and this is offline",
-            hint="drop --offline (or HF_HUB_OFFLINE) and try again",
+            f"only a part of {spec.repo} is in the Hugging Face cache ({missing} is missing), "
+            "and llmcli is offline",
+            hint="leave out --offline (or unset HF_HUB_OFFLINE) and try again",
         )
     for blob in choice.files:
         if DIGEST.fullmatch(blob.digest) and not _is(snapshot / blob.name, blob.digest, watcher):
             raise UserError(
                 f"{blob.name} of {spec.repo} in the Hugging Face cache is damaged",
-                hint="pull it again while online",
+                hint="pull it again online",
             )
     return _fetched(
         spec,
@@ -368,21 +373,23 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
 
 
 def _unlinked(snapshot: Path, choice: Choice) -> str:
-    """A shard that an index in the cache names and that is not there; "" where all are."""
+    """Return a shard that a cached index names but that is not in the cache, or ""."""
     names = {blob.name for blob in choice.files}
     for index in (snapshot / name for name in names if name.endswith(".index.json")):
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # whoever reads the weights will say what is wrong with it
-        if lost := sorted(str(shard) for shard in shards - names):
-            return lost[0]
+            continue  # reading the weights will report the error
+        if missing := sorted(str(shard) for shard in shards - names):
+            return missing[0]
     return ""
 
 
 def incomplete(config: Config) -> Iterator[Path]:
-    """The partial files that llmcli left in the Hugging Face cache; each is locked until the next
-    is asked for.
+    """Yield the partial files that llmcli left in the Hugging Face cache.
+
+    Each file is locked until the next one is requested; files that another process is writing are
+    skipped.
     """
     for path in sorted(config.hub_cache.glob(f"models--*/blobs/*{PARTIAL}")):
         lock = (
@@ -397,7 +404,7 @@ def incomplete(config: Config) -> Iterator[Path]:
 
 
 def remove(config: Config, files: Sequence[Path]) -> int:
-    """Delete files from the Hugging Face cache through the library; the bytes that frees."""
+    """Delete files from the Hugging Face cache through the library; return the freed bytes."""
     quiet_hub()
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -406,15 +413,15 @@ def remove(config: Config, files: Sequence[Path]) -> int:
         info = scan_cache_dir(config.hub_cache)
     except CacheNotFound:
         return 0
-    wanted = {
+    paths = {
         path.parent.resolve() / path.name for path in files
-    }  # the folder is resolved, the link is not
+    }  # the library resolves the folder but not the link
     cached = [
         file
         for repo in info.repos
         for revision in repo.revisions
         for file in revision.files
-        if file.file_path in wanted
+        if file.file_path in paths
     ]
     strategy = info.delete_files(*cached)
     strategy.execute()

@@ -1,4 +1,4 @@
-"""A file or folder on this disk: used where it is, never copied."""
+"""A file or folder on this disk, used in place and never copied."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 class Local:
-    """A GGUF (all shards of a split one), or a folder with config.json and weights."""
+    """A GGUF (with all shards of a split one), or a folder with config.json and weights."""
 
     name, needs = "local", ("path",)
 
@@ -28,11 +28,14 @@ class Local:
 
 
 def contents(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
-    """What kind of model lies at `path`, and its files; a split GGUF is named by its first shard."""
+    """Return the kind of model at `path`, and its files.
+
+    A split GGUF must be named by its first shard. Raises UserError if there is no model.
+    """
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
-        raise UserError(f"there is no file {path}", hint=f"what is there: ls {path.parent}")
+        raise UserError(f"no such file: {path}", hint=f"ls {path.parent}")
     if not (shard := SHARD.fullmatch(path.name)):
         return "gguf", [path]
     if int(shard[2]) != 1:
@@ -47,17 +50,17 @@ def contents(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
     ]
     if missing := [name.name for name in names if not name.is_file()]:
         raise UserError(
-            f"{path} is split and {', '.join(missing)} is missing",
-            hint=f"put it into {path.parent}",
+            f"{path} is split, and {', '.join(missing)} is missing",
+            hint=f"put the missing shard into {path.parent}",
         )
     return "gguf", names
 
 
 def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
     weights = sorted(path.glob("*.safetensors"))
-    beside = [*sorted(path.glob("*.json")), *sorted(path.glob("tokenizer.model"))]
+    side_files = [*sorted(path.glob("*.json")), *sorted(path.glob("tokenizer.model"))]
     if (path / "config.json").is_file() and weights:
-        return "folder", [*weights, *beside]
+        return "folder", [*weights, *side_files]
     ggufs = [
         file
         for file in sorted(path.glob("*.gguf"))
@@ -67,22 +70,22 @@ def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
         return contents(ggufs[0])
     if ggufs:
         raise UserError(
-            f"{path} holds {len(ggufs)} GGUF files: {', '.join(file.name for file in ggufs)}",
-            hint=f"name one: {ggufs[0]}",
+            f"{path} contains {len(ggufs)} GGUF files: {', '.join(file.name for file in ggufs)}",
+            hint=f"choose one: {ggufs[0]}",
         )
     if (path / "config.json").is_file() and (pickles := pickled.files(path)):
-        return "folder", [*(file for file in pickles if file not in beside), *beside]
+        return "folder", [*(file for file in pickles if file not in side_files), *side_files]
     missing = [
         name
-        for name, there in (
+        for name, is_present in (
             ("config.json", (path / "config.json").is_file()),
             ("*.safetensors", weights),
         )
-        if not there
+        if not is_present
     ]
     raise UserError(
         f"{path} is not a model: no {' and no '.join(missing)}",
-        hint="name a .gguf file, or a folder with config.json and safetensors",
+        hint="give a .gguf file, or a folder with config.json and safetensors",
     )
 
 

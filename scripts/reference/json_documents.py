@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Records what the command line of a source tree answers, and compares two records.
+
+usage: scripts/reference/json_documents.py --record TREE OUT.json [--python PYTHON] [--work FOLDER]
+       scripts/reference/json_documents.py --compare A.json B.json
+
+A record has the exit code and the parsed document of every command of recorded_commands.py and every request of
+recorded_requests.py, the flags of every --help, the files that the commands leave in LLMCLI_HOME, and the sha256 of
+quantized files. TREE is run by PYTHON (default: this one) with PYTHONPATH, so that it needs no installation of its
+own. SmolLM2 comes from the package index; nothing else is downloaded. It takes about five minutes on two cores.
+
+A comparison requires equal exit codes and equal sets of keys everywhere, and equal values except for those that
+document_masks.py masks: times, rates, free memory, paths, versions, and text for people. It prints every difference
+and exits with 1 if there is one.
+
+Quantized files are the same byte by byte in every run by ggml, search, gptq (also --sequential and --fold) and
+--target-size; only a file with a certificate (--verify) is not, for it contains a date and speeds. Its certificate is
+compared as a document.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import recorded_commands as commands
+from document_masks import differences
+from recorded_tree import RecordedTree
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> None:
+    """Record a tree, or compare two records."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--record", nargs=2, metavar=("TREE", "OUT.json"), type=Path)
+    action.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"), type=Path)
+    parser.add_argument("--python", default=sys.executable, help="runs the tree; default: this one")
+    parser.add_argument(
+        "--work", type=Path, help="an empty folder to keep; default: a temporary one"
+    )
+    arguments = parser.parse_args()
+    if arguments.compare:
+        raise SystemExit(compare(*arguments.compare))
+    tree, out = (path.resolve() for path in arguments.record)
+    if arguments.work:
+        arguments.work.mkdir(parents=True)
+        unexpected = record(tree, out, arguments.python, arguments.work.resolve())
+    else:
+        with tempfile.TemporaryDirectory(prefix="llmcli-record-") as folder:
+            unexpected = record(tree, out, arguments.python, Path(folder).resolve())
+    raise SystemExit(bool(unexpected))
+
+
+def record(tree: Path, out: Path, python: str, work: Path) -> list[str]:
+    """Run every command and request of a tree and write OUT; return the names of those with a wrong exit code."""
+    began = time.monotonic()
+    commands.write_inputs(work, ROOT / "tests/data/stories260K")
+    recorded = RecordedTree(tree, python, work)
+    recorded.check_imports()
+    recorded.record_flags()
+    for group in (
+        commands.MODEL_COMMANDS,
+        commands.QUANTIZE_COMMANDS,
+        commands.RUN_COMMANDS,
+        commands.CHAT_COMMANDS,
+    ):
+        recorded.run_all(group)
+    recorded.record_server()
+    recorded.record_worker(commands.WORKER_COMMANDS)
+    for group in (commands.PLAN_COMMANDS, commands.BENCH_COMMANDS, commands.FAILURES):
+        recorded.run_all(group)
+    recorded.record_home()
+    recorded.run_all(commands.CLOSING_COMMANDS)
+    out.write_text(
+        json.dumps(recorded.entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    seconds = time.monotonic() - began
+    print(f"{len(recorded.entries)} entries of {tree} in {seconds:.0f} s: {out}")
+    for name in recorded.unexpected:
+        print(f"wrong exit code: {name}: {json.dumps(recorded.entries[name])[:1500]}")
+    return recorded.unexpected
+
+
+def compare(first: Path, second: Path) -> int:
+    """Print every difference of two records; return 1 if there is one."""
+    records: list[dict[str, Any]] = [
+        json.loads(path.read_text(encoding="utf-8")) for path in (first, second)
+    ]
+    found = differences(*records)
+    print("\n".join(found))
+    print(f"{len(found)} differences in {len(records[0])} and {len(records[1])} entries")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,429 @@
+"""Runs one source tree in a work folder of its own and keeps what it answers."""
+
+import csv
+import hashlib
+import http.client
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from recorded_commands import Command
+from recorded_requests import (
+    GRPC_CALLS,
+    KEY,
+    REQUESTS,
+    SERVER_OPTIONS,
+    WEBSOCKET_MESSAGES,
+    HttpRequest,
+)
+
+PROGRAM = "import sys; sys.argv[0] = 'llmcli'; from llmcli.app import main; main()"
+LOCATIONS = "import llmcli, quant; print(llmcli.__file__); print(quant.__file__)"
+LIMIT_SECONDS = 300
+START_SECONDS = 60
+UNUSED_VARIABLES = (
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN",
+    "HF_ENDPOINT",
+    "HF_HUB_CACHE",
+    "LLMCLI_OFFLINE",
+    "LLMCLI_DEBUG",
+)
+Entry = dict[str, Any]
+
+
+class RecordedTree:
+    """A source tree, its work folder, and what its commands answered.
+
+    `entries` has an exit code, a document and its key paths under each command's name; `unexpected` are the names of
+    commands that ended with another exit code than the list of commands says.
+    """
+
+    def __init__(self, tree: Path, python: str, work: Path) -> None:
+        self.tree, self.python, self.work, self.home = tree, python, work, work / "home"
+        self.entries: dict[str, Entry] = {}
+        self.began = time.monotonic()
+        self.unexpected: list[str] = []
+        kept = {name: value for name, value in os.environ.items() if name not in UNUSED_VARIABLES}
+        self.environment = kept | {
+            "PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": str(work / "bytecode"), "LLMCLI_HOME": str(self.home),
+            "HF_HOME": str(self.home / "huggingface"), "NO_COLOR": "1", "COLUMNS": "200", "TERM": "dumb",
+            # Threads that spin while they wait take the cores of other programs, and of each other.
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }  # fmt: skip
+
+    def check_imports(self) -> None:
+        """Raise SystemExit unless the packages come from the tree."""
+        found = self._run([self.python, "-c", LOCATIONS], self.environment).stdout.decode().split()
+        if not all(Path(file).is_relative_to(self.tree) for file in found) or len(found) != 2:
+            raise SystemExit(f"{self.tree} is not what Python imports: {found}")
+
+    def run(self, line: str, stdin: str = "") -> subprocess.CompletedProcess[bytes]:
+        """Run a command line in the work folder."""
+        return self._run(self._command(shlex.split(line)), self.environment, stdin.encode())
+
+    def run_all(self, commands: Iterable[Command]) -> None:
+        """Run commands one after another and keep their answers and files."""
+        for command in commands:
+            self._run_command(command)
+
+    def record_flags(self) -> None:
+        """Keep the commands, flags and default values of every --help."""
+        self._record_help(())
+
+    def record_server(self) -> None:
+        """Serve SmolLM2 and keep the answers to all requests."""
+        words = ["serve", *SERVER_OPTIONS.split(), "--grpc-port", str(free_port())]
+        with (self.work / "serve.log").open("wb") as log:
+            server = subprocess.Popen(
+                self._command(words),
+                cwd=self.work,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+            try:
+                assert server.stdout
+                ready = json.loads(server.stdout.readline())
+                self._keep("serve", None, ready)
+                for request in REQUESTS:
+                    self._keep(f"serve: {request.name}", None, answer(ready["url"], request))
+                self._keep("serve: WebSocket", None, websocket_messages(ready["url"]))
+                self._keep("serve: gRPC", None, grpc_messages(self.tree, ready["grpc_port"]))
+            finally:
+                server.send_signal(signal.SIGTERM)
+                code = server.wait(START_SECONDS)
+        self._keep("serve: SIGTERM", code, None)
+
+    def record_worker(self, commands: Iterable[Command]) -> None:
+        """Run commands while a worker of this tree serves llama.cpp's RPC protocol."""
+        port = free_port()
+        words = ["worker", "--rpc", "-p", str(port)]
+        with (self.work / "worker.log").open("wb") as log:
+            worker = subprocess.Popen(
+                self._command(words), cwd=self.work, env=self.environment, stderr=log
+            )
+            try:
+                wait_for_port(port, worker)
+                address = f"127.0.0.1:{port}"
+                for command in commands:
+                    self._run_command(
+                        replace(command, line=command.line.replace("WORKER", address))
+                    )
+            finally:
+                worker.send_signal(signal.SIGTERM)
+                code = worker.wait(START_SECONDS)
+        self._keep("worker: SIGTERM", code, None)
+
+    def record_home(self) -> None:
+        """Keep the names of all files in LLMCLI_HOME, and what is in those that are not a cache."""
+        files = [path for path in self.home.rglob("*") if path.is_file()]
+        names = {path: unnumbered(str(path.relative_to(self.home))) for path in files}
+        self._keep("home: files", None, sorted(set(names.values())))
+        for path in sorted(files, key=lambda path: (names[path], path.stat().st_mtime_ns)):
+            if path.suffix in (".json", ".jsonl", ".toml") and not names[path].startswith("cache"):
+                self._keep(self._unused_name(f"home: {names[path]}"), None, read_document(path))
+            elif path.suffix == ".sqlite":
+                with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+                    rows = database.execute("SELECT sql FROM sqlite_master ORDER BY name")
+                    self._keep(f"home: {path.name}", None, [row[0] for row in rows])
+
+    def _run_command(self, command: Command) -> None:
+        environment = self.environment | dict(command.environment)
+        done = self._run(
+            self._command(shlex.split(command.line)), environment, command.stdin.encode()
+        )
+        messages = done.stderr.decode("utf-8", "replace")
+        document = parse_output(done.stdout.decode("utf-8"), command.output, done.returncode)
+        name = self._unused_name(command.line)
+        entry = self._keep(name, done.returncode, document)
+        entry |= {
+            "messages": self._without_paths(messages),
+            "has_error": bool(re.search(r"^(error|Error): ", messages, re.MULTILINE)),
+            "has_hint": bool(re.search(r"^hint: ", messages, re.MULTILINE)),
+            "has_traceback": "Traceback (most recent" in messages,
+        }  # fmt: skip
+        if done.returncode != command.exit_code:
+            self.unexpected.append(name)
+        for file in command.documents:
+            self._keep(f"{name} > {file}", None, read_document(self.work / file))
+        for file in command.hashes:
+            self._keep(f"{name} > sha256 of {file}", None, file_sha256(self.work / file))
+
+    def _unused_name(self, line: str) -> str:
+        """Return a command line as the name of its entry, with a number where it ran before."""
+        line, number = self._without_paths(line), 2
+        name = line
+        while name in self.entries:
+            name, number = f"{line} ({number})", number + 1
+        return name
+
+    def _record_help(self, words: tuple[str, ...]) -> None:
+        text = self._run(self._command([*words, "--help"]), self.environment).stdout.decode()
+        document = parse_help(text)
+        self._keep(f"flags of llmcli {' '.join(words)}".rstrip(), None, document)
+        for word in document["commands"]:
+            self._record_help((*words, word.removeprefix("bench ")))
+
+    def _keep(self, name: str, code: int | None, document: Any) -> Entry:
+        assert name not in self.entries, name
+        document = self._without_paths(document)
+        self.entries[name] = {
+            "exit": code,
+            "keys": sorted(key_paths(document)),
+            "document": document,
+        }
+        print(f"{time.monotonic() - self.began:6.1f} s  {name}", file=sys.stderr)
+        return self.entries[name]
+
+    def _without_paths(self, value: Any) -> Any:
+        """Return a document whose strings name no folder or port of this run."""
+        if isinstance(value, dict):
+            return {
+                self._without_paths(key): self._without_paths(item) for key, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self._without_paths(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        for path, name in ((self.work, "WORK"), (self.tree, "TREE")):
+            value = value.replace(str(path), name)
+        return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", value)
+
+    def _command(self, words: Iterable[str]) -> list[str]:
+        return [self.python, "-c", PROGRAM, *words]
+
+    def _run(
+        self, command: list[str], environment: Mapping[str, str], stdin: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command,
+            cwd=self.work,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+
+
+def key_paths(value: Any, path: str = "") -> set[str]:
+    """Return the paths of all keys of a document; an item of a list has [] for its index."""
+    if isinstance(value, dict):
+        return {path + "{}"}.union(
+            *(key_paths(item, f"{path}.{key}") for key, item in value.items())
+        )
+    if isinstance(value, list):
+        return {path + "[]"}.union(*(key_paths(item, path + "[]") for item in value))
+    return {path}
+
+
+def parse_output(text: str, output: str, code: int) -> Any:
+    """Return the document in a command's stdout; of tables only the columns."""
+    if output == "json" and (text or code == 0):
+        return json.loads(text)
+    if output == "json lines":
+        return [json.loads(line) for line in text.splitlines()]
+    if output == "csv":
+        rows = list(csv.DictReader(text.splitlines()))
+        return {"columns": list(rows[0]), "rows": rows}
+    if output == "table":
+        rows = [line for line in text.splitlines() if line.startswith("|")]
+        return {
+            "columns": [cell.strip() for cell in rows[0].strip("|").split("|")],
+            "rows": len(rows) - 2,
+        }
+    if output == "messages":
+        return {"stdout_is_empty": not text}
+    return text.splitlines()
+
+
+def parse_help(text: str) -> dict[str, Any]:
+    """Return a help text's usage, flags with default values and ranges, and commands."""
+    flags: dict[str, str] = {}
+    commands, section, spelled = [], "", ""
+    for line in text.splitlines():
+        section = line if line and not line.startswith(" ") else section
+        if section.startswith("Options") and line.startswith("  -"):
+            spelled, _, words = re.sub(r"'[^']*'", "", line).strip().partition("  ")
+            spelled = " ".join(re.findall(r"(?<![\w-])--?\w[\w-]*", spelled))
+            flags[spelled] = words.strip()
+        elif section.startswith("Options") and line.startswith("    ") and spelled:
+            flags[spelled] = f"{flags[spelled]} {line.strip()}".strip()
+        elif line.startswith("    bench ") or re.match(r"  \w", line) and section == "Commands:":
+            commands.append(line.strip().partition("  ")[0])
+    usage = " ".join(text.partition("\n\n")[0].split())
+    defaults = r"\[(default: [^\]]+|[^\] ]*x[<>][^\]]*|[\w.-]+)\]$"
+    return {
+        "usage": re.sub(r"^Usage: llmcli ", "", usage),
+        "flags": {name: re.findall(defaults, words) for name, words in flags.items()},
+        "commands": commands,
+    }
+
+
+def read_document(path: Path) -> Any:
+    """Return a JSON document, a list of JSON lines, or the lines of a text; None where there is no file."""
+    if not path.exists():
+        return None
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        return json.loads(text)
+    return (
+        [json.loads(line) for line in text.splitlines()]
+        if path.suffix == ".jsonl"
+        else text.splitlines()
+    )
+
+
+def file_sha256(path: Path) -> str | None:
+    """Return the sha256 of a file; None where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def unnumbered(name: str) -> str:
+    """Return a file's name without times, processes and hashes."""
+    return re.sub(r"[0-9a-f]{12,}", "HASH", re.sub(r"\d{8}T\d{6}-\d+", "TIME-PROCESS", name))
+
+
+def free_port() -> int:
+    """Return a port that is free now, for servers that do not choose one."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Return when a process accepts connections at a port."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise SystemExit(f"nothing answers at port {port}")
+
+
+def answer(url: str, request: HttpRequest) -> dict[str, Any]:
+    """Return status, names of headers, and the parsed body of an answer."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=LIMIT_SECONDS)
+    body = request.raw if request.body is None else json.dumps(request.body).encode()
+    headers = request.headers | ({} if body is None else {"Content-Type": "application/json"})
+    connection.request("GET" if body is None else "POST", request.path, body, headers)
+    response = connection.getresponse()
+    text, kind = response.read().decode("utf-8"), response.headers.get_content_type()
+    names = sorted(name.lower() for name in response.headers)
+    connection.close()
+    return {
+        "status": response.status,
+        "headers": names,
+        "type": kind,
+        "body": parse_body(text, kind, request.path),
+    }
+
+
+def parse_body(text: str, kind: str, path: str) -> Any:
+    """Return the document of an HTTP body; a stream is a list, of a page or of metrics only the names remain."""
+    if kind == "application/json":
+        return json.loads(text)
+    if kind == "application/x-ndjson":
+        return [json.loads(line) for line in text.splitlines()]
+    if kind == "text/event-stream":
+        return [parse_event(block) for block in text.split("\n\n") if block.strip()]
+    if path == "/metrics":
+        samples = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return {
+            "types": sorted(line for line in text.splitlines() if line.startswith("# TYPE")),
+            "samples": sorted(
+                {re.sub(r'="[^"]*"', "", line.rpartition(" ")[0]) for line in samples}
+            ),
+        }
+    return text if kind == "text/plain" else {"has_text": bool(text)}
+
+
+def parse_event(block: str) -> dict[str, Any]:
+    """Return the fields of a server-sent event, its data parsed."""
+    event: dict[str, Any] = {}
+    for line in block.splitlines():
+        name, _, value = line.partition(": ")
+        event[name or "comment"] = (
+            json.loads(value) if name == "data" and value.startswith("{") else value
+        )
+    return event
+
+
+def websocket_messages(url: str) -> dict[str, list[Any]]:
+    """Ask over one WebSocket; return all messages of each request."""
+    from websockets.sync.client import connect
+
+    found: dict[str, list[Any]] = {}
+    address = f"{url.replace('http', 'ws')}/v1/ws"
+    with connect(address, additional_headers={"Authorization": f"Bearer {KEY}"}) as client:
+        for message in WEBSOCKET_MESSAGES:
+            client.send(json.dumps(message))
+            received = found.setdefault(str(message["id"]), [])
+            while not received or not ("done" in received[-1] or "error" in received[-1]):
+                received.append(json.loads(client.recv(timeout=LIMIT_SECONDS)))
+    return found
+
+
+def grpc_messages(tree: Path, port: int) -> dict[str, list[Any]]:
+    """Call every gRPC method with the tree's own description; return its messages as JSON."""
+    import grpc
+    from google.protobuf import (
+        descriptor_pb2,
+        descriptor_pool,
+        json_format,
+        message_factory,
+        struct_pb2,
+    )
+
+    (file,) = tree.glob("llmcli/serve/**/llmcli.binpb")
+    files = descriptor_pb2.FileDescriptorSet.FromString(file.read_bytes())
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
+    for description in files.file:
+        pool.Add(description)
+    service = pool.FindServiceByName("llmcli.v1.Llmcli")
+    methods = [
+        f"{method.name} {method.input_type.name} {method.output_type.name}"
+        for method in service.methods
+    ]
+    found: dict[str, list[Any]] = {"methods": sorted(methods)}
+    metadata = (("authorization", f"Bearer {KEY}"),)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for name, input_type, values in GRPC_CALLS:
+            method = service.methods_by_name[name]
+            request = message_factory.GetMessageClass(
+                pool.FindMessageTypeByName(f"llmcli.v1.{input_type}")
+            )
+            reply = message_factory.GetMessageClass(method.output_type)
+            call = channel.unary_stream(
+                f"/llmcli.v1.Llmcli/{name}",
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=reply.FromString,
+            )
+            replies = call(
+                json_format.ParseDict(values, request()), metadata=metadata, timeout=LIMIT_SECONDS
+            )
+            found[name] = [
+                json_format.MessageToDict(
+                    item,
+                    preserving_proto_field_name=True,
+                    always_print_fields_with_no_presence=True,
+                )
+                for item in replies
+            ]
+    return found
