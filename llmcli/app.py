@@ -35,7 +35,7 @@ def main() -> None:
 def _run() -> None:
     """Run the command and print user errors. Errors raised by the imports are not caught here."""
     from llmcli import config
-    from llmcli.commands.root import app
+    from llmcli.commands.cli import app
     from llmcli.errors import ReaderGone, UsageError, UserError
     from llmcli.ui import UI
     from quant.errors import Refusal

@@ -78,7 +78,7 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
 def wheel_cache(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder where scripts/setup keeps the wheels of llama.cpp that it built.
 
-    It must agree with cache_folder in scripts/build_llama.py.
+    It must agree with cache_folder in scripts/build/build_llama.py.
     """
     env = os.environ if environ is None else environ
     if explicit := env.get("LLMCLI_WHEEL_CACHE"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.errors import ReaderGone, UserError
 from llmcli.types import Bar
-from llmcli.units import size as size
+from llmcli.units import size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,6 +20,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # (runtime/reproducible.py).
 os.environ["GGML_CPU_TILED_MM"] = "0"
 
+pytest_plugins = [
+    "tests.fixtures.charts",
+    "tests.fixtures.chat",
+    "tests.fixtures.cli",
+    "tests.fixtures.hub",
+    "tests.fixtures.load_server",
+    "tests.fixtures.server",
+]
+
 DATA = Path(__file__).parent / "data"
 SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GEMMA3 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
@@ -42,7 +51,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):
         monkeypatch.delenv(name, raising=False)
     # Else each home would measure it anew, and what a test runs would depend on the machine.
-    monkeypatch.setattr("llmcli.hardware.fit.sooner_without", lambda question, config: True)
+    monkeypatch.setattr(
+        "llmcli.planning.resolve_options.sooner_without", lambda question, config: True
+    )
     return folder
 
 
@@ -72,10 +83,11 @@ def stories() -> Path:
 @pytest.fixture(scope="session")
 def stories_gguf(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """stories260K as a GGUF in F32, made by our own converter."""
-    from quant import convert, quantize
+    from quant.convert import checkpoint_source
+    from quant.quantize import plan, write
 
     out = tmp_path_factory.mktemp("stories") / "stories260K-F32.gguf"
-    quantize.run(quantize.plan(convert.open_folder(stories), "F32"), out, threads=1)
+    write.run(plan.plan(checkpoint_source.open_folder(stories), "F32"), out, threads=1)
     return out
 
 

@@ -182,7 +182,7 @@ def parse(words: list[str]) -> None:
 def parse_llmcli(words: list[str]) -> None:
     import typer
 
-    from llmcli.commands.root import app
+    from llmcli.commands.cli import app
 
     with suppress(typer.Exit):  # --help and the like
         parse_command(typer.main.get_command(app), "llmcli", words, None)

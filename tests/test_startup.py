@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.commands.root import MODULES, WORDS, made
+from llmcli.commands.cli import MODULES, WORDS, made
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {
@@ -86,7 +86,11 @@ def test_a_command_loads_no_other() -> None:
     names = set(done.stderr.split())
     assert "llmcli.commands.models" in names
     assert names.isdisjoint(
-        {"llmcli.commands.chat", "llmcli.commands.serve", "llmcli.commands.quantize"}
+        {
+            "llmcli.commands.chat.command",
+            "llmcli.commands.serve",
+            "llmcli.commands.quantize.command",
+        }
     )
 
 
@@ -153,7 +157,7 @@ def test_a_file_is_quantized_without_what_runs_models(stories_gguf: Path, tmp_pa
     command = [sys.executable, "-X", "importtime", "-c", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     names = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
-    assert "quant.pipeline" in names
+    assert "quant.quantize.pipeline" in names
     unwanted = "llama_cpp", "torch", "llmcli.runtime", "llmcli.bench"
     assert [name for name in names if name.startswith(unwanted)] == []
 

@@ -4,7 +4,7 @@ rest of Python.
 Answers as `run` makes them, of the same prompt and seed and with as many tokens each, and nothing
 of one kept for the next. What llama.cpp computes is its own call, timed from outside; the rest of
 Python is what no clock has seen: the engine's plan, the batch, events. Every other answer has no
-clocks but the engine's own, so that what the clocks cost is known. `scripts/measure_parts.py`
+clocks but the engine's own, so that what the clocks cost is known. `scripts/benchmarks/token_overhead.py`
 divides the rest of Python further.
 """
 
@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from llmcli.bench.probe import Place, Probe
+from llmcli.bench.function_timers import Place, Probe
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.sampler import Likeliest, NativeChain
-from llmcli.runtime.request import Request
+from llmcli.runtime.requests.request import Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.sampling.chain import Greedy, NumpyChain
-from llmcli.runtime.text import Decoder
+from llmcli.runtime.text.detokenizer import Decoder
 from llmcli.types import Event, Message
 
 PHASES = ("tokenize", "prefill", "decode", "sample", "detokenize", "screen", "python")

@@ -9,14 +9,15 @@ unknown.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llmcli.bench import bandwidth, kernel
-from llmcli.bench.bandwidth import Reading
-from llmcli.bench.grid import Test
-from llmcli.bench.work import Work, prefill, work
+from llmcli.bench.cost import memory_bandwidth
+from llmcli.bench.cost.memory_bandwidth import Reading
+from llmcli.bench.cost.token_cost import Work, prefill, work
+from llmcli.bench.speed import measure as kernel
+from llmcli.bench.speed.parameter_grid import Test
 from llmcli.hardware import host
-from llmcli.hardware.reading import pace
+from llmcli.reading_speed import pace
 from llmcli.runtime.binding.model import Model
-from quant.container import Header
+from quant.model_file.model_header import Header
 
 PROMPT, UBATCHES, GENERATED = 512, (128, 512), 32  # tokens
 
@@ -34,7 +35,7 @@ class Machine:
         """Bytes a second that memory itself gives; None where no reading is known to be beyond the
         last cache.
         """
-        found = bandwidth.roof(self.readings, self.cache)
+        found = memory_bandwidth.roof(self.readings, self.cache)
         return found.best if found else None
 
 
@@ -98,9 +99,9 @@ def machine(threads: int, watch: Callable[[], None]) -> Machine:
     """Read memory with one thread and with `threads`; `watch` is called after each reading."""
     cache = host.last_cache()
     readings = []
-    for nbytes in bandwidth.sizes(cache, host.available_memory()):
+    for nbytes in memory_bandwidth.sizes(cache, host.available_memory()):
         for count in sorted({1, threads}):
-            readings.append(bandwidth.measure(nbytes, count))
+            readings.append(memory_bandwidth.measure(nbytes, count))
             watch()
     return Machine(host.cpu_name(), cache, tuple(readings))
 

@@ -8,18 +8,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from llmcli import file_lock
 from llmcli.catalog import catalog, store
-from llmcli.catalog.catalog import Entry, Spec
-from llmcli.catalog.ref import Ref, parse, type_name
+from llmcli.catalog.catalog import Entry
+from llmcli.catalog.model_ref import Ref, parse, type_name
 from llmcli.catalog.sources import SOURCES
 from llmcli.catalog.sources.base import Fetched
 from llmcli.catalog.sources.local import contents
+from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import Manifest
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import Watcher
-from quant.blob import Blob
 from quant.errors import Refusal
+from quant.source.blob import Blob
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def obtain(
     specs = allowed(resolved, revision, source)
     if not force and (model := here(resolved, config, watcher, revision, source)):
         return model  # no lock needed: nothing is downloaded
-    with store.locked(store.lock_file(config, resolved.ref.name), watcher, resolved.ref.name):
+    with file_lock.locked(store.lock_file(config, resolved.ref.name), watcher, resolved.ref.name):
         if not force and (model := here(resolved, config, watcher, revision, source)):
             return model
         spec, fetched = _first(resolved, specs, config, watcher)
@@ -265,9 +267,9 @@ def _first(
 def _readable(kind: str, path: Path) -> None:
     """Raise UserError if the file is not a complete GGUF."""
     if kind == "gguf":
-        from quant import container
+        from quant.model_file import read_header
 
-        container.read(path)
+        read_header.read(path)
 
 
 def model_of(wanted: Wanted, manifest: Manifest) -> Model:

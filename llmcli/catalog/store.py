@@ -4,18 +4,16 @@ data/models/NAME/manifest.json describes a fetched model (local files, or files 
 cache). data/models/NAME/TYPE/ contains a model that llmcli quantized from it.
 """
 
-import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
-from llmcli.catalog.partial import CHUNK, cannot_write, make_folder, write_whole
+from llmcli.atomic_files import CHUNK, write_whole
 from llmcli.config import Config
 from llmcli.types import Watcher
 
@@ -228,30 +226,6 @@ def recorded(path: Path, sha256: str) -> File:
     """Return the manifest record of a file that was hashed while it was written."""
     status = path.stat()
     return File(str(path), status.st_size, sha256, status.st_mtime_ns)
-
-
-@contextmanager
-def locked(path: Path, watcher: Watcher | None = None, what: str = "") -> Iterator[bool]:
-    """Hold the lock file at `path`; yield whether this process has the lock.
-
-    Without a watcher, yields False at once if another process has the lock. With a watcher, prints
-    a note and waits. The kernel frees the lock of a dead process.
-    """
-    make_folder(path.parent)
-    try:
-        file = path.open("a")
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if watcher is None:
-                yield False
-                return
-            watcher.note(f"another llmcli is working on {what}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield True
 
 
 def lock_file(config: Config, name: str) -> Path:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from llmcli.chat import states
-from llmcli.chat.log import Log
-from llmcli.chat.picture import shortened
-from llmcli.chat.session import Session
-from llmcli.chat.shelf import Item
-from llmcli.chat.talk import Talk
+from llmcli.chat import kv_states
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.conversation.conversation import Session
+from llmcli.chat.conversation.history import Item
+from llmcli.chat.conversation.session_log import Log
+from llmcli.chat.display.tree_drawing import shortened
 from llmcli.errors import UserError
 
 SHOWN = 40  # characters of a question that a line tells
@@ -33,7 +33,7 @@ def take_up(
     if held.model and held.model != talk.name:
         talk.ui.warn(f"that chat was held with {held.model}; {talk.name} goes on with it")
     count = len(talk.session.tree.path())
-    told = states.take_up(talk, item.state)
+    told = kv_states.take_up(talk, item.state)
     talk.ui.text(
         f"loaded {item.name}: {', '.join(filter(None, (f'{count} turn' + 's' * (count != 1), told)))}"
     )

@@ -3,36 +3,35 @@
 import json as json_module
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands import flags
-from llmcli.commands.chat import REF
-from llmcli.commands.flags import Flags, RunCommand
-from llmcli.commands.show import start
+from llmcli.batch.run import TOLD, carry_on, opening, rules
+from llmcli.commands.command_context import start
+from llmcli.commands.options import run
+from llmcli.commands.options.arguments import REF
+from llmcli.commands.options.run import RunCommand
 from llmcli.errors import UsageError, UserError
+from llmcli.model_loader.run_flags import Flags
 from llmcli.units import several
 
 if TYPE_CHECKING:
-    from llmcli.commands.hosting import Hosted
-    from llmcli.serve.batch.job import Rules
-    from llmcli.serve.batch.journal import Journal
-    from llmcli.serve.batch.lines import Input, Survey
-    from llmcli.serve.batch.spread import Counts
-    from llmcli.serve.batch.work import Work
-    from llmcli.serve.settings import Settings
+    from llmcli.batch.executor import Work
+    from llmcli.batch.input_lines import Input, Survey
+    from llmcli.batch.job import Rules
+    from llmcli.batch.journal import Journal
+    from llmcli.batch.ray_actors import Counts
+    from llmcli.model_loader.open_server_model import Hosted
     from llmcli.ui import UI
 
 PARALLEL, MOST_PARALLEL = 16, 128
 # sequences of a round in reproducible mode, per running answer: few run while the last ones end
 ROUND = 4
 TWINS = 3  # duplicate names that are listed one by one
-TOLD = 60.0  # seconds between two progress lines if no bar is visible
 
 
 def register(app: typer.Typer) -> None:
@@ -86,11 +85,12 @@ def batch(
 
     The same command resumes an interrupted run.
     """
-    from llmcli.commands import hosting, spreading
-    from llmcli.serve.batch.asked import twins
-    from llmcli.serve.batch.lines import opened
+    from llmcli.batch import ray_run
+    from llmcli.batch.input_lines import opened
+    from llmcli.batch.request_line import twins
+    from llmcli.model_loader import open_server_model
 
-    given = flags.read(ctx)
+    given = run.read(ctx)
     if given.model:
         if lines is not None:
             raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
@@ -100,8 +100,8 @@ def batch(
             "batch needs a model, an input file and an output file",
             hint="llmcli batch REF IN.jsonl -o OUT.jsonl",
         )
-    hosting.check(opening(given))
-    target = spreading.check(ray, replicas)
+    open_server_model.check(opening(given))
+    target = ray_run.check(ray, replicas)
     out = _check_output(out.expanduser().absolute(), lines)
     config, ui = start(json, given.offline)
     with opened(lines, out.parent) as source:
@@ -120,10 +120,10 @@ def batch(
             )
         slots = min(MOST_PARALLEL, ROUND * parallel) if given.options.reproducible else parallel
         if target:
-            request = spreading.Wish(ref, given, config, ui, slots, parallel, skeleton)
-            spreading.through(request, target, source, survey, out, force)
+            request = ray_run.Wish(ref, given, config, ui, slots, parallel, skeleton)
+            ray_run.through(request, target, source, survey, out, force)
             return
-        with hosting.host(ref, opening(given), config, ui, slots, gap=None) as hosted:
+        with open_server_model.host(ref, opening(given), config, ui, slots, gap=None) as hosted:
             _run_batch(
                 hosted, rules(hosted, given, skeleton), source, survey, out, (parallel, force), ui
             )
@@ -133,7 +133,7 @@ def _check_output(out: Path, lines: str) -> Path:
     """Return the output path; raises UserError, before a model is fetched, if it cannot be
     written.
     """
-    from llmcli.catalog.partial import check_place
+    from llmcli.atomic_files import check_place
 
     if out.parent.is_file():
         raise UserError(f"{out.parent} is a file, not a folder", hint="use another -o")
@@ -162,9 +162,9 @@ def _run_batch(
 
     Raises typer.Exit if the run was stopped or lines have no answer.
     """
-    from llmcli.serve.batch.job import Job, fingerprint
-    from llmcli.serve.batch.journal import Journal
-    from llmcli.serve.batch.work import Work
+    from llmcli.batch.executor import Work
+    from llmcli.batch.job import Job, fingerprint
+    from llmcli.batch.journal import Journal
 
     parallel, force = how
     batch_fingerprint = fingerprint(hosted.runner, rules, survey)
@@ -184,43 +184,6 @@ def _run_batch(
     carry_on(work, journal, job.id, answer, force, ui)
 
 
-def carry_on(
-    work: "Work | Counts",
-    journal: "Journal",
-    batch: str,
-    answer: Callable[[], None],
-    force: bool,
-    ui: "UI",
-) -> None:
-    """Run a batch, or resume it from its journal, and write the output file.
-
-    `batch_id` identifies the batch; `answer_missing` answers the missing lines; `counts` has the
-    number of tokens. Raises typer.Exit if the run was stopped or lines have no answer.
-    """
-    from llmcli.serve.batch.job import failed
-
-    started_at, resumed = time.perf_counter(), journal.count
-    present = not force and failed(batch, journal.out, journal.count) is not None
-    if not present:
-        with journal.open(force=force):
-            resumed = journal.finished
-            if resumed:
-                ui.note(f"resuming after {resumed:,} of {journal.count:,} lines")
-            with _show_progress(work, journal, ui):
-                answer()
-            if not work.stopped:
-                journal.finish()
-    failures = None if work.stopped else failed(batch, journal.out, journal.count)
-    _print_summary(
-        work, journal, failures, (resumed, present, time.perf_counter() - started_at), ui
-    )
-
-
-def opening(given: Flags) -> Flags:
-    """Return the flags without those that apply to single lines instead of the model."""
-    return replace(given, constraint=None, ignore_eos=False)
-
-
 def _default_fields(given: Flags) -> "dict[str, Any]":
     """Return the request fields that apply to lines that do not set them."""
     fields: dict[str, Any] = {"ignore_eos": True} if given.ignore_eos else {}
@@ -230,35 +193,6 @@ def _default_fields(given: Flags) -> "dict[str, Any]":
             {"json_schema": json_module.loads(text)} if kind == "json_schema" else {"grammar": text}
         )
     return fields
-
-
-def rules(hosted: "Hosted", given: Flags, skeleton: bool) -> "Rules":
-    """Return the rules by which lines are answered unless they say otherwise."""
-    from llmcli.runtime.sampling import RANDOM
-    from llmcli.serve.batch import plans
-    from llmcli.serve.batch import skeleton as outlined
-    from llmcli.serve.batch.job import Rules
-
-    plan = outlined.skeleton if skeleton else plans.plain
-    return Rules(
-        settings(hosted, given, RANDOM), max(0, hosted.sampling.seed), _default_fields(given), plan
-    )
-
-
-def settings(hosted: "Hosted", given: Flags, seed: int) -> "Settings":
-    """Return the typed options as server settings."""
-    from llmcli.serve.settings import Settings
-
-    runner = hosted.runner
-    return Settings(
-        (hosted.name,),
-        0,
-        hosted.sampling.with_values({"seed": seed}),
-        hosted.system,
-        given.stops,
-        None if given.predict in (None, -1) else given.predict,
-        most_context=min(runner.n_ctx, runner.header.context_length or runner.n_ctx),
-    )
 
 
 @contextmanager

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.commands.eval import CTX, Count, Fresh, side
-from llmcli.commands.grouped import grouped
-from llmcli.commands.plan import Flash, Layers, Threads, Ubatch
-from llmcli.commands.show import Json, start
-from llmcli.commands.workers import Workers
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import Count, Flash, Fresh, Json, Layers, Threads, Ubatch
+from llmcli.commands.options.groups import grouped
+from llmcli.model_loader.rpc_workers import Workers
+from llmcli.workflows.evaluation.text import CTX, side
 
 if TYPE_CHECKING:
-    from llmcli.commands.calibrating import Outcome, Wish
     from llmcli.config import Config
     from llmcli.ui import UI
-    from quant.source import Source
+    from llmcli.workflows.calibration.calibrate import Outcome, Wish
+    from quant.source.source import Source
 
 Refs = Annotated[
     list[str],
@@ -89,11 +89,13 @@ def calibrate(
     over a text, in llama-imatrix's format, which llama-quantize reads, too; it includes the head of
     models that share it with their embedding. An interrupted run resumes.
     """
-    from llmcli.catalog.partial import check_apart
-    from llmcli.commands import bases, calibrating, texts
-    from llmcli.hardware import fit
-    from llmcli.runtime.request import RunOptions
-    from quant.planning import shard_size
+    from llmcli.atomic_files import check_apart
+    from llmcli.model_loader import float_copy
+    from llmcli.planning import resolve_options
+    from llmcli.runtime.requests.request import RunOptions
+    from llmcli.workflows.calibration import calibrate as calibrating
+    from llmcli.workflows.calibration import texts
+    from quant.quantize.plan import shard_size
 
     config, ui = start(json, offline)
     if merge:
@@ -115,13 +117,13 @@ def calibrate(
     elif moments and flash_attn == "on":
         ui.note("flash attention hides how values are mixed: gptq will have no moments for attn_v")
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
-    fit.check(options)
+    resolve_options.check(options)
     memory_bytes = shard_size(memory, "--memory", "memory") if memory else None
     workers.join(ui)
     texts.given(text or [])  # a mistake in the texts is reported before a model is fetched
     source = _open_source(refs[0], config, ui)
     check_apart([out, moments], [*source.files, *(text or [])])
-    with bases.runnable(source, config, ui, threads or 0) as path:
+    with float_copy.runnable(source, config, ui, threads or 0) as path:
         model_side = side(path, options, ui)
         text_chunks, text_names = texts.chunks(model_side, text or [], chunks, seed, ui)
         target = moments.expanduser() if moments else None
@@ -162,13 +164,15 @@ def _open_source(ref: str, config: "Config", ui: "UI") -> "Source":
     Raises UserError.
     """
     from llmcli.catalog import fetch
-    from llmcli.commands import pickles, weights
-    from llmcli.commands.ready import fetched, ready
+    from llmcli.model_loader import pickle_hint, quantize_file
+    from llmcli.model_loader.prepare import fetched, ready
 
-    with pickles.offered(lambda: ["llmcli", "convert", ref, "-o", "floats.gguf", "--allow-pickle"]):
+    with pickle_hint.offered(
+        lambda: ["llmcli", "convert", ref, "-o", "floats.gguf", "--allow-pickle"]
+    ):
         if fetch.resolve(ref, config).ref.quant:
-            return weights.open_source(ready(ref, None, config, ui).path)
-        return weights.open_source(fetched(ref, None, config, ui, keep_source=True).path)
+            return quantize_file.open_source(ready(ref, None, config, ui).path)
+        return quantize_file.open_source(fetched(ref, None, config, ui, keep_source=True).path)
 
 
 def _refuse_reading_options(given: dict[str, object]) -> None:
@@ -185,11 +189,11 @@ def _refuse_reading_options(given: dict[str, object]) -> None:
 
 def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     """Merge files of one kind. Raises UserError."""
-    from llmcli.catalog.partial import check_apart, check_place, write_whole
+    from llmcli.atomic_files import check_apart, check_place, write_whole
     from llmcli.errors import UserError
     from llmcli.units import several
-    from quant import merge
-    from quant.moments import recognised
+    from quant.calibration import merge
+    from quant.calibration.moments import recognised
 
     check_apart([out], paths)
     check_place(out)
@@ -280,7 +284,7 @@ def _rank_deficient(wish: "Wish", ui: "UI") -> dict[str, int]:
     """Return, for each weight, how many of its matrices had fewer rows than columns; warn with the
     tokens needed.
     """
-    from quant import moments
+    from quant.calibration import moments
 
     if not wish.moments:
         return {}

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from llmcli.commands.grouped import grouped
-from llmcli.commands.pickles import offered
-from llmcli.commands.show import start
-from llmcli.commands.writing import Reading, Writing
+from llmcli.commands.command_context import start
+from llmcli.commands.options.files import Reading, Writing
+from llmcli.commands.options.groups import grouped
+from llmcli.model_loader.pickle_hint import offered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quant.blob import Blob
-    from quant.source import Source
+    from quant.source.blob import Blob
+    from quant.source.source import Source
 
 
 def register(app: typer.Typer) -> None:
@@ -38,24 +38,25 @@ def convert(
     writing: Writing,
 ) -> None:
     """Convert a checkpoint folder into a GGUF of floats or Q8_0."""
-    from llmcli.commands import closing, weights
-    from quant import quantize as road
+    from llmcli.commands.quantize import report as closing
+    from llmcli.model_loader import plan_notes, quantize_file
+    from quant.quantize import plan as plan_module
 
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
-    model = weights.find_model(source, config, ui, reading.keep_source)
+    model = quantize_file.find_model(source, config, ui, reading.keep_source)
     folder, blobs = (model.path, model.blobs) if model else (Path(source).expanduser(), None)
     checkpoint = _open_checkpoint(folder, reading, blobs)
-    plan = road.plan(checkpoint, checkpoint.dtype if outtype == "auto" else outtype)
+    plan = plan_module.plan(checkpoint, checkpoint.dtype if outtype == "auto" else outtype)
     if outtype == "auto":
         ui.note(f"the file's matrices are {plan.file_type.name}, as in the checkpoint")
-    closing.tell(plan, ui)
-    with weights.placed(
+    plan_notes.tell(plan, ui)
+    with quantize_file.placed(
         plan, model, writing.out, config, ui, mixed=False, dry_run=writing.dry_run
     ) as target:
         report = (
             None
             if writing.dry_run
-            else weights.write(plan, target, ui, threads=writing.threads, force=writing.force)
+            else quantize_file.write(plan, target, ui, threads=writing.threads, force=writing.force)
         )
     closing.close(plan, target, report, ui)
 
@@ -64,8 +65,8 @@ def _open_checkpoint(path: Path, reading: Reading, blobs: "Mapping[str, Blob] | 
     """Open the folder as a source; raises UserError for a file, with the command that accepts
     it.
     """
-    from llmcli.commands import weights
     from llmcli.errors import UserError
+    from llmcli.model_loader import quantize_file
 
     if path.is_file():
         raise UserError(
@@ -77,7 +78,7 @@ def _open_checkpoint(path: Path, reading: Reading, blobs: "Mapping[str, Blob] | 
             f"there is no folder {path}",
             hint="name a checkpoint folder, or a hub model as org/repo",
         )
-    return weights.open_source(
+    return quantize_file.open_source(
         path,
         tokenizer=reading.tokenizer,
         pre=reading.pre,

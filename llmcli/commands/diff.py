@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.show import Json, present, start
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import Json
+from llmcli.model_loader.installed_model import present
 from llmcli.units import size
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
-    from quant.compare import KeyDifference, Names, TensorDifference
-    from quant.container import Header
+    from quant.model_file.diff import KeyDifference, Names, TensorDifference
+    from quant.model_file.model_header import Header
 
 
 def register(app: typer.Typer) -> None:
@@ -32,10 +34,11 @@ def diff(
 
     The error of a tensor is that of B's values relative to A's.
     """
-    from quant import compare, container
+    from quant.model_file import diff as compare
+    from quant.model_file import read_header
 
     config, ui = start(json)
-    headers = [container.read(_find_gguf(text, config, ui)) for text in (left, right)]
+    headers = [read_header.read(_find_gguf(text, config, ui)) for text in (left, right)]
     keys, names = compare.keys(*headers), compare.names(*headers)
     differences = []
     with ui.bar("compare", len(names.both), unit="tensors") as bar:

@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.show import Json, start
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
-    from llmcli.bench.bandwidth import Reading
-    from llmcli.catalog.reach import Reached
-    from llmcli.hardware.checkup import Checkup
-    from llmcli.hardware.cluster import Worker
+    from llmcli.bench.cost.memory_bandwidth import Reading
+    from llmcli.catalog.connectivity import Reached
+    from llmcli.hardware.diagnostics import Checkup
+    from llmcli.hardware.rpc_workers import Worker
     from llmcli.ui import UI
 
 Network = Annotated[
@@ -39,16 +40,18 @@ def doctor(
     The network is used only with --network, --rpc or --ray. The exit code is 1 if llama.cpp does
     not load, or if a given worker or cluster does not answer.
     """
-    from llmcli.catalog import reach
-    from llmcli.hardware import checkup, cluster
+    from llmcli.catalog import connectivity
+    from llmcli.hardware import diagnostics, rpc_workers
 
     config, ui = start(json, offline)
     workers = (
-        [cluster.ask(worker) for worker in cluster.endpoints(rpc)] if rpc is not None else None
+        [rpc_workers.ask(worker) for worker in rpc_workers.endpoints(rpc)]
+        if rpc is not None
+        else None
     )
     ray_cluster = _read_cluster(ray) if ray is not None else None
-    connections = reach.look(config) if network else None
-    checkup_result = checkup.look(config)
+    connections = connectivity.look(config) if network else None
+    checkup_result = diagnostics.look(config)
     reading = _measure_bandwidth(checkup_result)
     if json:
         ui.result({**document(checkup_result, reading, connections, workers), "ray": ray_cluster})
@@ -75,12 +78,12 @@ def doctor(
 
 def _read_cluster(address: str) -> dict[str, Any]:
     """Return the size of a Ray cluster; raises UserError."""
-    from llmcli.commands import apart
+    from llmcli.hardware.ray_cluster import need_ray
 
-    apart.need_ray(local=False)
-    from llmcli.serve import replicas
+    need_ray(local=False)
+    from llmcli.hardware.ray_cluster import look
 
-    cluster_size = replicas.look(address)
+    cluster_size = look(address)
     return {
         "address": address,
         "machines": cluster_size.machines,
@@ -94,14 +97,14 @@ def _measure_bandwidth(found: "Checkup") -> "Reading | None":
     """Measure how fast all cores read memory beyond the caches; None if there is too little free
     memory.
     """
-    from llmcli.bench import bandwidth
+    from llmcli.bench.cost import memory_bandwidth
     from llmcli.hardware import host
 
     cache = host.last_cache()
-    nbytes = max(256 << 20, bandwidth.BEYOND * (cache or 0))
+    nbytes = max(256 << 20, memory_bandwidth.BEYOND * (cache or 0))
     if found.available is None or nbytes > found.available // 4:
         return None
-    return bandwidth.measure(nbytes, host.cores(), rounds=2, seconds=0.05)
+    return memory_bandwidth.measure(nbytes, host.cores(), rounds=2, seconds=0.05)
 
 
 def document(
@@ -113,7 +116,7 @@ def document(
     """Return the JSON document; null is what this machine cannot determine, or what was not
     requested.
     """
-    from llmcli.hardware import cpu, host
+    from llmcli.hardware import cpu_features, host
 
     return {
         "versions": found.versions,
@@ -125,8 +128,8 @@ def document(
             "features": {
                 entry.name: {"cpu": entry.cpu, "build": entry.build} for entry in found.features
             },
-            "unused": list(cpu.idle(found.features)),
-            "missing": list(cpu.missing(found.features)),
+            "unused": list(cpu_features.idle(found.features)),
+            "missing": list(cpu_features.missing(found.features)),
         },
         "backends": list(found.backends),
         "devices": [
@@ -229,7 +232,7 @@ def _print_checkup(
 
 def _print_cpu(found: "Checkup", ui: "UI") -> None:
     """Print the processor, and its features compared with the build's."""
-    from llmcli.hardware import cpu, host
+    from llmcli.hardware import cpu_features, host
 
     cache = host.last_cache()
     ui.text(
@@ -241,8 +244,8 @@ def _print_cpu(found: "Checkup", ui: "UI") -> None:
         + (f" ({', '.join(found.backends)})")
     )
     for feature_names, description in (
-        (cpu.idle(found.features), "has features that llama.cpp does not use"),
-        (cpu.missing(found.features), "does not have features that llama.cpp uses"),
+        (cpu_features.idle(found.features), "has features that llama.cpp does not use"),
+        (cpu_features.missing(found.features), "does not have features that llama.cpp uses"),
     ):
         if feature_names:
             ui.text(f"the processor {description}: {' '.join(feature_names)}")

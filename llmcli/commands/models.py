@@ -4,16 +4,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.file_types import with_types
-from llmcli.commands.pickles import AllowPickle, offered
-from llmcli.commands.show import Json, Ref, count, identity, present, start
-from llmcli.commands.writing import KeepSource
+from llmcli.commands.command_context import start
+from llmcli.commands.model_json import count, identity
+from llmcli.commands.options.arguments import Json, Ref
+from llmcli.commands.options.file_type import with_types
+from llmcli.commands.options.files import KeepSource
+from llmcli.commands.options.pickle import AllowPickle
+from llmcli.model_loader.installed_model import present
+from llmcli.model_loader.pickle_hint import offered
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from llmcli.catalog.cleanup import Item
     from llmcli.catalog.fetch import Model
-    from llmcli.catalog.reclaim import Item
     from llmcli.config import Config
     from llmcli.ui import UI
 
@@ -54,7 +58,7 @@ def pull(
     An interrupted download resumes.
     """
     from llmcli.catalog import fetch
-    from llmcli.commands.ready import checked, derive, fetched
+    from llmcli.model_loader.prepare import checked, derive, fetched
 
     config, ui = start(json, offline, allow_pickle)
     parsed_ref = fetch.resolve(ref, config).ref
@@ -90,7 +94,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the models on this disk, and your own names for them."""
-    from llmcli.catalog import catalog, facts, store
+    from llmcli.catalog import catalog, store
+    from llmcli.catalog import model_facts as facts
 
     config, ui = start(json)
     rows = [row for manifest in store.manifests(config) if (row := _list_row(manifest, ui))]
@@ -126,9 +131,8 @@ def rm(ref: Ref) -> None:
 
     NAME:TYPE removes only that file; an alias, only the name.
     """
-    from llmcli.catalog import alias as aliases
-    from llmcli.catalog import catalog, reclaim
-    from llmcli.catalog.ref import parse
+    from llmcli.catalog import aliases, catalog, cleanup
+    from llmcli.catalog.model_ref import parse
     from llmcli.units import size
 
     config, ui = start()
@@ -139,7 +143,7 @@ def rm(ref: Ref) -> None:
         aliases.delete(config, entry.name)
         ui.text(f"{entry.name} is no longer an alias; {entry.alias} is kept")
         return
-    for item in reclaim.remove(parsed, config):
+    for item in cleanup.remove(parsed, config):
         ui.text(f"removed {item.why}: {size(item.bytes)} freed ({item.path})")
 
 
@@ -150,11 +154,11 @@ def gc(
     json: Json = False,
 ) -> None:
     """Delete partial downloads and leftovers of interrupted runs."""
-    from llmcli.catalog import reclaim
+    from llmcli.catalog import cleanup
     from llmcli.units import size
 
     config, ui = start(json)
-    items = reclaim.garbage(config, delete=not dry_run)
+    items = cleanup.garbage(config, delete=not dry_run)
     freed = sum(item.bytes for item in items)
     if json:
         rows = [{"path": str(item.path), "bytes": item.bytes, "why": item.why} for item in items]
@@ -181,7 +185,7 @@ def alias(
     ] = False,
 ) -> None:
     """Give a model your own name, system prompt and settings."""
-    from llmcli.catalog import alias as aliases
+    from llmcli.catalog import aliases
 
     config, ui = start()
     values = _parse_settings([*(settings or []), *([f"temp={temp}"] if temp is not None else [])])
@@ -222,7 +226,7 @@ def _list_row(manifest: Any, ui: "UI") -> dict[str, Any] | None:
     """
     from pathlib import Path
 
-    from llmcli.catalog import facts
+    from llmcli.catalog import model_facts as facts
     from quant.errors import Refusal
 
     try:
@@ -243,7 +247,8 @@ def _alias_row(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
     """Return the row of an alias whose model is on this disk; print a note if the alias is
     invalid.
     """
-    from llmcli.catalog import facts, fetch
+    from llmcli.catalog import fetch
+    from llmcli.catalog import model_facts as facts
     from quant.errors import Refusal
 
     try:

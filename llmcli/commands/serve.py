@@ -1,29 +1,25 @@
 """`llmcli serve`: serves a model over HTTP with OpenAI's API until it is stopped."""
 
-import os
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands import flags
-from llmcli.commands.chat import DEFAULT, REF
-from llmcli.commands.flags import Flags, RunCommand
-from llmcli.commands.hosting import PARALLEL
-from llmcli.commands.show import start
+from llmcli import text_input
+from llmcli.commands.command_context import start
+from llmcli.commands.options import run
+from llmcli.commands.options.arguments import DEFAULT, REF
+from llmcli.commands.options.run import RunCommand
 from llmcli.errors import UsageError, UserError
+from llmcli.model_loader.open_server_model import PARALLEL
+from llmcli.model_loader.run_flags import Flags
+from llmcli.serve.launch import Wish, opened, tell
 
 if TYPE_CHECKING:
-    from llmcli.commands.hosting import Hosted
-    from llmcli.config import Config
-    from llmcli.serve.bridge import Bridge
-    from llmcli.serve.settings import Settings
-    from llmcli.ui import UI
+    from llmcli.api.server_settings import Settings
+    from llmcli.model_loader.open_server_model import Hosted
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHORTEST = 8  # characters of an API key
@@ -156,24 +152,26 @@ def serve(
     json: Json = False,
 ) -> None:
     """Answer many requests at once over HTTP, with OpenAI's API."""
-    from llmcli.commands import apart, hosting
-    from llmcli.serve import guard, server, tether
+    from llmcli.model_loader import open_server_model
+    from llmcli.serve import launch_processes, server
+    from llmcli.serve.http import origin_guard
+    from llmcli.serve.processes import parent_watch
 
-    given = flags.read(ctx)
+    given = run.read(ctx)
     ref = _require_model(ref, given)
-    hosting.check(given)
+    open_server_model.check(given)
     keys = _read_keys(api_key or [], api_key_file or [], host)
     server.check_tls(ssl_key_file, ssl_cert_file)
     origins, host_names = (
-        tuple(map(guard.origin, cors or ())),
-        tuple(map(guard.host, allow_host or ())),
+        tuple(map(origin_guard.origin, cors or ())),
+        tuple(map(origin_guard.host, allow_host or ())),
     )
     _check_pooling(pooling)
     if grpc_port is not None:
         _check_grpc(apart=bool(given.rpc or replicas or ray))
     config, ui = start(json, given.offline)
     if while_stdin:
-        tether.tie(0)
+        parent_watch.tie(0)
     with server.bound(host, port) as socket:
         request = Wish(
             ref,
@@ -201,9 +199,9 @@ def serve(
             private,
         )
         if replicas or ray:
-            stopped = apart.run_replicas(request, replicas or 1, ray, socket)
+            stopped = launch_processes.run_replicas(request, replicas or 1, ray, socket)
         elif given.rpc:
-            stopped = apart.run(request, socket)
+            stopped = launch_processes.run(request, socket)
         else:
             with opened(request) as (bridge, settings):
                 ready = partial(tell, settings, bridge.runner.n_ctx, parallel, ui)
@@ -212,67 +210,10 @@ def serve(
         raise typer.Exit(130)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What to serve, as one value that can be sent to another process.
-
-    `settings`: fields of the server's settings; `stream_interval_seconds`: seconds between two
-    updates of a stream; `is_private`: clients share no cached prefixes.
-    """
-
-    ref: str
-    given: Flags
-    config: "Config"
-    ui: "UI"
-    parallel: int
-    waiting: int
-    settings: dict[str, Any]
-    pooling: str | None = None
-    every: float = 0.0
-    private: bool = False
-
-
-@contextmanager
-def opened(request: Wish) -> "Iterator[tuple[Bridge, Settings]]":
-    """Open the model with its engine thread; yield the bridge and the server's settings.
-
-    Raises UserError.
-    """
-    from llmcli.commands import hosting
-    from llmcli.serve.bridge import Bridge
-
-    args = request.ref, request.given, request.config, request.ui, request.parallel
-    with hosting.host(*args, apart=True, private=request.private) as hosted:
-        if request.pooling:
-            hosted.runner.pooling = request.pooling
-            hosted.runner.embedder()  # fail now if the model cannot make embeddings
-        with closing(
-            Bridge(hosted.runner, request.parallel, request.waiting, request.every)
-        ) as bridge:
-            yield bridge, _build_settings(hosted, request.given, **request.settings)
-
-
-def tell(settings: "Settings", n_ctx: int, parallel: int, ui: "UI") -> None:
-    """Print that the server is ready, and its address."""
-    from llmcli.serve import server
-
-    url = server.address(settings)
-    if ui.json:
-        document = {"url": url, "host": settings.host, "port": settings.port, "pid": os.getpid()}
-        document |= {} if settings.grpc_port is None else {"grpc_port": settings.grpc_port}
-        ui.result({**document, "model": settings.name, "parallel": parallel, "n_ctx": n_ctx})
-    else:
-        grpc_note = "" if settings.grpc_port is None else f", gRPC on port {settings.grpc_port}"
-        ui.note(
-            f"{settings.name} is served at {url}/v1{grpc_note} · {parallel} answers at once · "
-            "Ctrl-C stops"
-        )
-
-
 def _build_settings(
     hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: Any
 ) -> "Settings":
-    from llmcli.serve.settings import Settings
+    from llmcli.api.server_settings import Settings
 
     runner = hosted.runner
     predict = None if given.predict in (None, -1) else given.predict
@@ -300,7 +241,7 @@ def _require_model(ref: str | None, given: Flags) -> str:
 def _check_pooling(wanted: str | None) -> None:
     if wanted is None:
         return
-    from llmcli.runtime.embedder import KINDS
+    from llmcli.runtime.scoring.embedder import KINDS
 
     if wanted not in KINDS:
         reasons = {
@@ -314,14 +255,14 @@ def _check_pooling(wanted: str | None) -> None:
 
 
 def _check_grpc(apart: bool) -> None:
-    from llmcli.serve import procedures
+    from llmcli.serve.grpc import service
 
     if apart:
         raise UserError(
             "--grpc-port needs the model in this process, but it runs in another",
             hint="leave out --rpc, --replicas and --ray, or use HTTP",
         )
-    procedures.check()
+    service.check()
 
 
 def _read_keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...]:
@@ -331,7 +272,9 @@ def _read_keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...
     Raises UserError for unusable keys, or if other machines could connect without a key.
     """
     lines = [
-        line.strip() for file in files for line in flags.text_file(file.expanduser()).splitlines()
+        line.strip()
+        for file in files
+        for line in text_input.text_file(file.expanduser()).splitlines()
     ]
     keys = [*typed, *(line for line in lines if line and not line.startswith("#"))]
     if files and not keys:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.show import Json, start
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
-    from llmcli.chat.held import Held
-    from llmcli.chat.shelf import Item
+    from llmcli.chat.conversation.history import Item
+    from llmcli.chat.conversation.stored_conversation import Held
     from llmcli.ui import UI
 
 SHOWN, NEWEST = 48, 30  # characters of a question; rows of a list
@@ -44,10 +45,10 @@ def sessions(
     """List the conversations on this disk. `llmcli chat --resume NAME` resumes one."""
     if ctx.invoked_subcommand:
         return
-    from llmcli.chat import shelf
+    from llmcli.chat.conversation import history
 
     config, ui = start(json)
-    items = shelf.items(config)
+    items = history.items(config)
     listed = items if everything or json else items[:NEWEST]
     rows = [_list_row(item, ui) for item in listed]
     if json:
@@ -63,23 +64,23 @@ def sessions(
 @group.command()
 def show(name: Name, json: Json = False) -> None:
     """Print a conversation."""
-    from llmcli.chat import records, shelf
+    from llmcli.chat.conversation import history, turn_records
     from llmcli.units import several
 
     config, ui = start(json)
-    item = shelf.find(config, name)
+    item = history.find(config, name)
     conversation = item.read()
     tree, path = conversation.tree, conversation.tree.path()
     if json:
         turns = [
-            {"turn": number, **records.turn_record(turn)}
+            {"turn": number, **turn_records.turn_record(turn)}
             for number, turn in enumerate(tree.turns, 1)
         ]
         ui.result(
             {
                 **_fields(item, conversation),
                 "system": conversation.system,
-                **records.place_record(tree),
+                **turn_records.place_record(tree),
                 "turns": turns,
             }
         )
@@ -106,20 +107,20 @@ def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names in the list.")],
 ) -> None:
     """Delete conversations and their KV states."""
-    from llmcli.chat import shelf
+    from llmcli.chat.conversation import history
     from llmcli.units import size
 
     config, ui = start()
-    for item in [shelf.find(config, name) for name in names]:
-        ui.text(f"removed {item.name}: {size(shelf.remove(item))} freed")
+    for item in [history.find(config, name) for name in names]:
+        ui.text(f"removed {item.name}: {size(history.remove(item))} freed")
 
 
 def _list_row(item: "Item", ui: "UI") -> dict[str, Any]:
     """Return a row of the list; for an unreadable conversation print a note and leave its fields
     empty.
     """
-    from llmcli.chat.held import Held
-    from llmcli.chat.tree import Tree
+    from llmcli.chat.conversation.stored_conversation import Held
+    from llmcli.chat.conversation.turn_tree import Tree
     from quant.errors import Refusal
 
     try:
@@ -148,7 +149,7 @@ def _format_time(item: "Item") -> str:
 
 
 def _print_table(rows: list[dict[str, Any]], ui: "UI") -> None:
-    from llmcli.chat.picture import shortened
+    from llmcli.chat.display.tree_drawing import shortened
     from llmcli.units import size
 
     ui.table(

@@ -4,39 +4,25 @@ Also contains what all commands about models share: how to start a command, how 
 in JSON, and how to format parameter counts.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.command_context import start
+from llmcli.commands.model_json import count, identity
+from llmcli.commands.options.arguments import Json, Ref
+from llmcli.model_loader.installed_model import present
+
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model, Wanted
-    from llmcli.config import Config
     from llmcli.ui import UI
-    from quant.certificate import Certificate
-    from quant.container import Header
-
-Ref = Annotated[
-    str, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file or folder")
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+    from quant.certificate.certificate import Certificate
+    from quant.model_file.model_header import Header
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
     app.command("show")(show)
-
-
-def start(
-    json: bool = False, offline: bool = False, allow_pickle: bool = False
-) -> "tuple[Config, UI]":
-    """Return the configuration and the user interface of one command."""
-    from llmcli import config
-    from llmcli.ui import UI
-
-    loaded = config.load()
-    loaded = replace(loaded, offline=loaded.offline or offline, allow_pickle=allow_pickle)
-    return loaded, UI(json=json, color=loaded.color)
 
 
 def show(
@@ -58,9 +44,10 @@ def show(
 
     Includes the certificate that `quantize --verify` wrote.
     """
-    from llmcli.catalog import facts, fetch
-    from llmcli.commands import certified
-    from quant import container
+    from llmcli.catalog import fetch
+    from llmcli.catalog import model_facts as facts
+    from llmcli.workflows.certification import certificate_text
+    from quant.model_file import read_header
 
     config, ui = start(json)
     resolved = fetch.resolve(ref, config)
@@ -71,14 +58,18 @@ def show(
     if template:
         _show_template(model, ui)
         return
-    header = container.read(model.path) if model.kind == "gguf" else None
+    header = read_header.read(model.path) if model.kind == "gguf" else None
     model_facts = facts.of_header(header) if header else facts.checkpoint(model.path)
     tensor_rows = facts.tensors(header) if header and tensors else []
     certificate = _certificate(header, ui) if header else None
     _require_certificate(model, certificate, check)
-    mismatches = certified.doubts(header, certificate, check, ui) if header and certificate else ()
+    mismatches = (
+        certificate_text.doubts(header, certificate, check, ui) if header and certificate else ()
+    )
     if json:
-        document = certified.document(certificate, mismatches, check) if certificate else None
+        document = (
+            certificate_text.document(certificate, mismatches, check) if certificate else None
+        )
         ui.result(
             {
                 **identity(model),
@@ -93,7 +84,7 @@ def show(
     if header:
         _show_header(header, ui)
     if header and certificate:
-        certified.show(certificate, header, mismatches, check, ui)
+        certificate_text.show(certificate, header, mismatches, check, ui)
     if tensor_rows:
         _show_tensors(tensor_rows, ui)
     license_name = str(header.metadata.get("general.license", "")) if header else ""
@@ -107,7 +98,7 @@ def show(
 
 def _certificate(header: "Header", ui: "UI") -> "Certificate | None":
     """Return the certificate in the file; if it is unreadable, print a warning and return None."""
-    from quant import certificate
+    from quant.certificate import certificate
     from quant.errors import Refusal
 
     try:
@@ -148,7 +139,7 @@ def _show_template(model: "Model", ui: "UI") -> None:
             f"{model.name} is a checkpoint folder",
             hint=f"to make a GGUF: llmcli pull {model.name} --quant q4_k_m",
         )
-    from llmcli.runtime.doctor import template_report
+    from llmcli.runtime.text.template_check import template_report
 
     report = template_report(model.path)
     if ui.json:
@@ -165,56 +156,8 @@ def _show_template(model: "Model", ui: "UI") -> None:
         )
 
 
-def identity(model: "Model") -> dict[str, Any]:
-    """Return a model's identity as `pull --json` prints it."""
-    return {
-        "name": model.name,
-        "path": str(model.path),
-        "bytes": model.bytes,
-        "sha256": model.sha256 or None,
-        "source": model.source,
-        "revision": model.revision,
-    }
-
-
-def count(number: int | None) -> str:
-    """Format a parameter count for people: 134515008 -> 134.5M."""
-    if not number:
-        return "-"
-    for step, letter in ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")):
-        if number >= step:
-            return f"{number / step:.1f}{letter}"
-    return str(number)
-
-
-def present(wanted: "Wanted", config: "Config", ui: "UI", ref: str) -> "Model | None":
-    """Return the model if it is on this disk, else None; NAME:TYPE is the quantized file if that
-    exists.
-    """
-    from pathlib import Path
-
-    from llmcli.catalog import fetch, store, straight
-
-    model = fetch.find(ref, config, ui) or straight.made(ref, None, config, ui)
-    if (
-        model is None
-        or not wanted.ref.quant
-        or not (quantized := store.load_derived(config, model, wanted.ref.quant))
-    ):
-        return model
-    return replace(
-        model,
-        name=quantized.name,
-        path=Path(quantized.path),
-        kind="gguf",
-        bytes=quantized.bytes,
-        sha256=quantized.sha256,
-        source=quantized.source,
-    )
-
-
 def _show_sources(wanted: "Wanted", ui: "UI") -> None:
-    from llmcli.catalog import facts
+    from llmcli.catalog import model_facts as facts
     from llmcli.units import size
 
     entry = wanted.entry
@@ -315,7 +258,7 @@ def _show_tensors(listed: list[dict[str, Any]], ui: "UI") -> None:
 
 def _show_header(header: Any, ui: "UI") -> None:
     """Print the tokenizer section: the metadata that decides how text becomes tokens."""
-    from quant.container import Array
+    from quant.gguf.header import Array
 
     data = header.metadata
     tokens = data.get("tokenizer.ggml.tokens")

@@ -46,14 +46,15 @@ def worker(
     A worker serves one client at a time, until Ctrl-C or SIGTERM. Both machines need the same
     version of llama.cpp.
     """
-    from llmcli.hardware import cluster
     from llmcli.hardware import host as machine
-    from llmcli.runtime.binding import devices, remote
+    from llmcli.hardware import rpc_workers
+    from llmcli.runtime.binding import devices
+    from llmcli.runtime.binding import rpc as remote
     from llmcli.units import size
 
     if not rpc:
         raise UsageError("the kind of worker is missing", hint="llmcli worker --rpc")
-    if not cluster.loopback(host) and not allow_remote:
+    if not rpc_workers.loopback(host) and not allow_remote:
         raise UserError(
             f"--host {host} would be open to the network: {WHY}",
             hint="keep 127.0.0.1 and connect through ssh -L or WireGuard; "
@@ -81,7 +82,7 @@ def worker(
     )
     server_thread.start()
     try:
-        while server_thread.is_alive() and cluster.gone([endpoint]):
+        while server_thread.is_alive() and rpc_workers.gone([endpoint]):
             server_thread.join(LISTENS)
         if server_thread.is_alive():
             # printed when clients can connect
@@ -115,7 +116,7 @@ def _require_free_port(host: str, port: int) -> None:
 
 
 def _cache_folder(path: Path) -> str:
-    from llmcli.catalog.partial import make_folder
+    from llmcli.atomic_files import make_folder
 
     path = path.expanduser().absolute()
     make_folder(path)

@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from llmcli.hardware.limits import group_room
+from llmcli.hardware.memory_limits import group_room
 
 MOST_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far above it, starting them crashes the process
 

@@ -19,12 +19,16 @@ from typing import Any
 
 from llmcli import config
 from llmcli.errors import UserError
-from llmcli.runtime import kv
-from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_context
+from llmcli.runtime import kv_size
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.devices import lays_out_for_amx
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.request import RunOptions
-from quant.container import Header, TensorInfo
+from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.requests.request import RunOptions
+from quant.gguf.header import TensorInfo
+from quant.model_file.model_header import Header
 
 CACHE = "q8_0"
 NEEDS = {
@@ -78,7 +82,7 @@ def check(header: Header) -> None:
             if mostly_floats
             else "leave out --reproducible for this model",
         )
-    kv.check(header.metadata, CACHE, CACHE, reproducible=True)
+    kv_size.check(header.metadata, CACHE, CACHE, reproducible=True)
 
 
 def _multiplied(tensor: TensorInfo, header: Header) -> bool:

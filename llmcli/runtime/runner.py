@@ -11,30 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime import kv, reader, reproducible
-from llmcli.runtime.binding import gemm
+from llmcli.runtime import kv_size, reproducible
 from llmcli.runtime.binding.batch import no_cache
-from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.grammar import NativeGrammars
+from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.constraint.compile import Grammars
 from llmcli.runtime.drafting.ngram import Lookup
-from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting, on_gpu, speculation
-from llmcli.runtime.embedder import Embedder
-from llmcli.runtime.engine import Engine
-from llmcli.runtime.identity import stamp
+from llmcli.runtime.engine import prefill_context
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.engine.prefill_context import Reader
 from llmcli.runtime.interrupt import on_interrupt
-from llmcli.runtime.reader import Reader
-from llmcli.runtime.request import Answer, Request, RunOptions
+from llmcli.runtime.model_identity import stamp
+from llmcli.runtime.requests.beam_settings import TooManyBeams
+from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
-from llmcli.runtime.search import TooManyBeams
+from llmcli.runtime.scoring.embedder import Embedder
+from llmcli.runtime.speculation import NO_DRAFTING, Drafting, on_gpu, speculation
 from llmcli.runtime.strategies.base import Speculation, Vocabulary
-from llmcli.runtime.template import Template
-from llmcli.runtime.thinking import HIDDEN, TAGS, Tags, opened
+from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.text.reasoning import HIDDEN, TAGS, Tags, opened
 from llmcli.types import Event, Message
-from quant import container
+from quant.model_file import load_checks, model_header, read_header
 
 LAST = 16  # tokens at the end of a prompt that may spell a thinking tag
 
@@ -116,7 +119,7 @@ class Runner:
 
     def __init__(
         self,
-        header: container.Header,
+        header: model_header.Header,
         model: Model,
         context: Context,
         options: RunOptions,
@@ -139,9 +142,9 @@ class Runner:
         keeps = not options.reproducible or context.n_seq_max == 1
         words = Vocabulary(model.piece, model.ends, model.n_vocab)
         self.engine = Engine(context, words, native, speculation, keeps, reader=apart)
-        self._shape = kv.shape(header.metadata)
+        self._shape = kv_size.shape(header.metadata)
         if self._shape and options.reproducible:
-            self._shape = kv.whole(self._shape)
+            self._shape = kv_size.whole(self._shape)
         # Read once: the cache never changes its size, and each query of llama.cpp leaks a few
         # words.
         allocated = context.allocated()
@@ -276,7 +279,7 @@ class Runner:
             raise UserError(
                 f"the prompt has {count} tokens; the context holds {self.n_ctx} tokens "
                 "and must leave room for an answer",
-                hint=f"shorten the prompt, or use --ctx-size {kv.round_up(count + 512)}",
+                hint=f"shorten the prompt, or use --ctx-size {kv_size.round_up(count + 512)}",
             )
         if request.strategy == "beam":
             self._refuse_beams(request)
@@ -301,7 +304,7 @@ class Runner:
             raise UserError(
                 f"{samples} samples{length} and a prompt of {prompt} tokens need {cells} cells, "
                 f"the context has {self.n_ctx}",
-                hint=f"use --ctx-size {kv.round_up(cells)}, a smaller -n, or fewer samples",
+                hint=f"use --ctx-size {kv_size.round_up(cells)}, a smaller -n, or fewer samples",
             )
 
     def _refuse_beams(self, request: Request) -> None:
@@ -315,7 +318,7 @@ class Runner:
                 hint="leave out --beams",
             )
         if not self.engine.ledger.forks:
-            fits = window // kv.CELL_STEP * kv.CELL_STEP
+            fits = window // kv_size.CELL_STEP * kv_size.CELL_STEP
             raise UserError(
                 f"beams share cells, and this model's attention window of {window} tokens moves "
                 f"within the context of {self.n_ctx} tokens",
@@ -327,7 +330,7 @@ class Runner:
             raise UserError(
                 f"the prompt has {count} tokens and each of {beams} beams adds more; "
                 f"the context holds {self.n_ctx} tokens",
-                hint=f"shorten the prompt, or use --ctx-size {kv.round_up(count + 64 * beams)}",
+                hint=f"shorten the prompt, or use --ctx-size {kv_size.round_up(count + 64 * beams)}",
             )
 
     def kv_report(self) -> KVReport:
@@ -345,14 +348,14 @@ class Runner:
             self.context.output_bytes,
         )
 
-    def predict(self, type_k: str, type_v: str, n_ctx: int | None = None) -> kv.KVCache | None:
+    def predict(self, type_k: str, type_v: str, n_ctx: int | None = None) -> kv_size.KVCache | None:
         """Return the cache that this context would need with other types or another length; None
         when it is unknown or refused.
         """
-        if self._shape is None or kv.refusal(self._shape, type_k, type_v):
+        if self._shape is None or kv_size.refusal(self._shape, type_k, type_v):
             return None
         flash = self.options.flash_attn != "off"
-        return kv.predict(
+        return kv_size.predict(
             self._shape,
             n_ctx or self.context.n_ctx,
             type_k,
@@ -369,7 +372,7 @@ def context_options(
     """Return the options of the context for decided run options."""
     assert options.ctx_size and options.threads, options
     outputs = max(drafting.outputs(options, on_gpu(gpu_layers)), options.scored + slots)
-    rows = min(options.rows, reader.BESIDE) if options.reading else options.rows
+    rows = min(options.rows, prefill_context.BESIDE) if options.reading else options.rows
     return ContextOptions(
         options.ctx_size,
         options.batch_size,
@@ -409,9 +412,9 @@ def open_runner(
     writes by diffusion, and, with `needs_text`, for a model that is for embeddings only.
     """
     begun = time.perf_counter()
-    header = container.read(path)
-    container.check(header)
-    kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
+    header = read_header.read(path)
+    load_checks.check(header)
+    kv_size.check(header.metadata, options.cache_type_k, options.cache_type_v)
     if options.reproducible:
         reproducible.check(header)
         if slots > 1:  # rejected drafts leave holes, which another sequence would fill
@@ -425,7 +428,11 @@ def open_runner(
             if answers or model.diffuses:
                 raise no_cache(model.diffuses)
             drafting = NO_DRAFTING  # measuring the cost of drafts needs a cache
-        reads = reader.opened(model, context, wanted, options) if options.reading else nullcontext()
+        reads = (
+            prefill_context.opened(model, context, wanted, options)
+            if options.reading
+            else nullcontext()
+        )
         with (
             reads as apart,
             speculation(drafting, header, model, context, options, gpu_layers) as guesses,
@@ -457,7 +464,7 @@ def open_runner(
 
 @contextmanager
 def _open(
-    header: container.Header, options: ContextOptions, gpu_layers: int
+    header: model_header.Header, options: ContextOptions, gpu_layers: int
 ) -> Iterator[tuple[Model, Context]]:
     opened = open_model(header.path, gpu_layers=gpu_layers, latent=header.latent)
     with opened as model, open_context(model, options) as context:

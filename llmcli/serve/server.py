@@ -21,15 +21,15 @@ from typing import Any
 
 import uvicorn
 
+from llmcli.api.server_settings import Settings
 from llmcli.errors import UsageError, UserError
-from llmcli.serve import procedures
-from llmcli.serve.app import make_app
-from llmcli.serve.bridge import Bridge
-from llmcli.serve.connection import Connection
-from llmcli.serve.front import Front
-from llmcli.serve.routes.base import Service
-from llmcli.serve.settings import Settings
-from llmcli.serve.wire import Wire
+from llmcli.serve.engine_thread.bridge import Bridge
+from llmcli.serve.grpc import service
+from llmcli.serve.http.app import make_app
+from llmcli.serve.http.http_connection import Connection
+from llmcli.serve.http.service import Service
+from llmcli.serve.http.websocket_connection import Wire
+from llmcli.serve.processes.front import Front
 
 BACKLOG = 2048
 MOST_FILES = 1 << 16  # connections are files, and shells allow a process 1,024
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.grpc_port is not None:
             assert self._service is not None, "the model is in another process"
-            self._grpc, self.grpc_port = await procedures.start(self._service)
+            self._grpc, self.grpc_port = await service.start(self._service)
         self.ready()
 
     async def shutdown(self, sockets: Any = None) -> None:

@@ -8,7 +8,7 @@ factor there for every model family.
 """
 
 from quant.folds.fold import Edit, Fold, Part, Site, digest, edits
-from quant.folds.rewrite import apply, shaken
-from quant.folds.wiring import WIRINGS, sites
+from quant.folds.folded_source import apply, shaken
+from quant.folds.free_channels import WIRINGS, sites
 
 __all__ = ["WIRINGS", "Edit", "Fold", "Part", "Site", "apply", "digest", "edits", "shaken", "sites"]

@@ -25,17 +25,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from quant import native
+from quant.calibration.moments import Moments
 from quant.errors import Refusal
 from quant.folds.fold import Edit, Fold, Site, edits
+from quant.folds.free_channels import sites
 from quant.folds.loss import Reader
-from quant.folds.wiring import sites
-from quant.moments import Moments
-from quant.planning import Plan, Step
+from quant.native import ggml
+from quant.quantize.plan import Plan, Step
 
 if TYPE_CHECKING:
     from quant.folds.fold import F64, Ints
-    from quant.native import F32
+    from quant.native.ggml import F32
 
 KINDS = {
     "awq": "important columns get more of a block's range",
@@ -236,7 +236,7 @@ class _FoldSearch:
         quantized again.
         """
         step: Step = self.steps[name]
-        return step.type == step.weight.type and native.quantized(step.type)
+        return step.type == step.weight.type and ggml.quantized(step.type)
 
 
 def _with_second_moments(step: Step, moments: Moments | None) -> Step:

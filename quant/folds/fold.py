@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quant.native import F32
+    from quant.native.ggml import F32
 
     F64 = NDArray[np.float64]
     Ints = NDArray[np.int64]

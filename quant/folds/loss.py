@@ -13,17 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quant import native, rounding
 from quant.folds.fold import Edit
-from quant.folds.follow import followed
-from quant.folds.rewrite import gathered
-from quant.formats import FORMATS
+from quant.folds.folded_source import gathered
+from quant.folds.folded_statistics import followed
+from quant.formats import FORMATS, activation_rounding
 from quant.methods import METHODS
-from quant.planning import Step
+from quant.native import ggml
+from quant.quantize.plan import Step
 
 if TYPE_CHECKING:
     from quant.folds.fold import Ints
-    from quant.native import F32
+    from quant.native.ggml import F32
 
 ROWS, MATRICES = 64, 4  # sampled rows of a tensor, and the experts they come from
 SECONDS = 4096  # second moments of wider tensors are not used; 64 MiB at this width
@@ -103,7 +103,7 @@ class Reader:
             folded = sample.rows if columns is None else sample.rows * columns
             folded = folded if order is None else folded[:, order]
             codes = solve(folded, sample.matrix * evidence.rows)
-            rounded = native.decode(codes, step.type, evidence.columns, label=evidence.name)
+            rounded = ggml.decode(codes, step.type, evidence.columns, label=evidence.name)
             total += self._input_rounding_error(edit, sample, rounded)
             changes = rounded - folded
             if order is not None:
@@ -117,9 +117,9 @@ class Reader:
         """
         import numpy as np
 
-        if not (size := rounding.block(self.step.type)):
+        if not (size := activation_rounding.block(self.step.type)):
             return 0.0
-        variances = rounding.variances(edit.squares(sample.squares, sample.matrix), size)
+        variances = activation_rounding.variances(edit.squares(sample.squares, sample.matrix), size)
         return float((np.square(rounded, dtype=np.float64) @ variances.astype(np.float64)).sum())
 
 
@@ -129,7 +129,7 @@ def _read_sample(step: Step, matrix: int, most: int) -> "F32":
 
     weight, height = step.weight, step.evidence.rows
     stored = gathered(weight.read, np.array(_evenly_spaced(height, most)) + matrix * height)
-    return native.decode(stored, weight.type, weight.columns, label=weight.name)
+    return ggml.decode(stored, weight.type, weight.columns, label=weight.name)
 
 
 def _samples(step: Step) -> "list[Sample]":

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from quant import native
+from quant.native import ggml
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quant.native import F32, U8
+    from quant.native.ggml import F32, U8
 
     Floats = NDArray[np.floating]
     Ints = NDArray[np.signedinteger]
@@ -124,13 +124,13 @@ class Format(ABC):
         Returns [blocks, bytes].
         """
         weights = (
-            None if importance is None else native.Importance(importance[None], max(1, len(values)))
+            None if importance is None else ggml.Importance(importance[None], max(1, len(values)))
         )
-        return native.encode(values, self.name, label=self.name, importance=weights)
+        return ggml.encode(values, self.name, label=self.name, importance=weights)
 
     def decode(self, blocks: "U8") -> "F32":
         """Decode blocks [blocks, bytes] with ggml. Returns [blocks, values]."""
-        return native.decode(blocks, self.name, native.block(self.name).values, label=self.name)
+        return ggml.decode(blocks, self.name, ggml.block(self.name).values, label=self.name)
 
 
 class Scalar(Format):

@@ -7,11 +7,11 @@ Source: layouts of ggml/src/ggml-common.h, scales as in ggml/src/ggml-impl.h.
 from typing import TYPE_CHECKING
 
 from quant.formats.base import Fields, Scalar, halfway, looked_up, whole
-from quant.formats.bits import joined, merged, planes
+from quant.formats.bit_packing import joined, merged, planes
 
 if TYPE_CHECKING:
     from quant.formats.base import Ints
-    from quant.native import F32, U8
+    from quant.native.ggml import F32, U8
 
 # in halves, so that they are integers; scales are halved to match
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12)

@@ -6,7 +6,7 @@ Source: layouts and table of ggml/src/ggml-common.h.
 from typing import TYPE_CHECKING
 
 from quant.formats.base import Fields, Table
-from quant.formats.bits import (
+from quant.formats.bit_packing import (
     halves,
     in_turn,
     joined,
@@ -17,7 +17,7 @@ from quant.formats.bits import (
 )
 
 if TYPE_CHECKING:
-    from quant.native import U8
+    from quant.native.ggml import U8
 
 # closer together around zero
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

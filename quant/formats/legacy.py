@@ -8,7 +8,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from quant.formats.base import Fields, Linear
-from quant.formats.bits import (
+from quant.formats.bit_packing import (
     halves,
     in_turn,
     joined,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quant.native import F32, U8
+    from quant.native.ggml import F32, U8
 
 
 class Largest(Linear):

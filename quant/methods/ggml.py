@@ -4,12 +4,13 @@ llama-quantize.
 
 from typing import TYPE_CHECKING
 
-from quant import native
-from quant.methods.base import Evidence, Method, Solver
+from quant.calibration.statistics import Evidence
+from quant.methods.base import Method, Solver
+from quant.native import ggml
 
 if TYPE_CHECKING:
     from quant.formats.base import Format
-    from quant.native import F32, U8
+    from quant.native.ggml import F32, U8
 
 
 class Ggml(Method):
@@ -24,7 +25,7 @@ class Ggml(Method):
 
         def solve(rows: "F32", first: int) -> "U8":
             importance = weigh(first, first + len(rows))
-            return native.encode(rows, format.name, label=evidence.name, importance=importance)
+            return ggml.encode(rows, format.name, label=evidence.name, importance=importance)
 
         return solve
 

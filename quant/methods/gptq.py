@@ -22,19 +22,20 @@ On a CPU the arithmetic is numpy's, and our C code searches the scales where it 
 
 from typing import TYPE_CHECKING, Any
 
-from quant import accelerate, blas, native
-from quant.accelerate import Array
+from quant.calibration.statistics import Evidence
 from quant.formats.base import Linear
-from quant.methods.base import Evidence, Method, Remark, Solver
-from quant.methods.factor import DAMPING, Factor, factor
-from quant.methods.feedback import lost, solve
-from quant.methods.grids import GRIDS
-from quant.methods.panels import Grid, Kind
+from quant.methods.base import Method, Remark, Solver
+from quant.methods.column_grids import Grid, Kind
+from quant.methods.error_feedback import lost, solve
+from quant.methods.hessian_factor import DAMPING, Factor, factor
 from quant.methods.search import Search, packed
+from quant.methods.search_settings import GRIDS
+from quant.native import array_backends, blas_threads, ggml
+from quant.native.array_backends import Array
 
 if TYPE_CHECKING:
     from quant.formats.base import Format
-    from quant.native import F32, U8
+    from quant.native.ggml import F32, U8
 
 SEARCH = Search()
 SWEEPS = 2  # of coordinate descent
@@ -75,7 +76,7 @@ class Gptq(Method):
         """Return the GPU's name, or numpy with the back end of the search: each adds in a different
         order.
         """
-        return accelerate.device() or f"numpy, {SEARCH.means()}"
+        return array_backends.device() or f"numpy, {SEARCH.means()}"
 
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """Return an encoder that solves panels of each matrix with that matrix's factor."""
@@ -88,7 +89,7 @@ class Gptq(Method):
 
 def width(evidence: Evidence) -> int:
     """Return the number of rows of a matrix's panels: all alike, and none nearly empty."""
-    most = max(PANEL, ON_DEVICE // evidence.columns) if accelerate.device() else PANEL
+    most = max(PANEL, ON_DEVICE // evidence.columns) if array_backends.device() else PANEL
     panels = -(-evidence.rows // most)
     return _padded_rows(-(-evidence.rows // panels))
 
@@ -107,8 +108,8 @@ class _TensorEncoder:
     def __init__(self, format: "Format", evidence: Evidence) -> None:
         from threading import Lock
 
-        self.ops = accelerate.operations(accelerate.device())
-        blas.one_thread()
+        self.ops = array_backends.operations(array_backends.device())
+        blas_threads.one_thread()
         assert isinstance(format, Linear), format
         self.format, self.evidence, self.kind = format, evidence, Kind.of(format)
         self.search = SEARCH.solver(format, evidence)
@@ -130,8 +131,8 @@ class _TensorEncoder:
         """
         import numpy as np
 
-        native.check_rows(rows, self.format.name, label=self.evidence.name)
-        out = np.empty((len(rows), native.row_bytes(self.format.name, rows.shape[1])), np.uint8)
+        ggml.check_rows(rows, self.format.name, label=self.evidence.name)
+        out = np.empty((len(rows), ggml.row_bytes(self.format.name, rows.shape[1])), np.uint8)
         at, height = 0, self.evidence.rows
         step, solved_rows = width(self.evidence), height - self.evidence.values
         while at < len(rows):
@@ -143,20 +144,20 @@ class _TensorEncoder:
                 end = min(len(rows), at + height - within)
                 out[at:end] = self.search(rows[at:end], first + at)
             at = end
-        native.check_made(out, self.format.name, label=self.evidence.name)
+        ggml.check_made(out, self.format.name, label=self.evidence.name)
         return out
 
     def _encode_panel(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
         """Return the blocks of a panel; split the panel where the device runs out of memory."""
         try:
             return self._choose_rows(rows, first, matrix, step)
-        except accelerate.Full:
+        except array_backends.Full:
             pass
 
         def narrow(rows: "F32", at: int) -> "U8":
             return self._choose_rows(rows, at, matrix, _padded_rows(len(rows)))
 
-        return accelerate.halved(narrow, self.evidence.name)(rows, first)
+        return array_backends.halved(narrow, self.evidence.name)(rows, first)
 
     def _choose_rows(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
         """Return the blocks of a panel of at most `step` rows of one matrix, the better of both
@@ -187,7 +188,7 @@ class _TensorEncoder:
 
     def _output_error(self, blocks: "U8", rows: "F32", factor: Factor, step: int) -> "F32":
         """Return the error [rows] that the rows' blocks cause in the layer's output."""
-        errors = native.decode(blocks, self.format.name, rows.shape[1], label=self.evidence.name)
+        errors = ggml.decode(blocks, self.format.name, rows.shape[1], label=self.evidence.name)
         errors -= rows
         with self.ops.alone():
             return self.ops.numpy(lost(self._to_panel(errors, step), factor, BAND))[: len(rows)]
@@ -206,14 +207,14 @@ class _TensorEncoder:
                 try:
                     with self.ops.alone():
                         self.factors[matrix] = factor(self.evidence.second.mean(matrix), self.ops)
-                except accelerate.Full:
-                    raise accelerate.no_room(
+                except array_backends.Full:
+                    raise array_backends.no_room(
                         f"the second moments of {self.evidence.name}"
                     ) from None
                 self.damping = max(self.damping, self.factors[matrix].damping)
             return self.factors[matrix]
 
-    def _result(self, grids: list[Grid], levels: Array, count: int) -> native.Found:
+    def _result(self, grids: list[Grid], levels: Array, count: int) -> ggml.Found:
         """Return the solution of the first `count` rows, with their blocks in order."""
         import numpy as np
 
@@ -232,7 +233,7 @@ class _TensorEncoder:
         codes = np.ascontiguousarray(self.ops.numpy(levels)[:, :count].T, np.int16).reshape(
             count * len(grids), -1
         )
-        return native.Found(
+        return ggml.Found(
             codes,
             numbers("d", np.float32),
             numbers("m", np.float32),

@@ -8,18 +8,19 @@ however they are split; another machine may give other bytes.
 
 from typing import TYPE_CHECKING
 
-from quant import accelerate, native
+from quant.calibration.statistics import Evidence
 from quant.formats.base import Fields, Linear
-from quant.methods.base import Evidence, Method, Solver
-from quant.methods.grids import GRIDS, Effort, Grid
-from quant.methods.lanes import Lanes, inverted
-from quant.methods.scales import fitted
-from quant.methods.superblocks import Steps, Superblocks
+from quant.methods.base import Method, Solver
+from quant.methods.group_scales import fitted
+from quant.methods.group_sums import Lanes, inverted
+from quant.methods.search_settings import GRIDS, Effort, Grid
+from quant.methods.superblock_scales import Steps, Superblocks
+from quant.native import array_backends, ggml
 
 if TYPE_CHECKING:
-    from quant.accelerate import Array, Ops
     from quant.formats.base import Floats, Format, Ints
-    from quant.native import F32, U8
+    from quant.native.array_backends import Array, Ops
+    from quant.native.ggml import F32, U8
 
 # a chunk is padded to a multiple of so many blocks, so that sums do not depend on its size
 FULL = 16
@@ -35,7 +36,7 @@ class Search(Method):
 
     def values(self, evidence: Evidence) -> int:
         """Return as many values as fit a core's cache, or fill a GPU."""
-        return ON_DEVICE if accelerate.device() else IN_C if native.searches() else 0
+        return ON_DEVICE if array_backends.device() else IN_C if ggml.searches() else 0
 
     def handles(self, format: "Format", evidence: Evidence) -> bool:
         """Return whether the format's levels are evenly spaced."""
@@ -43,7 +44,7 @@ class Search(Method):
 
     def means(self) -> str:
         """Return the GPU's name, "C" or "numpy": each adds in a different order."""
-        return accelerate.device() or ("C" if native.searches() else "numpy")
+        return array_backends.device() or ("C" if ggml.searches() else "numpy")
 
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """Return the encoder for the format. It raises UserError for rows that the format cannot
@@ -52,32 +53,38 @@ class Search(Method):
         assert isinstance(format, Linear)
         grid, weigh = GRIDS[format.name], evidence.weigher()
         search = (
-            _search_in_c if accelerate.device() is None and native.searches() else _search_in_arrays
+            _search_in_c
+            if array_backends.device() is None and ggml.searches()
+            else _search_in_arrays
         )
 
         def solve(rows: "F32", first: int) -> "U8":
             importance = weigh(first, first + len(rows))
-            native.check_rows(rows, format.name, label=evidence.name, importance=importance)
+            ggml.check_rows(rows, format.name, label=evidence.name, importance=importance)
             blocks = search(rows, importance, format, grid).reshape(len(rows), -1)
-            native.check_made(blocks, format.name, label=evidence.name)
+            ggml.check_made(blocks, format.name, label=evidence.name)
             return blocks
 
-        return solve if accelerate.device() is None else accelerate.halved(solve, evidence.name)
+        return (
+            solve
+            if array_backends.device() is None
+            else array_backends.halved(solve, evidence.name)
+        )
 
 
 def _search_in_arrays(
-    rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid
+    rows: "F32", importance: ggml.Importance | None, format: Linear, grid: Grid
 ) -> "U8":
     """Search on a GPU, or in numpy with less effort."""
-    effort = grid.long if accelerate.device() else grid.brief
-    ops = accelerate.operations(accelerate.device())
+    effort = grid.long if array_backends.device() else grid.brief
+    ops = array_backends.operations(array_backends.device())
     with ops.alone():
         fields = searched(rows, importance, format, grid, ops, effort)
     return format.pack(fields)
 
 
 def _search_in_c(
-    rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid
+    rows: "F32", importance: ggml.Importance | None, format: Linear, grid: Grid
 ) -> "U8":
     """Search in C, with each matrix's own importance."""
     import numpy as np
@@ -88,18 +95,18 @@ def _search_in_c(
     even = np.ones(rows.shape[1], np.float32)
     spans = importance.spans(0, len(rows)) if importance else ((0, len(rows), even),)
     pieces = [
-        packed(native.search(rows[first:last], grid.even(vector), settings), format, grid)
+        packed(ggml.search(rows[first:last], grid.even(vector), settings), format, grid)
         for first, last, vector in spans
     ]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def asking(grid: Grid, low: int, high: int, spread: float) -> native.Searching:
+def asking(grid: Grid, low: int, high: int, spread: float) -> ggml.Searching:
     """Return the settings with which our C code searches a grid with levels from `low` to
     `high`.
     """
     effort = grid.long
-    return native.Searching(
+    return ggml.Searching(
         grid.values // grid.groups,
         grid.groups,
         (low, high),
@@ -112,11 +119,11 @@ def asking(grid: Grid, low: int, high: int, spread: float) -> native.Searching:
     )
 
 
-def packed(found: native.Found, format: Linear, grid: Grid) -> "U8":
+def packed(found: ggml.Found, format: Linear, grid: Grid) -> "U8":
     """Return the search result as blocks, packed by our C code if it is built."""
     import numpy as np
 
-    if (blocks := native.packed(found, format.name)) is not None:
+    if (blocks := ggml.packed(found, format.name)) is not None:
         return blocks
     # native.check_made refuses infinite scales
     with np.errstate(over="ignore", invalid="ignore"):
@@ -135,7 +142,7 @@ def packed(found: native.Found, format: Linear, grid: Grid) -> "U8":
 
 def searched(
     rows: "F32",
-    importance: native.Importance | None,
+    importance: ggml.Importance | None,
     format: Linear,
     grid: Grid,
     ops: "Ops",

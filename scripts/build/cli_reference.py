@@ -66,7 +66,7 @@ def build_page() -> str:
 
 def all_commands() -> Iterator[tuple[str, Any]]:
     """Yield every command under its words, `llmcli` itself as the empty name."""
-    from llmcli.commands.root import app
+    from llmcli.commands.cli import app
 
     yield from _walk("", typer.main.get_command(app))
 
@@ -88,7 +88,7 @@ def run_options(commands: dict[str, Any]) -> list[Row]:
 
 def file_type_options(commands: dict[str, Any]) -> list[Row]:
     """Return the flags that are named after file types."""
-    from quant.file_types import ALIASES, FILE_TYPES
+    from quant.recipes.file_types import ALIASES, FILE_TYPES
 
     flags = {f"--{name.lower()}" for name in (*FILE_TYPES, *ALIASES)}
     return [row for row in options("quantize", commands["quantize"]) if row[0] in flags]

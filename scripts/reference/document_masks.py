@@ -17,7 +17,9 @@ MEMORY_KEYS = re.compile(
     r"^(available_bytes|overhead_bytes|process_bytes|free_bytes|max_parallel|group_left_bytes)$"
 )
 VERSION_KEYS = re.compile(r"^(versions|world|build|build_commit|build_info|version)$")
-TEXT_KEYS = re.compile(r"^(message|messages|hint|verdict|why|what|note|notes|warnings|definitions)$")
+TEXT_KEYS = re.compile(
+    r"^(message|messages|hint|verdict|why|what|note|notes|warnings|definitions)$"
+)
 PROCESS_KEYS = re.compile(r"^(pid|port|grpc_port)$")
 KEYS = (TIME_KEYS, MEMORY_KEYS, VERSION_KEYS, TEXT_KEYS, PROCESS_KEYS)
 
@@ -35,8 +37,12 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
         for field in ("exit", "has_error", "has_hint", "has_traceback"):
             if a.get(field) != b.get(field):
                 found.append(f"{name}: {field}: {a.get(field)!r}, then {b.get(field)!r}")
-        found += [f"{name}: key only in the first: {key}" for key in a["keys"] if key not in b["keys"]]
-        found += [f"{name}: key only in the second: {key}" for key in b["keys"] if key not in a["keys"]]
+        found += [
+            f"{name}: key only in the first: {key}" for key in a["keys"] if key not in b["keys"]
+        ]
+        found += [
+            f"{name}: key only in the second: {key}" for key in b["keys"] if key not in a["keys"]
+        ]
         found += compare_values(name, "", a["document"], b["document"])
     return found
 
@@ -44,14 +50,24 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 def compare_values(entry: str, path: str, first: Any, second: Any) -> list[str]:
     """Return a line for each difference of two values that is not masked."""
     if is_masked(entry, path, first):
-        return [] if kind(first) == kind(second) else [f"{entry}: {path}: {first!r}, then {second!r}"]
+        return (
+            [] if kind(first) == kind(second) else [f"{entry}: {path}: {first!r}, then {second!r}"]
+        )
     if isinstance(first, dict) and isinstance(second, dict):
         common = [key for key in first if key in second]
-        return [line for key in common for line in compare_values(entry, f"{path}.{key}", first[key], second[key])]
+        return [
+            line
+            for key in common
+            for line in compare_values(entry, f"{path}.{key}", first[key], second[key])
+        ]
     if isinstance(first, list) and isinstance(second, list):
         if len(first) != len(second):
             return [f"{entry}: {path}: {len(first)} items, then {len(second)}"]
-        return [line for a, b in zip(first, second, strict=True) for line in compare_values(entry, f"{path}[]", a, b)]
+        return [
+            line
+            for a, b in zip(first, second, strict=True)
+            for line in compare_values(entry, f"{path}[]", a, b)
+        ]
     if without_hashes(path, first) == without_hashes(path, second) and kind(first) == kind(second):
         return []
     return [f"{entry}: {path}: {first!r}, then {second!r}"]

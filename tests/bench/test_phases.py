@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from llmcli.bench import phases
-from llmcli.bench.probe import Probe
+from llmcli.bench.function_timers import Probe
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.sampler import Likeliest
-from llmcli.runtime.request import RunOptions
+from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.sampling.chain import Greedy
-from llmcli.runtime.text import Decoder
+from llmcli.runtime.text.detokenizer import Decoder
 
 PROMPT = phases.SENTENCE * 2
 GREEDY = defaults().with_values({"temp": 0})

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.catalog import catalog, fetch
-from llmcli.catalog.ref import Ref, parse
+from llmcli.catalog.model_ref import Ref, parse
 from llmcli.catalog.sources import SOURCES
 from llmcli.config import load
 from llmcli.errors import UserError

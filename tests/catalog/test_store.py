@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.catalog import elsewhere, fetch, reclaim, store
-from llmcli.catalog.partial import Partial, write_whole
-from llmcli.catalog.ref import Ref
+from llmcli import file_lock
+from llmcli.atomic_files import Partial, write_whole
+from llmcli.catalog import cleanup, fetch, scratch_folders, store
+from llmcli.catalog.model_ref import Ref
 from llmcli.config import load
 from llmcli.errors import UserError
 
@@ -94,7 +95,7 @@ def test_what_was_quantized_from_other_content_does_not_count(mine, gguf, notes)
 def test_removing_one_type_leaves_the_rest(mine):
     made_of(mine, "Q8_0")
     other = made_of(mine, "Q4_0")
-    reclaim.remove(Ref("path", mine.name, "Q8_0"), load())
+    cleanup.remove(Ref("path", mine.name, "Q8_0"), load())
     assert [manifest.name for manifest in store.manifests(load())] == [
         mine.name,
         f"{mine.name}:Q4_0",
@@ -104,12 +105,12 @@ def test_removing_one_type_leaves_the_rest(mine):
 
 def test_removing_a_path_forgets_it_and_leaves_the_file(mine):
     made_of(mine, "Q8_0")
-    items = reclaim.remove(Ref("path", mine.name), load())
+    items = cleanup.remove(Ref("path", mine.name), load())
     assert mine.path.exists()
     assert items[0].why == "your own file stays; only its record goes"
     assert store.manifests(load()) == []
     with pytest.raises(UserError, match="is not on this disk"):
-        reclaim.remove(Ref("path", mine.name), load())
+        cleanup.remove(Ref("path", mine.name), load())
 
 
 def test_removing_a_hub_model_frees_the_cache_and_leaves_what_others_use(hub, gguf, notes):
@@ -118,9 +119,9 @@ def test_removing_a_hub_model_frees_the_cache_and_leaves_what_others_use(hub, gg
     first = fetch.obtain(REPO, load(), notes)
     second = fetch.obtain(f"{REPO}:Q4_K_M", load(), notes)
     assert first.path == second.path
-    assert reclaim.remove(Ref("hub", REPO), load())[0].bytes == 0
+    assert cleanup.remove(Ref("hub", REPO), load())[0].bytes == 0
     assert first.path.exists()
-    assert reclaim.remove(Ref("hub", REPO, "Q4_K_M"), load())[0].bytes == len(gguf)
+    assert cleanup.remove(Ref("hub", REPO, "Q4_K_M"), load())[0].bytes == len(gguf)
     assert not first.path.exists()
     assert kept.path.read_bytes() == gguf + bytes(32)
 
@@ -165,11 +166,11 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
     ]
     for path in stay:
         path.touch()
-    items = reclaim.garbage(home)
+    items = cleanup.garbage(home)
     assert sorted(item.why for item in items) == sorted(junk.values())
     assert sum(item.bytes for item in items) == 5 * len(junk)
-    assert reclaim.garbage(home, delete=True) == items
-    assert reclaim.garbage(home) == []
+    assert cleanup.garbage(home, delete=True) == items
+    assert cleanup.garbage(home) == []
     assert not any(path.exists() for path in junk)
     assert kept.exists()
     assert all(path.exists() for path in stay)
@@ -182,29 +183,29 @@ def test_what_a_killed_run_left_beside_the_users_files_is_garbage_once_nobody_wo
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     home, out = load(), theirs / "out.gguf"
-    with elsewhere.at_work(out, home, notes) as folder:
+    with scratch_folders.at_work(out, home, notes) as folder:
         folder.mkdir()
         (folder / "model-00001-of-00002.gguf").write_bytes(b"shard")
-        assert reclaim.garbage(home, delete=True) == []
-    items = reclaim.garbage(home)
+        assert cleanup.garbage(home, delete=True) == []
+    items = cleanup.garbage(home)
     assert items == [
-        reclaim.Item(theirs / ".out.gguf.sequential", 5, "unfinished quantize --sequential")
+        cleanup.Item(theirs / ".out.gguf.sequential", 5, "unfinished quantize --sequential")
     ]
-    assert reclaim.garbage(home, delete=True) == items
-    assert reclaim.garbage(home) == []
+    assert cleanup.garbage(home, delete=True) == items
+    assert cleanup.garbage(home) == []
     assert list(theirs.iterdir()) == []  # the folder itself is the user's
 
 
 def test_a_lock_that_names_what_is_not_ours_leads_nowhere(tmp_path, notes):
     home, theirs = load(), tmp_path / "theirs"
     theirs.mkdir()
-    with elsewhere.at_work(theirs / "out.gguf", home, notes) as folder:
+    with scratch_folders.at_work(theirs / "out.gguf", home, notes) as folder:
         folder.symlink_to(theirs)
-    assert reclaim.garbage(home) == []
+    assert cleanup.garbage(home) == []
     (lock,) = (home.cache / "elsewhere").iterdir()
     for place in (b"", b"\0", bytes(theirs), b".x.sequential", b"/.x.sequential" * 10_000):
         lock.write_bytes(place)
-        assert reclaim.garbage(home) == []
+        assert cleanup.garbage(home) == []
 
 
 def test_a_whole_model_with_a_damaged_record_is_no_garbage_and_is_taken_up_again(
@@ -213,7 +214,7 @@ def test_a_whole_model_with_a_damaged_record_is_no_garbage_and_is_taken_up_again
     kept = made_of(mine, "Q8_0")
     kept.write_bytes(gguf)
     (kept.parent / "manifest.json").write_text("{ half a rec")
-    assert [item.path for item in reclaim.garbage(load(), delete=True)] == [
+    assert [item.path for item in cleanup.garbage(load(), delete=True)] == [
         kept.parent / "manifest.json"
     ]
     assert kept.read_bytes() == gguf
@@ -223,30 +224,30 @@ def test_the_llama_cpp_that_was_built_is_no_garbage():
     built = load().cache / "wheels" / "llama_cpp_python-1-abc" / "llama_cpp_python-1.whl"
     built.parent.mkdir(parents=True)
     built.write_bytes(b"three minutes")
-    reclaim.garbage(load(), delete=True)
+    cleanup.garbage(load(), delete=True)
     assert built.exists()
 
 
 def test_a_record_whose_files_are_gone_is_garbage(mine):
     mine.path.unlink()
-    assert [item.why for item in reclaim.garbage(load())] == ["record without its files"]
+    assert [item.why for item in cleanup.garbage(load())] == ["record without its files"]
 
 
 def test_what_another_process_works_on_is_no_garbage(mine):
     path = store.folder(load(), mine.name) / "m.gguf.part"
     path.write_bytes(b"growing")
-    with store.locked(store.lock_file(load(), mine.name)) as free:
+    with file_lock.locked(store.lock_file(load(), mine.name)) as free:
         assert free
-        assert reclaim.garbage(load()) == []
-    assert [item.path for item in reclaim.garbage(load())] == [path]
+        assert cleanup.garbage(load()) == []
+    assert [item.path for item in cleanup.garbage(load())] == [path]
 
 
 def test_what_another_process_works_on_is_not_removed(mine):
     made = made_of(mine, "Q8_0")
-    with store.locked(store.lock_file(load(), mine.name)):
+    with file_lock.locked(store.lock_file(load(), mine.name)):
         for quant in (None, "Q8_0"):
             with pytest.raises(UserError, match="another llmcli is working"):
-                reclaim.remove(Ref("path", mine.name, quant), load())
+                cleanup.remove(Ref("path", mine.name, quant), load())
     assert made.exists()
 
 
@@ -256,11 +257,11 @@ def test_what_is_thrown_away_cannot_be_begun_meanwhile(mine, monkeypatch):
     free_meanwhile = []
 
     def unlink(self: Path, missing_ok: bool = False) -> None:
-        with store.locked(store.lock_file(load(), mine.name)) as free:
+        with file_lock.locked(store.lock_file(load(), mine.name)) as free:
             free_meanwhile.append(free)
 
     monkeypatch.setattr(Path, "unlink", unlink)
-    reclaim.garbage(load(), delete=True)
+    cleanup.garbage(load(), delete=True)
     assert free_meanwhile == [False]
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from llmcli.runtime.engine import Engine
-from quant import convert, quantize
-from tests.commands.conftest import Done
-from tests.quant import checkpoint
-from tests.serve.batch.test_skeleton import speak
+from llmcli.runtime.engine.engine import Engine
+from quant.convert import checkpoint_source
+from quant.quantize import plan, write
+from tests.batch.test_skeleton_of_thought import speak
+from tests.fixtures.cli import Done
+from tests.quant import tiny_checkpoint
 
 Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
@@ -254,10 +255,10 @@ def model(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random llama with heads of 32, as the reproducible mode's cache needs them."""
     folder = tmp_path_factory.mktemp("grown")
     grown, out = (
-        checkpoint.grown(stories, folder / "model", hidden=256, layers=2, shards=1),
+        tiny_checkpoint.grown(stories, folder / "model", hidden=256, layers=2, shards=1),
         folder / "q8.gguf",
     )
-    quantize.run(quantize.plan(convert.open_folder(grown), "Q8_0"), out, threads=1)
+    write.run(plan.plan(checkpoint_source.open_folder(grown), "Q8_0"), out, threads=1)
     return out
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.commands.eval import words_of
 from llmcli.ui import UI
-from quant import container, imatrix, moments, quantize
-from quant.mixing import EVERY
-from tests.commands.conftest import Done
-from tests.quant import tiny
+from llmcli.workflows.evaluation.text import words_of
+from quant.calibration import imatrix, moments
+from quant.calibration.attention_moments import EVERY
+from quant.model_file import read_header
+from quant.quantize import write
+from tests.fixtures.cli import Done
+from tests.quant import tiny_gguf
 
 Llmcli = Callable[..., Done]
 
@@ -132,7 +134,7 @@ def test_moments_of_values_are_of_what_transformers_attention_mixes(
 
 
 def test_llama_s_own_names_counts_and_keys(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
-    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=2)
+    model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=2)
     out = tmp_path / "stats.gguf"
     words = (
         "calibrate",
@@ -153,7 +155,7 @@ def test_llama_s_own_names_counts_and_keys(llmcli: Llmcli, tmp_path: Path, text:
     assert "15 tensors over 96 tokens in 3 chunks of 32" in done.out
     found = imatrix.load(out)
     assert (found.chunks, found.dataset) == (3, str(text))
-    matrices = {tensor.name for tensor in container.read(model).tensors if len(tensor.shape) > 1}
+    matrices = {tensor.name for tensor in read_header.read(model).tensors if len(tensor.shape) > 1}
     assert set(found.entries) == matrices - {"token_embd.weight"}
     assert {entry.divisors for entry in found.entries.values()} == {(96.0,)}
     assert np.array_equal(means(out, "blk.0.attn_q.weight"), means(out, "blk.0.attn_k.weight"))
@@ -163,7 +165,7 @@ def test_llama_s_own_names_counts_and_keys(llmcli: Llmcli, tmp_path: Path, text:
 
 
 def test_each_expert_has_sums_of_its_own(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
-    model = tiny.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=1, experts=4)
+    model = tiny_gguf.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=1, experts=4)
     out = tmp_path / "stats.gguf"
     done = llmcli(
         "calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "-t", "1"
@@ -185,7 +187,7 @@ def test_each_expert_has_sums_of_its_own(llmcli: Llmcli, tmp_path: Path, text: P
 
 
 def test_quantize_takes_it(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
-    model = tiny.llama(tmp_path / "tiny.gguf", hidden=256, ff=256, layers=1, tied=True)
+    model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=256, ff=256, layers=1, tied=True)
     out = tmp_path / "stats.gguf"
     assert (
         llmcli(
@@ -197,15 +199,15 @@ def test_quantize_takes_it(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     done = llmcli("quantize", str(model), "--q2_k", "--imatrix", str(out), "-o", str(small))
     assert done.code == 0, done.err
     assert "has no data for" not in done.err  # of the tied head too
-    assert container.read(small).metadata["quantize.imatrix.entries_count"] == 8
+    assert read_header.read(small).metadata["quantize.imatrix.entries_count"] == 8
 
 
 def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
-    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
+    model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     shipped, out = tmp_path / "plays.txt", tmp_path / "stats.gguf"
     shipped.write_text(words_of(None)[0], encoding="utf-8")
     norm = next(
-        one for one in container.read(model).tensors if one.name == "blk.0.attn_norm.weight"
+        one for one in read_header.read(model).tensors if one.name == "blk.0.attn_norm.weight"
     )
     raw = bytearray(model.read_bytes())
     raw[norm.offset : norm.offset + 4] = np.float32(np.nan).tobytes()
@@ -228,11 +230,11 @@ def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> No
 def test_moments_are_numpys_own_of_the_rows_that_entered(
     llmcli: Llmcli, tmp_path: Path, text: Path
 ) -> None:
-    from llmcli.runtime.activations import open_activations
-    from llmcli.runtime.binding.context import ContextOptions
+    from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.model import open_model
+    from llmcli.runtime.scoring.activations import open_activations
 
-    model = tiny.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=2, experts=4)
+    model = tiny_gguf.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=2, experts=4)
     out, second = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
     words = (
         "calibrate",
@@ -333,7 +335,7 @@ main()
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
     second: bool, llmcli: Llmcli, tmp_path, text: Path
 ) -> None:
-    model = tiny.llama(tmp_path / "tiny.gguf", hidden=128, ff=160, layers=2)
+    model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=128, ff=160, layers=2)
     whole, broken = tmp_path / "whole.gguf", tmp_path / "broken.gguf"
     words = [
         "calibrate",
@@ -379,7 +381,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
 def test_a_text_too_short_for_the_width_is_told_with_what_would_do(
     llmcli: Llmcli, tmp_path: Path, text: Path
 ) -> None:
-    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=1)
+    model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=1)
     out = tmp_path / "stats.gguf"
     words = (
         "calibrate",
@@ -403,7 +405,7 @@ def test_a_text_too_short_for_the_width_is_told_with_what_would_do(
 
 
 def test_a_seed_chooses_the_chunks(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
-    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
+    model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
 
     def made(*more: str) -> bytes:
         out = tmp_path / "stats.gguf"
@@ -429,7 +431,7 @@ def test_a_seed_chooses_the_chunks(llmcli: Llmcli, tmp_path: Path, text: Path) -
 def test_files_are_merged_into_one_and_kinds_are_not_mixed(
     llmcli: Llmcli, tmp_path: Path, text: Path
 ) -> None:
-    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
+    model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     a, b, m, out = (tmp_path / name for name in ("a.gguf", "b.gguf", "m.gguf", "out.gguf"))
     common = ("--text", str(text), "--ctx", "32", "-t", "1")
     assert llmcli("calibrate", str(model), "-o", str(a), "--moments", str(m), *common).code == 0
@@ -471,7 +473,7 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(
 def test_a_file_of_moments_steers_nothing_of_another_model(
     tmp_path: Path, llmcli: Llmcli, text: Path
 ) -> None:
-    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
+    model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     words = ("--text", str(text), "--ctx", "32", "-t", "1")
     second = tmp_path / "m.gguf"
     assert (
@@ -481,9 +483,9 @@ def test_a_file_of_moments_steers_nothing_of_another_model(
         == 0
     )
     found = moments.load(second)
-    assert found.about.model == quantize.open_gguf(model).fingerprint
+    assert found.about.model == write.open_gguf(model).fingerprint
     assert (
-        set(found.fitting([(t.name, t.shape) for t in container.read(model).tensors]))
+        set(found.fitting([(t.name, t.shape) for t in read_header.read(model).tensors]))
         == found.names
     )
 
@@ -513,10 +515,10 @@ def test_no_line_of_the_text_that_ships_is_one_that_eval_reads() -> None:
 def test_talks_that_ship_are_written_in_the_model_s_template(
     smollm2: Path, llmcli: Llmcli, tmp_path: Path
 ) -> None:
-    from llmcli.commands import texts
-    from llmcli.commands.eval import side
     from llmcli.runtime.binding.model import open_model
-    from llmcli.runtime.request import RunOptions
+    from llmcli.runtime.requests.request import RunOptions
+    from llmcli.workflows.calibration import texts
+    from llmcli.workflows.evaluation.text import side
 
     subject = side(smollm2, RunOptions(512, 1, None, 512, 512, "0"), ui := UI(False))
     with open_model(smollm2, vocab_only=True) as model:
@@ -540,7 +542,7 @@ def test_talks_that_ship_are_written_in_the_model_s_template(
 def test_a_small_disk_is_told_before_anything_is_read(
     llmcli: Llmcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
+    model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     out, second = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
     words = (
         "calibrate",

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quant import container, quantize
-from tests.quant import checkpoint
+from quant.model_file import load_checks, read_header
+from quant.quantize import write
+from tests.quant import tiny_checkpoint
 
 TOKENIZER = (
     "tokenizer.json",
@@ -26,19 +27,21 @@ def folder(stories: Path, tmp_path: Path) -> Path:
 
 def stored_as(folder: Path, dtype: str, **changes: np.ndarray) -> None:
     """Store the folder's weights as another type, some of them changed."""
-    tensors = checkpoint.read(folder / "model.safetensors")
-    checkpoint.save(folder / "model.safetensors", tensors | changes, dtype)
+    tensors = tiny_checkpoint.read(folder / "model.safetensors")
+    tiny_checkpoint.save(folder / "model.safetensors", tensors | changes, dtype)
 
 
 def types(path: Path) -> set[str]:
-    return {tensor.type for tensor in container.read(path).tensors if len(tensor.shape) > 1}
+    return {tensor.type for tensor in read_header.read(path).tensors if len(tensor.shape) > 1}
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_auto_trusts_the_tensors_and_not_the_config(
     llmcli: Any, folder: Path, tmp_path: Path, dtype: str
 ) -> None:
-    checkpoint.edit(folder / "config.json", torch_dtype="float16" if dtype != "F16" else "bfloat16")
+    tiny_checkpoint.edit(
+        folder / "config.json", torch_dtype="float16" if dtype != "F16" else "bfloat16"
+    )
     stored_as(folder, dtype)
     done = llmcli("convert", str(folder), "--json")
     assert done.code == 0, done.err
@@ -57,8 +60,8 @@ def test_the_type_is_the_one_asked_for(
 ) -> None:
     out = tmp_path / "out.gguf"
     assert llmcli("convert", str(folder), "-o", str(out), "--outtype", outtype).code == 0
-    header = container.read(out)
-    container.check(header)
+    header = read_header.read(out)
+    load_checks.check(header)
     assert header.file_type == outtype.upper()
     assert outtype.upper() in types(out)
 
@@ -78,7 +81,7 @@ def test_a_convert_and_a_quantize_to_the_same_type_are_the_same_file(
 
 def test_a_value_too_large_for_f16_is_named(llmcli: Any, folder: Path, tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
-    large = checkpoint.read(folder / "model.safetensors")[name].copy()
+    large = tiny_checkpoint.read(folder / "model.safetensors")[name].copy()
     large[3, 5] = 70000
     stored_as(folder, "BF16", **{name: large})
     out = tmp_path / "out.gguf"
@@ -113,8 +116,7 @@ def test_a_finetune_without_a_tokenizer_is_told_whose_it_may_take(
     done = llmcli(command, str(folder), "--tokenizer", str(stories), "-o", str(out))
     assert done.code == 0, done.err
     assert (
-        container.read(out).number("llama.vocab_size") is not None
-        or quantize.open_gguf(out).weights
+        read_header.read(out).number("llama.vocab_size") is not None or write.open_gguf(out).weights
     )
 
 
@@ -164,7 +166,7 @@ def test_pickled_weights_need_a_word(llmcli: Any, folder: Path, tmp_path: Path) 
     torch = pytest.importorskip("torch", reason="torch is not installed: pickles have no writer")
     weights = {
         name: torch.from_numpy(a.copy())
-        for name, a in checkpoint.read(folder / "model.safetensors").items()
+        for name, a in tiny_checkpoint.read(folder / "model.safetensors").items()
     }
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")

@@ -7,8 +7,8 @@ from pathlib import Path
 import gguf
 import pytest
 
-from quant import quantize
-from tests.commands.conftest import Done
+from quant.quantize import plan, write
+from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
 
@@ -16,7 +16,7 @@ Llmcli = Callable[..., Done]
 @pytest.fixture
 def small(stories_gguf: Path, tmp_path: Path) -> Path:
     out = tmp_path / "small.gguf"
-    quantize.run(quantize.plan(quantize.open_gguf(stories_gguf), "Q8_0"), out, threads=1)
+    write.run(plan.plan(write.open_gguf(stories_gguf), "Q8_0"), out, threads=1)
     return out
 
 

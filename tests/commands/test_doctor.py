@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from llmcli.bench import bandwidth
+from llmcli.bench.cost import memory_bandwidth
 from llmcli.errors import UserError
-from llmcli.hardware import checkup, cpu, host
-from tests.commands.conftest import Done
+from llmcli.hardware import cpu_features, diagnostics, host
+from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
 
@@ -23,9 +23,9 @@ Llmcli = Callable[..., Done]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine at rest, whose memory is not really read."""
-    reading = bandwidth.Reading(1 << 28, 2, (2e10, 3e10))
-    monkeypatch.setattr(bandwidth, "measure", lambda *sizes, **more: reading)
-    monkeypatch.setattr(checkup.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    reading = memory_bandwidth.Reading(1 << 28, 2, (2e10, 3e10))
+    monkeypatch.setattr(memory_bandwidth, "measure", lambda *sizes, **more: reading)
+    monkeypatch.setattr(diagnostics.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def document(done: Done) -> Any:
@@ -77,22 +77,26 @@ def test_people_get_words(llmcli: Llmcli) -> None:
 def test_a_build_without_avx2_is_told_with_the_rebuild_command(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "built", lambda: cpu.parse("CPU : SSE3 = 1 | AVX = 1 | "))
-    monkeypatch.setattr(cpu, "words", lambda: frozenset({"pni", "avx", "avx2", "fma"}))
+    monkeypatch.setattr(
+        cpu_features, "built", lambda: cpu_features.parse("CPU : SSE3 = 1 | AVX = 1 | ")
+    )
+    monkeypatch.setattr(cpu_features, "words", lambda: frozenset({"pni", "avx", "avx2", "fma"}))
     done = llmcli("doctor")
     assert done.code == 0
     assert "this processor has AVX2, FMA and llama.cpp was built without" in done.err
     assert "hint: CMAKE_ARGS='' scripts/setup --again" in done.err
     assert document(llmcli("doctor", "--json"))["cpu"]["unused"] == ["AVX2", "FMA"]
-    monkeypatch.setattr(checkup, "SETUP", Path("nowhere"))
+    monkeypatch.setattr(diagnostics, "SETUP", Path("nowhere"))
     assert "-m pip install --force-reinstall" in llmcli("doctor").err
 
 
 def test_a_build_for_another_processor_is_told(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "words", lambda: frozenset({"pni"}))
-    monkeypatch.setattr(cpu, "built", lambda: cpu.parse("CPU : SSE3 = 1 | AVX512 = 1 | "))
+    monkeypatch.setattr(cpu_features, "words", lambda: frozenset({"pni"}))
+    monkeypatch.setattr(
+        cpu_features, "built", lambda: cpu_features.parse("CPU : SSE3 = 1 | AVX512 = 1 | ")
+    )
     assert "AVX512, which this processor lacks" in llmcli("doctor").err
 
 
@@ -102,7 +106,7 @@ def test_a_library_that_does_not_load_is_told_and_the_rest_goes_on(
     def broken() -> None:
         raise UserError("llama.cpp's library does not load: libgomp.so.1", hint="install it")
 
-    monkeypatch.setattr(cpu, "built", broken)
+    monkeypatch.setattr(cpu_features, "built", broken)
     done = llmcli("doctor", "--json")
     assert done.code == 1
     assert "libgomp" in document(done)["warnings"][0]["what"]
@@ -112,7 +116,7 @@ def test_a_library_that_does_not_load_is_told_and_the_rest_goes_on(
 
 
 def test_a_busy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup.os, "getloadavg", lambda: (3.0, 0.0, 0.0))
+    monkeypatch.setattr(diagnostics.os, "getloadavg", lambda: (3.0, 0.0, 0.0))
     monkeypatch.setattr(host, "cores", lambda: 4)
     done = llmcli("doctor")
     assert "3.0 programs ran in the last minute on 4 cores" in done.err
@@ -124,7 +128,7 @@ def test_without_proc_and_with_little_memory_figures_are_unknown(
 ) -> None:
     for name in ("available_memory", "total_memory", "last_cache"):
         monkeypatch.setattr(host, name, lambda: None)
-    monkeypatch.setattr(cpu, "words", lambda: None)
+    monkeypatch.setattr(cpu_features, "words", lambda: None)
     told = document(llmcli("doctor", "--json"))
     assert (
         told["memory"]["available_bytes"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Done
-from tests.quant import tiny
+from tests.fixtures.cli import Done
+from tests.quant import tiny_gguf
 
 WORDS = (
     "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 4
@@ -35,7 +35,7 @@ def test_a_file_that_is_read_stays(
     words: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = tiny.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
+    model = tiny_gguf.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
     Path("link.gguf").symlink_to(model)
     (text := Path("t.txt")).write_text(WORDS, encoding="utf-8")
     before = model.read_bytes()
@@ -64,7 +64,7 @@ def test_no_file_takes_the_place_of_what_is_none(
     words: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
+    tiny_gguf.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
     Path("t.txt").write_text(WORDS, encoding="utf-8")
     os.mkfifo("pipe")
     done = llmcli(*words.split())
@@ -85,7 +85,7 @@ def test_a_home_of_nobody_is_told(
     words: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
+    tiny_gguf.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
     done = llmcli(*words.split())
     assert (done.code, done.out) == (1, "")
     assert "cannot expand ~: no such home directory" in done.err
@@ -107,7 +107,7 @@ def test_a_file_where_a_folder_would_be_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
+    tiny_gguf.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
     Path("file").write_bytes(b"")
     done = llmcli(*words.split())
     assert (done.code, done.out) == (1, "")
@@ -120,7 +120,7 @@ def test_where_no_temporary_file_can_be_made_it_is_told(
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "file")])
-    model = tiny.llama(tmp_path / "m.gguf", hidden=64, ff=64, layers=1)
+    model = tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, ff=64, layers=1)
     done = llmcli("plan", str(model))
     assert (done.code, done.out) == (1, "")
     assert "TMPDIR" in done.err

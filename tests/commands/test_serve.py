@@ -10,7 +10,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.runner import Runner
-from tests.commands.conftest import Done
+from tests.fixtures.cli import Done
 
 KEY = "a-key-that-is-long"
 
@@ -104,15 +104,15 @@ def test_a_key_that_is_locked_is_told_and_nobody_is_asked_for_its_password(
 
 def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[Runner]]) -> None:
     from llmcli import config
-    from llmcli.commands import hosting
-    from llmcli.commands.flags import Flags
-    from llmcli.runtime.request import RunOptions
-    from llmcli.runtime.search import NO_SEARCH
+    from llmcli.model_loader import open_server_model
+    from llmcli.model_loader.run_flags import Flags
+    from llmcli.runtime.requests.beam_settings import NO_SEARCH
+    from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
 
     def opened(wanted: str) -> bool | None:
         given = Flags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH, reasoning=wanted)
-        with hosting.host("fake", given, config.load(), UI(), 2) as hosted:
+        with open_server_model.host("fake", given, config.load(), UI(), 2) as hosted:
             assert hosted.runner.template is not None
             return hosted.runner.template.reasoning
 
@@ -127,16 +127,18 @@ def test_clients_share_what_was_computed_unless_they_are_kept_apart(
     fake: Callable[..., list[Runner]],
 ) -> None:
     from llmcli import config
-    from llmcli.commands import hosting
-    from llmcli.commands.flags import Flags
-    from llmcli.runtime.request import Request, RunOptions
+    from llmcli.model_loader import open_server_model
+    from llmcli.model_loader.run_flags import Flags
+    from llmcli.runtime.requests.beam_settings import NO_SEARCH
+    from llmcli.runtime.requests.request import Request, RunOptions
     from llmcli.runtime.sampling import defaults
-    from llmcli.runtime.search import NO_SEARCH
     from llmcli.ui import UI
 
     def cached(private: bool) -> int:
         given = Flags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH)
-        with hosting.host("fake", given, config.load(), UI(), 2, private=private) as hosted:
+        with open_server_model.host(
+            "fake", given, config.load(), UI(), 2, private=private
+        ) as hosted:
             engine = hosted.runner.engine
             for client in "one", "other":
                 asked = engine.submit(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.conftest import Done
+from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
@@ -184,8 +184,8 @@ def test_a_damaged_one_does_not_end_the_list(llmcli: Llmcli, fake: Fake, home: P
 
 def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -> None:
     from llmcli import config
-    from llmcli.chat.log import Log
-    from llmcli.chat.session import Session
+    from llmcli.chat.conversation.conversation import Session
+    from llmcli.chat.conversation.session_log import Log
     from llmcli.runtime.sampling import defaults
 
     fake(b"yes")

@@ -16,8 +16,8 @@ from socket import create_server
 import numpy as np
 import pytest
 
-from quant import imatrix, moments
-from tests.commands.conftest import Done
+from quant.calibration import imatrix, moments
+from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
 COMMAND = (sys.executable, "-m", "llmcli.app")

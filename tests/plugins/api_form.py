@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from llmcli.runtime.request import Answer
-from llmcli.serve.schema.base import Document
-from llmcli.serve.schema.conversation import Conversation
+from llmcli.api.forms.base import Document
+from llmcli.api.forms.conversation import Conversation
+from llmcli.runtime.requests.request import Answer
 from llmcli.types import Event
 
 

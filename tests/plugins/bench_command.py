@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from llmcli.commands.show import Json, start
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import Json
 
 
 def header(
@@ -13,13 +14,13 @@ def header(
     json: Json = False,
 ) -> None:
     """Measure how long the header of a model file takes to read."""
-    from llmcli.commands.ready import ready
-    from quant import container
+    from llmcli.model_loader.prepare import ready
+    from quant.model_file import read_header
 
     config, ui = start(json)
     model = ready(ref, None, config, ui)
     started = time.perf_counter()
-    container.read(model.path)
+    read_header.read(model.path)
     milliseconds = (time.perf_counter() - started) * 1000
     if json:
         ui.result({"header_ms": milliseconds})

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 from quant.formats.base import Fields, Linear
-from quant.formats.bits import halves, joined, stored_halves
+from quant.formats.bit_packing import halves, joined, stored_halves
 
 if TYPE_CHECKING:
-    from quant.native import U8
+    from quant.native.ggml import U8
 
 
 class SignedBytes(Linear):

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from quant.archs.base import Config, Tensors
-from quant.inputs.base import Input, computed, numbers
-from quant.tensors import LazyTensor
+from quant.checkpoint.config import Config
+from quant.checkpoint.quantized.base import Input, computed, numbers
+from quant.checkpoint.safetensors import LazyTensor, Tensors
 
 if TYPE_CHECKING:
-    from quant.native import F32
+    from quant.native.ggml import F32
 
 SCALE = "_row_scale"
 

@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, Tools
-from llmcli.runtime.request import Request
-from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
 
 CHANCE = 0.2  # that a token is repeated
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from quant.archs.llama import LLAMA
+from quant.convert.archs.llama import LLAMA
 
 ERNIE = replace(LLAMA, name="ernie4_5", kind="ERNIE4_5", hf=("Ernie4_5ForCausalLM",), ops={})
 

@@ -3,8 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.serve.routes.base import Route, Service
-from llmcli.serve.stream import json_response
+from llmcli.serve.http.exchange import json_response
+from llmcli.serve.http.service import Route, Service
 
 
 async def vocabulary(service: Service, request: Request) -> Response:

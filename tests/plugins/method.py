@@ -2,14 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from quant import native
-from quant.methods.base import Evidence, Method, Solver
+from quant.calibration.statistics import Evidence
+from quant.methods.base import Method, Solver
 from quant.methods.ggml import Ggml
 from quant.methods.search import Search
+from quant.native import ggml
 
 if TYPE_CHECKING:
     from quant.formats.base import Format
-    from quant.native import F32, U8
+    from quant.native.ggml import F32, U8
 
 
 class BestOfTwo(Method):
@@ -36,7 +37,7 @@ class BestOfTwo(Method):
             candidates = [encode(rows, first) for encode in encoders]
             errors = []
             for blocks in candidates:
-                values = native.decode(blocks, format.name, rows.shape[1], label=evidence.name)
+                values = ggml.decode(blocks, format.name, rows.shape[1], label=evidence.name)
                 errors.append((weights * (values - rows) ** 2).sum(axis=1))
             chosen: U8 = np.where((errors[0] < errors[1])[:, None], candidates[0], candidates[1])
             return chosen

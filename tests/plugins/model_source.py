@@ -4,8 +4,8 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from llmcli.catalog.catalog import Spec
 from llmcli.catalog.sources.base import Fetched
+from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import measure
 from llmcli.config import Config
 from llmcli.errors import UserError

@@ -1,7 +1,7 @@
 """/length: how long the last answer is."""
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 
 

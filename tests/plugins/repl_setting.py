@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat.knobs.base import ANSWER, SWITCH, Knob, one_of
-from llmcli.chat.talk import Talk
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.settings.base import ANSWER, SWITCH, Knob, one_of
 
 TOKENS = 40
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import Row
-from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies.plain import Plain
 from llmcli.types import Event, Finish
 

@@ -3,7 +3,7 @@
 import json
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Family, Taken, calls, keyed, within
+from llmcli.api.tool_calls.base import Family, Taken, calls, keyed, within
 
 OPEN, CLOSE = "<function_call>", "</function_call>"
 

@@ -13,8 +13,9 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from quant import container, native
-from tests.quant import tiny
+from quant.model_file import read_header
+from quant.native import ggml
+from tests.quant import tiny_gguf
 
 QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
@@ -42,7 +43,7 @@ def slim(
             f"blk.{i}.ffn_{name}{suffix}.weight": (*many, rows, columns)
             for name in ("gate", "up", "down")
         }
-    return tiny.llama(
+    return tiny_gguf.llama(
         path, layers=layers, hidden=columns, tied=tied, experts=experts, extra=shapes, **settings
     )
 
@@ -71,14 +72,14 @@ def quantize(source: Path, out: Path, number: int, settings: Settings = Settings
     )
     params.quantize_output_tensor = not settings.keep_head
     if settings.head:
-        params.output_tensor_type = native.TYPE_NUMBERS[settings.head]
+        params.output_tensor_type = ggml.TYPE_NUMBERS[settings.head]
     if settings.embedding:
-        params.token_embedding_type = native.TYPE_NUMBERS[settings.embedding]
+        params.token_embedding_type = ggml.TYPE_NUMBERS[settings.embedding]
     if settings.patterns:
         overrides = [
-            (pattern.encode(), native.TYPE_NUMBERS[kind]) for pattern, kind in settings.patterns
+            (pattern.encode(), ggml.TYPE_NUMBERS[kind]) for pattern, kind in settings.patterns
         ]
-        overrides.append((None, len(native.TYPE_NUMBERS)))
+        overrides.append((None, len(ggml.TYPE_NUMBERS)))
         params.tt_overrides = (llama_cpp.llama_model_tensor_override * len(overrides))(*overrides)
     if settings.importance:
         kept = {
@@ -103,7 +104,7 @@ def quantize(source: Path, out: Path, number: int, settings: Settings = Settings
 def content(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Type, shape and bytes of every tensor."""
     found = {}
-    for tensor in container.read(path).tensors:
+    for tensor in read_header.read(path).tensors:
         with tensor.file.open("rb") as stream:
             stream.seek(tensor.offset)
             found[tensor.name] = (tensor.type, tensor.shape, stream.read(tensor.nbytes))
@@ -139,7 +140,7 @@ def collected(model: Path, *, unseen: bool = True, seed: int = 3) -> dict[str, S
     """Made-up sums for every matrix of the blocks and the head, no expert 0 of block 1 among them."""
     random = np.random.default_rng(seed)
     found = {}
-    for tensor in container.read(model).tensors:
+    for tensor in read_header.read(model).tensors:
         if (
             len(tensor.shape) < 2
             or "embd" in tensor.name

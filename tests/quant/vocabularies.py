@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.runtime.binding.model import open_model
-from quant import container, pretokenizer, proof, vocab
-from quant.archs.base import Config
-from quant.pretokenizer import CJK, DEEPSEEK, LLAMA3, QWEN2, QWEN35
-from quant.proof import Proof
-from quant.writer import entry, layout
+from quant.checkpoint.config import Config
+from quant.gguf.layout import entry, layout
+from quant.model_file import load_checks, read_header
+from quant.tokenizer import pre_tokenizer, vocabulary
+from quant.tokenizer.pre_tokenizer import CJK, DEEPSEEK, LLAMA3, QWEN2, QWEN35
+from quant.tokenizer.verify import verify
+from quant.tokenizer.verify.verify import Proof
 
 HERE = Path(__file__).parents[3] / "shared" / "assets" / "vocab"
 SEPARATOR = "\n__ggml_vocab_test__\n"
@@ -45,14 +47,14 @@ def prove(
     the file's entries.
     """
     config = Config({} if size is None else {"vocab_size": size}, "config.json")
-    found = vocab.load(folder, config, pre, spare=size is None)
+    found = vocabulary.load(folder, config, pre, spare=size is None)
     entries = {"general.architecture": entry("string", "llama")} | dict(found.entries)
     entries |= {f"tokenizer.ggml.{name}": entry(*change) for name, change in changes.items()}
     out.write_bytes(layout(list(entries.items()), [], 32).header)
-    header = container.read(out)
-    container.check(header)
+    header = read_header.read(out)
+    load_checks.check(header)
     with open_model(out, vocab_only=True) as model:
-        return proof.prove(folder, header.metadata, model, pre)
+        return verify.prove(folder, header.metadata, model, pre)
 
 
 def files() -> list[Path]:
@@ -91,7 +93,7 @@ def rebuild(path: Path, folder: Path) -> int:
     """Write the checkpoint's tokenizer files; returns the size of the vocabulary."""
     name, metadata = (
         path.name.removeprefix("ggml-vocab-").removesuffix(".gguf"),
-        container.read(path).metadata,
+        read_header.read(path).metadata,
     )
     tokens, types = (metadata[f"tokenizer.ggml.{key}"].values() for key in ("tokens", "token_type"))
     folder.mkdir()
@@ -139,7 +141,7 @@ def bytewise(
         "padding": None,
         "added_tokens": added,
         "normalizer": None,
-        "pre_tokenizer": pretokenizer.node(steps),
+        "pre_tokenizer": pre_tokenizer.node(steps),
         "post_processor": None,
         "decoder": {
             "type": "ByteLevel",

@@ -15,17 +15,21 @@ import pytest
 
 from llmcli.config import child_environ
 from llmcli.errors import UserError
-from llmcli.runtime import kv, reproducible
-from llmcli.runtime.binding.context import Context, ContextOptions, Rows
-from llmcli.runtime.drafting.wish import Drafting
-from llmcli.runtime.request import Answer, Request, RunOptions
+from llmcli.runtime import kv_size, reproducible
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import defaults
-from llmcli.runtime.search import Search
-from quant import container, convert, quantize
-from tests.drafts import CHEAP, Steady
-from tests.fakes import FakeContext, FakeRow
-from tests.quant import checkpoint, families
+from llmcli.runtime.speculation import Drafting
+from quant.convert import checkpoint_source
+from quant.model_file import read_header
+from quant.quantize import plan, write
+from tests.fixtures.drafts import CHEAP, Steady
+from tests.fixtures.fakes import FakeContext, FakeRow
+from tests.quant import families, tiny_checkpoint
 from tests.quant.families.gemma3 import SMALL
 
 GREEDY = defaults().with_values({"temp": 0})
@@ -37,14 +41,14 @@ DEPTHS = 5
 def made(folder: Path, kind: str) -> Path:
     """A checkpoint quantized."""
     out = folder.with_suffix(f".{kind}.gguf")
-    quantize.run(quantize.plan(convert.open_folder(folder), kind), out, threads=1)
+    write.run(plan.plan(checkpoint_source.open_folder(folder), kind), out, threads=1)
     return out
 
 
 @pytest.fixture(scope="module")
 def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random llama with heads of 32 and rows of 256: large enough for every quantized type."""
-    return checkpoint.grown(
+    return tiny_checkpoint.grown(
         stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1
     )
 
@@ -76,7 +80,7 @@ def opened(
     path: Path, slots: int = 1, threads: int = 1, n_ubatch: int = 512, n_ctx: int = 512
 ) -> Iterator[Context]:
     options = ContextOptions(n_ctx, 512, n_ubatch, slots, threads, threads, "q8_0", "q8_0", "on")
-    with reproducible.open_alike(container.read(path), options) as (_, context):
+    with reproducible.open_alike(read_header.read(path), options) as (_, context):
         yield context
 
 
@@ -224,7 +228,7 @@ def test_a_draft_model_changes_nothing_that_is_drawn(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does how fast it is, which decides when it is asked."""
-    monkeypatch.setattr("llmcli.runtime.drafting.wish._pays", lambda curve, most: True)
+    monkeypatch.setattr("llmcli.runtime.speculation._pays", lambda curve, most: True)
     with runner(weights) as one:
         (plain,) = answers(one, words(30), sampling=CHANCE, max_tokens=40)
     options = reproducible.settled(RunOptions(ctx_size=512, threads=1))
@@ -273,7 +277,7 @@ def test_k_quants_keep_to_one_kernel(stories: Path, tmp_path: Path) -> None:
     so in a fresh one.
     """
     path = made(
-        checkpoint.grown(stories, tmp_path / "wide", hidden=1024, layers=2, shards=1), "Q4_K_M"
+        tiny_checkpoint.grown(stories, tmp_path / "wide", hidden=1024, layers=2, shards=1), "Q4_K_M"
     )
     done = subprocess.run(
         [sys.executable, "-c", ALONE, str(path)],
@@ -335,12 +339,12 @@ def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
 def test_floats_are_refused(folder: Path, stories_gguf: Path) -> None:
     half = made(folder, "F16")
     with pytest.raises(UserError, match=r"token_embd\.weight is F16, as are 14 more,") as caught:
-        reproducible.check(container.read(half))
+        reproducible.check(read_header.read(half))
     assert "--q8_0" in caught.value.hint
     with pytest.raises(UserError, match="is F32"):
-        reproducible.check(container.read(stories_gguf))
+        reproducible.check(read_header.read(stories_gguf))
     with pytest.raises(UserError, match="this model's heads have 8") as caught:
-        kv.check(container.read(stories_gguf).metadata, "q8_0", "q8_0", reproducible=True)
+        kv_size.check(read_header.read(stories_gguf).metadata, "q8_0", "q8_0", reproducible=True)
     assert "leave out --reproducible" in caught.value.hint
 
 

@@ -9,18 +9,21 @@ from pathlib import Path
 import pytest
 
 from llmcli.runtime import reproducible
-from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.drafting.ngram import Lookup
-from llmcli.runtime.drafting.wish import Drafting
-from llmcli.runtime.overflow import Sinks
-from llmcli.runtime.request import Answer, Request, RunOptions
+from llmcli.runtime.requests.context_overflow import Sinks
+from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import Sampling, defaults
+from llmcli.runtime.speculation import Drafting
 from llmcli.runtime.strategies.base import Speculation
-from quant import convert, quantize
-from tests.drafts import CHEAP, Knowing, Steady
-from tests.quant import checkpoint
+from quant.convert import checkpoint_source
+from quant.quantize import plan, write
+from tests.fixtures.drafts import CHEAP, Knowing, Steady
+from tests.quant import tiny_checkpoint
 
 GREEDY = defaults().with_values({"temp": 0})
 WARM = defaults().with_values({"temp": 1.2, "seed": 11})
@@ -36,8 +39,8 @@ def runner(
 ) -> Iterator[Runner]:
     """A small random llama with heads of 64, whose cache can be quantized."""
     place = tmp_path_factory.mktemp("grown")
-    folder, file = checkpoint.grown(stories, place / "folder", layers=2), place / "model.gguf"
-    quantize.run(quantize.plan(convert.open_folder(folder), request.param), file, threads=1)
+    folder, file = tiny_checkpoint.grown(stories, place / "folder", layers=2), place / "model.gguf"
+    write.run(plan.plan(checkpoint_source.open_folder(folder), request.param), file, threads=1)
     options = reproducible.settled(RunOptions(ctx_size=1024, threads=2))
     with open_runner(file, options, raw=True, drafting=Drafting()) as opened:
         yield opened
@@ -99,7 +102,7 @@ def test_the_output_buffer_is_as_large_as_what_was_asked_for(stories_gguf: Path)
 def test_looking_up_is_switched_while_the_model_stays_loaded(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("llmcli.runtime.drafting.wish._pays", lambda curve, most: True)
+    monkeypatch.setattr("llmcli.runtime.speculation._pays", lambda curve, most: True)
     kinds = {
         "f16": {"auto": "plain", "on": "speculative"},
         "q8_0": {"auto": "speculative", "on": "speculative"},

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from llmcli.bench.load import stream
-from llmcli.bench.load.record import Answer, Job
+from llmcli.bench.load import sse
+from llmcli.bench.load.records import Answer, Job
 from llmcli.errors import UserError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Client:
                         await _read(response, job, answer)
         except TimeoutError:
             answer.error = "timeout"
-        except stream.BadStream as error:
+        except sse.BadStream as error:
             answer.error, answer.says = "bad stream", str(error)
         except aiohttp.ClientConnectorError as error:
             answer.error, answer.says = "no connection", str(error)
@@ -187,11 +187,11 @@ class Client:
                         raise UserError(
                             f"{url} answers {response.status}: {says}", hint=_hint(response.status)
                         )
-                    return stream.parsed(await _bytes(response))
+                    return sse.parsed(await _bytes(response))
         except aiohttp.ClientConnectorCertificateError as error:
             hint = "--cacert FILE names who signed it, --insecure asks nobody"
             raise UserError(f"{url}: {error.certificate_error}", hint=hint) from None
-        except stream.BadStream as error:
+        except sse.BadStream as error:
             hint = "an address is http://HOST:PORT or …/v1 of a server with OpenAI's API"
             raise UserError(f"{url} speaks something else: {error}", hint=hint) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -221,23 +221,23 @@ async def opened(server: Server) -> AsyncIterator[Client]:
 
 async def _read(response: "aiohttp.ClientResponse", job: Job, answer: Answer) -> None:
     """Stamp what comes, until the end or until the job wants to go."""
-    events, done = stream.Events(), False
+    events, done = sse.Events(), False
     async for piece in response.content.iter_any():
         now = time.perf_counter()
         for data in events.feed(piece):
-            if data == stream.DONE:
+            if data == sse.DONE:
                 done = True
                 continue
-            chunk = stream.parsed(data)
-            if says := stream.complaint(chunk):
+            chunk = sse.parsed(data)
+            if says := sse.complaint(chunk):
                 answer.error, answer.says = "error in the stream", says
                 return
-            count, finish = stream.tokens(chunk)
+            count, finish = sse.tokens(chunk)
             if count:
                 answer.stamps.append(now)
                 answer.counts.append(count)
             answer.finish = finish or answer.finish
-            if told := stream.usage(chunk):
+            if told := sse.usage(chunk):
                 answer.prompt_tokens, answer.output_tokens, answer.cached_tokens = (
                     told.prompt,
                     told.output,
@@ -258,15 +258,15 @@ async def _bytes(response: "aiohttp.ClientResponse") -> bytes:
     async for piece in response.content.iter_any():
         found += piece
         if len(found) > MOST_BODY:
-            raise stream.BadStream("its answer is too long")
+            raise sse.BadStream("its answer is too long")
     return bytes(found)
 
 
 async def _complaint(response: "aiohttp.ClientResponse") -> str:
     body = await _bytes(response)
     try:
-        return stream.complaint(stream.parsed(body)) or body[:200].decode("utf-8", "replace")
-    except stream.BadStream:
+        return sse.complaint(sse.parsed(body)) or body[:200].decode("utf-8", "replace")
+    except sse.BadStream:
         return body[:200].decode("utf-8", "replace")
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean
 
-from llmcli.bench.saved import student
+from llmcli.bench.statistics.student_t import student
 
 BINS = 10
 LEAST = 30  # requests below which nothing is said

@@ -10,12 +10,12 @@ from pathlib import Path
 from random import Random
 
 from llmcli.bench.load import client as clients
-from llmcli.bench.load import jsonl, mixes
+from llmcli.bench.load import mixes, request_file
 from llmcli.bench.load.client import Client, Server
-from llmcli.bench.load.drive import Enough, Length, Load, Run, drive
+from llmcli.bench.load.generator import Enough, Length, Load, Run, drive
 from llmcli.bench.load.mixes import Fit, Shape
-from llmcli.bench.load.record import Job
-from llmcli.bench.load.stream import usage
+from llmcli.bench.load.records import Job
+from llmcli.bench.load.sse import usage
 from llmcli.errors import UserError
 
 SETTLE = 0.2  # seconds after a run in which a server sees that its clients have gone
@@ -42,7 +42,7 @@ class Session:
 
     def __init__(self, client: Client, asked: Asked, fit: Fit | None) -> None:
         self.client, self.asked, self.fit = client, asked, fit
-        self.told = jsonl.read(Path(asked.mix), asked.shape) if fit is None else []
+        self.told = request_file.read(Path(asked.mix), asked.shape) if fit is None else []
 
     @property
     def model(self) -> str:
@@ -53,7 +53,7 @@ class Session:
         """Endless jobs, others for each number."""
         asked, seed = self.asked, self.asked.seed * 1_000_003 + number
         if self.fit is None:
-            return jsonl.replayed(self.told, asked.shape, seed)
+            return request_file.replayed(self.told, asked.shape, seed)
         return mixes.jobs(mixes.mixes()[asked.mix], asked.shape, self.fit, seed)
 
     async def run(

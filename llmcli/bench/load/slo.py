@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmcli.bench.load.record import Answer
+from llmcli.bench.load.records import Answer
 from llmcli.errors import UserError
 
 NAMES = ("ttft", "tpot", "e2el")

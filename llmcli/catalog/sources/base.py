@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from llmcli.catalog.catalog import Spec
+from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import File
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import Watcher
 from llmcli.units import size
-from quant.blob import Blob
+from quant.source.blob import Blob
 
 
 @dataclass(frozen=True, slots=True)

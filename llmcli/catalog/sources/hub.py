@@ -16,16 +16,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
-from llmcli.catalog.catalog import Spec
-from llmcli.catalog.hub.patience import patiently
-from llmcli.catalog.hub.ranges import RemoteFile, first_bytes
-from llmcli.catalog.hub.words import in_words, retries_noted
-from llmcli.catalog.partial import Partial, write_whole
+from llmcli.atomic_files import Partial, write_whole
+from llmcli.catalog.hub.choose_files import Blob, Choice, choose
+from llmcli.catalog.hub.error_messages import in_words, retries_noted
+from llmcli.catalog.hub.range_reader import RemoteFile, first_bytes
+from llmcli.catalog.hub.retry import patiently
 from llmcli.catalog.sources.base import Fetched, Remote, make_room
-from llmcli.catalog.sources.choose import Blob, Choice, choose
-from llmcli.catalog.store import File, locked, measure, recorded
+from llmcli.catalog.spec import Spec
+from llmcli.catalog.store import File, measure, recorded
 from llmcli.config import Config, quiet_hub
 from llmcli.errors import UserError
+from llmcli.file_lock import locked
 from llmcli.types import Bar, Watcher
 from llmcli.units import size
 

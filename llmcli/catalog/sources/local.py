@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from llmcli.catalog.catalog import Spec
 from llmcli.catalog.sources.base import Fetched
+from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import measure
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import Watcher
-from quant import pickled
+from quant.checkpoint import pickles as pickled
 
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 

@@ -16,12 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from llmcli.catalog.catalog import Part, Spec
-from llmcli.catalog.partial import CHUNK, Partial, make_folder
+from llmcli.atomic_files import CHUNK, Partial, make_folder
 from llmcli.catalog.sources.base import Fetched, make_room
-from llmcli.catalog.store import locked, measure, recorded
+from llmcli.catalog.spec import Part, Spec
+from llmcli.catalog.store import measure, recorded
 from llmcli.config import Config, child_environ
 from llmcli.errors import UserError
+from llmcli.file_lock import locked
 from llmcli.types import Watcher
 
 POLL_SECONDS = 0.2

@@ -3,8 +3,8 @@
 import functools
 from difflib import get_close_matches
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 from quant.registry import collect
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from llmcli.chat.talk import Talk
+from llmcli.chat.chat_session import Talk
 
 GROUPS = ("conversation", "model and settings", "inside the model", "files", "this program")
 

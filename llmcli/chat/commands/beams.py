@@ -1,8 +1,8 @@
 """/beams: what a beam search found."""
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.render import one_line
-from llmcli.chat.talk import Talk
+from llmcli.chat.display.styles import one_line
 from llmcli.errors import UserError
 
 

@@ -1,7 +1,7 @@
 """/bench: how fast this model is here, without sampling and screen."""
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 
 PROMPT, GENERATED = 128, 32

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.render import one_line
-from llmcli.chat.talk import Talk
+from llmcli.chat.display.styles import one_line
 from llmcli.errors import UserError
-from llmcli.runtime.overflow import SPARE
+from llmcli.runtime.requests.context_overflow import SPARE
 from llmcli.units import several
 
 SHOWN = 48  # characters of a question

@@ -3,11 +3,11 @@
 import base64
 import sys
 
+from llmcli.chat import clipboard
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
-from llmcli.hardware import clipboard
-from llmcli.runtime.thinking import split
+from llmcli.runtime.text.reasoning import split
 from llmcli.ui import put
 
 MOST = 74_994  # bytes of base64 that xterm takes in one sequence; others take more

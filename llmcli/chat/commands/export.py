@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterable
 
-from llmcli.catalog.partial import write_whole
+from llmcli.atomic_files import write_whole
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
 from llmcli.chat.paths import endings, named
-from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 from llmcli.ui import visible
 

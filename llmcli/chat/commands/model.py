@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.talk import Opened, Talk
 from llmcli.errors import UserError
+from llmcli.model_loader.opened_model import Opened
 from llmcli.runtime.sampling import find, settings
 
 

@@ -2,13 +2,13 @@
 
 import math
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.knobs import find
-from llmcli.chat.render import BANDS, colored, one_line, shaded
-from llmcli.chat.report import spelled
-from llmcli.chat.talk import Talk
+from llmcli.chat.display.answer_report import spelled
+from llmcli.chat.display.styles import BANDS, colored, one_line, shaded
+from llmcli.chat.settings import find
 from llmcli.errors import UserError
-from llmcli.runtime.request import Answer
+from llmcli.runtime.requests.request import Answer
 
 KEPT = 10  # alternatives that `/probs on` keeps
 DOUBTED = 3  # tokens told below the coloured text

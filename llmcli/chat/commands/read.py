@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
 from llmcli.chat.paths import endings, named
-from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
-from llmcli.utf8 import decoded
+from llmcli.text_input import decoded
 
 # bytes a token that hardly a text has: what is longer for the whole context is not read to its end
 LONG = 16
@@ -21,7 +21,7 @@ def read(talk: Talk, rest: str) -> None:
     lists those that wait, and `/read -` lets go of them. The text is sent after a line `--- File:
     NAME ---`, as llama.cpp does.
     """
-    from llmcli.chat.loop import answer
+    from llmcli.chat.ask import answer
 
     if not rest:
         talk.ui.text(

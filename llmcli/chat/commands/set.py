@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.commands.settings import list_settings, listing, set_system
-from llmcli.chat.knobs import find, knobs
-from llmcli.chat.knobs.base import Knob, Offer
-from llmcli.chat.talk import Talk
+from llmcli.chat.commands.system import list_settings, listing, set_system
+from llmcli.chat.settings import find, knobs
+from llmcli.chat.settings.base import Knob, Offer
 from llmcli.errors import UserError
 
 FIXED = {

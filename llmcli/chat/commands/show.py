@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.commands.settings import list_settings
-from llmcli.chat.talk import Talk
+from llmcli.chat.commands.system import list_settings
 from llmcli.errors import UserError
 from llmcli.units import size
-from quant import container
+from quant.gguf.header import Array
 
 LICENSE = ("license", "license.name", "license.link")
 
@@ -66,7 +66,7 @@ def _info(talk: Talk) -> None:
             and field.key != "tokenizer.chat_template"
         ):
             value = field.value
-            told = f"{value.count:,} values" if isinstance(value, container.Array) else str(value)
+            told = f"{value.count:,} values" if isinstance(value, Array) else str(value)
             rows.append((field.key, " ".join(told.split())))
     talk.ui.table(("", ""), rows)
 

@@ -1,10 +1,10 @@
 """/stats: what this sitting has come to, and what the conversation is made of."""
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.report import NOTES
-from llmcli.chat.talk import Talk
+from llmcli.chat.display.answer_report import NOTES
 from llmcli.errors import UserError
-from llmcli.runtime.thinking import split
+from llmcli.runtime.text.reasoning import split
 
 
 def show_stats(talk: Talk, rest: str) -> None:
@@ -53,7 +53,7 @@ def show_stats(talk: Talk, rest: str) -> None:
 
 def _reading(talk: Talk) -> list[tuple[str, str]]:
     """How the mean speed compares with how fast people read."""
-    from llmcli.hardware.reading import pace  # every chat would pay for it at its start
+    from llmcli.reading_speed import pace  # every chat would pay for it at its start
 
     rate = talk.tally.tokens_per_second
     found = pace(lambda text: talk.runner.model.tokenize(text, special=False)) if rate else None

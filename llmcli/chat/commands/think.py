@@ -1,12 +1,12 @@
 """/think: what the model thought, how much of it is shown, and whether it shall think at all."""
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
 from llmcli.chat.commands.set import turn
-from llmcli.chat.knobs import find
-from llmcli.chat.screen import FOLD, HIDE, SHOW
-from llmcli.chat.talk import Talk
+from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW
+from llmcli.chat.settings import find
 from llmcli.errors import UserError
-from llmcli.runtime.thinking import split
+from llmcli.runtime.text.reasoning import split
 
 ON_SCREEN, ASKED = (SHOW, FOLD, HIDE), ("on", "off", "auto")
 

@@ -1,11 +1,12 @@
 """/timing: where the milliseconds of the last answer went."""
 
-from llmcli.chat import report
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.render import bar, histogram, shares, token_rows
-from llmcli.chat.talk import Talk
+from llmcli.chat.display import answer_report
+from llmcli.chat.display.stream_writer import histogram, shares, token_rows
+from llmcli.chat.display.styles import bar
 from llmcli.errors import UserError
-from llmcli.runtime.request import Answer, percentile
+from llmcli.runtime.requests.request import Answer, percentile
 
 
 def show_timing(talk: Talk, rest: str) -> None:
@@ -24,7 +25,7 @@ def show_timing(talk: Talk, rest: str) -> None:
         token_rows(talk.last.tokens),
         right=("#", "ms", *names),
     )
-    gaps = report.gaps(talk.last)
+    gaps = answer_report.gaps(talk.last)
     if gaps:
         counted = histogram(gaps)
         most = max(count for _, count in counted)
@@ -33,12 +34,12 @@ def show_timing(talk: Talk, rest: str) -> None:
             ("ms between tokens", "tokens", ""), bins, right=("ms between tokens", "tokens")
         )
     spread = " · ".join(
-        f"p{share * 100:.0f} {percentile(gaps, share):.2f}" for share in report.PERCENTILES
+        f"p{share * 100:.0f} {percentile(gaps, share):.2f}" for share in answer_report.PERCENTILES
     )
     talk.ui.text(f"between tokens: {spread} · max {max(gaps, default=0.0):.2f} ms")
     if gaps:
         talk.ui.text(_spent(talk.last))
-    talk.ui.text(report.timing_line(talk.runner, talk.last))
+    talk.ui.text(answer_report.timing_line(talk.runner, talk.last))
 
 
 def _spent(answer: Answer) -> str:

@@ -4,9 +4,9 @@ is lost.
 
 from collections.abc import Iterable
 
-from llmcli.chat import picture
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
-from llmcli.chat.talk import Talk
+from llmcli.chat.display import tree_drawing
 from llmcli.errors import UserError
 
 SHOWN = 40  # characters of a question that a line tells
@@ -19,7 +19,7 @@ def undo(talk: Talk, rest: str) -> None:
         raise UserError("there is no turn to take back", hint="ask something first")
     talk.unanswered = None
     talk.ui.text(
-        f"took back {picture.shortened(question, SHOWN)!r}: /switch {number} brings it back"
+        f"took back {tree_drawing.shortened(question, SHOWN)!r}: /switch {number} brings it back"
     )
 
 
@@ -69,7 +69,7 @@ def edit(talk: Talk, rest: str) -> None:
 
 def _ask_from(talk: Talk, question: str, old: int, held: str | None) -> None:
     """Ask where the conversation is now; if nothing comes of it all is as it was at turn `old`."""
-    from llmcli.chat.loop import answer
+    from llmcli.chat.ask import answer
 
     try:
         answer(talk, question)
@@ -101,7 +101,7 @@ def branch(talk: Talk, rest: str) -> None:
         (
             f"{'* ' if name and name == tree.branch else '  '}{name or '-'}",
             str(end),
-            picture.shortened(tree[end].question, SHOWN) if end else "",
+            tree_drawing.shortened(tree[end].question, SHOWN) if end else "",
         )
         for name, end in ends
     ]
@@ -135,7 +135,7 @@ def show_tree(talk: Talk, rest: str) -> None:
     if not tree.turns:
         raise UserError("there is no turn yet", hint="ask something first")
     talk.ui.table(
-        ("turn", "question", "answer", "tokens", ""), picture.rows(tree), right=("tokens",)
+        ("turn", "question", "answer", "tokens", ""), tree_drawing.rows(tree), right=("tokens",)
     )
     count, spoken = len(tree.path()), talk.spoken()
     told = f", {len(spoken)} tokens" if spoken else ""

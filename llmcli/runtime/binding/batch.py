@@ -1,6 +1,8 @@
 """The llama_batch with the rows of a forward pass, and the callback that can stop the pass."""
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +11,21 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.library import lib
 
 if TYPE_CHECKING:
-    from llmcli.runtime.binding.context import Rows
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one forward pass: token, position, sequence, and whether the row gives logits."""
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    sequences: Sequence[int]
+    wants: Sequence[bool]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
 
 NEVER = ctypes.create_string_buffer(2)  # a flag for abort_callback that is never set
 LOGITS_ITH = ctypes.CFUNCTYPE(

@@ -5,82 +5,31 @@ All checks that keep llama.cpp from aborting the process are made here, before t
 these checks (positions.py); the ledger knows which cells hold which tokens.
 """
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import state
+from llmcli.runtime.binding import sequence_state
 from llmcli.runtime.binding.batch import (
     LOGITS_ITH,
     NEVER,
     Batch,
+    Rows,
     Stop,
     abort_on,
     address,
     no_cache,
-    reserved,
 )
-from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
 from llmcli.runtime.binding.library import last_words, lib, listen
-from llmcli.runtime.binding.memory import Allocated, allocated
+from llmcli.runtime.binding.logits_row import Row
+from llmcli.runtime.binding.memory_breakdown import Allocated, allocated
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.positions import Positions, Span, ends, spans, window_moves
-from llmcli.runtime.binding.row import Row
-from llmcli.runtime.binding.sharing import Sharing
-from llmcli.runtime.binding.softmax import LogSumExp
-from llmcli.runtime.binding.turning import can_shift
-from llmcli.runtime.interrupt import on_interrupt
-
-MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-
-
-@dataclass(frozen=True, slots=True)
-class ContextOptions:
-    """Settings of a context; sizes in tokens.
-
-    - `unified`: one pool of cells; otherwise each sequence has its own `n_ctx` / `n_seq_max` cells.
-    - `n_outputs`: rows of logits that a pass may ask for, if more than one per sequence.
-    - `swa_full`: sliding windows keep every cell, in order, and no work is offloaded to a GPU.
-    - `can_append`: cells computed in another context can be appended to a sequence.
-    """
-
-    n_ctx: int
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_seq_max: int = 1
-    n_threads: int = 1
-    n_threads_batch: int = 1
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: str = "auto"
-    unified: bool = True
-    n_outputs: int = 1
-    whole: bool = False
-    appends: bool = False
-
-    @property
-    def sequences(self) -> int:
-        """Return the sequences that llama.cpp allocates: one more with `can_append`, to hold the
-        beginning of a sequence while its end is restored.
-        """
-        return self.n_seq_max + self.appends
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of one forward pass: token, position, sequence, and whether the row gives logits."""
-
-    tokens: Sequence[int]
-    positions: Sequence[int]
-    sequences: Sequence[int]
-    wants: Sequence[bool]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+from llmcli.runtime.binding.shared_cells import Sharing
+from llmcli.runtime.binding.shift_support import can_shift
 
 
 class Aborted(Exception):
@@ -344,7 +293,7 @@ class Context:
         assert 0 <= start < max(1, self._positions.length(sequence)), start
         if start:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, start)
-        return state.take(
+        return sequence_state.take(
             self.pointer, sequence, self.appends and self._positions.scattered(sequence)
         )
 
@@ -356,7 +305,7 @@ class Context:
         """
         self._known(sequence)
         self._empty(sequence)  # for the state of an empty sequence llama.cpp keeps the old cells
-        good = state.put(self.pointer, sequence, kept)
+        good = sequence_state.put(self.pointer, sequence, kept)
         if good and start:
             assert self.unified and not self.recurrent and source != sequence, (source, sequence)
             assert start <= self._positions.length(source), (source, start)
@@ -377,7 +326,9 @@ class Context:
             start,
             self._positions.length(sequence),
         )
-        good = state.append(self.pointer, self.memory, sequence, self.n_seq_max, kept, start > 0)
+        good = sequence_state.append(
+            self.pointer, self.memory, sequence, self.n_seq_max, kept, start > 0
+        )
         self._positions.put(sequence, self.last(sequence) + 1)
         return good
 
@@ -416,63 +367,3 @@ class Context:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, -1)
         self._positions.put(sequence, length)
         self._sharing.cut(sequence, length)
-
-
-@contextmanager
-def open_context(
-    model: Model, options: ContextOptions, seen: Any = None, stop: Stop | None = None
-) -> Iterator[Context]:
-    """Open a context for `model`. `eval_callback`: shows the graph's nodes (eval_callback.py).
-    `stop`: shared with another context, so that both are interrupted together.
-
-    Raises UserError when llama.cpp refuses the settings, and KeyboardInterrupt at Ctrl-C.
-    """
-    library = lib()
-    _refuse(options)
-    params = library.llama_context_default_params()
-    params.n_ctx = options.n_ctx
-    params.n_batch = max(options.n_batch, options.sequences, options.n_outputs)
-    params.n_ubatch = options.n_ubatch
-    params.n_seq_max = options.sequences
-    # The default reserves a row of logits for every token of a batch.
-    params.n_outputs_max = reserved(max(options.sequences, options.n_outputs))
-    params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
-    params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
-    params.flash_attn_type = FLASH[options.flash_attn]
-    params.kv_unified = options.unified
-    params.swa_full = options.whole  # False in llama.cpp's own tools
-    if options.whole:
-        params.op_offload = params.offload_kqv = False
-    params.no_perf = True
-    if seen is not None:
-        params.cb_eval = seen
-    stop = stop or Stop()
-    params.abort_callback, params.abort_callback_data = abort_on(stop.flag)
-    listen()
-    stopped = threading.Event()
-    with on_interrupt(stopped.set):
-        pointer = library.llama_init_from_model(model.pointer, params)
-    if stopped.is_set():
-        if pointer:
-            library.llama_free(pointer)
-        raise KeyboardInterrupt
-    if not pointer:
-        reason = last_words() or "not enough memory?"
-        raise UserError(
-            f"llama.cpp refuses this context: {reason}",
-            hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
-        )
-    context = Context(pointer, model, stop, options)
-    try:
-        yield context
-    finally:
-        library.llama_free(pointer)
-
-
-def _refuse(options: ContextOptions) -> None:
-    check_cache(options.type_k, options.type_v, options.flash_attn)
-    if not 1 <= options.n_seq_max <= options.sequences <= MAX_SEQUENCES:
-        raise UserError(
-            f"{options.n_seq_max} sequences at once",
-            hint=f"use a number between 1 and {MAX_SEQUENCES}",
-        )

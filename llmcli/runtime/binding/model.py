@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding import remote
+from llmcli.runtime.binding import rpc
 from llmcli.runtime.binding.devices import tensor_split
 from llmcli.runtime.binding.library import last_words, lib, listen
-from llmcli.runtime.binding.seams import BPE, SENTENCEPIECE, SLICE, Seams
+from llmcli.runtime.binding.tokenize_splits import BPE, SENTENCEPIECE, SLICE, Seams
 from llmcli.runtime.interrupt import on_interrupt
-from quant import container
+from quant.model_file import read_header
 
 ALL_LAYERS = -1
 LOAD_NONE = 0  # enum llama_load_mode
@@ -202,7 +202,7 @@ def open_model(
     if not repack:
         params.use_extra_bufts = False
     elif not vocab_only and b"AMX" in library.llama_print_system_info():
-        params.use_extra_bufts = not (container.read(path).latent if latent is None else latent)
+        params.use_extra_bufts = not (read_header.read(path).latent if latent is None else latent)
     listen()
     stopped = threading.Event()
     # Called after each tensor, so Ctrl-C ends a long load. KeyboardInterrupt must not be raised
@@ -219,8 +219,8 @@ def open_model(
     if not pointer:
         reason = last_words() or "no reason given"
         raise UserError(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
-    if remote.joined():
-        remote.keep_alive()  # the connections that hold the weights are opened while loading
+    if rpc.joined():
+        rpc.keep_alive()  # the connections that hold the weights are opened while loading
     try:
         yield Model(pointer, path)
     finally:

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding import look
+from llmcli.runtime.binding.kernels import row_scan
+from llmcli.runtime.binding.kernels.row_scan import Strands
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.binding.look import Strands
-from llmcli.runtime.ranked import Shortlist, shortlist
 from llmcli.runtime.sampling.base import Logits, Native
 from llmcli.runtime.sampling.chain import Greedy
+from llmcli.runtime.sampling.top_logprobs import Shortlist, shortlist
 
 REMEMBERING = {"penalties", "dry"}  # they look at earlier tokens
 SELECTING = {"mirostat_v2"}  # they draw the token themselves
@@ -25,7 +25,7 @@ def many() -> int:
     """Return the vocabulary size from which finding the likeliest tokens first, with our C or
     numpy, is faster than llama.cpp's own way.
     """
-    return 4096 if look.own() else 100_000
+    return 4096 if row_scan.own() else 100_000
 
 
 CANDIDATE = np.dtype(

@@ -13,7 +13,7 @@ import llguidance
 import numpy as np
 
 from llmcli.errors import UserError
-from llmcli.runtime.constraint import calls, gbnf, schema
+from llmcli.runtime.constraint import gbnf, json_schema, tool_calls
 from llmcli.runtime.constraint.base import Bits, Constraint, Unfollowable, single
 
 SPECIAL = b"\xff"  # before the name of a token that is not text
@@ -100,9 +100,9 @@ class Compiler:
         Raises UserError when the schema or grammar is refused by our checks or by the library.
         """
         if constraint.kind == "json_schema":
-            matcher = self._schema(schema.checked(constraint.text))
+            matcher = self._schema(json_schema.checked(constraint.text))
         elif constraint.kind == "calls":
-            matcher = self._calls(calls.read(constraint.text))
+            matcher = self._calls(tool_calls.read(constraint.text))
         else:
             matcher = self._matcher(
                 llguidance.LLMatcher.grammar_from_lark(gbnf.to_lark(constraint.text))
@@ -113,7 +113,7 @@ class Compiler:
                 )
         return Compiled(constraint, matcher, self._tokenizer.vocab_size, self._ends)
 
-    def _schema(self, checked: schema.Checked) -> Any:
+    def _schema(self, checked: json_schema.Checked) -> Any:
         matcher = self._matcher(_json_grammar(checked.text))
         if not matcher.is_error():
             return matcher
@@ -124,10 +124,10 @@ class Compiler:
                 raise _refused(path, inner)
         raise _refused("#", matcher)
 
-    def _calls(self, wanted: calls.Calls) -> Any:
+    def _calls(self, wanted: tool_calls.Calls) -> Any:
         layout = {"x-guidance": LAYOUT}
         matcher = self._matcher(
-            llguidance.LLMatcher.grammar_from_lark(calls.to_lark(wanted, layout))
+            llguidance.LLMatcher.grammar_from_lark(tool_calls.to_lark(wanted, layout))
         )
         if matcher.is_error():
             for arguments in wanted.arguments:  # the library does not name the place

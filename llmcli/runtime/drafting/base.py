@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.request import Request
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.base import Words
-from llmcli.runtime.sequence import Sequence
 
 if TYPE_CHECKING:  # these modules import drafters
     from llmcli.runtime.binding.context import Context
-    from llmcli.runtime.drafting.curve import Curve
+    from llmcli.runtime.drafting.pass_cost import Curve
 
 Odds = NDArray[np.float32]
 

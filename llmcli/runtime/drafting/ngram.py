@@ -9,8 +9,8 @@ from collections.abc import Sequence as Tokens
 from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, Tools
-from llmcli.runtime.request import Request
-from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
 
 N = 3  # tokens of a key
 LONGEST = 32  # longer repetitions count as this long

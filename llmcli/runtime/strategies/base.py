@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.drafting.base import Drafter
-from llmcli.runtime.drafting.curve import Curve
-from llmcli.runtime.ledger import Ledger
-from llmcli.runtime.request import Request
+from llmcli.runtime.drafting.pass_cost import Curve
+from llmcli.runtime.kv_cache.ledger import Ledger
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import NativeChains, Row
-from llmcli.runtime.sequence import Sequence
 from llmcli.types import Event, Finish
 
 

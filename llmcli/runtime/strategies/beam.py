@@ -22,16 +22,16 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from llmcli.runtime.constraint.branch import Branch, begin
-from llmcli.runtime.constraint.chain import nowhere
-from llmcli.runtime.ranked import floor
-from llmcli.runtime.repetition import EVERY, repeats
-from llmcli.runtime.request import Hypothesis, Request
+from llmcli.runtime.requests.repetition import EVERY, repeats
+from llmcli.runtime.requests.request import Hypothesis, Request
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import Row
-from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.sampling.top_logprobs import floor
 from llmcli.runtime.strategies.base import Means, end_tokens, refuse_nan
-from llmcli.runtime.strategies.regrow import Regrowth, seen
-from llmcli.runtime.text import Decoder
+from llmcli.runtime.strategies.beam_overflow import Regrowth, seen
+from llmcli.runtime.strategies.constrained_beam import Branch, begin
+from llmcli.runtime.strategies.constrained_chain import nowhere
+from llmcli.runtime.text.detokenizer import Decoder
 from llmcli.types import Event, Finish, TokenTime
 
 SLACK = 1e-3  # logits this much below the threshold are considered, too, because sums round

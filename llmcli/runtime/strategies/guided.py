@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from llmcli.runtime.constraint.chain import GuidedChain
-from llmcli.runtime.request import Request
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import Row
-from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies.base import Means
+from llmcli.runtime.strategies.constrained_chain import GuidedChain
 from llmcli.runtime.strategies.plain import Plain
 from llmcli.types import Event, Finish
 

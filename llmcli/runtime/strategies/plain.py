@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.constraint.chain import guided
-from llmcli.runtime.request import Request
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import Row, Summing, make_chain
-from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies.base import Means, end_tokens, refuse_nan
-from llmcli.runtime.text import Decoder
+from llmcli.runtime.strategies.constrained_chain import guided
+from llmcli.runtime.text.detokenizer import Decoder
 from llmcli.types import Event, Finish
 
 

@@ -19,11 +19,11 @@ from time import perf_counter
 from typing import ClassVar
 
 from llmcli.runtime.drafting.base import Draft, Guesses
-from llmcli.runtime.drafting.pace import Pace
-from llmcli.runtime.request import Request
+from llmcli.runtime.drafting.draft_length import Pace
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.chain import NumpyChain, Row
-from llmcli.runtime.sampling.matching import Matching
-from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.sampling.rejection import Matching
 from llmcli.runtime.strategies.base import NOTHING, Means
 from llmcli.runtime.strategies.guided import Guided
 from llmcli.types import Event, Finish

@@ -8,9 +8,9 @@ import pytest
 
 from llmcli.bench.load import client as clients
 from llmcli.bench.load.client import Server
-from llmcli.bench.load.record import Answer, Job
+from llmcli.bench.load.records import Answer, Job
 from llmcli.errors import UserError
-from tests.bench.load.conftest import Scripted, counted, plain, streamed, text
+from tests.fixtures.load_server import Scripted, counted, plain, streamed, text
 
 JOB = Job("tell me", 8)
 Servers = Callable[..., Scripted]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from llmcli import config
+from llmcli.chat.chat_session import Speed, Talk
 from llmcli.chat.commands import perform
-from llmcli.chat.render import Stream
-from llmcli.chat.session import Session
-from llmcli.chat.talk import Speed, Talk
-from llmcli.commands.measuring import measure
+from llmcli.chat.conversation.conversation import Session
+from llmcli.chat.display.stream_writer import Stream
+from llmcli.commands.chat.bench_adapter import measure
 from llmcli.errors import UserError
 from llmcli.runtime.interrupt import interrupts_wait
-from llmcli.runtime.request import RunOptions
+from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import defaults
 from llmcli.ui import UI

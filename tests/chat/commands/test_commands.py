@@ -2,12 +2,12 @@ from collections.abc import Callable
 
 import pytest
 
-from llmcli.chat import cells
+from llmcli.chat import cache_map
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands import commands, perform, words
-from llmcli.chat.knobs import knobs
-from llmcli.chat.loop import say
-from llmcli.chat.render import Stream
-from llmcli.chat.talk import Talk
+from llmcli.chat.display.stream_writer import Stream
+from llmcli.chat.input_loop import say
+from llmcli.chat.settings import knobs
 from llmcli.errors import UserError
 from llmcli.runtime.sampling import settings
 
@@ -193,10 +193,10 @@ def test_a_long_conversations_first_turns_are_told_together(talk: Make) -> None:
     one = talk(b"y", n_ctx=512)
     for number in range(12):
         one.ask(f"{number}", Stream(silent=True))
-    held = cells.parts(one)
+    held = cache_map.parts(one)
     assert [part.name for part in held][:3] == ["system", "turns 1-3", "turn 4"]
     assert sum(part.cells for part in held) == 512
-    drawn = cells.picture(held)
+    drawn = cache_map.picture(held)
     assert drawn.startswith("[S")
     assert list(dict.fromkeys(drawn.strip("[]."))) == ["S", "t", *"4567890", "1", "2"]
 
@@ -206,10 +206,10 @@ def test_shared_cells_are_told_and_counted_once(talk: Make) -> None:
     one.ask("a?", Stream(silent=True))
     ledger = one.runner.engine.ledger
     ledger.place((*ledger.tokens[0][:5], 1, 2))
-    held = cells.parts(one)
+    held = cache_map.parts(one)
     assert sum(part.cells for part in held) == 256
     assert sum(part.shared for part in held) == 5
-    assert "=" in cells.picture(held)
+    assert "=" in cache_map.picture(held)
 
 
 def test_timing_shows_each_token_of_the_last_answer(

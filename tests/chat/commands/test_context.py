@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.chat import cells, records, sitting
-from llmcli.chat.log import Log
-from llmcli.chat.loop import say
-from llmcli.chat.render import Stream
-from llmcli.chat.talk import Talk
-from llmcli.chat.tree import Tree
+from llmcli.chat import cache_map
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.conversation import session_log_reader, turn_records
+from llmcli.chat.conversation.session_log import Log
+from llmcli.chat.conversation.turn_tree import Tree
+from llmcli.chat.display.stream_writer import Stream
+from llmcli.chat.input_loop import say
 from llmcli.errors import UserError
 
 Make = Callable[..., Talk]
@@ -111,20 +112,20 @@ def test_what_left_has_left_in_a_saved_chat_and_in_the_log(three: Talk, home: Pa
     three.log = Log(three.config, three.ui.warn)
     say(three, "/context drop 2")
     three.log.close()
-    found = sitting.read(next((home / "state" / "sessions").glob("*.jsonl")))
+    found = session_log_reader.read(next((home / "state" / "sessions").glob("*.jsonl")))
     assert found.tree.left == {2}
     say(three, "/save x")
     say(three, "/clear")
     say(three, "/load x")
     assert three.session.tree.kept() == [1, 3]
     for wrong in ([9], "all", [1.5]):
-        with pytest.raises(records.Damaged):
-            records.put_place(Tree(), {"at": 0, "branch": "", "names": {}, "left": wrong})
+        with pytest.raises(turn_records.Damaged):
+            turn_records.put_place(Tree(), {"at": 0, "branch": "", "names": {}, "left": wrong})
 
 
 def test_the_picture_of_the_cells_knows_what_left(three: Talk) -> None:
     def told() -> dict[str, int]:
-        found = cells.parts(three)
+        found = cache_map.parts(three)
         assert sum(part.cells for part in found) == 400
         return {part.name: part.cells for part in found}
 
@@ -142,10 +143,10 @@ def test_cells_have_names_whatever_the_conversation_is(three: Talk, talk: Make) 
     for line in ("/context drop 1 2 3", "/undo", "/undo", "/undo", "/context back", "/clear"):
         with contextlib.suppress(UserError):  # nothing is left to undo
             say(three, line)
-        assert sum(part.cells for part in cells.parts(three)) == 400
-    assert [part.name for part in cells.parts(talk())] == ["free"]
+        assert sum(part.cells for part in cache_map.parts(three)) == 400
+    assert [part.name for part in cache_map.parts(talk())] == ["free"]
     many = talk(b"y", n_ctx=400)
     for number in range(12):
         many.ask(str(number), Stream(silent=True))
     say(many, "/context drop 2")
-    assert [part.name for part in cells.parts(many)][1].startswith("turns 1-")
+    assert [part.name for part in cache_map.parts(many)][1].startswith("turns 1-")

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands import perform
-from llmcli.chat.render import Stream
-from llmcli.chat.talk import Opened, Talk
+from llmcli.chat.display.stream_writer import Stream
 from llmcli.errors import UserError
-from tests.chat.test_complete import offered
-from tests.fakes import fake_runner
+from llmcli.model_loader.opened_model import Opened
+from tests.chat.terminal.test_completion import offered
+from tests.fixtures.fakes import fake_runner
 
 Make = Callable[..., Talk]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands import perform
-from llmcli.chat.render import Stream
-from llmcli.chat.talk import Talk
+from llmcli.chat.display.stream_writer import Stream
 from llmcli.errors import UserError
-from tests.fakes import EOS
+from tests.fixtures.fakes import EOS
 
 Make = Callable[..., Talk]
 

@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands import commands, perform
 from llmcli.chat.commands.base import GROUPS
-from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
-from quant.container import Field
-from tests.chat.test_complete import offered
+from quant.gguf.header import Field
+from tests.chat.terminal.test_completion import offered
 
 Make = Callable[..., Talk]
 EVIL = "\x1b[2J\x1b]0;owned\x07"

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands import perform
-from llmcli.chat.render import Stream, histogram
-from llmcli.chat.talk import Talk
-from llmcli.chat.tally import Tally
+from llmcli.chat.conversation.totals import Tally
+from llmcli.chat.display.stream_writer import Stream, histogram
 from llmcli.errors import UserError
-from llmcli.runtime.request import Answer
+from llmcli.runtime.requests.request import Answer
 from llmcli.types import TokenTime
 
 Make = Callable[..., Talk]

@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
+from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands import commands, perform
-from llmcli.chat.render import Stream
-from llmcli.chat.talk import Talk
+from llmcli.chat.display.stream_writer import Stream
 from llmcli.errors import UserError
 
 Make = Callable[..., Talk]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from quant import dequantize, language, tensors, views
-from quant.archs.base import Config
+from quant.checkpoint import dequantize, language_part, safetensors, tensor_views
+from quant.checkpoint.config import Config
 
 
 def write(stories: Path, folder: Path, tensors: dict[str, Any], settings: dict[str, Any]) -> Path:
@@ -31,13 +31,13 @@ def opened(folder: Path, slab: int = 7) -> dict[str, np.ndarray]:
     """The checkpoint's tensors in floats under their own names, read a few rows at a time."""
     config = Config(json.loads((folder / "config.json").read_text()), str(folder / "config.json"))
     found = dequantize.restore(
-        folder, config, language.part(folder, tensors.load(folder)).tensors
+        folder, config, language_part.part(folder, safetensors.load(folder)).tensors
     ).tensors
     values = {}
     for name, tensor in found.items():
         pieces = [
-            views.floats(tensor, first, min(first + slab, views.rows(tensor)))
-            for first in range(0, views.rows(tensor), slab)
+            tensor_views.floats(tensor, first, min(first + slab, tensor_views.rows(tensor)))
+            for first in range(0, tensor_views.rows(tensor), slab)
         ]
         values[name] = np.concatenate(pieces).reshape(tensor.shape)
     return values

@@ -5,7 +5,7 @@ from typing import Any
 
 from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.constraint.compile import Grammars
-from tests.fakes import FakeModel
+from tests.fixtures.fakes import FakeModel
 
 
 def no_native(constraint: Constraint) -> Grammar:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.engine import Engine
-from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import defaults
-from llmcli.runtime.search import Search
 from llmcli.runtime.strategies.base import Vocabulary
-from tests.fakes import EOS, N_VOCAB, FakeContext, FakeModel, fake_runner
+from tests.fixtures.fakes import EOS, N_VOCAB, FakeContext, FakeModel, fake_runner
 
 GREEDY = defaults().with_values({"temp": 0})
 

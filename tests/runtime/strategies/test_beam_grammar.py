@@ -12,19 +12,21 @@ import jsonschema
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.constraint.base import Constraint, Grammar, Matcher, Unfollowable
 from llmcli.runtime.constraint.compile import Grammars
 from llmcli.runtime.constraint.llguidance import Guide
-from llmcli.runtime.engine import Engine
-from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import defaults
-from llmcli.runtime.search import Search
 from llmcli.runtime.strategies.base import Vocabulary
-from tests import beams
-from tests.fakes import EOS, N_VOCAB, FakeContext, FakeModel
+from tests.fixtures import beams
+from tests.fixtures.fakes import EOS, N_VOCAB, FakeContext, FakeModel
 from tests.runtime.constraint.words import gbnf, schema
 
 CALL = {

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.request import Request, RunOptions
+from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import defaults
-from llmcli.runtime.search import Search
-from tests import beams
+from tests.fixtures import beams
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.runtime.engine import Engine
-from llmcli.runtime.overflow import Overflow, Shift, Sinks
-from llmcli.runtime.request import Answer, Request, RunOptions
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.context_overflow import Overflow, Shift, Sinks
+from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import defaults
-from llmcli.runtime.search import Search
 from llmcli.runtime.strategies.base import Vocabulary
-from tests.fakes import EOS, N_VOCAB, FakeContext, FakeModel
+from tests.fixtures.fakes import EOS, N_VOCAB, FakeContext, FakeModel
 from tests.runtime.constraint.words import schema
 
 TURNS = ["<first turn>" * 3, "<second turn>" * 3, "<third>"]

@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 
 from llmcli.runtime.constraint.base import JUMPS, Grammar
-from llmcli.runtime.engine import Engine
-from llmcli.runtime.overflow import Sinks
-from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.requests.context_overflow import Sinks
+from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.strategies.base import Speculation, Vocabulary
 from llmcli.types import Event
-from tests.drafts import CHEAP, Knowing, Steady
-from tests.fakes import FakeContext, FakeModel
+from tests.fixtures.drafts import CHEAP, Knowing, Steady
+from tests.fixtures.fakes import FakeContext, FakeModel
 from tests.runtime.constraint.words import gbnf, schema
 
 CALL = {

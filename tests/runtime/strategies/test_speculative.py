@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from llmcli.runtime.drafting.base import Drafter
-from llmcli.runtime.drafting.curve import Curve
 from llmcli.runtime.drafting.ngram import Lookup
-from llmcli.runtime.engine import Engine
-from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.drafting.pass_cost import Curve
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.strategies.base import Speculation, Vocabulary
-from tests.drafts import CHEAP, Knowing, Steady
-from tests.fakes import EOS, FakeContext, FakeModel
+from tests.fixtures.drafts import CHEAP, Knowing, Steady
+from tests.fixtures.fakes import EOS, FakeContext, FakeModel
 
 GREEDY = defaults().with_values({"temp": 0})
 VERSE = b"row, row, row your boat gently down the stream; row, row, row your boat gently down the stream. the end"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from llmcli.runtime.engine import Engine
-from llmcli.runtime.request import Request
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.strategies import strategies
 from llmcli.runtime.strategies.base import Vocabulary
-from tests.fakes import FakeContext, FakeModel
+from tests.fixtures.fakes import FakeContext, FakeModel
 
 GREEDY = defaults().with_values({"temp": 0})
 

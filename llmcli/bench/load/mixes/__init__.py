@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from llmcli.bench.load.record import Job
+from llmcli.bench.load.records import Job
 from quant.registry import collect
 
 

@@ -1,0 +1,135 @@
+"""Errors of requests: OpenAI's error objects and HTTP statuses, with llama-server's types where
+OpenAI has none.
+
+Free of HTTP: lines of a batch and messages of a WebSocket fail with the same objects.
+"""
+
+from typing import Any
+
+from llmcli.errors import UserError
+from llmcli.runtime.constraint.base import Unfollowable
+from llmcli.runtime.requests.beam_settings import TooManyBeams
+from quant.errors import Refusal
+
+
+class Busy(UserError):
+    """The queue is full; `retry_after` is in seconds."""
+
+    def __init__(self, waiting: int, retry_after: int) -> None:
+        super().__init__(
+            f"{waiting} requests are running or waiting",
+            hint=f"retry in {retry_after} s, or start with a larger --max-waiting",
+        )
+        self.retry_after = retry_after
+
+
+class Stopping(UserError):
+    """The server is stopping and accepts no requests."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping", hint="start it again")
+
+
+class Failed(UserError):
+    """The model or the machine could not complete an answer."""
+
+
+def failure(error: UserError) -> UserError:
+    """Return the error that a client receives for a failed answer. A grammar that no token can
+    continue is the request's own mistake.
+    """
+    return (
+        error
+        if isinstance(error, Unfollowable)
+        else Failed(str(error), hint="try again, or send another request")
+    )
+
+
+WRONG = "invalid_request_error"
+TYPES = {
+    400: WRONG,
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: WRONG,
+    408: WRONG,
+    413: WRONG,
+    415: WRONG,
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+ANTHROPIC = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+
+
+class Problem(Refusal):
+    """A request that cannot be answered. `param`: the field that is wrong; `more`: further fields
+    of the error object.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        type: str | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.type, self.more = type or TYPES[status], more
+
+
+def unknown_model(name: str, names: tuple[str, ...]) -> Problem:
+    """Return the error of a request for a model that is not served."""
+    message = f"the model {name[:100]!r} is not served here; available: {', '.join(names)}"
+    return Problem(message, 404, param="model", code="model_not_found")
+
+
+def problem(error: Refusal) -> Problem:
+    """Return any UserError as an ApiError: what the engine, a template or a grammar refuses is a
+    mistake of the request (400).
+
+    Hints are dropped because they name flags of a command line; where one helps, the message says
+    it in the server's terms.
+    """
+    match error:
+        case Problem():
+            return error
+        case Busy():
+            return Problem(str(error), 429, code="busy")
+        case Failed():
+            return Problem(str(error), 500)
+        case Stopping():
+            return Problem(str(error), 503)
+        case TooManyBeams():
+            return Problem(
+                f"{error}: ask for fewer, or start with a larger --parallel", param="beams"
+            )
+    return Problem(str(error))
+
+
+def document(error: Problem, path: str = "") -> dict[str, Any]:
+    """Return the error document in the form of a path's API: ollama's has only a message,
+    Anthropic's has its own types.
+    """
+    if path.startswith("/api/"):
+        return {"error": str(error)}
+    about = {
+        "message": str(error),
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+        **error.more,
+    }
+    if path.removeprefix("/v1").startswith("/messages"):
+        return {
+            "type": "error",
+            "error": {**about, "type": ANTHROPIC.get(error.status, error.type)},
+        }
+    return {"error": about}

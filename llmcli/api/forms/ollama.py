@@ -1,0 +1,274 @@
+"""`/api/chat` and `/api/generate`: ollama's API, for clients that speak no other. Requests are
+translated into OpenAI's chat completions.
+
+Answers are lines of JSON, streamed unless the request says otherwise; durations are in nanoseconds.
+Options that control how a model is loaded and kept (num_ctx, num_thread, keep_alive, …) are
+ignored. A prompt that does not fit is an error with the numbers; it is never shortened silently.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from llmcli.api.errors import Problem, document
+from llmcli.api.fields import Fields
+from llmcli.api.forms import common_fields as common
+from llmcli.api.forms import logprobs
+from llmcli.api.forms.base import Document, encoded, reason
+from llmcli.api.forms.conversation import Conversation
+from llmcli.api.forms.messages import MOST
+from llmcli.api.forms.prompt import Prompt, Wanted, prompt
+from llmcli.api.forms.tool_call_stream import Heard
+from llmcli.api.forms.tools import NO_TOOLS
+from llmcli.api.server_settings import Settings
+from llmcli.api.tool_calls.base import given
+from llmcli.runtime.constraint.base import Constraint
+from llmcli.runtime.requests.request import Answer
+from llmcli.runtime.runner import Runner
+from llmcli.types import Event
+
+LATEST = ":latest"  # ollama's clients add it to a name
+LIMIT = "num_predict"
+# Fields that have the same name in OpenAI's document.
+KEPT = ("messages", "tools", "logprobs", "top_logprobs", "model")
+LOADING = "load"  # reason of a request without a prompt, by which clients load a model
+
+
+class OllamaChat(Conversation):
+    """ollama's conversations."""
+
+    path: ClassVar[str] = "/api/chat"
+    prefix: ClassVar[str] = "ollama-"
+    media_type: ClassVar[str] = "application/x-ndjson"
+    last: ClassVar[bytes] = b""
+    ping: ClassVar[bytes] = b""  # these streams have no comments: every line must be JSON
+
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+        self._started_ns = time.perf_counter_ns()
+        fields = Fields(body)
+        self._prompt_text = fields.text("prompt") or ""
+        self._raw = fields.flag("raw") or runner.template is None
+        self._n_calls = 0  # tool calls so far
+        super().__init__(self._openai_document(fields, settings), runner, settings)
+        self.stream = fields.flag("stream", True)
+        self.name = fields.text("model") or settings.name
+        if self._has_no_prompt(fields):
+            self.requests, self.constraint = (), None
+
+    def _has_no_prompt(self, fields: Fields) -> bool:
+        return not fields.values.get("messages")
+
+    def _openai_document(self, fields: Fields, settings: Settings) -> Document:
+        """Return the equivalent document for /v1/chat/completions."""
+        options = fields.table("options") or Fields({})
+        document: Document = {
+            name: value for name, value in options.values.items() if name != LIMIT
+        }
+        document |= {name: fields.values[name] for name in KEPT if fields.has(name)}
+        if (limit := options.whole(LIMIT, -2, 2**31 - 1, -1)) is not None and limit >= 0:
+            document["max_tokens"] = limit
+        document["model"] = known(fields.text("model"), settings)
+        if (format_ := fields.values.get("format")) not in (None, ""):
+            document["response_format"] = _format(fields, format_)
+        if (think := fields.values.get("think")) is not None:
+            document["reasoning_effort"] = (
+                ("medium" if think else "none") if isinstance(think, bool) else think
+            )
+        document["messages"] = _messages(fields) or [{"role": "user", "content": ""}]
+        document["continue_final_message"] = False
+        return document
+
+    @property
+    def each(self) -> int:
+        """Always one answer, even if the options contain `n`."""
+        return 1
+
+    def whole(self, answers: Sequence[Answer]) -> Document:
+        """Return the whole answer as one object."""
+        heard: list[Heard] = []
+        for answer in answers:
+            listener = self.prompt.listener()
+            heard = [*listener.feed(answer.text), *listener.finish()]
+        return {**self._piece(heard), **self._end_document(answers)}
+
+    def begin(self) -> Iterable[Document]:
+        """Return nothing: these streams begin with the first piece."""
+        self.begun = True
+        return []
+
+    def show(self, event: Event) -> Iterable[Document]:
+        """Return the object for what an event adds."""
+        heard = self._splitters[0].feed(event.text)
+        log_probabilities = logprobs.of_event(self.runner, event) if self.logprobs else None
+        has_output = any(piece.kind not in ("call_start", "arguments") for piece in heard)
+        if not has_output and not log_probabilities:
+            return []
+        return [
+            {
+                **self._piece(heard),
+                "done": False,
+                **({"logprobs": log_probabilities["content"]} if log_probabilities else {}),
+            }
+        ]
+
+    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+        """Yield what was held back, then the token counts."""
+        if self.requests and (heard := self._splitters[0].finish()):
+            yield {**self._piece(heard), "done": False}
+        yield {**self._piece([]), **self._end_document(answers, is_complete=False)}
+
+    def written(self, chunks: Iterable[Document]) -> bytes:
+        """Encode objects as lines of JSON."""
+        return b"".join(encoded(chunk) + b"\n" for chunk in chunks)
+
+    @classmethod
+    def failed(cls, error: Problem) -> bytes:
+        """Return the error as a line of JSON."""
+        return encoded(document(error, cls.path)) + b"\n"
+
+    def _piece(self, heard: Iterable[Heard]) -> Document:
+        pieces = list(heard)
+        calls = [piece.call for piece in pieces if piece.kind == "call_end" and piece.call]
+        # A call that was cut off must not be executed: it becomes text.
+        cut = "".join(f"{call.name} {call.arguments}" for call in calls if given(call) is None)
+        message: Document = {"role": "assistant", "content": _text_of_kind(pieces, "content") + cut}
+        if thinking := _text_of_kind(pieces, "thinking"):
+            message["thinking"] = thinking
+        if complete := [(call, values) for call in calls if (values := given(call)) is not None]:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "function": {"index": index, "name": call.name, "arguments": values},
+                }
+                for index, (call, values) in enumerate(complete, self._n_calls)
+            ]
+            self._n_calls += len(complete)
+        return {"model": self.name, "created_at": datetime.now(UTC).isoformat(), "message": message}
+
+    def _end_document(self, answers: Sequence[Answer], is_complete: bool = True) -> Document:
+        if not answers:
+            return {"done": True, "done_reason": LOADING}
+        (answer,) = answers
+        extra = (
+            {"logprobs": logprobs.content(self.runner, answer)}
+            if self.logprobs and is_complete
+            else {}
+        )
+        return {
+            "done": True,
+            "done_reason": reason(answer),
+            "total_duration": time.perf_counter_ns() - self._started_ns,
+            "load_duration": 0,
+            "prompt_eval_count": answer.prompt_tokens,
+            "prompt_eval_duration": round(answer.prompt_ms * 1e6),
+            "eval_count": len(answer.tokens),
+            "eval_duration": round(answer.generate_ms * 1e6),
+            **extra,
+        }
+
+
+class Generate(OllamaChat):
+    """ollama's single answers: one message through the template, or with `raw` a text that is
+    continued.
+    """
+
+    path: ClassVar[str] = "/api/generate"
+    refused: ClassVar[dict[str, str]] = {
+        "context": "send the conversation to /api/chat",
+        "suffix": "a text is continued at its end; /infill fills a gap",
+        "template": "use raw to send a text as it is",
+        "images": "this server reads only text",
+    }
+
+    def _has_no_prompt(self, fields: Fields) -> bool:
+        return not self._prompt_text
+
+    def _openai_document(self, fields: Fields, settings: Settings) -> Document:
+        messages = (
+            [{"role": "system", "content": system}] if (system := fields.text("system")) else []
+        )
+        messages.append({"role": "user", "content": self._prompt_text})
+        refused = {name: fields.values.get(name) for name in self.refused}
+        return {
+            **super()._openai_document(Fields({**fields.values, "messages": messages}), settings),
+            **refused,
+        }
+
+    def _prompt(self, wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
+        if not self._raw:
+            return prompt(wanted, runner, settings)
+        tokens = common.encoded(runner, settings, self._prompt_text) or ((runner.model.bos or 0),)
+        constraint = (
+            None if wanted.format is None else Constraint("json_schema", json.dumps(wanted.format))
+        )
+        return Prompt(tokens, constraint, None, None, NO_TOOLS)
+
+    def _piece(self, heard: Iterable[Heard]) -> Document:
+        document = super()._piece(heard)
+        message = document.pop("message")
+        thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
+        return {**document, "response": message["content"], **thinking}
+
+
+def _text_of_kind(heard: Sequence[Heard], sort: str) -> str:
+    return "".join(piece.text for piece in heard if piece.kind == sort)
+
+
+def known(name: str | None, settings: Settings) -> str | None:
+    """Return the served name that a client means, with or without ollama's default tag."""
+    if name is None or name in settings.names:
+        return name
+    bare = name.removesuffix(LATEST)
+    return next(
+        (served for served in settings.names if bare in (served, served.removesuffix(LATEST))), name
+    )
+
+
+def _format(fields: Fields, wanted: object) -> Document:
+    if wanted == "json":
+        return {"type": "json_object"}
+    if not isinstance(wanted, dict):
+        raise fields.wrong("format", "json or a JSON schema")
+    return {"type": "json_schema", "json_schema": {"schema": wanted}}
+
+
+def _messages(fields: Fields) -> list[Document]:
+    """Return ollama's messages in OpenAI's form. ollama's calls have no ids, and their results
+    follow in order.
+    """
+    messages: list[Document] = []
+    call_numbers, result_numbers = itertools.count(), itertools.count()
+    for message in fields.tables("messages", MOST):
+        if message.values.get("images"):
+            raise Problem(
+                f"{message.at('images')}: this server reads only text", param=message.at("images")
+            )
+        role = message.needed("role")
+        extra: Document = {}
+        if role == "tool":
+            extra = {"tool_call_id": message.text("tool_call_id") or f"call_{next(result_numbers)}"}
+        if calls := [
+            _call(call, f"call_{next(call_numbers)}") for call in message.tables("tool_calls")
+        ]:
+            extra = {"tool_calls": calls}
+        if thinking := message.text("thinking"):
+            extra["reasoning_content"] = thinking
+        messages.append({"role": role, "content": message.text("content", ""), **extra})
+    return messages
+
+
+def _call(fields: Fields, name: str) -> Document:
+    inner = fields.table("function")
+    if inner is None:
+        raise Problem(f"{fields.at('function')} is missing", param=fields.at("function"))
+    arguments = json.dumps(inner.values.get("arguments") or {})
+    return {
+        "id": fields.text("id") or name,
+        "function": {"name": inner.needed("name"), "arguments": arguments},
+    }
+
+
+FORMS = (OllamaChat, Generate)

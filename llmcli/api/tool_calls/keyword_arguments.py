@@ -1,0 +1,239 @@
+"""Arguments as Python keywords, converted to JSON while they arrive.
+
+Strings are streamed in pieces; adjacent string literals are joined. Any other value is converted
+once it is complete: a Python literal (number, list, …) becomes its JSON value, anything else a
+string. No code is run.
+"""
+
+import ast
+import json
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Any
+
+from llmcli.api.tool_calls.base import Form
+from llmcli.runtime.text.detokenizer import overlap
+
+# A function's name and the sign that keywords, or no arguments, follow.
+CALL = r"(?P<name>[\w.-]+)\s*\((?=\s*(?:\)|[^\W\d]\w*\s*=))"
+KEY = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
+PART = re.compile(r"\s*\w*\s*")  # the beginning of a key
+BLANK = re.compile(r"\s*")
+END = re.compile(r"\s*\)")
+OPENING = re.compile(r"([rR]|[uU]?)(\"\"\"|'''|\"|')")
+OPENS = re.compile(r"[rRuU]?(?:\"{0,2}|'{0,2})")  # the beginning of an opening quote
+INSIDE = {quote: re.compile(rf"\\|{quote}") for quote in ('"""', "'''", '"', "'")}
+OUTSIDE = re.compile(r"[\"'\[\]{}(),]|<\|")
+HEX = "[0-9a-fA-F]"
+ESCAPE = re.compile(
+    rf"\\(?:([0-7]{{1,3}})|(?:x({HEX}{{2}})|u({HEX}{{4}})|U({HEX}{{8}}))|N\{{([^{{}}]*)\}}|(.))",
+    re.S,
+)
+ESCAPES = re.compile(
+    rf"\\(?:[0-7]{{0,2}}|x{HEX}?|u{HEX}{{0,3}}|U{HEX}{{0,7}}|N(?:\{{[\w -]{{0,99}})?)"
+)  # the beginning of an escape
+LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
+SURROGATES = re.compile("[\ud800-\udfff]")
+# JSON's words, which models write among Python's
+WORDS = {"true": True, "false": False, "null": None}
+
+
+@dataclass(frozen=True)
+class Keywords(Form):
+    """Keyword arguments; both patterns end with CALL_PATTERN."""
+
+    begins: str
+    goes_on: str = ""
+
+    def reader(self, texts: frozenset[str]) -> "Keyed":
+        """Return a stream for one call's arguments."""
+        return Keyed(texts)
+
+
+class Keyed:
+    """Converts one call's keyword arguments to JSON. `string_arguments`: the arguments that are
+    strings by the schema, so that numbers in them stay text.
+    """
+
+    def __init__(self, texts: frozenset[str]) -> None:
+        self.done = False
+        self._texts, self._name = texts, ""
+        self._separator, self._step = "{", self._read_key
+        self._quote, self._raw = "", False  # of the open string
+        # a value that is converted once it is complete, and the depth of its brackets
+        self._pending, self._depth = list[str](), 0
+
+    def take(self, text: str, over: bool) -> tuple[str, int]:
+        """Return the JSON of a piece of text and the number of characters it has read."""
+        out, position, progressed = list[str](), 0, True
+        if self._separator == "{":
+            out, self._separator = ["{"], ""
+        while progressed and not self.done:
+            step, previous = self._step, position
+            piece, position = step(text, position, over)
+            out.append(piece)
+            progressed = position > previous or self._step != step
+        if over and not self.done:
+            position = len(text)
+        return "".join(out), position
+
+    # Each step reads the text from a position and returns JSON and the position after it.
+
+    def _read_key(self, text: str, at: int, over: bool) -> tuple[str, int]:
+        if match := END.match(text, at):
+            self.done = True
+            return "}", match.end()
+        if match := KEY.match(text, at):
+            before, self._separator, self._name, self._step = (
+                self._separator,
+                ", ",
+                match[1],
+                self._value,
+            )
+            return f"{before}{_json(self._name)}: ", match.end()
+        self.done = not PART.fullmatch(text, at)
+        return "", at
+
+    def _value(self, text: str, at: int, over: bool) -> tuple[str, int]:
+        at = _skip_blank(text, at)
+        if OPENS.fullmatch(text, at) and not over:
+            return "", at
+        if end := self._open_string(text, at):
+            return '"', end
+        self._step = self._read_other
+        return "", at
+
+    def _open_string(self, text: str, at: int) -> int:
+        """Return the position after an opening quote; 0 if there is none."""
+        match = OPENING.match(text, at)
+        if match is None:
+            return 0
+        self._raw, self._quote, self._step = match[1] in ("r", "R"), match[2], self._read_string
+        return match.end()
+
+    def _read_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
+        match = INSIDE[self._quote].search(text, at)
+        if match is None:
+            end = max(at, len(text) - overlap(text, self._quote))
+            return _escape(text[at:end]), end
+        said, start = _escape(text[at : match.start()]), match.start()
+        if match[0] == self._quote:
+            self._quote, self._step = "", self._after_string
+            return said, match.end()
+        if self._raw:
+            end = start + 2
+            return (said, start) if end > len(text) else (said + _escape(text[start:end]), end)
+        escape = ESCAPE.match(text, start)
+        if escape is None or (ESCAPES.fullmatch(text, start) and not over):
+            return said, start
+        return said + _escape(_unescape(escape)), escape.end()
+
+    def _after_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
+        """Read what follows a string: another literal that continues it, or the next argument."""
+        at = _skip_blank(text, at)
+        if OPENS.fullmatch(text, at) and not over:
+            return "", at
+        if end := self._open_string(text, at):
+            return "", end
+        first = text[at : at + 1]
+        self._step, self.done = self._read_key, first not in (",", ")")
+        return '"', at + (first == ",")
+
+    def _read_other(self, text: str, at: int, over: bool) -> tuple[str, int]:
+        """Read a value that is not a string, up to the comma or bracket after it."""
+        start = at
+        while match := (INSIDE[self._quote] if self._quote else OUTSIDE).search(text, at):
+            sign, at = match[0], match.start()
+            if sign == "\\":
+                if at + 2 > len(text):
+                    break
+                at += 2
+            elif sign == self._quote:
+                self._quote, at = "", match.end()
+            elif sign in ("'", '"'):
+                if OPENS.fullmatch(text, at) and not over:
+                    break
+                opening = OPENING.match(text, at)
+                assert opening
+                self._quote, at = opening[2], opening.end()
+            elif sign == "<|":  # a special token: the value was cut off
+                self.done = True
+                return "", at
+            elif not self._depth and sign in (",", ")"):
+                value = _parse_literal(
+                    "".join([*self._pending, text[start:at]]).strip(), self._name in self._texts
+                )
+                self._pending, self._step = [], self._read_key
+                return _json(value), at + (sign == ",")
+            else:
+                self._depth = max(0, self._depth + {"(": 1, "[": 1, "{": 1, ",": 0}.get(sign, -1))
+                at += 1
+        else:
+            at = max(at, len(text) - overlap(text, self._quote or "<|"))
+        self._pending.append(text[start:at])
+        return "", at
+
+
+def _skip_blank(text: str, at: int) -> int:
+    match = BLANK.match(text, at)
+    assert match
+    return match.end()
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    """Return the character that a Python escape stands for; an invalid escape stays as it is."""
+    octal, *codes, name, letter = escape.groups()
+    code = next((digits for digits in codes if digits), None)
+    try:
+        if octal or code:
+            return chr(int(octal, 8) if octal else int(code or "", 16))
+        if name is not None:
+            return unicodedata.lookup(name)
+    except (KeyError, ValueError, OverflowError):
+        return escape[0]
+    return LETTERS.get(letter, letter if letter in "\\'\"" else escape[0])
+
+
+def _parse_literal(words: str, text: bool) -> Any:
+    """Return the value of a Python literal, without evaluating code. Anything else is text, and so
+    are numbers if `text` is set.
+    """
+    try:
+        value = _value(ast.parse(words, mode="eval").body)
+        json.dumps(value, allow_nan=False)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return words
+    return words if text and type(value) in (int, float) else value
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Name(id=word) if word in WORDS:
+            return WORDS[word]
+        case ast.List(elts=values) | ast.Tuple(elts=values):
+            return [_value(item) for item in values]
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            return {
+                str(_value(key)): _value(value)
+                for key, value in zip(keys, values, strict=True)
+                if key
+            }
+        case ast.Constant() | ast.UnaryOp():
+            literal = ast.literal_eval(node)
+            if isinstance(literal, str | int | float | bool | None):
+                return literal
+    raise ValueError(node)
+
+
+def _json(value: Any) -> str:
+    """Return JSON in which lone surrogates are escaped: two of them make a character, and alone
+    they are not valid UTF-8.
+    """
+    return SURROGATES.sub(
+        lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)
+    )
+
+
+def _escape(text: str) -> str:
+    return _json(text)[1:-1]

@@ -1,0 +1,193 @@
+"""A batch: turns input lines into tasks and results into output lines, and identifies the batch so
+that an interrupted run can resume.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmcli.api import embeddings
+from llmcli.api.errors import Problem, problem
+from llmcli.api.forms.base import Document, Form
+from llmcli.api.registry import forms
+from llmcli.api.server_settings import Settings
+from llmcli.batch import output_line
+from llmcli.batch.executor import Task
+from llmcli.batch.input_lines import Line, Survey
+from llmcli.batch.plans import Plan, plain
+from llmcli.batch.request_line import VECTORS, Asked, Damaged, asked, named
+from llmcli.runtime import kv_state_file
+from llmcli.runtime.runner import Runner
+from llmcli.runtime.sampling import RANDOM, SEEDS
+from quant.errors import Refusal
+
+# Request fields that set the form of an answer.
+FORMS = ("response_format", "json_schema", "grammar", "tools")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How lines are answered. `settings`: the server settings, for what a line leaves open; `seed`:
+    the base of the seeds of lines without one; `defaults`: request fields for lines that do not set
+    them; `plan`: makes a form's answer plan.
+    """
+
+    settings: Settings
+    seed: int = 0
+    defaults: Mapping[str, Any] | None = None
+    plan: Callable[[Form], Plan] = plain
+
+
+def fingerprint(runner: Runner, rules: Rules, survey: Survey) -> dict[str, Any]:
+    """Return the identity of a batch: everything that its answers depend on. Threads, batch sizes
+    and the number of answers at once are not part of it: they only change how llama.cpp rounds,
+    and --reproducible avoids that.
+    """
+    model, settings = kv_state_file.world(runner), rules.settings
+    return {
+        "input": survey.sha256,
+        "lines": survey.count,
+        "model": model.as_dict() if model else settings.name,
+        "name": settings.name,
+        "context": runner.n_ctx,
+        "sampling": settings.sampling.as_dict(),
+        "system": settings.system,
+        "stops": list(settings.stops),
+        "predict": settings.max_tokens,
+        "seed": rules.seed,
+        "defaults": dict(rules.defaults or {}),
+        "plan": rules.plan.__name__,
+    }
+
+
+class Job:
+    """One batch: turns lines into tasks, and their results into lines of the journal.
+
+    `other_models`: other model names in the lines; this model answers them.
+    """
+
+    def __init__(self, runner: Runner, rules: Rules, identity: Mapping[str, Any]) -> None:
+        self.runner, self.rules = runner, rules
+        self.id = id_of(identity)
+        self.renamed: set[str] = set()
+        # Name and number of the lines whose tasks have not ended.
+        self._lines: dict[int, tuple[str, int]] = {}
+
+    def tasks(self, lines: Iterable[Line]) -> Iterator[Task]:
+        """Yield a task for each line."""
+        return map(self._task, lines)
+
+    def _task(self, line: Line) -> Task:
+        self._lines[line.index] = named(line), line.number
+        try:
+            request = asked(line, templated=self.runner.template is not None)
+            if request.url == VECTORS:
+                return Task(
+                    line.index,
+                    None,
+                    aside=self._embed(self._without_other_model(dict(request.body))),
+                )
+            return Task.begin(line.index, self.rules.plan(self._build_form(request)))
+        except Refusal as error:
+            return Task(line.index, None, refusal=error)
+
+    def line(self, index: int, came: Document | Refusal) -> bytes:
+        """Return the output line of a task that has ended."""
+        name, number = self._lines.pop(index)
+        if isinstance(came, Damaged):
+            return output_line.damaged(self.id, index, name, number, came.code, str(came))
+        if isinstance(came, Refusal):
+            return output_line.refused(self.id, index, name, problem(came))
+        return output_line.answered(self.id, index, name, came)
+
+    def _without_other_model(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a request body without the name of another model."""
+        if isinstance(body.get("model"), str) and body["model"] not in self.rules.settings.names:
+            self.renamed.add(body.pop("model"))
+        return body
+
+    def _embed(self, body: Mapping[str, Any]) -> Iterator[Document | None]:
+        """Yield None after each pass over the texts but the last, then the embeddings document.
+        Runs on the engine's thread.
+        """
+        request, embedder = embeddings.Asked(body, self.rules.settings), self.runner.embedder()
+        length = request.length(embedder)
+        ids = embeddings.encoded(request.texts, embedder)
+        embedding = embedder.work(ids)
+        while embedding.step():
+            yield None
+        yield request.answer(ids, embedding.vectors, length)
+
+    def _build_form(self, wants: Asked) -> Form:
+        make = forms().get(wants.url)
+        if make is None:
+            available = ", ".join(sorted([*forms(), VECTORS]))
+            raise Problem(
+                f"the url {wants.url[:100]!r} is not supported; available: {available}",
+                404,
+                param="url",
+            )
+        body, settings = (
+            self._without_other_model({**self._defaults(wants.body), **wants.body}),
+            self.rules.settings,
+        )
+        if body.pop("stream", None):
+            raise Problem("a batch cannot stream its answers: leave out stream", param="stream")
+        form: Form = make(body, self.runner, settings)
+        if any(request.sampling.seed == RANDOM for request in form.requests):
+            seed = self._seed(wants.custom_id)
+            form.requests = tuple(
+                replace(request, sampling=replace(request.sampling, seed=(seed + number) % SEEDS))
+                for number, request in enumerate(form.requests)
+            )
+        return form
+
+    def _defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the default fields that apply to a body; none about the answer's form if the body
+        sets one.
+        """
+        sets_form = any(name in body for name in FORMS)
+        return {
+            name: value
+            for name, value in (self.rules.defaults or {}).items()
+            if not (sets_form and name in FORMS)
+        }
+
+    def _seed(self, name: str) -> int:
+        """Return the seed of a line that sets none; it does not depend on the order in which lines
+        are answered.
+        """
+        return (
+            int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8])
+            % SEEDS
+        )
+
+
+def id_of(identity: Mapping[str, Any]) -> str:
+    """Return a batch's id; another input, model or setting gives another id."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def failed(batch: str, out: Path, count: int) -> int | None:
+    """Return the number of lines of OUT without an answer, or None if OUT is not the complete
+    output of this batch.
+
+    It is complete if every line has the id that this batch would give it: OUT is only ever written
+    as a whole.
+    """
+    failures = 0
+    try:
+        with out.open("rb") as stream:
+            for index in range(count):
+                prefix = b'{"id":"%s"' % output_line.line_id(batch, index).encode()
+                if stream.read(len(prefix)) != prefix or not (line := stream.readline()).endswith(
+                    b"\n"
+                ):
+                    return None
+                failures += output_line.ANSWERED not in line
+            return None if stream.read(1) else failures
+    except OSError:
+        return None

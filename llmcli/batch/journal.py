@@ -1,0 +1,195 @@
+"""The journal of a batch: answers are written when they are finished, and put into the input's
+order at the end.
+
+`.OUT.journal` begins with the batch's identity (input, model, settings), followed by one output
+line for each finished input line, in the order of finishing, with its index and a checksum. An
+interrupted run resumes from it and does not compute finished lines again. When all lines are
+finished, OUT is written under another name, flushed and renamed.
+
+Answers are written at once instead of waiting in memory for those before them, so that a long
+answer delays nothing and an interruption loses nothing. The price is that everything is written
+twice.
+"""
+
+import fcntl
+import json
+import os
+import time
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from llmcli.atomic_files import sync_folder
+from llmcli.errors import UserError
+
+FORM = "llmcli batch 1"
+OFTEN = 2.0  # seconds between two flushes to the disk
+NOWHERE = -1
+
+
+class Journal:
+    """The journal of one batch that will become OUT; used inside open(). `count`: number of lines;
+    `n_finished`: lines in the journal.
+    """
+
+    def __init__(self, out: Path, identity: Mapping[str, Any], count: int) -> None:
+        self.out, self.count, self.finished = out, count, 0
+        self.path, self.part = (
+            out.with_name(f".{out.name}.journal"),
+            out.with_name(f".{out.name}.part"),
+        )
+        self._head = {"form": FORM, **json.loads(json.dumps(identity))}
+        self._offsets = array("q", [NOWHERE]) * count
+        self._synced = time.monotonic()
+
+    @contextmanager
+    def open(self, *, force: bool = False) -> Iterator["Journal"]:
+        """Resume from an interrupted run, or start. Only one process at a time.
+
+        Raises UserError if the journal belongs to another input or other settings (`force` discards
+        it), if another process uses it, or if it cannot be written.
+        """
+        for file in (self.path, self.part, self.out):
+            if (file.is_symlink() and not file.exists()) or (file.exists() and not file.is_file()):
+                raise UserError(f"{file} is not a regular file", hint="choose another path with -o")
+        with told(self.out), self.path.open("a+b", buffering=0) as stream:
+            _lock(stream, self.path, self.out)
+            self._stream = stream
+            if force:
+                stream.truncate(0)
+            self._read_existing()
+            if not stream.seek(0, os.SEEK_END):
+                stream.write(json.dumps(self._head).encode() + b"\n")
+            try:
+                yield self
+            finally:
+                self.sync()
+
+    def has(self, index: int) -> bool:
+        """Return whether the line with this index is finished."""
+        return self._offsets[index] != NOWHERE
+
+    def put(self, index: int, line: bytes) -> None:
+        """Append a finished output line, without its newline. It survives the end of the
+        process.
+        """
+        assert not self.has(index) and b"\n" not in line, index
+        body = b"%d %s" % (index, line)
+        offset = self._stream.tell()
+        record = memoryview(b"%08x %s\n" % (zlib.crc32(body), body))
+        while record:  # a full disk may accept a part of the record before it fails
+            record = record[self._stream.write(record) :]
+        self._offsets[index] = offset
+        self.finished += 1
+        if time.monotonic() - self._synced > OFTEN:
+            self.sync()
+
+    def sync(self) -> None:
+        """Flush to the disk, so that the journal survives a power failure."""
+        os.fsync(self._stream.fileno())
+        self._synced = time.monotonic()
+
+    def finish(self) -> None:
+        """Write OUT in the input's order and remove the journal."""
+        assert self.finished == self.count, (self.finished, self.count)
+        with self.path.open("rb") as journal, self.part.open("wb") as output:
+            for offset in self._offsets:
+                journal.seek(offset)
+                output.write(journal.readline().split(b" ", 2)[2])
+            output.flush()
+            os.fsync(output.fileno())
+        self.part.replace(self.out)
+        self.path.unlink()
+        sync_folder(self.out.parent)
+
+    def _read_existing(self) -> None:
+        """Read the journal, and cut it off after its last complete record."""
+        with self.path.open("rb") as stream:
+            first = stream.readline()
+            if not first.endswith(b"\n"):  # empty, or cut off in its first line
+                self._stream.truncate(0)
+                return
+            self._compare(first)
+            end = stream.tell()
+            while line := stream.readline():
+                index = self._index(line)
+                if index is None:
+                    break
+                if not self.has(index):
+                    self._offsets[index] = end
+                    self.finished += 1
+                end = stream.tell()
+        self._stream.truncate(end)
+
+    def _index(self, line: bytes) -> int | None:
+        """Return the index of a record's line, or None for a record that was cut off."""
+        check, _, body = line.removesuffix(b"\n").partition(b" ")
+        if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(body):
+            return None
+        index = int(body.partition(b" ")[0])
+        return index if index < self.count else None
+
+    def _compare(self, first: bytes) -> None:
+        """Raise UserError unless the journal belongs to this batch."""
+        try:
+            stored = json.loads(first)
+        except (ValueError, RecursionError):
+            stored = None
+        if not isinstance(stored, dict) or stored.get("form") != FORM:
+            raise UserError(
+                f"{self.path} is not the journal of a batch",
+                hint="remove it, or choose another name with -o",
+            )
+        if stored == self._head:
+            return
+        names = [
+            name
+            for name in sorted({*stored, *self._head})
+            if stored.get(name) != self._head.get(name)
+        ]
+        resume = (
+            f"-c {stored.get('context')} resumes it"
+            if names == ["context"]
+            else "the same settings resume it"
+        )
+        differences = "; ".join(self._difference(name, stored) for name in names)
+        raise UserError(
+            f"{self.out} was started with other settings: {differences}",
+            hint=f"{resume}; --force starts again, another name with -o keeps both",
+        )
+
+    def _difference(self, name: str, stored: Mapping[str, Any]) -> str:
+        before, now = stored.get(name), self._head.get(name)
+        if name == "input":
+            return "another input"
+        values = [json.dumps(value, ensure_ascii=False) for value in (before, now)]
+        return name if max(map(len, values)) > 60 else f"{name} {values[0]} then, {values[1]} now"
+
+
+@contextmanager
+def told(out: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError. The files stay, so that a later run can resume."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {out}: {error.strerror or error}",
+            hint="free some space or check the folder, then run the same command: it resumes",
+        ) from None
+
+
+def _lock(stream: BinaryIO, path: Path, out: Path) -> None:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(
+            f"another process is writing {out}", hint="wait for it, or choose another name with -o"
+        ) from None
+    # The other process finished and removed the journal before this lock was acquired.
+    if not os.fstat(stream.fileno()).st_nlink:
+        raise UserError(
+            f"another process has just written {out}", hint="run the same command again"
+        )

@@ -1,0 +1,85 @@
+"""One output line in OpenAI's batch form, byte-identical whenever and in whatever order it is
+written.
+
+`created` is 0, timings and counts of cached tokens are left out, and ids are hashes of the batch
+and the line. So the file of an interrupted run equals that of an uninterrupted one, and an id
+identifies its batch.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from llmcli.api.errors import Problem, document
+from llmcli.api.forms.base import Document, encoded
+
+MOMENTS = ("created", "created_at", "completed_at")  # fields with seconds since 1970
+# Fields about the cache and about time, which differ from run to run.
+LEFT_OUT = ("timings", "prompt_tokens_details", "input_tokens_details")
+IDS = ("id", "call_id", "item_id")
+# part of every line that has an answer; inside texts, JSON escapes the quotes
+ANSWERED = b',"response":{"status_code":200,'
+HEX = re.compile(r"[0-9a-f]{8,}$")
+
+
+def line_id(batch: str, index: int) -> str:
+    """Return the `id` of a line of the batch with this id."""
+    return f"batch_req_{_hex_digits(batch, index)}"
+
+
+def answered(batch: str, index: int, custom_id: str, body: Document) -> bytes:
+    """Return the line of an answered request."""
+    return _line(batch, index, custom_id, 200, _StableCopy(batch, index).document(body))
+
+
+def refused(batch: str, index: int, custom_id: str, error: Problem) -> bytes:
+    """Return the line of a request that failed, with the error that the server would have sent."""
+    return _line(batch, index, custom_id, error.status, document(error))
+
+
+def damaged(batch: str, index: int, custom_id: str, number: int, code: str, message: str) -> bytes:
+    """Return the line of an input line that cannot be read."""
+    about = {"code": code, "message": message, "line": number}
+    return encoded(
+        {"id": line_id(batch, index), "custom_id": custom_id, "response": None, "error": about}
+    )
+
+
+def _line(batch: str, index: int, custom_id: str, status: int, body: Mapping[str, Any]) -> bytes:
+    response = {
+        "status_code": status,
+        "request_id": f"req_{_hex_digits(batch, index)}",
+        "body": body,
+    }
+    return encoded(
+        {"id": line_id(batch, index), "custom_id": custom_id, "response": response, "error": None}
+    )
+
+
+def _hex_digits(*words: object) -> str:
+    return hashlib.sha256(":".join(map(str, words)).encode()).hexdigest()[:24]
+
+
+class _StableCopy:
+    """Copies documents without what differs from run to run; ids are replaced by counted ones."""
+
+    def __init__(self, *seed: object) -> None:
+        self._seed = seed
+        self._ids: dict[str, str] = {}
+
+    def document(self, value: Any) -> Any:
+        """Return a copy of a JSON value."""
+        if isinstance(value, list):
+            return [self.document(inner) for inner in value]
+        if not isinstance(value, dict):
+            return value
+        return {key: self._value(key, inner) for key, inner in value.items() if key not in LEFT_OUT}
+
+    def _value(self, key: str, value: Any) -> Any:
+        if key in MOMENTS and isinstance(value, int | float):
+            return 0
+        if key in IDS and isinstance(value, str) and HEX.search(value):
+            replacement = HEX.sub(_hex_digits(*self._seed, len(self._ids)), value)
+            return self._ids.setdefault(value, replacement)
+        return self.document(value)

@@ -1,0 +1,335 @@
+"""`bench compare` without its options and files: builds the tests, runs the comparisons, prints
+them.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from llmcli.bench.compare import interleaved as measuring
+from llmcli.bench.compare import saved_runs as keeping
+from llmcli.bench.compare.interleaved import Side
+from llmcli.bench.compare.saved_runs import Saved
+from llmcli.bench.history.history import History, path
+from llmcli.bench.speed import parameter_grid
+from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.statistics.paired_test import Comparison, Design, tenths, wander
+from llmcli.config import Config
+from llmcli.errors import UsageError, UserError
+from llmcli.hardware import host
+from llmcli.model_loader.prepare import ready
+from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
+from llmcli.ui import UI
+
+# spellings of each setting, and the field of a test that it sets
+SETTINGS = {
+    "threads": ("n_threads", "-t", "--threads"),
+    "batch": ("n_batch", "-b", "--batch-size"),
+    "ubatch": ("n_ubatch", "-ub", "--ubatch-size"),
+    "type_k": ("type_k", "-ctk", "--cache-type-k"),
+    "type_v": ("type_v", "-ctv", "--cache-type-v"),
+    "gpu_layers": ("n_gpu_layers", "-ngl", "--n-gpu-layers", "--gpu-layers"),
+    "flash": ("flash_attn", "-fa", "--flash-attn"),
+}
+KNOWN = "-t -b -ub -ctk -ctv -ngl -fa"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One side of a comparison: a model with its file and settings; or a saved run, without a
+    path.
+    """
+
+    name: str
+    path: str | None
+    own: str
+    sides: tuple[Side, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The name and the settings."""
+        return f"{self.name} {self.own}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """All comparisons of one command.
+
+    `is_interleaved`: False for saved runs. `differences`: by test, the fields in which two saved
+    runs differ.
+    """
+
+    a: Named
+    b: Named
+    tests: tuple[str, ...]
+    found: tuple[Comparison, ...]
+    design: Design
+    interleaved: bool
+    differing: tuple[tuple[tuple[str, Any, Any], ...], ...] = ()
+
+
+def saved(a: str, b: str | None, config: Config, ui: UI) -> tuple[Saved, Saved] | None:
+    """Return the saved runs that both arguments name, None if they name models.
+
+    Raises UsageError if only one is a saved run.
+    """
+
+    def named(text: str | None) -> Saved | None:
+        return (
+            keeping.read(text, lambda number: History(path(config), ui).find(number).document)
+            if text
+            else None
+        )
+
+    first_run, second_run = named(a), named(b)
+    if first_run and second_run:
+        return first_run, second_run
+    if first_run or second_run:
+        run, model = (a, b or "nothing") if first_run else (b, a)
+        raise UsageError(
+            f"{run} is a saved run, but {model} is not", hint="llmcli bench compare 12 15"
+        )
+    return None
+
+
+def nothing_measured(given: Sequence[object]) -> None:
+    """Raise UsageError if options that choose measurements are given for saved runs."""
+    if any(given):
+        raise UsageError(
+            "saved runs cannot be measured again",
+            hint="leave out the flags that choose a test or a setting",
+        )
+
+
+def runs(a: Saved, b: Saved, confidence: float, anyway: bool, ui: UI) -> Told:
+    """Compare two saved runs."""
+    pairs = keeping.match(a, b, anyway)
+    test_confidence = 1 - (1 - confidence) / len(pairs)
+    comparisons = tuple(
+        keeping.compare(pair.a["samples_ts"], pair.b["samples_ts"], test_confidence)
+        for pair in pairs
+    )
+    ui.note("saved runs were not interleaved: changes of the machine widen the interval")
+    names = tuple(_join_names(keeping.name(pair.a), keeping.name(pair.b)) for pair in pairs)
+    side_a, side_b = (Named(side.name, None, side.about) for side in (a, b))
+    differing = tuple(tuple(pair.differing()) for pair in pairs)
+    return Told(side_a, side_b, names, comparisons, Design(confidence=confidence), False, differing)
+
+
+def tests(
+    prompts: Sequence[str] | None, gens: Sequence[str] | None, depths: Sequence[str] | None
+) -> list[Test]:
+    """Return the tests to run, with llama-bench's defaults for all settings; raises UserError if
+    there are none.
+    """
+    base = Test(0, 0, 0, 2048, 512, "f16", "f16", host.cores(), -1, "auto")
+    lengths = [(count, 0) for count in parameter_grid.numbers("-p", prompts or ["512"]) if count]
+    lengths += [(0, count) for count in parameter_grid.numbers("-n", gens or ["128"]) if count]
+    built = [
+        replace(base, n_prompt=prompt, n_gen=gen, n_depth=depth)
+        for depth in parameter_grid.numbers("-d", depths or ["0"])
+        for prompt, gen in lengths
+    ]
+    if not built:
+        raise UserError(
+            "there is no test to run",
+            hint="give -p or -n a number above 0, for example -p 512 -n 128",
+        )
+    return built
+
+
+def settled(
+    wanted: Sequence[Test], both: Mapping[str, str | None], flag: str, own: str
+) -> list[Test]:
+    """Return the tests with the shared settings and those of one side, the text that followed
+    `flag`.
+
+    Raises UserError or UsageError.
+    """
+    chosen = {
+        **{name: text for name, text in both.items() if text is not None},
+        **_parse_settings(flag, own),
+    }
+    fields: dict[str, Any] = {
+        SETTINGS[name][0]: _parse_value(name, text) for name, text in chosen.items()
+    }
+    side_tests = [replace(test, **fields) for test in wanted]
+    check_cache(side_tests[0].type_k, side_tests[0].type_v, side_tests[0].flash_attn)
+    return side_tests
+
+
+def named(ref: str, own: str, tests: Sequence[Test], config: Config, ui: UI) -> Named:
+    """Prepare a model for all its tests; raises UserError."""
+    model = ready(ref, None, config, ui)
+    return Named(
+        model.name, str(model.path), own.strip(), tuple(Side(model.path, test) for test in tests)
+    )
+
+
+def design(seconds: float | None, precision: float | None, confidence: float) -> Design:
+    """Return the design of a comparison from the options: seconds, percent, percent."""
+    defaults = Design()
+    precision_fraction = defaults.precision if precision is None else precision / 100
+    return Design(
+        defaults.seconds if seconds is None else seconds, precision_fraction, confidence / 100
+    )
+
+
+def measured(a: Named, b: Named, design: Design, apart: bool, ui: UI) -> Told:
+    """Measure both sides in turn and compare them."""
+    pairs = list(zip(a.sides, b.sides, strict=True))
+    comparisons = tuple(measuring.run(pairs, design, ui, apart or None))
+    return Told(a, b, tuple(side.test.name for side in a.sides), comparisons, design, True)
+
+
+def document(told: Told) -> dict[str, Any]:
+    """Return the JSON document; null is what too few pairs cannot determine."""
+    rows = [
+        {
+            "test": name,
+            "ratio": comparison.ratio,
+            "low": comparison.low or None,
+            "high": _finite(comparison.high),
+            "confidence": comparison.confidence,
+            "differs": comparison.differs,
+            "resolution": _finite(comparison.resolution),
+            "settled": comparison.settled,
+            "noisy": comparison.noisy,
+            "verdict": comparison.words(),
+            "pairs": _n_pairs(comparison, told),
+            "a_median_ts": median(comparison.a),
+            "b_median_ts": median(comparison.b),
+            "a_samples_ts": comparison.a,
+            "b_samples_ts": comparison.b,
+            "differing": [list(field) for field in told.differing[index]] if told.differing else [],
+        }
+        for index, (name, comparison) in enumerate(zip(told.tests, told.found, strict=True))
+    ]
+    sides_json = {
+        side: {
+            "name": comparison.name,
+            "path": comparison.path,
+            "settings": comparison.own if comparison.path else None,
+        }
+        for side, comparison in (("a", told.a), ("b", told.b))
+    }
+    return {
+        **sides_json,
+        "interleaved": told.interleaved,
+        "confidence": told.design.confidence,
+        "tests": rows,
+    }
+
+
+def tell(told: Told, ui: UI) -> None:
+    """Print the table, one verdict per test, and the notes."""
+    ui.text(f"A  {told.a.words}")
+    ui.text(f"B  {told.b.words}")
+    ui.text()
+    for field, one, other in dict.fromkeys(field for fields in told.differing for field in fields):
+        ui.text(f"{field}: {one} in A, {other} in B")
+    columns = ("test", "A tok/s", "B tok/s", "B / A", "interval", "pairs")
+    rows = [
+        (
+            name,
+            f"{median(one.a):.1f}",
+            f"{median(one.b):.1f}",
+            f"{one.ratio:.3f}",
+            _format_interval(one),
+            str(_n_pairs(one, told) or f"{len(one.a)} and {len(one.b)}, unpaired"),
+        )
+        for name, one in zip(told.tests, told.found, strict=True)
+    ]
+    ui.table(columns, rows, right=columns[1:])
+    ui.text()
+    for name, one in zip(told.tests, told.found, strict=True):
+        ui.text(f"{name}: {one.words()}")
+    certain = "all intervals are correct" if len(told.found) > 1 else "the interval is correct"
+    ui.text(f"{certain} with a probability of {told.design.confidence:.4g}".rstrip("0"))
+    for name, one in zip(told.tests, told.found, strict=True):
+        if one.noisy:
+            side, rates = max(("A", one.a), ("B", one.b), key=lambda named: wander(named[1]))
+            low, high = tenths(rates)
+            ui.warn(
+                f"{name}: noisy machine: {side} alone ran at {low:.3g} to {high:.3g} tok/s, "
+                "which widens the interval"
+            )
+    if told.interleaved and not all(one.settled for one in told.found):
+        ui.note(_advice(told))
+
+
+def _advice(told: Told) -> str:
+    """Return what would narrow the widest interval; its width falls with the square root of
+    time.
+    """
+    widest = max(comparison.resolution for comparison in told.found)
+    if math.isinf(widest):
+        return "increase --seconds to measure longer"
+    seconds = told.design.seconds * (widest / told.design.precision) ** 2
+    if seconds > 3600:
+        return "a quieter machine would narrow the interval; more time would hardly help"
+    return (
+        f"about --seconds {math.ceil(seconds)} would narrow it to {told.design.precision * 100:g} %"
+    )
+
+
+def _parse_settings(flag: str, text: str) -> dict[str, str]:
+    """Parse the settings in the text of --a or --b, by name; raises UsageError."""
+    names_by_spelling = {
+        spelling: name for name, (_, *spellings) in SETTINGS.items() for spelling in spellings
+    }
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise UsageError(
+            f"{flag} has an unclosed quote: {text!r}", hint=f"{flag} '-t 1 -ctk q8_0'"
+        ) from None
+    settings: dict[str, str] = {}
+    while words:
+        spelling, equals, value = words.pop(0).partition("=")
+        if spelling not in names_by_spelling:
+            raise UsageError(
+                f"{flag} has an unknown option {spelling!r}",
+                hint=f"{flag} takes {KNOWN}, as in '-t 1 -ctk q8_0'",
+            )
+        if not equals and not words:
+            raise UsageError(f"{flag}: {spelling} has no value", hint=f"{flag} '-t 1 -ctk q8_0'")
+        settings[names_by_spelling[spelling]] = value if equals else words.pop(0)
+    return settings
+
+
+def _parse_value(name: str, text: str) -> int | str:
+    """Parse the value of one setting; raises UserError."""
+    flag = SETTINGS[name][1]
+    values: Sequence[int | str]
+    if name in ("type_k", "type_v", "flash"):
+        values = parameter_grid.words(flag, [text], list(FLASH if name == "flash" else KV_TYPES))
+    elif name == "gpu_layers" and text.strip() in ("-1", "all", "auto"):
+        return -1
+    else:
+        max_value = host.MOST_THREADS if name == "threads" else 2**31 - 1
+        values = parameter_grid.numbers(flag, [text], 0 if name == "gpu_layers" else 1, max_value)
+    if len(values) > 1:
+        raise UserError(
+            f"{flag} has several values: {text}", hint="set one for A and one for B: --a and --b"
+        )
+    return values[0]
+
+
+def _format_interval(one: Comparison) -> str:
+    return "unknown" if math.isinf(one.resolution) else f"{one.low:.3f} to {one.high:.3f}"
+
+
+def _n_pairs(one: Comparison, told: Told) -> int | None:
+    return len(one.a) if told.interleaved else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _join_names(one: str, other: str) -> str:
+    return one if one == other else f"{one} | {other}"

@@ -1,0 +1,280 @@
+"""The history of measured tests: machine, build, model, settings, samples and time.
+
+Each run is a row with a number that is never reused; `document` is the test as `bench -o json`
+prints it. A damaged file is renamed, and everything that can still be read from it is copied to a
+new file.
+"""
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmcli import file_lock
+from llmcli.atomic_files import make_folder
+from llmcli.bench.history.database import Damaged, changed, free_name, opened, version
+from llmcli.config import Config
+from llmcli.errors import UserError
+from llmcli.types import Watcher
+
+COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measured test.
+
+    `model`: the model's name as typed. `sha256`: the hash of its file, if known. `content`: the
+    content fingerprint that every file has. `test`: the name of the test, such as pp512. `id` None:
+    not saved yet.
+    """
+
+    time: str
+    machine: str
+    build: str
+    model: str
+    sha256: str | None
+    content: str
+    test: str
+    document: Mapping[str, Any]
+    id: int | None = None
+
+    @property
+    def samples_ts(self) -> tuple[float, ...]:
+        """Tokens per second of each repetition: at least one, each above 0."""
+        return tuple(float(value) for value in self.document["samples_ts"])
+
+    @property
+    def samples_ns(self) -> tuple[int, ...]:
+        """Nanoseconds of each repetition."""
+        return tuple(int(value) for value in self.document["samples_ns"])
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What a damaged file still contains: its readable runs, oldest first, and the highest number
+    ever assigned.
+    """
+
+    runs: tuple[Run, ...]
+    highest: int
+
+
+def path(config: Config) -> Path:
+    """Return the path of the history file."""
+    return config.data / "bench.sqlite"
+
+
+def now() -> str:
+    """Return the current time in the format of the history and of llama-bench."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+class History:
+    """The history file, which is created by the first save. `watcher` prints warnings about it."""
+
+    def __init__(self, path: Path, watcher: Watcher) -> None:
+        self.path, self.watcher = path, watcher
+
+    def append(self, runs: Sequence[Run]) -> list[int]:
+        """Save all runs or none, and return their numbers. Raises UserError; the file is unchanged
+        then.
+        """
+        return self._write(lambda db: [_insert(db, run) for run in runs])
+
+    def runs(self, *, model: str | None = None, last: int | None = None) -> list[Run]:
+        """Return saved runs, oldest first: the last `last` of those whose model name contains
+        `model` or whose hash starts with it.
+
+        From a damaged file, return the readable runs and print a warning. Raises UserError.
+        """
+        return self._read(lambda run: model is None or _named(run, model), last)
+
+    def find(self, number: int) -> Run:
+        """Return the run with this number. Raises UserError if it does not exist."""
+        is_valid = number < 2**63  # SQLite's largest integer
+        runs = (
+            self._read(lambda run: run.id == number, 1, "WHERE id = ?", (number,))
+            if is_valid
+            else []
+        )
+        if not runs:
+            raise UserError(f"the history has no run {number}", hint="llmcli bench history")
+        return runs[0]
+
+    def bandwidth(self, machine: str) -> tuple[float | None] | None:
+        """Return the saved memory bandwidth of a machine, in bytes per second.
+
+        Returns `(None,)` if the bandwidth was found to be unmeasurable, None if nothing is saved.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            with opened(self.path) as db:
+                query = "SELECT rate FROM bandwidth WHERE machine = ?"
+                row = db.execute(query, (machine,)).fetchone() if version(db) else None
+        except Damaged:
+            return None
+        if row is None or not (
+            row[0] is None or (isinstance(row[0], float) and 0 < row[0] < math.inf)
+        ):
+            return None
+        return (row[0],)
+
+    def keep_bandwidth(self, machine: str, rate: float | None) -> None:
+        """Save a bandwidth in bytes per second, replacing an earlier one. Raises UserError."""
+        row = (machine, now(), rate)
+        self._write(
+            lambda db: [
+                db.execute("INSERT OR REPLACE INTO bandwidth VALUES (?, ?, ?)", row).rowcount
+            ]
+        )
+
+    def _read(
+        self,
+        wanted: Callable[[Run], bool],
+        last: int | None,
+        where: str = "",
+        values: tuple[int, ...] = (),
+    ) -> list[Run]:
+        if not self.path.exists():
+            return []
+        runs: list[Run] = []
+        try:
+            with opened(self.path) as db:
+                for run in _rows(db, "DESC", where, values):
+                    if wanted(run):
+                        runs.append(run)
+                    if len(runs) == last:
+                        break
+        except Damaged as error:
+            self.watcher.note(
+                f"warning: {self.path} is damaged ({error}); some runs may be missing"
+            )
+            runs = [run for run in reversed(_salvage(self.path).runs) if wanted(run)][:last]
+        return runs[::-1]
+
+    def _write(self, change: Callable[[sqlite3.Connection], list[int]]) -> list[int]:
+        make_folder(self.path.parent)
+        try:
+            return changed(self.path, change)
+        except Damaged:
+            # Only one process replaces the file; others then find the new file under the lock.
+            with file_lock.locked(
+                self.path.with_name(f"{self.path.name}.lock"), self.watcher, "the history"
+            ):
+                try:
+                    return changed(self.path, change)
+                except Damaged as error:
+                    self._set_aside(str(error))
+                    return changed(self.path, change)
+
+    def _set_aside(self, why: str) -> None:
+        """Rename the damaged file, and create a new one with the runs that can still be read."""
+        renamed, salvaged = free_name(self.path), _salvage(self.path)
+        fresh = self.path.with_name(f".{self.path.name}.new")
+        fresh.unlink(missing_ok=True)
+        changed(fresh, lambda db: _restore(db, salvaged))
+        # these files belong to the damaged file and would corrupt the new one
+        for suffix in ("-journal", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                self.path.with_name(self.path.name + suffix).replace(
+                    renamed.with_name(renamed.name + suffix)
+                )
+        self.path.replace(renamed)
+        fresh.replace(self.path)
+        self.watcher.note(
+            f"warning: the history was damaged ({why}): it was moved to {renamed}, and a new"
+            f" one was created with the {len(salvaged.runs)} readable runs"
+        )
+
+
+def _insert(db: sqlite3.Connection, run: Run) -> int:
+    document = json.dumps(dict(run.document))
+    # a file name may not be valid UTF-8
+    model = run.model.encode("utf-8", "backslashreplace").decode()
+    values = (
+        run.id,
+        run.time,
+        run.machine,
+        run.build,
+        model,
+        run.sha256,
+        run.content,
+        run.test,
+        document,
+    )
+    return (
+        db.execute(
+            f"INSERT INTO runs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+        ).lastrowid
+        or 0
+    )
+
+
+def _restore(db: sqlite3.Connection, saved: Salvage) -> list[int]:
+    for run in saved.runs:
+        _insert(db, run)
+    db.execute("DELETE FROM sqlite_sequence WHERE name = 'runs'")
+    db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('runs', ?)", (saved.highest,))
+    return []
+
+
+def _rows(
+    db: sqlite3.Connection, order: str, where: str = "", values: tuple[int, ...] = ()
+) -> Iterator[Run]:
+    """Yield all rows that are valid runs, and skip the others."""
+    if version(db):
+        for row in db.execute(f"SELECT {COLUMNS} FROM runs {where} ORDER BY id {order}", values):
+            run = _run(*row)
+            if run is not None:
+                yield run
+
+
+def _run(number: Any, *row: Any) -> Run | None:
+    *before, sha256, content, test, document = row
+    if type(number) is not int or not all(
+        isinstance(text, str) for text in (*before, content, test, document)
+    ):
+        return None
+    try:
+        moment, machine, build, model = before
+        file_hash = sha256 if isinstance(sha256, str) else None
+        parsed = json.loads(document)
+        json.dumps(parsed, allow_nan=False)  # JSON documents must not contain NaN or infinity
+        run = Run(moment, machine, build, model, file_hash, content, test, parsed, number)
+        rates = run.samples_ts
+        is_valid = (
+            all(0 < rate < math.inf for rate in rates) and len(rates) == len(run.samples_ns) > 0
+        )
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
+        return None
+    return run if is_valid else None
+
+
+def _named(run: Run, text: str) -> bool:
+    hashes = (run.sha256 or "", run.content)
+    return text.lower() in run.model.lower() or (
+        len(text) >= 6 and any(file_hash.startswith(text) for file_hash in hashes)
+    )
+
+
+def _salvage(path: Path) -> Salvage:
+    """Read as many runs as possible from both ends of a damaged file."""
+    by_number: dict[int, Run] = {}
+    highest = 0
+    for order in ("ASC", "DESC"):
+        with suppress(Damaged), opened(path, torn=True) as db:
+            for run in _rows(db, order):
+                by_number[run.id or 0] = run
+    with suppress(Damaged), opened(path, torn=True) as db:
+        row = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'runs'").fetchone()
+        highest = row[0] if type(row[0]) is int and row[0] < 2**62 else 0
+    return Salvage(
+        tuple(by_number[number] for number in sorted(by_number)), max([highest, *by_number])
+    )

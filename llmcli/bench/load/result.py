@@ -1,0 +1,18 @@
+"""LoadResult: everything one run measured."""
+
+from dataclasses import dataclass
+
+from llmcli.bench.load import output
+from llmcli.bench.load.ab_comparison import Versus
+from llmcli.bench.load.max_load import Edge
+from llmcli.bench.load.metrics import Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Everything that one run measured."""
+
+    worlds: tuple[output.World, ...]
+    found: tuple[Figures, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    beside: tuple[Versus, ...] = ()

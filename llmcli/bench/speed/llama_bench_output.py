@@ -1,0 +1,238 @@
+"""Results in llama-bench's four formats: md, csv, json, jsonl; its field names and order, plus ours
+at the end.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llmcli.bench.speed.measure import Extra, Result, average, deviation
+from llmcli.bench.speed.parameter_grid import Test
+from llmcli.hardware import host
+from llmcli.runtime.binding import devices, library
+from llmcli.runtime.binding.cache_types import FLASH
+from llmcli.runtime.binding.kernels import gemm
+
+FORMATS = ("md", "csv", "json", "jsonl")
+# A column of the table when it differs from llama-bench's default or between the rows.
+DEFAULTS: dict[str, Any] = {
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "type_k": "f16",
+    "type_v": "f16",
+    "flash_attn": -1,
+    "n_parallel": 1,
+    "sampling": False,
+}
+TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa", "n_parallel": "np"}
+# the slowest repetition took so much longer than the fastest: on a quiet machine it is 0.02 or 0.03
+NOISY = 0.1
+LISTS = (
+    "samples_ns",
+    "samples_ts",
+    "itl_ms",
+    "sampling_extra",
+    "reading",
+)  # what has no place in a cell
+FLASH_WORDS = {value: word for word, value in FLASH.items()}
+
+
+def document(result: Result) -> dict[str, Any]:
+    """One test as llama-bench's JSON object, then what it has no field for; null is what is not
+    known or not there.
+    """
+    test, about = result.test, result.subject
+    gpus = [device.description for device in devices.devices() if device.kind in ("gpu", "igpu")]
+    times = [float(ns) for ns in result.samples_ns]
+    rates = result.samples_ts
+    return {
+        "build_commit": f"llama-cpp-python-{library.version()}",
+        "build_number": 0,
+        "cpu_info": host.cpu_name(),
+        "gpu_info": ", ".join(gpus),
+        "backends": backends(),
+        "model_filename": about.filename,
+        "model_type": about.kind,
+        "model_size": about.nbytes,
+        "model_n_params": about.n_params,
+        "n_batch": test.n_batch,
+        "n_ubatch": test.n_ubatch,
+        "n_threads": test.n_threads,
+        "type_k": test.type_k,
+        "type_v": test.type_v,
+        "n_gpu_layers": test.n_gpu_layers,
+        "flash_attn": FLASH[test.flash_attn],
+        "n_prompt": test.n_prompt,
+        "n_gen": test.n_gen,
+        "n_depth": test.n_depth,
+        "test_time": result.began,
+        "avg_ns": round(average(times)),
+        "stddev_ns": round(deviation(times)),
+        "avg_ts": round(average(rates), 6),
+        "stddev_ts": round(deviation(rates), 6),
+        "samples_ns": list(result.samples_ns),
+        "samples_ts": [round(rate, 4) for rate in rates],
+        "n_parallel": test.n_parallel,
+        "avg_ts_each": round(result.each_ts, 6),
+        "sampling": result.extra is not None,
+        "sampling_extra": _extra(result),
+        "itl_ms": result.itl_ms,
+        "read_bandwidth_bytes_per_second": result.bandwidth,
+        "roofline_fraction": result.reached,
+        "reading": about.pace.document(result.each_ts) if about.pace and _written(test) else None,
+        "id": result.id,
+    }
+
+
+def _extra(result: Result) -> dict[str, Any] | None:
+    """What sampling added to a token's milliseconds, its 95 % interval, and that as a part of
+    decoding alone.
+    """
+    extra = result.extra
+    if extra is None:
+        return None
+    return {"ms_per_token": extra.ms, "low": extra.low, "high": extra.high, "share": extra.share}
+
+
+def _written(test: Test) -> bool:
+    """Whether all its tokens were written one after the other, as somebody would read them."""
+    return test.n_gen > 0 and not test.n_prompt
+
+
+def backends() -> str:
+    """The kinds of devices of this build, as llama-bench's column: CPU, or e.g. CUDA; BF16 for
+    products of our own.
+    """
+    found = [device for device in devices.devices() if device.kind != "cpu"]
+    names = [
+        one.name.rstrip("0123456789") if one.kind in devices.GPUS else one.name for one in found
+    ]
+    names += ["BF16"] if gemm.known() else []
+    return ",".join(dict.fromkeys(names)) or "CPU"
+
+
+def text(results: Sequence[Result], form: str) -> str:
+    """All results in one of FORMATS."""
+    rows = [document(result) for result in results]
+    if form == "json":
+        return json.dumps(rows, indent=2)
+    if form == "jsonl":
+        return "\n".join(json.dumps(row) for row in rows)
+    return _csv(rows) if form == "csv" else _markdown(rows, results)
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    """llama-bench's CSV: every value quoted, flags as 0 and 1, no samples."""
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    names = [name for name in rows[0] if name not in LISTS]
+    out.write(",".join(names) + "\n")
+    for row in rows:
+        writer.writerow(
+            int(row[name]) if isinstance(row[name], bool) else row[name] for name in names
+        )
+    return out.getvalue().rstrip("\n")
+
+
+def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
+    lead = "n_threads" if devices.gpu_free() is None else "n_gpu_layers"
+    other = "n_gpu_layers" if lead == "n_threads" else "n_threads"
+    odd = [name for name, value in DEFAULTS.items() if any(row[name] != value for row in rows)]
+    odd += [other] if len({row[other] for row in rows}) > 1 else []
+    each = ["t/s each"] if "n_parallel" in odd else []
+    names = [TITLES[lead], *(TITLES.get(name, name) for name in odd)]
+    header = ["model", "size", "params", "backend", *names, "test", "t/s", *each]
+    table = [
+        [
+            row["model_type"],
+            _size(row["model_size"]),
+            _count(row["model_n_params"]),
+            row["backends"],
+            str(row[lead]),
+            *(_cell(name, row[name]) for name in odd),
+            result.test.name,
+            f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+            *(f"{result.each_ts:.2f}" for _ in each),
+        ]
+        for row, result in zip(rows, results, strict=True)
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
+    left = {0, 3}
+    rule = [("-" * w if i in left else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
+    lines = [
+        "| "
+        + " | ".join(
+            c.ljust(w) if i in left else c.rjust(w)
+            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+        )
+        + " |"
+        for cells in (header, rule, *table)
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *_words(results),
+            f"build: {rows[0]['build_commit']} ({rows[0]['build_number']})",
+        ]
+    )
+
+
+def _cell(name: str, value: Any) -> str:
+    if name == "flash_attn":
+        return FLASH_WORDS[value]
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _words(results: Sequence[Result]) -> list[str]:
+    """What the table does not say: sampling's share, memory's, and how fast that is to read."""
+    lines = []
+    for one in results:
+        if one.extra:
+            lines.append(f"{one.test.title}: sampling and detokenizing add {_added(one.extra)}")
+    reached = [
+        f"{one.reached:.0%} ({one.title})"
+        for one in results
+        if one.reached is not None and not one.extra
+    ]
+    if reached and results[0].bandwidth:
+        lines.append(
+            f"memory gives {results[0].bandwidth / 1e9:.1f} GB/s: of what that allows {', '.join(reached)}"
+        )
+        if any(one.reached and one.reached > 1 for one in results):
+            lines.append(
+                "above 100%: the last cache helps, or memory was read when others used it (--remeasure)"
+            )
+    read = results[0].subject.pace
+    rates = [one.each_ts for one in results if _written(one.test)]
+    return [*lines, read.line(rates)] if read and rates else lines
+
+
+def _added(extra: Extra) -> str:
+    if extra.low is None or extra.high is None:
+        span = " (too few repetitions to tell)"
+    else:
+        hidden = ", within the noise" if extra.low <= 0 <= extra.high else ""
+        span = f" ({extra.low:.3f} to {extra.high:.3f}{hidden})"
+    return f"{extra.ms:.3f} ms a step{span}, {extra.share:.1%} of decoding alone"
+
+
+def noise(results: Sequence[Result]) -> str | None:
+    """A warning where repetitions are far apart; None where they agree."""
+    worst = max(results, key=lambda one: one.spread)
+    if worst.spread < NOISY or len(worst.samples_ns) < 3:
+        return None
+    return (
+        f"the repetitions of {worst.title} differ by {worst.spread:.0%}: something else uses this machine; "
+        "compare by the deviations, or measure again when it is quiet"
+    )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.2f} MiB"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 10**9 else f"{number / 1e6:.2f} M"

@@ -1,0 +1,240 @@
+"""Prompt speed (pp) and generation speed (tg), measured as in llama-bench.
+
+Only forward passes over random tokens: no sampling and no tokenizing. Each step of a generation is
+timed, which gives percentiles of the time per token.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+from llmcli.bench.speed.depth_states import Depths
+from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.random_passes import RandomPasses, run_passes
+from llmcli.reading_speed import Pace, pace
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.kernels import gemm
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.interruptible import stopped
+from llmcli.runtime.requests.request import percentile
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The measured model: llama-bench's model columns."""
+
+    filename: str
+    kind: str
+    nbytes: int
+    n_params: int
+    pace: Pace | None = None  # tokens per word, to express the speed in reading speeds
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """The time that sampling and detokenizing add per token, in milliseconds, with a 95 % interval.
+
+    `low` and `high` None: too few pairs. `share`: relative to the time of decoding alone.
+    """
+
+    ms: float
+    low: float | None
+    high: float | None
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The samples of one test.
+
+    `samples_ns`: nanoseconds of each repetition. `tokens_ms`: milliseconds of each step, which is
+    the gap between two tokens of a sequence. `sampling_cost`: set if sampling and detokenizing were
+    measured, too. `bandwidth`: the machine's memory bandwidth in bytes per second.
+    `bandwidth_share`: the share of it that generation used. None: unknown. `id`: the number in the
+    history.
+    """
+
+    subject: Subject
+    test: Test
+    began: str
+    samples_ns: tuple[int, ...]
+    tokens_ms: tuple[float, ...]
+    extra: Extra | None = None
+    bandwidth: float | None = None
+    reached: float | None = None
+    id: int | None = None
+
+    @property
+    def samples_ts(self) -> list[float]:
+        """Tokens per second of each repetition, over all sequences. Tokens of the depth do not
+        count.
+        """
+        return [self.test.tokens * 1e9 / ns for ns in self.samples_ns]
+
+    @property
+    def each_ts(self) -> float:
+        """Mean tokens per second of one sequence."""
+        return average(self.samples_ts) / self.test.n_parallel
+
+    @property
+    def title(self) -> str:
+        """llama-bench's name of the test, with the number of sequences and " sampled" if sampling
+        was measured.
+        """
+        return self.test.title + (" sampled" if self.extra else "")
+
+    @property
+    def spread(self) -> float:
+        """How much longer the slowest repetition took than the fastest: 0.1 is 10 %."""
+        return max(self.samples_ns) / min(self.samples_ns) - 1
+
+    @property
+    def itl_ms(self) -> dict[str, float] | None:
+        """Percentiles of the gaps between tokens in milliseconds; None for a prompt test."""
+        if not self.tokens_ms:
+            return None
+        values = list(self.tokens_ms)
+        ranks = {
+            f"p{round(share * 100)}": percentile(values, share) for share in (0.5, 0.9, 0.95, 0.99)
+        }
+        return {**ranks, "max": max(values)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One repetition: its nanoseconds, and the milliseconds of each generated token."""
+
+    ns: int
+    tokens_ms: tuple[float, ...]
+
+
+def average(values: list[float]) -> float:
+    """Return the mean."""
+    return statistics.fmean(values)
+
+
+def deviation(values: list[float]) -> float:
+    """Return the sample standard deviation; 0 for a single value, as in llama-bench."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@contextmanager
+def subject(path: Path, gpu_layers: int) -> Iterator[tuple[Model, Subject]]:
+    """Load a model for measuring, and describe it."""
+    with gemm.used(gemm.PROMPTS), open_model(path, gpu_layers=gpu_layers) as model:
+        reading_pace = pace(lambda text: model.tokenize(text, special=False))
+        yield (
+            model,
+            Subject(str(path), model.description, model.nbytes, model.n_params, reading_pace),
+        )
+
+
+class Trial:
+    """One test in its own context, which can be repeated. Created by `open_trial`."""
+
+    def __init__(self, context: Context, model: Model, test: Test, depths: Depths) -> None:
+        self.context, self.model, self.test, self.depths = context, model, test, depths
+        # Prepared before the clock starts: the loop of llama-bench costs almost nothing, a Python
+        # loop would.
+        self.passes = RandomPasses(context, model, test.n_parallel)
+        self.prompt = self.passes.prompt(test.n_depth, test.n_prompt)
+        self.steps = self.passes.steps(test.n_depth + test.n_prompt, test.n_gen)
+
+    def warm(self) -> None:
+        """Warm up as llama-bench does: with the whole prompt for a prompt test, with one token for
+        a generation.
+        """
+        self.context.clear()
+        run_passes(self.passes.prompt(0, self.test.n_prompt))
+        run_passes(self.passes.steps(self.test.n_prompt, min(self.test.n_gen, 1)))
+
+    def run(self) -> Sample:
+        """Measure one repetition."""
+        self.bring()
+        start = time.perf_counter_ns()
+        run_passes(self.prompt)
+        stamps = run_passes(self.steps)
+        return Sample(time.perf_counter_ns() - start, gaps(stamps))
+
+    def bring(self) -> None:
+        """Clear the context, and fill its sequences to their depth."""
+        self.context.clear()
+        self.depths.bring(self.context, self.model, self.test)
+
+
+def options(test: Test) -> ContextOptions:
+    """Return the options of the context in which a test is measured."""
+    cells = (test.n_prompt + test.n_gen + test.n_depth) * test.n_parallel
+    return ContextOptions(
+        cells,
+        test.n_batch,
+        min(test.n_ubatch, test.n_batch),
+        test.n_parallel,
+        test.n_threads,
+        test.n_threads,
+        test.type_k,
+        test.type_v,
+        test.flash_attn,
+        unified=test.n_parallel == 1,
+    )
+
+
+@contextmanager
+def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Trial]:
+    """Open a test in its own context. Ctrl-C ends a pass within milliseconds and raises
+    KeyboardInterrupt.
+    """
+    gemm_rows = gemm.rows("auto", test.n_parallel, guesses=False)
+    with gemm.used(gemm_rows), open_context(model, options(test)) as context, stopped(context):
+        yield Trial(context, model, test, depths or Depths())
+
+
+def measure(
+    model: Model,
+    about: Subject,
+    test: Test,
+    repetitions: int,
+    *,
+    warmup: bool = True,
+    depths: Depths | None = None,
+    tick: Callable[[int], None] = lambda number: None,
+) -> Result:
+    """Measure `repetitions` of one test after a warm-up.
+
+    `depths`: the KV state of an earlier test's depth, reused for an equal depth. `tick`: called
+    before each repetition with its number.
+    """
+    began = moment()
+    samples = []
+    with ready(model, test, depths) as trial:
+        if warmup:
+            trial.warm()
+        for number in range(repetitions):
+            tick(number)
+            samples.append(trial.run())
+    return result(about, test, began, samples)
+
+
+def result(
+    about: Subject, test: Test, began: str, samples: list[Sample], extra: Extra | None = None
+) -> Result:
+    """Combine the samples of a test into one result."""
+    gaps_ms = tuple(ms for sample in samples for ms in sample.tokens_ms)
+    return Result(about, test, began, tuple(sample.ns for sample in samples), gaps_ms, extra)
+
+
+def moment() -> str:
+    """Return the current time in llama-bench's format."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def gaps(stamps: list[int]) -> tuple[float, ...]:
+    """Return the milliseconds between consecutive nanosecond time stamps."""
+    return tuple((after - before) / 1e6 for before, after in pairwise(stamps))

@@ -1,0 +1,62 @@
+"""Memory checks before a test: an error if its KV cache does not fit, a warning if its result would
+be misleading.
+"""
+
+from collections.abc import Sequence
+
+from llmcli.bench.speed.measure import options
+from llmcli.bench.speed.parameter_grid import Test
+from llmcli.errors import UserError
+from llmcli.hardware import host
+from llmcli.planning import upper_bound
+from llmcli.runtime.binding import devices
+from llmcli.types import Watcher
+from llmcli.units import size
+from quant.model_file.model_header import Header
+
+
+def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
+    """Raise UserError if a test's KV cache is larger than the free memory: the system would kill
+    the process.
+
+    Warns if the weights are larger than the free memory (they are mapped and read from the disk
+    again), and if a test is longer than the context the model was trained for.
+    """
+    free = (
+        None
+        if any(device.kind in devices.GPUS for device in devices.devices())
+        else host.available_memory()
+    )
+    if free is not None:
+        for test in tests:
+            need = _cache(header, test)
+            if need > free:
+                raise UserError(
+                    f"{test.title} needs {size(need)} for its KV cache; {size(free)} of memory"
+                    " are free",
+                    hint="use a smaller -d, -p or -np, or -ctk q8_0 -ctv q8_0",
+                )
+        if header.tensor_bytes > free:
+            watcher.note(
+                f"warning: the model takes {size(header.tensor_bytes)}; {size(free)} of memory are"
+                " free, so the disk's speed is measured"
+            )
+    longest, trained = (
+        max(test.n_depth + test.n_prompt + test.n_gen for test in tests),
+        header.number("context_length"),
+    )
+    if trained and longest > trained:
+        watcher.note(
+            f"warning: {longest} tokens exceed the {trained} that the model was trained for: the"
+            " speed is measured, but the text would be useless"
+        )
+
+
+def _cache(header: Header, test: Test) -> int:
+    """Return the bytes of the KV cache, and of the saved copy of one sequence if there is a depth;
+    0: unknown.
+    """
+    cache = upper_bound.cache(header, options(test))
+    if cache is None:
+        return 0
+    return cache.nbytes + (cache.nbytes // test.n_parallel if test.n_depth else 0)

@@ -1,0 +1,75 @@
+"""Forward passes over random tokens, prepared before the clock starts, so that only llama.cpp is
+measured.
+
+Several sequences are computed as in batched-bench: their prompts one after another, their next
+tokens in one batch.
+
+Source: tools/llama-bench/llama-bench.cpp (test_prompt, test_gen), tools/batched-bench.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.model import Model
+
+SEED = 0x11
+
+Pass = Callable[[], None]
+
+
+def run_passes(passes: Sequence[Pass]) -> list[int]:
+    """Run the passes in order, and return the time stamps before the first and after each pass, in
+    nanoseconds.
+    """
+    clock = time.perf_counter_ns
+    stamps = [clock()]
+    for forward in passes:
+        forward()
+        stamps.append(clock())
+    return stamps
+
+
+class RandomPasses:
+    """Prepared forward passes for one context, in which `sequences` sequences advance together."""
+
+    def __init__(self, context: Context, model: Model, sequences: int = 1) -> None:
+        self.context, self.n_batch, self.n_vocab = context, context.n_batch, context.n_vocab
+        self.sequences = range(sequences)
+        self.first = model.bos if model.add_bos else None
+        self.random = random.Random(SEED)
+
+    def prompt(self, start: int, count: int) -> list[Pass]:
+        """Prepare a prompt of `count` tokens for each sequence from position `start`, one batch per
+        pass.
+        """
+        cells = [(sequence, start + index) for sequence in self.sequences for index in range(count)]
+        passes = []
+        for batch_start in range(0, len(cells), self.n_batch):
+            sequences, positions = zip(
+                *cells[batch_start : batch_start + self.n_batch], strict=True
+            )
+            needs_logits = [position == start + count - 1 for position in positions]
+            needs_logits[-1] = True  # llama-bench requests logits for the last token of every batch
+            tokens = [self.token(position) for position in positions]
+            passes.append(self.context.prepare(Rows(tokens, positions, sequences, needs_logits)))
+        return passes
+
+    def steps(self, start: int, count: int) -> list[Pass]:
+        """Prepare `count` passes from position `start`, each with one token of every sequence."""
+        return [
+            self.context.prepare(self.step(position)) for position in range(start, start + count)
+        ]
+
+    def step(self, position: int) -> Rows:
+        """Return the batch rows of one such pass."""
+        tokens = tuple(self.token(position) for _ in self.sequences)
+        return Rows(tokens, (position,) * len(tokens), tuple(self.sequences), (True,) * len(tokens))
+
+    def token(self, position: int) -> int:
+        """Return BOS at position 0 if the model uses it, otherwise a random token."""
+        if position == 0 and self.first is not None:
+            return self.first
+        return self.random.randrange(self.n_vocab)

@@ -1,0 +1,44 @@
+"""Connectivity checks: whether the hub and the package index answer."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import urlsplit
+
+from llmcli.catalog.hub import ping as answers
+from llmcli.catalog.sources import wheel
+from llmcli.config import Config
+from llmcli.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The result for one host: `problem` is empty if it answered, after `ms` milliseconds."""
+
+    what: str
+    where: str
+    ms: float
+    problem: str
+
+
+def look(config: Config) -> list[Reached]:
+    """Send a small request to the hub and to pip's package index.
+
+    Raises UserError if offline.
+    """
+    if config.offline:
+        raise UserError(
+            "--network makes connections, and --offline forbids them",
+            hint="leave out one of them (HF_HUB_OFFLINE and LLMCLI_OFFLINE mean --offline, too)",
+        )
+    checks = []
+    targets: tuple[tuple[str, str, Callable[[], str]], ...] = (
+        ("the hub", urlsplit(config.hub_endpoint).netloc, partial(answers.answers, config)),
+        ("pip's package index", "as pip is configured", wheel.answers),
+    )
+    for what, where, ping in targets:
+        start = time.perf_counter()
+        problem = ping()
+        checks.append(Reached(what, where, (time.perf_counter() - start) * 1e3, problem))
+    return checks

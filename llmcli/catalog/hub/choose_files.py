@@ -1,0 +1,228 @@
+"""Chooses the files of a hub repository that make up the model.
+
+The result is one GGUF with its shards, or a float checkpoint. The rules for GGUFs are llama.cpp's
+(common/download.cpp), but where llama.cpp takes the first of several matching files, the user must
+choose. Only names and sizes are looked at; for pickles, whether torch is installed, too.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmcli.catalog.spec import Spec
+from llmcli.errors import UserError
+from llmcli.units import size
+from quant.checkpoint import pickles as pickled
+
+SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+TAG = re.compile(r"[-.](\w+)$")
+# GGUFs that are not models
+HELPERS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+SIDE = {  # files that a conversion needs beside the weights: data, never code or pickles
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "README.md",
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One file of a repository: its path there, its size and its digest.
+
+    The digest is a sha256 for LFS files and the git blob id for small ones.
+    """
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The files to fetch.
+
+    A GGUF's first file is the one to load. `remark` is a note for the user.
+    """
+
+    kind: str
+    files: tuple[Blob, ...]
+    remark: str = ""
+
+
+def choose(spec: Spec, blobs: Sequence[Blob], allow_pickle: bool = False) -> Choice:
+    """Choose the files for `spec`. Raises UserError that lists the alternatives.
+
+    Pickled weights are the last choice, and need `allow_pickle` and torch; otherwise Pickled is
+    raised.
+    """
+    first = [blob for blob in blobs if _is_model(blob.name)]
+    if spec.file or spec.quant.lower().endswith(".gguf"):
+        return Choice("gguf", _named(spec.file or spec.quant, spec.repo, blobs))
+    if first and spec.format != "safetensors":
+        return _by_type(spec, first, blobs)
+    if weights := _weights(blobs, allow_pickle):
+        return _folder(spec, blobs, weights)
+    if pickles := _pickles(blobs):
+        return _pickled(spec, blobs, pickles, allow_pickle)
+    kinds = sorted({blob.name.rpartition(".")[2] for blob in blobs if "." in blob.name})
+    raise UserError(
+        f"{spec.repo} contains neither GGUF nor safetensors (only {', '.join(kinds) or 'nothing'})",
+        hint=f"search the hub for a GGUF of it: {spec.repo.split('/')[1]}-GGUF",
+    )
+
+
+def tag(name: str) -> str:
+    """Return the type in a file name: Model-Q4_K_M-00001-of-00002.gguf -> Q4_K_M."""
+    match = SPLIT.fullmatch(name)
+    stem = match["stem"] if match else name[: -len(".gguf")]
+    type_match = TAG.search(stem)
+    return type_match[1].upper() if type_match else ""
+
+
+def _is_model(name: str) -> bool:
+    split = SPLIT.fullmatch(name)
+    base = name.rpartition("/")[2]
+    return (
+        name.lower().endswith(".gguf")
+        and not (split and int(split["number"]) != 1)
+        and not any(word in base for word in HELPERS)
+    )
+
+
+def _by_type(spec: Spec, first: Sequence[Blob], blobs: Sequence[Blob]) -> Choice:
+    for wanted in [spec.quant] if spec.quant else ["Q4_K_M", "Q8_0"]:
+        names = [wanted, wanted.removesuffix("_M")] if wanted.endswith("_K_M") else [wanted]
+        for name in names:
+            matches = [blob for blob in first if tag(blob.name) == name]
+            matches = matches or [
+                blob
+                for blob in first
+                if re.search(re.escape(name) + "[.-]", blob.name, re.IGNORECASE)
+            ]
+            if len(matches) > 1:
+                raise UserError(
+                    f"{spec.repo}:{name} matches {_listing(matches, blobs)}",
+                    hint=f"choose one: {spec.repo}:{matches[0].name}",
+                )
+            if matches:
+                note = (
+                    ""
+                    if wanted == (spec.quant or "Q4_K_M")
+                    else f"{spec.repo} has no Q4_K_M; taking {matches[0].name}"
+                )
+                return Choice("gguf", _shards(matches[0], blobs), remark=note)
+    if spec.quant:
+        raise UserError(
+            f"{spec.repo} has no {spec.quant}; it has {_listing(first, blobs)}",
+            hint=f"for example: {spec.repo}:{tag(first[0].name) or first[0].name}",
+        )
+    return Choice(
+        "gguf",
+        _shards(first[0], blobs),
+        remark=f"{spec.repo} has no Q4_K_M; taking {first[0].name}",
+    )
+
+
+def _named(name: str, repo: str, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
+    for blob in blobs:
+        if blob.name.lower() == name.lower():
+            return _shards(blob, blobs)
+    ggufs = [blob for blob in blobs if _is_model(blob.name)]
+    raise UserError(
+        f"{repo} has no file {name}",
+        hint=f"it has {_listing(ggufs, blobs)}" if ggufs else "it has no GGUF at all",
+    )
+
+
+def _shards(first: Blob, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
+    """Return the file, or all shards of its split in order."""
+    split = SPLIT.fullmatch(first.name)
+    if not split:
+        return (first,)
+    wanted = [
+        f"{split['stem']}-{number:05}-of-{split['count']}.gguf"
+        for number in range(1, int(split["count"]) + 1)
+    ]
+    table = {blob.name: blob for blob in blobs}
+    if missing := [name for name in wanted if name not in table]:
+        raise UserError(
+            f"{', '.join(missing[:3])} of the split model {first.name} "
+            "is missing in the repository",
+            hint="choose another type",
+        )
+    return tuple(table[name] for name in wanted)
+
+
+def _folder(
+    spec: Spec, blobs: Sequence[Blob], weights: tuple[Blob, ...], remark: str = ""
+) -> Choice:
+    """Return the weights and the files that a conversion needs beside them."""
+    conversion_files = tuple(blob for blob in blobs if blob.name in SIDE)
+    if not any(blob.name == "config.json" for blob in conversion_files):
+        raise UserError(
+            f"{spec.repo} has weights but no config.json",
+            hint="without config.json a model cannot be converted",
+        )
+    return Choice("folder", conversion_files + weights, remark)
+
+
+def _weights(blobs: Sequence[Blob], allow_pickle: bool) -> tuple[Blob, ...]:
+    """Return model*.safetensors with their index, or else any safetensors at the top level.
+
+    Others than model*.safetensors cannot always be read: allowed pickles are preferred to them.
+    """
+    top_level = [
+        blob
+        for blob in blobs
+        if "/" not in blob.name and blob.name.endswith((".safetensors", ".safetensors.index.json"))
+    ]
+    model_files = [blob for blob in top_level if blob.name.startswith("model")]
+    return tuple(model_files or (() if allow_pickle and _pickles(blobs) else top_level))
+
+
+def _pickles(blobs: Sequence[Blob]) -> tuple[Blob, ...]:
+    """Return the pickled weights at the top level, with their index."""
+    names = pickled.chosen([blob.name for blob in blobs if "/" not in blob.name])
+    return tuple(blob for blob in blobs if blob.name in names)
+
+
+def _pickled(spec: Spec, blobs: Sequence[Blob], pickles: tuple[Blob, ...], allowed: bool) -> Choice:
+    """Return a checkpoint of pickles. Raises Pickled or UserError if it cannot be read."""
+    names = [blob.name for blob in pickles]
+    total = size(sum(blob.size for blob in pickles))
+    remark = (
+        f"{spec.repo} has pickled weights, which cannot be read in parts: "
+        f"{total} are downloaded first and kept"
+    )
+    choice = _folder(spec, blobs, pickles, remark)
+    if len(names) > 1 and pickled.INDEX not in names:
+        raise UserError(
+            f"{spec.repo} has {len(names)} pickled files and no {pickled.SINGLE}: "
+            f"{', '.join(names[:3])}",
+            hint="download the right one into a folder with its config.json, then give the folder",
+        )
+    if not allowed:
+        raise pickled.unasked(spec.repo, names)
+    pickled.need_torch()
+    return choice
+
+
+def _listing(first: Sequence[Blob], blobs: Sequence[Blob]) -> str:
+    """Describe the first files of several models: type, file name and total size."""
+    descriptions = []
+    for blob in first:
+        total = sum(shard.size for shard in _shards(blob, blobs))
+        descriptions.append(f"{tag(blob.name) or blob.name} ({blob.name}, {size(total)})")
+    return ", ".join(descriptions)

@@ -1,0 +1,154 @@
+"""Errors of the hub, its library and the network as one-line messages with a hint."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llmcli.catalog.spec import Spec
+from llmcli.config import Config
+from llmcli.errors import UserError
+from llmcli.types import Watcher
+
+
+class _Retries(logging.Handler):
+    """Forwards the library's log lines about retries as notes."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__(logging.WARNING)
+        self.watcher = watcher
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(("Retrying in", "Rate limited")):
+            self.watcher.note(f"the hub does not respond properly; {text[0].lower()}{text[1:]}")
+
+
+@contextmanager
+def retries_noted(watcher: Watcher) -> Iterator[None]:
+    """Show the library's own retries as notes of `watcher`, and nowhere else."""
+    logger = logging.getLogger("huggingface_hub")
+    handler = _Retries(watcher)
+    before, handlers = logger.propagate, logger.handlers
+    logger.handlers, logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = handlers, before
+
+
+@contextmanager
+def in_words(spec: Spec, config: Config) -> Iterator[None]:
+    """Convert errors of the hub and the network into UserErrors."""
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.HFValidationError:
+        raise UserError(
+            f"{spec.repo} is not a valid repository name", hint="write org/repo"
+        ) from None
+    except errors.HfHubHTTPError as error:
+        raise _refused(error, spec, config) from None
+    except (
+        errors.LocalEntryNotFoundError,
+        errors.OfflineModeIsEnabled,
+        httpx2.TransportError,
+    ) as error:
+        host = _elsewhere(error, config) or config.hub_endpoint
+        raise UserError(
+            f"no connection to {host}: {_reason(error)}",
+            hint="check the network (proxy: HTTPS_PROXY, mirror: HF_ENDPOINT); "
+            "downloaded data is kept, and the download resumes",
+        ) from None
+    except httpx2.InvalidURL:
+        raise UserError(
+            f"{config.hub_endpoint} is not a valid address",
+            hint="correct HF_ENDPOINT, or unset it",
+        ) from None
+    except (errors.FileMetadataError, json.JSONDecodeError):
+        raise UserError(
+            f"{config.hub_endpoint} does not answer like a hub",
+            hint="check HF_ENDPOINT and the proxy settings",
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {config.hub_cache}: {error.strerror or error}",
+            hint="free disk space, or set HF_HOME to another disk",
+        ) from None
+
+
+def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
+    """Return the most specific error first: the library's error classes inherit from each other."""
+    from huggingface_hub import errors
+
+    page = f"{config.hub_endpoint}/{spec.repo}"
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+    if isinstance(error, errors.GatedRepoError):
+        return UserError(
+            f"{spec.repo} is gated: you must accept its terms first",
+            hint=f"accept them on {page}, then set HF_TOKEN to a token of that account",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UserError(
+            f"{spec.repo} has no revision {spec.revision or 'main'}",
+            hint=f"see the branches and commits: {page}/commits",
+        )
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return UserError(
+            f"a file of {spec.repo} is no longer on the hub",
+            hint=f"see the current files: {page}/tree/{spec.revision or 'main'}",
+        )
+    if isinstance(error, errors.DisabledRepoError):
+        return UserError(
+            f"{spec.repo} was disabled by its owner or by the hub", hint="choose another repository"
+        )
+    if status == 401 and config.hub_token:
+        return UserError(
+            "the hub rejects the token",
+            hint="create a new one in the hub's settings and set HF_TOKEN, or unset it",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return UserError(
+            f"the hub has no public model {spec.repo}",
+            hint="check the spelling; for a private model, set HF_TOKEN",
+        )
+    if host := _elsewhere(error, config):
+        return UserError(
+            f"{host}, to which the hub redirects for {spec.repo}, answers with status {status}",
+            hint="run the same command again; if it fails again, "
+            "a proxy or firewall may block that host",
+        )
+    if status == 403:
+        return UserError(
+            f"the token has no access to {spec.repo}"
+            if config.hub_token
+            else f"{spec.repo} needs a token",
+            hint="use a token with read access to this repository",
+        )
+    if status == 429:
+        return UserError(
+            "the hub refuses the request: too many requests",
+            hint="wait a few minutes, or set HF_TOKEN for a higher limit",
+        )
+    return UserError(
+        f"the hub failed with status {status}",
+        hint="try again later; downloaded data is kept, and the download resumes",
+    )
+
+
+def _elsewhere(error: Exception, config: Config) -> str:
+    """Return the host that an error came from, "" if it is the hub itself.
+
+    The hub keeps large files on other hosts.
+    """
+    # error.request is a property that may raise
+    request = getattr(error, "response", None) or getattr(error, "_request", None)
+    host = str(request.url.host) if request else ""
+    return "" if host in config.hub_endpoint else host
+
+
+def _reason(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return (str(cause) or type(cause).__name__).splitlines()[0]

@@ -1,0 +1,204 @@
+"""Reads byte ranges of files that stay on the hub, with retries.
+
+Every request names the commit. Sizes, ETags and the hub's headers are compared with the hub's file
+listing, so that all parts come from the same file. The sha256 cannot be checked, because the parts
+arrive in another order.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.catalog.hub.error_messages import in_words
+from llmcli.catalog.spec import Spec
+from llmcli.config import Config
+from llmcli.errors import UserError
+from llmcli.types import Watcher
+
+if TYPE_CHECKING:
+    from llmcli.catalog.hub.choose_files import Blob
+    from quant.native.ggml import U8
+
+TIMEOUT_SECONDS = 15.0  # without receiving a byte
+TRIES = 6  # consecutive failures
+AGAIN = (408, 429, 500, 502, 503, 504)
+EXPIRED = (400, 401, 403, 404, 410)  # answers of a redirect address that is no longer valid
+HEAD = 1 << 16  # bytes fetched in advance from each file, which usually contain its tensor table
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
+
+
+class NoRanges(UserError):
+    """The server does not support byte ranges."""
+
+
+class RemoteFile:
+    """One file of a repository at one commit; implements quant.blob.Blob."""
+
+    def __init__(
+        self, spec: Spec, commit: str, blob: "Blob", config: Config, watcher: Watcher
+    ) -> None:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils._headers import build_hf_headers
+
+        self.spec, self.commit, self.digest, self.config, self.watcher = (
+            spec,
+            commit,
+            blob.digest,
+            config,
+            watcher,
+        )
+        self.path, self.size = Path(spec.repo) / blob.name, blob.size
+        self.url = hf_hub_url(spec.repo, blob.name, revision=commit, endpoint=config.hub_endpoint)
+        self.headers = {
+            **build_hf_headers(token=config.hub_token or False),
+            "Accept-Encoding": "identity",
+        }
+        self.direct: str | None = None  # where the hub redirects for the content, while it is valid
+        self.tags: dict[str, str] = {}  # host -> the ETag it sends for this content
+        self.head = b""
+        self.lock, self.told = threading.Lock(), False
+
+    def read(self, offset: int, nbytes: int) -> "U8":
+        """Return exactly `nbytes` bytes from `offset` as uint8 `[nbytes]`.
+
+        Raises UserError if TRIES consecutive requests fail.
+        """
+        import numpy as np
+
+        if offset + nbytes <= len(self.head):
+            return np.frombuffer(self.head[offset : offset + nbytes], np.uint8)
+        out = np.empty(nbytes, np.uint8)
+        with in_words(self.spec, self.config):
+            self._fill(out.data, offset)
+        return out
+
+    def _fill(self, out: memoryview, offset: int) -> None:
+        """Fill `out`, resuming after every broken answer."""
+        import httpx2
+        from huggingface_hub.errors import HfHubHTTPError
+
+        filled, failures = 0, 0
+        while filled < len(out):
+            before, pause = filled, 0.0
+            error: Exception | None = None
+            try:
+                for chunk in self._ask(offset + filled, len(out) - filled):
+                    out[filled : filled + len(chunk)] = chunk
+                    filled += len(chunk)
+            except httpx2.TransportError as broken:
+                error = broken
+            except HfHubHTTPError as refused:
+                if refused.response.status_code not in AGAIN:
+                    raise
+                error, pause = refused, _patience(refused.response)
+            if filled == len(out):
+                return
+            failures = 0 if filled > before else failures + 1
+            if failures == TRIES:
+                raise error or httpx2.ReadError("the server ended the answer early")
+            self._tell(pause)
+            time.sleep(pause or (min(2 ** (failures - 1), 8) if failures else 0))
+
+    def _ask(self, start: int, nbytes: int, hub: bool = False) -> Iterator[bytes]:
+        """Yield up to `nbytes` bytes from one request for the range at `start`.
+
+        The token is sent to the hub only. The answer is read to its end and no further, so that the
+        connection can be reused.
+        """
+        from huggingface_hub import get_session
+        from huggingface_hub.utils._http import hf_raise_for_status
+
+        direct = None if hub else self.direct
+        headers = {**self.headers, "Range": f"bytes={start}-{start + nbytes - 1}"}
+        if direct:
+            headers = {
+                name: value for name, value in headers.items() if name.lower() != "authorization"
+            }
+        with get_session().stream(
+            "GET", direct or self.url, headers=headers, timeout=TIMEOUT_SECONDS
+        ) as response:
+            expired = bool(direct) and response.status_code in EXPIRED
+            if not expired:
+                if response.status_code == 416:
+                    raise self._no_ranges(response)
+                hf_raise_for_status(response)
+                self._check(response, start)
+                for chunk in response.iter_raw():
+                    yield chunk[:nbytes]
+                    nbytes -= len(chunk)
+                    if nbytes < 0:
+                        return
+        if expired:
+            self.direct = None
+            yield from self._ask(start, nbytes, hub=True)
+
+    def _check(self, response: Any, start: int) -> None:
+        """Raise an error unless the answer is the requested range of the listed file."""
+        import httpx2
+
+        if response.status_code != 206:
+            raise self._no_ranges(response)
+        content_range = CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+        if (
+            not content_range
+            or int(content_range[1]) != start
+            or response.headers.get("content-encoding", "identity") != "identity"
+        ):
+            raise httpx2.RemoteProtocolError("the server sent another range than requested")
+        linked = [_tag(step.headers.get("x-linked-etag")) for step in (*response.history, response)]
+        commits = [step.headers.get("x-repo-commit") for step in (*response.history, response)]
+        host, tag = response.url.host, _tag(response.headers.get("etag"))
+        with self.lock:
+            is_same_content = tag == (self.tags.setdefault(host, tag) if tag else tag)
+        if (
+            content_range[2] not in (str(self.size), "*")
+            or not {*linked} <= {self.digest, ""}
+            or not {*commits} <= {self.commit, None}
+            or not is_same_content
+        ):
+            raise UserError(
+                f"{self.path.name} of {self.spec.repo} has changed since {self.commit[:12]}",
+                hint="run the same command again: it starts with the current file",
+            )
+        if response.history and not self.config.hub_endpoint.startswith(
+            f"{response.url.scheme}://{host}"
+        ):
+            self.direct = str(response.url)
+
+    def _no_ranges(self, response: Any) -> NoRanges:
+        return NoRanges(
+            f"{response.url.host} does not send parts of {self.path.name} "
+            f"(status {response.status_code})",
+            hint="add --keep-source: it downloads the whole checkpoint first",
+        )
+
+    def _tell(self, pause: float) -> None:
+        """Note a broken connection once for each file, and every long wait."""
+        if pause > 10:
+            self.watcher.note(f"the hub reports too many requests; waiting {pause:.0f} s")
+        elif not self.told:
+            self.told = True
+            self.watcher.note(f"a connection broke in {self.path.name}; resuming, with retries")
+
+
+def first_bytes(files: Sequence[RemoteFile]) -> None:
+    """Fetch the beginning of every file, several at once. Raises NoRanges."""
+    with ThreadPoolExecutor(8, thread_name_prefix="head") as pool:
+        heads = pool.map(lambda file: file.read(0, min(HEAD, file.size)).tobytes(), files)
+        for file, head in zip(files, heads, strict=True):
+            file.head = head
+
+
+def _patience(response: Any) -> float:
+    """Return the seconds that the server asks to wait, at most 300; 0 if it does not say."""
+    text = response.headers.get("retry-after", "")
+    return min(float(text), 300.0) if re.fullmatch("[0-9]+", text) else 0.0
+
+
+def _tag(value: str | None) -> str:
+    """Return a strong ETag without its quotes; "" for a weak one or none."""
+    return "" if not value or value.startswith("W/") else value.strip('"')

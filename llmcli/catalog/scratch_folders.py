@@ -1,0 +1,60 @@
+"""Scratch folders beside the user's own files, such as those of `quantize --sequential`.
+
+For each folder, a lock file in the cache contains its path, so that gc can find the folders that
+killed runs left behind.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmcli import file_lock
+from llmcli.config import Config
+from llmcli.types import Watcher
+
+ENDING = ".sequential"
+LONGEST = 4095  # bytes of a path: PATH_MAX
+
+
+def folder_of(out: Path) -> Path:
+    """Return the folder in which a file is being made."""
+    return out.with_name(f".{out.name}{ENDING}")
+
+
+@contextmanager
+def at_work(out: Path, config: Config, watcher: Watcher) -> Iterator[Path]:
+    """Lock and yield the folder for making `out`; wait if another process has the lock.
+
+    The folder is not created.
+    """
+    folder = folder_of(out.absolute())
+    path_bytes = os.fsencode(folder)
+    lock = config.cache / "elsewhere" / f"{hashlib.sha256(path_bytes).hexdigest()[:16]}.lock"
+    with file_lock.locked(lock, watcher, str(out)):
+        lock.write_bytes(path_bytes)
+        yield folder
+
+
+def abandoned(config: Config) -> Iterator[Path]:
+    """Yield the existing folders that no process works in, each while its lock is held."""
+    for lock in sorted((config.cache / "elsewhere").glob("*.lock")):
+        with file_lock.locked(lock) as is_locked:
+            if is_locked and (folder := _told(lock)):
+                yield folder
+
+
+def _told(lock: Path) -> Path | None:
+    """Return the folder that a lock file names, if it is an existing scratch folder."""
+    with lock.open("rb") as file:
+        path_bytes = file.read(LONGEST + 1)
+    if not path_bytes or len(path_bytes) > LONGEST or b"\0" in path_bytes:
+        return None
+    folder = Path(os.fsdecode(path_bytes))
+    if not (folder.is_absolute() and folder.name.startswith(".") and folder.name.endswith(ENDING)):
+        return None
+    try:
+        return folder if folder.is_dir() and not folder.is_symlink() else None
+    except OSError:  # an invalid name, or an inaccessible parent folder
+        return None

@@ -1,0 +1,62 @@
+"""/help and /exit."""
+
+import shutil
+import textwrap
+
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.commands.base import GROUPS, Command
+from llmcli.errors import UserError
+
+WIDE = 100  # columns; longer lines are hard to read
+
+
+def show_help(talk: Talk, rest: str) -> None:
+    """List the commands, or tell all about one."""
+    from llmcli.chat.commands import commands, words
+
+    wanted = rest.removeprefix("/").lower()
+    if wanted:
+        if wanted not in words():
+            raise UserError(f"no command called /{wanted}", hint="/help lists the commands")
+        _tell(talk, words()[wanted])
+        return
+    for group in GROUPS:
+        members = [command for command in commands().values() if command.group == group]
+        if members:
+            talk.ui.table(
+                (group, ""), [(" ".join(_spelled(command)), command.help) for command in members]
+            )
+    talk.ui.text(
+        'Several lines: """ begins and ends them, or Alt-Enter. Tab completes, Ctrl-C stops, Ctrl-D leaves.'
+    )
+    talk.ui.text("Two slashes send a text that starts with one. /help COMMAND tells more.")
+
+
+def _tell(talk: Talk, command: Command) -> None:
+    talk.ui.text(" or ".join(_spelled(command)))
+    talk.ui.text(command.help)
+    width = min(shutil.get_terminal_size().columns, WIDE)
+    for paragraph in filter(None, command.details.split("\n\n")):
+        talk.ui.text(f"\n{textwrap.fill(paragraph, width, break_on_hyphens=False)}")
+
+
+def _spelled(command: Command) -> list[str]:
+    """A command's word with what may follow it, then its other words."""
+    return [f"/{command.name} {command.args}".rstrip(), *(f"/{alias}" for alias in command.aliases)]
+
+
+def leave(talk: Talk, rest: str) -> None:
+    """Leave the chat."""
+    talk.leaving = True
+
+
+def _words(talk: Talk) -> list[str]:
+    from llmcli.chat.commands import commands
+
+    return list(commands())
+
+
+COMMANDS = (
+    Command("help", show_help, "[COMMAND]", ("?",), _words, group="this program"),
+    Command("exit", leave, aliases=("bye", "quit"), group="this program"),
+)

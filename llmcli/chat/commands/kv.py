@@ -1,0 +1,71 @@
+"""/kv: where the bytes are."""
+
+from collections.abc import Sequence
+
+from llmcli.chat.cache_map import parts, picture
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.commands.base import Command
+from llmcli.errors import UserError
+from llmcli.runtime.runner import Runner
+from llmcli.units import size
+
+COMPARED = ("f32", "f16", "q8_0", "q5_1", "q4_0")
+LONGEST = 1 << 24  # tokens that anybody asks about
+
+
+def show_kv(talk: Talk, rest: str) -> None:
+    """Show the KV cache: bytes, whose cells are where, and other types and lengths."""
+    runner, kv = talk.runner, talk.runner.kv_report()
+    lengths = _lengths(rest) or (kv.cells // 2, kv.cells, 2 * kv.cells)
+    held = parts(talk)
+    rows = [
+        ("predicted", _bytes(kv.predicted_bytes)),
+        ("allocated", _bytes(kv.allocated_bytes)),
+        ("difference", _difference(kv.predicted_bytes, kv.allocated_bytes)),
+        ("compute buffer", _bytes(kv.compute_bytes)),
+        ("output buffer", _bytes(kv.output_bytes)),
+        ("type", f"K {kv.type_k}, V {kv.type_v}"),
+        ("bytes per token", _bytes(kv.bytes_per_token)),
+        ("cells", f"{kv.cells}: {', '.join(f'{part.name} {part.cells}' for part in held)}"),
+        (
+            "shared",
+            f"{sum(part.shared for part in held)} (held by several sequences, counted once)",
+        ),
+        ("", picture(held)),
+    ]
+    talk.ui.table(("KV cache", ""), rows)
+    columns = ("as type", "bytes/token", *(f"{length:,} tokens" for length in lengths))
+    table = [row for kind in COMPARED if (row := _as_type(runner, kind, lengths))]
+    if table:
+        talk.ui.table(columns, table, right=columns[1:])
+
+
+def _as_type(runner: Runner, kind: str, lengths: Sequence[int]) -> tuple[str, ...] | None:
+    caches = [runner.predict(kind, kind, length) for length in lengths]
+    if not caches[0]:
+        return None
+    return (
+        kind,
+        f"{caches[0].bytes_per_token:,}",
+        *(size(cache.nbytes) for cache in caches if cache),
+    )
+
+
+def _lengths(rest: str) -> tuple[int, ...]:
+    words = rest.replace(",", "").split()
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= LONGEST for word in words):
+        raise UserError(
+            f"/kv {rest}: these are not context lengths", hint="/kv 8192 32768 shows other lengths"
+        )
+    return tuple(int(word) for word in words[:6])
+
+
+def _bytes(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,} ({size(number)})"
+
+
+def _difference(predicted: int | None, allocated: int | None) -> str:
+    return "unknown" if predicted is None or allocated is None else f"{allocated - predicted:,}"
+
+
+COMMANDS = (Command("kv", show_kv, args="[TOKENS …]", group="inside the model"),)

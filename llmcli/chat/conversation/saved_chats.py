@@ -1,0 +1,131 @@
+"""Named conversations: /save and /load keep them in state/saved/NAME.jsonl, written whole or not at
+all.
+
+The first line is the head, each further one a turn of the tree (records.py). Files of the first
+format, whose lines are messages in turn, are read as well.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from llmcli.atomic_files import write_whole
+from llmcli.chat.conversation import turn_records
+from llmcli.chat.conversation.conversation import Session
+from llmcli.chat.conversation.stored_conversation import Held
+from llmcli.chat.conversation.turn_tree import Tree
+from llmcli.config import Config
+from llmcli.errors import UserError
+
+FORMAT = 2
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ROLES = ("user", "assistant")
+
+
+def names(config: Config) -> list[str]:
+    """The names of saved conversations."""
+    return sorted(path.stem for path in (config.state / "saved").glob("*.jsonl"))
+
+
+def save(session: Session, config: Config, name: str, model: str) -> tuple[Path, bool]:
+    """Write the conversation as `name`: its file, and whether one of that name was replaced."""
+    path = path_of(config, name)
+    head = {
+        "chat": FORMAT,
+        "model": model,
+        "system": session.system,
+        "predict": session.predict,
+        "settings": session.sampling.as_dict(),
+        "on_full": session.on_full,
+        "format": turn_records.form_record(session.constraint),
+        **turn_records.place_record(session.tree),
+    }
+    lines = [head, *map(turn_records.turn_record, session.tree.turns)]
+    replaced = path.exists()
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    write_whole(
+        path, text.encode("utf-8", "surrogatepass"), mode=0o600
+    )  # what people say is theirs alone
+    return path, replaced
+
+
+def read(path: Path) -> Held:
+    """A saved chat; UserError where it is damaged, FileNotFoundError where there is none."""
+    lines = path.read_bytes().splitlines()
+    head, *rest = [_line(path, number, raw) for number, raw in enumerate(lines, 1)] or [{}]
+    if head.get("chat") not in (1, FORMAT) or not isinstance(head.get("settings"), dict):
+        raise _damaged(path, 1, "it is not the head of a saved chat")
+    system, predict = head.get("system"), head.get("predict")
+    if not isinstance(system, str | None) or not isinstance(predict, int | None):
+        raise _damaged(path, 1, "system or predict has the wrong type")
+    tree = _messages(path, rest) if head["chat"] == 1 else _turns(path, head, rest)
+    held = Held(
+        tree,
+        str(head.get("model", "")),
+        head["settings"],
+        system,
+        predict,
+        str(head.get("on_full", "")),
+    )
+    try:
+        held.take_form(head)
+    except turn_records.Damaged as error:
+        raise _damaged(path, 1, str(error)) from None
+    return held
+
+
+def _turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> Tree:
+    tree = Tree()
+    for number, line in enumerate(lines, 2):
+        try:
+            turn_records.add_turn(tree, line)
+        except turn_records.Damaged as error:
+            raise _damaged(path, number, str(error)) from None
+    try:
+        turn_records.put_place(tree, head)
+    except turn_records.Damaged as error:
+        raise _damaged(path, 1, str(error)) from None
+    return tree
+
+
+def _messages(path: Path, lines: list[dict[str, Any]]) -> Tree:
+    """The first format: a message a line."""
+    tree, said = Tree(), [""]
+    for number, line in enumerate(lines, 2):
+        role, content = line.get("role"), line.get("content")
+        wanted = ROLES[number % 2]
+        if role != wanted or not isinstance(content, str):
+            raise _damaged(path, number, f"expected a message of the {wanted}")
+        if role == "assistant":
+            tree.add(said[-1], content, cut=bool(line.get("cut")))
+        said.append(content)
+    if len(lines) % 2:
+        raise _damaged(path, len(lines) + 1, "the last answer is missing")
+    return tree
+
+
+def _line(path: Path, number: int, raw: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(raw.decode("utf-8", "surrogatepass"))
+    except (UnicodeDecodeError, ValueError):
+        raise _damaged(path, number, "it is not JSON") from None
+    if not isinstance(value, dict):
+        raise _damaged(path, number, "it is not a JSON object")
+    return value
+
+
+def _damaged(path: Path, number: int, reason: str) -> UserError:
+    hint = f"correct that line of {path}, or /load another chat"
+    return UserError(f"{path}: line {number} is damaged: {reason}", hint=hint)
+
+
+def path_of(config: Config, name: str) -> Path:
+    """The file of the chat called `name`; its KV state's ends with .kv. Raises UserError for what
+    is no name.
+    """
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} cannot name a chat", hint="use letters, digits and . _ - (at most 100)"
+        )
+    return config.state / "saved" / f"{name}.jsonl"

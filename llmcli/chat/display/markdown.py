@@ -1,0 +1,108 @@
+"""Markdown on its way: cut into pieces that can be drawn as soon as they are whole.
+
+A paragraph, a table, an item of a list is drawn when it is over, a line of code when its line is.
+Nothing that was drawn is drawn again, so that the cursor only ever moves on. How a piece looks is
+the drawer's.
+"""
+
+import re
+from typing import Protocol
+
+from llmcli.chat.display.styles import dimmed
+from llmcli.ui import visible
+
+FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
+ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?: |$)")
+HEADING = re.compile(r" {0,3}#{1,6}(?: |$)")
+INSIDE = re.compile(r"  |\t")  # what follows a blank line and still belongs to an item
+
+
+class Drawer(Protocol):
+    """Makes terminal text of pieces of Markdown."""
+
+    @property
+    def color(self) -> bool: ...
+
+    def markdown(self, text: str) -> str:
+        """A whole piece, its last line ended."""
+        ...
+
+    def code(self, line: str, language: str) -> str:
+        """One line of code, ended."""
+        ...
+
+
+class Blocks:
+    """One answer's Markdown. feed() gives what has become certain, finish() the rest."""
+
+    def __init__(self, drawer: Drawer) -> None:
+        self._drawer = drawer
+        self._line = ""
+        self._held: list[str] = []
+        self._fence, self._language = "", ""
+        self._gap = self._begun = False  # a blank line is due; something was drawn
+
+    def feed(self, text: str) -> str:
+        """What is to be drawn after this text."""
+        *lines, self._line = (self._line + text).split("\n")
+        return "".join(self._take(line) for line in lines)
+
+    def finish(self) -> str:
+        """What was held back, now that nothing follows."""
+        line, self._line = self._line, ""
+        return (self._take(line) if line else "") + self._flush()
+
+    def _take(self, line: str) -> str:
+        if self._fence:
+            return self._code(line)
+        if not line.strip():
+            if self._listing:
+                self._held.append("")
+                return ""
+            drawn = self._flush()
+            self._gap = True
+            return drawn
+        loose = bool(self._held) and not self._held[-1]
+        if self._listing and INSIDE.match(line):
+            self._held.append(line)
+            return ""
+        item, heading, fence = ITEM.match(line), HEADING.match(line), FENCE.match(line)
+        drawn = self._flush() if loose or item or heading or fence else ""
+        self._gap = self._gap or loose or bool(heading)
+        if fence:
+            self._fence, self._language = fence[1], fence[2].strip().partition(" ")[0]
+            return drawn + self._put(self._edge(line))
+        self._held.append(line)
+        if not heading:
+            return drawn
+        drawn += self._flush()
+        self._gap = True
+        return drawn
+
+    @property
+    def _listing(self) -> bool:
+        return bool(self._held and ITEM.match(self._held[0]))
+
+    def _code(self, line: str) -> str:
+        closing = line.strip()
+        if (
+            len(line) - len(line.lstrip()) < 4
+            and closing.startswith(self._fence)
+            and set(closing) == {self._fence[0]}
+        ):
+            self._fence, self._gap = "", True
+            return self._edge(line)
+        return self._drawer.code(line, self._language)
+
+    def _edge(self, line: str) -> str:
+        """A fence, which stays: it tells code from text where there are no colours."""
+        return (dimmed(visible(line)) if self._drawer.color else visible(line)) + "\n"
+
+    def _flush(self) -> str:
+        held, self._held = "\n".join(self._held).strip("\n"), []
+        return self._put(self._drawer.markdown(held)) if held else ""
+
+    def _put(self, drawn: str) -> str:
+        gap, self._gap = self._gap and self._begun, False
+        self._begun = True
+        return "\n" * gap + drawn

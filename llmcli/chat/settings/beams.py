@@ -1,0 +1,39 @@
+"""The settings of a beam search; the sequences that beams take were made with the context."""
+
+from collections.abc import Iterable
+
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.settings.base import SEARCH, Knob
+from llmcli.errors import UserError
+from llmcli.runtime.requests.beam_settings import EARLY, HELP
+
+
+def _knob(name: str) -> Knob:
+    default, limits, meaning = HELP[name]
+
+    def show(talk: Talk) -> str:
+        value = talk.session.search.as_dict()[name]
+        return value if isinstance(value, str) else f"{value:.10g}"
+
+    def change(talk: Talk, value: str) -> None:
+        wanted, most = talk.session.search.with_values({name: value}), talk.runner.context.n_seq_max
+        if wanted.beams > most:
+            raise UserError(
+                f"{wanted.beams} beams: this model was loaded for {most}",
+                hint=f"leave, and start with --beams {wanted.beams}",
+            )
+        talk.session.search = wanted
+
+    def values(talk: Talk) -> Iterable[str]:
+        if name == "early_stopping":
+            return EARLY
+        return (
+            [str(count) for count in range(1, talk.runner.context.n_seq_max + 1)]
+            if name == "beams"
+            else [default]
+        )
+
+    return Knob(name, SEARCH, meaning, limits, default, show, change, values)
+
+
+KNOBS = tuple(_knob(name) for name in HELP)

@@ -1,0 +1,68 @@
+"""What is shown of an answer, and how."""
+
+from collections.abc import Callable, Iterable
+
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW, TIMINGS, Screen
+from llmcli.chat.settings.base import SCREEN, SWITCH, Knob, Offer, one_of
+from llmcli.errors import UserError
+from llmcli.runtime.sampling.top_logprobs import MOST
+
+
+def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
+    """A knob of the screen that takes one of some words; `about` has each one's meaning."""
+
+    def change(talk: Talk, value: str) -> None:
+        setattr(talk.screen, name, one_of(name, about, value))
+
+    def values(talk: Talk) -> Iterable[str]:
+        return [Offer(word, what) for word, what in about.items()]
+
+    show: Callable[[Talk], str] = lambda talk: str(getattr(talk.screen, name))  # noqa: E731
+    return Knob(
+        name, SCREEN, meaning, ", ".join(about), str(getattr(Screen(), name)), show, change, values
+    )
+
+
+WHAT = ("nothing", "one line after an answer", "every token's milliseconds, and the line")
+
+
+def _draw(talk: Talk, value: str) -> None:
+    talk.screen.markdown = SWITCH[one_of("markdown", SWITCH, value)]
+
+
+def _keep(talk: Talk, value: str) -> None:
+    if not (value.isascii() and value.isdigit() and len(value) < 9 and int(value) <= MOST):
+        hint = f"probs takes a whole number from 0 to {MOST}: how many alternatives of each token are kept, 0 = off"
+        raise UserError(f"probs is {value!r}", hint=hint)
+    talk.screen.probs = int(value)
+
+
+KNOBS = (
+    _words("timing", "what is told of an answer's time", dict(zip(TIMINGS, WHAT, strict=True))),
+    _words(
+        "thinking",
+        "a model's thinking on the screen",
+        {SHOW: "dimmed; in a pipe as it is", FOLD: "one line in its place", HIDE: "left out"},
+    ),
+    Knob(
+        "markdown",
+        SCREEN,
+        "draw an answer's Markdown on a terminal",
+        ", ".join(SWITCH),
+        "off",
+        lambda talk: next(word for word, on in SWITCH.items() if on is talk.screen.markdown),
+        _draw,
+        lambda talk: SWITCH,
+    ),
+    Knob(
+        "probs",
+        SCREEN,
+        "alternatives kept of each token, for /probs; 0 = off",
+        f"from 0 to {MOST}",
+        "0",
+        lambda talk: str(talk.screen.probs),
+        _keep,
+        lambda talk: (Offer("0", "off"), Offer("10", "as /probs on")),
+    ),
+)

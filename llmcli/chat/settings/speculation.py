@@ -1,0 +1,29 @@
+"""Whether tokens are guessed from repetitions in the text."""
+
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.settings.base import ANSWER, Knob, one_of
+from llmcli.errors import UserError
+from llmcli.runtime.speculation import NGRAM
+
+
+def _change(talk: Talk, value: str) -> None:
+    wanted = one_of("ngram_draft", NGRAM, value)
+    if not talk.runner.guess(wanted) and wanted == "on":
+        raise UserError(
+            "this model was loaded without room for guesses, or they cannot pay here",
+            hint="leave, and start with --ngram-draft on",
+        )
+
+
+KNOBS = (
+    Knob(
+        "ngram_draft",
+        ANSWER,
+        "guess tokens from repetitions in the text",
+        ", ".join(NGRAM),
+        "auto",
+        lambda talk: talk.runner.ngram,
+        _change,
+        lambda talk: NGRAM if talk.runner.can_guess else [word for word in NGRAM if word != "on"],
+    ),
+)

@@ -1,0 +1,45 @@
+"""`llmcli bench`: each module of this folder exports BENCHES, its subcommands by function name."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from quant.registry import collect
+
+SPEED = "speed"  # the subcommand that `bench REF` stands for
+
+
+class Benches(TyperGroup):
+    """The bench group: `bench REF` runs the speed test, `bench NAME REF` another measurement."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; if the first one names no measurement, they belong to the speed
+        test.
+        """
+        return super().parse_args(
+            ctx, args if args and args[0] in self.commands else [SPEED, *args]
+        )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    benches = typer.Typer(cls=Benches, help="Measure prompt and generation speed, and more.")
+    commands = collect("llmcli.commands.bench", "BENCHES", "__name__")
+    for name, command in commands.items():
+        benches.command(name, epilog=_list_others(commands) if name == SPEED else None)(command)
+    app.add_typer(benches, name="bench")
+
+
+def _list_others(found: Mapping[str, Any]) -> str:
+    """Return the help's list of the other measurements: names and summaries."""
+    rows = [
+        f"  bench {name:<9} {_summary(command)}" for name, command in found.items() if name != SPEED
+    ]
+    return "\n".join(("\b", "Other measurements:", *rows))
+
+
+def _summary(command: Any) -> str:
+    return (inspect.getdoc(command) or "").partition("\n")[0]

@@ -1,0 +1,91 @@
+"""The report page of `llmcli bench compare`: each test's ratio with its interval, and both
+speeds.
+"""
+
+import math
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from llmcli.bench import report_page
+from llmcli.bench.compare import run
+from llmcli.bench.plots import pairs
+from llmcli.bench.plots.pairs import Ratio
+from llmcli.charts.chart import Axis, Chart, Row, Rows, Value
+from llmcli.charts.scale import figure
+from llmcli.commands.options import report
+
+if TYPE_CHECKING:
+    from llmcli.bench.compare.run import Told
+    from llmcli.bench.statistics.paired_test import Comparison
+    from llmcli.charts.html_page import Page
+    from llmcli.ui import UI
+
+
+def tell(told: "Told", how: tuple[Path | None, bool | None], ui: "UI") -> None:
+    """Print the comparison, then its charts."""
+    if ui.json:
+        ui.result(run.document(told))
+    else:
+        run.tell(told, ui)
+    report.show(lambda: made(told), lambda: charts(told)[:1], how, ui)
+
+
+def charts(told: "Told") -> list[Chart]:
+    """Return the charts of the ratios and of the speeds in tokens per second."""
+    named_comparisons = list(zip(told.tests, told.found, strict=True))
+    ratios = [
+        Ratio(name, comparison.ratio, comparison.low, comparison.high, _ratio_label(comparison))
+        for name, comparison in named_comparisons
+    ]
+    n_different = sum(comparison.differs for comparison in told.found)
+    confidence_text = f"{told.design.confidence:.4g}".rstrip("0")
+    caption = (
+        f"{n_different} of {len(ratios)} differences are larger than the noise; "
+        f"all intervals are correct with probability {confidence_text}."
+    )
+    rows = [
+        Row(
+            f"{name}, {side}",
+            (Value("tokens per second", median(rates)),),
+            figure(median(rates)),
+            _outer_tenths(rates),
+        )
+        for name, comparison in named_comparisons
+        for side, rates in (("A", comparison.a), ("B", comparison.b))
+    ]
+    speed_caption = "Median of each side; whiskers span from the slowest tenth to the fastest."
+    return [
+        pairs.chart("B relative to A", caption, "B / A", ratios),
+        Rows("Speed", speed_caption, Axis("tokens per second"), tuple(rows)),
+    ]
+
+
+def _ratio_label(one: "Comparison") -> str:
+    """Return the ratio and its meaning as a short label."""
+    if math.isinf(one.resolution):
+        return "too few pairs"
+    return f"{one.ratio:.3f}" + (
+        ", no difference" if not one.differs else ", faster" if one.ratio > 1 else ", slower"
+    )
+
+
+def made(told: "Told") -> "Page":
+    """Return the report page."""
+    method_note = (
+        "Measured in pairs, in random order."
+        if told.interleaved
+        else "Saved runs: they were not interleaved."
+    )
+    lead = [
+        f"{name}: {comparison.words()}"
+        for name, comparison in zip(told.tests, told.found, strict=True)
+    ]
+    about = f"A is {told.a.path}, B {told.b.path}. {method_note}"
+    return report_page.of_others(f"{told.a.words} or {told.b.words}", about, lead, charts(told))
+
+
+def _outer_tenths(rates: tuple[float, ...]) -> tuple[float, float] | None:
+    """Return the bounds of the slowest and the fastest tenth; None for a single rate."""
+    ordered, n_tenth = sorted(rates), len(rates) // 10
+    return (ordered[n_tenth], ordered[-1 - n_tenth]) if len(ordered) > 1 else None

@@ -1,0 +1,79 @@
+"""`llmcli bench history`: lists the saved measurements."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import Json
+
+if TYPE_CHECKING:
+    from llmcli.bench.history.history import Run
+
+Wanted = Annotated[
+    str | None, typer.Option("-m", "--model", help="Only models of this name or hash.")
+]
+Last = Annotated[
+    int | None, typer.Option("--last", min=1, help="Only the last N [20; with --json: all].")
+]
+SHOWN = 20
+
+
+def history(model: Wanted = None, last: Last = None, json: Json = False) -> None:
+    """List earlier measurements; `llmcli bench compare` takes their numbers."""
+    from llmcli.bench.history.history import History, path
+
+    config, ui = start(json)
+    runs = History(path(config), ui).runs(model=model, last=last or (None if json else SHOWN))
+    if json:
+        ui.result([document(run) for run in runs])
+        return
+    if not runs:
+        ui.text(
+            "nothing was measured yet: llmcli bench smollm2:135m"
+            if model is None
+            else f"no measurement of {model!r}"
+        )
+        return
+    columns = ("run", "time", "model", "test", "threads", "t/s")
+    ui.table(columns, [_table_row(run) for run in runs], right=("run", "threads", "t/s"))
+    machines = sorted({run.machine for run in runs})
+    ui.text()
+    ui.text(
+        f"machine: {machines[0]}"
+        if len(machines) == 1
+        else f"measured on {len(machines)} machines; --json names them"
+    )
+
+
+def document(run: "Run") -> dict[str, Any]:
+    """Return a run's test as `bench -o json` prints it, with what was saved about the run."""
+    run_fields = {
+        "id": run.id,
+        "time": run.time,
+        "machine": run.machine,
+        "build": run.build,
+        "model": run.model,
+        "sha256": run.sha256,
+        "content": run.content,
+        "test": run.test,
+    }
+    return {**run.document, **run_fields}
+
+
+def _table_row(run: "Run") -> tuple[str, ...]:
+    from llmcli.bench.speed.measure import average, deviation
+
+    rates, test_document = list(run.samples_ts), run.document
+    speed = f"{average(rates):.2f} ± {deviation(rates):.2f}"
+    return (
+        str(run.id),
+        run.time,
+        run.model,
+        run.test,
+        str(test_document.get("n_threads", "?")),
+        speed,
+    )
+
+
+BENCHES = (history,)

@@ -1,0 +1,218 @@
+"""`llmcli bench phases`: generates answers and prints how their time is divided."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import Json
+from llmcli.commands.options.groups import grouped
+from llmcli.commands.options.report import Charts, Report
+from llmcli.model_loader.rpc_workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmcli.bench.phases import Breakdown
+    from llmcli.charts.html_page import Page
+    from llmcli.config import Config
+    from llmcli.runtime.requests.request import RunOptions
+    from llmcli.runtime.runner import Runner
+    from llmcli.ui import UI
+
+Prompt = Annotated[
+    int, typer.Option("-p", "--n-prompt", min=1, help="Approximate tokens of the prompt.")
+]
+Gen = Annotated[int, typer.Option("-n", "--n-gen", min=2, help="Tokens of each answer.")]
+Answers = Annotated[
+    int, typer.Option("-r", "--repetitions", min=1, help="Number of measured answers.")
+]
+Threads = Annotated[
+    int | None, typer.Option("-t", "--threads", help="Threads; default: the cores.")
+]
+Flash = Annotated[str, typer.Option("-fa", "--flash-attn", help="on, off or auto.")]
+TypeK = Annotated[str, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K.")]
+TypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V.")]
+Temp = Annotated[
+    float | None,
+    typer.Option("--temp", min=0, help="Temperature; 0: most likely token. Default: 0.8."),
+]
+NAMES = {
+    "tokenize": "template, tokenize",
+    "prefill": "prefill (llama.cpp)",
+    "decode": "decode (llama.cpp)",
+    "python": "other Python code",
+}
+ROOM = 256  # tokens that a template may add
+
+
+def phases(
+    ref: Annotated[str, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file")],
+    n_prompt: Prompt = 128,
+    n_gen: Gen = 64,
+    repetitions: Answers = 5,
+    threads: Threads = None,
+    flash: Flash = "auto",
+    type_k: TypeK = "f16",
+    type_v: TypeV = "f16",
+    temp: Temp = None,
+    report_file: Report = None,
+    chart: Charts = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    json: Json = False,
+    *,
+    workers: Workers,
+) -> None:
+    """Measure how much of an answer's time prefill, decode, sampling and others take.
+
+    Every answer has the same prompt, seed and length, and no cached tokens.
+    """
+    from llmcli.bench import phases as measuring
+    from llmcli.bench.plots import phases as parts
+    from llmcli.chat.display.stream_writer import Stream
+    from llmcli.commands.options import report
+    from llmcli.planning import resolve_options
+    from llmcli.runtime.requests.request import RunOptions
+    from llmcli.runtime.sampling import defaults
+
+    config, ui = start(json, offline)
+    report.check(report_file)
+    options = RunOptions(
+        n_prompt + n_gen + ROOM, threads, flash_attn=flash, cache_type_k=type_k, cache_type_v=type_v
+    )
+    resolve_options.check(options)
+    workers.join(ui)
+    sampling = defaults().with_values({"seed": 1, **({} if temp is None else {"temp": temp})})
+    with _open_model(ref, options, config, ui) as (name, runner):
+        prompt = measuring.text(runner, n_prompt)
+        with ui.bar(f"bench {name}", 2 * (repetitions + 1), "tests") as bar:
+
+            def tick() -> None:
+                bar.advance(1)
+
+            with _silent_stdout():
+                breakdown = measuring.measure(
+                    runner, prompt, sampling, n_gen, repetitions, Stream().show, tick
+                )
+        if json:
+            ui.result(document(name, runner, breakdown, n_gen))
+        else:
+            _print_phases(name, runner, breakdown, n_gen, ui)
+    report.show(
+        lambda: _build_page(name, breakdown, n_gen),
+        lambda: parts.charts(breakdown, NAMES),
+        (report_file, chart),
+        ui,
+    )
+
+
+def _build_page(name: str, found: "Breakdown", n_gen: int) -> "Page":
+    from llmcli.bench import report_page
+    from llmcli.bench.plots import phases as parts
+
+    charts = parts.charts(found, NAMES)
+    about = (
+        f"{found.prompt_tokens} tokens of prompt, {n_gen} of answer, {len(found.answers)} answers"
+    )
+    return report_page.of_others(f"Time of {name} by phase", about, [charts[0].says], charts)
+
+
+@contextmanager
+def _open_model(
+    ref: str, options: "RunOptions", config: "Config", ui: "UI"
+) -> "Iterator[tuple[str, Runner]]":
+    from llmcli.model_loader.prepare import ready
+    from llmcli.planning import resolve_options
+    from llmcli.runtime import runner
+    from quant.model_file import read_header
+
+    model = ready(ref, None, config, ui)
+    decided, layers = resolve_options.decide(read_header.read(model.path), options, ui.warn)
+    with runner.open_runner(
+        model.path, decided, gpu_layers=layers, native_sampling=config.native_sampling
+    ) as open_runner:
+        yield model.name, open_runner
+
+
+@contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """Redirect stdout to the null device, so that text is written as usual but not shown."""
+    with Path(os.devnull).open("w", encoding="utf-8") as sink, redirect_stdout(sink):
+        yield
+
+
+def document(name: str, runner: "Runner", found: "Breakdown", n_gen: int) -> dict[str, Any]:
+    """Return the JSON document; times are in milliseconds."""
+    from llmcli.bench.phases import PER_TOKEN, PHASES
+
+    answer_seconds = found.seconds
+    return {
+        "model": {"name": name, "path": str(runner.header.path)},
+        "threads": runner.options.threads,
+        "prompt_tokens": found.prompt_tokens,
+        "generated_tokens": n_gen,
+        "answer_ms": answer_seconds * 1e3,
+        "phases": {
+            phase: {
+                "answer_ms": _as_ms(("p50", "min", "max"), found.answer(phase)),
+                "share": found.answer(phase)[0] / answer_seconds,
+                **(
+                    {"token_ms": _as_ms(("p50", "p10", "p90"), found.token(phase))}
+                    if phase in PER_TOKEN
+                    else {}
+                ),
+            }
+            for phase in PHASES
+        },
+        "clocks_ms": found.clocks * 1e3,
+        "answers": [
+            {phase: answer.phases[phase] * 1e3 for phase in PHASES} for answer in found.answers
+        ],
+    }
+
+
+def _as_ms(names: "Sequence[str]", seconds: "Sequence[float]") -> dict[str, float]:
+    return {name: value * 1e3 for name, value in zip(names, seconds, strict=True)}
+
+
+def _print_phases(name: str, runner: "Runner", found: "Breakdown", n_gen: int, ui: "UI") -> None:
+    from llmcli.bench.phases import PER_TOKEN, PHASES
+    from llmcli.units import several
+
+    threads = several(runner.options.threads or 1, "thread")
+    counts = (
+        f"{found.prompt_tokens} prompt tokens, {several(len(found.answers), 'answer')} of {n_gen}"
+    )
+    ui.text(f"{name} · {runner.header.file_type} · {threads} · {counts}")
+    rows = []
+    for phase in PHASES:
+        median_seconds, min_seconds, max_seconds = found.answer(phase)
+        token_cells = (
+            [f"{value * 1e6:.0f}" for value in found.token(phase)]
+            if phase in PER_TOKEN
+            else [""] * 3
+        )
+        span = f"{min_seconds * 1e3:.2f}-{max_seconds * 1e3:.2f}"
+        rows.append(
+            (
+                NAMES.get(phase, phase),
+                f"{median_seconds * 1e3:.2f}",
+                span,
+                f"{median_seconds / found.seconds:.2%}",
+                *token_cells,
+            )
+        )
+    rows.append(("total", f"{found.seconds * 1e3:.2f}", *[""] * 5))
+    columns = ("phase", "ms per answer", "min-max", "share", "µs per token", "p10", "p90")
+    ui.table(columns, rows, right=columns[1:])
+    ui.text(
+        f"the timers themselves take {found.clocks * 1e6:.0f} µs per token, "
+        f"most of it in {NAMES['python']}"
+    )
+
+
+BENCHES = (grouped(phases),)

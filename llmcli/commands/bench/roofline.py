@@ -1,0 +1,314 @@
+"""`llmcli bench roofline`: measures the memory bandwidth and how much of it a model reaches."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import Json
+from llmcli.commands.options.report import Charts, Report
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llmcli.bench.roofline import Machine, Point, Result
+    from llmcli.config import Config
+    from llmcli.ui import UI
+    from quant.model_file.model_header import Header
+
+Depths = Annotated[
+    list[str] | None,
+    typer.Option("-d", "--n-depth", help="Tokens already in the cache; default 0."),
+]
+Threads = Annotated[
+    int | None, typer.Option("-t", "--threads", min=1, help="Threads; default: the cores.")
+]
+TypeK = Annotated[str, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K.")]
+TypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V.")]
+Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Runs of each test.")]
+
+
+def roofline(
+    ref: Annotated[
+        str | None,
+        typer.Argument(metavar="REF", help="A model; without it only memory is measured."),
+    ] = None,
+    n_depth: Depths = None,
+    threads: Threads = None,
+    type_k: TypeK = "f16",
+    type_v: TypeV = "f16",
+    repetitions: Repetitions = 3,
+    report_file: Report = None,
+    chart: Charts = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    json: Json = False,
+    rpc: Annotated[str | None, typer.Option("--rpc", hidden=True)] = None,
+) -> None:
+    """Measure the memory bandwidth of the CPU, and how much of it a model reaches."""
+    from llmcli.bench import roofline as measuring
+    from llmcli.commands.options import report
+    from llmcli.hardware import host
+    from llmcli.planning import resolve_options
+    from llmcli.runtime.requests.request import RunOptions
+
+    if rpc is not None:
+        raise UsageError(
+            "bench roofline measures this machine's processor and memory, not workers",
+            hint="llmcli bench REF --rpc …",
+        )
+    config, ui = start(json, offline)
+    resolve_options.check(RunOptions(threads=threads, cache_type_k=type_k, cache_type_v=type_v))
+    report.check(report_file)
+    count = threads or host.cores()
+    with ui.bar("read memory", None, "tests") as bar:
+        machine = measuring.machine(count, lambda: bar.advance(1))
+    if count >= host.cores() and not _is_disturbed(machine):
+        _save_bandwidth(machine, config, ui)
+    measured = (
+        None
+        if ref is None
+        else _measure(ref, machine, n_depth, (count, type_k, type_v), repetitions, config, ui)
+    )
+    result = measured[0] if measured else None
+    if json:
+        ui.result(document(machine, result))
+    else:
+        _print_machine(machine, ui)
+        if result:
+            _print_model(result, ui)
+    _show_charts(ref or "", machine, measured, (report_file, chart), ui)
+
+
+def _save_bandwidth(machine: "Machine", config: "Config", ui: "UI") -> None:
+    """Save the bandwidth for `bench`; if that fails, `bench` reports why."""
+    from contextlib import suppress
+
+    from llmcli.bench.history.history import History, path
+    from llmcli.errors import UserError
+    from llmcli.hardware import host
+
+    with suppress(UserError):
+        History(path(config), ui).keep_bandwidth(host.identity(), machine.roof)
+
+
+def _measure(
+    ref: str,
+    machine: "Machine",
+    n_depth: list[str] | None,
+    how: tuple[int, str, str],
+    repetitions: int,
+    config: "Config",
+    ui: "UI",
+) -> "tuple[Result, Header]":
+    from llmcli.bench import roofline
+    from llmcli.bench.speed import parameter_grid
+    from llmcli.model_loader.prepare import ready
+    from llmcli.runtime import kv_size
+    from llmcli.runtime.binding.model import open_model
+    from quant.model_file import load_checks, read_header
+
+    threads, type_k, type_v = how
+    depths = parameter_grid.numbers("-d", n_depth or ["0"])
+    header = read_header.read(ready(ref, None, config, ui).path)
+    load_checks.check(header)
+    kv_size.check(header.metadata, type_k, type_v)
+    base = parameter_grid.Test(0, 0, 0, 2048, 512, type_k, type_v, threads, 0, "auto")
+    tests = len(depths) + len(roofline.UBATCHES)
+    with (
+        open_model(header.path, gpu_layers=0) as model,
+        ui.bar(f"bench {header.path.name}", tests, "tests") as bar,
+    ):
+        return roofline.measure(
+            model, header, machine, base, depths, repetitions, lambda: bar.advance(1)
+        ), header
+
+
+def _show_charts(
+    ref: str,
+    machine: "Machine",
+    found: "tuple[Result, Header] | None",
+    how: "tuple[Path | None, bool | None]",
+    ui: "UI",
+) -> None:
+    """Draw the charts in the terminal and write the report page."""
+    from llmcli.bench import report_page
+    from llmcli.bench.plots import roofline as roof
+    from llmcli.commands.options import report
+
+    if found is None:
+        report.show(lambda: report_page.of_machine(machine), list, how, ui)
+        return
+    result, header = found
+    report.show(
+        lambda: report_page.of_tests(
+            ref, result.tests, header, machine.roof, [roof.bandwidth(machine)]
+        ),
+        lambda: report_page.charts(result.tests, header, machine.roof)[:1],
+        how,
+        ui,
+    )
+
+
+def document(machine: "Machine", result: "Result | None") -> dict[str, Any]:
+    """Return the JSON document; null is what this machine cannot determine."""
+    from llmcli.runtime.binding import devices
+
+    machine_fields: dict[str, Any] = {
+        "cpu_info": machine.cpu,
+        "last_cache_bytes": machine.cache,
+        "read_bandwidth_bytes_per_second": machine.roof,
+        "readings": [
+            {"bytes": entry.nbytes, "threads": entry.threads, "bytes_per_second": list(entry.rates)}
+            for entry in machine.readings
+        ],
+        "gpus": [
+            {
+                "name": entry.name,
+                "description": entry.description,
+                "read_bandwidth_bytes_per_second": None,
+            }
+            for entry in devices.devices()
+            if entry.kind in devices.GPUS
+        ],
+    }
+    if result is None:
+        return machine_fields
+    return {
+        **machine_fields,
+        "prefill": {
+            "tokens_per_second": result.prompt_rate,
+            "n_ubatch": result.ubatch,
+            "operations_per_second": result.operations,
+            "ridge_operations_per_byte": result.ridge,
+        },
+        "decode": [_point_document(point, result) for point in result.points],
+    }
+
+
+def _point_document(point: "Point", result: "Result") -> dict[str, Any]:
+    roof, cost = result.machine.roof, point.work
+    return {
+        "n_depth": point.depth,
+        "weights_bytes": dict(cost.weights),
+        "kv_bytes": cost.kv,
+        "bytes_per_token": cost.nbytes,
+        "operations_per_token": None
+        if cost.attention is None
+        else cost.operations + cost.attention,
+        "intensity": cost.intensity,
+        "attainable_tokens_per_second": point.attainable(roof),
+        "tokens_per_second": point.rate,
+        "stddev_tokens_per_second": point.deviation,
+        "roofline_fraction": point.fraction(roof),
+        "fits_last_cache": point.in_cache(result.machine.cache),
+        "batch_leaving_memory_bound": point.leaving(result.ridge),
+    }
+
+
+def _print_machine(machine: "Machine", ui: "UI") -> None:
+    from llmcli.units import size
+
+    cache = "unknown" if machine.cache is None else size(machine.cache)
+    ui.text(f"{machine.cpu} · last cache {cache}")
+    rows = [
+        (
+            size(reading.nbytes),
+            str(reading.threads),
+            f"{reading.best / 1e9:.1f}",
+            f"{min(reading.rates) / 1e9:.1f}",
+        )
+        for reading in machine.readings
+    ]
+    ui.table(
+        ("read", "threads", "GB/s", "slowest round"),
+        rows,
+        right=("read", "threads", "GB/s", "slowest round"),
+    )
+    if machine.roof is None:
+        ui.text(
+            "the memory bandwidth is unknown: everything that was read may fit into the last cache"
+        )
+    else:
+        ui.text(f"memory bandwidth: {machine.roof / 1e9:.1f} GB/s")
+    if _is_disturbed(machine):
+        ui.warn(
+            "rounds differ by more than 30 % because something else uses this machine; "
+            "the results are too low"
+        )
+    ui.text()
+
+
+def _is_disturbed(machine: "Machine") -> bool:
+    return any(min(one.rates) < 0.7 * one.best for one in machine.readings)
+
+
+def _print_model(result: "Result", ui: "UI") -> None:
+    from llmcli.units import size
+
+    roof = result.machine.roof
+    ui.text(
+        f"prompts: {result.prompt_rate:.1f} tok/s with -ub {result.ubatch}"
+        f"{_format_operations(result.operations)}"
+    )
+    rows = []
+    for point in result.points:
+        cost, attainable, fraction = point.work, point.attainable(roof), point.fraction(roof)
+        rows.append(
+            (
+                str(point.depth),
+                size(sum(cost.weights.values())),
+                _format_known(cost.kv, size),
+                _format_known(cost.intensity, lambda value: f"{value:.2f}"),
+                _format_known(attainable, lambda value: f"{value:.1f}"),
+                f"{point.rate:.1f} ± {point.deviation:.1f}",
+                _format_known(fraction, lambda value: f"{value:.0%}"),
+            )
+        )
+    columns = (
+        "depth",
+        "weights",
+        "KV",
+        "op/byte",
+        "attainable tok/s",
+        "measured tok/s",
+        "share",
+    )
+    ui.table(columns, rows, right=columns)
+    for point in result.points:
+        ui.text(f"depth {point.depth}: {_describe_limit(point, result)}")
+
+
+def _format_operations(operations: float | None) -> str:
+    return "" if operations is None else f", {operations / 1e9:.1f} billion operations/s"
+
+
+def _describe_limit(point: "Point", result: "Result") -> str:
+    """Return which limit bounds generation."""
+    ridge, intensity = result.ridge, point.work.intensity
+    if ridge is None or intensity is None:
+        return "the limiting factor is unknown"
+    if point.in_cache(result.machine.cache):
+        return (
+            "the model may fit into the last cache: memory may not limit it, "
+            "and more than 100 % is possible"
+        )
+    if intensity >= ridge:
+        return (
+            f"compute-bound: {intensity:.2f} operations per byte; "
+            f"memory would limit it only below {ridge:.2f}"
+        )
+    batch = point.leaving(ridge)
+    share = (point.work.kv or 0) / (point.work.nbytes or 1)
+    batch_note = {
+        None: "",
+        0: "; at any number of sequences, because their KV grows with them",
+    }.get(batch, f"; compute-bound from {batch} sequences at once")
+    return f"memory-bound, {share:.0%} of the bytes are KV{batch_note}"
+
+
+def _format_known(value: float | None, show: Any) -> str:
+    return "unknown" if value is None else str(show(value))
+
+
+BENCHES = (roofline,)

@@ -1,0 +1,330 @@
+"""`llmcli bench REF`: measures prompt and generation speed with llama-bench's options."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.commands import completion
+from llmcli.commands.options.groups import grouped
+from llmcli.commands.options.report import Charts, Report
+from llmcli.model_loader.rpc_workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from llmcli.bench.history.history import History
+    from llmcli.bench.speed.measure import Result
+    from llmcli.bench.speed.parameter_grid import Grid, Test
+    from llmcli.bench.speed.record import Keeper
+    from llmcli.bench.speed.run import How
+    from llmcli.catalog.fetch import Model as Found
+    from llmcli.config import Config
+    from llmcli.ui import UI
+
+Ref = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="REF",
+        help="catalog name, org/repo[:QUANT], file",
+        autocompletion=completion.benches,
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option("-m", "--model", "-hf", help="Same as REF, in llama-bench's form.")
+]
+Values = list[str] | None
+Prompts = Annotated[Values, typer.Option("-p", "--n-prompt", help="Prompt lengths; default 512.")]
+Gens = Annotated[Values, typer.Option("-n", "--n-gen", help="Generated lengths; default 128.")]
+Pairs = Annotated[
+    Values, typer.Option("-pg", metavar="PP,TG", help="Prompt and generation in one test.")
+]
+Depths = Annotated[
+    Values, typer.Option("-d", "--n-depth", help="Tokens already in the cache; default 0.")
+]
+Batches = Annotated[Values, typer.Option("-b", "--batch-size", help="Logical batch; default 2048.")]
+Ubatches = Annotated[
+    Values, typer.Option("-ub", "--ubatch-size", help="Physical batch; default 512.")
+]
+TypesK = Annotated[
+    Values, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K; default f16.")
+]
+TypesV = Annotated[
+    Values, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V; default f16.")
+]
+Threads = Annotated[Values, typer.Option("-t", "--threads", help="Threads; default: the cores.")]
+Layers = Annotated[
+    Values, typer.Option("-ngl", "--n-gpu-layers", "--gpu-layers", help="GPU layers; default all.")
+]
+Flash = Annotated[
+    Values, typer.Option("-fa", "--flash-attn", help="on, off or auto (the default).")
+]
+Parallel = Annotated[
+    Values,
+    typer.Option(
+        "-np", "--parallel", help="Sequences computed together, each with its own KV cache."
+    ),
+]
+Repetitions = Annotated[
+    int | None,
+    typer.Option("-r", "--repetitions", min=1, help="Runs of each test; default 5, in a sweep 10."),
+]
+Output = Annotated[str, typer.Option("-o", "--output", help="md, csv, json or jsonl.")]
+NoWarmup = Annotated[bool, typer.Option("--no-warmup", help="Skip the warm-up run.")]
+Sampling = Annotated[
+    bool,
+    typer.Option(
+        "--sampling", help="Also measure with sampler chain and detokenizing, and their cost."
+    ),
+]
+NoHistory = Annotated[
+    bool, typer.Option("--no-history", help="Do not save the results for `bench history`.")
+]
+Remeasure = Annotated[bool, typer.Option("--remeasure", help="Measure the memory bandwidth again.")]
+ThreadsSweep = Annotated[
+    bool, typer.Option("--threads-sweep", help="Try 1 thread up to all CPUs, and compare.")
+]
+UbatchSweep = Annotated[
+    bool, typer.Option("--ubatch-sweep", help="Try physical batches of 64 to 2048.")
+]
+KvSweep = Annotated[
+    bool, typer.Option("--kv-sweep", help="Try every KV cache type, the same for K and V.")
+]
+FaSweep = Annotated[bool, typer.Option("--fa-sweep", help="Try flash attention on and off.")]
+Quant = Annotated[
+    str | None, typer.Option("--quant", help="Quantize the model to this type first.")
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Make no network connection.")]
+
+
+def speed(
+    ctx: typer.Context,
+    ref: Ref = None,
+    model: Model = None,
+    n_prompt: Prompts = None,
+    n_gen: Gens = None,
+    pg: Pairs = None,
+    n_depth: Depths = None,
+    batch: Batches = None,
+    ubatch: Ubatches = None,
+    type_k: TypesK = None,
+    type_v: TypesV = None,
+    threads: Threads = None,
+    gpu_layers: Layers = None,
+    flash: Flash = None,
+    parallel: Parallel = None,
+    repetitions: Repetitions = None,
+    output: Output = "md",
+    no_warmup: NoWarmup = False,
+    sampling: Sampling = False,
+    no_history: NoHistory = False,
+    remeasure: Remeasure = False,
+    threads_sweep: ThreadsSweep = False,
+    ubatch_sweep: UbatchSweep = False,
+    kv_sweep: KvSweep = False,
+    fa_sweep: FaSweep = False,
+    report_file: Report = None,
+    chart: Charts = None,
+    quant: Quant = None,
+    offline: Offline = False,
+    json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
+    *,
+    workers: Workers,
+) -> None:
+    """Measure prompt and generation speed, with llama-bench's options.
+
+    Lists (-p 128,512), ranges (1-8*2) and repeated options span a grid of tests. `llmcli bench
+    roofline REF` measures the limit set by memory, and how close a model comes to it. A sweep
+    measures its values in turn and compares them.
+    """
+    from llmcli.bench.speed import llama_bench_output, sweep
+    from llmcli.bench.speed.run import How
+    from llmcli.commands.options import report as reporting
+    from llmcli.errors import UsageError
+    from llmcli.model_loader.prepare import ready
+
+    output_format = "json" if json else output
+    if output_format not in llama_bench_output.FORMATS:
+        raise UsageError(
+            f"-o {output!r} is unknown", hint=f"-o takes: {' '.join(llama_bench_output.FORMATS)}"
+        )
+    name = ref or model
+    if name is None:
+        raise UsageError("no model given", hint="llmcli bench smollm2:135m")
+    sweep_names = [name for name in sweep.SWEEPS if ctx.params[name]]
+    tests = list(_build_grid(_apply_sweeps(sweep_names, ctx.params)).tests())
+    run_settings = How(
+        repetitions or (sweep.ROUNDS if sweep_names else 5),
+        not no_warmup,
+        bool(sweep_names),
+        sampling,
+    )
+    reporting.check(report_file)
+    config, ui = _start(offline, output_format, workers)
+    prepared = ready(name, quant, config, ui)
+    results = _run_tests(prepared, name, tests, run_settings, ctx.params, config, ui)
+    _print_results(results, output_format, sweep_names, ui)
+    _show_charts(results, prepared, name, (bool(sweep_names), report_file, chart), ui)
+
+
+def _print_results(results: "list[Result]", form: str, swept: "Sequence[str]", ui: "UI") -> None:
+    """Print the results as text, and below them the comparison of a sweep."""
+    from llmcli.bench.speed import llama_bench_output, sweep
+    from llmcli.ui import put, visible
+
+    put(sys.stdout, visible(llama_bench_output.text(results, form)) + "\n")
+    if swept and form == "md":
+        ui.text()
+        ui.table(*sweep.table(results, swept))
+    if warning := llama_bench_output.noise(results):
+        ui.warn(warning)
+
+
+def _show_charts(
+    results: "list[Result]",
+    found: "Found",
+    name: str,
+    how: "tuple[bool, Path | None, bool | None]",
+    ui: "UI",
+) -> None:
+    """Draw the charts and write the report page; `sweep_report_and_chart`: whether it is a sweep,
+    --report, --chart.
+    """
+    from llmcli.bench import report_page
+    from llmcli.bench.plots import sweeps
+    from llmcli.commands.options import report as reporting
+    from quant.model_file import read_header
+
+    is_sweep, path, chart = how
+    header, bandwidth = read_header.read(found.path), results[0].bandwidth
+    sweep_charts = sweeps.charts(results) if is_sweep else []
+    reporting.show(
+        lambda: report_page.of_tests(name, results, header, bandwidth, sweep_charts),
+        lambda: sweep_charts or report_page.charts(results, header, bandwidth),
+        (path, chart),
+        ui,
+    )
+
+
+def _run_tests(
+    found: "Found",
+    name: str,
+    tests: "list[Test]",
+    how: "How",
+    given: "Mapping[str, Any]",
+    config: "Config",
+    ui: "UI",
+) -> "list[Result]":
+    """Run the tests and return their results; each is saved to the history when it is finished."""
+    from dataclasses import replace
+
+    from llmcli.bench.history import history
+    from llmcli.bench.speed import bandwidth_share
+    from llmcli.bench.speed.run import run
+    from llmcli.units import several
+
+    run_history = history.History(history.path(config), ui)
+    keeper = None if given["no_history"] else _open_keeper(run_history, name, found, ui)
+    how = replace(how, bandwidth=bandwidth_share.known(run_history, ui, again=given["remeasure"]))
+    try:
+        return run(found.path, tests, how, ui, keeper.keep if keeper else lambda result: result)
+    except KeyboardInterrupt:
+        if keeper and keeper.numbers:
+            ui.note(f"saved {several(len(keeper.numbers), 'result')}: llmcli bench history")
+        raise
+
+
+def _open_keeper(kept: "History", name: str, found: "Found", ui: "UI") -> "Keeper":
+    from llmcli.bench.speed.record import Keeper, Name
+    from llmcli.runtime.model_identity import content
+    from quant.model_file import load_checks, read_header
+
+    header = read_header.read(found.path)
+    load_checks.check(header)
+    return Keeper(kept, Name(name, found.sha256 or None, content(header)), ui.warn)
+
+
+def _apply_sweeps(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[str, Any]":
+    """Return the options with the values of the sweeps; raises UsageError if an option is set
+    twice.
+    """
+    from llmcli.bench.speed import parameter_grid, sweep
+    from llmcli.errors import UsageError
+    from llmcli.hardware import host
+
+    if swept and given["sampling"]:
+        raise UsageError(
+            "a sweep measures decoding alone", hint="leave out --sampling or the sweep"
+        )
+    options = dict(given)
+    # A micro-batch cannot be longer than the prompt: a short prompt would make all values equal.
+    if "ubatch_sweep" in swept:
+        options["n_prompt"] = given["n_prompt"] or [str(sweep.UBATCHES[-1])]
+        options["n_gen"] = given["n_gen"] or (None if len(swept) > 1 else ["0"])
+    lengths = [
+        max(parameter_grid.numbers(flag, given[name] or ["2048"]))
+        for flag, name in (("-b", "batch"), ("-p", "n_prompt"))
+    ]
+    for name in swept:
+        values = sweep.values(name, host.cpus(), host.cores(), min(lengths))
+        for option in sweep.SWEEPS[name]:
+            if given[option]:
+                flag, option_flag = "--" + name.replace("_", "-"), "--" + sweep.FLAGS[option]
+                raise UsageError(
+                    f"{flag} tries all values, but {option_flag} sets some",
+                    hint=f"leave out {flag} or {option_flag}",
+                )
+            options[option] = values
+    return options
+
+
+def _build_grid(given: "Mapping[str, Any]") -> "Grid":
+    """Return the values of every option; the defaults are llama-bench's."""
+    from llmcli.bench.speed import parameter_grid
+    from llmcli.hardware import host
+    from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES
+    from llmcli.runtime.binding.context_options import MAX_SEQUENCES
+
+    return parameter_grid.Grid(
+        prompts=parameter_grid.numbers("-p", given["n_prompt"] or ["512"]),
+        gens=parameter_grid.numbers("-n", given["n_gen"] or ["128"]),
+        pairs=parameter_grid.pairs(given["pg"] or []),
+        depths=parameter_grid.numbers("-d", given["n_depth"] or ["0"]),
+        batches=parameter_grid.numbers("-b", given["batch"] or ["2048"], 1),
+        ubatches=parameter_grid.numbers("-ub", given["ubatch"] or ["512"], 1),
+        types_k=parameter_grid.words("-ctk", given["type_k"] or ["f16"], list(KV_TYPES)),
+        types_v=parameter_grid.words("-ctv", given["type_v"] or ["f16"], list(KV_TYPES)),
+        threads=parameter_grid.numbers(
+            "-t", given["threads"] or [str(host.cores())], 1, host.MOST_THREADS
+        ),
+        gpu_layers=_parse_layers(given["gpu_layers"] or ["-1"]),
+        flash=parameter_grid.words("-fa", given["flash"] or ["auto"], list(FLASH)),
+        parallel=parameter_grid.numbers("-np", given["parallel"] or ["1"], 1, MAX_SEQUENCES),
+    )
+
+
+def _start(offline: bool, form: str, workers: Workers) -> "tuple[Config, UI]":
+    from dataclasses import replace
+
+    from llmcli import config
+    from llmcli.ui import UI
+
+    settings = config.load()
+    settings = replace(settings, offline=settings.offline or offline)
+    # with -o json, stdout contains only the document: messages of a download go to stderr
+    ui = UI(json=form != "md", color=settings.color)
+    workers.join(ui)
+    return settings, ui
+
+
+def _parse_layers(texts: list[str]) -> list[int]:
+    from llmcli.bench.speed import parameter_grid
+
+    return [
+        -1 if text.strip() in ("-1", "all", "auto") else parameter_grid.numbers("-ngl", [text])[0]
+        for text in ",".join(texts).split(",")
+    ]
+
+
+BENCHES = (grouped(speed),)

@@ -1,0 +1,68 @@
+"""The report page of `llmcli bench tune`: the tried settings and their speed."""
+
+from typing import TYPE_CHECKING
+
+from llmcli.bench import report_page
+from llmcli.bench.plots import pairs
+from llmcli.bench.plots.pairs import Ratio
+from llmcli.charts.chart import Chart
+
+if TYPE_CHECKING:
+    from llmcli.bench.tune.tune import Found, Tried
+    from llmcli.charts.html_page import Page
+
+NAMES = {"threads_batch": "prompt threads", "mode": "flash attention"}
+
+
+def value(one: "Tried") -> str:
+    """Format the tried value of an option."""
+    mode = f"{one.setting.flash}, KV {one.setting.cache}"
+    return mode if one.option == "mode" else str(getattr(one.setting, one.option))
+
+
+def charts(found: "Found") -> list[Chart]:
+    """Return the charts: the best settings compared with the defaults, and each value compared with
+    the best before it.
+    """
+    comparison = found.comparison
+    built: list[Chart] = []
+    if comparison is not None:
+        best = Ratio(
+            "best settings",
+            comparison.ratio,
+            comparison.low,
+            comparison.high,
+            f"{comparison.ratio:.3f}",
+        )
+        caption = (
+            "The difference is larger than the noise."
+            if found.faster
+            else "The defaults are as fast."
+        )
+        caption += f" Measured again, in {len(comparison.a)} pairs."
+        built.append(
+            pairs.chart(
+                "Best settings relative to the defaults",
+                caption,
+                "times the defaults' speed",
+                [best],
+            )
+        )
+    trial_ratios = [
+        Ratio(
+            f"{NAMES.get(trial.option, trial.option)} {value(trial)}",
+            trial.ratio,
+            words="chosen" if trial.taken else "",
+        )
+        for trial in found.tried
+    ]
+    if trial_ratios:
+        caption = "Each value relative to the best before it; most were measured in few rounds."
+        built.append(pairs.chart("Tried values", caption, "times the best before", trial_ratios))
+    return built
+
+
+def made(name: str, verdict: str, found: "Found") -> "Page":
+    """Return the report page."""
+    about = f"{found.seconds:.0f} seconds of measurements"
+    return report_page.of_others(f"The fastest settings of {name}", about, [verdict], charts(found))

@@ -1,0 +1,49 @@
+"""`/bench`: runs the measurement of bench on the model that a chat has open."""
+
+from llmcli.bench.speed import measure as kernel
+from llmcli.bench.speed.parameter_grid import Test
+from llmcli.chat.chat_session import Speed
+from llmcli.runtime.runner import Runner
+
+REPETITIONS = 3
+
+
+def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
+    """Return the prompt and generation speed of the open model with its threads, batch sizes and
+    cache types.
+
+    The test uses a context of its own size, so that the conversation's cache is not touched.
+    """
+    model, options = runner.model, runner.options
+    subject = kernel.Subject(
+        str(runner.header.path), model.description, model.nbytes, model.n_params
+    )
+    assert options.threads, options
+    threads = {"pp": options.threads_batch or options.threads, "tg": options.threads}
+    tests = [
+        Test(
+            count if kind == "pp" else 0,
+            count if kind == "tg" else 0,
+            0,
+            options.batch_size,
+            options.ubatch_size,
+            options.cache_type_k,
+            options.cache_type_v,
+            threads[kind],
+            -1,
+            options.flash_attn,
+        )
+        for kind, count in (("pp", n_prompt), ("tg", n_gen))
+    ]
+    return [_as_speed(kernel.measure(model, subject, test, REPETITIONS)) for test in tests]
+
+
+def _as_speed(result: kernel.Result) -> Speed:
+    rates, gaps = result.samples_ts, result.itl_ms
+    return Speed(
+        result.test.name,
+        kernel.average(rates),
+        kernel.deviation(rates),
+        gaps["p50"] if gaps else None,
+        gaps["p99"] if gaps else None,
+    )

@@ -1,0 +1,20 @@
+"""Start_command(): configuration and ui of one command."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmcli.config import Config
+    from llmcli.ui import UI
+
+
+def start(
+    json: bool = False, offline: bool = False, allow_pickle: bool = False
+) -> "tuple[Config, UI]":
+    """Return the configuration and the user interface of one command."""
+    from llmcli import config
+    from llmcli.ui import UI
+
+    loaded = config.load()
+    loaded = replace(loaded, offline=loaded.offline or offline, allow_pickle=allow_pickle)
+    return loaded, UI(json=json, color=loaded.color)

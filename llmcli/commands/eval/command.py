@@ -1,0 +1,178 @@
+"""`llmcli eval`: parses the options, opens the models and the text, evaluates and prints."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import (
+    Batch,
+    Count,
+    Ctx,
+    Flash,
+    Fresh,
+    Json,
+    Layers,
+    Threads,
+    TypeK,
+    TypeV,
+    Ubatch,
+)
+from llmcli.commands.options.groups import grouped
+from llmcli.model_loader.rpc_workers import Workers
+from llmcli.workflows.evaluation.text import CTX, side, words_of
+
+if TYPE_CHECKING:
+    from llmcli.catalog.fetch import Model
+    from llmcli.config import Config
+    from llmcli.ui import UI
+
+Base = Annotated[
+    str | None,
+    typer.Option(
+        "--base",
+        metavar="REF",
+        help="The unquantized model (a REF), or a file written by --save-base.",
+    ),
+]
+BaseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--base-logits", metavar="FILE", help="The base's logits, from a --save-base file."
+    ),
+]
+SaveBase = Annotated[
+    Path | None,
+    typer.Option(
+        "--save-base",
+        metavar="FILE",
+        help="Save the logits of the base (or of SRC without a base) for --base-logits.",
+    ),
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        "--text",
+        "-f",
+        metavar="FILE",
+        help="UTF-8 text to evaluate on; default: the built-in text, 256 KB of plays.",
+    ),
+]
+Quant = Annotated[
+    str | None, typer.Option("--quant", metavar="TYPE", help="Quantize SRC to this type first.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("eval")(grouped(evaluate))
+
+
+def evaluate(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="catalog name, org/repo[:QUANT], GGUF file or folder"),
+    ],
+    base: Base = None,
+    text: Text = None,
+    ctx: Ctx = None,
+    chunks: Count = None,
+    save_base: SaveBase = None,
+    base_logits: BaseFile = None,
+    quant: Quant = None,
+    batch_size: Batch = 2048,
+    ubatch_size: Ubatch = 512,
+    threads: Threads = None,
+    gpu_layers: Layers = "auto",
+    flash_attn: Flash = "auto",
+    type_k: TypeK = "f16",
+    type_v: TypeV = "f16",
+    fresh: Fresh = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    json: Json = False,
+    *,
+    workers: Workers,
+) -> None:
+    """Measure a model's perplexity, and its divergence from a base.
+
+    Protocol and definitions follow llama-perplexity; both models' logits are compared in float32.
+    An interrupted run keeps its finished chunks: the same command resumes it. The base always uses
+    an f16 cache, so that `--base SRC -ctk q8_0 -ctv q8_0` measures the cost of a cache type.
+    """
+    from llmcli.atomic_files import check_apart
+    from llmcli.commands.eval import report
+    from llmcli.planning import resolve_options
+    from llmcli.runtime.requests.request import RunOptions
+    from llmcli.workflows.evaluation import evaluate as evaluating
+    from quant.evaluation import base_logits as baselogits
+
+    config, ui = start(json, offline)
+    workers.join(ui)
+    if base and baselogits.recognised(Path(base).expanduser()):
+        base_logits, base = Path(base), None
+    options = RunOptions(
+        ctx or CTX, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v
+    )
+    _refuse_conflicts(base, base_logits, text, ctx, save_base)
+    resolve_options.check(options)
+    saved_logits = baselogits.load(base_logits.expanduser()) if base_logits else None
+    text_content, text_name = (None, str(base_logits)) if saved_logits else words_of(text)
+    options = replace(options, ctx_size=saved_logits.n_ctx) if saved_logits else options
+    model = side(_prepare_source(source, quant, config, ui).path, options, ui)
+    base_options = replace(options, cache_type_k="f16", cache_type_v="f16")
+    base_side = side(_prepare_base(base, config, ui).path, base_options, ui) if base else None
+    check_apart(
+        [save_base], [*model.header.files, *(base_side.header.files if base_side else ()), text]
+    )
+    target = save_base.expanduser() if save_base else None
+    outcome = evaluating.run(
+        evaluating.Wish(model, base_side, saved_logits, text_content, chunks, target, fresh),
+        config,
+        ui,
+    )
+    if saved_logits:
+        saved_logits.close()
+    report.show(report.Told(outcome, model, base_side, saved_logits, text_name), ui)
+
+
+def _refuse_conflicts(
+    base: str | None, kept: Path | None, text: Path | None, ctx: int | None, save: Path | None
+) -> None:
+    """Raise UsageError for options that cannot be combined with saved base logits."""
+    from llmcli.errors import UsageError
+
+    if kept is None:
+        return
+    for flag, given in (("--base", base), ("--text", text), ("--ctx", ctx), ("--save-base", save)):
+        if given is not None:
+            raise UsageError(
+                f"{flag} cannot be combined with saved base logits: "
+                "they belong to one model and one text",
+                hint=f"leave out {flag}",
+            )
+
+
+def _prepare_source(ref: str, quant: str | None, config: "Config", ui: "UI") -> "Model":
+    from llmcli.model_loader.prepare import ready
+
+    return ready(ref, quant, config, ui)
+
+
+def _prepare_base(ref: str, config: "Config", ui: "UI") -> "Model":
+    """Return the base as it is; a checkpoint is refused, because the user has to choose how it is
+    rounded.
+
+    Raises UserError.
+    """
+    from llmcli.errors import UserError
+    from llmcli.model_loader.prepare import derive, fetched
+
+    model = fetched(ref, None, config, ui)
+    if model.kind == "gguf":
+        return derive(model, model.quant, config, ui) if model.quant else model
+    raise UserError(
+        f"{ref} is a checkpoint folder, but a base must be a GGUF",
+        hint=f"llmcli convert {ref} -o base.gguf, then --base base.gguf; or --base {ref}:Q8_0",
+    )

@@ -1,0 +1,16 @@
+"""`llmcli export`: each module of this folder exports EXPORTS, its subcommands by function name."""
+
+import typer
+
+from llmcli.commands.options.run import RunCommand
+from quant.registry import collect
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    exports = typer.Typer(
+        no_args_is_help=True, help="Write what another engine needs to run the same model."
+    )
+    for name, command in collect("llmcli.commands.export", "EXPORTS", "__name__").items():
+        exports.command(name, cls=RunCommand)(command)
+    app.add_typer(exports, name="export")

@@ -1,0 +1,28 @@
+"""A model's identity and size in --json."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmcli.catalog.fetch import Model
+
+
+def identity(model: "Model") -> dict[str, Any]:
+    """Return a model's identity as `pull --json` prints it."""
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "bytes": model.bytes,
+        "sha256": model.sha256 or None,
+        "source": model.source,
+        "revision": model.revision,
+    }
+
+
+def count(number: int | None) -> str:
+    """Format a parameter count for people: 134515008 -> 134.5M."""
+    if not number:
+        return "-"
+    for step, letter in ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")):
+        if number >= step:
+            return f"{number / step:.1f}{letter}"
+    return str(number)

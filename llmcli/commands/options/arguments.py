@@ -1,0 +1,96 @@
+"""REF, --json, --threads and other arguments that many commands share."""
+
+from typing import Annotated
+
+import typer
+
+from llmcli.workflows.evaluation.text import CTX
+
+Ref = Annotated[
+    str, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file or folder")
+]
+
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+Context = Annotated[
+    int | None, typer.Option("-c", "--ctx-size", help="Context size in tokens; default: as chat.")
+]
+
+
+Batch = Annotated[int, typer.Option("-b", "--batch-size", help="Logical batch size in tokens.")]
+
+
+Ubatch = Annotated[int, typer.Option("-ub", "--ubatch-size", help="Physical batch size in tokens.")]
+
+
+Threads = Annotated[
+    int | None, typer.Option("-t", "--threads", help="Threads; default: the physical cores.")
+]
+
+
+Layers = Annotated[
+    str, typer.Option("-ngl", "--gpu-layers", help="Layers on the GPU: a number, all, auto.")
+]
+
+
+Flash = Annotated[str, typer.Option("-fa", "--flash-attn", help="Flash attention: on, off, auto.")]
+
+
+TypeK = Annotated[str, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K.")]
+
+
+TypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V.")]
+
+
+Parallel = Annotated[
+    int, typer.Option("-np", "--parallel", min=1, help="Number of sequences at once.")
+]
+
+
+Unified = Annotated[
+    bool,
+    typer.Option(
+        "--kv-unified/--no-kv-unified",
+        "-kvu/-no-kvu",
+        help="One pool of cells, or one per sequence.",
+    ),
+]
+
+
+Quant = Annotated[
+    str | None, typer.Option("--quant", metavar="TYPE", help="Plan as if quantized to this type.")
+]
+
+
+Draft = Annotated[
+    str | None, typer.Option("-md", "--model-draft", metavar="REF", help="Add a draft model.")
+]
+
+
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Load the model, too, and print the difference.")
+]
+
+
+Ctx = Annotated[
+    int | None,
+    typer.Option(
+        "--ctx", "-c", "--ctx-size", min=1, help=f"Chunk length in tokens; default {CTX}."
+    ),
+]
+
+
+Count = Annotated[
+    int | None, typer.Option("--chunks", min=1, help="Maximum number of chunks to read.")
+]
+
+
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Recompute everything, even what an earlier run finished.")
+]
+
+
+DEFAULT = "smollm2:135m"
+REF = "A model: catalog name, org/repo[:QUANT], file.gguf or folder."

@@ -1,0 +1,114 @@
+"""`llmcli pareto`: quantizes a model in several ways, measures each, prints the comparison."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import Ref
+from llmcli.commands.options.files import Reading
+from llmcli.commands.options.groups import grouped
+from llmcli.commands.options.report import Charts, Report
+from llmcli.model_loader.pickle_hint import offered
+from llmcli.model_loader.rpc_workers import Workers
+from llmcli.workflows.pareto.settings import Measuring, Settings
+
+if TYPE_CHECKING:
+    from llmcli.ui import UI
+    from quant.quantize.plan import Plan
+    from quant.source.source import Source
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("pareto")(grouped(pareto))
+
+
+@offered()
+def pareto(
+    ref: Ref,
+    *,
+    settings: Settings,
+    measuring: Measuring,
+    report_file: Report = None,
+    chart: Charts = None,
+    output: Annotated[
+        Literal["md", "csv", "json"],
+        typer.Option("-o", "--output", help="Format of the table."),
+    ] = "md",
+    reading: Reading,
+    workers: Workers,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout, same as -o json.")
+    ] = False,
+) -> None:
+    """Compare size, divergence and speed of several quantizations.
+
+    Every setting is written to the cache, evaluated against the same logits of REF, and timed in
+    turn with REF; the table names the settings that others dominate. An interrupted run keeps what
+    is finished: the same command resumes it.
+    """
+    from llmcli.atomic_files import check_apart
+    from llmcli.commands.options import report
+    from llmcli.commands.pareto import table
+    from llmcli.commands.pareto.page import charts, made
+    from llmcli.model_loader import quantize_file
+    from llmcli.workflows.evaluation.text import words_of
+    from llmcli.workflows.pareto import compare
+    from llmcli.workflows.pareto.plans import plans_of
+
+    config, ui = start(json or output == "json", offline, reading.allow_pickle)
+    report.check(report_file)
+    workers.join(ui)
+    model = quantize_file.find_model(ref, config, ui, keep_source=True)
+    source = quantize_file.open_source(
+        model.path if model else Path(ref),
+        tokenizer=reading.tokenizer,
+        pre=reading.pre,
+        allow_pickle=reading.allow_pickle,
+    )
+    check_apart([report_file], [*source.files, settings.imatrix, settings.moments, measuring.text])
+    plans = plans_of(source, settings, measuring.threads, config, ui)
+    _print_notes(source, plans, ui)
+    text_content, text_name = words_of(measuring.text)
+    kept_folder = measuring.keep.expanduser() if measuring.keep else None
+    request = compare.Wish(
+        source,
+        plans,
+        (text_content, text_name),
+        measuring.ctx,
+        measuring.chunks,
+        measuring.threads,
+        measuring.seconds,
+        kept_folder,
+        measuring.fresh,
+    )
+    points = compare.run(request, config, ui)
+    dominated = compare.dominated(points)
+    if ui.json:
+        ui.result(table.document(request, points, dominated))
+    else:
+        ui.text((table.text if output == "csv" else table.markdown)(points, dominated))
+    report.show(
+        lambda: made(request, points, dominated),
+        lambda: charts(points, dominated)[:1],
+        (report_file, chart),
+        ui,
+    )
+
+
+def _print_notes(source: "Source", plans: dict[str, "Plan"], ui: "UI") -> None:
+    """Print notes about the source, and about tensors that another method quantizes."""
+    for warning in source.warnings:
+        ui.warn(warning)
+    if kinds := next(iter(plans.values())).requantized:
+        ui.warn(
+            f"the source is already quantized ({', '.join(kinds)}): the results show what another "
+            "quantization adds"
+        )
+    for name, plan in plans.items():
+        for method_name, steps in plan.methods.items():
+            if method_name != plan.method.name:
+                ui.note(f"{name}: {len(steps)} tensors are quantized by {method_name}")

@@ -1,0 +1,95 @@
+"""The charts and the report page of `llmcli pareto`: divergence over size, speed over size, all
+results.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmcli.bench import report_page
+from llmcli.charts.chart import Axis, Chart, Plot, Series, Table
+from llmcli.charts.chart import Point as Place
+from llmcli.charts.scale import figure
+from llmcli.commands.pareto.table import COLUMNS, rows
+from llmcli.units import size
+from llmcli.workflows.pareto.compare import Point, Wish
+
+if TYPE_CHECKING:
+    from llmcli.charts.html_page import Page
+
+MIB = 2**20
+
+
+def charts(points: Sequence[Point], beaten: dict[str, str]) -> list[Chart]:
+    """Return the charts of mean divergence and of speed over size, with a line for each method.
+
+    Speed is relative to the base, which was measured in turn with each setting; absolute speeds
+    measured minutes apart would mostly show machine drift.
+    """
+    front = [point for point in points if point.name not in beaten]
+    names = ", ".join(point.name for point in front)
+    divergence_caption = f"Lower and further left is better; not dominated: {names}."
+    built: list[Chart] = []
+    divergences = _build_series(
+        [(point, point.answers.kld.value) for point in points if point.answers.kld.value > 0],
+        beaten,
+    )
+    if divergences:
+        axis = Axis("mean KL divergence", log=True)
+        built.append(
+            Plot(
+                "Divergence over size",
+                divergence_caption,
+                Axis("MiB of tensors", log=True),
+                axis,
+                divergences,
+            )
+        )
+    speed_series = _build_series(
+        [(point, speed.ratio) for point in points if (speed := point.generation)], beaten
+    )
+    if speed_series:
+        speed_caption = (
+            "Generation speed relative to the base, measured in turn with each setting: "
+            "higher is better."
+        )
+        sizes, speeds = Axis("MiB of tensors", log=True), Axis("times the base's speed")
+        built.append(Plot("Speed over size", speed_caption, sizes, speeds, speed_series))
+    return built
+
+
+def made(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> "Page":
+    """Return the report page."""
+    first_answers = points[0].answers
+    about = (
+        f"{first_answers.chunks} chunks of {first_answers.n_ctx} tokens of {first_answers.text}; "
+        f"the base ran in {first_answers.base}"
+    )
+    lead = [
+        f"{point.name}: {size(point.nbytes)}, KL divergence {figure(point.answers.kld.value)} ± "
+        f"{figure(point.answers.kld.error, 2)}"
+        for point in sorted(points, key=lambda one: one.nbytes)
+        if point.name not in beaten
+    ]
+    lead += [f"{name} is dominated by {other}." for name, other in beaten.items()]
+    table = Table(COLUMNS, tuple(rows(points, beaten)), frozenset(range(1, len(COLUMNS) - 1)))
+    return report_page.of_others(
+        f"{wish.source.name}: size, divergence, speed",
+        about,
+        lead,
+        charts(points, beaten),
+        [("All settings", table)],
+    )
+
+
+def _build_series(
+    values: Sequence[tuple[Point, float]], beaten: dict[str, str]
+) -> tuple[Series, ...]:
+    """Return the settings as one series per method and folds, the smallest file first."""
+    methods: dict[str, list[Place]] = {}
+    for setting, value in sorted(values, key=lambda each: each[0].nbytes):
+        note = "dominated" if setting.name in beaten else ""
+        label = f"{setting.method}, folds {setting.fold}" if setting.fold else setting.method
+        methods.setdefault(label, []).append(
+            Place(setting.nbytes / MIB, value, setting.name.split()[0], note)
+        )
+    return tuple(Series(name, tuple(places)) for name, places in methods.items())

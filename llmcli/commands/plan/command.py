@@ -1,0 +1,293 @@
+"""`llmcli plan`: plans the memory of a run without loading the model, and prints it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.commands.command_context import start
+from llmcli.commands.options.arguments import (
+    Batch,
+    Context,
+    Draft,
+    Flash,
+    Json,
+    Layers,
+    Measure,
+    Parallel,
+    Quant,
+    Ref,
+    Threads,
+    TypeK,
+    TypeV,
+    Ubatch,
+    Unified,
+)
+from llmcli.commands.options.groups import grouped
+from llmcli.commands.options.report import Charts, Report
+from llmcli.errors import UsageError, UserError
+from llmcli.model_loader.rpc_workers import Workers
+
+if TYPE_CHECKING:
+    from llmcli.config import Config
+    from llmcli.model_loader.header_only import Standing
+    from llmcli.planning.memory_plan import Planner, Receipt
+    from llmcli.runtime.binding.context_options import ContextOptions
+    from llmcli.runtime.requests.request import RunOptions
+    from llmcli.ui import UI
+    from quant.model_file.model_header import Header
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("plan")(grouped(plan))
+
+
+def plan(
+    ref: Ref,
+    ctx_size: Context = None,
+    batch_size: Batch = 2048,
+    ubatch_size: Ubatch = 512,
+    threads: Threads = None,
+    gpu_layers: Layers = "auto",
+    flash_attn: Flash = "auto",
+    type_k: TypeK = "f16",
+    type_v: TypeV = "f16",
+    parallel: Parallel = 1,
+    unified: Unified = True,
+    quant: Quant = None,
+    model_draft: Draft = None,
+    measure: Measure = False,
+    report_file: Report = None,
+    chart: Charts = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
+    json: Json = False,
+    *,
+    workers: Workers,
+) -> None:
+    """Print the memory that a run takes before it is allocated.
+
+    The plan lists every byte, and whether the run fits.
+    """
+    from llmcli.commands.options import report
+    from llmcli.commands.plan import alternatives as others
+    from llmcli.commands.plan import page, receipt
+    from llmcli.model_loader.header_only import standing
+    from llmcli.runtime.requests.request import RunOptions
+    from quant.model_file import load_checks, read_header
+
+    config, ui = start(json, offline)
+    workers.join(ui)
+    report.check(report_file)
+    if measure and model_draft:
+        raise UsageError(
+            "--measure does not support a draft model", hint="leave out --measure or -md"
+        )
+    options = RunOptions(
+        ctx_size or None,
+        threads,
+        None,
+        batch_size,
+        ubatch_size,
+        gpu_layers,
+        flash_attn,
+        type_k,
+        type_v,
+    )
+    with standing(ref, quant, config, ui) as subject:
+        header = read_header.read(subject.path)
+        load_checks.check(header)
+        context, layers, reading = _resolve(header, options, parallel, unified, config, ui)
+        with _with_draft(model_draft, header, context, layers, config, ui) as (context, draft):
+            receipt_plan, measured = _measure_receipts(
+                subject, header, context, layers, draft, measure
+            )
+            reading_bytes = receipt.apart(header, reading, layers) if reading else 0
+            scored_bytes = receipt.sum_of(
+                receipt.scored(header, options_or_none, layers, parallel)
+                for options_or_none in (context, reading)
+                if options_or_none
+            )
+            alternatives = others.look(
+                header, context, layers, receipt_plan, not subject.sketched, draft
+            )
+    title = receipt.title(subject.name, header, context, receipt_plan)
+    if json:
+        extra_fields = {
+            **others.document(alternatives, subject.quantized),
+            "reading_bytes": reading_bytes,
+        }
+        extra_fields |= {
+            "scored_bytes": scored_bytes,
+            "outside_bytes": receipt.outside(receipt_plan, parallel),
+        }
+        actual = (
+            {"actual": {**document(measured), **dict.fromkeys(extra_fields)}} if measured else {}
+        )
+        ui.result({**document(receipt_plan, alternatives.types), **extra_fields, **actual})
+    else:
+        ui.text(title + (f" · {subject.lacks}" if subject.lacks else ""))
+        receipt.table(receipt_plan, measured, ui)
+        receipt.beside(receipt_plan, parallel, reading_bytes, scored_bytes, ui)
+        receipt.weights(alternatives.types, ui)
+        receipt.layers(receipt_plan.cache, ui)
+        others.tell(
+            alternatives,
+            receipt_plan,
+            context,
+            header.context_length,
+            ui,
+            quantized=subject.quantized,
+        )
+    charts = page.charts(receipt_plan, measured)
+    report.show(
+        lambda: page.made(title, receipt_plan, measured, alternatives),
+        lambda: charts,
+        (report_file, chart),
+        ui,
+    )
+
+
+def _measure_receipts(
+    subject: "Standing",
+    header: "Header",
+    wanted: "ContextOptions",
+    layers: int,
+    draft: "Planner | None",
+    measure: bool,
+) -> "tuple[Receipt, Receipt | None]":
+    """Return the memory plan, and the measured memory if requested.
+
+    The measurement comes before other plans, because those enlarge the process. Raises UserError.
+    """
+    from llmcli.planning import memory_plan as planning
+
+    if measure and subject.lacks:
+        raise UserError(
+            f"{subject.name} cannot be measured: {subject.lacks}", hint="leave out --measure"
+        )
+    with planning.planner(header, wanted, layers, draft) as planner:
+        receipt = planner.receipt()
+    if measure and receipt.fits is False:
+        raise UserError(
+            f"{subject.name} does not fit and was not loaded",
+            hint="leave out --measure to see what it would take",
+        )
+    return receipt, planning.measure(header, wanted, layers) if measure else None
+
+
+@contextmanager
+def _with_draft(
+    ref: str | None,
+    header: "Header",
+    wanted: "ContextOptions",
+    layers: int,
+    config: "Config",
+    ui: "UI",
+) -> "Iterator[tuple[ContextOptions, Planner | None]]":
+    """Yield the context options with the draft model, and an open planner of that model."""
+    from llmcli.model_loader.header_only import standing
+    from llmcli.planning.memory_plan import planner
+    from llmcli.runtime.drafting.pass_cost import MOST
+    from llmcli.runtime.drafting.vocabulary_match import refuse_other
+    from llmcli.runtime.speculation import draft_options
+    from quant.model_file import load_checks, read_header
+
+    if ref is None:
+        yield wanted, None
+        return
+    with standing(ref, None, config, ui) as subject:
+        draft_header = read_header.read(subject.path)
+        load_checks.check(draft_header)
+        refuse_other(header, draft_header)
+        wanted = replace(wanted, n_outputs=MOST)
+        with planner(draft_header, draft_options(wanted), -1 if layers else 0) as open_planner:
+            yield wanted, open_planner
+
+
+def _resolve(
+    header: "Header", options: "RunOptions", slots: int, unified: bool, config: "Config", ui: "UI"
+) -> "tuple[ContextOptions, int, ContextOptions | None]":
+    """Resolve the options as chat and serve do, but without refusing a context that does not fit.
+
+    Returns the context, the number of layers on the GPU, and the context in which serve reads
+    prompts separately.
+    """
+    from llmcli.planning import resolve_options
+    from llmcli.runtime import kv_size
+    from llmcli.runtime.engine import prefill_context
+    from llmcli.runtime.runner import context_options
+    from llmcli.runtime.speculation import NO_DRAFTING
+
+    resolve_options.check(options)
+    kv_size.check(header.metadata, options.cache_type_k, options.cache_type_v)
+    resolved, layers = resolve_options.decide(
+        header, replace(options, ctx_size=None), lambda text: None, slots
+    )
+    size = options.ctx_size or resolved.ctx_size
+    assert size
+    if header.context_length and size > header.context_length * slots:
+        ui.warn(
+            f"a context of {size} is longer than the {header.context_length} tokens this model "
+            "was trained on"
+        )
+    resolved = replace(resolved, ctx_size=size)
+    if unified or slots == 1:
+        resolved = resolve_options.attention(header, resolved, layers, config, slots, slots)
+    context = replace(context_options(resolved, slots, NO_DRAFTING, layers), unified=unified)
+    return (
+        context,
+        layers,
+        prefill_context.reading_options(context, resolved) if resolved.reading else None,
+    )
+
+
+def document(receipt: "Receipt", types: dict[str, dict[str, int]] | None = None) -> dict[str, Any]:
+    """Return the document of `plan --json`; null is a figure that this machine cannot determine."""
+    cache, first_share = receipt.cache, receipt.shares[0]
+    layers = [
+        {
+            "layer": layer.layer,
+            "cells": layer.cells,
+            "k_bytes": layer.k_bytes,
+            "v_bytes": layer.v_bytes,
+        }
+        for layer in (cache.layers if cache else ())
+    ]
+    return {
+        "weights_bytes": receipt.sum("weights"),
+        "kv": {
+            "bytes_per_token": cache.bytes_per_token if cache else None,
+            "cells": receipt.n_ctx,
+            "bytes": receipt.sum("kv"),
+            "layers": layers if cache else None,
+        },
+        "compute_bytes": receipt.sum("compute"),
+        "output_bytes": receipt.sum("output"),
+        "repacked_bytes": receipt.sum("repacked"),
+        "droppable_bytes": receipt.sum("droppable"),
+        "overhead_bytes": receipt.overhead,
+        "process_bytes": receipt.process,
+        "total_bytes": receipt.sum("total"),
+        "available_bytes": first_share.available,
+        "fits": receipt.fits,
+        "runs": receipt.runs,
+        "draft_bytes": receipt.draft,
+        "devices": [
+            {
+                "name": share.device,
+                "weights_bytes": share.weights,
+                "repacked_bytes": share.repacked,
+                "kv_bytes": share.kv,
+                "compute_bytes": share.compute,
+                "output_bytes": share.output,
+                "total_bytes": share.total,
+                "available_bytes": share.available,
+                "fits": share.fits,
+                "types": types.get(share.device) if types else None,
+            }
+            for share in receipt.shares
+        ],
+    }

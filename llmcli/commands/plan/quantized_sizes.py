@@ -1,0 +1,194 @@
+"""Sizes of a model in every file type: the file, the run, and whether it fits.
+
+Each type is planned with a stand-in file that has no vocabulary, because reading the vocabulary
+takes most of the time. Only the number of its tokens is kept, which determines the size of the
+logits.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.units import size
+
+if TYPE_CHECKING:
+    from llmcli.planning.memory_plan import Planner, Receipt
+    from llmcli.runtime.binding.context_options import ContextOptions
+    from llmcli.ui import UI
+    from quant.gguf.layout import Layout
+    from quant.model_file.model_header import Header
+    from quant.quantize.plan import Plan
+    from quant.recipes.file_types import FileType
+
+WORDS = "tokenizer."
+TERNARY = ("TQ1_0", "TQ2_0", "Q2_0", "Q1_0")
+
+
+@dataclass(frozen=True, slots=True)
+class Quant:
+    """The sizes of one file type.
+
+    `total_bytes`: what llama.cpp maps and allocates; `process_bytes`: the whole process; None if
+    unknown. `fits`: as in the memory plan; `needs_imatrix`: the type needs an importance matrix;
+    `is_present`: the file has this type.
+    """
+
+    type: str
+    file: int
+    bits: float
+    total: int | None
+    process: int | None
+    fits: bool | None
+    imatrix: bool
+    here: bool
+
+    @property
+    def few(self) -> bool:
+        """Whether only models trained with such values remain usable."""
+        return self.type in TERNARY
+
+
+def quants(
+    header: "Header",
+    options: "ContextOptions",
+    gpu_layers: int,
+    told: "Receipt",
+    folder: Path,
+    there: bool,
+    draft: "Planner | None" = None,
+) -> list[Quant]:
+    """Return every type that this model's rows allow, the largest file first.
+
+    `memory_plan`: plan of the file itself; `file_exists`: False if that file is a stand-in for one
+    that is not written yet.
+    """
+    from quant.errors import Refusal
+    from quant.quantize import write as road
+    from quant.quantize.plan import sketch
+
+    source, sizes = road.open_gguf(header.path), []
+    receipts: dict[tuple[str, ...], Receipt] = {}
+    for name, kind in kinds().items():
+        if name == "MXFP4_MOE" and not source.facts.experts:
+            continue  # only for expert matrices
+        try:
+            plan = sketch(source, name)
+            stored = tuple(step.type for step in plan.steps)
+            if stored not in receipts:  # rows with few blocks make several types identical
+                receipts[stored] = _plan_type(
+                    _header_without_vocabulary(plan, header), folder, options, gpu_layers, draft
+                )
+            receipt = receipts[stored]
+        except Refusal:  # rows that do not fill the type's blocks
+            continue
+        total = receipt.sum("total")
+        process = None if total is None or told.overhead is None else told.overhead + total
+        is_current_type = there and name == header.file_type
+        file_bytes = (
+            sum(shard.stat().st_size for shard in header.files) if is_current_type else plan.nbytes
+        )
+        sizes.append(
+            Quant(
+                name,
+                file_bytes,
+                plan.bits_per_weight,
+                total,
+                process,
+                receipt.fits,
+                kind.needs_imatrix,
+                is_current_type,
+            )
+        )
+    return sorted(sizes, key=lambda one: -one.file)
+
+
+def kinds() -> "Mapping[str, FileType]":
+    """Return the file types by name."""
+    from quant.recipes.file_types import FILE_TYPES
+
+    return FILE_TYPES
+
+
+def _plan_type(
+    layout: "Layout",
+    folder: Path,
+    options: "ContextOptions",
+    gpu_layers: int,
+    draft: "Planner | None",
+) -> "Receipt":
+    from llmcli.planning.memory_plan import planner
+    from quant.model_file import read_header
+
+    path = folder / "sketch.gguf"
+    with path.open("wb") as stream:
+        stream.write(layout.header)
+        stream.truncate(layout.nbytes)
+    with planner(read_header.read(path), options, gpu_layers, draft) as open_planner:
+        return open_planner.receipt()
+
+
+def _header_without_vocabulary(plan: "Plan", header: "Header") -> "Layout":
+    """Return the header of a plan, with the vocabulary replaced by the number of its tokens."""
+    from quant.gguf import layout as writer
+    from quant.gguf.header import Array
+
+    source = plan.source
+    token_array = header.metadata.get("tokenizer.ggml.tokens")
+    n_tokens = token_array.count if isinstance(token_array, Array) else 0
+    entries = {key: blob for key, blob in source.entries if not key.startswith(WORDS)}
+    entries |= {
+        "tokenizer.ggml.model": writer.entry("string", "no_vocab"),
+        f"{header.architecture}.vocab_size": writer.entry("uint32", n_tokens),
+        "general.file_type": writer.entry("uint32", plan.file_type.number),
+    }
+    tensors = [(step.weight.name, step.weight.shape, step.type) for step in plan.steps]
+    return writer.layout([*entries.items()], tensors, source.alignment)
+
+
+def documents(found: Iterable[Quant], *, quantized: bool) -> list[dict[str, Any]]:
+    """Return the `quants` field of `plan --json`. `is_quantized`: the source is quantized, so that
+    other types would requantize it.
+    """
+    return [
+        {
+            "type": quantized_size.type,
+            "file_bytes": quantized_size.file,
+            "bits_per_weight": round(quantized_size.bits, 4),
+            "total_bytes": quantized_size.total,
+            "process_bytes": quantized_size.process,
+            "fits": quantized_size.fits,
+            "needs_imatrix": quantized_size.imatrix,
+            "present": quantized_size.here,
+            "requantizes": quantized and not quantized_size.here,
+        }
+        for quantized_size in found
+    ]
+
+
+def tell(found: list[Quant], ui: "UI", *, quantized: bool) -> None:
+    """Print the table."""
+    fits_words = {True: "yes", False: "no", None: "unknown"}
+    rows = [
+        (
+            quantized_size.type,
+            size(quantized_size.file),
+            f"{quantized_size.bits:.2f}",
+            "unknown" if quantized_size.total is None else size(quantized_size.total),
+            fits_words[quantized_size.fits],
+            ", ".join(
+                ["this file"] * quantized_size.here
+                + ["needs an imatrix"] * quantized_size.imatrix
+                + ["noise unless trained for it"] * quantized_size.few
+            ),
+        )
+        for quantized_size in found
+    ]
+    ui.text()
+    columns = ("as type", "file", "bits/weight", "llama.cpp total", "fits", "")
+    ui.table(columns, rows, right=columns[1:5])
+    if quantized:
+        ui.text(
+            "the file is already quantized: another type adds its error to that; "
+            "a float checkpoint gives a better file"
+        )

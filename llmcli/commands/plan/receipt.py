@@ -1,0 +1,237 @@
+"""Prints the memory plan of `llmcli plan` as tables and lines."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from llmcli.planning.memory_plan import Receipt
+    from llmcli.runtime.binding.context_options import ContextOptions
+    from llmcli.runtime.kv_size import KVCache, LayerKV
+    from llmcli.ui import UI
+    from quant.model_file.model_header import Header
+
+PARTS = (
+    ("weights", "weights"),
+    ("repacked weights", "repacked"),
+    ("KV cache", "kv"),
+    ("compute buffers", "compute"),
+    ("output buffer", "output"),
+)
+
+
+def title(name: str, header: "Header", options: "ContextOptions", receipt: "Receipt") -> str:
+    """Return one line that describes the planned run."""
+    slots = options.n_seq_max
+    pool_note = (
+        ""
+        if slots == 1
+        else f" for {slots} sequences, " + ("one pool" if options.unified else "one pool each")
+    )
+    types = f"K {options.type_k}, V {options.type_v}"
+    return f"{name} · {header.file_type} · {receipt.n_ctx} tokens of context{pool_note} · {types}"
+
+
+def table(told: "Receipt", found: "Receipt | None", ui: "UI") -> None:
+    """Print the plan line by line; with `measured`, also the measured bytes and the difference."""
+    several = len(told.shares) > 1
+    rows: list[tuple[str, int | None, int | None]] = []
+    for share in told.shares:
+        measured_share = (
+            next(
+                (candidate for candidate in found.shares if candidate.device == share.device), None
+            )
+            if found
+            else None
+        )
+        device_prefix = f"{share.device}: " if several else ""
+        rows += [
+            (device_prefix + label, getattr(share, part), getattr(measured_share, part, None))
+            for label, part in PARTS
+            if getattr(share, part) != 0 or getattr(measured_share, part, 0)
+        ]
+        rows.append(
+            (f"{device_prefix}llama.cpp total", share.total, getattr(measured_share, "total", None))
+        )
+    rows.append(("interpreter, libraries, vocabulary", told.overhead, None))
+    rows.append(("whole process", told.process, found.process if found else None))
+    columns = ("", "predicted", "size", "actual", "difference") if found else ("", "bytes", "size")
+    cells = [
+        (
+            label,
+            _format_bytes(value),
+            _format_size(value),
+            "" if actual is None else _format_bytes(actual),
+            _format_difference(value, actual),
+        )
+        for label, value, actual in rows
+    ]
+    ui.table(columns, [row[: len(columns)] for row in cells], right=columns[1:])
+    ui.text()
+    if told.draft is not None:
+        ui.text(f"the draft model takes {_format_size(told.draft)} of this")
+    for share in told.shares:
+        _print_verdict(share, f"{share.device}: " if several else "", ui)
+    if told.fits is False and told.runs:
+        ui.text(
+            "it would run at the speed of the disk, because the weights are read from the file "
+            "again for every token"
+        )
+
+
+def _print_verdict(share: Any, on: str, ui: "UI") -> None:
+    """Print whether a device can hold its share, and which part of it may be dropped."""
+    verdict = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[
+        share.fits
+    ]
+    if share.droppable:
+        ui.text(
+            f"{on}{_format_size(share.droppable)} of the file are read only once: the kernel can "
+            "drop them"
+        )
+    available = (
+        "unknown memory is" if share.available is None else f"{_format_size(share.available)} are"
+    )
+    ui.text(f"{on}{available} available: {verdict}")
+
+
+def outside(told: "Receipt", slots: int) -> int:
+    """Return the bytes that serve and batch may use for offloaded cells, in memory that stays free.
+
+    `slots`: answers at once; 0 bytes for a single one.
+    """
+    from llmcli.planning import resolve_options
+
+    return 2 * resolve_options.outside(told.shares[0].left) if slots > 1 else 0
+
+
+def apart(header: "Header", options: "ContextOptions", gpu_layers: int) -> int | None:
+    """Return the bytes of the context in which serve and batch read prompts: cache and buffers;
+    None if unknown.
+    """
+    from llmcli.planning.memory_plan import planner
+
+    with planner(header, options, gpu_layers) as open_planner:
+        receipt = open_planner.receipt()
+    return sum_of(receipt.sum(part) for part in ("kv", "compute", "output"))
+
+
+def scored(header: "Header", options: "ContextOptions", gpu_layers: int, slots: int) -> int | None:
+    """Return the bytes by which serve and batch enlarge the buffers so that a pass can score prompt
+    tokens.
+
+    Compute buffers are enlarged from the start, logits when scores are first requested. None if
+    unknown.
+    """
+    from llmcli.planning import resolve_options
+    from llmcli.planning.memory_plan import MOST_CELLS, planner
+
+    rows = resolve_options.scored(header) if slots > 1 else 0
+    if not rows:
+        return 0
+    if options.n_ctx > MOST_CELLS:
+        return None
+    with planner(header, options, gpu_layers) as open_planner:
+        without_scoring, with_scoring = (
+            sum_of(
+                nbytes
+                for share in open_planner.shares(context)
+                for nbytes in (share.compute, share.output)
+            )
+            for context in (
+                options,
+                replace(options, n_outputs=max(options.n_outputs, rows + slots)),
+            )
+        )
+    return (
+        None if without_scoring is None or with_scoring is None else with_scoring - without_scoring
+    )
+
+
+def sum_of(parts: "Iterable[int | None]") -> int | None:
+    """Return the sum, or None if any term is unknown."""
+    terms = list(parts)
+    return None if None in terms else sum(term for term in terms if term)
+
+
+def beside(told: "Receipt", slots: int, reading: int | None, scored: int | None, ui: "UI") -> None:
+    """Print the additional bytes of serve and batch; nothing for one answer at a time."""
+    if reading != 0:
+        more = "an unknown number of bytes" if reading is None else _format_size(reading)
+        ui.text(
+            f"serve and batch read prompts in a separate context, which takes {more} more; "
+            "-fa on avoids this"
+        )
+    if scored != 0:
+        more = "an unknown number of bytes" if scored is None else _format_size(scored)
+        ui.text(
+            f"the buffers of serve and batch take up to {more} more when prompts are scored "
+            "(echo and logprobs)"
+        )
+    if slots > 1:
+        most = _format_size(outside(told, slots))
+        ui.text(
+            f"serve and batch use up to {most} more of the free memory for preempted and finished "
+            "answers"
+        )
+
+
+def weights(types: dict[str, dict[str, int]], ui: "UI") -> None:
+    """Print the bytes of the weights by type, for each device."""
+    for device, bytes_by_type in types.items():
+        device_note = f" on {device}" if len(types) > 1 else ""
+        rows = sorted(bytes_by_type.items(), key=lambda row: -row[1])
+        ui.text(
+            f"weights{device_note} by type: "
+            + ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in rows)
+        )
+
+
+def layers(cache: "KVCache | None", ui: "UI") -> None:
+    """Print the cache by layer, with equal layers in one line."""
+    if cache is None:
+        ui.text("KV by layer: unknown for this architecture")
+        return
+    layers_by_size: dict[tuple[int, int, int], list[int]] = {}
+    for layer in cache.layers:
+        layers_by_size.setdefault(_layer_sizes(layer), []).append(layer.layer)
+    ui.text()
+    columns = ("KV of layers", "cells", "K bytes each", "V bytes each", "total")
+    rows = [
+        (_format_ranges(layers), f"{cells:,}", f"{k:,}", f"{v:,}", f"{(k + v) * len(layers):,}")
+        for (cells, k, v), layers in layers_by_size.items()
+    ]
+    ui.table(columns, rows, right=columns[1:])
+
+
+def _layer_sizes(layer: "LayerKV") -> tuple[int, int, int]:
+    return layer.cells, layer.k_bytes, layer.v_bytes
+
+
+def _format_ranges(numbers: list[int]) -> str:
+    """Format numbers as ranges: [0, 1, 2, 5] -> "0-2, 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _format_bytes(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def _format_size(value: int | None) -> str:
+    from llmcli.units import size
+
+    return "" if value is None else size(value)
+
+
+def _format_difference(value: int | None, actual: int | None) -> str:
+    if value is None or actual is None:
+        return ""
+    share = f" ({(actual - value) / value:+.2%})" if value and actual != value else ""
+    return f"{actual - value:+,}{share}" if actual != value else "0"

@@ -1,0 +1,106 @@
+"""A source as a file that llama.cpp can run: the GGUF itself, or a temporary copy in floats.
+
+The copy is stored in the cache under the source's fingerprint; if a run is killed, the next one
+resumes writing it.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmcli import file_lock
+from llmcli.atomic_files import make_folder
+from llmcli.errors import UserError
+from llmcli.units import size
+from quant.gguf.layout import layout
+from quant.quantize import plan as plan_module
+from quant.quantize import write as road
+
+if TYPE_CHECKING:
+    from llmcli.config import Config
+    from llmcli.ui import UI
+    from quant.quantize.plan import Plan
+    from quant.source.source import Source
+
+FLOATS = ("F32", "F16", "BF16")
+
+
+def copied(source: "Source") -> "Plan | None":
+    """Return the plan of the float copy that a source needs before it can run; None for a GGUF.
+
+    Weights of other types (FP8, packed codes) become F32. Folds are left out, because the folded
+    result is compared with the unfolded source.
+    """
+    source = source.origin or source
+    if not source.path.is_dir():
+        return None
+    return plan_module.plan(source, source.dtype if source.dtype in FLOATS else "F32")
+
+
+def check(source: "Source", hint: str = "name a model that has its tokenizer") -> None:
+    """Raise UserError if the source has no vocabulary."""
+    if not any(key == "tokenizer.ggml.tokens" for key, _ in source.entries):
+        raise UserError(f"{source.name} has no vocabulary, so it cannot read text", hint=hint)
+
+
+def room(wanted: dict[Path, int]) -> None:
+    """Raise UserError if a disk has too little space. `bytes_by_folder`: needed bytes; folders of
+    one disk are added up.
+    """
+    disks: dict[int, tuple[Path, int]] = {}
+    for folder, nbytes in wanted.items():
+        existing_folder = next(
+            ancestor for ancestor in (folder, *folder.parents) if ancestor.exists()
+        )
+        _, needed_bytes = disks.get(existing_folder.stat().st_dev, (existing_folder, 0))
+        disks[existing_folder.stat().st_dev] = (existing_folder, needed_bytes + nbytes)
+    for folder, nbytes in disks.values():
+        if nbytes > (free_bytes := shutil.disk_usage(folder).free):
+            raise UserError(
+                f"{folder} has {free_bytes:,} bytes free, but {nbytes:,} are needed",
+                hint=f"free at least {nbytes - free_bytes:,} bytes",
+            )
+
+
+@contextmanager
+def wordlist(source: "Source") -> Iterator[Path]:
+    """Yield a temporary GGUF with the source's metadata and no weights, enough for tokenizing."""
+    with tempfile.TemporaryDirectory(prefix="llmcli-") as folder:
+        file = Path(folder) / f"{source.name}.gguf"
+        file.write_bytes(layout(source.entries, (), source.alignment).header)
+        yield file
+
+
+@contextmanager
+def runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0) -> Iterator[Path]:
+    """Yield the path of a file that llama.cpp can run; a float copy is removed afterwards.
+
+    Raises UserError.
+    """
+    plan = copied(source)
+    if plan is None:
+        yield source.path
+        return
+    folder = config.cache / "bases"
+    copy_path = folder / f"{source.fingerprint}-{plan.file_type.name}.gguf"
+    make_folder(folder)
+    with file_lock.locked(copy_path.with_suffix(".lock"), ui, f"a copy of {source.name}"):
+        ui.note(
+            f"{source.name} is run from a temporary copy in {plan.file_type.name}: "
+            f"{size(plan.nbytes)}"
+        )
+        with ui.bar(
+            f"copy {source.name} in {plan.file_type.name}", len(plan.steps), unit="tensors"
+        ) as bar:
+            road.run(plan, copy_path, threads=threads, watch=lambda progress: bar.advance(1))
+        os.utime(
+            copy_path, ns=(source.changed, source.changed)
+        )  # the source's time stamp: a copy that is written again counts as the same file
+        try:
+            yield copy_path
+        finally:
+            copy_path.unlink(missing_ok=True)

@@ -1,0 +1,220 @@
+"""The model file of a planned run, or a sparse stand-in for it.
+
+A stand-in has the real header and a hole in place of the weights, which takes no disk space;
+llama.cpp's dry run does not read further than the header. This allows planning of models that are
+not quantized yet, and of models on the hub, of which only the headers are fetched.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmcli.catalog import fetch, remote_checkpoint, store
+from llmcli.catalog.fetch import Model
+from llmcli.catalog.hub.range_reader import NoRanges, RemoteFile
+from llmcli.catalog.sources import hub
+from llmcli.config import Config
+from llmcli.errors import UserError
+from llmcli.model_loader.installed_model import present
+from llmcli.model_loader.prepare import FLOATS, checked, promised
+from llmcli.ui import UI
+from llmcli.units import size
+
+if TYPE_CHECKING:
+    from quant.source.source import Source
+
+FIRST, MOST = 1 << 18, 1 << 27  # bytes of a remote header that are fetched first, and at most
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A file that llama.cpp can open in a dry run.
+
+    `unloadable_reason`: why the file cannot be loaded, or "". `is_quantized`: no float weights are
+    available. `is_stand_in`: the file is a stand-in.
+    """
+
+    name: str
+    path: Path
+    lacks: str = ""
+    quantized: bool = False
+    sketched: bool = False
+
+
+@contextmanager
+def standing(ref: str, quant: str | None, config: Config, ui: UI) -> Iterator[Standing]:
+    """Yield the file that `ref` would be run from; only headers are fetched, nothing is quantized.
+
+    Raises UserError.
+    """
+    file_type = checked(quant) if quant else None
+    model = present(fetch.resolve(ref, config), config, ui, ref)
+    with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
+        if model is None:
+            yield _remote_file(ref, file_type, Path(folder), config, ui)
+            return
+        target_type = file_type or model.quant or promised(model)
+        if existing_file := _existing_file(model, target_type, config):
+            yield Standing(model.name, existing_file, quantized=_is_quantized(model.path))
+            return
+        assert target_type
+        stand_in = _write_stand_in(_open_source(model), target_type, Path(folder))
+        yield Standing(
+            model.name,
+            stand_in,
+            f"not quantized to {target_type} yet",
+            _is_quantized(model.path),
+            True,
+        )
+
+
+def _is_quantized(path: Path) -> bool:
+    """Return whether the file is a GGUF of quantized weights."""
+    from quant.model_file import read_header
+
+    return path.is_file() and read_header.read(path).file_type not in FLOATS
+
+
+def _existing_file(model: Model, wanted: str | None, config: Config) -> Path | None:
+    """Return the model's file of the requested type, None if it is not on this disk."""
+    from quant.model_file import read_header
+
+    if model.kind == "gguf" and (
+        wanted is None or read_header.read(model.path).file_type == wanted
+    ):
+        return model.path
+    quantized = store.load_derived(config, model, wanted) if wanted else None
+    return Path(quantized.path) if quantized else None
+
+
+def _open_source(model: Model) -> "Source":
+    from quant.convert import checkpoint_source
+    from quant.quantize import write as road
+
+    return (
+        road.open_gguf(model.path)
+        if model.kind == "gguf"
+        else checkpoint_source.open_folder(model.path, blobs=model.blobs)
+    )
+
+
+def _write_stand_in(source: "Source", wanted: str, folder: Path) -> Path:
+    """Write the header that quantizing would write, without the digest that requires reading the
+    weights.
+    """
+    from quant.gguf import layout as writer
+    from quant.quantize import plan as plan_module
+
+    plan = plan_module.plan(source, wanted)
+    entries = {
+        **dict(source.entries),
+        "general.file_type": writer.entry("uint32", plan.file_type.number),
+    }
+    tensors = [(step.weight.name, step.weight.shape, step.type) for step in plan.steps]
+    layout = writer.layout([*entries.items()], tensors, source.alignment)
+    path = folder / "made.gguf"
+    with path.open("wb") as stream:
+        stream.write(layout.header)
+        stream.truncate(layout.nbytes)
+    return path
+
+
+def _remote_file(ref: str, file_type: str | None, folder: Path, config: Config, ui: UI) -> Standing:
+    """Return the header of a GGUF on the hub, or the one that quantizing its checkpoint would
+    write.
+
+    Raises UserError.
+    """
+    from quant.model_file import read_header
+    from quant.quantize import write as road
+
+    resolved = fetch.resolve(ref, config)
+    name, target_type = (
+        resolved.ref.full,
+        file_type or (resolved.ref.quant if resolved.ref.kind == "catalog" else None),
+    )
+    pull = f"llmcli pull {name}"
+    specs = [spec for spec in resolved.sources if spec.kind == "hub"]
+    if config.offline or not specs:
+        reason = (
+            "and llmcli runs offline"
+            if config.offline
+            else "and only the hub serves parts of files"
+        )
+        raise UserError(f"{name} is not on this disk, {reason}", hint=pull)
+    try:
+        files = hub.distant(specs[0], config, ui)
+        if files is None:
+            return _remote_checkpoint(ref, file_type, folder, config, ui)
+        paths = [_fetch_header(file, folder / file.path.name) for file in files]
+    except NoRanges as error:
+        raise UserError(str(error), hint=pull) from None
+    lacks = f"header of a file of {size(sum(file.size for file in files))} on the hub"
+    header = read_header.read(paths[0])
+    if target_type is None and resolved.entry and header.file_type in FLOATS:
+        target_type = resolved.entry.quant
+    if target_type is None or target_type == header.file_type:
+        return Standing(name, paths[0], lacks, _is_quantized(paths[0]))
+    stand_in = _write_stand_in(road.open_gguf(paths[0]), target_type, folder)
+    return Standing(
+        name,
+        stand_in,
+        f"{lacks}, not quantized to {target_type} yet",
+        _is_quantized(paths[0]),
+        True,
+    )
+
+
+def _remote_checkpoint(
+    ref: str, file_type: str | None, folder: Path, config: Config, ui: UI
+) -> Standing:
+    model = remote_checkpoint.open_checkpoint(ref, config, _Quiet(ui), source="hub")
+    if model is None:
+        raise UserError(
+            f"{ref} is not on this disk, and its weights cannot be read in parts",
+            hint=f"llmcli pull {ref}",
+        )
+    target_type = file_type or model.quant
+    assert target_type, model
+    stand_in = _write_stand_in(_open_source(model), target_type, folder)
+    return Standing(
+        model.name,
+        stand_in,
+        f"a checkpoint on the hub, not quantized to {target_type} yet",
+        sketched=True,
+    )
+
+
+def _fetch_header(file: RemoteFile, path: Path) -> Path:
+    """Write a sparse file with the remote file's header, which is fetched in growing pieces."""
+    from quant.errors import Refusal
+    from quant.gguf.header import parse
+
+    with path.open("wb") as stream:
+        stream.truncate(file.size)
+    fetched_bytes = 0
+    while True:
+        target_bytes = min(max(FIRST, 2 * fetched_bytes), file.size)
+        with path.open("r+b") as stream:
+            stream.seek(fetched_bytes)
+            stream.write(file.read(fetched_bytes, target_bytes - fetched_bytes).data)
+        fetched_bytes = target_bytes
+        try:
+            if parse(path).data_offset <= fetched_bytes:
+                return path
+        except Refusal:  # the header is incomplete, or the file is invalid
+            if fetched_bytes == file.size or fetched_bytes >= MOST:
+                raise
+
+
+class _Quiet:
+    """A progress sink that drops notes: the checkpoint is only planned, not read."""
+
+    def __init__(self, ui: UI) -> None:
+        self.bar = ui.bar
+
+    def note(self, text: str) -> None:
+        """Drop the note."""

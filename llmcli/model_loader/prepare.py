@@ -1,0 +1,129 @@
+"""Prepares a model: fetches missing files and quantizes floats where needed. Used by `pull
+--quant`, `chat`, `run` and `bench`.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from llmcli import file_lock
+from llmcli.catalog import fetch, remote_checkpoint, store
+from llmcli.catalog.fetch import Model
+from llmcli.config import Config
+from llmcli.model_loader import pickle_hint
+from llmcli.ui import UI
+
+FLOATS = ("F32", "F16", "BF16")
+
+
+def ready(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
+    """Return the model called `ref` as a GGUF that can be loaded; its `path` is the file.
+
+    A float checkpoint is quantized to its catalog type; a quantized file is used as it is unless
+    `quant` (or the name itself, NAME:TYPE) requests another type. Raises UserError; for pickled
+    weights its hint is the pull command that reads them.
+    """
+    if quant:
+        quant = checked(quant)
+    with pickle_hint.offered(lambda: _pull_command(ref, quant, config)):
+        model = fetched(ref, quant, config, ui)
+        file_type = quant or model.quant or promised(model)
+        return derive(model, file_type, config, ui) if file_type else model
+
+
+def _pull_command(ref: str, quant: str | None, config: Config) -> list[str]:
+    """Return the `llmcli pull` command that reads pickles and prepares the requested file."""
+    resolved = fetch.resolve(ref, config)
+    file_type = (
+        quant or resolved.ref.quant or (resolved.entry.quant if resolved.entry else "Q4_K_M")
+    )
+    return ["llmcli", "pull", ref, "--quant", file_type, "--allow-pickle"]
+
+
+def fetched(
+    ref: str,
+    quant: str | None,
+    config: Config,
+    ui: UI,
+    *,
+    keep_source: bool = False,
+    revision: str | None = None,
+    source: str | None = None,
+    force: bool = False,
+) -> Model:
+    """Return the model called `ref`, from this disk if possible; of a remote checkpoint only the
+    needed parts are read.
+
+    If a type is requested, a checkpoint on the hub is not downloaded whole unless `keep_source`.
+    Raises UserError.
+    """
+    local_model = None if force else fetch.find(ref, config, ui, revision=revision, source=source)
+    if local_model is None and not keep_source:
+        if not force and (
+            quantized := remote_checkpoint.made(
+                ref, quant, config, ui, revision=revision, source=source
+            )
+        ):
+            return quantized
+        if (quant or fetch.resolve(ref, config).ref.quant) and (
+            checkpoint := remote_checkpoint.open_checkpoint(
+                ref, config, ui, revision=revision, source=source
+            )
+        ):
+            return checkpoint
+    return local_model or fetch.obtain(
+        ref, config, ui, revision=revision, source=source, force=force
+    )
+
+
+def promised(model: Model) -> str | None:
+    """Return the type that the catalog prescribes for a GGUF of floats; None for any other file."""
+    from quant.model_file import read_header
+
+    if model.source.startswith("quantized:"):
+        return None
+    if (
+        model.entry is None
+        or model.kind != "gguf"
+        or read_header.read(model.path).file_type not in FLOATS
+    ):
+        return None
+    return model.entry.quant
+
+
+def checked(quant: str) -> str:
+    """Return the full name of a file type.
+
+    Raises UserError, with the nearest names, before anything is fetched.
+    """
+    from quant.recipes import tensor_types
+
+    return tensor_types.parse(quant).name
+
+
+def derive(model: Model, file_type: str, config: Config, ui: UI) -> Model:
+    """Return `model` in `file_type`: itself, an earlier quantized file, or one made now."""
+    from llmcli.model_loader.quantize_file import quantize_to
+    from quant.model_file import read_header
+
+    file_type = checked(file_type)
+    if model.kind == "gguf" and read_header.read(model.path).file_type == file_type:
+        return model
+    out = store.derived_path(config, model, file_type)
+    with file_lock.locked(store.lock_file(config, model.name), ui, model.name):
+        quantized = store.load_derived(config, model, file_type)
+        if quantized is None:
+            allowed = config.allow_pickle and model.kind == "folder"
+            quantize_to(model.path, file_type, out, ui, blobs=model.blobs, allow_pickle=allowed)
+            quantized = store.record_derived(config, model, file_type, model.record)
+    return replace(
+        model,
+        name=quantized.name,
+        path=Path(quantized.path),
+        kind="gguf",
+        bytes=quantized.bytes,
+        sha256=quantized.sha256,
+        source=quantized.source,
+        quant=None,
+        blobs=None,
+        record={},
+    )

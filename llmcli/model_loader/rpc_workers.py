@@ -1,0 +1,116 @@
+"""`--rpc` and `--tensor-split`: place part of a model on other machines.
+
+When a worker is lost, llmcli prints an error and ends: llama.cpp would abort, and the answer that
+was being computed cannot be recovered. For this reason `serve` runs its model in a separate
+process.
+"""
+
+import math
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli import terminal_mode
+from llmcli.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from llmcli.ui import UI
+
+SHOWN = "\x1b[0m\x1b[?25h\n"  # normal style, visible cursor, new line
+HELP_RPC = "place part of the model on these workers (llmcli worker --rpc)"
+HELP_SPLIT = (
+    "proportions of the layers: the workers' devices first, then the local GPUs [by free memory]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The worker options as a group, for commands without the run options."""
+
+    rpc: Annotated[
+        str | None,
+        typer.Option("--rpc", metavar="HOST:PORT,…", help=HELP_RPC[0].upper() + HELP_RPC[1:] + "."),
+    ] = None
+    tensor_split: Annotated[
+        str | None,
+        typer.Option(
+            "-ts",
+            "--tensor-split",
+            metavar="N,N,…",
+            help=HELP_SPLIT[0].upper() + HELP_SPLIT[1:] + ".",
+        ),
+    ] = None
+
+    def join(self, ui: "UI", runs: bool = True) -> None:
+        """Join the workers; raise UsageError if workers are named but `runs_model` is False."""
+        if not runs and (self.rpc is not None or self.tensor_split is not None):
+            raise UsageError(
+                "--rpc and -ts have no effect: this command runs no model here",
+                hint="leave out --rpc and -ts",
+            )
+        join(self.rpc, self.tensor_split, ui)
+
+
+def join(rpc: str | None, split: str | None, ui: "UI") -> None:
+    """Connect to the named workers before any model is opened.
+
+    Raises UserError if a worker cannot be used.
+    """
+    if rpc is None and split is None:
+        return
+    from llmcli.hardware import rpc_workers
+    from llmcli.runtime.binding import rpc as remote
+
+    addresses = rpc_workers.endpoints(rpc) if rpc is not None else ()
+    rpc_workers.join(addresses, _parse_split(split))
+    if addresses:
+        remote.on_loss(partial(_exit_for_lost_worker, terminal_mode.settings(), ui))
+
+
+def _parse_split(text: str | None) -> list[float]:
+    """Parse "3,1" as [3.0, 1.0]; raises UserError."""
+    if text is None:
+        return []
+    try:
+        proportions = [float(proportion) for proportion in text.replace("/", ",").split(",")]
+    except ValueError:
+        proportions = []
+    if (
+        not proportions
+        or not all(math.isfinite(proportion) and proportion >= 0 for proportion in proportions)
+        or not any(proportions)
+    ):
+        raise UserError(f"--tensor-split is {text!r}", hint="-ts takes proportions, such as 3,1")
+    return proportions
+
+
+def _exit_for_lost_worker(before: list[Any] | None, ui: "UI") -> None:
+    """Print which worker was lost and exit, because the thread that waits for its answer cannot be
+    woken.
+
+    Restores the terminal settings first: an interrupted prompt may have turned off echo or hidden
+    the cursor.
+    """
+    from llmcli.hardware import rpc_workers
+    from llmcli.runtime.binding import rpc as remote
+
+    addresses = list(remote.joined())
+    where = " and ".join(rpc_workers.gone(addresses) or addresses)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        if before is not None:
+            terminal_mode.restore(before)
+        if sys.stderr.isatty():
+            sys.stderr.write(SHOWN)
+        ui.error(
+            f"lost a worker: {where}",
+            hint="restart the worker there (llmcli worker --rpc), then run the command again; "
+            "a chat resumes with --resume",
+        )
+        sys.stderr.flush()
+    os._exit(1)

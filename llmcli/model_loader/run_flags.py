@@ -1,0 +1,58 @@
+"""RunFlags: the parsed run options as one value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmcli.runtime.constraint.base import Constraint
+    from llmcli.runtime.requests.beam_settings import Search
+    from llmcli.runtime.requests.request import RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The run options of one command line. None or empty means that an option was not typed, so
+    that the alias's settings or the defaults apply.
+
+    `typed` contains the names of the fields of `options` that were typed.
+    """
+
+    options: "RunOptions"
+    settings: Mapping[str, object]
+    search: "Search"
+    typed: frozenset[str] = frozenset()
+    model: str | None = None
+    quant: str | None = None
+    offline: bool = False
+    prompt: str | None = None
+    file: str | None = None
+    system: str | None = None
+    chat_template: str | None = None
+    raw: bool = False
+    no_profile: bool = False
+    rpc: str | None = None
+    tensor_split: str | None = None
+    predict: int | None = None
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    on_full: str = "stop"
+    endless: bool = False
+    samples: int = 1
+    reasoning: str = "auto"
+    markdown: bool = False
+    hide_thinking: bool = False
+    logprobs: int = 0
+    constraint: "Constraint | None" = None
+    ngram_draft: str = "auto"
+    model_draft: str | None = None
+    fit: str = ""
+
+
+def shared(given: "Flags", replicas: int) -> "Flags":
+    """Divide the cores among the replicas of one machine; more threads than cores are slow."""
+    from llmcli.hardware import host
+
+    if given.options.threads is not None:
+        return given
+    return replace(given, options=replace(given.options, threads=max(1, host.cores() // replicas)))

@@ -1,0 +1,37 @@
+"""ContextOptions."""
+
+from dataclasses import dataclass
+
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """Settings of a context; sizes in tokens.
+
+    - `unified`: one pool of cells; otherwise each sequence has its own `n_ctx` / `n_seq_max` cells.
+    - `n_outputs`: rows of logits that a pass may ask for, if more than one per sequence.
+    - `swa_full`: sliding windows keep every cell, in order, and no work is offloaded to a GPU.
+    - `can_append`: cells computed in another context can be appended to a sequence.
+    """
+
+    n_ctx: int
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    n_threads: int = 1
+    n_threads_batch: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+    unified: bool = True
+    n_outputs: int = 1
+    whole: bool = False
+    appends: bool = False
+
+    @property
+    def sequences(self) -> int:
+        """Return the sequences that llama.cpp allocates: one more with `can_append`, to hold the
+        beginning of a sequence while its end is restored.
+        """
+        return self.n_seq_max + self.appends

@@ -1,0 +1,95 @@
+"""llama.cpp's dry run: what a model and a context would allocate.
+
+With `no_alloc` of llama_model_params, llama.cpp reads the header and the vocabulary, lays out the
+weights in empty buffers and reserves the graphs in empty ones (as common/fit.cpp does). It maps no
+file; the tensors that would stay mapped are read from the model. Only recurrent state is really
+allocated, and it is small.
+"""
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.devices import Place, buffer_place
+from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.memory_breakdown import Allocated
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.open_context import open_context
+
+# llama_internal_get_tensor_map (src/llama-model.h): a reference to a vector<pair<string,
+# ggml_tensor *>>.
+SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
+PAIR = (
+    40  # bytes: libstdc++'s string (pointer, length, 16 bytes of buffer) and the tensor's address
+)
+BUFFER = 8  # offset of `buffer` in struct ggml_tensor, after its type
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """A context that was not created: its size in tokens, its output buffer, and all other bytes
+    (None: unknown).
+    """
+
+    n_ctx: int
+    n_ubatch: int
+    output: int
+    allocated: Allocated | None
+
+
+class Rehearsal:
+    """A model without weights, made by `dry_run`; unusable after its `with` block."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @contextmanager
+    def context(self, options: ContextOptions) -> Iterator[Rehearsed]:
+        """Return what a context of these options would allocate.
+
+        Raises UserError when llama.cpp refuses the options.
+        """
+        with open_context(self._model, options) as context:
+            output = (
+                4 * context.n_vocab * context.n_outputs
+            )  # once a pass has asked for as many rows as it may
+            yield Rehearsed(context.n_ctx, context.n_ubatch, output, context.allocated())
+
+    def placed(self) -> list[tuple[str, Place]] | None:
+        """Return each tensor's name and the buffer it would be in; a tensor that is used twice (a
+        tied head) is listed twice.
+
+        None when this build cannot be queried.
+        """
+        function = getattr(getattr(lib(), "_lib", None), SYMBOL, None)
+        if function is None or not sys.platform.startswith("linux"):
+            return None
+        function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        first, last = _words(function(self._model.pointer), 2)
+        if not 0 <= last - first <= PAIR << 24 or (last - first) % PAIR:
+            return None
+        return [_tensor(address) for address in range(first, last, PAIR)]
+
+
+@contextmanager
+def rehearse(
+    path: Path, *, gpu_layers: int = -1, latent: bool | None = None
+) -> Iterator[Rehearsal]:
+    """Open a GGUF that `check_loadable` has passed for a dry run. Raises as `open_model` does."""
+    with open_model(path, gpu_layers=gpu_layers, latent=latent, dry=True) as model:
+        yield Rehearsal(model)
+
+
+def _tensor(pair: int) -> tuple[str, Place]:
+    name, length, _, _, tensor = _words(pair, 5)
+    (buffer,) = _words(tensor + BUFFER, 1)
+    return ctypes.string_at(name, length).decode("utf-8", "replace"), buffer_place(buffer)
+
+
+def _words(address: int, count: int) -> Any:
+    return (ctypes.c_uint64 * count).from_address(address)

@@ -1,0 +1,212 @@
+// One pass over a row of logits: the sum of its exponentials, for log-probabilities, and the maximum of each strand,
+// which narrows the search for the likeliest tokens. After a forward pass the row is not in the nearest caches, so a
+// second pass would fetch it again. scripts/build/llama.cmake builds it into libggml-base; row_scan.py calls it.
+// Infinities and NaN are handled, so it must not be compiled with -ffast-math.
+//
+// A strand is one lane of PIECE consecutive vectors, so that its maximum is computed in a register and the values that
+// are read again are close together: the forty likeliest of 262,144 tokens are in 640 cache lines, in 2,560 if strands
+// were the columns of a table of 4,096 columns, which is fastest in numpy (ranked.py).
+#include <stdbool.h>
+
+#include "../../../../quant/native/lanes.h"
+
+#define PIECE 16      // vectors
+#define AHEAD 1024    // prefetch distance in logits
+#define MOST_FEW 256  // as in sampler.py
+
+typedef double D __attribute__((vector_size(8 * LANES)));
+
+static inline F least_of_all(void) { return all(-__builtin_inff()); }
+
+// e^x within 2 ulp; about 0 where it would be subnormal, infinite or NaN where it is too large, NaN for NaN.
+#if defined(__AVX512F__)
+// 2^k 2^r with |r| <= 1/2, where a minimax polynomial of degree six suffices. Nine of its steps are multiply-adds.
+static inline F exponential(F x) {
+    x = larger(all(-150.f), x);
+    const F shifted = x * 1.442695022f + 12582912.f;  // a float this large has no fraction
+    const F k = shifted - 12582912.f;
+    const F r = x * 1.925962989e-8f + (x * 1.442695022f - k);  // exact, because multiply-adds do not round products
+    F p = all(1.534581200e-4f);
+    p = p * r + 1.339993122e-3f;
+    p = p * r + 9.618488957e-3f;
+    p = p * r + 5.550328777e-2f;
+    p = p * r + 2.402264689e-1f;
+    p = p * r + 6.931472057e-1f;
+    p = p * r + 1.f;
+    return (F)_mm512_scalef_ps((__m512)p, (__m512)k);
+}
+#else
+// 2^k e^r with |r| <= ln 2 / 2 (expf of Cephes).
+static inline F exponential(F x) {
+    const F shifted = x * 1.44269504f + 12582912.f;
+    const F k = shifted - 12582912.f;
+    const F r = (x - k * 0.693359375f) + k * 2.12194440e-4f;  // ln 2 in two parts: the first product is exact
+    F p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.f;
+    const F out = (F)(((I)p + ((I)shifted << 23)) & (x >= -87.f));
+    return either(~(x <= 88.f), x + __builtin_inff(), out);
+}
+#endif
+
+// Vector `at` of a row of `count` logits, padded with -infinity.
+static inline F part(const float * x, int64_t count, int64_t at) {
+    if ((at + 1) * LANES <= count) return load(x + at * LANES);
+    F out = least_of_all();
+    memcpy(&out, x + at * LANES, 4 * (count - at * LANES));
+    return out;
+}
+
+// Sums and strand maxima of `vectors` vectors, or the maxima alone.
+__attribute__((always_inline)) static inline void piece(const float * x, int64_t count, int64_t first, int vectors,
+                                                        float near, const int sums, D * total, F * most) {
+    F even = {0}, odd = {0}, top = least_of_all();
+    for (int i = 0; i + 2 <= vectors; i += 2) {
+        const F a = part(x, count, first + i), b = part(x, count, first + i + 1);
+        __builtin_prefetch(x + (first + i) * LANES + AHEAD);  // harmless past the end
+        if (LANES == 16) __builtin_prefetch(x + (first + i + 1) * LANES + AHEAD);
+        top = larger(top, larger(a, b));
+        if (sums) {
+            even += exponential(a - near);
+            odd += exponential(b - near);
+        }
+    }
+    if (vectors % 2) {
+        const F a = part(x, count, first + vectors - 1);
+        top = larger(top, a);
+        if (sums) even += exponential(a - near);
+    }
+    *most = top;
+    if (sums) *total += __builtin_convertvector(even, D) + __builtin_convertvector(odd, D);
+}
+
+static inline int64_t pieces(int64_t count) { return (count + PIECE * LANES - 1) / (PIECE * LANES); }
+
+__attribute__((always_inline)) static inline double look(const float * x, int64_t count, float near, const int sums,
+                                                         float * largest) {
+    D total = {0};
+    const int64_t vectors = (count + LANES - 1) / LANES, whole = count / (PIECE * LANES);
+    F most;
+    for (int64_t at = 0; at < whole; ++at) {
+        piece(x, INT64_MAX, at * PIECE, PIECE, near, sums, &total, &most);
+        if (largest) store(largest + at * LANES, most);
+    }
+    if (vectors > whole * PIECE) {
+        piece(x, count, whole * PIECE, vectors - whole * PIECE, near, sums, &total, &most);
+        if (largest) store(largest + whole * LANES, most);
+    }
+    double sum = 0;
+    for (int lane = 0; lane < LANES; ++lane) sum += total[lane];
+    return sum;
+}
+
+// Number of strand maxima of `count` logits.
+EXPORT int64_t llmcli_strands(int64_t count) { return pieces(count) * LANES; }
+
+// The sum of e^(x - near) over `count` logits; NaN if one of them is NaN. If `largest` is given, the maximum of each
+// strand is written to it, ignoring NaN.
+EXPORT double llmcli_look(const float * x, int64_t count, float near, float * largest) {
+    return largest ? look(x, count, near, 1, largest) : look(x, count, near, 1, NULL);
+}
+
+// The maximum of each strand, without the sum.
+static void strands(const float * x, int64_t count, float * largest) { look(x, count, 0, 0, largest); }
+
+// The index of the first largest logit; -1 if all are -infinity. `largest` are the strand maxima if `known`, else
+// space for them.
+EXPORT int64_t llmcli_likeliest(const float * x, int64_t count, float * largest, int known) {
+    if (!known) strands(x, count, largest);
+    const int64_t size = llmcli_strands(count);
+    F top = least_of_all();
+    for (int64_t i = 0; i < size; i += LANES) top = larger(load(largest + i), top);
+    float most = -__builtin_inff();
+    for (int lane = 0; lane < LANES; ++lane) most = top[lane] > most ? top[lane] : most;
+    if (!(most > -__builtin_inff())) return -1;
+    for (int64_t i = 0; i < size; i += LANES) {
+        if (!any(load(largest + i) == most)) continue;
+        for (int64_t at = i * PIECE; at < count && at < (i + LANES) * PIECE; ++at) {
+            if (x[at] == most) return at;
+        }
+    }
+    return -1;
+}
+
+struct candidate {  // llama_token_data
+    int32_t id;
+    float logit, p;
+};
+
+struct candidates {  // llama_token_data_array
+    struct candidate * data;
+    size_t size;
+    int64_t selected;
+    bool sorted;
+};
+
+// Moves heap[at] down to its position in the min-heap.
+static void sink(float * heap, int64_t size, int64_t at) {
+    const float value = heap[at];
+    for (int64_t child; (child = 2 * at + 1) < size; at = child) {
+        if (child + 1 < size && heap[child + 1] < heap[child]) ++child;
+        if (!(heap[child] < value)) break;
+        heap[at] = heap[child];
+    }
+    heap[at] = value;
+}
+
+// The `few`-th largest strand maximum; -infinity if fewer strands have a finite one.
+static float floor_of(const float * largest, int64_t size, int64_t few) {
+    float heap[MOST_FEW];
+    for (int64_t i = 0; i < few; ++i) heap[i] = -__builtin_inff();
+    for (int64_t i = 0; i < size; i += LANES) {
+        if (!any(load(largest + i) > heap[0])) continue;
+        for (int lane = 0; lane < LANES; ++lane) {
+            if (!(largest[i + lane] > heap[0])) continue;
+            heap[0] = largest[i + lane];
+            sink(heap, few, 0);
+        }
+    }
+    return heap[0];
+}
+
+// Writes all logits of a row that reach the `few`-th largest strand maximum, which include the `few` likeliest, in the
+// order of their ids. Returns their number; 0 if `out` is too small or fewer strands have a finite maximum.
+EXPORT int64_t llmcli_few(const float * x, int64_t count, float * largest, int known, int64_t few,
+                          struct candidate * out, int64_t room) {
+    const int64_t size = llmcli_strands(count);
+    if (few < 1 || few > MOST_FEW) return 0;
+    if (!known) strands(x, count, largest);
+    const float least = floor_of(largest, size, few);
+    if (!(least > -__builtin_inff())) return 0;
+    int64_t found = 0;
+    for (int64_t i = 0; i < size; i += LANES) {
+        if (!any(load(largest + i) >= least)) continue;
+        const int64_t vectors = (count + LANES - 1) / LANES, last = i / LANES * PIECE + PIECE;
+        for (int64_t at = i / LANES * PIECE; at < last && at < vectors; ++at) {
+            const F values = part(x, count, at);
+            if (!any(values >= least)) continue;
+            for (int lane = 0; lane < LANES; ++lane) {
+                if (!(values[lane] >= least)) continue;
+                if (found == room) return 0;
+                out[found++] = (struct candidate){(int32_t)(at * LANES + lane), values[lane], 0};
+            }
+        }
+    }
+    return found;
+}
+
+// Applies the samplers `chain` to these candidates by `apply` (llama_sampler_apply). Returns the id of the chosen
+// token; -1 if there are no candidates, -2 if the samplers chose none.
+EXPORT int64_t llmcli_draw(const float * x, int64_t count, float * largest, int known, int64_t few,
+                           struct candidate * table, int64_t room,
+                           void (*apply)(void * chain, struct candidates * candidates), void * chain) {
+    const int64_t found = llmcli_few(x, count, largest, known, few, table, room);
+    if (!found) return -1;
+    struct candidates left = {table, found, -1, false};
+    apply(chain, &left);
+    return left.selected >= 0 && left.selected < (int64_t)left.size ? left.data[left.selected].id : -2;
+}

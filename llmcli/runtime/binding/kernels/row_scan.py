@@ -1,0 +1,80 @@
+"""llmcli's C functions over a row of logits (row.c), if the build of llama.cpp contains them."""
+
+import ctypes
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quant.native import ggml
+
+
+class Look(NamedTuple):
+    """The C functions. A row is given as the address and number of its logits, the address of its
+    strand maxima, and whether these are filled in.
+    """
+
+    strands: Any  # (number of logits) -> number of strand maxima, floats
+    total: Any  # (logits, number, near, strand maxima or None) -> sum of exponentials
+    likeliest: Any  # (*row) -> id
+    few: Any  # (*row, few, llama_token_data, its capacity) -> number found
+    draw: Any  # (*row, few, llama_token_data, its capacity, llama_sampler_apply, chain) -> id
+
+
+@functools.cache
+def own() -> Look | None:
+    """Return the functions of the installed libggml-base, or None."""
+    return declared(ggml.library())
+
+
+def declared(library: Any) -> Look | None:
+    """Return the functions of `library` with their types, or None if it does not contain them."""
+    pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    if not hasattr(library, "llmcli_draw"):
+        return None
+    names = ("strands", "look", "likeliest", "few", "draw")
+    functions = Look(*(getattr(library, f"llmcli_{name}") for name in names))
+    row = [pointer, count, pointer, flag]
+    functions.strands.restype, functions.strands.argtypes = count, [count]
+    functions.total.restype, functions.total.argtypes = (
+        ctypes.c_double,
+        [pointer, count, ctypes.c_float, pointer],
+    )
+    functions.likeliest.restype, functions.likeliest.argtypes = count, row
+    functions.few.restype, functions.few.argtypes = count, [*row, count, pointer, count]
+    functions.draw.restype, functions.draw.argtypes = (
+        count,
+        [*row, count, pointer, count, pointer, pointer],
+    )
+    return functions
+
+
+class Strands:
+    """A buffer for the maxima of a row's strands, and whether they are filled in for the row that
+    is drawn from next.
+
+    `scan` is None without the C functions; then nothing is filled in.
+    """
+
+    def __init__(self) -> None:
+        self.own = own()
+        self._room, self._place, self._count, self._known = np.empty(0, np.float32), 0, 0, False
+
+    def place(self, count: int) -> int:
+        """Return the address of the buffer, resized for `count` logits."""
+        if count != self._count:
+            assert self.own is not None
+            self._room, self._count = np.empty(self.own.strands(count), np.float32), count
+            self._place = self._room.ctypes.data
+        return self._place
+
+    def known(self) -> None:
+        """Record that the maxima were written for the row that is drawn from next."""
+        self._known = True
+
+    def take(self, count: int) -> tuple[int, bool]:
+        """Return the address of the buffer and whether it is filled in, and reset that flag,
+        because the row may be written to.
+        """
+        is_filled, self._known = self._known, False
+        return self.place(count), is_filled

@@ -1,0 +1,24 @@
+"""The logits of several rows of one pass as one array, without copying."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.runtime.binding.logits_row import Row
+
+
+def matrix(rows: Sequence[Row], n_vocab: int) -> NDArray[np.float32]:
+    """Return all rows of a pass, a view `[rows, n_vocab]` that is valid until the next pass.
+
+    llama.cpp stores them one after another in the order of the batch
+    (llama_context::output_reorder).
+    """
+    first = rows[0].address
+    assert all(row.address == first + 4 * n_vocab * number for number, row in enumerate(rows)), (
+        "rows are not adjacent"
+    )
+    array: Any = (ctypes.c_float * (len(rows) * n_vocab)).from_address(first)
+    return np.frombuffer(array, np.float32).reshape(len(rows), n_vocab)

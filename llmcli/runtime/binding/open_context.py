@@ -1,0 +1,75 @@
+"""Makes a Context."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.batch import Stop, abort_on, reserved
+from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.library import last_words, lib, listen
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.interrupt import on_interrupt
+
+
+@contextmanager
+def open_context(
+    model: Model, options: ContextOptions, seen: Any = None, stop: Stop | None = None
+) -> Iterator[Context]:
+    """Open a context for `model`. `eval_callback`: shows the graph's nodes (eval_callback.py).
+    `stop`: shared with another context, so that both are interrupted together.
+
+    Raises UserError when llama.cpp refuses the settings, and KeyboardInterrupt at Ctrl-C.
+    """
+    library = lib()
+    _refuse(options)
+    params = library.llama_context_default_params()
+    params.n_ctx = options.n_ctx
+    params.n_batch = max(options.n_batch, options.sequences, options.n_outputs)
+    params.n_ubatch = options.n_ubatch
+    params.n_seq_max = options.sequences
+    # The default reserves a row of logits for every token of a batch.
+    params.n_outputs_max = reserved(max(options.sequences, options.n_outputs))
+    params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
+    params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
+    params.flash_attn_type = FLASH[options.flash_attn]
+    params.kv_unified = options.unified
+    params.swa_full = options.whole  # False in llama.cpp's own tools
+    if options.whole:
+        params.op_offload = params.offload_kqv = False
+    params.no_perf = True
+    if seen is not None:
+        params.cb_eval = seen
+    stop = stop or Stop()
+    params.abort_callback, params.abort_callback_data = abort_on(stop.flag)
+    listen()
+    stopped = threading.Event()
+    with on_interrupt(stopped.set):
+        pointer = library.llama_init_from_model(model.pointer, params)
+    if stopped.is_set():
+        if pointer:
+            library.llama_free(pointer)
+        raise KeyboardInterrupt
+    if not pointer:
+        reason = last_words() or "not enough memory?"
+        raise UserError(
+            f"llama.cpp refuses this context: {reason}",
+            hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
+        )
+    context = Context(pointer, model, stop, options)
+    try:
+        yield context
+    finally:
+        library.llama_free(pointer)
+
+
+def _refuse(options: ContextOptions) -> None:
+    check_cache(options.type_k, options.type_v, options.flash_attn)
+    if not 1 <= options.n_seq_max <= options.sequences <= MAX_SEQUENCES:
+        raise UserError(
+            f"{options.n_seq_max} sequences at once",
+            hint=f"use a number between 1 and {MAX_SEQUENCES}",
+        )

@@ -1,0 +1,205 @@
+"""A context whose passes give a vector per text instead of logits per token, over the same model as
+the generating context.
+
+llama.cpp has two kinds of models (src/llama-context.cpp, encode and decode). Models with a cache
+and causal attention read a text in pieces of any size. Models without a cache, or with
+bidirectional attention, must see each text whole in one micro-batch. What llama.cpp asserts about
+this is checked here first.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.batch import Batch, Rows, reserved
+from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import MAX_SEQUENCES
+from llmcli.runtime.binding.library import last_words, lib, listen
+from llmcli.runtime.binding.memory_breakdown import Allocated, allocated
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.positions import Positions, ends, spans
+
+POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}  # enum llama_pooling_type
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledOptions:
+    """Settings of a pooled context.
+
+    `n_ctx`: tokens of all texts together. `pass_tokens`: tokens of a pass. `max_texts`: texts at
+    once. `max_vector_rows`: rows of a pass that gives vectors, all of which ask for output.
+    """
+
+    n_ctx: int
+    rows: int
+    texts: int
+    vectors: int
+    pooling: str
+    n_threads: int = 1
+    n_threads_batch: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+
+
+def looks_back(model: Model, context: Context) -> bool:
+    """Return whether the model keeps a cache and has causal attention. Otherwise a text must be
+    read in one pass.
+
+    A model with an encoder and a decoder has a context with a cache, which belongs to the decoder.
+    """
+    library = lib()
+    encodes = library.llama_model_has_encoder(model.pointer)
+    return (
+        bool(context.memory)
+        and not encodes
+        and bool(library.llama_get_causal_attn(context.pointer))
+    )
+
+
+class Pooled:
+    """An open context for embeddings, made by `open_pooled_context`; unusable after its `with`
+    block.
+    """
+
+    def __init__(self, pointer: Any, model: Model, options: PooledOptions) -> None:
+        library = lib()
+        self._pointer, self._options = pointer, options
+        self._memory = library.llama_get_memory(pointer)
+        self.n_vocab = model.n_vocab
+        self.n_ctx: int = library.llama_n_ctx(pointer)
+        # for a reranking model, the number of scores (src/llama-context.cpp,
+        # LLAMA_POOLING_TYPE_RANK)
+        self.size: int = (
+            library.llama_model_n_cls_out(model.pointer)
+            if options.pooling == "rank"
+            else model.n_embd
+        )
+        self._batch, self._positions = Batch(options.rows), Positions(options.texts)
+        self._encodes = library.llama_model_has_encoder(model.pointer)
+        self._held = 0
+
+    def clear(self) -> None:
+        """Forget all texts. Must be called before the first piece of the next texts."""
+        lib().llama_memory_clear(self._memory, False)  # has no effect without a memory
+        self._positions.clear()
+        self._held = 0
+
+    def read(self, rows: Rows) -> None:
+        """Read a piece of some texts into the cache. `sequences` number the texts; no row may ask
+        for output.
+        """
+        assert self._memory, "this model sees a text whole or not at all"
+        assert not any(rows.wants), "read gives no vectors"
+        self._forward(rows, vectors=False)
+
+    def vectors(self, rows: Rows) -> dict[int, Vector]:
+        """Read a piece of some texts. Return for each text the pooled vector, float32 `[size]`, not
+        normalized.
+        """
+        assert len(rows) <= self._options.vectors and all(rows.wants), (
+            len(rows),
+            self._options.vectors,
+        )
+        self._forward(rows, vectors=True)
+        views = {}
+        for sequence in dict.fromkeys(rows.sequences):
+            pointer = lib().llama_get_embeddings_seq(self._pointer, sequence)
+            assert pointer, f"text {sequence} has no vector"
+            views[sequence] = np.ctypeslib.as_array(
+                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.size,)
+            )
+        return {sequence: vector.copy() for sequence, vector in views.items()}
+
+    def allocated(self) -> Allocated | None:
+        """Return the bytes of this context (and of its model), or None when this build cannot be
+        queried.
+        """
+        return allocated(self._pointer)
+
+    def _forward(self, rows: Rows, vectors: bool) -> None:
+        count = len(rows)
+        assert 0 < count <= self._options.rows, (count, self._options.rows)
+        assert self._held + count <= self.n_ctx, (self._held, count, self.n_ctx)
+        low, high = ends(rows.tokens)
+        assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
+        low, high = ends(rows.sequences)
+        assert low >= 0 and high < self._options.texts, "text out of range"
+        added = spans(rows.positions, rows.sequences)
+        self._positions.check(added)
+        self._batch.fill(rows)
+        library = lib()
+        library.llama_set_embeddings(self._pointer, vectors)
+        listen()
+        forward = library.llama_encode if self._encodes else library.llama_decode
+        code = forward(self._pointer, self._batch.struct)
+        if code:
+            self.clear()
+            reason = last_words() or "no reason given"
+            raise UserError(
+                f"llama.cpp could not embed this batch (code {code}): {reason}",
+                hint="try shorter texts",
+            )
+        self._positions.advance(added)
+        self._held += count if self._memory else 0
+
+
+@contextmanager
+def open_pooled(model: Model, options: PooledOptions) -> Iterator[Pooled]:
+    """Open a context for embeddings of `model`.
+
+    Raises UserError when llama.cpp refuses the settings.
+    """
+    with _opened(model, options) as pointer:
+        yield Pooled(pointer, model, options)
+
+
+@contextmanager
+def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
+    check_cache(options.type_k, options.type_v, options.flash_attn)
+    assert 1 <= options.texts <= MAX_SEQUENCES, options.texts
+    assert options.pooling in ("mean", "cls", "last", "rank"), options.pooling
+    # A mean is a product over all rows of a pass, also of the graph that is reserved in advance, so
+    # all rows must be outputs.
+    assert options.pooling != "mean" or options.vectors >= max(options.rows, options.texts), options
+    library = lib()
+    if library.llama_model_has_encoder(model.pointer) and library.llama_model_has_decoder(
+        model.pointer
+    ):
+        raise UserError(
+            "llama.cpp has no embeddings for a model with an encoder and a decoder",
+            hint="use another model",
+        )
+    params = library.llama_context_default_params()
+    params.n_ctx = max(options.n_ctx, options.rows)
+    params.n_batch = params.n_ubatch = max(options.rows, options.texts)  # a pass is one micro-batch
+    params.n_seq_max = options.texts
+    params.n_outputs_max = reserved(
+        max(options.texts, options.vectors)
+    )  # in a pass with vectors every row is an output
+    params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
+    params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
+    params.flash_attn_type = FLASH[options.flash_attn]
+    params.kv_unified, params.swa_full, params.no_perf = True, False, True
+    params.embeddings, params.pooling_type = True, POOLING[options.pooling]
+    listen()
+    pointer = library.llama_init_from_model(model.pointer, params)
+    if not pointer:
+        reason = last_words() or "not enough memory?"
+        raise UserError(
+            f"llama.cpp refuses a context for embeddings: {reason}",
+            hint="try shorter texts, or --cache-type-k f16 --cache-type-v f16",
+        )
+    try:
+        yield pointer
+    finally:
+        library.llama_free(pointer)

@@ -1,0 +1,76 @@
+"""Saves and restores the state of one sequence of a context (llama_state_seq_* of llama.h).
+
+llama.cpp trusts the bytes that it is given: they must come from the same build, model and cache
+types, which kv_state_file.py checks.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from llmcli.runtime.binding.library import lib, listen
+from llmcli.runtime.binding.state_slicing import cut
+
+ALL = -1  # all sequences, with the owners of each cell
+MOST = 256 << 20  # maximum bytes of a whole pool that is read to get one sequence
+
+
+def take(context: Any, sequence: int, scattered: bool = False) -> memoryview:
+    """Return the state of a sequence, in memory owned by the caller. If its cells are scattered
+    (`is_scattered`), the whole pool is read and the sequence cut out, when the pool is not too
+    large: this gives the same bytes faster where values are stored by channel.
+    """
+    if scattered and (size := _size(context, ALL)) <= MOST:
+        return cut(_read(context, ALL, size), sequence)
+    return _read(context, sequence, _size(context, sequence))
+
+
+def _size(context: Any, sequence: int) -> int:
+    return int(lib().llama_state_seq_get_size(context, sequence))
+
+
+def _read(context: Any, sequence: int, size: int) -> memoryview:
+    buffer = np.empty(size, np.uint8)  # ctypes would fill it with zeros first
+    pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+    written = lib().llama_state_seq_get_data(context, pointer, size, sequence)
+    assert written == size > 0, (written, size)
+    return buffer.data
+
+
+def put(context: Any, sequence: int, state: bytes | memoryview) -> bool:
+    """Replace the cells of a sequence by a state. Return False when llama.cpp refuses it.
+
+    It refuses a state that does not fit into the free cells or has another layout. Parts of it may
+    have been restored and must be dropped.
+    """
+    array = np.frombuffer(state, np.uint8)
+    pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+    listen()
+    return int(lib().llama_state_seq_set_data(context, pointer, array.size, sequence)) == array.size
+
+
+def append(
+    context: Any,
+    memory: Any,
+    sequence: int,
+    beginning: int,
+    state: bytes | memoryview,
+    behind: bool,
+) -> bool:
+    """Append a state to a sequence (`has_beginning` False: the sequence is empty). Return False
+    when llama.cpp refuses it; the sequence is unchanged then.
+
+    llama.cpp drops all cells of a sequence before it restores a state, so the empty sequence
+    `beginning` holds them meanwhile.
+    """
+    library = lib()
+    if behind:
+        library.llama_memory_seq_cp(memory, sequence, beginning, -1, -1)
+    good = put(context, sequence, state)
+    if not good:
+        library.llama_memory_seq_rm(memory, sequence, -1, -1)
+    if behind:
+        library.llama_memory_seq_cp(memory, beginning, sequence, -1, -1)
+        library.llama_memory_seq_rm(memory, beginning, -1, -1)
+    return good

@@ -1,0 +1,317 @@
+"""Reads a JSON schema from an untrusted source, and refuses what could not be enforced.
+
+Every keyword is supported or refused by name and path; none is ignored. Covers JSON Schema (draft
+2020-12) as far as llguidance enforces it (docs/json_schema.md there).
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llmcli.errors import UserError
+from llmcli.runtime.constraint.schema_cost import Size, size
+from llmcli.strict_json import finite, strict
+
+LARGEST, DEEPEST = 1 << 18, 64  # characters of a schema, levels of nested JSON
+PARTS = 200  # parts that are compiled alone to find the one that is refused
+# keywords whose value is a schema, a list of schemas, a table of schemas
+ONE = ("items", "additionalProperties", "additionalItems")
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+TABLES = ("properties", "patternProperties", "$defs", "definitions")
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+WORDS: dict[str, type | tuple[type, ...]] = {
+    "$ref": str,
+    "type": (str, list),
+    "enum": list,
+    "required": list,
+    "pattern": str,
+    "format": str,
+}
+ENFORCED = {*ONE, *LISTS, *TABLES, *COUNTS, *NUMBERS, *WORDS, "const"}
+LARGEST_NUMBER = 2**53
+# Annotations describe a value without constraining it. Names that start with x- are annotations,
+# too.
+REMARKS = {
+    "$schema",
+    "$id",
+    "$comment",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "readOnly",
+    "writeOnly",
+    "deprecated",
+    "contentMediaType",
+    "contentEncoding",
+    "contentSchema",
+}
+FORMATS = (
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+)
+IN_PLACE = ("anyOf", "oneOf", "allOf")  # their schemas constrain the same value
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A schema that may be compiled. `schemas`: the schema and all schemas inside it, by path.
+    `cost`: the cost of compiling it.
+    """
+
+    root: Any
+    schemas: dict[str, Any]
+    size: Size
+
+    @property
+    def text(self) -> str:
+        """Return the schema as JSON, without annotations."""
+        return json.dumps(self.root, ensure_ascii=False)
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """Yield path and text of the inner schemas, the deepest first, with the definitions that
+        they refer to. Since each is compiled, their total text is limited to that of one document.
+        """
+        shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
+        paths, n_characters = sorted(self.schemas, key=lambda path: -path.count("/")), 0
+        for path in paths[:PARTS]:
+            inner = self.schemas[path]
+            if path != "#" and isinstance(inner, dict):
+                text = json.dumps({**inner, **shared}, ensure_ascii=False)
+                n_characters += len(text)
+                if n_characters > LARGEST:
+                    return
+                yield path, text
+
+
+def checked(text: str) -> Checked:
+    """Read a schema.
+
+    Raises UserError naming every keyword that cannot be enforced, and its path.
+    """
+    root = _read(text)
+    if isinstance(root, bool):
+        if not root:
+            raise UserError(
+                "the schema is false: no document is valid", hint="{} allows every JSON document"
+            )
+        root = {}
+    if not isinstance(root, dict):
+        raise UserError(
+            f"the schema is {_kind(root)}", hint='a JSON schema is an object: {"type": "object", …}'
+        )
+    walk = _Walk(root)
+    root = walk.schema(root, "#")
+    walk.references()
+    if walk.wrong:
+        more = f" (and {len(walk.wrong) - 5} more)" if len(walk.wrong) > 5 else ""
+        raise UserError(
+            f"the schema cannot be enforced: {'; '.join(walk.wrong[:5])}{more}",
+            hint="leave that out",
+        )
+    result = Checked(root, walk.schemas, size(walk.schemas))
+    result.size.check()
+    return result
+
+
+def _read(text: str) -> Any:
+    if len(text) > LARGEST:
+        raise UserError(
+            f"the schema has {len(text)} characters; the limit is {LARGEST}",
+            hint="use a smaller schema",
+        )
+    try:
+        root = strict(text, _whole)
+        json.dumps(root, ensure_ascii=False).encode()
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeEncodeError:
+        hint = "\\ud800 to \\udfff must come in pairs"
+        raise UserError("the schema has half a character in a string", hint=hint) from None
+    except ValueError as error:
+        hint = '-j takes JSON text, -jf a file: {"type": "object"}'
+        raise UserError(f"the schema is not JSON: {error}", hint=hint) from None
+    level, depth = [root], 0
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise _too_deep()
+        level = [
+            inner
+            for value in level
+            if isinstance(value, (dict, list))
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+    return root
+
+
+def _too_deep() -> UserError:
+    return UserError(
+        f"the schema is nested more than {DEEPEST} levels deep", hint="name its parts in $defs"
+    )
+
+
+def _whole(word: str) -> int:
+    finite(word)  # the library reads integers beyond 64 bits as floats
+    return int(word)
+
+
+class _Walk:
+    """Walks all schemas of a document. `wrong`: what cannot be enforced. `schemas`: the schemas by
+    path.
+    """
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.root = root
+        self.wrong: list[str] = []
+        self.schemas: dict[str, Any] = {}
+        # path -> paths of schemas that constrain the same value
+        self._links: dict[str, list[str]] = {}
+
+    def schema(self, value: Any, path: str) -> Any:
+        """Return `value` as it is passed to the library: without annotations, and with counts such
+        as 2.0 as integers.
+        """
+        if not isinstance(value, dict):
+            if not isinstance(value, bool):
+                self.wrong.append(f"{_kind(value)} instead of a schema at {path}")
+            self.schemas[path] = value
+            return value
+        cleaned: dict[str, Any] = {}
+        links = self._links.setdefault(path, [])
+        for key, inner in value.items():
+            inner_path = f"{path}/{_escaped(key)}"
+            if key in REMARKS or key.startswith("x-") or (key == "uniqueItems" and inner is False):
+                if key == "$schema" or (key == "$id" and path == "#"):
+                    cleaned[key] = inner
+                elif key == "$id":
+                    self.wrong.append(f"$id at {path}")
+                continue
+            if key not in ENFORCED:
+                self.wrong.append(f"{key} at {path}")
+                continue
+            if key in IN_PLACE and isinstance(inner, list):
+                links += [f"{inner_path}/{number}" for number in range(len(inner))]
+            cleaned[key] = self._keyword(key, inner, inner_path)
+        self._counted(cleaned, path)
+        self.schemas[path] = cleaned
+        return cleaned
+
+    def _keyword(self, key: str, value: Any, path: str) -> Any:
+        if key in TABLES and isinstance(value, dict):
+            return {
+                name: self.schema(inner, f"{path}/{_escaped(name)}")
+                for name, inner in value.items()
+            }
+        if (key in LISTS or key in ONE) and isinstance(value, list):
+            return [self.schema(inner, f"{path}/{number}") for number, inner in enumerate(value)]
+        if key in ONE:
+            return self.schema(value, path)
+        if key in COUNTS and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if key in TABLES or key in LISTS or not _fits(key, value):
+            self.wrong.append(f"{_kind(value)} at {path}")
+        elif key == "format" and value not in FORMATS:
+            self.wrong.append(f"format {json.dumps(value)} at {path.removesuffix('/format')}")
+        elif key in ("const", "enum") and not _writable(value):
+            self.wrong.append(f"a number beyond 2^53 at {path}")
+        return value
+
+    def _counted(self, cleaned: dict[str, Any], path: str) -> None:
+        """Refuse minProperties above the number of required names: a name may be written twice but
+        counts once, so more distinct names cannot be guaranteed.
+        """
+        least, required = cleaned.get("minProperties", 0), cleaned.get("required", [])
+        if (
+            isinstance(least, int)
+            and isinstance(required, list)
+            and least > max(1, len(set(map(str, required))))
+        ):
+            self.wrong.append(f"minProperties {least} at {path}")
+
+    def references(self) -> None:
+        """Check every $ref: it must name a path of this document and not refer back to itself."""
+        for path, schema in list(self.schemas.items()):
+            target = schema.get("$ref") if isinstance(schema, dict) else None
+            if target is None:
+                continue
+            if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
+                remote = isinstance(target, str) and not target.startswith("#")
+                reason = "nothing is fetched" if remote else "only #/… is followed"
+                self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} ({reason})")
+            elif target not in self.schemas:
+                self.wrong.append(
+                    f"$ref {json.dumps(target)[:100]} at {path} (there is no such schema)"
+                )
+            else:
+                self._links[path].append(target)
+        if (back := self._returning()) is not None:
+            self.wrong.append(f"$ref at {back} (it refers back to itself)")
+
+    def _returning(self) -> str | None:
+        """Return the path of a schema that requires its value to be valid against itself, or None.
+        Each schema is visited once.
+        """
+        finished, open_paths = set[str](), set[str]()
+        for start in self._links:
+            stack = [start]
+            while stack:
+                path = stack[-1]
+                if path in open_paths or path in finished:
+                    open_paths.discard(path)
+                    finished.add(stack.pop())
+                    continue
+                open_paths.add(path)
+                for target in self._links.get(path, ()):
+                    if target in open_paths:
+                        return target
+                    if target not in finished:
+                        stack.append(target)
+        return None
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Return whether a keyword's value has the type that the keyword takes; the library does not
+    check all of them.
+    """
+    if key in COUNTS:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if key in NUMBERS:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return not (key in WORDS and not isinstance(value, WORDS[key]))
+
+
+def _writable(value: Any) -> bool:
+    """Return whether all numbers in a value can be written exactly: the library computes in 64
+    bits.
+    """
+    if isinstance(value, (dict, list)):
+        return all(map(_writable, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, (int, float)) or abs(value) <= LARGEST_NUMBER
+
+
+def _escaped(key: str) -> str:
+    """Return a key in the form of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _kind(value: Any) -> str:
+    names = {
+        dict: "an object",
+        list: "an array",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
+    return names.get(type(value), "a number")

@@ -1,0 +1,169 @@
+"""Grammars for function calls: the answer must consist of calls, or may contain some in its text.
+
+A call is fixed text around arguments that follow a JSON schema; the fixed text depends on the model
+family. An optional call starts at a mark: text before the mark is free, text after it follows the
+schemas (like llama.cpp's lazy grammars with triggers). One grammar covers the whole answer, so a
+mark may end inside a token.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmcli.errors import UserError
+from llmcli.runtime.constraint.base import Constraint
+from llmcli.runtime.constraint.json_schema import Checked, checked
+from llmcli.runtime.constraint.schema_cost import NOTHING
+
+MOST = 16  # calls per answer; small models would not stop
+ANY, BLANK = r"(.|\n)*", r"[ \t\r\n]*"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How calls are written: the text before all of them, between two (None allows only one) and
+    after all. `frames`: for each function the text before and after its arguments. `mark`: the
+    start of an optional call; "" for required calls.
+    """
+
+    begin: str
+    frames: tuple[tuple[str, str], ...]
+    between: str | None
+    end: str
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Amid:
+    """Where calls may appear in a text. `first`: only at the start. `last`: they end the answer.
+    `several`: text and more calls may follow them.
+    """
+
+    first: bool
+    last: bool
+    several: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls in one of several syntaxes, of functions with these arguments; or instead a `document`,
+    if given.
+    """
+
+    arguments: tuple[Checked, ...]
+    ways: tuple[Way, ...]
+    document: Checked | None
+    amid: Amid | None
+
+
+def constraint(
+    functions: Sequence[tuple[str, Any]],
+    ways: Sequence[Way],
+    document: Any = None,
+    amid: Amid | None = None,
+) -> Constraint:
+    """Return a constraint for calls. `functions`: names and argument schemas. With `interleaved`
+    the answer is a text that may contain calls.
+
+    Raises UserError naming the function whose schema cannot be enforced.
+    """
+    cost = NOTHING if document is None else checked(json.dumps(document)).size
+    for name, schema in functions:
+        try:
+            cost += checked(json.dumps(schema)).size
+            cost.check()
+        except UserError as error:
+            raise UserError(f"function {name}: {error}", hint=error.hint) from None
+    document_json = {
+        "arguments": [schema for _, schema in functions],
+        "ways": [asdict(way) for way in ways],
+        "document": document,
+        "amid": amid and asdict(amid),
+    }
+    return Constraint("calls", json.dumps(document_json, ensure_ascii=False))
+
+
+def read(text: str) -> Calls:
+    """Read what `tool_call_constraint` wrote."""
+    fields = json.loads(text)
+    ways = tuple(
+        Way(**{**entry, "frames": tuple(map(tuple, entry["frames"]))}) for entry in fields["ways"]
+    )
+    document = None if fields["document"] is None else checked(json.dumps(fields["document"]))
+    arguments = tuple(checked(json.dumps(schema)) for schema in fields["arguments"])
+    return Calls(arguments, ways, document, Amid(**fields["amid"]) if fields["amid"] else None)
+
+
+def to_lark(wanted: Calls, layout: dict[str, Any]) -> str:
+    """Return the grammar in llguidance's dialect of Lark. `layout`: spacing of the JSON."""
+    rules = [_rule("start", _start(wanted))]
+    for number, schema in enumerate(wanted.arguments):
+        rules.append(f"arguments{number}: {_json(schema, layout)}")
+    if wanted.document:
+        rules.append(f"document: {_json(wanted.document, layout)}")
+    if wanted.amid:
+        rules += _text(wanted.ways, wanted.amid)
+    for number, way in enumerate(wanted.ways):
+        rules += _way(f"{number}", way)
+    return "\n".join(rules)
+
+
+def _start(wanted: Calls) -> str:
+    every = " | ".join(f"calls{number}" for number in range(len(wanted.ways)))
+    if wanted.amid is None:
+        return f"{every} | document" if wanted.document else every
+    if wanted.amid.last:
+        return f"{every} | text"
+    return f"({every}){{0,{MOST if wanted.amid.several else 1}}} text"
+
+
+def _text(ways: Sequence[Way], amid: Amid) -> list[str]:
+    """Return the rules of text without a mark, and of text up to a mark. A lazy rule ends as soon
+    as it can: at the mark.
+    """
+    before = BLANK if amid.first else ANY
+    marks = "|".join(_literally(way.mark) for way in ways)
+    leads = [
+        f"lead{number}[lazy]: /{before}{_literally(way.mark)}/" for number, way in enumerate(ways)
+    ]
+    return ["text: TEXT", f"TEXT: /{ANY}/ & ~/{before}({marks}){ANY}/", *leads]
+
+
+def _way(number: str, way: Way) -> list[str]:
+    """Return the rules of calls in one syntax. If text leads up to a mark, the first call continues
+    after the mark.
+    """
+    lead = f"lead{number}" if way.mark else ""
+    again = "" if way.between is None else f"({_quoted(way.between)} call{number}){{0,{MOST - 1}}}"
+    first = [((way.begin + before).removeprefix(way.mark), after) for before, after in way.frames]
+    rules = [
+        _rule(f"calls{number}", lead, f"first{number}", again, _quoted(way.end)),
+        _choice(f"first{number}", first),
+    ]
+    return rules if way.between is None else [*rules, _choice(f"call{number}", way.frames)]
+
+
+def _choice(name: str, frames: Sequence[tuple[str, str]]) -> str:
+    calls = (
+        f"{_quoted(before)} arguments{at} {_quoted(after)}"
+        for at, (before, after) in enumerate(frames)
+    )
+    return _rule(name, " | ".join(calls))
+
+
+def _rule(name: str, *parts: str) -> str:
+    return f"{name}: {' '.join(part for part in parts if part)}"
+
+
+def _json(schema: Checked, layout: dict[str, Any]) -> str:
+    return "%json " + json.dumps({**json.loads(schema.text), **layout}, ensure_ascii=False)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _literally(text: str) -> str:
+    """Return a regular expression that matches only this text."""
+    return "".join(rf"\x{{{ord(letter):X}}}" for letter in text)

@@ -1,0 +1,175 @@
+"""A second context with flash attention that computes prompts, while answers are decoded in a
+context without it.
+
+On some CPUs ggml's flash attention halves the time of prompts, which it computes in tiles of 64
+rows, and doubles that of answers, which it computes row by row (ggml-cpu/ops.cpp, use_tiled;
+planning/flash_attention_probe.py measures it). Moving computed cells costs a small part of
+computing them. A prompt in its own context also does not pay for the cells of running answers, all
+of which llama.cpp visits for each row.
+
+A slot has the same number in both contexts. Cells of the prefill context may be dropped at any
+time, because the pool of the answers holds all of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.context import Aborted, Context, NoSlot
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.logits_row import Row
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.binding.state_slicing import turned
+from llmcli.runtime.engine.forward_pass import TILE, Pass, Share
+from llmcli.runtime.kv_cache.common_prefix import common
+from llmcli.runtime.requests.request import RunOptions
+
+LEAST = 48  # rows of a prompt from which moving its cells pays; scattered cells take up to 40 ms
+# maximum cells of the prefill context; longer prompts are computed where the answers are
+CELLS = 4096
+# rows of a micro-batch of the decoding context: without flash attention all scores of a micro-batch
+# are stored
+BESIDE = 128
+
+
+def reading_options(home: ContextOptions, options: RunOptions) -> ContextOptions:
+    """Return the options of the prefill context."""
+    return replace(
+        home, n_ctx=options.reading, n_ubatch=options.rows, flash_attn="on", appends=False
+    )
+
+
+@contextmanager
+def opened(
+    model: Model, home: Context, made_with: ContextOptions, options: RunOptions
+) -> Iterator["Reader"]:
+    """Open the prefill context for the decoding context `home`. Interrupting one interrupts the
+    other.
+
+    Raises UserError as `open_context` does.
+    """
+    with open_context(model, reading_options(made_with, options), stop=home.stop) as context:
+        yield Reader(context, home)
+
+
+class Reader:
+    """The prefill context, and the context `decode_context` in which answers are decoded."""
+
+    def __init__(self, context: Context, home: Context) -> None:
+        self.context, self.home = context, home
+        self._held: list[list[int]] = [[] for _ in range(home.n_seq_max)]
+
+    @property
+    def nbytes(self) -> int | None:
+        """Return the bytes of its cache and buffers, or None when this build of llama.cpp cannot be
+        queried.
+        """
+        allocated = self.context.allocated()
+        return (
+            None
+            if allocated is None
+            else allocated.context + allocated.compute + self.context.output_bytes
+        )
+
+    def takes(self, plan: Pass) -> bool:
+        """Return whether it should compute this pass: only prompts, at least one long enough, all
+        of which fit.
+        """
+        context, shares = self.context, plan.shares
+        return (
+            LEAST <= len(plan.tokens) <= context.n_batch
+            and max(share.tokens for share in shares) >= LEAST
+            and all(share.sequence.prompting and not share.sequence.draft for share in shares)
+            and sum(share.sequence.computed + share.tokens for share in shares) <= context.n_ctx
+            and sum(plan.wants) <= context.n_outputs
+        )
+
+    def read(self, plan: Pass) -> list[Row]:
+        """Compute a pass and move its cells to the decoding context. Return the rows that asked for
+        logits, in order.
+
+        Raises NoSlot when the decoding context has no room, and Aborted and UserError as `decode`
+        does; the decoding context is unchanged then.
+        """
+        rows = self._rows(plan)
+        try:
+            rows_with_logits = self.context.decode(rows)
+        except (Aborted, NoSlot, UserError):  # parts of the pass may be in the cache
+            for share in plan.shares:
+                self._cut(share.sequence.slot, 0)
+            raise
+        for share in plan.shares:
+            self._held[share.sequence.slot] = share.sequence.tokens[
+                : share.sequence.computed + share.tokens
+            ]
+        moved: list[Share] = []
+        for share in plan.shares:
+            if not self._move(share):
+                for earlier in moved:
+                    self.home.trim(earlier.sequence.slot, earlier.sequence.computed)
+                raise NoSlot
+            moved.append(share)
+        return rows_with_logits
+
+    def _rows(self, plan: Pass) -> Rows:
+        """Return the rows to compute. A single prompt whose rest is shorter than a tile is extended
+        backward by tokens that are computed again.
+        """
+        begins = [self._begin(share, alone=len(plan.shares) == 1) for share in plan.shares]
+        self._make_room(plan, begins)
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
+        wants: list[bool] = []
+        at = 0
+        for share, begin in zip(plan.shares, begins, strict=True):
+            sequence = share.sequence
+            start, end = sequence.computed, sequence.computed + share.tokens
+            self._hold(sequence.slot, sequence.tokens[:start], begin)
+            tokens += sequence.tokens[begin:end]
+            positions += range(begin, end)
+            sequences += [sequence.slot] * (end - begin)
+            wants += [False] * (start - begin) + list(plan.wants[at : at + share.tokens])
+            at += share.tokens
+        return Rows(tokens, positions, sequences, wants)
+
+    def _begin(self, share: Share, alone: bool) -> int:
+        """Return the first token of a sequence that is computed in this pass."""
+        start = share.sequence.computed
+        return max(0, min(start, start + share.tokens - TILE)) if alone else start
+
+    def _make_room(self, plan: Pass, begins: Sequence[int]) -> None:
+        """Cut every slot to the prefix that the pass needs, before any slot is filled from the
+        decoding context.
+        """
+        pairs = zip(plan.shares, begins, strict=True)
+        wanted = {share.sequence.slot: share.sequence.tokens[:begin] for share, begin in pairs}
+        for slot, cached in enumerate(self._held):
+            stays = len(wanted.get(slot, ()))
+            if cached:
+                self._cut(slot, stays if stays and common(cached, wanted[slot]) == stays else 0)
+
+    def _hold(self, slot: int, tokens: Sequence[int], count: int) -> None:
+        """Make a slot hold the first `count` tokens, copied from the decoding context if needed."""
+        if len(self._held[slot]) < count:
+            good = self.context.put_state(slot, turned(self.home.state(slot)))
+            assert good, "the cells that this pass does not need were cut before"
+            self._held[slot] = list(tokens)
+            self._cut(slot, count)
+
+    def _move(self, share: Share) -> bool:
+        """Append the computed cells to the slot in the decoding context. Return False when there is
+        no room.
+        """
+        sequence, start = share.sequence, share.sequence.computed
+        return self.home.append_state(
+            sequence.slot, turned(self.context.state(sequence.slot), start), start
+        )
+
+    def _cut(self, slot: int, count: int) -> None:
+        cut = self.context.trim(slot, count)
+        assert cut, "a memory that cannot be cut"
+        del self._held[slot][count:]

@@ -1,0 +1,319 @@
+"""Bytes of a KV cache, predicted from the file's header before anything is allocated.
+
+Covers attention layers: MHA, GQA, MQA, sliding windows, compressed keys (MLA), K and V of any cache
+type, one pool or a stream per sequence. The prediction is None where the cache follows other rules
+(recurrent state, shared or indexed caches).
+
+Source: src/llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, load_swa_pattern and create_memory of
+src/llama-model.cpp, the refusals of llama_init_from_model in src/llama-context.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmcli.errors import UserError
+from quant.gguf.header import Array
+
+CELL_STEP = 256  # cells come in multiples of this
+MAX_LAYERS = 512  # llama-hparams.h
+BLOCK = 32  # values in a block of every quantized cache type
+
+# bytes of 32 values (ggml's block tables)
+BYTES_PER_32 = {
+    "f32": 128,
+    "f16": 64,
+    "bf16": 64,
+    "q8_0": 34,
+    "q5_1": 24,
+    "q5_0": 22,
+    "q4_1": 20,
+    "q4_0": 18,
+    "iq4_nl": 18,
+}
+PLAIN = {"f32", "f16", "bf16"}
+
+# Sliding-window layers of files that do not list them: every n-th layer is dense, counted from the
+# end of the period, or from its start if the flag is set (src/models/*.cpp, load_swa_pattern).
+PERIODS = {
+    "gemma2": (2, False),
+    "gemma3": (6, False),
+    "cohere2": (4, False),
+    "exaone4": (4, False),
+    "gpt-oss": (2, False),
+    "olmo2": (4, False),
+    "smallthinker": (4, True),
+    "plamo3": (8, False),
+    "afmoe": (4, False),
+}
+# A default window size, and a window that stays one even at size 0.
+ALWAYS_WINDOWED = {"gemma2": 4096, "gpt-oss": 0}
+# llama.cpp disables the window of phi3 and reads none for the others: they attend to everything.
+WINDOW_IGNORED = {
+    "phi3",
+    "llama",
+    "mistral3",
+    "qwen2",
+    "qwen2moe",
+    "qwen3",
+    "qwen3moe",
+    "glm4",
+    "granite",
+    "granitemoe",
+    "deepseek2",
+    "smollm3",
+}
+# With `key_length_mla` only compressed keys are stored, and values are computed from them.
+LATENT = {"deepseek2"}
+# No cache: embedding models and models that write by diffusion (create_memory).
+CACHELESS = {
+    "bert",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "neo-bert",
+    "eurobert",
+    "modern-bert",
+    "gemma-embedding",
+    "wavtokenizer-dec",
+    "dream",
+    "llada",
+    "llada-moe",
+    "rnd1",
+}
+UNPREDICTED = ("ssm.", "wkv.", "attention.shared_kv_layers", "attention.indexer.", "shortconv.")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """One layer's cells over all streams, and the bytes of its keys and values."""
+
+    layer: int
+    cells: int
+    k_bytes: int
+    v_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What determines the size of a model's cache, layer by layer.
+
+    `widest_v`: the largest of `v_values` of any layer, including those of a prediction head.
+    `is_latent`: only keys are stored, and K and V have the same type.
+    """
+
+    k: tuple[int, ...]  # values per cell
+    v: tuple[int, ...]  # values per cell, zeros if latent
+    window: int  # tokens of the sliding window; 0 for none
+    windowed: tuple[bool, ...]
+    k_heads: tuple[int, ...]  # values per head
+    v_heads: tuple[int, ...]
+    widest: int
+    latent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """A predicted cache. `cells` are those of the dense layers; `bytes_per_token` counts every
+    layer once.
+    """
+
+    layers: tuple[LayerKV, ...]
+    cells: int
+    bytes_per_token: int
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the whole cache."""
+        return sum(layer.k_bytes + layer.v_bytes for layer in self.layers)
+
+
+def shape(metadata: Mapping[str, Any]) -> Shape | None:
+    """Read the cache shape from GGUF metadata. Return None when the cache follows other rules or
+    the metadata makes no sense.
+    """
+    try:
+        return _shape(metadata)
+    except (TypeError, ValueError):  # a string instead of a number, or a list that is too short
+        return None
+
+
+def _shape(metadata: Mapping[str, Any]) -> Shape | None:
+    arch = str(metadata.get("general.architecture", ""))
+    if arch in CACHELESS or any(
+        key.startswith(f"{arch}.{suffix}") for key in metadata for suffix in UNPREDICTED
+    ):
+        return None
+
+    def number(key: str, default: int) -> int:
+        return int(metadata.get(f"{arch}.{key}", default))
+
+    latent = arch in LATENT and number("attention.key_length_mla", 0) > 0
+    if not latent and arch not in LATENT and number("attention.kv_lora_rank", 0):
+        return None
+    every = number("block_count", 0)
+    layers = every - number("nextn_predict_layers", 0)
+    if not 0 < layers <= every <= MAX_LAYERS:
+        return None
+    embd, heads = (
+        number("embedding_length", 0),
+        _per_layer(metadata.get(f"{arch}.attention.head_count", 0), every),
+    )
+    kv_heads = _per_layer(metadata.get(f"{arch}.attention.head_count_kv", list(heads)), every)
+    if not heads or not heads[0] or len(kv_heads) != every:
+        return None
+    k = number("attention.key_length", embd // heads[0])
+    v = number("attention.value_length", embd // heads[0])
+    window = (
+        0
+        if arch in WINDOW_IGNORED
+        else number("attention.sliding_window", ALWAYS_WINDOWED.get(arch, 0))
+    )
+    windowed = _windowed(arch, metadata, layers, window)
+    if windowed is None:
+        return None
+    k_swa, v_swa = number("attention.key_length_swa", k), number("attention.value_length_swa", v)
+    k_heads = tuple(k_swa if w else k for w in windowed)
+    v_heads = tuple(v_swa if w else v for w in windowed)
+    v_rows = [
+        n * size for n, size in zip(kv_heads, (*v_heads, *(v,) * (every - layers)), strict=True)
+    ]
+    return Shape(
+        tuple(n * size for n, size in zip(kv_heads[:layers], k_heads, strict=True)),
+        (0,) * layers if latent else tuple(v_rows[:layers]),
+        window,
+        windowed,
+        k_heads,
+        v_heads,
+        0 if latent else max(v_rows),
+        latent,
+    )
+
+
+def whole(form: Shape) -> Shape:
+    """Return the shape of the same model when windows keep every cell (llama.cpp's swa_full)."""
+    return replace(form, window=0, windowed=(False,) * len(form.windowed))
+
+
+def predict(
+    form: Shape,
+    n_ctx: int,
+    type_k: str,
+    type_v: str,
+    *,
+    n_ubatch: int,
+    n_seq_max: int = 1,
+    flash: bool = True,
+    unified: bool = True,
+) -> KVCache:
+    """Return the cache of a context of `n_ctx` tokens: one pool, or without `unified` a stream per
+    sequence.
+
+    Without flash attention V is stored transposed, with the widest layer's width in every layer. A
+    quantized V turns flash attention on when llama.cpp decides.
+    """
+    cells, streams = round_up(n_ctx), 1
+    if not unified:
+        cells, streams = round_up(cells // n_seq_max), n_seq_max
+    # llama.cpp computes this in 32 bits, and a header may name any window.
+    window_cells = (form.window * (n_seq_max if unified else 1) + min(n_ubatch, n_ctx)) % 2**32
+    windowed_cells = round_up(min(cells, window_cells))
+    layers = []
+    for index, (k, v, windowed) in enumerate(zip(form.k, form.v, form.windowed, strict=True)):
+        layer_cells = (windowed_cells if windowed else cells) * streams
+        v_row = row_bytes(type_v, v if flash else form.widest)
+        layers.append(
+            LayerKV(index, layer_cells, layer_cells * row_bytes(type_k, k), layer_cells * v_row)
+        )
+    per_token = sum(row_bytes(type_k, k) for k in form.k)
+    per_token += sum(row_bytes(type_v, v if flash else form.widest) for v in form.v)
+    return KVCache(tuple(layers), cells * streams, per_token)
+
+
+def refusal(form: Shape, type_k: str, type_v: str) -> tuple[str, str] | None:
+    """Return why llama.cpp would refuse this cache, and a hint; None if it accepts it.
+
+    Also refused: a quantized K of odd heads without flash attention, for which llama.cpp computes
+    nonsense, and a window that no layer uses, at which it aborts.
+    """
+    if form.window and not any(form.windowed):
+        return (
+            f"this file has a sliding window of {form.window} tokens but no layer that uses it: "
+            "llama.cpp cannot run it",
+            "convert the model again from its checkpoint",
+        )
+    if form.latent and type_k != type_v:
+        return (
+            "this model stores compressed keys and computes values from them: "
+            f"K is {type_k}, so V must not be {type_v}",
+            f"use the same type for both: -ctk {type_k} -ctv {type_k}",
+        )
+    for what, flag, kind, heads in (
+        ("K", "-ctk", type_k, form.k_heads),
+        ("V", "-ctv", type_v, form.v_heads),
+    ):
+        odd = next((size for size in heads if size % BLOCK), None)
+        if kind not in PLAIN and odd is not None:
+            return (
+                f"{kind} stores {what} in blocks of {BLOCK} values, "
+                f"but this model's heads have {odd} values",
+                f"use {flag} f16, bf16 or f32",
+            )
+    return None
+
+
+def check(
+    metadata: Mapping[str, Any], type_k: str, type_v: str, *, reproducible: bool = False
+) -> None:
+    """Raise UserError when llama.cpp would refuse these types for this file, before the file is
+    loaded. `reproducible`: the reproducible mode chose the types, so no other types can be
+    suggested.
+    """
+    form = shape(metadata)
+    if form and (reason := refusal(form, type_k, type_v)):
+        raise UserError(
+            reason[0], hint="leave out --reproducible for this model" if reproducible else reason[1]
+        )
+
+
+def row_bytes(kind: str, values: int) -> int:
+    """Return the bytes of `values` numbers of one cache type."""
+    return values * BYTES_PER_32[kind] // BLOCK
+
+
+def _windowed(
+    arch: str, metadata: Mapping[str, Any], layers: int, window: int
+) -> tuple[bool, ...] | None:
+    if not window and arch not in ALWAYS_WINDOWED:
+        return (False,) * layers
+    pattern = metadata.get(f"{arch}.attention.sliding_window_pattern")
+    if pattern is not None and not isinstance(pattern, int):
+        flags = [bool(flag) for flag in _list(pattern)[:layers]]
+        return (*flags, *(False,) * (layers - len(flags)))
+    if arch not in PERIODS:
+        return None
+    period, dense_first = PERIODS[arch]
+    period = period if pattern is None else int(pattern)
+    if period == 0:
+        return (True,) * layers
+    return tuple(
+        bool(i % period) if dense_first else i % period < period - 1 for i in range(layers)
+    )
+
+
+def _per_layer(value: Any, layers: int) -> tuple[int, ...]:
+    return (
+        (int(value),) * layers
+        if isinstance(value, int)
+        else tuple(int(entry) for entry in _list(value)[:layers])
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value.values() if isinstance(value, Array) else value)
+
+
+def round_up(cells: int) -> int:
+    """Return the cells that llama.cpp allocates: the next multiple of 256."""
+    return -(-cells // CELL_STEP) * CELL_STEP

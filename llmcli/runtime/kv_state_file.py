@@ -1,0 +1,204 @@
+"""A sequence's KV state as a file: its tokens, llama.cpp's bytes, and the model and settings they
+belong to.
+
+Format: MAGIC; the length of the head (4 bytes, little endian); the head (JSON: identity, sizes,
+sha256); the tokens (int32); the state as llama_state_seq_get_data writes it. llama.cpp trusts the
+states it is given, so nothing that fails a check is passed to it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from llmcli import config
+from llmcli.runtime.binding.library import version
+from llmcli.runtime.model_identity import content, stamp
+from llmcli.runtime.runner import Runner
+
+WORDS = {
+    "model": "of another model file",
+    "build": "of another build of llama.cpp",
+    "type_k": "of another type of K",
+    "type_v": "of another type of V",
+    "flash": "of the other flash-attention mode",
+    "rotated": "of the other rotation",
+    "template": "of another chat template",
+    "reproducible": "computed with --reproducible on one side only",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The identity of a KV state. `model` and `template` are hashes; `flash` is False only when
+    flash attention is off; `rotated`: quantized K and V are stored rotated.
+    """
+
+    model: str
+    build: str
+    type_k: str
+    type_v: str
+    flash: bool
+    rotated: bool
+    template: str
+    reproducible: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for the header of a file."""
+        return asdict(self)
+
+    def differences(self, other: Mapping[str, Any]) -> list[str]:
+        """Return in words how a recorded identity differs."""
+        return [WORDS[name] for name, value in asdict(self).items() if other.get(name) != value]
+
+
+def world(runner: "Runner") -> World | None:
+    """Return the identity of a runner's cache, or None when the model file has changed since it was
+    loaded.
+    """
+    try:
+        model = content(runner.header)
+    except OSError:
+        return None
+    if stamp(runner.header.files) != runner.stamp:
+        return None
+    template, options = runner.template, runner.options
+    source = (template.source, template.bos, template.eos) if template else ()
+    return World(
+        model,
+        version(),
+        options.cache_type_k,
+        options.cache_type_v,
+        options.flash_attn != "off",
+        config.rotated_cache(),
+        hashlib.sha256("\0".join(source).encode("utf-8", "surrogatepass")).hexdigest(),
+        options.reproducible,
+    )
+
+
+MAGIC = b"llmcliKV"
+HEAD = 1 << 16  # maximum bytes of a head
+Bytes = bytes | memoryview
+
+
+class Unusable(Exception):
+    """A state that cannot be used; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The tokens of one sequence, and its state."""
+
+    tokens: tuple[int, ...]
+    state: Bytes
+
+
+def keep(runner: Runner, tokens: Sequence[int]) -> Kept | None:
+    """Return a copy of the slot with the longest prefix of `tokens`, or None when no slot holds
+    any.
+    """
+    ledger = runner.engine.ledger
+    slot, common = ledger.nearest(tokens)
+    return Kept(tuple(ledger.tokens[slot]), runner.context.state(slot)) if common else None
+
+
+def resume(runner: Runner, kept: Kept, turn: int = 0) -> None:
+    """Restore a state into an idle slot, as a `turn` of the conversation.
+
+    Raises UnusableState; no slot holds the state then.
+    """
+    ledger, count = runner.engine.ledger, len(kept.tokens)
+    if count > ledger.size:
+        raise Unusable(f"it has {count} tokens, but the context holds {ledger.size}")
+    if ledger.nearest(kept.tokens)[1] == count:  # it is still in the cache
+        return
+    if not whole(runner, count):
+        raise Unusable(
+            "it is missing the cells that the model's windows no longer see, "
+            "which --reproducible may need"
+        )
+    if not ledger.adopt(kept.tokens, lambda slot: runner.context.put_state(slot, kept.state), turn):
+        raise Unusable("llama.cpp does not accept it")
+
+
+def whole(runner: Runner, count: int) -> bool:
+    """Return whether the state of a slot with this many tokens contains all of them. When windows
+    keep every cell, llama.cpp leaves the cells out of sight out of a state (state_write_meta of
+    llama-kv-cache.cpp), so a sequence restored from it could not be cut back.
+    """
+    return runner.context.whole_states or count <= runner.model.n_swa
+
+
+def parts(kept: Kept, here: World) -> list[Bytes]:
+    """Return the bytes of a file, in order."""
+    tokens = np.array(kept.tokens, "<i4").tobytes()
+    head = json.dumps(
+        {
+            "version": 1,
+            "world": here.as_dict(),
+            "tokens": len(kept.tokens),
+            "state_bytes": len(kept.state),
+            "sha256": _digest(tokens, kept.state),
+        }
+    ).encode()
+    return [MAGIC, len(head).to_bytes(4, "little"), head, tokens, kept.state]
+
+
+def read(file: BinaryIO, runner: Runner) -> Kept:
+    """Read a state from a file and check that it is intact and belongs to the runner's model and
+    settings.
+
+    Raises UnusableState with the reason.
+    """
+    head = _head(file)
+    here, recorded = world(runner), head.get("world")
+    if here is None:
+        raise Unusable("the model's file has changed since it was loaded")
+    if not isinstance(recorded, Mapping):
+        raise Unusable("it is damaged: its header names no model")
+    if different := here.differences(recorded):
+        raise Unusable(f"it is {', '.join(different)}")
+    count, nbytes = head.get("tokens"), head.get("state_bytes")
+    if not isinstance(count, int) or not isinstance(nbytes, int) or count < 1 or nbytes < 1:
+        raise Unusable("it is damaged: its header has no sizes")
+    n_bytes = os.fstat(file.fileno()).st_size - file.tell()
+    if n_bytes != 4 * count + nbytes:
+        raise Unusable(
+            f"it is damaged: {n_bytes} bytes follow its header instead of {4 * count + nbytes}"
+        )
+    body = memoryview(file.read(n_bytes))
+    tokens, state = body[: 4 * count], body[4 * count :]
+    if _digest(tokens, state) != head.get("sha256"):
+        raise Unusable("it is damaged: its bytes have changed since they were written")
+    ids = np.frombuffer(tokens, "<i4")
+    if len(body) != n_bytes or ids.min() < 0 or ids.max() >= runner.model.n_vocab:
+        raise Unusable("it is damaged: it has tokens outside the vocabulary")
+    return Kept(tuple(int(token) for token in ids), state)
+
+
+def _head(file: BinaryIO) -> dict[str, Any]:
+    size = int.from_bytes(file.read(len(MAGIC) + 4).removeprefix(MAGIC), "little")
+    raw = file.read(size) if size <= HEAD else b""
+    try:
+        head = json.loads(raw)
+    except ValueError:
+        head = None
+    if not isinstance(head, dict) or head.get("version") != 1:
+        raise Unusable("it is damaged: it does not start like a KV state")
+    return head
+
+
+def _digest(tokens: Bytes, state: Bytes) -> str:
+    digest = hashlib.sha256(tokens)
+    digest.update(state)
+    return digest.hexdigest()
+
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmcli.runtime.runner import Runner

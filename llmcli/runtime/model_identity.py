@@ -1,0 +1,59 @@
+"""What must be equal for a KV state to be usable: the model, the build of llama.cpp and the cache
+settings.
+
+The length of the context is not part of it: cells are assigned again when a state is restored.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quant.model_file.model_header import Header
+
+if TYPE_CHECKING:
+    pass
+
+SAMPLE = 4096  # bytes read of each tensor
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+def content(header: Header) -> str:
+    """Return a hash of a model: its whole header and some bytes from the middle of every tensor.
+
+    Another model, another quantization or a changed tensor gives another hash; the file's name and
+    folder do not count. It reads a few megabytes where a file may have gigabytes.
+    """
+    digest = hashlib.sha256()
+    for path in header.files:
+        tensors = [tensor for tensor in header.tensors if tensor.file == path]
+        with path.open("rb") as file:
+            digest.update(file.read(min((tensor.offset for tensor in tensors), default=-1)))
+            for tensor in tensors:
+                file.seek(tensor.offset + max(0, tensor.nbytes - SAMPLE) // 2)
+                digest.update(file.read(min(SAMPLE, tensor.nbytes)))
+            digest.update(file.seek(0, 2).to_bytes(8, "little"))
+    return digest.hexdigest()
+
+
+def written(header: Header) -> int:
+    """Return when the newest of a model's files was last written, in nanoseconds. This detects
+    small edits that the samples of `content_hash` miss.
+    """
+    return max(path.stat().st_mtime_ns for path in header.files)
+
+
+def stamp(files: Sequence[Path]) -> Stamp:
+    """Return size, modification time and inode of files, to detect changes; zeros for a missing
+    file.
+    """
+    stamps = []
+    for path in files:
+        try:
+            now = path.stat()
+        except OSError:
+            stamps.append((0, 0, 0))
+        else:
+            stamps.append((now.st_size, now.st_mtime_ns, now.st_ino))
+    return tuple(stamps)

@@ -1,0 +1,78 @@
+"""A text through a model while the inputs of every product with a weight are shown, for
+calibration.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.eval_callback import Mixed, Seen, Watcher
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.engine.forward_pass import TILE
+from llmcli.runtime.interruptible import stopped
+from llmcli.runtime.scoring.chunk_scorer import block_rows
+
+
+class Activations:
+    """A context that reads chunks, made by `open_activations`."""
+
+    def __init__(self, model: Model, context: Context, watcher: Watcher) -> None:
+        self.context, self._watcher = context, watcher
+        self.bos = model.bos if model.add_bos else None
+
+    def narrow(self, wanted: Callable[[str], bool], last: str) -> None:
+        """Show only these weights from now on, and end every pass at the product with
+        `last_weight`.
+        """
+        self._watcher.narrow(wanted, last)
+
+    @property
+    def latest(self) -> str:
+        """Return the weight of the product that was shown last."""
+        return self._watcher.latest
+
+    def read(self, ids: NDArray[np.int32]) -> None:
+        """Read one chunk. Every row asks for logits; otherwise the last block and the head would
+        not see all rows.
+
+        Shapes: ids `[n_ctx]`. Raises what the sink raises, and KeyboardInterrupt at Ctrl-C.
+        """
+        tokens = ids.tolist()
+        if self.bos is not None:
+            tokens[0] = self.bos
+        self.context.clear()
+        step = min(self.context.n_batch, self.context.n_outputs)
+        for start in range(0, len(tokens), step):
+            end = min(start + step, len(tokens))
+            count = end - start
+            with stopped(self.context):
+                self.context.decode(
+                    Rows(tokens[start:end], range(start, end), [0] * count, [True] * count)
+                )
+            self._watcher.check()
+
+
+@contextmanager
+def open_activations(
+    model: Model,
+    options: ContextOptions,
+    wanted: Callable[[str], bool],
+    sink: Callable[[Seen | Mixed], None],
+) -> Iterator[Activations]:
+    """Open a context of `options` (n_ctx of one chunk) whose products are passed to `sink`.
+    Attention weights are shown only without flash attention.
+    """
+    from dataclasses import replace
+
+    most = min(block_rows(model.n_vocab), options.n_ubatch, options.n_ctx)
+    watcher = Watcher(wanted, sink)
+    with open_context(
+        model, replace(options, n_outputs=most // TILE * TILE or most), watcher.callback
+    ) as context:
+        yield Activations(model, context, watcher)

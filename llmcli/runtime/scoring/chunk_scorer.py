@@ -1,0 +1,91 @@
+"""Logits of the scored positions of text chunks, some rows at a time.
+
+Fits quant's Scorer protocol without importing it. Several chunks go through one pass, each in a
+separate sequence, as in llama-perplexity. Only scored rows ask for logits, at most `max_logit_rows`
+of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
+from llmcli.runtime.binding.logits_matrix import matrix
+from llmcli.runtime.binding.logits_row import Row
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.engine.forward_pass import TILE
+from llmcli.runtime.interruptible import stopped
+
+BLOCK = 128 << 20  # bytes of logits in memory at once
+
+
+def at_once(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
+    """Return how many chunks one pass takes: as many as fit into a batch, as in llama-perplexity,
+    if the logits of their scored halves fit into LOGITS_BYTES, and at most `count`.
+    """
+    return max(
+        1, min(n_batch // n_ctx, block_rows(n_vocab) // (n_ctx - n_ctx // 2), MAX_SEQUENCES, count)
+    )
+
+
+def block_rows(n_vocab: int) -> int:
+    """Return how many rows of logits are in memory at once."""
+    return max(1, BLOCK // (4 * n_vocab))
+
+
+def context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextOptions:
+    """Return the options `base` of one chunk for `chunks` chunks at once, each with a stream of
+    cells.
+    """
+    return replace(
+        base,
+        n_ctx=base.n_ctx * chunks,
+        n_seq_max=chunks,
+        unified=False,
+        n_outputs=min(block_rows(n_vocab), chunks * base.n_ctx),
+    )
+
+
+class ChunkScorer:
+    """A context that reads chunks. Ctrl-C during a pass raises KeyboardInterrupt."""
+
+    def __init__(self, model: Model, context: Context) -> None:
+        self.context, self.n_vocab = context, model.n_vocab
+        self.bos = model.bos if model.add_bos else None
+
+    def blocks(self, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
+        """Yield the logits of the second half of each chunk, without the last position, block by
+        block.
+
+        Shapes: ids `[chunks, n_ctx]`, blocks float32 `[chunks, positions, n_vocab]`. A block is a
+        view that is valid until the next one is requested.
+        """
+        count, n_ctx = ids.shape
+        tokens = ids.copy()
+        if self.bos is not None:
+            tokens[:, 0] = self.bos
+        self.context.clear()
+        step = max(1, self.context.n_batch // count)
+        for start in range(0, n_ctx // 2, step):
+            self._pass(tokens, start, min(start + step, n_ctx // 2), wanted=False)
+        step = max(1, min(step, self.context.n_outputs // count))
+        step = step // TILE * TILE or step
+        for start in range(n_ctx // 2, n_ctx - 1, step):
+            rows = self._pass(tokens, start, min(start + step, n_ctx), wanted=True)
+            yield matrix(rows, self.n_vocab).reshape(count, -1, self.n_vocab)
+
+    def _pass(self, tokens: NDArray[np.int32], start: int, end: int, wanted: bool) -> Sequence[Row]:
+        count, width = len(tokens), end - start
+        rows = Rows(
+            tokens[:, start:end].ravel().tolist(),
+            list(range(start, end)) * count,
+            [sequence for sequence in range(count) for _ in range(width)],
+            ([wanted] * (width - 1) + [wanted and end < tokens.shape[1]])
+            * count,  # the token after the last position is unknown
+        )
+        with stopped(self.context):
+            return self.context.decode(rows)

@@ -1,0 +1,306 @@
+"""Texts to vectors, pooled as the model's file says and normalized like llama-server's; or pairs of
+texts to scores.
+
+The context is created with the first text and recreated larger for a longer one. Texts are read
+pass by pass, so that answers can continue between the passes.
+
+A file without a pooling type is a generating model: its last token has seen the whole text, and
+only that token asks for output, because llama.cpp computes logits for every row that gives a
+vector. llama-server refuses such a file for /v1/embeddings.
+
+A reranking model must have the matrix `cls.output.weight`. Without it llama.cpp reads the scores of
+all texts but the first from the wrong position of the head's output.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.pooled_context import (
+    POOLING,
+    Pooled,
+    PooledOptions,
+    Vector,
+    looks_back,
+    open_pooled,
+)
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.runtime.scoring.chunk_scorer import block_rows
+from quant.model_file.model_header import Header
+
+ROWS = 512  # tokens of a pass
+# tokens of a pass while answers are generated, whose next tokens wait for it
+GENTLE = 64
+TEXTS = 16  # texts in one group
+SMALLEST = 512  # cells of the smallest context
+HEAD = "cls.output.weight"  # a reranking model's head
+KINDS = "mean", "cls", "last"  # that may be requested
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A forward pass: for each piece its text number, first and end token; and whether it gives
+    vectors.
+    """
+
+    pieces: tuple[tuple[int, int, int], ...]
+    vectors: bool
+
+    def rows(self, texts: Sequence[Sequence[int]]) -> Rows:
+        """Return the rows of the pass. The texts of a group are numbered from 0."""
+        tokens = [token for text, start, end in self.pieces for token in texts[text][start:end]]
+        positions = [at for _, start, end in self.pieces for at in range(start, end)]
+        sequences = [text for text, start, end in self.pieces for _ in range(start, end)]
+        return Rows(tokens, positions, sequences, [self.vectors] * len(tokens))
+
+
+class Embedder:
+    """Owns the embedding context of one model. All calls come from the engine's thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        header: Header,
+        options: RunOptions,
+        wanted: str | None = None,
+    ) -> None:
+        """`context` is the generating one; `wanted_pooling` is a pooling type that replaces the
+        file's.
+
+        Raises UserError for a model without embeddings.
+        """
+        self._model, self._options = model, options
+        self.size, self.n_vocab = model.n_embd, model.n_vocab
+        self.looks_back = looks_back(model, context)
+        self.pooling = pooling(header, self.looks_back, wanted)
+        template = header.metadata.get("tokenizer.chat_template.rerank")
+        self._paired = template if isinstance(template, str) else ""
+        self.most = context.n_ctx if self.looks_back else min(context.n_ctx, model.n_ctx_train)
+        self._held = ExitStack()
+        self._pooled: Pooled | None = None
+        self._room = self._rows = 0
+        self.gentle = False  # set while answers are generated
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text as token ids with the file's special tokens around it. Control tokens are
+        read out of the text, like in llama-server.
+        """
+        return self._model.tokenize(text, special=True, add_special=True)
+
+    def least(self, *texts: str) -> int:
+        """Return a lower bound of the number of tokens of these texts, without tokenizing them."""
+        return sum(map(self._model.least, texts))
+
+    @property
+    def ranks(self) -> bool:
+        """Return whether the model scores pairs of texts instead of giving vectors."""
+        return self.pooling == "rank"
+
+    def pair(self, query: str, text: str) -> list[int]:
+        """Return a pair to be scored as token ids, by the file's rerank template or like
+        llama-server.
+        """
+        if not self._paired:
+            return self._model.pair(query, text)
+        # Filled in one after the other, so that a placeholder inside the query is not replaced.
+        prefix, _, suffix = self._paired.partition("{document}")
+        words = prefix.replace("{query}", query) + text + suffix.replace("{query}", query)
+        return self._model.tokenize(words, special=True)
+
+    def work(self, texts: Sequence[Sequence[int]]) -> "Work":
+        """Start with these texts; only one job may run at a time.
+
+        Raises UserError when a text does not fit.
+        """
+        longest = max(map(len, texts))
+        if longest > self.most:
+            raise UserError(
+                f"a text has {longest} tokens, and this model embeds up to {self.most}",
+                hint="shorten the text"
+                + (f", or use --ctx-size {longest}" if self.looks_back else ""),
+            )
+        assert all(texts), "an empty text"
+        return Work(self, texts)
+
+    def pooled(self, tokens: int) -> Pooled:
+        """Return the context, recreated if texts of this many tokens do not fit."""
+        if self._pooled is None or tokens > self._room:
+            self.close()
+            cells = self.wanted(tokens)
+            context_options = self._made_with(cells)
+            self._pooled = self._held.enter_context(open_pooled(self._model, context_options))
+            self._room, self._rows = cells, context_options.rows
+        return self._pooled
+
+    def wanted(self, tokens: int) -> int:
+        """Return the cells of the context that texts of this many tokens need; the present size
+        when it is enough.
+        """
+        if self._pooled is not None and tokens <= self._room:
+            return self._room
+        return min(self.most, max(SMALLEST, 1 << (tokens - 1).bit_length()))
+
+    @property
+    def room(self) -> int:
+        """Return the cells of the present context."""
+        return self._room
+
+    def _now(self) -> int:
+        """Return the tokens of the next pass."""
+        return min(GENTLE, self._rows) if self.gentle else self._rows
+
+    @property
+    def nbytes(self) -> int | None:
+        """Return the bytes of the context's cache and compute buffers: 0 before the first text,
+        None when unknown.
+        """
+        if self._pooled is None:
+            return 0
+        breakdown = self._pooled.allocated()
+        return breakdown.context + breakdown.compute if breakdown else None
+
+    def close(self) -> None:
+        """Free the context."""
+        self._held.close()
+        self._pooled, self._room, self._rows = None, 0, 0
+
+    def groups(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Yield groups of text numbers, each as large as the context allows."""
+        group: list[int] = []
+        for number, text in enumerate(texts):
+            if group and (
+                len(group) == TEXTS
+                or sum(len(texts[member]) for member in group) + len(text) > self._room
+            ):
+                yield group
+                group = []
+            group.append(number)
+        yield group
+
+    def passes(self, texts: Sequence[Sequence[int]]) -> Iterator[Pass]:
+        """Yield the passes that read one group of texts."""
+        if not self.looks_back:
+            yield Pass(tuple((number, 0, len(text)) for number, text in enumerate(texts)), True)
+            return
+        last = self.pooling in ("last", "rank")
+        ends = [len(text) - last for text in texts]
+        for pieces in pieced(ends, self._now):
+            yield Pass(pieces, not last)
+        if last:
+            yield Pass(tuple((number, end, end + 1) for number, end in enumerate(ends)), True)
+
+    def _made_with(self, n_cells: int) -> PooledOptions:
+        options, rows, vectors = self._options, max(n_cells, TEXTS), max(n_cells, TEXTS)
+        if self.looks_back and self.pooling in ("last", "rank"):
+            rows, vectors = ROWS, TEXTS
+        elif self.looks_back:
+            rows = vectors = max(TEXTS, min(ROWS, block_rows(self._model.n_vocab)))
+        assert options.threads
+        return PooledOptions(
+            n_cells,
+            rows,
+            TEXTS,
+            vectors,
+            self.pooling,
+            options.threads,
+            options.threads_batch or options.threads,
+            options.cache_type_k,
+            options.cache_type_v,
+            options.flash_attn,
+        )
+
+
+class Work:
+    """Some texts that are being turned into vectors."""
+
+    def __init__(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> None:
+        self.vectors: list[Vector] = []
+        self.tokens = sum(map(len, texts))
+        self._steps = self._run(embedder, texts)
+
+    def step(self) -> bool:
+        """Compute one forward pass. Return False when all vectors are complete."""
+        return next(self._steps, False)
+
+    def _run(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> Iterator[bool]:
+        pooled = embedder.pooled(max(map(len, texts)))
+        for group in embedder.groups(texts):
+            group_texts = [texts[number] for number in group]
+            sums = np.zeros((len(group_texts), pooled.size), np.float64)
+            pooled.clear()
+            for forward_pass in embedder.passes(group_texts):
+                if not forward_pass.vectors:
+                    pooled.read(forward_pass.rows(group_texts))
+                else:
+                    vectors = pooled.vectors(forward_pass.rows(group_texts))
+                    for number, start, end in forward_pass.pieces:
+                        if embedder.pooling == "mean":
+                            sums[number] += vectors[number].astype(np.float64) * (end - start)
+                        elif embedder.pooling != "cls" or start == 0:
+                            sums[number] = vectors[number]
+                yield True
+            self.vectors += [
+                vector.astype(np.float32) if embedder.ranks else unit(vector) for vector in sums
+            ]
+
+
+def pooling(header: Header, back: bool, wanted: str | None = None) -> str:
+    """Return the pooling type: the file's unless `wanted` is given; "rank" for a reranking model.
+
+    Raises UserError when llama.cpp cannot read the file's head, or when another pooling is wanted
+    of a reranking model.
+    """
+    kind = header.metadata.get(f"{header.architecture}.pooling_type")
+    names = {number: name for name, number in POOLING.items()}
+    name = names.get(kind, "none") if isinstance(kind, int) else "none"
+    if name == "rank":
+        if wanted is not None:
+            raise UserError(
+                "this model ranks pairs of texts and has no pooling", hint="leave out --pooling"
+            )
+        if not any(tensor.name == HEAD for tensor in header.tensors):
+            raise UserError(
+                f"this model ranks pairs of texts, and its file has no {HEAD}",
+                hint="use another model",
+            )
+        return name
+    return wanted or (name if name != "none" else "last" if back else "mean")
+
+
+def unit(vector: Vector | np.ndarray) -> Vector:
+    """Return the vector scaled to length 1; zeros stay zeros (llama.cpp's common_embd_normalize
+    with norm 2).
+    """
+    wide = np.asarray(vector, np.float64)
+    length = math.sqrt(float(wide @ wide))
+    return (wide / length if length > 0 else wide).astype(np.float32)
+
+
+def pieced(
+    lengths: Sequence[int], most: Callable[[], int]
+) -> Iterator[tuple[tuple[int, int, int], ...]]:
+    """Split texts into passes of at most `max_tokens()` tokens, which is called for each pass. A
+    piece is (text number, first token, end token).
+    """
+    pieces: list[tuple[int, int, int]] = []
+    n_free = most()
+    for number, length in enumerate(lengths):
+        start = 0
+        while start < length:
+            end = min(length, start + n_free)
+            pieces.append((number, start, end))
+            n_free -= end - start
+            start = end
+            if not n_free:
+                yield tuple(pieces)
+                pieces, n_free = [], most()
+    if pieces:
+        yield tuple(pieces)

@@ -1,0 +1,120 @@
+"""Beams in a full context: the same tokens are dropped from all of them, and their cells are
+rebuilt.
+
+The cells of the best beam are treated like those of a single answer: moved up or recomputed
+(Ledger.apply_overflow). The other beams share the prefix that they have in common with it, and the
+rest of each is computed, one beam after the other.
+"""
+
+from dataclasses import dataclass
+
+from llmcli.runtime.kv_cache.ledger import Ledger
+from llmcli.runtime.requests.context_overflow import Overflow, Shorter
+from llmcli.runtime.requests.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Stem:
+    """The tokens that a beam's slot shall hold."""
+
+    slot: int
+    tokens: list[int]
+
+
+class Regrowth:
+    """Rebuilds the cells of beams through the engine, which computes whatever `sequence` has not
+    computed yet.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._todo: list[Stem] = []
+        self._done: list[Stem] = []
+
+    @property
+    def busy(self) -> bool:
+        """Return whether cells of a beam are still to be computed."""
+        return bool(self._todo)
+
+    def shorten(
+        self, sequence: Sequence, overflow: Overflow, heads: dict[int, int], cells: int
+    ) -> bool:
+        """Drop tokens from all beams. Return False when nothing may be dropped.
+
+        `last_tokens`: each beam's slot, the best beam first, and its last token, which is not
+        computed. `max_cells`: cells that the beams may use.
+        """
+        texts = [[*self.ledger.tokens[slot], token] for slot, token in heads.items()]
+        others = (
+            self.ledger.held(list(heads)) + len(texts) - len(texts[0])
+        )  # cells that the best beam does not share
+        shortened = [
+            overflow.shorten(text, sequence.prompt, sequence.left.turns, cells - others)
+            for text in texts
+        ]
+        kept = [shorter for shorter in shortened if shorter]
+        if len(kept) < len(texts):
+            return False
+        sequence.tokens = texts[0]
+        sequence.shorten(kept[0])
+        self._begin(sequence, overflow.move, list(heads), kept)
+        return True
+
+    def _begin(
+        self, sequence: Sequence, move: bool, slots: list[int], stays: list[Shorter]
+    ) -> None:
+        self._todo = [
+            Stem(slot, shorter.tokens[:-1]) for slot, shorter in zip(slots, stays, strict=True)
+        ]
+        self._done = []
+        for slot in (sequence.slot, *sequence.spare):
+            if slot != slots[0]:
+                self.ledger.trim(slot, 0)
+        self.ledger.adapt(slots[0], self._todo[0].tokens, move)
+        self._go_on(sequence)
+
+    def grown(self, sequence: Sequence) -> None:
+        """Continue with the next beam after the cells of one are computed."""
+        self._done.append(self._todo.pop(0))
+        self._go_on(sequence)
+
+    def _go_on(self, sequence: Sequence) -> None:
+        """Set the sequence to the first beam that has tokens to compute."""
+        slots = {sequence.slot, *sequence.spare}
+        while self._todo:
+            stem = self._todo[0]
+            if self._done:
+                self._take(stem)
+            n_cached = len(self.ledger.tokens[stem.slot])
+            sequence.slot, sequence.spare = stem.slot, sorted(slots - {stem.slot})
+            sequence.tokens, sequence.computed = stem.tokens, n_cached
+            sequence.recompute(len(stem.tokens) - n_cached)
+            if n_cached < len(stem.tokens):
+                return
+            self._done.append(self._todo.pop(0))
+
+    def _take(self, stem: Stem) -> None:
+        """Share cells with the beam that has the longest common prefix."""
+        lengths = {done.slot: _common(done.tokens, stem.tokens) for done in self._done}
+        source = max(lengths, key=lengths.__getitem__)
+        self.ledger.fork(source, stem.slot)
+        self.ledger.trim(stem.slot, lengths[source])
+
+
+def seen(sequence: Sequence, answer: tuple[int, ...]) -> list[int]:
+    """Return the tokens of a prompt and an answer that are in the context, some of which may have
+    been dropped.
+    """
+    prompt, dropped = sequence.tokens[: sequence.prompt], sequence.left.tokens
+    if dropped == len(sequence.request.tokens) - len(prompt):  # dropped from the prompt only
+        return [*prompt, *answer]
+    text = [*sequence.request.tokens, *answer]
+    n_kept = _common(text, sequence.tokens)
+    return [*text[:n_kept], *text[n_kept + dropped :]]
+
+
+def _common(left: list[int], right: list[int]) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next(
+        (at for at, (first, second) in pairs if first != second), min(len(left), len(right))
+    )

@@ -1,0 +1,146 @@
+"""The model's own chat template, rendered in a sandbox because it is untrusted input.
+
+jinja_sandbox.py sets the limits.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmcli.errors import UserError
+from llmcli.runtime.text.jinja_sandbox import CHARACTERS, Budget, Raised, TooMuch, environment
+from llmcli.types import Message
+
+if TYPE_CHECKING:
+    import jinja2
+
+SWITCHES = ("enable_thinking", "thinking")  # the names of Qwen3 and others, DeepSeek and Granite
+HINT = "use --raw for no template, or --chat-template FILE for another one"
+
+
+class Template:
+    """One compiled chat template."""
+
+    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
+        self.source, self.bos, self.eos = source, bos, eos
+        self.reasoning: bool | None = (
+            None  # whether to ask the model to think; None leaves it to the template
+        )
+        self._compiled: jinja2.Template | None = None
+        self._system: bool | None = None
+        self._budget = Budget()
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """Return the prompt text for `messages`. `variables` are passed to the template: tools,
+        enable_thinking, …
+
+        Raises UserError when the template fails or refuses the messages.
+        """
+        import jinja2
+
+        said = sum(len(message.content) for message in messages) + len(str(variables))
+        self._budget.begin(said)
+        try:
+            pieces: list[str] = []
+            length = 0
+            for piece in self._template().generate(
+                messages=[
+                    {"role": turn.role, "content": turn.content, **turn.more} for turn in messages
+                ],
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self.bos,
+                eos_token=self.eos,
+                **{"tools": None, **self.asked(self.reasoning), **variables},
+            ):
+                length += len(piece)
+                if length > CHARACTERS + said:
+                    raise TooMuch("its output is too long")
+                pieces.append(piece)
+            return "".join(pieces)
+        except Raised as error:
+            raise UserError(
+                f"the chat template refuses this conversation: {error}", hint=HINT
+            ) from None
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(
+                f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT
+            ) from None
+        except TooMuch as error:
+            raise UserError(f"the chat template asks for too much: {error}", hint=HINT) from None
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            LookupError,
+            RuntimeError,
+            MemoryError,
+            AssertionError,
+            SyntaxError,
+        ) as error:
+            # Any error inside the template is the template's fault, not ours.
+            raise UserError(
+                f"the chat template fails: {type(error).__name__}: {error}", hint=HINT
+            ) from None
+
+    def check(self) -> None:
+        """Raise UserError when the template cannot be compiled."""
+        import jinja2
+
+        try:
+            self._template()
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(
+                f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT
+            ) from None
+        except (
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+        ) as error:  # nested too deeply for Python or Jinja
+            raise UserError(
+                f"the chat template is broken: {type(error).__name__}: {error}", hint=HINT
+            ) from None
+
+    def asked(self, reasoning: bool | None) -> dict[str, bool]:
+        """Return the template variables that ask the model to think or not."""
+        return {} if reasoning is None else dict.fromkeys(self.switches, reasoning)
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Return the names of the variables with which this template switches thinking."""
+        return tuple(name for name in SWITCHES if name in self.variables)
+
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """Return the variables that this template uses: messages, tools, …"""
+        import jinja2
+        from jinja2 import meta
+
+        try:
+            return frozenset(
+                meta.find_undeclared_variables(environment(self._budget).parse(self.source))
+            )
+        except (jinja2.TemplateError, RecursionError):  # render() reports what is wrong
+            return frozenset()
+
+    def accepts_system(self) -> bool:
+        """Return whether a system message reaches the prompt; some templates refuse or drop it."""
+        if self._system is None:
+            self._system = self._probed()
+        return self._system
+
+    def _probed(self) -> bool:
+        probe = "system-probe-5b1f"
+        try:
+            return probe in self.render([Message("system", probe), Message("user", "hello")])
+        except UserError:
+            return False
+
+    def _template(self) -> "jinja2.Template":
+        if self._compiled is None:
+            self._compiled = environment(self._budget).from_string(self.source)
+        return self._compiled

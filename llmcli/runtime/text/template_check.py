@@ -1,0 +1,107 @@
+"""Checks a model's chat template against its vocabulary.
+
+Finds the two most frequent faults of shared GGUF files: a BOS token that would appear twice, and a
+turn that ends with a token at which generation would not stop.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.text.chat_template import Template
+from llmcli.types import Message
+from quant.model_file import load_checks, read_header
+
+ANSWER = "Blue, I think."
+PROBES: dict[str, tuple[Message, ...]] = {
+    "one question": (Message("user", "What colour is the sky?"),),
+    "with a system prompt": (
+        Message("system", "Answer briefly."),
+        Message("user", "What colour is the sky?"),
+    ),
+    "a second turn": (
+        Message("user", "What colour is the sky?"),
+        Message("assistant", ANSWER),
+        Message("user", "And the sea?"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """The rendered probe conversations, and warnings about the template."""
+
+    probes: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+def template_report(path: Path) -> TemplateReport:
+    """Render the probe conversations with the file's own template; only the vocabulary is loaded.
+
+    Raises UserError for a file without a template, and when the template fails on a plain question.
+    """
+    header = read_header.read(path)
+    load_checks.check(header)
+    source = header.metadata.get("tokenizer.chat_template")
+    if not source:
+        raise UserError(
+            f"{path.name} has no chat template: a base model continues text",
+            hint=f"llmcli run '{path}' -p TEXT",
+        )
+    with open_model(path, vocab_only=True) as model:
+        template = Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos))
+        probes, warnings = {}, []
+        for name, messages in PROBES.items():
+            try:
+                probes[name] = template.render(messages)
+            except UserError as error:
+                if name == "one question":
+                    raise
+                warnings.append(f"{name}: {error}")
+        warnings += _doubled_bos(model, template, probes) + _endless(model, template)
+    return TemplateReport(probes, tuple(warnings))
+
+
+def _doubled_bos(model: Model, template: Template, probes: dict[str, str]) -> list[str]:
+    if not (template.bos and model.add_bos) or not any(
+        text.startswith(template.bos) for text in probes.values()
+    ):
+        return []
+    return [
+        f"doubled BOS: the template writes {template.bos} and the file tells the tokenizer "
+        "to add it, too; llmcli sends one, other programs may send two"
+    ]
+
+
+def turn_end(model: Model, source: str) -> list[str]:
+    """Return warnings about how a chat template ends an assistant's turn: none or one."""
+    return _endless(model, Template(source, bos=model.word(model.bos), eos=model.word(model.eos)))
+
+
+def _endless(model: Model, template: Template) -> list[str]:
+    """Check that the token after an assistant's answer is one at which llama.cpp stops."""
+    question, *_ = PROBES["one question"]
+    for turns in (
+        [question, Message("assistant", ANSWER)],
+        PROBES["a second turn"],
+    ):  # the next turn may end this one
+        try:
+            text = template.render(turns, add_generation_prompt=False)
+        except UserError:
+            return ["the template refuses a conversation that ends with an answer"]
+        _, answer, tail = text.rpartition(ANSWER)
+        if not answer:
+            return [
+                "the template leaves out the assistant's answer: "
+                "the model would not see its earlier answers"
+            ]
+        ids = model.tokenize(tail.lstrip(), special=True)
+        if any(model.ends(token) for token in ids[:2]):
+            return []
+        if ids:
+            return [
+                f"an answer ends with {model.word(ids[0])!r}, which is no end-of-generation token "
+                "of this file: generation would not stop there; use -r to stop there"
+            ]
+    return ["nothing marks the end of an assistant's turn: the model may never stop"]

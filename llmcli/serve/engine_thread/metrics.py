@@ -1,0 +1,210 @@
+"""Counters of a server, and their text for Prometheus.
+
+Times are defined as in `bench load`: the time of a token is the gap to the token before, that of
+the first token begins with the request.
+
+Written by hand instead of with prometheus-client: most figures belong to the engine and are only
+read on demand; the library would store each of them again in a registry for the whole process.
+"""
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from llmcli.runtime.engine.schedule import Load
+from llmcli.runtime.requests.request import Answer
+from llmcli.runtime.runner import KVReport
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Upper ends in seconds: vLLM's, and finer ones at the low end for small models.
+FIRST = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+GAPS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+WHOLE = (
+    0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480,
+    960, 1920, 7680,
+)  # fmt: skip
+LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Time from the request to the first token.", FIRST),
+    "inter_token_latency_seconds": ("Gaps between the tokens of an answer.", GAPS),
+    "request_time_per_output_token_seconds": ("Mean gap of an answer of two or more tokens.", GAPS),
+    "request_queue_time_seconds": ("Time from the request to the first prompt pass.", FIRST),
+    "request_prefill_time_seconds": ("Time of the passes over a prompt.", FIRST),
+    "e2e_request_latency_seconds": ("Time from the request to the last token.", WHOLE),
+    "request_prompt_tokens": ("Tokens of a prompt.", LENGTHS),
+    "request_generation_tokens": ("Tokens of an answer.", LENGTHS),
+}
+
+
+class Histogram:
+    """Counts of values by bucket; `ends` are the upper ends of the buckets."""
+
+    def __init__(self, ends: Sequence[float]) -> None:
+        self.ends, self.counts, self.sum = ends, [0] * (len(ends) + 1), 0.0
+
+    def add(self, values: Iterable[float]) -> None:
+        """Count values; a value that equals an end belongs to the bucket below it."""
+        for value in values:
+            self.counts[bisect_left(self.ends, value)] += 1
+            self.sum += value
+
+    def lines(self, name: str) -> Iterator[str]:
+        """Yield the lines of Prometheus' text: cumulative counts, sum and count."""
+        total = 0
+        for end, count in zip((*map(str, self.ends), "+Inf"), self.counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{le="{end}"}} {total}'
+        yield f"{name}_sum {self.sum:.9g}"
+        yield f"{name}_count {total}"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Figures that are read from the engine on demand."""
+
+    load: Load
+    kv: KVReport
+    saved_cells: int
+    resident_bytes: int | None
+
+
+class Meter:
+    """The counters of one server; callable from every thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._histograms = {name: Histogram(ends) for name, (_, ends) in HISTOGRAMS.items()}
+        self._finished: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
+        self._cached = self._cancelled = self._embedded = self._drafted = self._accepted = 0
+        self._last_token_at: float | None = None
+
+    def heard(self) -> None:
+        """Record that a token was drawn."""
+        self._last_token_at = time.monotonic()
+
+    @property
+    def last_token_age(self) -> float | None:
+        """Seconds since the last token of any answer; None before the first."""
+        return None if self._last_token_at is None else time.monotonic() - self._last_token_at
+
+    def over(self, answer: Answer) -> None:
+        """Record a finished answer."""
+        gaps = [token.ms / 1e3 for token in answer.tokens[1:]]
+        values_by_histogram: dict[str, list[float]] = {
+            "request_prompt_tokens": [answer.prompt_tokens],
+            "request_generation_tokens": [len(answer.tokens)],
+            "request_prefill_time_seconds": [answer.prompt_ms / 1e3],
+            "inter_token_latency_seconds": gaps,
+        }
+        if answer.tokens:
+            values_by_histogram["request_queue_time_seconds"] = [answer.queue_ms / 1e3]
+            values_by_histogram["time_to_first_token_seconds"] = [answer.ttft_ms / 1e3]
+            values_by_histogram["e2e_request_latency_seconds"] = [answer.ttft_ms / 1e3 + sum(gaps)]
+        if gaps:
+            values_by_histogram["request_time_per_output_token_seconds"] = [answer.tpot_ms / 1e3]
+        with self._lock:
+            self._finished[answer.finish] += 1
+            self._cached += answer.cached_tokens
+            self._drafted += answer.drafted or 0
+            self._accepted += answer.accepted
+            for name, values in values_by_histogram.items():
+                self._histograms[name].add(values)
+
+    def gone(self, count: int) -> None:
+        """Record answers that were cancelled because their client disconnected."""
+        with self._lock:
+            self._cancelled += count
+
+    def refused(self, reason: str) -> None:
+        """Record a rejected request."""
+        with self._lock:
+            self._rejected[reason] += 1
+
+    def embedded(self, tokens: int) -> None:
+        """Record the tokens of embedded texts."""
+        with self._lock:
+            self._embedded += tokens
+
+    def text(self, model: str, standing: Standing) -> str:
+        """Return all figures as Prometheus' text."""
+        with self._lock:
+            lines = [*self._counters(standing), *self._gauges(model, standing)]
+            for name, (about, _) in HISTOGRAMS.items():
+                lines += _head(name, "histogram", about)
+                lines += self._histograms[name].lines(f"llmcli_{name}")
+        return "\n".join(lines) + "\n"
+
+    def _counters(self, standing: Standing) -> Iterator[str]:
+        load = standing.load
+        for name, about, value in (
+            ("prompt_tokens", "Prompt tokens computed.", load.prompt_tokens),
+            ("prompt_tokens_cached", "Prompt tokens found in the cache.", self._cached),
+            ("generation_tokens", "Tokens drawn.", load.tokens),
+            (
+                "num_preemptions",
+                "Answers preempted in a full cache, to be resumed later.",
+                load.preemptions,
+            ),
+            ("requests_cancelled", "Answers cancelled by a disconnect.", self._cancelled),
+            ("embedding_tokens", "Tokens of embedded texts.", self._embedded),
+            ("spec_decode_num_draft_tokens", "Draft tokens.", self._drafted),
+            ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", self._accepted),
+        ):
+            yield from _head(f"{name}_total", "counter", about)
+            yield f"llmcli_{name}_total {value}"
+        yield from _head("request_success_total", "counter", "Finished answers by reason.")
+        for reason in ("stop", "length", "cancelled", "context_full", "repetition", "failed"):
+            labels = f'{{finished_reason="{reason}"}}'
+            yield f"llmcli_request_success_total{labels} {self._finished[reason]}"
+        yield from _head("admission_rejections_total", "counter", "Rejected requests by reason.")
+        for reason in ("busy", "stopping"):
+            yield f'llmcli_admission_rejections_total{{reason="{reason}"}} {self._rejected[reason]}'
+
+    def _gauges(self, model: str, standing: Standing) -> Iterator[str]:
+        load, kv = standing.load, standing.kv
+        for name, about, value in (
+            ("num_requests_running", "Answers that are running.", load.running),
+            ("num_requests_waiting", "Answers that are waiting.", load.waiting),
+            ("num_requests_preempted", "Waiting answers that were preempted.", load.preempted),
+            ("kv_cells", "Cells of the cache.", load.size),
+            ("kv_cells_used", "Cells that hold a token.", load.cells),
+            (
+                "kv_cells_saved",
+                "Further cells that would be used without sharing.",
+                standing.saved_cells,
+            ),
+            (
+                "kv_cache_usage_perc",
+                "Share of cells that hold a token, 0 to 1.",
+                load.cells / load.size,
+            ),
+            ("kv_cache_bytes", "Bytes of the cache.", kv.allocated_bytes or kv.predicted_bytes),
+            ("last_token_age_seconds", "Time since the last token.", self.last_token_age),
+        ):
+            if value is not None:
+                yield from _head(name, "gauge", about)
+                yield f"llmcli_{name} {value:.9g}"
+        if standing.resident_bytes is not None:
+            yield "# HELP process_resident_memory_bytes Resident memory."
+            yield "# TYPE process_resident_memory_bytes gauge"
+            yield f"process_resident_memory_bytes {standing.resident_bytes}"
+        yield from _head("model_info", "gauge", "The served model.")
+        yield f'llmcli_model_info{{model="{_escape_label(model)}"}} 1'
+
+
+def _head(name: str, kind: str, about: str) -> tuple[str, str]:
+    return f"# HELP llmcli_{name} {about}", f"# TYPE llmcli_{name} {kind}"
+
+
+def _escape_label(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,109 @@
+"""The ASGI application: the routes, protected by the origin guard and keys, and error handlers."""
+
+from collections.abc import Awaitable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.routing import Route as Path
+
+from llmcli.api.errors import Busy, Problem, document, problem
+from llmcli.api.server_settings import Settings
+from llmcli.serve.engine_thread.bridge import Bridge
+from llmcli.serve.engine_thread.embedding_queue import Vectors
+from llmcli.serve.http import routes
+from llmcli.serve.http.api_keys import allowed
+from llmcli.serve.http.body_budget import LATER, Bodies, Room
+from llmcli.serve.http.cors import readable
+from llmcli.serve.http.exchange import Gone, json_response
+from llmcli.serve.http.origin_guard import Guard
+from llmcli.serve.http.service import Route, Service
+from quant.errors import Refusal
+
+NOBODY = 499  # nginx's status for a closed connection; it is never sent
+
+
+def make_app(bridge: Bridge, settings: Settings) -> Starlette:
+    """Return the application of a bridge. The caller closes the bridge."""
+    service = Service(bridge, settings, Vectors(bridge), Room(settings.max_body))
+    middleware = [
+        Middleware(Guard, settings=settings),
+        Middleware(Bodies, budget=service.room),
+        Middleware(readable, settings=settings),
+    ]
+    handlers: dict[Any, Any] = {
+        Refusal: refused,
+        HTTPException: not_here,
+        Gone: gone,
+        Exception: broken,
+    }
+    app = Starlette(
+        routes=[path for route in routes.routes().values() for path in _paths(route, service)],
+        middleware=middleware,
+        exception_handlers=handlers,
+    )
+    app.state.service = service
+    return app
+
+
+def _paths(route: Route, service: Service) -> list[BaseRoute]:
+    handle: Any = route.handle
+    if route.socket:
+
+        async def talk(socket: Any) -> None:
+            if route.open or allowed(socket.headers, service.settings.keys):
+                await handle(service, socket)
+            else:
+                await socket.close(1008, "this server needs a key")
+
+        return [WebSocketRoute(path, talk) for path in (route.path, *route.paths)]
+
+    async def answer(request: Request) -> Response:
+        if not route.open and not allowed(request.headers, service.settings.keys):
+            raise Problem(
+                "this server needs a key: Authorization: Bearer KEY", 401, code="invalid_api_key"
+            )
+        response: Awaitable[Response] = handle(service, request)
+        return await response
+
+    return [Path(path, answer, methods=list(route.methods)) for path in (route.path, *route.paths)]
+
+
+async def refused(request: Request, error: Refusal) -> Response:
+    """Respond to a mistake of the request, or to a state of the server (busy, stopping)."""
+    api_error = problem(error)
+    retry_after = error.retry_after if isinstance(error, Busy) else LATER
+    headers = {"retry-after": str(retry_after)} if api_error.code == "busy" else None
+    if api_error.status == 401:
+        headers = {"www-authenticate": "Bearer"}
+    return json_response(document(api_error, request.url.path), api_error.status, headers)
+
+
+async def not_here(request: Request, error: HTTPException) -> Response:
+    """Respond to an unknown path or a wrong method."""
+    request_line = f"{request.method} {request.url.path[:200]}"
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        api_error = Problem(f"{request_line}: this path accepts {allow}", 405)
+    elif error.status_code == 404:
+        api_error = Problem(f"{request_line}: this path does not exist", 404, code="not_found")
+    else:
+        api_error = Problem(error.detail, error.status_code, type="invalid_request_error")
+    return json_response(
+        document(api_error, request.url.path), api_error.status, dict(error.headers or {})
+    )
+
+
+async def broken(request: Request, error: Exception) -> Response:
+    """Respond to a bug. Starlette raises the error again, so that its traceback goes to stderr."""
+    api_error = Problem("internal error; see the server's log", 500)
+    return json_response(document(api_error, request.url.path), api_error.status)
+
+
+async def gone(request: Request, error: Gone) -> Response:
+    """Return the response to a client that has disconnected; it is never sent."""
+    return Response(status_code=NOBODY)

@@ -1,0 +1,83 @@
+"""Extracts the JSON documents of an HTTP answer from ASGI messages."""
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.types import Message
+
+from llmcli.api.errors import Problem
+
+SEPARATORS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
+
+
+class Documents:
+    """Pass `send` to the application. `queue` receives each document, then None. Afterwards
+    raise_error() raises the answer's error, if it was one.
+    """
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._status, self._separator, self._buffer = 500, b"", b""
+        self._error: dict[str, Any] | None = None
+        self._ended = False
+
+    async def send(self, message: Message) -> None:
+        """Handle a message of the application."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            kinds = [
+                value.decode("latin-1")
+                for name, value in message["headers"]
+                if name.lower() == b"content-type"
+            ]
+            self._separator = SEPARATORS.get("".join(kinds).partition(";")[0], b"")
+        elif message["type"] == "http.response.body":
+            self._buffer += message.get("body", b"")
+            if self._separator:
+                *complete, self._buffer = self._buffer.split(self._separator)
+                for piece in complete:
+                    self._take(piece)
+            elif not message.get("more_body") and self._buffer:
+                self._take(self._buffer)
+            self._ended = not message.get("more_body")
+
+    def over(self, _: object) -> None:
+        """End the queue."""
+        self.queue.put_nowait(None)
+
+    def check(self) -> None:
+        """Raise ApiError if the answer was an error, or ended with one."""
+        if self._error is None:
+            if not self._ended:
+                raise Problem(
+                    "the model was lost during this answer; try again",
+                    503,
+                    code="model_lost",
+                )
+            return
+        fields = dict(self._error)
+        message, kind = str(fields.pop("message", "")), fields.pop("type", None)
+        status = self._status if self._status >= 400 else 503
+        raise Problem(
+            message,
+            status,
+            type=kind or "server_error",
+            param=fields.pop("param", None),
+            code=fields.pop("code", None),
+            **fields,
+        )
+
+    def _take(self, piece: bytes) -> None:
+        if self._separator == SEPARATORS["text/event-stream"]:
+            piece = b"".join(line[6:] for line in piece.split(b"\n") if line.startswith(b"data: "))
+        if not piece or piece == b"[DONE]":
+            return
+        document = json.loads(piece)
+        # Several answers of /completion are a list. A whole response of /v1/responses has the
+        # field `error`, too, with null.
+        error = document.get("error") if isinstance(document, dict) else None
+        if error and (self._status >= 400 or document.keys() <= {"error", "type"}):
+            self._error = error if isinstance(error, dict) else {"message": error}
+        else:
+            self.queue.put_nowait(document)

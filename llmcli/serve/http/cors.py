@@ -1,0 +1,21 @@
+"""CORS headers, which let web pages of other origins read answers."""
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from llmcli.api.server_settings import Settings
+
+
+def readable(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """Wrap an application so that pages of `settings.cors` may read its answers; without such
+    origins return it unchanged.
+    """
+    if not settings.cors:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(settings.cors),
+        allow_methods=["*"],
+        allow_headers=["*"],
+        allow_private_network=True,
+    )

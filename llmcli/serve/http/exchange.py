@@ -1,0 +1,245 @@
+"""Reads request bodies, and writes a form's answers as HTTP responses.
+
+A client that disconnects is noticed even while nothing is being sent to it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llmcli.api import registry
+from llmcli.api.errors import Problem, problem
+from llmcli.api.forms.base import Form, encoded
+from llmcli.api.server_settings import Settings
+from llmcli.api.stream_resume import TOLD, Known, Past, Told, known, told
+from llmcli.serve.engine_thread.bridge import Answering, Bridge
+from llmcli.serve.http import api_keys
+from llmcli.serve.http.service import Service
+from llmcli.strict_json import strict
+from llmcli.types import Event
+from quant.errors import Refusal
+
+T = TypeVar("T")
+DEEP = "the body is nested too deeply"
+PATIENCE = 60  # seconds that a client may take to send its body, or to read a piece of its answer
+PING = 15.0  # seconds of silence after which a stream sends a ping
+SHORT = 4096  # bytes of a body whose prompt is built on the event loop
+READ = 8  # a body that is too large is read up to this many times the limit
+
+
+class Gone(Exception):
+    """The client has closed its connection."""
+
+
+async def body(request: Request, most: int) -> dict[str, Any]:
+    """Return the JSON object in a request's body. Raises ApiError if there is none or the body is
+    too large.
+    """
+    return parsed(await whole(request, most))
+
+
+async def whole(request: Request, most: int) -> bytes:
+    """Return a request's body. Raises ApiError if it is too large or too slow, ClientDisconnected
+    if the client leaves.
+    """
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise Problem(f"the body has the encoding {coding[:60]!r}; send it without one", 415)
+    raw, count = bytearray(), 0
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for chunk in request.stream():
+                count += len(chunk)
+                if count <= most:
+                    raw += chunk
+                elif count > READ * most:
+                    break
+    except TimeoutError:
+        raise Problem(f"the body did not arrive within {PATIENCE} s", 408) from None
+    except ClientDisconnect:
+        raise Gone from None
+    # Most of a body that is too large is read all the same, because many clients read an answer
+    # only after they have sent everything.
+    if count > most:
+        raise Problem(f"the body is larger than this server's limit of {most:,} bytes", 413)
+    return bytes(raw)
+
+
+def parsed(raw: bytes) -> dict[str, Any]:
+    """Parse bytes as a JSON object. Raises ApiError if they are none."""
+    try:
+        document = strict(raw)
+    except UnicodeDecodeError as error:
+        raise Problem(f"the body is not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise Problem(DEEP) from None
+    except ValueError as error:
+        raise Problem(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise Problem("the body must be a JSON object")
+    return document
+
+
+async def asked(
+    bridge: Bridge, path: str, document: Mapping[str, Any], settings: Settings, short: bool = False
+) -> Form:
+    """Build the form of a path from a request's document, ready to be answered. It is built in a
+    worker thread beside the engine's.
+    """
+    form: Form = await bridge.prepare(
+        registry.forms()[path], document, bridge.runner, settings, short=short
+    )
+    if form.constraint:
+        await bridge.prepare(form.ready, kind="grammars")
+    return form
+
+
+async def answered(service: Service, request: Request, form: Form) -> Response:
+    """Answer a form: with one document at the end, or with a stream from the first event on."""
+    address = request.client.host if request.client else ""
+    client = api_keys.client(request.headers, address, service.settings.keys)
+    position = known(request.scope) if form.stream else None
+    if position:
+        form.resume(position)
+    requests = [replace(form_request, client=client) for form_request in form.requests]
+    answering = service.bridge.answer(*requests, samples=form.each)
+    if form.stream:
+        return Events(answering, form, position)
+    async with aclosing(answering):
+        await unless_gone(request.receive, _read_to_end(answering))
+    return json_response(form.whole(answering.answers))
+
+
+async def _read_to_end(answering: Answering) -> None:
+    async for _ in answering:
+        pass
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns. If the client disconnects first, cancel the work and raise
+    ClientDisconnected.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Gone
+    finally:
+        for future in (task, gone):
+            future.cancel()
+        with suppress(asyncio.CancelledError):
+            await task if not task.done() else None
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_response(
+    document: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """Return a document as a JSON response."""
+    return Response(encoded(document), status, headers, "application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a stream, the positions that they bring the answers to, and whether more follows."""
+
+    raw: bytes
+    told: tuple[Told, ...] = ()
+    more: bool = True
+
+
+class Events(Response):
+    """A stream of Server-Sent Events. The head is sent with the first event, so that an error
+    before it has its own status.
+
+    If the request continues a stream at a `position`, events that were already sent are skipped,
+    and each piece carries the new positions (stream_resume.py).
+    """
+
+    def __init__(self, answering: Answering, form: Form, position: Known | None = None) -> None:
+        self.answering, self.form, self.known = answering, form, position
+        self.media_type = form.media_type
+        self.status_code, self.background = 200, None
+        self._has_started, self._sent_at = False, 0.0
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events as they arrive; if the client disconnects, cancel the answers."""
+        async with aclosing(self.answering):
+            with suppress(Gone):
+                await unless_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        pinging = asyncio.ensure_future(self._ping(send))
+        try:
+            async for piece in self._chunks():
+                if not piece.more:
+                    pinging.cancel()
+                await self._send_chunk(send, piece)
+        except TimeoutError:  # the client reads nothing
+            raise Gone from None
+        finally:
+            pinging.cancel()
+
+    async def _send_chunk(self, send: Send, piece: Piece) -> None:
+        self._sent_at = asyncio.get_running_loop().time()
+        if not self._has_started:
+            self._has_started = True
+            head = {TOLD: ()} if self.known else {}
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": self.raw_headers, **head}
+            )
+        marks = {TOLD: piece.told} if self.known else {}
+        async with asyncio.timeout(PATIENCE):
+            await send(
+                {"type": "http.response.body", "body": piece.raw, "more_body": piece.more, **marks}
+            )
+
+    async def _ping(self, send: Send) -> None:
+        """Send a ping after each PING_SECONDS of silence: proxies close connections that are silent
+        for long.
+        """
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        with suppress(TimeoutError):  # _send times out as well
+            while self.form.ping:
+                await asyncio.sleep(max(0.0, self._sent_at + PING - loop.time()))
+                if loop.time() >= self._sent_at + PING:
+                    await self._send_chunk(send, Piece(self.form.ping))
+
+    async def _chunks(self) -> AsyncIterator[Piece]:
+        """Yield the events as bytes. Events that arrive together are sent as one piece, the last
+        one together with the stream's end.
+        """
+        form, held, events, past = self.form, bytearray(), list[Event](), Past(self.known)
+        try:
+            async for event in self.answering:
+                if not form.begun:
+                    head = form.written(form.begin())
+                    held += b"" if past.begun else head
+                raw = form.streamed(event)
+                if past.has(event):
+                    continue
+                held += raw
+                events.append(event)
+                last = event.finish is not None and self.answering.count == 1
+                if held and not self.answering.waiting and not last:
+                    yield Piece(bytes(held), told(events))
+                    held.clear()
+                    events.clear()
+            held += form.written(form.end(self.answering.answers)) + form.last
+            yield Piece(bytes(held), told(events), more=False)
+        except Refusal as error:
+            if not self._has_started and not form.begun:
+                raise
+            yield Piece(form.failed(problem(error)), more=False)

@@ -1,0 +1,69 @@
+"""`/v1/kv`: the state of the cache: bytes, cells, their sequences, and common prefixes. It contains
+no text.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcli.runtime.kv_cache.usage import Node, census
+from llmcli.runtime.runner import Runner
+from llmcli.serve.http.exchange import json_response
+from llmcli.serve.http.service import Route, Service
+
+
+async def kv(service: Service, request: Request) -> Response:
+    """Respond with the cache report, taken between two steps; `?check=true` first compares the
+    ledger with llama.cpp's state.
+    """
+    runner, check = service.bridge.runner, request.query_params.get("check") == "true"
+    return json_response(await service.bridge.call(lambda: report(runner, check)))
+
+
+def report(runner: Runner, check: bool = False) -> dict[str, Any]:
+    """Return the cache report. Runs on the engine's thread; a difference that `check` finds is a
+    bug and crashes.
+    """
+    engine = runner.engine
+    if check:
+        engine.check()
+    load, usage, scheduler = engine.load, census(engine.ledger), engine.scheduler
+    return {
+        **asdict(runner.kv_report()),
+        "embedding_bytes": runner.embedding_bytes,
+        "reading_bytes": runner.reading_bytes,
+        "saved_cells": sum(map(len, engine.ledger.tokens)) - engine.ledger.used,
+        "outside": {
+            "swapped_bytes": scheduler.swap.nbytes,
+            "finished_bytes": scheduler.parking.nbytes,
+            "most_bytes": 2 * engine.schedule.swap_bytes,
+        },
+        "running": load.running,
+        "waiting": load.waiting,
+        "preempted": load.preempted,
+        "sequences": [
+            {
+                "slot": sequence.slot,
+                "state": "running" if sequence.running else "cached",
+                "tokens": sequence.tokens,
+                "own_cells": sequence.own,
+                "shared_cells": sequence.shared,
+            }
+            for sequence in usage.held
+        ],
+        "prefixes": [_prefix_document(node) for node in usage.prefixes],
+        "checked": check,
+    }
+
+
+def _prefix_document(node: Node) -> dict[str, Any]:
+    return {
+        "tokens": node.tokens,
+        "slots": sorted(node.slots),
+        "children": [_prefix_document(child) for child in node.children],
+    }
+
+
+ROUTES = (Route("/v1/kv", kv),)

@@ -1,0 +1,84 @@
+"""llama-server's `/props`, `/slots` and `/apply-template`. They reveal no client's text."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcli.api.forms.openai_chat import Chat
+from llmcli.runtime.binding.library import version
+from llmcli.runtime.kv_cache.usage import census
+from llmcli.runtime.runner import Runner
+from llmcli.serve.http.exchange import asked, body, json_response
+from llmcli.serve.http.service import Route, Service
+
+
+async def props(service: Service, request: Request) -> Response:
+    """Respond with the model's properties, the defaults of requests, and the number of parallel
+    answers.
+    """
+    runner, settings = service.bridge.runner, service.settings
+    template = runner.template
+    params = settings.sampling.as_dict()
+    most = settings.most_context or runner.n_ctx
+    return json_response(
+        {
+            "default_generation_settings": {
+                "n_ctx": most,
+                "params": {
+                    **params,
+                    "temperature": params["temp"],
+                    "max_tokens": settings.max_tokens,
+                    "stop": list(settings.stops),
+                },
+            },
+            "total_slots": service.bridge.parallel,
+            "model_alias": settings.name,
+            "model_ftype": runner.header.file_type,
+            "model_path": str(runner.header.files[0]),
+            "modalities": {"vision": False, "video": False, "audio": False},
+            "chat_template": template.source if template else "",
+            "endpoint_slots": True,
+            "endpoint_props": False,
+            "endpoint_metrics": True,
+            "bos_token": template.bos if template else "",
+            "eos_token": template.eos if template else "",
+            "build_info": f"llama-cpp-python {version()}",
+            "is_sleeping": False,
+        }
+    )
+
+
+async def slots(service: Service, request: Request) -> Response:
+    """Respond with the used sequences of the cache, as llama-server reports its slots."""
+    return json_response(await service.bridge.call(lambda: _slot_documents(service.bridge.runner)))
+
+
+async def applied(service: Service, request: Request) -> Response:
+    """Respond with the text that the model would read for a conversation."""
+    document = await body(request, service.settings.max_body)
+    form: Any = await asked(service.bridge, Chat.path, document, service.settings)
+    model = service.bridge.runner.model
+    raw = b"".join(model.piece(token, special=True) for token in form.requests[0].tokens)
+    return json_response({"prompt": raw.decode("utf-8", "replace")})
+
+
+def _slot_documents(runner: Runner) -> list[dict[str, Any]]:
+    speculative = runner.engine.means.speculation is not None
+    return [
+        {
+            "id": sequence.slot,
+            "n_ctx": runner.n_ctx,
+            "speculative": speculative,
+            "is_processing": sequence.running,
+            "n_prompt_tokens": sequence.tokens,
+        }
+        for sequence in sorted(census(runner.engine.ledger).held, key=lambda held: held.slot)
+    ]
+
+
+ROUTES = (
+    Route("/props", props, paths=("/v1/props",)),
+    Route("/slots", slots, paths=("/v1/slots",)),
+    Route("/apply-template", applied, ("POST",)),
+)

@@ -1,0 +1,51 @@
+"""`/v1/models`: the served model under each of its names."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from llmcli.api.errors import unknown_model
+from llmcli.serve.http.service import Route, Service
+
+
+def _model_document(service: Service, name: str) -> dict[str, Any]:
+    runner, settings = service.bridge.runner, service.settings
+    meta = {
+        "n_vocab": runner.model.n_vocab,
+        "n_ctx": settings.most_context or runner.n_ctx,
+        "n_ctx_train": runner.header.context_length,
+        "n_params": runner.model.n_params,
+        "size": sum(tensor.nbytes for tensor in runner.header.tensors),
+        "file_type": runner.header.file_type,
+        "chat": runner.template is not None,
+        "generates": runner.generates,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": settings.created,
+        "owned_by": "llmcli",
+        "meta": meta,
+    }
+
+
+async def models(service: Service, request: Request) -> Response:
+    """Respond with every name of the model."""
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": [_model_document(service, name) for name in service.settings.names],
+        }
+    )
+
+
+async def model(service: Service, request: Request) -> Response:
+    """Describe one served model; respond 404 if the name is unknown."""
+    name = request.path_params["name"]
+    if name not in service.settings.names:
+        raise unknown_model(name, service.settings.names)
+    return JSONResponse(_model_document(service, name))
+
+
+ROUTES = (Route("/v1/models", models, paths=("/models",)), Route("/v1/models/{name:path}", model))

@@ -1,0 +1,149 @@
+"""ollama's `/api/tags`, `/api/show`, `/api/ps`, `/api/version` and `/api/embed`.
+
+Its chat endpoints are in api/forms/ollama.py. Models are pulled, created and removed only by
+llmcli's own commands.
+"""
+
+import hashlib
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcli.api.errors import Problem, unknown_model
+from llmcli.api.fields import Fields
+from llmcli.api.forms.ollama import known
+from llmcli.serve.http.exchange import body, json_response, unless_gone
+from llmcli.serve.http.routes.embeddings import embedded
+from llmcli.serve.http.service import Route, Service
+
+# The version of ollama whose API this is: some clients (VS Code's) refuse an older one.
+SPEAKS = "0.12.6"
+TEXTS = "input", "prompt"
+
+
+def _details(service: Service) -> dict[str, Any]:
+    header, count = service.bridge.runner.header, service.bridge.runner.model.n_params
+    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": header.architecture,
+        "families": [header.architecture],
+        "parameter_size": size,
+        "quantization_level": header.file_type,
+    }
+
+
+def _model_document(service: Service, name: str) -> dict[str, Any]:
+    size = sum(tensor.nbytes for tensor in service.bridge.runner.header.tensors)
+    changed = datetime.fromtimestamp(service.settings.created, UTC).isoformat()
+    # A hash of name and size: ollama's is the hash of a manifest, which a GGUF file does not have.
+    digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": changed,
+        "size": size,
+        "digest": digest,
+        "details": _details(service),
+    }
+
+
+async def tags(service: Service, request: Request) -> Response:
+    """Respond with every name of the model."""
+    return json_response(
+        {"models": [_model_document(service, name) for name in service.settings.names]}
+    )
+
+
+async def running(service: Service, request: Request) -> Response:
+    """Respond with every name as a loaded model: it is loaded as long as it is served."""
+    size = service.settings.most_context or service.bridge.runner.n_ctx
+    models = [
+        {
+            **_model_document(service, name),
+            "expires_at": "9999-12-31T00:00:00Z",
+            "size_vram": 0,
+            "context_length": size,
+        }
+        for name in service.settings.names
+    ]
+    return json_response({"models": models})
+
+
+async def version(service: Service, request: Request) -> Response:
+    """Respond with the version of the API."""
+    return json_response({"version": SPEAKS})
+
+
+async def show(service: Service, request: Request) -> Response:
+    """Respond with one model's details, metadata, capabilities and template."""
+    fields = Fields(await body(request, service.settings.max_body))
+    requested = fields.text("model") or fields.needed("name")
+    name, runner, settings = (
+        known(requested, service.settings),
+        service.bridge.runner,
+        service.settings,
+    )
+    if name not in settings.names:
+        raise unknown_model(requested, settings.names)
+    capabilities = ["completion"] if runner.generates else ["embedding"]
+    if runner.generates and runner.template is not None:
+        capabilities += ["tools", *(["thinking"] if runner.template.switches else [])]
+    architecture = runner.header.architecture
+    info = {
+        "general.architecture": architecture,
+        "general.parameter_count": runner.model.n_params,
+        f"{architecture}.context_length": runner.header.context_length or runner.n_ctx,
+        f"{architecture}.embedding_length": runner.model.n_embd,
+    }
+    return json_response(
+        {
+            "modelfile": f"FROM {name}",
+            "parameters": f"num_ctx {settings.most_context or runner.n_ctx}",
+            "license": "",
+            "template": runner.template.source if runner.template else "{{ .Prompt }}",
+            "details": _details(service),
+            "model_info": info,
+            "capabilities": capabilities,
+            "modified_at": _model_document(service, name)["modified_at"],
+        }
+    )
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """Respond with the vectors of one or several texts. The older path takes one text as `prompt`
+    and returns one vector.
+    """
+    started, fields = time.perf_counter_ns(), Fields(await body(request, service.settings.max_body))
+    is_old_path = request.url.path.endswith("/embeddings")
+    texts = fields.values.get(TEXTS[is_old_path])
+    if texts is None:
+        raise Problem(f"{TEXTS[is_old_path]} is missing", param=TEXTS[is_old_path])
+    document = {"input": texts, "model": known(fields.text("model"), service.settings)}
+    document |= {} if is_old_path else {"dimensions": fields.values.get("dimensions")}
+    answer = await unless_gone(request.receive, embedded(service, document))
+    vectors = [item["embedding"] for item in answer["data"]]
+    if is_old_path:
+        return json_response({"embedding": vectors[0]})
+    return json_response(
+        {
+            "model": fields.text("model") or service.settings.name,
+            "embeddings": vectors,
+            "total_duration": time.perf_counter_ns() - started,
+            "load_duration": 0,
+            "prompt_eval_count": answer["usage"]["prompt_tokens"],
+        }
+    )
+
+
+ROUTES = (
+    Route("/api/tags", tags),
+    Route("/api/ps", running),
+    Route("/api/version", version),
+    Route("/api/show", show, ("POST",)),
+    Route("/api/embed", embed, ("POST",), ("/api/embeddings",)),
+)

@@ -1,0 +1,63 @@
+"""`/`: the chat page. One document without external resources; its script and style are allowed by
+their hashes.
+"""
+
+import base64
+import functools
+import hashlib
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcli.serve.http.service import Route, Service
+
+PARTS = Path(__file__).parents[1] / "page"
+
+
+@functools.cache
+def page() -> tuple[str, dict[str, str]]:
+    """Return the document and its headers: the page may run only its own script and connect only to
+    this server's API.
+    """
+    parts = {
+        name: (PARTS / file).read_text("utf-8")
+        for name, file in (("style", "page.css"), ("script", "page.js"))
+    }
+    document = (PARTS / "page.html").read_text(encoding="utf-8")
+    for name, text in parts.items():
+        assert f"</{name}" not in text, name
+        document = document.replace(f"{{{{{name}}}}}", text)
+    policy = {
+        "default-src": "'none'",
+        "script-src": _hash(parts["script"]),
+        "connect-src": "'self'",
+        "img-src": "data:",
+        # The script may set an element's style; a style attribute in the document's text would be
+        # blocked.
+        "style-src": _hash(parts["style"]),
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return document, {
+        "content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+        "cross-origin-opener-policy": "same-origin",
+    }
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+async def show(service: Service, request: Request) -> Response:
+    """Respond with the page. It contains no secret, and asks for a key if the API needs one."""
+    document, headers = page()
+    return Response(document, headers=headers, media_type="text/html; charset=utf-8")
+
+
+ROUTES = (Route("/", show, paths=("/index.html",), open=True),)

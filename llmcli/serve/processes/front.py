@@ -1,0 +1,284 @@
+"""The HTTP side of a server whose models run in other processes: it reads requests, forwards them,
+and survives the loss of a model.
+
+A request that is lost before the first byte of its answer is sent again, up to MAX_TRIES times, and
+so is one whose stream can be continued (stream_resume.py); the latter also waits while the
+remaining models are busy, because all requests of a lost model come to them at once. Any other lost
+request is broken: a stream ends with an error event, another answer by closing the connection.
+Keys, models and limits are checked by the application, which runs with the model.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from llmcli.api import registry
+from llmcli.api.errors import Problem, document
+from llmcli.api.forms.base import Form, encoded
+from llmcli.api.server_settings import Settings
+from llmcli.api.stream_resume import TOLD, Known, fresh
+from llmcli.serve.http import api_keys
+from llmcli.serve.http.asgi_documents import Documents
+from llmcli.serve.http.body_budget import Bodies, Room
+from llmcli.serve.http.cors import readable
+from llmcli.serve.http.exchange import Gone, json_response, unless_gone, whole
+from llmcli.serve.http.origin_guard import Guard
+from llmcli.serve.http.routes.websocket import SOCKET, Talk
+from llmcli.serve.processes.asgi_relay import portable
+from llmcli.serve.processes.prefix_affinity import key_of
+
+TRIES = 3
+PATIENCE = 30.0  # seconds that a request waits for a model that is restarting
+RETRY_AFTER = 5  # seconds
+PAUSE = 0.5  # seconds before a stream is sent again to busy models
+STOPPING = 1012  # WebSocket close code of a service that restarts
+KEPT = (b"host", b"authorization", b"x-api-key")  # headers of a WebSocket that its requests inherit
+
+
+class Lost(Exception):
+    """The process that was answering has ended, and its answer with it."""
+
+
+class Full(Lost):
+    """The process that should continue a stream is busy."""
+
+
+class Upstream(Protocol):
+    """What answers requests: one process (supervised_process.py) or replicas (ray_replicas.py)."""
+
+    def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Message, None]:
+        """Yield the application's messages for one request; raises UpstreamLost. Closing the
+        generator cancels the request.
+        """
+        ...
+
+    async def wait(self, seconds: float) -> str:
+        """Wait until requests can be answered; return "", or the reason why they cannot."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel every answer now."""
+        ...
+
+
+class Front:
+    """An ASGI application. Server stops it like an EngineBridge: `drain` waits for running
+    answers.
+    """
+
+    def __init__(self, upstream: Upstream, settings: Settings) -> None:
+        self.upstream, self.settings = upstream, settings
+        self.talks: set[asyncio.Task[None]] = set()  # running answers over WebSockets
+        self.room = Room(settings.max_body)
+        self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, self.room)
+        registry.forms()  # load the forms now, not during the first request
+        self._n_open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.stopping = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request or WebSocket."""
+        self._n_open += 1
+        self._idle.clear()
+        try:
+            if scope["type"] == "websocket":
+                await self._serve_socket(scope, receive, send)
+            elif scope["type"] == "http":
+                await self._bodies(scope, receive, send)
+        finally:
+            self._n_open -= 1
+            if not self._n_open:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Accept no requests, and wait up to this many seconds for the running ones."""
+        self.stopping = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            self.upstream.stop()
+
+    def stop(self) -> None:
+        """Cancel every answer now."""
+        self.stopping = True
+        self.upstream.stop()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if self.stopping:
+                raise Problem("the server is stopping", 503)
+            request = Request(scope, receive)
+            # Without a valid key the body is not read: the application refuses the request.
+            has_key = api_keys.allowed(request.headers, self.settings.keys)
+            raw = await whole(request, self.settings.max_body) if has_key else b""
+            await unless_gone(receive, self._forward(portable(scope), raw, send))
+        except Gone:
+            return
+        except Problem as error:
+            headers = {"retry-after": str(RETRY_AFTER)} if error.status in (429, 503) else None
+            response = json_response(document(error, scope["path"]), error.status, headers)
+            await readable(response, self.settings)(scope, receive, send)
+
+    async def _forward(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
+        """Send a request to the upstream until it is answered. Raises ApiError if that fails."""
+        key, why = key_of(raw), ""
+        key, why = key_of(raw), ""
+        # A health check wants to know the state now.
+        patience = 0.0 if scope["path"].endswith("/health") else PATIENCE
+        sent = _SentAnswer(send, registry.form(scope["path"]))
+        tries, pauses = TRIES, round(PATIENCE / PAUSE)
+        while tries and pauses:
+            if why := await self.upstream.wait(patience):
+                break
+            try:
+                await self._forward_once(
+                    sent.position.put(scope) if sent.position else scope, raw, key, sent
+                )
+                return
+            except Full:
+                pauses -= 1
+                await asyncio.sleep(PAUSE)
+            except Lost:
+                tries -= 1
+            if sent.over or not sent.position:
+                break
+            if self.stopping:
+                why = "the server is stopping"
+                break
+        if sent.begun:
+            await sent.broken()
+            return
+        message = (
+            f"the model is not available: {why}"
+            if why
+            else f"the model was lost {TRIES} times during this request"
+        )
+        raise Problem(message, 503, code="model_unavailable")
+
+    async def _forward_once(
+        self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_SentAnswer"
+    ) -> None:
+        """Send the request once and forward the answer. Raises ApiError before the first byte,
+        UpstreamLost after it.
+        """
+        try:
+            async with aclosing(self.upstream.ask(scope, raw, key)) as messages:
+                async for message in messages:
+                    await sent.send(message)
+        except Problem as error:
+            if not sent.begun:
+                raise
+            raise (Full if error.status == 429 else Lost) from None
+        if not sent.begun:
+            raise Problem(
+                "the request could not be answered because of a bug; see the server's log", 500
+            )
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a WebSocket. Its requests are forwarded one by one like HTTP requests, so that it
+        survives the loss of a model.
+        """
+        if self.stopping:
+            await send(
+                {"type": "websocket.close", "code": STOPPING, "reason": "the server is stopping"}
+            )
+            return
+        socket = WebSocket(scope, receive, send)
+        try:
+            self._guard.check("websocket", "GET", socket.headers)
+        except Problem as error:
+            await socket.close(1008, str(error)[:120])
+            return
+        if scope["path"] != SOCKET or not api_keys.allowed(socket.headers, self.settings.keys):
+            await socket.close(
+                1008,
+                "this server needs a key"
+                if scope["path"] == SOCKET
+                else "this path does not exist",
+            )
+            return
+        await socket.accept()
+        await Talk(
+            socket, partial(self._socket_documents, portable(scope)), self.talks, self.room
+        ).run()
+
+    async def _socket_documents(
+        self, scope: dict[str, Any], path: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() in KEPT]
+        http = {
+            **scope,
+            "type": "http",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [*headers, (b"content-type", b"application/json")],
+        }
+        documents = Documents()
+        task = asyncio.ensure_future(self._forward(http, encoded(body), documents.send))
+        task.add_done_callback(documents.over)
+        try:
+            while (document_ := await documents.queue.get()) is not None:
+                yield document_
+            await task
+            documents.check()
+        finally:
+            task.cancel()
+
+
+class _SentAnswer:
+    """What was sent of one answer, and its stream position: None once the answer cannot be
+    continued.
+    """
+
+    def __init__(self, send: Send, form: type[Form] | None) -> None:
+        self._send, self._form = send, form
+        self.begun = self.over = False
+        self.position: Known | None = fresh()
+
+    async def send(self, message: Message) -> None:
+        """Forward a message of the model. Raises UpstreamLost if a model that should continue the
+        stream does not, UpstreamBusy if it cannot yet.
+        """
+        marks = message.get(TOLD)
+        message = {name: value for name, value in message.items() if name != TOLD}
+        head = message["type"] == "http.response.start"
+        if head and self.begun:
+            if marks is None:
+                raise Full if message["status"] == 429 else Lost
+            return
+        if marks is None:
+            self.position = None
+        elif self.position:
+            self.position.hear(marks)
+        if head:
+            kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+            # Only a stream can end with an error event.
+            if self._form and not any(
+                kind.startswith(self._form.media_type.encode()) for kind in kinds
+            ):
+                self._form = None
+        elif message["type"] == "http.response.body":
+            self.over = not message.get("more_body")
+        self.begun = True
+        await self._send(message)
+
+    async def broken(self) -> None:
+        """Send an error event that ends the stream. An answer that is no stream just ends early,
+        which the client recognizes by its length.
+        """
+        if self.over or self._form is None:
+            return
+        error = Problem("the model was lost during this answer; try again", 503, code="model_lost")
+        await self._send(
+            {"type": "http.response.body", "body": self._form.failed(error), "more_body": False}
+        )

@@ -1,0 +1,243 @@
+"""Several models that answer together, through Ray Serve, on one machine or a cluster.
+
+Each replica is the application with its own model (asgi_relay.py does the same over a socket). Ray
+Serve starts and restarts the replicas; its HTTP proxy is not used, clients connect to our front
+server. PrefixRouter chooses the replica: the one whose cache has the beginning of the prompt, as
+long as it is not full.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from starlette.types import Message
+
+from llmcli.api.errors import Problem
+from llmcli.errors import UserError
+from llmcli.hardware.ray_cluster import cluster
+from llmcli.serve.http.app import make_app
+from llmcli.serve.processes.asgi_relay import Open
+from llmcli.serve.processes.front import Lost
+from llmcli.serve.processes.merged_metrics import SUMMED, together
+from llmcli.serve.processes.prefix_affinity import ranked
+
+NAME = "llmcli"
+STUCK = 120.0  # seconds within which the engine's thread must complete a step
+LOOK = 2.0  # seconds between two health checks of a replica
+# requests of a replica for each answer that it computes at once, before another replica is chosen
+BUSY = 2
+STARTS = 3  # attempts of a replica to open its model
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Number of replicas, Ray address (None: this machine), answers at once of each replica, and
+    requests that may wait besides.
+    """
+
+    replicas: int
+    address: str | None
+    parallel: int
+    waiting: int
+    cpus: float = 1.0
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
+    """Chooses the replica that has the beginning of the prompt; if it is full, the least busy of
+    the others.
+
+    A replica is full at `max_ongoing_requests`; Ray knows the queue lengths.
+    """
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Return ranks of replicas, as Ray expects them."""
+        key = pending_request.kwargs.get("key") if pending_request else None
+        if not key:
+            return [candidate_replicas]
+        names = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        first, *others = (names[name] for name in ranked(key, names))
+        return [[first], others]
+
+
+class Replica:
+    """What Ray Serve runs: one open model and its application."""
+
+    def __init__(self, open_model: Open) -> None:
+        self._stack = ExitStack()
+        self._bridge, settings = self._stack.enter_context(open_model())
+        self._app: Any = make_app(self._bridge, settings)
+        self._facts = {"names": settings.names, "n_ctx": self._bridge.runner.n_ctx}
+
+    async def facts(self) -> dict[str, Any]:
+        """Return what the front server needs to know about the model."""
+        return self._facts
+
+    async def ask(
+        self, scope: dict[str, Any], body: bytes, key: bytes = b""
+    ) -> AsyncGenerator[Message, None]:
+        """Yield the application's messages for one request; `key` is for the router."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        gone = asyncio.Event()
+        parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if parts:
+                return parts.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            messages.put_nowait(message)
+
+        work = asyncio.create_task(self._app(scope, receive, send))
+        work.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+        finally:
+            gone.set()
+            with suppress(asyncio.CancelledError):
+                await work
+
+    async def answer_whole(self, scope: dict[str, Any], body: bytes) -> tuple[str, list[Message]]:
+        """Return this replica's name and its whole answer to a request that all replicas
+        receive.
+        """
+        messages = [message async for message in self.ask(scope, body)]
+        return serve.get_replica_context().replica_id.unique_id, messages
+
+    async def check_health(self) -> None:
+        """Raise if the engine's thread no longer completes its steps; Ray then replaces the
+        replica.
+        """
+        await asyncio.wait_for(self._bridge.call(lambda: None), STUCK)
+
+    def __del__(self) -> None:
+        """Close the model: Ray ends a replica this way."""
+        if hasattr(self, "_stack"):
+            self._stack.close()
+
+
+class Replicas:
+    """The front server's upstream over a handle of Ray Serve."""
+
+    def __init__(self, handle: Any) -> None:
+        self._streaming_handle, self._handle = (
+            handle.options(method_name="ask", stream=True),
+            handle,
+        )
+        self._running: set[Any] = set()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a replica reports about its model."""
+        facts: dict[str, Any] = self._handle.facts.remote().result(timeout_s=STUCK)
+        return facts
+
+    async def ask(
+        self, scope: dict[str, Any], body: bytes, key: bytes
+    ) -> AsyncGenerator[Message, None]:
+        """Implements Upstream.ask; requests for merged documents go to all replicas."""
+        if scope["path"] in SUMMED and scope["method"] == "GET":
+            for message in await self._ask_all(scope, body):
+                yield message
+            return
+        response = self._streaming_handle.remote(scope, body, key=key)
+        self._running.add(response)
+        try:
+            async for message in response:
+                yield message
+        except BackPressureError:
+            raise Problem("the queue is full", 429, code="busy") from None
+        except (RayError, RayServeException) as error:
+            raise Lost(str(error)) from None
+        finally:
+            self._running.discard(response)
+            response.cancel()
+
+    async def _ask_all(self, scope: dict[str, Any], body: bytes) -> list[Message]:
+        """Return the merged answer of all replicas, or the first error (such as a missing key)."""
+
+        def broadcast() -> list[tuple[str, list[Message]]]:
+            response: Any = self._handle.broadcast("answer_whole", scope, body)
+            return list(response.results(timeout_s=STUCK))
+
+        try:
+            answers = dict(await asyncio.to_thread(broadcast))
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise Lost(str(error)) from None
+        if not answers:
+            raise Lost
+        for messages in answers.values():
+            if messages[0]["status"] != 200:
+                return messages
+        bodies = {
+            name: b"".join(message.get("body", b"") for message in messages)
+            for name, messages in answers.items()
+        }
+        raw, start = together(scope["path"], bodies), next(iter(answers.values()))[0]
+        headers = [
+            (name, value) for name, value in start["headers"] if name.lower() != b"content-length"
+        ]
+        headers.append((b"content-length", str(len(raw)).encode()))
+        return [
+            {**start, "headers": headers},
+            {"type": "http.response.body", "body": raw, "more_body": False},
+        ]
+
+    async def wait(self, seconds: float) -> str:
+        """Implements Upstream.wait: Ray itself waits for a replica."""
+        return ""
+
+    def stop(self) -> None:
+        """Cancel every answer now."""
+        for response in tuple(self._running):
+            response.cancel()
+
+
+@contextmanager
+def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
+    """Run replicas until the block ends. Raises UserError if Ray or a model does not start."""
+    with cluster(crew.address, max(1.0, crew.replicas * crew.cpus)):
+        serve.start(
+            proxy_location="Disabled",
+            logging_config={"log_level": "ERROR", "enable_access_log": False},
+        )
+        deployment = serve.deployment(
+            Replica,
+            name=NAME,
+            num_replicas=crew.replicas,
+            max_ongoing_requests=BUSY * crew.parallel,
+            max_queued_requests=crew.waiting,
+            ray_actor_options={"num_cpus": crew.cpus},
+            request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+            health_check_period_s=LOOK,
+            health_check_timeout_s=STUCK + LOOK,
+            max_constructor_retry_count=STARTS,
+            graceful_shutdown_timeout_s=LOOK,
+        )
+        try:
+            try:
+                handle = serve.run(deployment.bind(open_model), name=NAME, route_prefix=None)
+            except RuntimeError as error:  # contains the replica's own message
+                reasons = re.findall(r"(?:UserError|Refusal|Damaged): (.+)", str(error))
+                raise UserError(
+                    f"the replicas did not start: {reasons[-1] if reasons else error}",
+                    hint="every machine of the cluster needs llmcli, Ray and the model under the"
+                    " same names",
+                ) from None
+            yield Replicas(handle)
+        finally:
+            if crew.address:  # our own Ray ends as a whole
+                serve.delete(NAME)

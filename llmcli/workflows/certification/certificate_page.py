@@ -1,0 +1,164 @@
+"""The page of a certificate: summary, divergence, bytes and errors by kind of tensor, every
+tensor.
+"""
+
+from llmcli.charts.chart import Axis, Chart, Row, Rows, Table, Value
+from llmcli.charts.html_page import Page
+from llmcli.charts.scale import figure
+from llmcli.units import size
+from llmcli.workflows.certification.certificate_text import part, rows
+from quant.certificate.certificate import Certificate, Tensor
+from quant.model_file.model_header import role
+
+MIB = 2**20
+MOST = 24  # kinds of tensors in the charts; the table lists all
+
+
+def made(found: Certificate) -> Page:
+    """Return the page, built from the certificate alone."""
+    answers, ratio = found.answers, found.answers.perplexity_ratio
+    lead = (
+        f"The mean KL divergence from {found.source.name} is {answers.kld.value:.6f} ± "
+        f"{answers.kld.error:.6f}.",
+        f"Both predict the same next token at {answers.same_top.value:.2%} ± "
+        f"{answers.same_top.error:.2%} of {answers.positions:,} positions of {answers.text}.",
+        f"Perplexity is {ratio.value:.4f} ± {ratio.error:.4f} times the source's.",
+    )
+    about = (
+        f"{size(found.content.nbytes)}, {found.content.bits_per_weight:.3f} bits per weight · "
+        f"{found.world.date}"
+    )
+    return Page(
+        f"{found.model} as {found.file_type}",
+        about,
+        lead,
+        tuple(charts(found)),
+        (("Every tensor", _tensor_table(found)),),
+        (("Certificate", tuple(rows(found))),),
+    )
+
+
+def charts(found: Certificate) -> list[Chart]:
+    """Return the charts: divergence by rank, speed, bytes and errors by kind of tensor."""
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in found.tensors:
+        groups.setdefault(role(tensor.name), []).append(tensor)
+    largest_groups = dict(
+        sorted(groups.items(), key=lambda item: -sum(tensor.nbytes for tensor in item[1]))[:MOST]
+    )
+    return [
+        *_rank_charts(found),
+        *_speed_charts(found),
+        *_byte_charts(largest_groups),
+        *_error_charts(largest_groups),
+    ]
+
+
+def _rank_charts(found: Certificate) -> list[Chart]:
+    answers = found.answers
+    marks = [(f"{rank} %", value) for rank, value in answers.kld_ranks.items()]
+    marks += [
+        ("median", answers.kld_median),
+        ("mean", answers.kld.value),
+        ("maximum", answers.kld_most),
+    ]
+    positive_marks = sorted(
+        ((name, value) for name, value in marks if value > 0), key=lambda one: one[1]
+    )
+    if not positive_marks:
+        return []
+    caption = "Divergence of single positions by percentile: 99 % of them are below the 99 % mark."
+    chart_rows = tuple(
+        Row(name, (Value("KL divergence", value),), figure(value)) for name, value in positive_marks
+    )
+    return [
+        Rows(
+            "Divergence",
+            caption,
+            Axis("KL divergence, nats", log=len(positive_marks) > 1),
+            chart_rows,
+            dots=True,
+        )
+    ]
+
+
+def _speed_charts(found: Certificate) -> list[Chart]:
+    chart_rows = []
+    for speed in found.speed:
+        for name, rate, span in (
+            ("the source", speed.base, speed.base_span),
+            ("this file", speed.made, speed.made_span),
+        ):
+            ends = (span[0], span[1]) if len(span) == 2 else None
+            chart_rows.append(
+                Row(
+                    f"{speed.test}, {name}", (Value("tokens per second", rate),), figure(rate), ends
+                )
+            )
+    caption = "Medians, measured in turn; whiskers span from the slowest tenth to the fastest."
+    return (
+        [Rows("Speed", caption, Axis("tokens per second"), tuple(chart_rows))] if chart_rows else []
+    )
+
+
+def _byte_charts(groups: dict[str, list[Tensor]]) -> list[Chart]:
+    """Return a bar for each kind of tensor, with its types stacked."""
+    chart_rows = []
+    for name, tensors in groups.items():
+        mib_by_type: dict[str, float] = {}
+        for tensor in tensors:
+            mib_by_type[tensor.type] = mib_by_type.get(tensor.type, 0.0) + tensor.nbytes / MIB
+        total = sum(tensor.nbytes for tensor in tensors)
+        chart_rows.append(
+            Row(name, tuple(Value(kind, value) for kind, value in mib_by_type.items()), size(total))
+        )
+    if not chart_rows:
+        return []
+    return [
+        Rows(
+            "Bytes",
+            "Types of each kind of tensor, over all layers.",
+            Axis("MiB"),
+            tuple(chart_rows),
+        )
+    ]
+
+
+def _error_charts(groups: dict[str, list[Tensor]]) -> list[Chart]:
+    """Return the smallest, median and largest error of each kind of tensor."""
+    chart_rows = []
+    for name, tensors in groups.items():
+        errors = sorted(tensor.error for tensor in tensors if tensor.error)
+        if errors:
+            ends = (
+                ("smallest", errors[0]),
+                ("median", errors[len(errors) // 2]),
+                ("largest", errors[-1]),
+            )
+            note = figure(100 * errors[len(errors) // 2]) + " %"
+            chart_rows.append(
+                Row(name, tuple(Value(label, 100 * value) for label, value in ends), note)
+            )
+    if not chart_rows:
+        return []
+    caption = "Relative RMS error of the values against the source, over the tensors of a kind."
+    return [Rows("Error of the weights", caption, Axis("%"), tuple(chart_rows), dots=True)]
+
+
+def _tensor_table(found: Certificate) -> Table:
+    lines = tuple(
+        (
+            tensor.name,
+            tensor.type,
+            f"{tensor.nbytes:,}",
+            f"{tensor.bits:.3f}",
+            part(tensor.error),
+            part(tensor.weighted),
+        )
+        for tensor in found.tensors
+    )
+    return Table(
+        ("tensor", "type", "bytes", "bits/weight", "error", "weighted"),
+        lines,
+        frozenset(range(2, 6)),
+    )

@@ -1,0 +1,202 @@
+"""Formats a certificate: for the terminal, as Markdown, and as the files next to the model."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.units import several, size
+from quant.certificate import certificate
+from quant.certificate.certificate import Certificate, Figure, Speed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmcli.ui import UI
+    from quant.model_file.model_header import Header
+
+WORST = 5  # tensors listed on the terminal
+
+
+def rows(found: Certificate) -> list[tuple[str, str]]:
+    """Return the certificate as pairs of label and text."""
+    answers, source, content = found.answers, found.source, found.content
+    ranks = answers.kld_ranks
+    return [
+        (
+            "source",
+            f"{source.name} ({', '.join(source.types)}, {size(source.nbytes)}, "
+            f"{source.bits_per_weight:.2f} bits per weight), {source.fingerprint}",
+        ),
+        (
+            "quantized as",
+            f"{found.file_type}, method {found.method}{_other_methods(found)}"
+            + (f", folds {', '.join(found.folds)}" if found.folds else ""),
+        ),
+        *[(record.kind, _format_statistics(record)) for record in found.steering],
+        ("types", ", ".join(f"{kind} × {count}" for kind, count in found.mix.items())),
+        (
+            "bytes",
+            f"{content.nbytes:,} ({size(content.nbytes)}), "
+            f"{content.bits_per_weight:.3f} bits per weight",
+        ),
+        (
+            "evaluated on",
+            f"{answers.text}: {answers.chunks} chunks of {answers.n_ctx} tokens, "
+            f"{answers.positions:,} positions scored; the source ran in {answers.base}"
+            + (
+                " (this text was also used to quantize: the results look too good)"
+                if answers.calibrated
+                else ""
+            ),
+        ),
+        (
+            "perplexity",
+            f"{_format_figure(answers.perplexity, 4)}, source "
+            f"{_format_figure(answers.base_perplexity, 4)}, "
+            f"ratio {_format_figure(answers.perplexity_ratio, 5)}",
+        ),
+        (
+            "mean KLD",
+            f"{_format_figure(answers.kld, 6)}, median {answers.kld_median:.6f}, "
+            f"99.9 % {ranks.get('99.9', answers.kld_most):.6f}, maximum {answers.kld_most:.6f}",
+        ),
+        ("same top", _format_percent(answers.same_top)),
+        ("RMS Δp", _format_percent(answers.rms_delta_p)),
+        *[(f"speed {speed.test}", _format_speed(speed)) for speed in found.speed],
+        ("measured on", f"{found.world.machine}, {several(found.world.threads, 'thread')}"),
+        (
+            "software",
+            f"llmcli {found.world.llmcli}, llama-cpp-python {found.world.llama_cpp_python}, "
+            f"{found.world.date}",
+        ),
+        ("tensor data", f"sha256 {content.data}"),
+    ]
+
+
+def show(
+    found: Certificate, header: "Header", doubts: tuple[str, ...], checked: bool, ui: "UI"
+) -> None:
+    """Print the certificate; mismatches with the file come first."""
+    ui.text("Certificate")
+    for why in doubts:
+        ui.warn(f"the certificate does not match {header.path.name}: {why}")
+    if not doubts:
+        scope = "all bytes were checked" if checked else "--check reads all bytes"
+        ui.text(
+            f"  {'matches':<16}types, sizes, metadata and a sample of every tensor agree; {scope}"
+        )
+    for name, value in rows(found):
+        ui.text(f"  {name:<16}{' '.join(value.split())}")
+    worst = sorted(found.tensors, key=lambda tensor: -(tensor.error or 0))[:WORST]
+    listed = ", ".join(f"{t.name} {t.type} {t.error:.2%}" for t in worst if t.error)
+    ui.text(f"  {'largest errors':<16}{listed or 'none: all values are identical'}")
+    ui.text()
+
+
+def tell(found: Certificate, files: "Sequence[Path]", ui: "UI") -> None:
+    """Print the few lines below the table of `quantize`."""
+    answers = found.answers
+    ui.text(
+        f"against {found.source.name}: mean KLD {_format_figure(answers.kld, 6)}, "
+        f"same top {_format_percent(answers.same_top)}, perplexity {answers.perplexity.value:.4f} "
+        f"({answers.perplexity_ratio.value:.4f} times the source's)"
+    )
+    for one in found.speed:
+        ui.text(f"speed {one.test}: {_format_speed(one)}")
+    ui.text(f"certificate: in the file, and in {', '.join(file.name for file in files)}")
+
+
+def document(found: Certificate, doubts: tuple[str, ...], checked: bool) -> dict[str, Any]:
+    """Return the certificate for `--json`, with whether and why it does not match the file."""
+    return {**asdict(found), "belongs": not doubts, "doubts": list(doubts), "checked": checked}
+
+
+def markdown(found: Certificate) -> str:
+    """Return the certificate as a Markdown page with a table of all tensors."""
+    lines = [f"# {_escape(found.model)} as {found.file_type}", "", "| | |", "|---|---|"]
+    lines += [f"| {_escape(name)} | {_escape(value)} |" for name, value in rows(found)]
+    lines += [
+        "",
+        "| tensor | type | bytes | bits/weight | error | weighted |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {_escape(tensor.name)} | {_escape(tensor.type)} | {tensor.nbytes:,} | "
+        f"{tensor.bits:.3f} | "
+        f"{part(tensor.error)} "
+        f"| {part(tensor.weighted)} |"
+        for tensor in found.tensors
+    ]
+    note = "error: relative RMS against the source; weighted: with the importance of each column"
+    return "\n".join([*lines, "", note, ""])
+
+
+def part(value: float | None) -> str:
+    """Format a relative error; an unknown one is empty."""
+    return "" if value is None else f"{value:.3%}"
+
+
+def doubts(header: "Header", found: Certificate, whole: bool, ui: "UI") -> tuple[str, ...]:
+    """Return the mismatches of a file and its certificate; `all_bytes` reads all bytes, with a
+    progress bar.
+    """
+    if not whole:
+        return certificate.doubts(header, found)
+    with ui.bar(f"check {header.path.name}", header.tensor_bytes) as bar:
+        return certificate.doubts(header, found, whole=True, tick=bar.advance)
+
+
+def _other_methods(found: Certificate) -> str:
+    """Name the methods other than the requested one that quantized some tensors."""
+    others = [
+        f"{several(count, 'tensor')} by {name}"
+        for name, count in found.methods.items()
+        if name != found.method
+    ]
+    return f" ({', '.join(others)})" if others else ""
+
+
+def _format_statistics(one: certificate.Steering) -> str:
+    texts_and_hashes = zip(one.texts, (*one.hashes, *[""] * len(one.texts)), strict=False)
+    text_labels = [
+        (text or "a text") + (f" (sha256 {text_hash})" if text_hash else "")
+        for text, text_hash in texts_and_hashes
+    ]
+    texts = ", ".join(text_labels) or "an unnamed text"
+    amount = (
+        f", {one.tokens:,} tokens"
+        if one.tokens
+        else f", {one.chunks:,} chunks"
+        if one.chunks
+        else ""
+    )
+    return f"{one.digest} of {texts}{amount}"
+
+
+def _format_speed(one: Speed) -> str:
+    span = "" if one.low is None or one.high is None else f" ({one.low:.2f} to {one.high:.2f})"
+    ends = [
+        f" ({ends[0]:.1f} to {ends[1]:.1f})" if len(ends) == 2 else ""
+        for ends in (one.made_span, one.base_span)
+    ]
+    noise = "; noisy machine" if one.noisy else ""
+    speeds = f"{one.made:.1f}{ends[0]} tokens per second, the source {one.base:.1f}{ends[1]}"
+    return f"{speeds}: {one.ratio:.2f} times{span}{noise}"
+
+
+def _format_figure(figure: Figure, digits: int) -> str:
+    return f"{figure.value:.{digits}f} ± {figure.error:.{digits}f}"
+
+
+def _format_percent(figure: Figure) -> str:
+    return f"{figure.value:.3%} ± {figure.error:.3%}"
+
+
+def _escape(text: str) -> str:
+    """Escape file metadata for a Markdown table."""
+    from llmcli.ui import visible
+
+    escaped = " ".join(visible(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    for letter in "\\|`*_[]":
+        escaped = escaped.replace(letter, "\\" + letter)
+    return escaped

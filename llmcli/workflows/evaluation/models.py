@@ -1,0 +1,191 @@
+"""The models of an evaluation: open side by side, or in turn if both do not fit into memory."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.errors import UserError
+from llmcli.hardware import host
+from llmcli.runtime.binding import devices
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.drafting import vocabulary_match
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.runtime.scoring import chunk_scorer
+from llmcli.runtime.scoring.chunk_scorer import ChunkScorer
+from quant.evaluation.evaluate import I32, Chunks
+from quant.gguf.header import Array
+from quant.model_file.model_header import Header
+
+HELD = 4 << 30  # bytes of base logits that are buffered while the other model is open
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A model file and how to run it. `options` are resolved; their ctx_size is the chunk
+    length.
+    """
+
+    header: Header
+    options: RunOptions
+    gpu_layers: int
+
+    @property
+    def n_vocab(self) -> int:
+        """The vocabulary size according to the file, 0 if it has no vocabulary."""
+        token_array = self.header.metadata.get("tokenizer.ggml.tokens")
+        return token_array.count if isinstance(token_array, Array) else 0
+
+    def context(self, chunks: int, n_vocab: int) -> ContextOptions:
+        """Return the options of a context for `chunks` chunks at once."""
+        options = self.options
+        assert options.ctx_size and options.threads, options
+        single_chunk = ContextOptions(
+            options.ctx_size,
+            options.batch_size,
+            options.rows,
+            1,
+            options.threads,
+            options.threads_batch or options.threads,
+            options.cache_type_k,
+            options.cache_type_v,
+            options.flash_attn,
+        )
+        return chunk_scorer.context_options(single_chunk, n_vocab, chunks)
+
+
+def both_fit(model: Side, base: Side) -> bool:
+    """Return whether the weights of both models fit into the free memory.
+
+    On a CPU each model is counted twice, because its weights may also be repacked.
+    """
+    if model.header.path == base.header.path:
+        return True
+    weights = model.header.tensor_bytes + base.header.tensor_bytes
+    if model.gpu_layers and base.gpu_layers and (free_bytes := devices.gpu_free()) is not None:
+        return weights * 1.1 < free_bytes
+    free_bytes = host.available_memory()
+    return free_bytes is None or 2 * weights < free_bytes
+
+
+@contextmanager
+def opened(
+    model: Side, base: Side | None, chunks: int
+) -> Iterator[tuple[ChunkScorer, ChunkScorer | None]]:
+    """Open the scorers of one or both models; a file that is both model and base is loaded once."""
+    with ExitStack() as stack:
+        model_weights = stack.enter_context(_open_side(model))
+        model_context = stack.enter_context(
+            open_context(model_weights, model.context(chunks, model_weights.n_vocab))
+        )
+        if base is None:
+            yield ChunkScorer(model_weights, model_context), None
+            return
+        base_weights = (
+            model_weights
+            if base.header.path == model.header.path
+            else stack.enter_context(_open_side(base))
+        )
+        base_context = stack.enter_context(
+            open_context(base_weights, base.context(chunks, base_weights.n_vocab))
+        )
+        yield ChunkScorer(model_weights, model_context), ChunkScorer(base_weights, base_context)
+
+
+def in_turn(
+    model: Side, base: Side, text: Chunks, groups: list[list[int]]
+) -> Iterator[tuple[list[int], ChunkScorer, "Held"]]:
+    """Yield each group of chunks with the open model's scorer and the base's logits, opening the
+    two models in turn.
+
+    The base computes the logits of as many groups as fit into `MAX_BUFFERED_BYTES` or half of the
+    free memory; then the model is opened for these groups. This repeats until every group was
+    yielded.
+    """
+    group_size = max(map(len, groups))
+    remaining = list(groups)
+    while remaining:
+        with opened(base, None, group_size) as (scorer, _):
+            free_bytes = host.available_memory()
+            buffer_bytes = HELD if free_bytes is None else min(HELD, free_bytes // 2)
+            n_groups = max(1, buffer_bytes // (4 * scorer.n_vocab * text.scored * group_size))
+            buffered = [
+                Held([block.copy() for block in scorer.blocks(text.ids[group])])
+                for group in remaining[:n_groups]
+            ]
+        with opened(model, None, group_size) as (scorer, _):
+            for group, logits in zip(remaining[:n_groups], buffered, strict=True):
+                yield group, scorer, logits
+        remaining = remaining[n_groups:]
+
+
+class Held:
+    """The buffered logits of one group of chunks, blocks of `[rows, vocabulary]`."""
+
+    def __init__(self, blocks: list[NDArray[np.float32]]) -> None:
+        self._blocks = blocks
+
+    def blocks(self, ids: I32) -> Iterator[NDArray[np.float32]]:
+        """Yield the buffered blocks; `ids` is ignored."""
+        yield from self._blocks
+
+
+def tokens(side: Side, words: str) -> list[int]:
+    """Return the tokens of a text as llama-perplexity does: control tokens are plain text, BOS
+    follows the file.
+    """
+    with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
+        token_ids = model.tokenize(words, special=False, add_special=True)
+        if (
+            side.header.metadata.get("tokenizer.ggml.add_eos_token")
+            and token_ids
+            and token_ids[-1] == model.eos
+        ):
+            token_ids.pop()
+        return token_ids
+
+
+def refuse_other(model: Side, base: Side, found: list[int], words: str) -> None:
+    """Raise UserError if the base has a different vocabulary, or splits the text into other tokens.
+
+    `token_ids` are the tokens of `text` by the model's own tokenizer.
+    """
+    model_header, base_header = model.header, base.header
+    difference = vocabulary_match.difference(model_header, base_header)
+    if (
+        not difference
+        and _tokenizer_metadata(model_header) != _tokenizer_metadata(base_header)
+        and tokens(base, words) != found
+    ):
+        difference = (
+            "it splits the text differently (another pre-tokenizer, or another rule for BOS)"
+        )
+    if difference:
+        raise UserError(
+            f"{base_header.path.name} cannot be the base of {model_header.path.name}: "
+            f"their vocabularies differ: {difference}",
+            hint="--base takes a file of the same model in higher precision",
+        )
+
+
+@contextmanager
+def _open_side(side: Side) -> Iterator[Model]:
+    with open_model(
+        side.header.path, gpu_layers=side.gpu_layers, latent=side.header.latent
+    ) as model:
+        yield model
+
+
+def _tokenizer_metadata(header: Header) -> dict[str, object]:
+    """Return everything in the file that affects tokenization: merges, scores, pre-tokenizer,
+    flags.
+    """
+    return {
+        key: value.raw() if isinstance(value, Array) else value
+        for key, value in header.metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }

@@ -1,0 +1,59 @@
+"""The evaluation text; prepares one side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmcli.runtime.requests.request import RunOptions
+    from llmcli.ui import UI
+    from llmcli.workflows.evaluation.models import Side
+
+
+CTX = 512
+
+
+def words_of(path: Path | None) -> tuple[str, str]:
+    """Return the content and the name of a text; without a path, of the built-in text.
+
+    Like llama.cpp's -f, leaves out a final line break. Raises UserError.
+    """
+    from importlib import resources
+
+    from llmcli.errors import UserError
+    from llmcli.text_input import decoded
+
+    if path is None:
+        raw, name = (
+            (resources.files("quant") / "texts" / "evaluation.txt").read_bytes(),
+            "the plays that ship",
+        )
+    else:
+        try:
+            raw, name = path.expanduser().read_bytes(), str(path)
+        except OSError as error:
+            raise UserError(
+                f"cannot read {path}: {error.strerror}", hint="--text takes a text file"
+            ) from None
+    return decoded(raw, name).removesuffix("\n"), name
+
+
+def side(path: Path, options: "RunOptions", ui: "UI") -> "Side":
+    """Check the file and resolve the options, so that nothing is refused after minutes of work.
+
+    Raises UserError.
+    """
+    from llmcli.errors import UserError
+    from llmcli.planning import resolve_options
+    from llmcli.runtime import kv_size
+    from llmcli.workflows.evaluation.models import Side
+    from quant.model_file import load_checks, read_header
+
+    header = read_header.read(path)
+    load_checks.check(header)
+    kv_size.check(header.metadata, options.cache_type_k, options.cache_type_v)
+    model_side = Side(header, *resolve_options.decide(header, options, ui.warn))
+    if not model_side.n_vocab:
+        raise UserError(
+            f"{path.name} has no vocabulary, so it cannot read text", hint="name another file"
+        )
+    return model_side

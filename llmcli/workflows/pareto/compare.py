@@ -1,0 +1,351 @@
+"""Compares several quantizations of one model: each is written, evaluated against the same base
+logits, and timed against the base.
+
+Each finished setting is saved in a file, so that an interrupted comparison resumes. The base is
+read once; of its logits, 256 tokens per row and 64 random others are kept (2.6 KB per position, as
+in `eval --save-base`), because 32 whole chunks with a vocabulary of 49,152 would take 1.6 GB. All
+settings use the same sample, and the sampling error is reported.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from math import sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from llmcli import __version__, file_lock
+from llmcli.atomic_files import make_folder, write_whole
+from llmcli.hardware import host, rpc_workers
+from llmcli.model_loader import float_copy as bases
+from llmcli.runtime.binding.library import version
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.units import size
+from llmcli.workflows.certification import verify
+from llmcli.workflows.evaluation import evaluate as evaluating
+from llmcli.workflows.evaluation import models
+from llmcli.workflows.evaluation.text import side
+from quant.certificate.certificate import Answers, Speed
+from quant.evaluation import base_logits as baselogits
+from quant.evaluation import evaluate
+from quant.json_dataclasses import parse
+from quant.quantize import write as road
+
+if TYPE_CHECKING:
+    from llmcli.config import Config
+    from llmcli.ui import UI
+    from llmcli.workflows.evaluation.models import Side
+    from quant.evaluation.base_logits import BaseLogits
+    from quant.quantize.plan import Plan
+    from quant.source.source import Source
+
+LONGEST = 1 << 20  # characters of a saved setting
+POSITION = 2700  # bytes of base logits per position
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The result of one finished setting.
+
+    `doubt`: the part of the divergence's error that comes from sampling the base's logits.
+    `seconds`: quantization time, 0 if an earlier run did some of it. `klds`: mean divergence of
+    each chunk.
+    """
+
+    name: str
+    file_type: str
+    method: str
+    fold: str
+    settings: str
+    nbytes: int
+    bits_per_weight: float
+    answers: Answers
+    doubt: float
+    speed: tuple[Speed, ...]
+    seconds: float
+    klds: tuple[float, ...]
+
+    @property
+    def generation(self) -> Speed | None:
+        """The generation speed, None if it was not measured."""
+        return next(
+            (speed_test for speed_test in self.speed if speed_test.test.startswith("tg")), None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The plans of one source to compare, and how.
+
+    `text`: content and name. `seconds`: measuring time of each speed test, 0 for no tests.
+    `keep_folder`: folder for the files, None if they are removed.
+    """
+
+    source: "Source"
+    plans: dict[str, "Plan"]
+    text: tuple[str, str]
+    n_ctx: int
+    chunks: int
+    threads: int
+    seconds: float
+    keep: Path | None
+    fresh: bool
+
+    @property
+    def options(self) -> RunOptions:
+        """The run options of every model."""
+        return RunOptions(self.n_ctx, self.threads or None)
+
+    @property
+    def identity(self) -> str:
+        """The cache key: everything that a saved result depends on, except the setting."""
+        key_parts = [
+            self.source.fingerprint,
+            hashlib.sha256(self.text[0].encode()).hexdigest(),
+            self.n_ctx,
+            self.chunks,
+            self.threads or host.cores(),
+            self.seconds,
+            version(),
+            __version__,
+            rpc_workers.identity(),
+            self.source.changed,
+        ]
+        return hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:32]
+
+
+def run(request: Wish, config: "Config", ui: "UI") -> list[Point]:
+    """Return the results of all settings, in the order of the plans. Finished settings survive an
+    interruption.
+
+    Raises UserError.
+    """
+    folder = config.cache / "pareto" / request.identity
+    make_folder(folder)
+    with file_lock.locked(folder / "lock", ui, f"the same comparison of {request.source.name}"):
+        points = (
+            {}
+            if request.fresh
+            else {
+                name: point
+                for name in request.plans
+                if (point := _load_result(request, name, folder))
+            }
+        )
+        if points:
+            ui.note(
+                f"{len(points)} of {len(request.plans)} settings were finished before "
+                "(--fresh measures them again)"
+            )
+        remaining = [name for name in request.plans if name not in points]
+        if remaining:
+            _require_disk_space(request, remaining, folder, config, ui)
+            points |= _measure_settings(request, remaining, folder, config, ui)
+        _remove_leftovers(folder)
+    return [points[name] for name in request.plans]
+
+
+def dominated(points: Sequence[Point]) -> dict[str, str]:
+    """Return, for each setting that another one dominates, the name of the dominating setting
+    nearest to the base.
+
+    A setting dominates another if it is no larger, no farther from the base, better in one of the
+    two, and not slower. At equal size, it counts as nearer if the paired chunk differences exceed
+    two standard errors; slower means that the confidence intervals do not overlap.
+    """
+    winners = {}
+    for point in points:
+        dominating = [other for other in points if _beats(other, point)]
+        if dominating:
+            winners[point.name] = min(
+                dominating, key=lambda other: (other.answers.kld.value, other.nbytes)
+            ).name
+    return winners
+
+
+def _beats(one: Point, other: Point) -> bool:
+    """Return whether `first` dominates `second`."""
+    nearer, error = _advantage(one, other)
+    if (
+        one.nbytes > other.nbytes
+        or nearer < 0
+        or (one.nbytes == other.nbytes and nearer <= 2 * error)
+    ):
+        return False
+    fast, slow = other.generation, one.generation
+    is_known = fast and slow and fast.low is not None and slow.high is not None
+    return not (is_known and fast and slow and (fast.low or 0) > (slow.high or 0))
+
+
+def _advantage(one: Point, other: Point) -> tuple[float, float]:
+    """Return how much nearer to the base `first` is than `second`, and the standard error over
+    their common chunks.
+    """
+    differences = [theirs - mine for mine, theirs in zip(one.klds, other.klds, strict=True)]
+    mean_difference = fmean(differences)
+    variance = sum((value - mean_difference) ** 2 for value in differences) / max(
+        1, len(differences) - 1
+    )
+    return mean_difference, sqrt(variance / len(differences))
+
+
+def _measure_settings(
+    request: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI"
+) -> dict[str, Point]:
+    """Measure the remaining settings one after the other."""
+    points = {}
+    with ExitStack() as stack:
+        path = stack.enter_context(bases.runnable(request.source, config, ui, request.threads))
+        base = side(path, request.options, ui)
+        logits = folder / "base.logits"
+        _print_forecast(request, base, len(left), logits, ui)
+        text_content, _ = request.text
+        evaluating.run(
+            evaluating.Wish(base, None, None, text_content, request.chunks, logits, quiet=True),
+            config,
+            ui,
+        )
+        base_logits = baselogits.load(logits)
+        stack.callback(base_logits.close)
+        for number, name in enumerate(left, 1):
+            ui.note(f"{name} ({number} of {len(left)})")
+            points[name] = _measure_setting(request, name, (base, base_logits), folder, config, ui)
+            write_whole(
+                _result_path(request, name, folder), json.dumps(asdict(points[name])).encode()
+            )
+    return points
+
+
+def _measure_setting(
+    request: Wish,
+    name: str,
+    base: "tuple[Side, BaseLogits]",
+    folder: Path,
+    config: "Config",
+    ui: "UI",
+) -> Point:
+    """Write, evaluate and time one setting; its file is removed unless it is to be kept."""
+    plan = request.plans[name]
+    out = (request.keep or folder) / _file_name(request, name)
+    make_folder(out.parent)
+    started_at = time.monotonic()
+    with ui.bar(f"quantize to {name}", len(plan.steps), unit="tensors") as bar:
+        report = road.run(plan, out, threads=request.threads, watch=lambda progress: bar.advance(1))
+    seconds = 0.0 if report.present or report.resumed_bytes else time.monotonic() - started_at
+    model = side(out, request.options, ui)
+    outcome = evaluating.run(
+        evaluating.Wish(model, None, base[1], None, request.chunks, quiet=True), config, ui
+    )
+    comparison = outcome.quality.against
+    assert comparison is not None
+    answers = verify.figures(outcome, request.text, base[0].header.file_type, verify.steering(plan))
+    speed = (
+        verify.speeds(model, base[0], request.threads or host.cores(), ui, request.seconds)
+        if request.seconds
+        else ()
+    )
+    if request.keep is None:
+        out.unlink()
+    return Point(
+        name,
+        plan.file_type.name,
+        plan.method.name,
+        plan.source.folded,
+        plan.settings,
+        plan.bytes_after,
+        plan.bits_per_weight,
+        answers,
+        comparison.doubt,
+        speed,
+        seconds,
+        outcome.klds,
+    )
+
+
+def _print_forecast(request: Wish, base: "Side", count: int, logits: Path, ui: "UI") -> None:
+    """Print the expected duration, estimated from one chunk of the base."""
+    token_ids = models.tokens(base, request.text[0])
+    text = evaluate.chunks(token_ids, request.n_ctx, request.chunks)
+    with models.opened(base, None, 1) as (scorer, _):
+        started_at = time.monotonic()
+        for _block in scorer.blocks(text.ids[:1]):
+            pass
+        chunk_seconds = time.monotonic() - started_at
+    n_models = count + (not logits.exists())
+    evaluation_seconds, timing_seconds = (
+        chunk_seconds * text.count * n_models,
+        count * len(verify.TESTS) * request.seconds,
+    )
+    ui.note(
+        f"{count} settings, {text.count} chunks of {request.n_ctx} tokens each: "
+        f"about {_format_duration(evaluation_seconds)} of evaluation, "
+        f"{_format_duration(timing_seconds)} of speed tests, "
+        "and the quantization; Ctrl-C keeps what is finished"
+    )
+
+
+def _require_disk_space(
+    request: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI"
+) -> None:
+    """Print the disk space that is needed; raise UserError if the disk is too small."""
+    sizes = [request.plans[name].nbytes for name in left]
+    file_bytes = sum(sizes) if request.keep else max(sizes)
+    float_copy, logit_bytes = (
+        bases.copied(request.source),
+        request.chunks * request.n_ctx // 2 * POSITION,
+    )
+    cache_bytes = logit_bytes + (float_copy.nbytes if float_copy else 0)
+    bases.room(
+        {
+            (request.keep or folder): file_bytes + (0 if request.keep else cache_bytes),
+            **({folder: cache_bytes} if request.keep else {}),
+        }
+    )
+    items = [f"{size(file_bytes)} for {'all files' if request.keep else 'the largest file'}"]
+    items += (
+        [f"{size(float_copy.nbytes)} for the float copy of the checkpoint"] if float_copy else []
+    )
+    items.append(f"{size(logit_bytes)} for the base's logits")
+    ui.note("disk: " + ", ".join(items) + ("" if request.keep else "; only the results are kept"))
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what only an unfinished comparison needs: leftover model files and the base's
+    logits.
+    """
+    for path in folder.iterdir():
+        if path.suffix != ".json" and path.name != "lock":
+            path.unlink()
+
+
+def _load_result(request: Wish, name: str, folder: Path) -> Point | None:
+    """Return the saved result of a setting under its current name; None if it is missing or from
+    another plan.
+    """
+    try:
+        point = parse(
+            Point, _result_path(request, name, folder).read_text(encoding="utf-8"), LONGEST
+        )
+    except (OSError, ValueError):
+        return None
+    plan = request.plans[name]
+    is_current = request.keep is None or road.finished(
+        plan, request.keep / _file_name(request, name)
+    )
+    return replace(point, name=name) if point.settings == plan.settings and is_current else None
+
+
+def _file_name(request: Wish, name: str) -> str:
+    return f"{request.source.name}-{name.replace(' ', '-')}.gguf"
+
+
+def _result_path(request: Wish, name: str, folder: Path) -> Path:
+    return folder / f"{hashlib.sha256(request.plans[name].settings.encode()).hexdigest()[:16]}.json"
+
+
+def _format_duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"

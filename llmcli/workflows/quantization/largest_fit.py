@@ -1,0 +1,84 @@
+"""The largest file that runs in the free memory: plans headers of mixes, without writing or reading
+weights.
+
+Whether a file fits is decided as by `llmcli plan`, with chat's default context.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from llmcli.errors import UserError
+from llmcli.planning import resolve_options
+from llmcli.planning.memory_plan import planner
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.requests.request import RunOptions
+from quant.allocation.allocate import Budget, Menu, allocate, reach
+from quant.model_file import load_checks, read_header
+from quant.quantize.plan import Plan
+
+CLOSE = 0.001  # precision of the search, as a fraction of the file's bytes
+
+
+def largest(
+    menu: Menu, fixed: int, planned: Callable[[Mapping[str, str]], Plan], path: Path
+) -> int:
+    """Return the bytes of the largest file from this menu that fits.
+
+    `build_plan`: returns the plan of a mix; `path`: scratch file. Raises UserError if no file fits.
+    """
+    fitting_bytes, limit_bytes = (size + fixed for size in reach(menu))
+
+    def fitting(size: int) -> bool:
+        return fits(planned(allocate(menu, Budget(size, fixed)).mix), path)
+
+    if fitting(limit_bytes):
+        return limit_bytes
+    if not fitting(fitting_bytes):
+        raise UserError(
+            f"the smallest mix of these types, {fitting_bytes:,} bytes, does not fit into the free "
+            "memory",
+            hint="llmcli plan shows what takes memory; try other --types, or free some memory",
+        )
+    while limit_bytes - fitting_bytes > CLOSE * limit_bytes:
+        middle_bytes = (fitting_bytes + limit_bytes) // 2
+        fitting_bytes, limit_bytes = (
+            (middle_bytes, limit_bytes) if fitting(middle_bytes) else (fitting_bytes, middle_bytes)
+        )
+    return fitting_bytes
+
+
+def fits(plan: Plan, path: Path) -> bool:
+    """Return whether the planned file runs in the free memory with the default context.
+
+    Raises UserError if the free memory is unknown.
+    """
+    path.write_bytes(plan.layout.header)
+    os.truncate(path, plan.nbytes)
+    try:
+        header = read_header.read(path)
+        load_checks.check(header)
+        n_ctx = min(header.context_length or resolve_options.ROOMY, resolve_options.ROOMY)
+        resolved, layers = resolve_options.decide(header, RunOptions(n_ctx), lambda text: None)
+        assert resolved.threads, resolved
+        options = ContextOptions(
+            n_ctx,
+            resolved.batch_size,
+            min(resolved.ubatch_size, resolved.batch_size),
+            1,
+            resolved.threads,
+            resolved.threads_batch or resolved.threads,
+            resolved.cache_type_k,
+            resolved.cache_type_v,
+            resolved.flash_attn,
+        )
+        with planner(header, options, layers) as open_planner:
+            answer = open_planner.receipt().fits
+    finally:
+        path.unlink(missing_ok=True)
+    if answer is None:
+        raise UserError(
+            "this machine does not report its free memory",
+            hint="use --target-size instead of --fit",
+        )
+    return answer

@@ -1,0 +1,218 @@
+"""MethodSettings: method, statistics, folds; MeasuredInputs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.commands.options.files import Writing
+from llmcli.commands.options.fold import Fold
+from llmcli.commands.quantize.options import _METHODS
+from llmcli.workflows.quantization.size_request import Sizing
+
+if TYPE_CHECKING:
+    from llmcli.config import Config
+    from llmcli.ui import UI
+    from llmcli.workflows.calibration import ensure_statistics
+    from quant.calibration.expected_moments import Pending
+    from quant.calibration.imatrix import Imatrix
+    from quant.calibration.moments import Moments
+    from quant.methods.base import Method
+    from quant.quantize.write import Report
+    from quant.source.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The statistics that quantization uses, and those that will be collected later."""
+
+    imatrix: "Imatrix | None"
+    moments: "Moments | None"
+    pending: "Pending | None"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of a plan."""
+        return {"imatrix": self.imatrix, "moments": self.moments, "pending": self.pending}
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Names of the texts from which the statistics were or will be collected."""
+        sums = self.imatrix.datasets if self.imatrix else ()
+        moments = self.moments.about.datasets if self.moments else ()
+        return (*sums, *moments, *(self.pending.texts if self.pending else ()))
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digests of the statistics, by kind."""
+        said = {"imatrix": self.imatrix, "moments": self.moments, "sequential": self.pending}
+        return {key: one.digest for key, one in said.items() if one and one.digest}
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """How codes are chosen, and the statistics for it."""
+
+    method: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=f"How codes are chosen. {_METHODS}.", show_default=True),
+    ] = "ggml"
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Importance matrix for the rounding, as written by llama-imatrix.",
+        ),
+    ] = None
+    moments: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Second moments, as written by calibrate --moments; they include an imatrix. "
+            "Statistics that a method or fold needs are collected from the built-in text, and "
+            "kept.",
+        ),
+    ] = None
+    sequential: Annotated[
+        bool,
+        typer.Option(
+            "--sequential",
+            help="With --method gptq: quantize block by block, each with second moments collected "
+            "behind the blocks that are already quantized. Reads the text once per block.",
+        ),
+    ] = False
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="UTF-8 text to collect statistics from, instead of the built-in text; repeatable.",
+        ),
+    ] = None
+    calibration_chunks: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Collect from at most N chunks of the text."),
+    ] = None
+    fold: Fold = "none"
+
+    def known(
+        self,
+        method: "Method",
+        source: "Source",
+        writing: Writing,
+        config: "Config",
+        ui: "UI",
+        *,
+        dry_run: bool,
+    ) -> Known:
+        """Load the files of --imatrix and --moments, and collect missing statistics unless it is a
+        `dry_run`.
+
+        Raises UserError.
+        """
+        from quant.calibration import imatrix, moments
+        from quant.calibration.expected_moments import Pending
+
+        sums = imatrix.load(self.imatrix.expanduser()) if self.imatrix else None
+        second = moments.load(self.moments.expanduser()) if self.moments else None
+        if self.runs(method):
+            from llmcli.workflows.calibration import (
+                ensure_statistics,  # imported here because it opens the runtime
+            )
+
+            wish = self.wish(method, source, writing, dry_run=dry_run)
+            if self.missing(method):
+                sums, second = ensure_statistics.gathered(wish, sums, config, ui)
+            if self.sequential:
+                return Known(sums, None, ensure_statistics.pending(wish, sums))
+        return Known(sums, second, Pending() if self.missing(method) and dry_run else None)
+
+    @property
+    def promised(self) -> Known:
+        """Placeholder statistics, enough to validate the plan before anything is measured."""
+        from quant.calibration import imatrix
+        from quant.calibration.expected_moments import Pending
+
+        return Known(
+            imatrix.load(self.imatrix.expanduser()) if self.imatrix else None, None, Pending()
+        )
+
+    def behind(
+        self, method: "Method", source: "Source", writing: Writing, config: "Config"
+    ) -> "Callable[..., Report]":
+        """Return the function that writes a plan with --sequential.
+
+        It has the signature of write_with_progress.
+        """
+        from llmcli.workflows.quantization import sequential
+
+        return partial(sequential.write, self.wish(method, source, writing), config)
+
+    def runs(self, method: "Method") -> bool:
+        """Return whether the source itself has to be run."""
+        return self.sequential or bool(self.missing(method))
+
+    def missing(self, method: "Method") -> str:
+        """Return the option that needs statistics which were not given, "" if there is none."""
+        if method.needs == "moments" and not self.moments:
+            if not self.sequential:
+                return f"--method {method.name}"
+            return "" if self.imatrix else "--sequential"
+        return f"--fold {self.fold}" if self.folds and not (self.moments or self.imatrix) else ""
+
+    def check(self, method: "Method", sizing: Sizing) -> None:
+        """Raise UsageError for options that cannot be combined."""
+        from llmcli.errors import UsageError
+
+        if self.sequential and method.needs != "moments":
+            raise UsageError(
+                f"--sequential needs a method that uses second moments, and {method.name} does not",
+                hint="add --method gptq, or leave out --sequential",
+            )
+        if self.sequential and self.moments:
+            raise UsageError(
+                "--sequential collects moments behind quantized blocks, but "
+                f"{self.moments} has those of the whole model",
+                hint="leave out --moments; pass its text with --calibration FILE",
+            )
+        if self.sequential and sizing.wanted:
+            raise UsageError(
+                "--sequential cannot be combined with a target size: the cost of a tensor is known "
+                "only after the tensors ahead of it are quantized",
+                hint="make a plan without --sequential: --plan-out FILE, "
+                "then --plan FILE --sequential",
+            )
+        if (self.calibration or self.calibration_chunks) and not (
+            self.sequential or self.missing(method)
+        ):
+            raise UsageError(
+                "--calibration has no effect: no statistics need to be collected",
+                hint="leave out --calibration",
+            )
+
+    def wish(
+        self, method: "Method", source: "Source", writing: Writing, *, dry_run: bool = False
+    ) -> "ensure_statistics.Wish":
+        """Return the request for the missing statistics; with --sequential, those of the whole
+        model that are collected first.
+        """
+        from llmcli.workflows.calibration.ensure_statistics import Wish
+
+        moments = method.needs == "moments" and not self.sequential
+        text = tuple(path.expanduser() for path in self.calibration or ())
+        why = self.missing(method) or "--sequential"
+        return Wish(source, why, moments, writing.threads, dry_run, text, self.calibration_chunks)
+
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        """The user's files that are read."""
+        return (self.imatrix, self.moments, *(self.calibration or ()))
+
+    @property
+    def folds(self) -> bool:
+        """Whether any fold is requested."""
+        from quant.folds.choose import parse
+
+        return bool(parse(self.fold))

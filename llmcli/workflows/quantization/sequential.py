@@ -1,0 +1,224 @@
+"""`quantize --sequential`: quantizes block by block, with second moments collected behind the
+blocks that are already quantized.
+
+The text is read by a partly quantized model, one shard per block, in a folder next to the new file.
+An interrupted run resumes at the current pass or tensor.
+"""
+
+import hashlib
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmcli.atomic_files import make_folder
+from llmcli.catalog import scratch_folders
+from llmcli.hardware import host
+from llmcli.model_loader import float_copy, quantize_file
+from llmcli.units import size
+from llmcli.workflows.calibration import calibrate, ensure_statistics
+from quant.calibration import moments
+from quant.model_file import read_header
+from quant.native import blas_threads
+from quant.quantize import write as road
+from quant.quantize.blockwise import Group, Prefix, unquantized
+
+if TYPE_CHECKING:
+    from llmcli.config import Config
+    from llmcli.types import Bar
+    from llmcli.ui import UI
+    from llmcli.workflows.evaluation.models import Side
+    from quant.calibration.statistics import Second
+    from quant.evaluation.evaluate import Chunks
+    from quant.quantize.plan import Plan
+    from quant.quantize.write import Report
+
+SHARE = 1.1  # disk space relative to the scratch model: headers, and the moments of a block
+
+
+def write(
+    request: ensure_statistics.Wish,
+    config: "Config",
+    plan: "Plan",
+    out: Path,
+    ui: "UI",
+    *,
+    threads: int = 0,
+    force: bool = False,
+) -> "Report":
+    """Write a plan block by block; a finished file is left to write_with_progress.
+
+    `request`: the statistics request with the text to read. Raises UserError.
+    """
+    road.check(plan, out)
+    if not force and road.finished(plan, out):
+        return quantize_file.write(plan, out, ui, threads=threads)
+    started_at = time.monotonic()
+    with scratch_folders.at_work(out, config, ui) as folder, blas_threads.bounded(threads or None):
+        if force:
+            shutil.rmtree(folder, ignore_errors=True)
+        run = _BlockwiseRun(
+            replace(request, moments=True, threads=threads), config, plan, folder, ui
+        )
+        run.run()
+        with ui.bar(f"join {out.name}", len(plan.steps), "tensors") as bar:
+            report = road.run(
+                run.prefix.whole(),
+                out,
+                threads=threads,
+                force=True,
+                watch=lambda progress: bar.advance(1),
+            )
+        shutil.rmtree(folder)
+    work = run.work
+    return replace(
+        report,
+        plan=plan,
+        seconds=time.monotonic() - started_at,
+        resumed=work.resumed,
+        tallies=work.tallies(),
+        resumed_bytes=work.resumed_bytes,
+        remarks=work.remarks,
+    )
+
+
+class _BlockwiseRun:
+    """One blockwise quantization in progress."""
+
+    def __init__(
+        self,
+        request: ensure_statistics.Wish,
+        config: "Config",
+        plan: "Plan",
+        folder: Path,
+        ui: "UI",
+    ) -> None:
+        self.request, self.config, self.ui = request, config, ui
+        self.prefix = Prefix(plan, unquantized(plan), folder)
+        self.key = hashlib.sha256(
+            f"{plan.source.fingerprint} {plan.settings}".encode()
+        ).hexdigest()[:16]
+        self.threads = request.threads or host.cores()
+        self.work = road.Work(plan, self.threads)
+        self.others = self.held = 0
+
+    def run(self) -> None:
+        """Quantize all groups in order."""
+        ensure_statistics.long_enough(self.request, self.ui)
+        self._write_scratch_model()
+        model_side, text, names = ensure_statistics.reading(
+            self.prefix.model, self.request, self.ui
+        )
+        remaining = []
+        for group in self.prefix.in_turn:
+            if self.prefix.made(group):
+                self.work.skip(group.plan)
+            else:
+                remaining.append(group)
+        if self.work.resumed:
+            self.ui.note(f"resuming an earlier run: {len(remaining)} groups of tensors are left")
+        passes = sum(bool(group.wanted) for group in remaining)
+        self._print_forecast(text, names, passes)
+        group_seconds: list[float] = []  # seconds per group that needed a pass over the text
+        with self.ui.bar(
+            f"quantize {self.prefix.plan.source.name}", passes * text.count, "chunks"
+        ) as bar:
+            for group in remaining:
+                started_at = time.monotonic()
+                bar.describe(f"read {text.count} chunks up to {group.name}")
+                second_moments = (
+                    self._collect_moments(group, model_side, text, names, bar)
+                    if group.wanted
+                    else {}
+                )
+                bar.describe(f"quantize {group.name}")
+                steps = self.prefix.make(group, second_moments, self.work)
+                pairs = zip(steps, group.plan.steps, strict=True)
+                self.others += sum(
+                    step.method != planned_step.method for step, planned_step in pairs
+                )
+                self._scratch_file(group, "moments").unlink(missing_ok=True)
+                self._scratch_file(group, "sums").unlink(missing_ok=True)
+                if group.wanted:
+                    group_seconds.append(time.monotonic() - started_at)
+                    if len(group_seconds) == 2 < passes:
+                        self._print_remaining_time(group_seconds, passes)
+        if self.others:
+            self.ui.note(
+                f"{self.others} tensors were quantized by another method than planned, because no "
+                "moments were collected for them"
+            )
+
+    def _write_scratch_model(self) -> None:
+        """Write the missing shards of the model that reads the text."""
+        prefix = self.prefix
+        needed_bytes = sum(group.unmade.layout.nbytes for group in prefix.groups)
+        exists = prefix.folder.is_dir()
+        existing_bytes = (
+            sum(file.stat().st_size for file in prefix.folder.iterdir()) if exists else 0
+        )
+        float_copy.room(
+            {
+                prefix.folder.absolute(): max(0, int(SHARE * needed_bytes) - existing_bytes)
+                + prefix.plan.nbytes
+            }
+        )
+        make_folder(prefix.folder)
+        with self.ui.bar(
+            f"write a scratch model: {size(needed_bytes)}", len(prefix.plan.steps), "tensors"
+        ) as bar:
+            for group in prefix.begin(self.threads):
+                bar.advance(len(group.plan.steps))
+
+    def _collect_moments(
+        self, group: Group, subject: "Side", text: "Chunks", names: tuple[str, ...], bar: "Bar"
+    ) -> "dict[str, Second]":
+        """Return the second moments of a group, collected with the model as it is now."""
+        file = self._scratch_file(group, "moments")
+        if not file.exists():
+            model, source = (
+                replace(subject, header=read_header.read(self.prefix.model)),
+                self.prefix.plan.source,
+            )
+            request = calibrate.Wish(
+                model,
+                source.fingerprint,
+                text,
+                names,
+                self._scratch_file(group, "sums"),
+                file,
+                weights=group.wanted,
+            )
+            self.held = max(self.held, calibrate.run(request, self.config, self.ui, bar).held)
+        if not file.exists():
+            return {}
+        shapes = [(step.weight.name, step.weight.shape) for step in group.plan.steps]
+        return dict(moments.load(file).fitting(shapes))
+
+    def _scratch_file(self, group: Group, kind: str) -> Path:
+        return self.prefix.folder / f"{self.key}-{group.number}.{kind}.gguf"
+
+    def _print_forecast(self, text: "Chunks", names: tuple[str, ...], passes: int) -> None:
+        """Print how often the text will be read."""
+        self.ui.note(
+            f"--sequential: {text.ids.size:,} tokens of {names[0]} are read {passes} times, each "
+            "time up to the next group of tensors; the same command resumes an interrupted run, "
+            "`llmcli gc` deletes it"
+        )
+
+    def _print_remaining_time(self, took: list[float], passes: int) -> None:
+        """Print the remaining time, estimated from the first two groups; later groups read
+        further.
+        """
+        first, second = took
+        n_remaining = passes - 2
+        seconds = (
+            n_remaining * second + max(0.0, second - first) * n_remaining * (n_remaining + 1) / 2
+        )
+        duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+        self.ui.note(
+            f"the first two groups took {first + second:.0f} s, {size(self.held)} for second "
+            f"moments and {size(host.resident_memory() or 0)} of memory in total; "
+            f"about {duration} remain"
+        )

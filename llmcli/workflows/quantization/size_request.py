@@ -1,0 +1,238 @@
+"""The options of `quantize` that request a size instead of a file type."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llmcli.errors import UsageError
+
+TARGETS = "--target-bpw, --target-size and --fit"
+PROBE, CHUNKS, SWAPS = "tensor", 4, 6
+UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """A size for the file, the types to choose from, and how their cost is measured."""
+
+    target_bpw: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Choose a type for each tensor so that the file has at most X bits per weight.",
+        ),
+    ] = None
+    target_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Like --target-bpw, for at most SIZE: 90M, 0.5G, or bytes."
+        ),
+    ] = None
+    fit: Annotated[
+        bool,
+        typer.Option(
+            "--fit", help="Like --target-bpw, for the largest file that fits into free memory."
+        ),
+    ] = False
+    types: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="With a target: the types to choose from, as q4_k,q6_k,q8_0."
+        ),
+    ] = None
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With a target: text to measure on; default: the built-in text."
+        ),
+    ] = None
+    probe: Annotated[
+        Literal["tensor", "group"] | None,
+        typer.Option(
+            help=f"With a target: what is measured at a time, default {PROBE}; "
+            "group joins q with k, and gate with up."
+        ),
+    ] = None
+    probe_chunks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"With a target: chunks of 512 tokens in each measurement, default {CHUNKS}.",
+        ),
+    ] = None
+    swaps: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help=f"With a target: alternative mixes to try on held-out text, default {SWAPS}.",
+        ),
+    ] = None
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="With a target: use only the error of the weights; no model is run."
+        ),
+    ] = False
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="With a target: print a table of every tensor's SpQR-style sensitivity.",
+        ),
+    ] = False
+    plan_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the type of every tensor to a plan file."),
+    ] = None
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Give every tensor its type from this plan file."),
+    ] = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a size is requested."""
+        return self.fit or self.target_size is not None or self.target_bpw is not None
+
+    @property
+    def any(self) -> bool:
+        """Whether the types differ from the recipe's."""
+        return self.wanted or self.plan is not None
+
+    @property
+    def steered(self) -> bool:
+        """Whether types depend on measured statistics, or a plan file records which."""
+        return self.any or self.plan_out is not None
+
+    @property
+    def unit(self) -> str:
+        """What is measured at a time: a tensor, or a group of tensors that are read together."""
+        return self.probe or PROBE
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks in each measurement."""
+        return CHUNKS if self.probe_chunks is None else self.probe_chunks
+
+    @property
+    def tries(self) -> int:
+        """The number of alternative mixes to try on held-out text."""
+        return 0 if self.quick else SWAPS if self.swaps is None else self.swaps
+
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        """The user's files that are read."""
+        return self.text, self.plan
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The types to choose from, as given by --types."""
+        from quant.recipes.tensor_types import tensor_type
+
+        return tuple(
+            dict.fromkeys(
+                tensor_type(word) for word in (self.types or "").split(",") if word.strip()
+            )
+        )
+
+    def check(self, *, split: bool, typed: bool, wished: bool) -> None:
+        """Raise UsageError for options that exclude each other.
+
+        `has_file_type`: a file type was requested, too; `has_overrides`: types of single tensors
+        were requested. `is_split`: the file is to be split.
+        """
+        size_flags = [
+            flag
+            for flag, value in (
+                ("--target-bpw", self.target_bpw is not None),
+                ("--target-size", self.target_size is not None),
+                ("--fit", self.fit),
+                ("--plan", self.plan),
+            )
+            if value
+        ]
+        if len(size_flags) > 1:
+            raise UsageError(
+                f"{size_flags[0]} and {size_flags[1]} cannot be combined",
+                hint="leave out one of them",
+            )
+        if size_flags and typed:
+            raise UsageError(
+                f"{size_flags[0]} decides every tensor's type", hint="leave out the file type"
+            )
+        if size_flags and wished:
+            raise UsageError(
+                f"{size_flags[0]} decides every tensor's type",
+                hint="leave out --tensor-type and similar options; "
+                "or edit the file that --plan-out writes",
+            )
+        if self.wanted and split:
+            raise UsageError(
+                f"{size_flags[0]} makes a single file",
+                hint="make a plan with --plan-out FILE, then --plan FILE --split-max-size",
+            )
+        if self.wanted:
+            assert self.kinds is not None  # raises for unreadable --types
+            self.most(1)
+            if self.quick and self._measurement_flags:
+                raise UsageError(
+                    f"{self._measurement_flags[0]} configures measurements, and --quick measures "
+                    "nothing",
+                    hint="leave out one of them",
+                )
+            return
+        target_options = {
+            "--types": self.types,
+            "--quick": self.quick,
+            "--sensitivity": self.sensitivity,
+        }
+        if flags := [
+            *(flag for flag, value in target_options.items() if value),
+            *self._measurement_flags,
+        ]:
+            raise UsageError(f"{flags[0]} needs a target size", hint=f"add one of {TARGETS}")
+
+    @property
+    def _measurement_flags(self) -> list[str]:
+        """The typed options that configure how divergence is measured."""
+        options = {
+            "--text": self.text,
+            "--probe": self.probe,
+            "--probe-chunks": self.probe_chunks,
+            "--swaps": self.swaps,
+        }
+        return [flag for flag, value in options.items() if value is not None]
+
+    def most(self, weights: int) -> int | None:
+        """Return the largest number of bytes of the file for this many weights; None if memory
+        decides.
+
+        Raises UsageError.
+        """
+        if self.target_bpw is not None:
+            if not 0 < self.target_bpw <= 32:
+                raise UsageError(
+                    f"--target-bpw is {self.target_bpw}", hint="for example --target-bpw 4.8"
+                )
+            return int(self.target_bpw * weights / 8)
+        return None if self.target_size is None else nbytes(self.target_size)
+
+
+def nbytes(text: str) -> int:
+    """Parse "90M", "0.5G" or "94371840" as bytes, with decimal units as in --split-max-size.
+
+    Raises UsageError.
+    """
+    digits_and_unit = text.strip().upper().removesuffix("B")
+    unit = UNITS.get(digits_and_unit[-1:], 1)
+    number = digits_and_unit[:-1] if unit > 1 else digits_and_unit
+    integer_digits, _, fraction_digits = number.partition(".")
+    if (
+        not (integer_digits + fraction_digits).isascii()
+        or not (integer_digits + fraction_digits).isdigit()
+        or len(number) > 18
+    ):
+        raise UsageError(f"{text!r} is not a size", hint="for example --target-size 90M, or 0.5G")
+    return int(float(number) * unit) if fraction_digits else int(integer_digits) * unit

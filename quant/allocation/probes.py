@@ -1,0 +1,133 @@
+"""Probes: the sets of tensors that are quantized together to measure how much their rounding costs.
+
+- Each tensor with a choice of types, or a layer's group, alone, in plain codes near PROBE_BITS
+  bits. These serve every method.
+- All tensors of a role together in the run's own codes, near PROBE_BITS and near COARSE_PROBE_BITS
+  bits: a method's errors are measured under the moments it was given and are larger on other text,
+  and the cost of two bits is no multiple of that of four.
+- Each type of an embedding that is also the output head: the looked-up rows have its plain error,
+  the head the error under its moments, and which one matters depends on the model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quant.native import ggml
+from quant.recipes import tensor_types
+from quant.source.source import Weight
+
+Types = Mapping[str, Sequence[str]]  # the types that each tensor may have
+
+KQUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows that are no multiple of a superblock
+# bits per value of the type that a tensor is measured in, or the nearest: the errors are visible
+# and still small
+PROBED = 4.5
+COARSE = 2.6  # bits per value of a role's second measurement, where it has such a choice
+GROUPS = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
+# the first numbers of the probes in the run's own codes
+ROLES, COARSER, TYPES = 1 << 28, 3 << 27, 1 << 29
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The tensors of `names` that are measured together, in plain codes or in the run's own
+    (`uses_run_codes`), in the types nearest to `bits` bits per value or in type `kind`.
+    """
+
+    number: int
+    names: tuple[str, ...]
+    own: bool = False
+    kind: str = ""
+    bits: float = PROBED
+
+    @property
+    def label(self) -> str:
+        """Description for people."""
+        if self.own and len(self.names) > 1:
+            return f"{len(self.names)} tensors of {tensor_types.role(self.names[0])} near {self.bits} bits"
+        return " ".join([", ".join(self.names), self.kind]).strip()
+
+
+def alone(types: Types, grouped: bool) -> list[Probe]:
+    """Return one probe for each tensor that has a choice, or for each group of a layer: q with k,
+    gate with up.
+
+    Tensors without a choice are numbered as well, so that a number means the same tensor whichever
+    types are allowed.
+    """
+    groups: dict[tuple[int, str], list[str]] = {}
+    for name in types:
+        part = tensor_types.role(name)
+        group = GROUPS.get(part, "") if grouped else ""
+        groups.setdefault((tensor_types.order(name)[0], group) if group else (-2, name), []).append(
+            name
+        )
+    choosable = [tuple(name for name in group if len(types[name]) > 1) for group in groups.values()]
+    return [Probe(number, names) for number, names in enumerate(choosable) if names]
+
+
+def together(types: Types) -> list[Probe]:
+    """Return one probe for each role with a choice of types, and one for its tensors that have a
+    coarser choice.
+    """
+    names_by_role: dict[str, list[str]] = {}
+    for name, kinds in types.items():
+        if len(kinds) > 1 and name != tied(types):
+            names_by_role.setdefault(tensor_types.role(name), []).append(name)
+    roles = [
+        Probe(ROLES + number, tuple(names), own=True)
+        for number, names in enumerate(names_by_role.values())
+    ]
+    coarser = [
+        [name for name in probe.names if near(types[name], COARSE) != near(types[name])]
+        for probe in roles
+    ]
+    return roles + [
+        Probe(COARSER + number, tuple(names), own=True, bits=COARSE)
+        for number, names in enumerate(coarser)
+        if names
+    ]
+
+
+def each_type(types: Types) -> list[Probe]:
+    """Return one probe for each type of an embedding that is also the head."""
+    name = tied(types)
+    return [
+        Probe(TYPES + number, (name,), own=True, kind=kind)
+        for number, kind in enumerate(types.get(name, ()))
+    ]
+
+
+def probes(types: Types, grouped: bool) -> list[Probe]:
+    """Return all probes in order."""
+    return [*alone(types, grouped), *together(types), *each_type(types)]
+
+
+def tied(types: Types) -> str:
+    """Return the embedding's name if it has a choice of types and is also the head, else ""."""
+    name = tensor_types.EMBEDDINGS[0]
+    return name if tensor_types.HEAD not in types and len(types.get(name, ())) > 1 else ""
+
+
+def probed(weight: Weight) -> str:
+    """Return the type of plain codes that a tensor is measured in, independent of the run's types,
+    method and importance.
+    """
+    return near(
+        [
+            kind
+            for kind in (*KQUANTS, *LEGACY)
+            if kind != weight.type and not weight.columns % ggml.block(kind).values
+        ]
+    )
+
+
+def near(kinds: Sequence[str], wanted: float = PROBED) -> str:
+    """Return the type nearest to `wanted` bits per value."""
+    return min(kinds, key=lambda kind: abs(bits(kind) - wanted), default="F16")
+
+
+def bits(kind: str) -> float:
+    """Return the bits per value of a type."""
+    return ggml.block(kind).nbytes * 8 / ggml.block(kind).values

@@ -1,0 +1,446 @@
+"""Sensitivity: how much each tensor's rounding costs, from the error of its codes and measured
+divergences.
+
+For every tensor and type the relative error of the real encoder's codes is computed on sampled
+rows, weighted by the tensor's input: tr(dW H dW^T) / tr(W H W^T), where H are the second moments,
+the imatrix's mean squares, or 1. One measurement then relates error to cost: the divergence from
+the original with only that tensor (or one group of a layer) in one type near 4.5 bits. The cost of
+other types is proportional to their error, because the divergence is quadratic in dW for small
+errors. The error of llama.cpp's rounding of activations is added (activation_rounding.py): the
+measured models use float activations, which do not show it, and near Q6_K it is most of the error.
+
+Two corrections are measured in the run's own codes (see probes.py):
+
+- a role's tensors together, compared with their predicted cost: the errors that GPTQ leaves are
+  small under its own moments and larger on other text, and errors of two bits are not small
+- every type of an embedding that is also the head, whose looked-up rows have its plain error
+
+"SpQR-style sensitivity" is the share of the error from the worst hundredth of a tensor's columns
+and rows: what would vanish if they were left out.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.allocation.allocate import Menu, Option
+from quant.allocation.probes import KQUANTS, LEGACY, Probe, bits, near, probed, tied
+from quant.calibration.statistics import Evidence
+from quant.errors import Refusal
+from quant.formats import activation_rounding
+from quant.native import ggml
+from quant.quantize.pipeline import stream
+from quant.quantize.plan import Plan, Step
+from quant.recipes import tensor_types
+from quant.record_log import Records
+from quant.source.source import Source
+
+if TYPE_CHECKING:
+    from quant.native.ggml import F32
+
+F64 = NDArray[np.float64]
+# rows of a tensor that errors are computed on, rows read together, and the number of experts
+SAMPLED, RUN, MATRICES = 256, 8, 8
+# least divergence of a tensor: its types still differ, and left-over bytes may be spent on it
+LEAST = 1e-12
+WORST = 0.01  # share of the columns and of the rows whose part of the error is reported
+
+# returns the plan of a mix with the run's other settings
+Planned = Callable[[Mapping[str, str]], Plan]
+
+
+class Stage(Protocol):
+    """A model whose weights can be changed while it is open, and which is evaluated repeatedly."""
+
+    def put(self, name: str, first: int, rows: "F32") -> None:
+        """Replace the rows of a tensor from `first` on by `rows` [rows, columns]."""
+        ...
+
+    def apart(self, held_out: bool = False) -> F64:
+        """Return the divergence [positions] from the unchanged model at every scored position of
+        the text, or of the held-out text.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sensed:
+    """The measured sensitivity of a tensor.
+
+    `errors` are the relative errors of the types it could have, `inputs` what rounding its inputs
+    adds to each. `kld` is the divergence with only this tensor in codes of error `probe_error`, or
+    its share of a group's; None if not measured. `columns` and `rows` are SpQR-style sensitivities
+    of those codes. `corrections` are factors by which the run's own codes of a type cost more than
+    predicted, `measured_klds` the costs of types that were measured themselves.
+    """
+
+    name: str
+    errors: Mapping[str, float]
+    inputs: Mapping[str, float]
+    shown: float
+    columns: float
+    rows: float
+    kld: float | None = None
+    short: Mapping[str, float] = field(default_factory=dict)
+    klds: Mapping[str, float] = field(default_factory=dict)
+
+    def loss(self, kind: str) -> float:
+        """Return the expected divergence of a type; without a measurement its relative error, which
+        only ranks.
+        """
+        return self.klds.get(kind, self.said(kind) * between(self.short, kind)) + self.unseen(kind)
+
+    def said(self, kind: str) -> float:
+        """Return the divergence predicted from the error of a type's codes."""
+        return self._scale * self.errors[kind]
+
+    def unseen(self, kind: str) -> float:
+        """Return the part of the expected divergence that measurements do not show: the rounding of
+        the inputs.
+        """
+        return self._scale * self.inputs[kind]
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self.kld is None or not self.shown else self.kld / self.shown
+
+
+def options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """Return the types that each tensor could have: the given ones, or the k-quants, or the types
+    for rows that are no multiple of 256. Raises UserError if no tensor has a choice or if no given
+    type is possible.
+    """
+    choices: dict[str, tuple[str, ...]] = {}
+    present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
+    for name, shape, kind in tensor_types.open_tensors(present, source.facts):
+        if kind in tensor_types.NATIVE:
+            choices[name] = (kind,)
+            continue
+        wanted = types or (LEGACY if shape[0] % ggml.block("Q4_K").values else KQUANTS)
+        possible = tuple(
+            kind_name for kind_name in wanted if shape[0] % ggml.block(kind_name).values == 0
+        )
+        if not possible and types:
+            raise Refusal(
+                f"{name} has rows of {shape[0]}, which none of --types allows",
+                hint=f"add one of {', '.join(LEGACY)}",
+            )
+        choices[name] = possible or ("F16",)
+    if all(len(kinds) == 1 for kinds in choices.values()):
+        raise Refusal(
+            "no tensor of this model has a choice of types",
+            hint="choose a type with -t, or other --types",
+        )
+    return choices
+
+
+class _CodeError(NamedTuple):
+    """The errors of a step's codes, all relative: weighted by the input, added by rounding the
+    input, and plain; then the shares of the first from the worst columns and rows.
+    """
+
+    entering: float
+    inputs: float
+    plain: float
+    columns: float
+    rows: float
+
+    def beside(self, shown: "_CodeError") -> float:
+        """Return the error of a tensor whose rows are also looked up: the mean of the weighted
+        error and of the plain error in its units.
+        """
+        if not shown.entering or not shown.plain:
+            return self.entering
+        return (self.entering + self.plain * shown.entering / shown.plain) / 2
+
+
+class Sensing:
+    """The measurements of a run, each written to disk when finished.
+
+    `types` are each tensor's options. `plain_store` contains the probes in plain codes, which serve
+    every method, importance and list of types; `run_store` those of the run's own codes.
+    """
+
+    def __init__(
+        self,
+        planned: Planned,
+        plain: Planned,
+        types: Mapping[str, Sequence[str]],
+        shows: Records,
+        errors: Records,
+        threads: int,
+    ) -> None:
+        self.types, self.shows, self.errors, self.threads = types, shows, errors, threads
+        self._steps = choices(planned, types)
+        self.open = [name for name, kinds in types.items() if len(kinds) > 1]
+        weights = {step.weight.name: step.weight for step in self._steps.values()}
+        shown = {
+            name: probed(weights[name]) if name in self.open else kinds[0]
+            for name, kinds in types.items()
+        }
+        self.probed = {
+            step.weight.name: step for step in plain(shown).steps if step.weight.name in types
+        }
+
+    def step(self, name: str, kind: str) -> Step:
+        """Return the plan that makes a tensor's codes in a type."""
+        return self._steps[name, kind]
+
+    def known(self, parts: Sequence[Probe]) -> int:
+        """Return the number of probes that are already measured."""
+        return sum(part.number in self._store_of(part).numbers for part in parts)
+
+    def measure(self, parts: Sequence[Probe], stage: Stage) -> Iterator[Probe]:
+        """Measure the missing probes one after another, and yield each."""
+        for part in parts:
+            if part.number in self._store_of(part).numbers:
+                continue
+            steps = [self._probe_step(part, name) for name in part.names]
+            show(steps, stage, self.threads)
+            klds = stage.apart()
+            restore(steps, stage)
+            self._store_of(part).put({part.number: klds.astype("<f8").tobytes()})
+            yield part
+
+    def weigh(self) -> Iterator[str]:
+        """Compute the missing errors of every tensor, and yield each name."""
+        for number, name in enumerate(self.open):
+            if number not in self.errors.numbers:
+                shown = self._measure_error(self.probed[name], name)
+                errors = {
+                    kind: self._measure_error(self.step(name, kind), name)
+                    for kind in self.types[name]
+                }
+                is_tied = name == tied(self.types)
+                record = (
+                    {
+                        kind: error.beside(shown) if is_tied else error.entering
+                        for kind, error in errors.items()
+                    },
+                    {
+                        kind: error.inputs / 2 if is_tied else error.inputs
+                        for kind, error in errors.items()
+                    },
+                    shown.entering,
+                    shown.columns,
+                    shown.rows,
+                )
+                self.errors.put({number: json.dumps(record).encode()})
+            yield name
+
+    def sensed(self, parts: Sequence[Probe]) -> dict[str, Sensed]:
+        """Return the sensitivity of every tensor. A group's divergence is divided by its tensors'
+        errors.
+        """
+        sensitivities = {
+            name: Sensed(name, *json.loads(self.errors.get(number)))
+            for number, name in enumerate(self.open)
+        }
+        for part in parts:
+            kld = max(
+                LEAST, float(np.frombuffer(self._store_of(part).get(part.number), "<f8").mean())
+            )
+            sensitivities |= self._with_measurement(
+                part, kld, {name: sensitivities[name] for name in part.names}
+            )
+        return sensitivities
+
+    def _with_measurement(
+        self, part: Probe, kld: float, found: Mapping[str, Sensed]
+    ) -> dict[str, Sensed]:
+        """Return the tensors of a probe with its measurement applied."""
+        if part.kind:
+            return {
+                name: replace(tensor, klds={**tensor.klds, part.kind: kld})
+                for name, tensor in found.items()
+            }
+        if part.own:
+            kinds = {name: near(self.types[name], part.bits) for name in found}
+            predicted = sum(tensor.said(kinds[name]) for name, tensor in found.items())
+            correction = kld / predicted if predicted else 1.0
+            return {
+                name: replace(tensor, short={**tensor.short, kinds[name]: correction})
+                for name, tensor in found.items()
+            }
+        total = sum(tensor.shown for tensor in found.values())
+        return {
+            name: replace(tensor, kld=kld * tensor.shown / total if total else 0.0)
+            for name, tensor in found.items()
+        }
+
+    def _probe_step(self, part: Probe, name: str) -> Step:
+        """Return the plan that makes a tensor's codes in a probe."""
+        return (
+            self.step(name, part.kind or near(self.types[name], part.bits))
+            if part.own
+            else self.probed[name]
+        )
+
+    def _store_of(self, part: Probe) -> Records:
+        """Return the file of a probe: shared by all methods, or for the run's own codes."""
+        return self.errors if part.own else self.shows
+
+    def _measure_error(self, step: Step, name: str) -> _CodeError:
+        evidence, solve = self.step(name, self.types[name][0]).evidence, step.solver()
+        noise = inputs = signal = plain = plain_signal = 0.0
+        columns, rows = np.zeros(evidence.columns), []
+        for first, values in samples(step):
+            rounded = (
+                values
+                if step.type == step.weight.type
+                else ggml.decode(solve(values, first), step.type, evidence.columns, label=name)
+            )
+            weigh = _WeightedError(evidence, first)
+            change = (values - rounded).astype(np.float64)
+            exact = values.astype(np.float64)
+            noise, signal = noise + weigh(change), signal + weigh(exact)
+            inputs += weigh.inputs(rounded, step.type)
+            plain, plain_signal = (
+                plain + float((change**2).sum()),
+                plain_signal + float((exact**2).sum()),
+            )
+            columns += (change**2).sum(0) * weigh.squares
+            rows.append(change**2 @ weigh.squares)
+        entering, entered = (noise / signal, inputs / signal) if signal else (0.0, 0.0)
+        return _CodeError(
+            entering,
+            entered,
+            plain / plain_signal if plain_signal else 0.0,
+            worst(columns),
+            worst(np.concatenate(rows)),
+        )
+
+
+class _WeightedError:
+    """tr(X H X^T) for rows of the matrix that begins at row `first` of a tensor; `squares` is the
+    diagonal of H.
+    """
+
+    def __init__(self, evidence: Evidence, first: int) -> None:
+        self.moments: F64 | None = None
+        if evidence.second is not None:
+            self.moments = evidence.second.mean(first // evidence.rows).astype(np.float64)
+            self.squares: F64 = self.moments.diagonal()
+        elif (importance := evidence.weigh(first, first + 1)) is not None:
+            self.squares = importance.vectors[0].astype(np.float64)
+        else:
+            self.squares = np.ones(evidence.columns)
+
+    def __call__(self, rows: F64) -> float:
+        return float(
+            (rows**2 @ self.squares).sum()
+            if self.moments is None
+            else ((rows @ self.moments) * rows).sum()
+        )
+
+    def inputs(self, rounded: "F32", kind: str) -> float:
+        """Return the error that rounding the input adds where it is multiplied with rows of type
+        `kind`.
+        """
+        if not (size := activation_rounding.block(kind)):
+            return 0.0
+        variances = activation_rounding.variances(self.squares.astype(np.float32), size)
+        return float((rounded.astype(np.float64) ** 2 @ variances.astype(np.float64)).sum())
+
+
+def samples(step: Step) -> Iterator[tuple[int, "F32"]]:
+    """Yield sampled rows as floats [rows, columns] from some of a tensor's matrices, each with the
+    number of the matrix's first row. Rows are quantized one by one, so that it does not matter
+    which of a matrix's rows they are.
+    """
+    weight, evidence = step.weight, step.evidence
+    chosen = np.unique(
+        np.linspace(0, evidence.matrices - 1, min(MATRICES, evidence.matrices)).astype(int)
+    )
+    rows_each = max(RUN, SAMPLED // len(chosen))
+    for matrix in chosen.tolist():
+        start = matrix * evidence.rows
+        if evidence.rows <= rows_each:
+            ranges = [(start, start + evidence.rows)]
+        else:
+            firsts = np.linspace(0, evidence.rows - RUN, rows_each // RUN).astype(int).tolist()
+            ranges = [(start + first, start + first + RUN) for first in firsts]
+        stored = np.concatenate([weight.read(first, last) for first, last in ranges])
+        yield start, ggml.decode(stored, weight.type, weight.columns, label=weight.name)
+
+
+def between(factors: Mapping[str, float], kind: str) -> float:
+    """Return a type's factor interpolated from those of other types: linear in the logarithm over
+    bits per value, constant beyond the outermost; 1 if there are none.
+    """
+    if not factors:
+        return 1.0
+    measured = sorted(factors, key=bits)
+    return float(
+        np.exp(
+            np.interp(
+                bits(kind),
+                [bits(measured_kind) for measured_kind in measured],
+                [np.log(factors[measured_kind]) for measured_kind in measured],
+            )
+        )
+    )
+
+
+def worst(parts: F64) -> float:
+    """Return the share of a sum that comes from the largest hundredth of its parts, at least one
+    part.
+    """
+    count, total = max(1, round(len(parts) * WORST)), float(parts.sum())
+    return float(np.sort(parts)[-count:].sum()) / total if total else 0.0
+
+
+def show(steps: Sequence[Step], stage: Stage, threads: int) -> None:
+    """Replace these tensors in the model by their quantized values."""
+    with closing(stream(steps, threads)) as pieces:
+        for piece in pieces:
+            step = steps[piece.index]
+            weight = step.weight
+            stage.put(
+                weight.name,
+                piece.first,
+                ggml.decode(piece.data, step.type, weight.columns, label=weight.name),
+            )
+
+
+def restore(steps: Sequence[Step], stage: Stage) -> None:
+    """Replace these tensors in the model by the source's values."""
+    for step in steps:
+        weight, count = step.weight, max(1, (1 << 22) // step.weight.columns)
+        for first in range(0, weight.rows, count):
+            rows = weight.read(first, min(first + count, weight.rows))
+            stage.put(
+                weight.name,
+                first,
+                ggml.decode(rows, weight.type, weight.columns, label=weight.name),
+            )
+
+
+def choices(planned: Planned, types: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Step]:
+    """Return the plan of each tensor in each of its types."""
+    steps: dict[tuple[str, str], Step] = {}
+    for number in range(max(map(len, types.values()))):
+        mix = {name: kinds[min(number, len(kinds) - 1)] for name, kinds in types.items()}
+        steps |= {(step.weight.name, step.type): step for step in planned(mix).steps}
+    return steps
+
+
+def room(step: Step, alignment: int) -> int:
+    """Return the bytes of a tensor in a file, padding included."""
+    return -(-step.nbytes // alignment) * alignment
+
+
+def menu(sensing: Sensing, sensed: Mapping[str, Sensed], alignment: int) -> Menu:
+    """Return the options of every tensor with a choice."""
+    return {
+        name: [
+            Option(kind, room(sensing.step(name, kind), alignment), sensitivity.loss(kind))
+            for kind in sensing.types[name]
+        ]
+        for name, sensitivity in sensed.items()
+    }

@@ -1,0 +1,332 @@
+"""Importance matrices: how much each input column of a weight matters, as measured by
+llama-imatrix.
+
+Reads llama.cpp's GGUF form and the older .dat form. The file is indexed and checked once; sums are
+read from it when a tensor is encoded.
+
+Source: common/imatrix-loader.cpp and load_imatrix (tools/quantize/quantize.cpp).
+"""
+
+import hashlib
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from quant.errors import Refusal
+from quant.gguf import header
+from quant.gguf.layout import entry
+from quant.model_file.load_checks import MOMENTS
+from quant.native.ggml import Importance
+
+if TYPE_CHECKING:
+    from quant.native.ggml import F32
+
+SUMS, COUNTS = ".in_sum2", ".counts"
+DATASETS, CHUNKS, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
+# our own keys, which llama.cpp's tools ignore
+MODEL, TRANSFORM = "llmcli.imatrix.model", "llmcli.imatrix.transform"
+MAX_NAME = 255  # bytes of a name in the .dat form
+MAX_TEXT = 127  # bytes of a text that llama.cpp writes into the quantized file
+MAX_MATRICES = 1 << 16  # in one tensor: experts, or heads
+STEP = 1 << 20  # values checked at a time
+AGAIN = "make it again with llama-imatrix"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One weight's sums of squares: `count` floats at `offset` of `file`, equally many for each
+    divisor.
+
+    A divisor is the number of rows that were added, one for each expert; 0 for an expert that
+    received no token.
+    """
+
+    file: Path
+    offset: int
+    count: int
+    divisors: tuple[float, ...] = field(repr=False)
+
+    def vectors(self, first: int, last: int, columns: int) -> "F32":
+        """Return the mean squares [last - first, columns] of matrices first .. last; ones for an
+        expert without tokens. Raises UserError if the file has become shorter.
+        """
+        import numpy as np
+
+        start, end = first * columns, last * columns
+        sums = np.fromfile(self.file, "<f4", end - start, offset=self.offset + 4 * start)
+        if sums.size != end - start:
+            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
+        values_each = self.count // len(self.divisors)
+        divisors = np.array(self.divisors, np.float32)[np.arange(start, end) // values_each]
+        means: F32 = np.ones(sums.size, np.float32)
+        np.divide(sums, divisors, out=means, where=divisors > 0)
+        return means.reshape(last - first, columns)
+
+    def sums(self) -> "F32":
+        """Return the stored sums [divisors, values of each]. Raises UserError if the file has
+        become shorter.
+        """
+        import numpy as np
+
+        sums: F32 = np.fromfile(self.file, "<f4", self.count, offset=self.offset)
+        if sums.size != self.count:
+            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
+        return sums.reshape(len(self.divisors), -1)
+
+    def over(self, first: int, last: int, every: int, columns: int) -> Importance:
+        """Return the importance of rows first .. last of a tensor whose matrices have `every` rows
+        each.
+        """
+        return Importance(
+            self.vectors(first // every, -(-last // every), columns), every, first % every
+        )
+
+
+@dataclass(frozen=True)
+class Imatrix:
+    """An importance matrix file; `digest` identifies its content, `path` is as the user gave it.
+
+    `chunk_size` is in tokens: 0 in the older form, which does not record it and whose divisors
+    count chunks instead of rows. `model` is the Source.fingerprint of the model it was collected
+    from, `transform` the digest of that model's folds; "" and None where the file does not record
+    them, as in files of llama-imatrix.
+    """
+
+    path: Path
+    digest: str
+    entries: Mapping[str, Entry]
+    datasets: tuple[str, ...]
+    chunks: int
+    chunk_size: int = 0
+    model: str = ""
+    transform: str | None = None
+
+    @property
+    def dataset(self) -> str:
+        """Name of the first text that was read."""
+        return self.datasets[0] if self.datasets else ""
+
+    @property
+    def keys(self) -> dict[str, bytes]:
+        """Metadata about the imatrix that llama-quantize writes into the new file."""
+        metadata = {"quantize.imatrix.file": _text(os.fsencode(self.path))}
+        if self.dataset:
+            metadata["quantize.imatrix.dataset"] = _text(self.dataset.encode())
+        metadata["quantize.imatrix.entries_count"] = entry("uint32", len(self.entries))
+        if self.chunks > 0:
+            metadata["quantize.imatrix.chunks_count"] = entry("uint32", self.chunks)
+        return metadata
+
+    def fitting(
+        self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = ""
+    ) -> dict[str, Entry]:
+        """Return the entries of these tensors (name, shape with the row length first).
+
+        An embedding's entry of another size is ignored, as in llama.cpp, because an embedding's
+        rows may be looked up instead of multiplied. Raises UserError if another entry has the wrong
+        size, or if the imatrix was collected with other folds (`transform`).
+        """
+        if self.transform is not None:
+            same_folds(f"{self.path} is the imatrix", self.transform, transform)
+        entries, wrong = {}, []
+        for name, shape in tensors:
+            entry = self.entries.get(name)
+            if entry is None:
+                continue
+            size = shape[0] * math.prod(shape[2:])
+            if entry.count == size:
+                entries[name] = entry
+            elif name not in ("token_embd.weight", "per_layer_token_embd.weight"):
+                wrong.append(f"{name} has {entry.count} values, the tensor needs {size}")
+        if wrong:
+            details = "; ".join(wrong[:5]) + (
+                f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            )
+            raise Refusal(
+                f"{self.path} is the imatrix of another model: {details}",
+                hint="name this model's --imatrix",
+            )
+        return entries
+
+
+def same_folds(what: str, theirs: str, mine: str) -> None:
+    """Raise UserError if `what` was collected from a model with other folds, whose columns are
+    scaled or ordered differently.
+    """
+    if theirs != mine:
+        collected, current = (
+            f"folds {digest[:12]}" if digest else "no folds" for digest in (theirs, mine)
+        )
+        raise Refusal(
+            f"{what} of a model with {collected}, this model has {current}",
+            hint="calibrate this very file, or use the same folds",
+        )
+
+
+def _text(blob: bytes) -> bytes:
+    """Return a text with llama.cpp's maximum length, without invalid UTF-8 (a split character, an
+    unusual file name).
+    """
+    return entry("string", blob[:MAX_TEXT].decode("utf-8", "ignore"))
+
+
+def load(path: Path) -> Imatrix:
+    """Read an importance matrix of either form. Raises UserError, naming the file, if it is missing
+    or invalid.
+    """
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()[:32]
+            stream.seek(0)
+            if stream.read(4) == header.MAGIC:
+                imatrix = _gguf(path, digest)
+            else:
+                entries, datasets, chunks, chunk_size = _DatReader(path, stream).read()
+                imatrix = Imatrix(path, digest, entries, datasets, chunks, chunk_size)
+    except FileNotFoundError:
+        raise Refusal(
+            f"there is no file {path}", hint="check the path given with --imatrix"
+        ) from None
+    except OSError as error:
+        raise Refusal(
+            f"cannot read {path}: {error.strerror or error}", hint="check the path"
+        ) from None
+    for name, weight in imatrix.entries.items():
+        _check(path, name, weight)
+    return imatrix
+
+
+def _check(path: Path, name: str, known: Entry) -> None:
+    """Raise UserError unless all sums of squares are finite and not negative."""
+    import numpy as np
+
+    for start in range(0, known.count, STEP):
+        sums = np.fromfile(
+            path, "<f4", min(STEP, known.count - start), offset=known.offset + 4 * start
+        )
+        if not (np.isfinite(sums) & (sums >= 0)).all():
+            raise Refusal(f"{path}: {name} contains values that are no sums of squares", hint=AGAIN)
+
+
+def _gguf(path: Path, digest: str) -> Imatrix:
+    part = header.parse(path)
+    keys = {item.key: item for item in part.fields}
+    texts_by_key = {key: item.value for key, item in keys.items() if isinstance(item.value, str)}
+    if texts_by_key.get("general.type") == MOMENTS:
+        raise Refusal(
+            f"{path} contains second moments",
+            hint=f"use --moments {path}: they serve as the imatrix, too",
+        )
+    if missing := [key for key in (DATASETS, CHUNKS, CHUNK_SIZE) if key not in keys]:
+        raise Refusal(
+            f"{path} is a GGUF file but no imatrix: {', '.join(missing)} missing", hint=AGAIN
+        )
+    tensors = {tensor.name: tensor for tensor in part.tensors}
+    names = {
+        name.removesuffix(end) for name in tensors for end in (SUMS, COUNTS) if name.endswith(end)
+    }
+    entries = {
+        name: _entry(path, name, tensors.get(name + SUMS), tensors.get(name + COUNTS))
+        for name in sorted(names)
+    }
+    if not entries:
+        raise Refusal(f"{path} contains no sums", hint=AGAIN)
+    datasets = keys[DATASETS].value
+    texts = (
+        datasets.blobs() if isinstance(datasets, header.Array) and datasets.kind == "string" else []
+    )
+    chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS, CHUNK_SIZE))
+    read = tuple(text.decode("utf-8", "replace") for text in texts)
+    return Imatrix(
+        path,
+        digest,
+        entries,
+        read,
+        chunks,
+        chunk_size,
+        texts_by_key.get(MODEL, ""),
+        texts_by_key.get(TRANSFORM),
+    )
+
+
+def _count(path: Path, field: header.Field) -> int:
+    """Return a number of the header; llama.cpp would abort on another type."""
+    if field.kind != "uint32" or not isinstance(field.value, int):
+        raise Refusal(f"{path}: {field.key} is {field.kind} instead of uint32", hint=AGAIN)
+    return field.value
+
+
+def _entry(
+    path: Path, name: str, sums: header.TensorInfo | None, counts: header.TensorInfo | None
+) -> Entry:
+    import numpy as np
+
+    if (
+        sums is None
+        or counts is None
+        or {sums.type, counts.type} != {"F32"}
+        or not _belong(sums, counts)
+    ):
+        raise Refusal(f"{path}: the sums and counts of {name} do not match", hint=AGAIN)
+    stored = np.fromfile(path, "<f4", counts.elements, offset=counts.offset).astype("f8")
+    if not np.isfinite(stored).all():
+        raise Refusal(f"{path}: the counts of {name} are not finite", hint=AGAIN)
+    divisors = np.maximum(np.floor(stored + 0.5), 0)  # as lround does for non-negative values
+    return Entry(path, sums.offset, sums.elements, tuple(divisors.tolist()))
+
+
+def _belong(sums: header.TensorInfo, counts: header.TensorInfo) -> bool:
+    return counts.elements <= MAX_MATRICES and not sums.elements % counts.elements
+
+
+class _DatReader:
+    """A cursor over the .dat form: int32 counts, names and floats one after another."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self.path, self.stream = path, stream
+        self.size = stream.seek(0, 2)
+        stream.seek(0)
+
+    def read(self) -> tuple[dict[str, Entry], tuple[str, ...], int, int]:
+        (count,) = self._numbers("<i")
+        if not 1 <= count <= self.size // 17:
+            raise self._bad(
+                f"it is neither a GGUF file nor the older form (it claims {count} entries)"
+            )
+        entries = dict(self._entries(count))
+        if len(entries) != count:
+            raise self._bad("a name occurs twice")
+        if self.stream.tell() == self.size:  # the oldest files end here
+            return entries, (), 0, 0
+        (chunks,) = self._numbers("<i")
+        dataset = self._text(self.size) if self.stream.tell() < self.size else ""
+        return entries, (dataset,) if dataset else (), chunks, 0
+
+    def _entries(self, count: int) -> Iterator[tuple[str, Entry]]:
+        for _ in range(count):
+            name = self._text(MAX_NAME)
+            calls, values = self._numbers("<ii")
+            offset = self.stream.tell()
+            if not name or not 1 <= values <= (self.size - offset) // 4:
+                raise self._bad(f"entry {name!r} claims {values} values")
+            self.stream.seek(4 * values, 1)
+            yield name, Entry(self.path, offset, values, (float(calls if calls > 0 else 1),))
+
+    def _text(self, most: int) -> str:
+        (length,) = self._numbers("<i")
+        if not 0 <= length <= min(most, self.size - self.stream.tell()):
+            raise self._bad(f"a text claims {length} bytes")
+        return self.stream.read(length).split(b"\0")[0].decode("utf-8", "replace")
+
+    def _numbers(self, code: str) -> tuple[int, ...]:
+        data = self.stream.read(struct.calcsize(code))
+        if len(data) != struct.calcsize(code):
+            raise self._bad("it ends too early")
+        return struct.unpack(code, data)
+
+    def _bad(self, why: str) -> Refusal:
+        return Refusal(f"{self.path} is no importance matrix: {why}", hint=AGAIN)

@@ -1,0 +1,199 @@
+"""Importance matrix collection while a model reads a text: sums of squares for each input column of
+each weight, as in llama-imatrix.
+
+Source: IMatrixCollector (tools/imatrix/imatrix.cpp), with two differences: sums above 512 rows are
+float64 (llama.cpp adds all rows in float32), and a tied output head counts, too, under the name of
+the embedding.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.calibration.imatrix import CHUNK_SIZE, CHUNKS, COUNTS, DATASETS, MODEL, SUMS, TRANSFORM
+from quant.errors import Refusal
+from quant.gguf import layout as writer
+from quant.model_file.load_checks import IMATRIX
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+ALIGNMENT = 32
+ROWS = 512  # rows whose squares are added in float32
+DAMAGED = "the model file may be damaged: compare it with its source by `llmcli diff`"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product with a weight, as llama.cpp computed it.
+
+    `rows` is the input [.., rows, columns] with up to four dimensions; a weight with several
+    `matrices` uses them in turn. With `experts`, int32 [tokens, used], `rows` are [tokens, used or
+    1, columns]. `key` is the same if the next weight has the same input rows.
+    """
+
+    name: str
+    rows: F32
+    matrices: tuple[int, int]
+    experts: NDArray[np.int32] | None
+    key: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How attention mixed the values of one layer in one pass: the share [heads, queries, keys] of
+    each key in each query's output.
+
+    `name` is llama.cpp's name of that product, such as "kqv-5".
+    """
+
+    name: str
+    shares: F32
+
+
+class Sums:
+    """Sums of squares and counts of every weight seen so far. `sums` are [matrices, columns]."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, F64] = {}  # [matrices, columns]
+        self.counts: dict[str, F64] = {}  # [matrices] of experts, else [1]
+        self._last: tuple[tuple[int, int], set[str], F64] | None = None
+
+    def add(self, product: Product) -> None:
+        """Add one product."""
+        if product.experts is None:
+            self._add_dense(product)
+        else:
+            self._add_experts(product, product.experts)
+
+    def share(self, product: Product, names: Sequence[str]) -> None:
+        """Add rows that are the input of all weights in `names`. Several threads may call it, each
+        with other names.
+        """
+        if product.experts is None:
+            squares = _squares(product)
+            for name in names:
+                self._add_squares(name, product, squares)
+        else:
+            for name in names:
+                self._add_experts(replace(product, name=name), product.experts)
+
+    def _add_dense(self, product: Product) -> None:
+        # The next pass may reuse the key for other rows: a name comes once in a pass.
+        if self._last is None or self._last[0] != product.key or product.name in self._last[1]:
+            self._last = product.key, set(), _squares(product)
+        self._last[1].add(product.name)
+        self._add_squares(product.name, product, self._last[2])
+
+    def _add_squares(self, name: str, product: Product, squares: F64) -> None:
+        """Add the `squares` [i3, i2, columns] of an input."""
+        inner, outer = product.matrices
+        sums = self.sums.setdefault(name, np.zeros((inner * outer, squares.shape[-1])))
+        for i3, i2 in np.ndindex(squares.shape[:2]):
+            sums[(i3 % outer) * inner + i2 % inner] += squares[i3, i2]
+        counts = self.counts.setdefault(name, np.zeros(1))
+        counts += product.rows[..., 0].size // (inner * outer)
+
+    def _add_experts(self, product: Product, experts: NDArray[np.int32]) -> None:
+        rows, count = product.rows, product.matrices[0]
+        sums = self.sums.setdefault(product.name, np.zeros((count, rows.shape[-1])))
+        counts = self.counts.setdefault(product.name, np.zeros(count))
+        for expert in np.unique(experts):
+            tokens, slots = np.nonzero(experts == expert)
+            routed = rows[tokens, slots % rows.shape[1]]
+            sums[expert] += _require_finite(
+                (routed * routed).sum(0, dtype=np.float64), product.name
+            )
+            counts[expert] += len(tokens)
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Forget all weights except these."""
+        retained = set(names)
+        self.sums = {name: sums for name, sums in self.sums.items() if name in retained}
+        self.counts = {name: counts for name, counts in self.counts.items() if name in retained}
+
+    def unseen(self) -> dict[str, int]:
+        """Return weights of experts that received no token, with the number of such experts."""
+        return {
+            name: int((counts == 0).sum())
+            for name, counts in self.counts.items()
+            if (counts == 0).any()
+        }
+
+    def dead(self) -> dict[str, int]:
+        """Return weights with input columns that were always zero, with their number. Only experts
+        that received tokens are counted.
+        """
+        columns = {}
+        for name, sums in self.sums.items():
+            has_tokens = np.broadcast_to(self.counts[name] > 0, len(sums))
+            if count := int((sums[has_tokens] == 0).sum()):
+                columns[name] = count
+        return columns
+
+    def file(
+        self,
+        datasets: Sequence[str],
+        chunks: int,
+        chunk_size: int,
+        model: str = "",
+        transform: str | None = None,
+    ) -> list[bytes]:
+        """Return the pieces of an imatrix file as llama-imatrix writes it. `model` and `transform`
+        go into extra keys.
+
+        Raises UserError if no product was seen.
+        """
+        if not self.sums:
+            raise Refusal(
+                "the model multiplied by no weight that has a name", hint="is it a language model?"
+            )
+        entries = [
+            ("general.type", writer.entry("string", IMATRIX)),
+            (DATASETS, writer.entry("array:string", list(datasets))),
+            (CHUNKS, writer.entry("uint32", chunks)),
+            (CHUNK_SIZE, writer.entry("uint32", chunk_size)),
+        ]
+        extra = {MODEL: model or None, TRANSFORM: transform}
+        entries += [
+            (key, writer.entry("string", value))
+            for key, value in extra.items()
+            if value is not None
+        ]
+        arrays: list[tuple[str, F64]] = []
+        for name in sorted(self.sums):
+            counts = self.counts[name]
+            arrays += [
+                (name + SUMS, self.sums[name].reshape(len(counts), -1)),
+                (name + COUNTS, counts[:, None]),
+            ]
+        layout = writer.layout(
+            entries, [(name, values.shape[::-1], "F32") for name, values in arrays], ALIGNMENT
+        )
+        pieces, at = [layout.header], len(layout.header)
+        for slot, (_, values) in zip(layout.slots, arrays, strict=True):
+            raw = values.astype("<f4").tobytes()
+            pieces += [bytes(slot.offset - at), raw]
+            at = slot.offset + len(raw)
+        return [*pieces, bytes(layout.nbytes - at)]
+
+
+def _squares(product: Product) -> F64:
+    """Return the sums of squares [i3, i2, columns] of an input, in float64 above F32_ROWS rows."""
+    parts = (
+        product.rows[:, :, first : first + ROWS] for first in range(0, product.rows.shape[2], ROWS)
+    )
+    squares = sum(
+        (np.einsum("abij,abij->abj", rows, rows).astype(np.float64) for rows in parts), np.zeros(1)
+    )
+    return _require_finite(squares, product.name)
+
+
+def _require_finite(squares: F64, name: str) -> F64:
+    """Return the squares. Raises UserError if they are not finite, before hours are spent on the
+    rest.
+    """
+    if not np.isfinite(squares).all():
+        raise Refusal(f"the input of {name} is not finite", hint=DAMAGED)
+    return squares

@@ -1,0 +1,370 @@
+"""Second moments of what enters each weight: sum of x x^T over a text, one matrix for each distinct
+input.
+
+The file is a GGUF container of general.type "llmcli.moments". Weights with the same input rows (q,
+k and v; gate and up) share an input: the key `llmcli.moments.weights` lists their names,
+`llmcli.moments.inputs` the number N of each one's input. An input has these tensors:
+
+- N.second, F32 [columns, columns, matrices]: sum of x x^T, exactly symmetric; one matrix for each
+  expert
+- N.squares, F32 [columns, matrices]: its diagonal again, an imatrix that is read without the
+  matrices
+- N.first, F32 [columns, matrices]: sum of x
+- N.counts, F64 [matrices]: number of rows that were added; 0 for an expert without tokens
+
+The inputs in the key `llmcli.moments.mixed` are what attention makes of the rows that enter a
+layer's values: with the shares a of a query's keys it is the sum of a x, for each query and each
+head, and the counts are numbers of these.
+
+Matrices are read one by one when needed and not mapped, so that a file that shrinks meanwhile
+raises UserError instead of crashing the process. moments_writer.py writes these files.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quant.calibration.imatrix import CHUNKS, MAX_MATRICES, Entry, Imatrix, same_folds
+from quant.errors import Refusal
+from quant.gguf import header
+from quant.model_file.load_checks import MOMENTS
+
+if TYPE_CHECKING:
+    from quant.native.ggml import F32
+
+KIND, KEY = MOMENTS, MOMENTS + "."
+MIXED = KEY + "mixed"
+SECOND, SQUARES, FIRST, COUNTS = ".second", ".squares", ".first", ".counts"
+CHECKED = 16  # rows of a matrix that are compared with its columns
+AGAIN = "make it again: llmcli calibrate SRC -o STATS --moments FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What moments were collected from: `model` is the Source.fingerprint, `texts` are the sha256
+    of the chunks that were read and `datasets` their names, `transform` is the digest of the
+    model's folds ("" for none).
+    """
+
+    model: str = ""
+    chunk_size: int = 512
+    chunks: int = 0
+    texts: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    transform: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """The moments of one input in a file: `matrices` of [columns, columns] each, with the `counts`
+    of rows added to each.
+
+    `names` are the weights that it enters; `mixed` means that the moments were taken after the
+    attention that mixes their outputs. Everything is read from the file at each call.
+    """
+
+    file: Path
+    names: tuple[str, ...]
+    columns: int
+    matrices: int
+    counts: tuple[float, ...] = field(repr=False)
+    offset: int
+    importance: Entry = field(repr=False)
+    firsts: int  # file offset of the sums of x
+    mixed: bool = False
+
+    def sums(self, matrix: int = 0) -> "F32":
+        """Return the sum of x x^T [columns, columns], which is symmetric. Raises UserError if the
+        file is damaged.
+        """
+        import numpy as np
+
+        size = self.columns * self.columns
+        products = self._read(self.offset + 4 * size * matrix, size).reshape(
+            self.columns, self.columns
+        )
+        step = max(1, self.columns // CHECKED)
+        if not np.isfinite(products).all():
+            raise self._bad("contain values that are not finite")
+        if not np.array_equal(products[::step], products.T[::step]):
+            raise self._bad("contain a matrix that is not symmetric")
+        if not np.array_equal(products.diagonal(), self._squares(matrix)):
+            raise self._bad("contain a matrix whose diagonal is not its sums of squares")
+        return products
+
+    def mean(self, matrix: int = 0) -> "F32":
+        """Return the mean of x x^T [columns, columns], which is symmetric; the identity for an
+        expert without tokens, as an imatrix has ones.
+        """
+        import numpy as np
+
+        count = self.counts[matrix]
+        if not count:
+            return np.eye(self.columns, dtype=np.float32)
+        products = self.sums(matrix)
+        products /= np.float32(count)
+        return products
+
+    def squares(self, matrix: int = 0) -> "F32":
+        """Return the mean of x^2 [columns], the diagonal of mean(), as in an imatrix; ones for an
+        expert without tokens.
+        """
+        return self.importance.vectors(matrix, matrix + 1, self.columns).reshape(self.columns)
+
+    def first(self, matrix: int = 0) -> "F32":
+        """Return the mean of x [columns]; zeros for an expert without tokens."""
+        import numpy as np
+
+        sums = self.first_sums(matrix)
+        sums /= np.float32(self.counts[matrix] or 1)
+        return sums
+
+    def first_sums(self, matrix: int = 0) -> "F32":
+        """Return the sum of x [columns]. Raises UserError if the file is damaged."""
+        import numpy as np
+
+        sums = self._read(self.firsts + 4 * self.columns * matrix, self.columns)
+        if not np.isfinite(sums).all():
+            raise self._bad("contain values that are not finite")
+        return sums
+
+    @property
+    def unseen(self) -> int:
+        """Number of matrices without rows."""
+        return self.counts.count(0)
+
+    @property
+    def thin(self) -> int:
+        """Number of matrices with fewer rows than columns, but some: they cannot be inverted
+        without damping.
+        """
+        return sum(0 < count < self.columns for count in self.counts)
+
+    @property
+    def fewest(self) -> float:
+        """Fewest rows that were added to a matrix, among those with rows."""
+        return min((count for count in self.counts if count), default=0.0)
+
+    def _squares(self, matrix: int) -> "F32":
+        return self._read(self.importance.offset + 4 * self.columns * matrix, self.columns)
+
+    def _read(self, offset: int, count: int) -> "F32":
+        import numpy as np
+
+        values: F32 = np.fromfile(self.file, "<f4", count, offset=offset)
+        if values.size != count:
+            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
+        return values
+
+    def _bad(self, why: str) -> Refusal:
+        return Refusal(
+            f"{self.file} is damaged: the second moments of {self.names[0]} {why}", hint=AGAIN
+        )
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A moments file; `digest` identifies its content, `path` is as the user gave it, `inputs` are
+    the distinct inputs.
+    """
+
+    path: Path
+    digest: str
+    about: About
+    inputs: tuple[Second, ...]
+    _of: Mapping[str, int] = field(repr=False)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The weights with moments in the file."""
+        return frozenset(self._of)
+
+    def of(self, name: str) -> Second | None:
+        """Return the input of a weight, or None."""
+        number = self._of.get(name)
+        return None if number is None else self.inputs[number]
+
+    @property
+    def imatrix(self) -> Imatrix:
+        """The diagonals as an importance matrix: mean squares under each weight's name."""
+        entries = {
+            name: self.inputs[number].importance for name, number in sorted(self._of.items())
+        }
+        about = self.about
+        return Imatrix(
+            self.path,
+            self.digest,
+            entries,
+            about.datasets,
+            about.chunks,
+            about.chunk_size,
+            about.model,
+            about.transform,
+        )
+
+    def fitting(
+        self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = ""
+    ) -> dict[str, Second]:
+        """Return the inputs of these tensors (name, shape with the row length first).
+
+        An embedding's input of another size is ignored, because an embedding's rows may be looked
+        up instead of multiplied. Raises UserError if another input has the wrong size, or if the
+        moments were collected with other folds (`transform`).
+        """
+        same_folds(f"{self.path} contains the moments", self.about.transform, transform)
+        inputs, wrong = {}, []
+        for name, shape in tensors:
+            stored = self.of(name)
+            if stored is None:
+                continue
+            matrices = 1
+            for size in shape[2:]:
+                matrices *= size
+            if (stored.columns, stored.matrices) == (shape[0], matrices):
+                inputs[name] = stored
+            elif name not in ("token_embd.weight", "per_layer_token_embd.weight"):
+                stored_size, tensor_size = (
+                    f"{stored.matrices} x {stored.columns}",
+                    f"{matrices} x {shape[0]}",
+                )
+                wrong.append(f"{name} has {stored_size} columns, the tensor {tensor_size}")
+        if wrong:
+            details = "; ".join(wrong[:5])
+            if len(wrong) > 5:
+                details += f"; and {len(wrong) - 5} more"
+            raise Refusal(
+                f"{self.path} contains the moments of another model: {details}",
+                hint="name this model's --moments",
+            )
+        return inputs
+
+
+def recognised(path: Path) -> bool:
+    """Return whether a file claims to contain moments; nothing else is checked."""
+    try:
+        part = header.parse(path)
+    except Refusal:
+        return False
+    return any(item.key == "general.type" and item.value == KIND for item in part.fields)
+
+
+def load(path: Path) -> Moments:
+    """Open a moments file; the matrices stay on disk. Raises UserError, naming the file, if it is
+    invalid.
+    """
+    part = header.parse(path)
+    keys: dict[str, Any] = {item.key: item for item in part.fields}
+    if "general.type" not in keys or keys["general.type"].value != KIND:
+        hint = f"--imatrix {path} takes an imatrix" if CHUNKS in keys else AGAIN
+        raise Refusal(f"{path} is a GGUF file without moments", hint=hint)
+    fields = _Fields(path, keys)
+    about = About(
+        fields.text("model"),
+        fields.number("chunk_size"),
+        fields.number("chunks"),
+        fields.texts("texts"),
+        fields.texts("datasets"),
+        fields.text("transform"),
+    )
+    names, input_numbers = fields.texts("weights"), fields.numbers("inputs")
+    if not names or len(names) != len(input_numbers) or len(set(names)) != len(names):
+        raise _invalid(path, "its weights and their inputs do not match")
+    tensors = {tensor.name: tensor for tensor in part.tensors}
+    shared: dict[int, list[str]] = {}
+    for name, number in zip(names, input_numbers, strict=True):
+        shared.setdefault(number, []).append(name)
+    if sorted(shared) != list(range(len(shared))):
+        raise _invalid(path, "its inputs are not numbered from 0")
+    mixed = fields.numbers("mixed") if MIXED in keys else ()
+    inputs = tuple(
+        replace(_stored_input(path, number, tuple(shared[number]), tensors), mixed=number in mixed)
+        for number in range(len(shared))
+    )
+    digest = fields.text("digest")
+    if not digest or not digest.strip("0"):
+        raise _invalid(path, "it was not finished")
+    # this text is hashed, so it must not change with the names of About and its fields
+    described = (
+        f"About(model={about.model!r}, chunk_size={about.chunk_size!r}, chunks={about.chunks!r},"
+        f" texts={about.texts!r}, datasets={about.datasets!r}, transform={about.transform!r})"
+    )
+    file_digest = hashlib.sha256(
+        f"{digest} {described} {names} {input_numbers}".encode()
+    ).hexdigest()[:32]
+    return Moments(path, file_digest, about, inputs, dict(zip(names, input_numbers, strict=True)))
+
+
+def _stored_input(
+    path: Path, number: int, names: tuple[str, ...], tensors: Mapping[str, header.TensorInfo]
+) -> Second:
+    import numpy as np
+
+    parts = [tensors.get(f"{number}{end}") for end in (SECOND, SQUARES, FIRST, COUNTS)]
+    if not all(parts):
+        raise _invalid(path, f"some of the moments of {names[0]} are missing")
+    second, squares, first, counts = (part for part in parts if part)
+    columns, matrices = second.columns, counts.elements
+    if (
+        not 1 <= matrices <= MAX_MATRICES
+        or {second.type, squares.type, first.type} != {"F32"}
+        or counts.type != "F64"
+        or second.elements != columns * columns * matrices
+        or {squares.columns, first.columns} != {columns}
+        or {squares.elements, first.elements} != {columns * matrices}
+    ):
+        raise _invalid(path, f"the moments of {names[0]} do not match")
+    rows = np.fromfile(path, "<f8", matrices, offset=counts.offset)
+    sums = np.fromfile(path, "<f4", columns * matrices, offset=squares.offset)
+    if rows.size != matrices or not (np.isfinite(rows) & (rows >= 0)).all():
+        raise _invalid(path, f"the counts of {names[0]} are invalid")
+    if sums.size != columns * matrices or not (np.isfinite(sums) & (sums >= 0)).all():
+        raise _invalid(path, f"{names[0]} contains values that are no sums of squares")
+    entry = Entry(path, squares.offset, squares.elements, tuple(rows.tolist()))
+    return Second(
+        path, names, columns, matrices, entry.divisors, second.offset, entry, first.offset
+    )
+
+
+class _Fields:
+    """The keys of a file, each checked for its type."""
+
+    def __init__(self, path: Path, keys: Mapping[str, header.Field]) -> None:
+        self.path, self.keys = path, keys
+
+    def text(self, name: str) -> str:
+        value = self._of(name, "string").value
+        assert isinstance(value, str)
+        return value
+
+    def number(self, name: str) -> int:
+        value = self._of(name, "uint32").value
+        assert isinstance(value, int)
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(str(item) for item in self._array(name, "string"))
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        return tuple(int(item) for item in self._array(name, "uint32"))
+
+    def _array(self, name: str, kind: str) -> list[Any]:
+        value = self._of(name, "array").value
+        assert isinstance(value, header.Array)
+        if value.kind != kind:
+            raise _invalid(
+                self.path, f"its key {KEY}{name} is an array of {value.kind}, not of {kind}"
+            )
+        return list(value.values())
+
+    def _of(self, name: str, kind: str) -> header.Field:
+        field = self.keys.get(KEY + name)
+        if field is None or field.kind != kind:
+            what = "is missing" if field is None else f"is {field.kind} instead of {kind}"
+            raise _invalid(self.path, f"its key {KEY}{name} {what}")
+        return field
+
+
+def _invalid(path: Path, why: str) -> Refusal:
+    return Refusal(f"{path} is no valid moments file: {why}", hint=AGAIN)

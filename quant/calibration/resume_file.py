@@ -1,0 +1,131 @@
+"""State of a running calibration on disk, so that a killed run can resume. Each save writes a new
+file and renames it over the old one.
+
+All sums are stored in float64 as they are in memory, so that a resumed run gives the same bytes as
+an uninterrupted one.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quant.calibration.imatrix_collector import F64, Sums
+from quant.calibration.moments_collector import Seconds, held
+from quant.calibration.moments_writer import Input
+from quant.record_log import Records
+
+EVERY = 20.0  # seconds of work between two saves, at least
+SHARE = 20  # and at least so many times the duration of the last save
+DESCRIPTION = 0
+
+
+@dataclass
+class Progress:
+    """The sums of all weights so far. Of the inputs whose second moments are collected, `finished`
+    are in their file and `moments` are in progress; `chunks` were read in this pass.
+    """
+
+    sums: Sums
+    seconds: Seconds | None
+    finished: set[int]
+    chunks: int = 0
+
+
+class Interim:
+    """The state file at `path`. `head` contains everything that the sums depend on; a file with
+    another head is ignored.
+    """
+
+    def __init__(self, path: Path, head: dict[str, Any], inputs: Sequence[Input]) -> None:
+        self.path, self.head, self.inputs = path, head, inputs
+        self._next = time.monotonic() + EVERY
+
+    def load(self) -> Progress | None:
+        """Return the state that an earlier run left, or None if there is none for this head."""
+        file = Records.resume(self.path, write=False)
+        if file is None:
+            return None
+        try:
+            return self._restore(file) if file.head == self.head and file.numbers else None
+        finally:
+            file.close()
+
+    def _restore(self, file: Records) -> Progress | None:
+        description = json.loads(file.get(DESCRIPTION))
+        if file.numbers != set(range(description["records"])):  # incomplete
+            return None
+        group = description["group"]
+        progress = Progress(
+            Sums(), Seconds(self.inputs, group) if group else None, set(description["finished"])
+        )
+        progress.chunks = description["chunks"]
+        for name, (sums, counts) in description["sums"].items():
+            progress.sums.sums[name], progress.sums.counts[name] = np.empty(sums), np.empty(counts)
+        for number, array in enumerate(_arrays(progress), 1):
+            array.reshape(-1)[:] = np.frombuffer(file.get(number), np.float64)
+        return progress
+
+    def due(self) -> bool:
+        """Return whether it is time to save."""
+        return time.monotonic() >= self._next
+
+    def save(self, progress: Progress) -> None:
+        """Save the state."""
+        started = time.monotonic()
+        new_path = self.path.with_name(self.path.name + ".new")
+        arrays = list(_arrays(progress))
+        layout = {
+            "finished": sorted(progress.finished),
+            "chunks": progress.chunks,
+            "records": 1 + len(arrays),
+            "group": progress.seconds.numbers if progress.seconds else [],
+            "sums": {
+                name: (sums.shape, progress.sums.counts[name].shape)
+                for name, sums in progress.sums.sums.items()
+            },
+        }
+        file = Records.begin(new_path, self.head)
+        try:
+            description = {DESCRIPTION: json.dumps(layout).encode()}
+            file.put(
+                {
+                    **description,
+                    **{
+                        n: array.reshape(-1).view(np.uint8).data
+                        for n, array in enumerate(arrays, 1)
+                    },
+                }
+            )
+        finally:
+            file.close()
+        new_path.replace(self.path)
+        self._next = time.monotonic() + max(EVERY, SHARE * (time.monotonic() - started))
+
+    def discard(self) -> None:
+        """Delete the state files."""
+        self.path.unlink(missing_ok=True)
+        self.path.with_name(self.path.name + ".new").unlink(missing_ok=True)
+
+
+def nbytes(inputs: Sequence[Input], group: Sequence[int]) -> int:
+    """Return the approximate bytes on disk while a group is in progress: the file, and the one that
+    replaces it.
+    """
+    return 2 * sum(held(inputs[number]) for number in group)
+
+
+def _arrays(progress: Progress) -> Iterator[F64]:
+    """Yield all arrays of the state in the order of the description."""
+    for name, sums in progress.sums.sums.items():
+        yield sums
+        yield progress.sums.counts[name]
+    if progress.seconds:
+        for gathered in progress.seconds.gathered.values():
+            for array in (gathered.second, gathered.first, gathered.counts):
+                assert array.dtype == np.float64
+                yield array

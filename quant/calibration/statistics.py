@@ -1,0 +1,60 @@
+"""SecondMoments and InputStatistics: what a method may know of an input."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from quant.calibration.imatrix import Entry
+from quant.native import ggml
+
+if TYPE_CHECKING:
+    from quant.native.ggml import F32
+
+
+class Second(Protocol):
+    """The second moments of one tensor's input (quant/calibration/moments.py)."""
+
+    @property
+    def columns(self) -> int: ...
+    @property
+    def matrices(self) -> int: ...
+    @property
+    def mixed(self) -> bool: ...
+    def mean(self, matrix: int = 0) -> "F32":
+        """Return the mean of x x^T [columns, columns]."""
+        ...
+
+    def squares(self, matrix: int = 0) -> "F32":
+        """Return the mean of x^2 [columns], the diagonal of mean()."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The calibration statistics of one tensor's input; `matrices` (experts) of `rows` rows each
+    follow one another.
+
+    `mean_squares` are an imatrix's mean squares of the columns, `moments` the second moments; None
+    where they were not measured. In a weight that computes queries, keys and values together, the
+    last `value_rows` rows compute the values.
+    """
+
+    name: str
+    columns: int
+    rows: int
+    matrices: int = 1
+    sums: Entry | None = None
+    second: Second | None = None
+    values: int = 0
+
+    def weigh(self, first: int, last: int) -> ggml.Importance | None:
+        """Return the imatrix's importance of rows first .. last, or None if it has none."""
+        return self.sums.over(first, last, self.rows, self.columns) if self.sums else None
+
+    def weigher(self) -> Callable[[int, int], ggml.Importance | None]:
+        """Return importance() for repeated calls: the vector of a tensor with one matrix is read
+        only once.
+        """
+        if self.matrices > 1 or (only := self.weigh(0, self.rows)) is None:
+            return self.weigh
+        return lambda first, last: only.behind(first)

@@ -1,0 +1,130 @@
+"""Writes a certificate into a finished GGUF: a complete new file is written beside it and renamed
+over it, or nothing changes.
+
+Only the metadata differs in the new file. Its tensors are copied, read back and compared with the
+certificate's digest before the rename. Reserving space in every header instead would avoid the
+copy, but the certificate's length would have to be guessed, and a kill during the write would leave
+half a certificate.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from quant.certificate import certificate
+from quant.certificate.certificate import KEY, Certificate, blocks
+from quant.errors import Refusal
+from quant.gguf.header import Part, parse
+from quant.gguf.layout import Layout, entry, layout
+from quant.gguf.resumable_writer import sync_folder
+from quant.model_file.model_header import Header
+from quant.model_file.read_header import read
+
+
+def stamp(
+    path: Path, found: Certificate, tick: Callable[[int], None] = lambda nbytes: None
+) -> None:
+    """Write a certificate into `path`, or into its first shard, replacing an old one. `on_bytes` is
+    called with the number of bytes written each time.
+
+    Raises UserError if the disk is too small, if another process is writing the file, or if the
+    tensors do not match the certificate. If killed, the file has either its old or its new content.
+    """
+    header = read(path)
+    first = parse(header.files[0])
+    new_layout = _layout(first, found)
+    with _open_new_file(first.file, new_layout) as (part, stream):
+        _copy(first, new_layout, stream, tick)
+        stream.flush()
+        os.fsync(stream.fileno())
+        _check(header, part, found)
+        shutil.copymode(first.file, part)
+        part.replace(first.file)
+    sync_folder(first.file.parent)
+
+
+def _layout(first: Part, found: Certificate) -> Layout:
+    """Return the layout of the new file: all keys unchanged, then the certificate."""
+    keys = [(field.key, field.copy()) for field in first.fields if field.key != KEY]
+    tensors = [(tensor.name, tensor.shape, tensor.type) for tensor in first.tensors]
+    return layout([*keys, (KEY, entry("string", found.text()))], tensors, first.alignment)
+
+
+@contextmanager
+def _open_new_file(file: Path, made: Layout) -> Iterator[tuple[Path, BinaryIO]]:
+    """Open the new file, locked for this process; it is deleted afterwards unless it was
+    renamed.
+    """
+    part = file.with_name(f".{file.name}.stamped")
+    if part.is_symlink() or (part.exists() and not part.is_file()):
+        raise Refusal(f"{part} is no ordinary file", hint="remove it")
+    with part.open("a+b") as stream:
+        _lock(stream, part, file)
+        try:
+            stream.seek(0)
+            stream.truncate()
+            have = shutil.disk_usage(file.parent).free
+            if made.nbytes > have:
+                raise Refusal(
+                    f"{file.parent} has {have:,} bytes free,"
+                    f" a copy of {file.name} needs {made.nbytes:,}",
+                    hint=f"free {made.nbytes - have:,} bytes, then run --verify again:"
+                    " it keeps what is finished",
+                )
+            yield part, stream
+        finally:
+            if _is_current(stream, part):
+                part.unlink(missing_ok=True)
+
+
+def _lock(stream: BinaryIO, part: Path, file: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # as in resumable_writer.py
+        return
+    busy = Refusal(
+        f"another process is writing {file}", hint="wait for it, then run the same command again"
+    )
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise busy from None
+    if not _is_current(
+        stream, part
+    ):  # it was renamed to the finished file before the lock was taken
+        raise busy
+
+
+def _is_current(stream: BinaryIO, part: Path) -> bool:
+    """Return whether the open file still has that name."""
+    return part.exists() and os.path.samestat(os.fstat(stream.fileno()), part.stat())
+
+
+def _copy(first: Part, made: Layout, out: BinaryIO, tick: Callable[[int], None]) -> None:
+    """Write the header, then each tensor at its offset, with zeros between."""
+    out.write(made.header)
+    with first.file.open("rb") as data:
+        for tensor, slot in zip(first.tensors, made.slots, strict=True):
+            out.write(bytes(slot.offset - out.tell()))
+            for block in blocks(data, tensor):
+                out.write(block)
+                tick(len(block))
+    out.write(bytes(made.nbytes - out.tell()))
+
+
+def _check(header: Header, part: Path, found: Certificate) -> None:
+    """Read the new file back: tensors and metadata must match the certificate. Raises UserError if
+    the tensors do not.
+    """
+    written = parse(part)
+    other_tensors = tuple(tensor for tensor in header.tensors if tensor.file != header.files[0])
+    if certificate.data((*written.tensors, *other_tensors)) != found.content.data:
+        raise Refusal(
+            f"{header.path} was changed while it was verified", hint="run the same command again"
+        )
+    assert certificate.metadata(written.fields) == found.content.metadata, (
+        "the certificate is of other metadata"
+    )

@@ -1,0 +1,139 @@
+"""Relative RMS error of every tensor of a finished file against its source, over all values.
+
+Both files are read and decoded by ggml's own routines, so that the error is that of the bytes in
+the file. Columns are weighted by importance where the plan has it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quant.gguf.header import TensorInfo
+from quant.model_file.model_header import Header
+from quant.native import ggml
+from quant.relative_error import relative, squares
+from quant.source.source import Weight, stored_rows
+
+if TYPE_CHECKING:
+    from quant.native.ggml import U8
+
+SLAB = 1 << 22  # values of a tensor in memory at a time, twice as floats
+PIECE = 1 << 18  # values in a thread's job
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """One tensor of the source, with a function that returns the importance of rows first ..
+    last.
+    """
+
+    weight: Weight
+    weigh: Callable[[int, int], ggml.Importance | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """Relative RMS error of a tensor's values; `weighted`: weighted by importance. None where it
+    cannot be computed.
+    """
+
+    name: str
+    error: float | None
+    weighted: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Sums of squares of source and difference, plain and weighted."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    weighed_signal: float = 0.0
+    weighed_noise: float = 0.0
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        return _Sums(
+            self.signal + other.signal,
+            self.noise + other.noise,
+            self.weighed_signal + other.weighed_signal,
+            self.weighed_noise + other.weighed_noise,
+        )
+
+
+def deviations(
+    originals: Mapping[str, Original],
+    header: Header,
+    threads: int,
+    tick: Callable[[int], None] = lambda count: None,
+) -> Iterator[Deviation]:
+    """Yield the error of every tensor of the file in order, against its original of the same name.
+    `on_tensor` is called with 1 after each.
+    """
+    with ThreadPoolExecutor(threads, thread_name_prefix="deviate") as pool:
+        for tensor in header.tensors:
+            yield _tensor_error(originals[tensor.name], tensor, pool)
+            tick(1)
+
+
+def _tensor_error(original: Original, tensor: TensorInfo, pool: ThreadPoolExecutor) -> Deviation:
+    weight = original.weight
+    if not (ggml.decodable(weight.type) and ggml.decodable(tensor.type)):
+        return Deviation(tensor.name, None, None)
+    read = stored_rows(
+        tensor.file, tensor.offset, ggml.row_bytes(tensor.type, tensor.columns), tensor.name
+    )
+    total, weighed = _Sums(), False
+    step, part = max(1, SLAB // weight.columns), max(1, PIECE // weight.columns)
+    for first in range(0, weight.rows, step):
+        last = min(first + step, weight.rows)
+        source, blocks, importance = (
+            weight.read(first, last),
+            read(first, last),
+            original.weigh(first, last),
+        )
+        weighed = weighed or importance is not None
+        jobs = [
+            pool.submit(
+                _square_sums,
+                original,
+                tensor,
+                source[at:end],
+                blocks[at:end],
+                importance.behind(at) if importance else None,
+            )
+            for at in range(0, last - first, part)
+            for end in (min(at + part, last - first),)
+        ]
+        for job in jobs:
+            total += job.result()
+    error = relative(total.noise, total.signal)
+    return Deviation(
+        tensor.name, error, relative(total.weighed_noise, total.weighed_signal) if weighed else None
+    )
+
+
+def _square_sums(
+    original: Original,
+    tensor: TensorInfo,
+    source: "U8",
+    blocks: "U8",
+    importance: ggml.Importance | None,
+) -> _Sums:
+    """Return the sums of squares of some rows."""
+    import numpy as np
+
+    name, columns = tensor.name, tensor.columns
+    exact = ggml.decode(source, original.weight.type, columns, label=name)
+    difference = np.subtract(ggml.decode(blocks, tensor.type, columns, label=name), exact)
+    total = _Sums(squares(exact), squares(difference))
+    if importance is None:
+        return total
+    for first, last, vector in importance.spans(0, len(exact)):
+        weigh = vector.astype(np.float64)
+        signal, noise = (
+            np.square(rows[first:last], dtype=np.float64).sum(0) @ weigh
+            for rows in (exact, difference)
+        )
+        total += _Sums(0.0, 0.0, float(signal), float(noise))
+    return total

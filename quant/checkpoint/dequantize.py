@@ -1,0 +1,118 @@
+"""Reads a quantized checkpoint as floats, or refuses a format that is not supported.
+
+config.json names the format; quant/checkpoint/quantized/ has one module for each supported one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quant.checkpoint import model_card
+from quant.checkpoint.config import Config
+from quant.checkpoint.quantized import INPUTS
+from quant.checkpoint.quantized.base import Input
+from quant.checkpoint.safetensors import FLOATS, Tensors, read_json
+from quant.errors import Refusal
+
+TITLES = {
+    "aqlm": "AQLM",
+    "auto-round": "AutoRound",
+    "awq": "AWQ",
+    "bitnet": "BitNet",
+    "bitsandbytes": "bitsandbytes",
+    "eetq": "EETQ",
+    "fp_quant": "FP-Quant",
+    "higgs": "HIGGS",
+    "hqq": "HQQ",
+    "mxfp4": "MXFP4",
+    "quanto": "Quanto",
+    "quark": "Quark",
+    "quip": "QuIP#",
+    "spqr": "SpQR",
+    "torchao": "torchao",
+    "vptq": "VPTQ",
+}
+# These quantize floats at load time: if the checkpoint holds floats, they are not rounded yet.
+# Finetunes merged into the floats of such a model keep these settings.
+LATE = ("bitsandbytes", "eetq", "hqq", "quanto", "torchao")
+# Settings files of older tools -> the method that uses them; config.json holds them today.
+BESIDE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A checkpoint in floats; `method` is its quantization, "" if it was stored in floats."""
+
+    tensors: Tensors
+    method: str
+    notes: tuple[str, ...]
+
+
+def restore(folder: Path, config: Config, tensors: Tensors) -> Restored:
+    """Return the tensors with every quantized one computed when it is read.
+
+    Raises UserError for a quantization that is not supported.
+    """
+    settings = _settings(config) or _sidecar_settings(folder, tensors)
+    if settings is None or (settings.get("quant_method") in LATE and _all_floats(tensors)):
+        return Restored(tensors, "", ())
+    input_format = _input(folder, config, settings)
+    result = input_format.restore(Config(settings, f"{config.where}: quantization_config"), tensors)
+    if all(tensors.get(name) is tensor for name, tensor in result.items()):
+        # The weights are floats; the settings are left over from another model.
+        return Restored(result, "", ())
+    if input_format.native:
+        return Restored(result, input_format.name, ())
+    parent = model_card.parent(folder, config.values)
+    note = (
+        f"this checkpoint is already quantized ({input_format.title}): its weights are widened to "
+        "floats, and quantizing them again adds to their error; "
+        f"{parent or 'the model it was made from'} gives a better file"
+    )
+    return Restored(result, input_format.name, (note,))
+
+
+def _settings(config: Config) -> Mapping[str, Any] | None:
+    for key in ("quantization_config", "compression_config"):
+        if value := config.values.get(key):
+            return value if isinstance(value, dict) else {"quant_method": value}
+    return None
+
+
+def _all_floats(tensors: Tensors) -> bool:
+    return all(tensor.dtype in FLOATS for tensor in tensors.values())
+
+
+def _sidecar_settings(folder: Path, tensors: Tensors) -> Mapping[str, Any] | None:
+    """Return the settings from a separate file of the folder, or None.
+
+    They are ignored if all weights are floats.
+    """
+    if _all_floats(tensors):
+        return None
+    for name, method in BESIDE.items():
+        if (folder / name).is_file():
+            values = read_json(folder / name)
+            inner = values.get("quantization")
+            return {"quant_method": method, **(inner if isinstance(inner, dict) else values)}
+    return None
+
+
+def _input(folder: Path, config: Config, settings: Mapping[str, Any]) -> Input:
+    method = settings.get("quant_method", "unknown")
+    if isinstance(method, str) and method in INPUTS:
+        return INPUTS[method]
+    title = TITLES.get(method, method) if isinstance(method, str) else "unknown"
+    titles = ", ".join(dict.fromkeys(kind.title for kind in INPUTS.values()))
+    parent = model_card.parent(folder, config.values)
+    raise Refusal(
+        f"{folder} is quantized ({title}), which is not supported; supported are {titles}",
+        hint=f"use the model it was made from: {parent}"
+        if parent
+        else "use the model it was made from",
+    )

@@ -1,0 +1,67 @@
+"""The language part of a multimodal checkpoint: its tensors under a text model's names.
+
+Vision and audio towers and projectors are left out, with a note.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quant.checkpoint.safetensors import LazyTensor
+from quant.errors import Refusal
+
+# Beginnings of names that belong to other parts, after an optional "model.".
+OTHERS = re.compile(
+    r"(?:model\.)?(?:vision_|visual\.|audio_|image_|video_|mm_|vit\.|vpm\.|apm\.|resampler\."
+    r"|multi_modal_projector|multimodal_projector|embed_vision\.|embed_audio\.|speech_"
+    r"|connector\.|mlp1\.)"
+)
+INNER = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.", ""),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """The tensors of the language part, and notes for the user."""
+
+    tensors: dict[str, LazyTensor]
+    notes: tuple[str, ...]
+
+
+def part(folder: Path, stored: Mapping[str, LazyTensor]) -> Spoken:
+    """Return the language part of a checkpoint; a text model is returned unchanged.
+
+    Raises UserError if two tensors get the same name.
+    """
+    if not any(OTHERS.match(name) or "language_model." in name for name in stored):
+        return Spoken(dict(stored), ())
+    tensors: dict[str, LazyTensor] = {}
+    dropped: list[str] = []
+    for name, tensor in stored.items():
+        if OTHERS.match(name):
+            dropped.append(name)
+            continue
+        inner = _text_model_name(name)
+        if inner in tensors:
+            raise Refusal(
+                f"{folder} has two tensors for {inner}: {tensors[inner].name} and {name}",
+                hint="fetch the whole model again",
+            )
+        tensors[inner] = replace(tensor, name=inner)
+    kinds = sorted({name.removeprefix("model.").split(".")[0] for name in dropped})
+    note = (
+        f"only the language part is converted: {len(dropped)} tensors of {', '.join(kinds)} "
+        "are left out"
+    )
+    return Spoken(tensors, (note,) if dropped else ())
+
+
+def _text_model_name(name: str) -> str:
+    for outer, inner in INNER:
+        if name.startswith(outer):
+            return inner + name.removeprefix(outer)
+    return name

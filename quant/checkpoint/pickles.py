@@ -1,0 +1,218 @@
+"""Pickled checkpoints (pytorch_model.bin, .pt) as lazy tensors, through torch's weights-only
+unpickler.
+
+Only this module lets torch open a file. Only tensors and plain containers are unpickled; code in
+the file is refused. Only torch's zip format is read, because the older format cannot be
+memory-mapped.
+"""
+
+import importlib.util
+import pickle
+import struct
+import warnings
+import zipfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quant.checkpoint import safetensors
+from quant.checkpoint.safetensors import AGAIN, DTYPES, LazyTensor
+from quant.errors import Pickled, Refusal
+
+if TYPE_CHECKING:
+    from quant.native.ggml import U8
+
+MAX_PICKLE = 64_000_000  # bytes of the pickle itself: names and shapes, without the values
+INDEX, SINGLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
+ENDINGS = (".bin", ".pt", ".pth")
+# Beginnings of the names of files that trainers save.
+OTHERS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
+FOREIGN = ("ggml", "openvino")  # in names of .bin files of other formats
+SAFE = "use the safetensors of this model"
+# What a malicious file can raise in the unpickler; UnpicklingError means "not allowed".
+BROKEN = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    AssertionError,
+    EOFError,
+    OSError,
+    struct.error,
+    OverflowError,
+    MemoryError,
+    zipfile.BadZipFile,
+)
+
+
+def chosen(names: Collection[str]) -> list[str]:
+    """Return those of a folder's file names that hold its pickled weights, an index before its
+    shards.
+
+    Without transformers' names, all files that may hold weights are returned, but never those that
+    trainers save.
+    """
+    candidates = sorted(
+        name
+        for name in names
+        if name.endswith(ENDINGS)
+        and not name.startswith(OTHERS)
+        and not any(word in name.lower() for word in FOREIGN)
+    )
+    if INDEX in names:
+        return [
+            INDEX,
+            *(name for name in candidates if name.startswith("pytorch_model") and name != SINGLE),
+        ]
+    return [SINGLE] if SINGLE in candidates else candidates
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the files of a folder that hold its pickled weights, and their index."""
+    return [
+        folder / name for name in chosen([path.name for path in folder.iterdir() if path.is_file()])
+    ]
+
+
+def unasked(where: object, names: Collection[str]) -> Pickled:
+    """Return the error for pickled weights, `names`, that the user has not allowed to read."""
+    listed = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
+    return Pickled(
+        f"{where} has only pickled weights ({listed}), which are read if you allow it; no code in "
+        "them is run",
+        hint="add --allow-pickle",
+    )
+
+
+def need_torch() -> None:
+    """Raise UserError if torch is not installed, without importing it."""
+    if importlib.util.find_spec("torch") is None:
+        raise Refusal(
+            "pickled weights are read with torch, which is not installed",
+            hint="pip install 'llmcli[torch]'",
+        )
+
+
+def load(folder: Path) -> dict[str, LazyTensor]:
+    """Return all tensors by name: those of an index's shards, of pytorch_model.bin, or of the only
+    pickled file.
+
+    Raises UserError if several files have no index, and for files that are refused.
+    """
+    if (folder / INDEX).is_file():
+        return safetensors.sharded(folder / INDEX, parse)
+    pickles = files(folder)
+    if len(pickles) != 1:
+        raise Refusal(
+            f"{folder} has {len(pickles)} pickled files and no {SINGLE}: "
+            f"{', '.join(file.name for file in pickles[:3])}",
+            hint=f"keep only one in the folder, or rename the right one to {SINGLE}",
+        )
+    return {tensor.name: tensor for tensor in parse(pickles[0])}
+
+
+def parse(file: Path) -> Iterator[LazyTensor]:
+    """Return an iterator over the tensors of one pickled file.
+
+    Raises UserError if the file holds anything else.
+    """
+    values = _unpickle(file)
+    if not isinstance(values, dict) or not values:
+        raise _invalid(file, "it does not hold a table of tensors")
+    if wrong := [repr(name) for name, value in values.items() if not _is_plain_tensor(name, value)]:
+        raise _invalid(
+            file, f"it holds more than tensors in memory order: {', '.join(wrong[:5])[:500]}"
+        )
+    return (_lazy_tensor(file, name, value) for name, value in values.items())
+
+
+def _unpickle(file: Path) -> Any:
+    """Return message torch's weights-only unpickler reads from the file, with the values mapped."""
+    need_torch()
+    import torch
+
+    _check_archive(file)
+    try:
+        with warnings.catch_warnings():
+            # Warnings about classes of old torch: the content is checked below.
+            warnings.simplefilter("ignore")
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except BROKEN as error:
+        message = (str(error) or type(error).__name__).splitlines()[0]
+        raise Refusal(f"{file} cannot be read: {message[:300]}", hint=SAFE) from None
+
+
+def _check_archive(file: Path) -> None:
+    """Refuse files that are not zip archives of uncompressed members, or whose pickle is too large
+    for a table of names.
+    """
+    try:
+        if not zipfile.is_zipfile(file):
+            raise Refusal(
+                f"{file} has torch's format from before 2020, which cannot be mapped", hint=SAFE
+            )
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+    except BROKEN as error:
+        raise _invalid(file, str(error)) from None
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise _invalid(file, f"{member.filename} is compressed")
+        if member.filename.endswith(".pkl") and member.file_size > MAX_PICKLE:
+            raise _invalid(file, f"{member.filename} claims {member.file_size} bytes")
+
+
+def _is_plain_tensor(name: Any, value: Any) -> bool:
+    """Return whether an entry is a dense, contiguous tensor of a supported dtype with a printable
+    name.
+    """
+    import torch
+
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and value.is_contiguous()
+        and not value.is_neg()
+        and value.numel() > 0
+        and _dtype(value) in DTYPES
+    )
+
+
+def _dtype(value: Any) -> str:
+    """Return safetensors' name of a tensor's dtype: torch.float16 -> F16, torch.float8_e4m3fn ->
+    F8_E4M3.
+    """
+    name = str(value.dtype).removeprefix("torch.")
+    special = {
+        "bfloat16": "BF16",
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e5m2": "F8_E5M2",
+        "float8_e8m0fnu": "F8_E8M0",
+        "bool": "BOOL",
+    }
+    return special.get(name) or name.replace("uint", "U").replace("int", "I").replace("float", "F")
+
+
+def _lazy_tensor(file: Path, name: str, value: Any) -> LazyTensor:
+    import torch
+
+    shape = tuple(value.shape) or (1,)
+    width = shape[-1]
+    # A tensor with a single column may have any stride.
+    flat = value.detach().as_strided((value.numel(),), (1,))
+
+    def read(first: int, last: int) -> "U8":
+        rows: U8 = flat[first * width : last * width].view(torch.uint8).numpy()
+        return rows.reshape(last - first, -1)
+
+    return LazyTensor(name, shape, _dtype(value), file, read)
+
+
+def _invalid(file: Path, why: str) -> Refusal:
+    return Refusal(f"{file} is not a valid file of pickled weights: {why}", hint=AGAIN)

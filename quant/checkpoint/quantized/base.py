@@ -1,0 +1,184 @@
+"""A quantized checkpoint format as the converter sees it, and tools that the formats share.
+
+The tools read whole small tensors and build tensors whose rows are computed on demand.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from quant.checkpoint import tensor_views
+from quant.checkpoint.config import Config
+from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.errors import Damaged, Refusal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quant.native.ggml import F32, U8
+
+# safetensors' dtype -> numpy's; bfloat16 and the 8-bit floats have no numpy dtype.
+NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "u1",
+    "F8_E4M3": "u1",
+    "F8_E5M2": "u1",
+    "F8_E8M0": "u1",
+}
+SOURCE = "use the model that this one was quantized from"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One quantized checkpoint format.
+
+    `name` is config.json's quant_method, `title` the name shown to users. `restore(settings,
+    tensors)` replaces quantized tensors by float tensors that are computed when their rows are
+    read; `settings` is the config's quantization part. Tensors it does not recognize stay, and the
+    converter lists them as unknown. A format that `is_native` keeps its blocks, so that conversion
+    adds no rounding error.
+    """
+
+    name: str
+    title: str
+    restore: Callable[[Config, Tensors], Tensors]
+    native: bool = False
+
+
+class Recent:
+    """The last tensor that was read whole.
+
+    A transposed matrix is read slab by slab; the cache lets the file be read once for all slabs.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._name = Lock(), ""
+        self._values: NDArray[Any] | None = None
+
+    def get(self, tensor: LazyTensor) -> "NDArray[Any]":
+        """Return all values of `tensor`; the previous tensor is dropped first."""
+        with self._lock:
+            if self._values is None or self._name != tensor.name:
+                self._values = None  # freed first, so that memory never holds two tensors
+                self._name, self._values = tensor.name, whole(tensor)
+            return self._values
+
+
+def unpacked(words: "NDArray[Any]", bits: int) -> "U8":
+    """Return the codes of `bits` (up to 8) in int32 words, lowest bits first.
+
+    Shapes: words `[...]`, result `[..., 32 // bits]`.
+    """
+    import numpy as np
+
+    count = 32 // bits
+    codes = np.empty((*words.shape, count), np.uint8)
+    for i in range(count):
+        codes[..., i] = (words >> (bits * i)) & ((1 << bits) - 1)
+    return codes
+
+
+def streamed(words: "NDArray[Any]", bits: int) -> "U8":
+    """Return the codes of `bits` (up to 8) in rows of int32 words without gaps, lowest bits first.
+
+    Shapes: words `[rows, words]`, result `[rows, 32 * words // bits]`.
+    """
+    import numpy as np
+
+    flags = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    count = flags.shape[1] // bits
+    codes: U8 = np.packbits(
+        flags[:, : count * bits].reshape(len(words), count, bits), axis=2, bitorder="little"
+    )
+    return codes[..., 0]
+
+
+def whole(tensor: LazyTensor) -> "NDArray[Any]":
+    """Return all values of a small tensor in the tensor's shape: floats as float32, integers as
+    stored.
+    """
+    return numbers(tensor.read(0, tensor_views.rows(tensor)), tensor.dtype).reshape(tensor.shape)
+
+
+def numbers(data: "U8", dtype: str) -> "NDArray[Any]":
+    """Return stored bytes `[rows, row_bytes]` as values `[rows, columns]`: floats as float32,
+    integers as stored.
+    """
+    import numpy as np
+
+    values = np.ascontiguousarray(data).view(NUMPY[dtype])
+    if dtype == "BF16":
+        widened: F32 = (values.astype(np.uint32) << 16).view(np.float32)
+        return widened
+    if dtype.startswith("F8"):
+        looked_up: F32 = eight_bits(dtype)[values]
+        return looked_up
+    stored: NDArray[Any] = values.astype(np.float32) if dtype in ("F16", "F64") else values
+    return stored
+
+
+@cache
+def eight_bits(dtype: str) -> "F32":
+    """Return the 256 values of an 8-bit float: F8_E4M3 (no infinities), F8_E5M2, or F8_E8M0
+    (exponent only).
+    """
+    import numpy as np
+
+    codes = np.arange(256, dtype=np.uint16)
+    if dtype == "F8_E5M2":  # the upper half of a float16
+        return (codes << 8).view(np.float16).astype(np.float32)
+    if dtype == "F8_E8M0":
+        powers = np.exp2(codes.astype(np.float64) - 127)
+        powers[255] = np.nan
+        return powers.astype(np.float32)
+    sign, exponent, fraction = (
+        codes >> 7,
+        (codes >> 3 & 15).astype(np.int32),
+        (codes & 7).astype(np.float64),
+    )
+    magnitude = np.where(
+        exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * np.exp2(exponent - 7.0)
+    )
+    values = np.where(sign, -magnitude, magnitude).astype(np.float32)
+    values[[127, 255]] = np.nan
+    return values
+
+
+def computed(
+    name: str, like: LazyTensor, shape: tuple[int, ...], rows: "Callable[[int, int], F32]"
+) -> LazyTensor:
+    """Return a float tensor whose rows `rows(first, last)` computes, `[rows, columns]`.
+
+    Reading it raises DamagedSourceError with the tensor's name if a value is not finite.
+    """
+    import numpy as np
+
+    def read(first: int, last: int) -> "U8":
+        with np.errstate(all="ignore"):  # overflow is reported below, with the tensor's name
+            values = np.ascontiguousarray(rows(first, last), np.float32)
+        if not np.isfinite(values).all():
+            raise Damaged(
+                f"tensor {name} contains NaN or infinite values",
+                hint="the source is damaged: fetch it again",
+            )
+        return values.view(np.uint8)
+
+    return LazyTensor(name, shape, "F32", like.file, read)
+
+
+def refuse(settings: Config, what: str, hint: str = SOURCE) -> Refusal:
+    """Return the error for settings or tensors that the format does not support."""
+    return Refusal(f"{settings.where}: {what}", hint=hint)

@@ -1,0 +1,264 @@
+"""compressed-tensors checkpoints: packed integers, plain 8-bit integers and FP8.
+
+Follows dequant_model of llama.cpp (conversion/base.py), and the compressed-tensors library where it
+supports more: actorder, unpacked zeros, several groups of settings, and codes of 3, 5, 6 or 7 bits
+(one layout fills each word separately, the newer one packs codes across words). How a tensor is
+stored decides how it is read; the settings must not contradict it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quant.checkpoint.config import Config
+from quant.checkpoint.quantized import fp8
+from quant.checkpoint.quantized.base import (
+    Input,
+    computed,
+    numbers,
+    refuse,
+    streamed,
+    unpacked,
+    whole,
+)
+from quant.checkpoint.safetensors import LazyTensor, Tensors
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quant.native.ggml import F32, U8
+
+FORMATS = ("dense", "pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
+ACTIVATIONS = (*fp8.ACTIVATIONS, ".input_zero_point", ".output_zero_point")
+FLOATS = ("F32", "F16", "BF16")
+AGAIN = "fetch the whole model again"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One packed matrix.
+
+    `groups` is the group of each column, `[columns]`; `zero` holds the stored zeros or is None.
+    With `spans_words`, a code may be split over two words.
+    """
+
+    words: LazyTensor
+    scale: LazyTensor
+    zero: LazyTensor | None
+    groups: "NDArray[np.int64]"
+    shape: tuple[int, int]
+    bits: int
+    dense: bool
+
+    def rows(self, first: int, last: int) -> "F32":
+        """Return rows as float32 `[rows, columns]`."""
+        import numpy as np
+
+        words = numbers(self.words.read(first, last), self.words.dtype).view(np.uint32)
+        codes = self._codes(words)[:, : self.shape[1]]
+        scales = self._rows_of(whole(self.scale), first, last).astype(np.float32)
+        values: F32 = (codes - self._zeros(first, last)) * scales[:, self.groups]
+        return values
+
+    def _zeros(self, first: int, last: int) -> Any:
+        """Return the codes that stand for zero, `[rows, columns]`, or one number for all."""
+        import numpy as np
+
+        middle = 1 << (self.bits - 1)
+        if self.zero is None:
+            return np.float32(middle)
+        stored = whole(self.zero)
+        if self.zero.dtype == "I32":  # packed along the rows
+            zeros = self._codes(stored.view(np.uint32).T).T[first:last].astype(np.float32)
+        else:
+            zeros = self._rows_of(stored, first, last).astype(np.float32) + middle
+        return zeros[:, self.groups]
+
+    def _codes(self, words: "NDArray[np.uint32]") -> "U8":
+        """Return all codes in rows of words `[rows, words]`, including unused ones at the end of a
+        row.
+        """
+        return (
+            streamed(words, self.bits)
+            if self.dense
+            else unpacked(words, self.bits).reshape(len(words), -1)
+        )
+
+    def _rows_of(self, values: "NDArray[Any]", first: int, last: int) -> "NDArray[Any]":
+        """Return these rows' values `[rows, groups]`; a single value applies to every row."""
+        return values.reshape(1, 1) if values.size == 1 else values[first:last]
+
+
+def restore(settings: Config, tensors: Tensors) -> Tensors:
+    """Return the tensors with every packed or 8-bit weight as floats, without the scales of
+    activations.
+
+    Raises UserError for formats and tensors that are not supported.
+    """
+    weights = _weight_settings(settings)
+    result = {name: tensor for name, tensor in tensors.items() if not name.endswith(ACTIVATIONS)}
+    for name in list(result):
+        if name.endswith(".weight_packed"):
+            weight_name = name.removesuffix("_packed")
+            if weight_name in result:
+                raise refuse(
+                    settings, f"{weight_name} is stored both as floats and as codes", hint=AGAIN
+                )
+            packed = _packed(settings, result, weight_name, weights)
+            result[weight_name] = computed(weight_name, packed.words, packed.shape, packed.rows)
+        elif (
+            name in result
+            and result[name].dtype in ("I8", *fp8.CODES)
+            and f"{name}_scale" in result
+        ):
+            scale, zero = result.pop(f"{name}_scale"), result.pop(f"{name}_zero_point", None)
+            _check_zeros(settings, scale, zero)
+            result[name] = fp8.scaled(settings, result[name], scale, _block(weights), zero)
+    return result
+
+
+def _weight_settings(settings: Config) -> list[dict[str, Any]]:
+    """Return the settings of weights of each group; refuse formats that are not supported."""
+    values, groups = settings.values, settings.values.get("config_groups")
+    groups = list(groups.values()) if isinstance(groups, dict) else []
+    groups = [group for group in groups if isinstance(group, dict)]
+    mixed = values.get("format") == "mixed-precision" and groups
+    forms = [group.get("format") for group in groups] if mixed else [values.get("format")]
+    if unsupported := sorted({str(form) for form in forms if form not in FORMATS}):
+        raise refuse(
+            settings, f"the compressed-tensors format {', '.join(unsupported)} is not supported"
+        )
+    sparsity = values.get("sparsity_config")
+    if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
+        raise refuse(settings, f"the sparse format {sparsity['format']} is not supported")
+    if values.get("transform_config"):
+        raise refuse(settings, "its weights are rotated (transform_config), which is not supported")
+    return [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
+
+
+def _numbers(weights: list[dict[str, Any]], key: str) -> list[int]:
+    """Return the distinct positive integers under a key of the settings."""
+    return sorted(
+        {setting[key] for setting in weights if type(setting.get(key)) is int and setting[key] > 0}
+    )
+
+
+def _block(weights: list[dict[str, Any]]) -> list[int] | None:
+    """Return the rows and columns that share a scale if all groups agree, else None."""
+    blocks: list[list[int] | None] = []
+    for setting in weights:
+        size = setting.get("group_size")
+        blocks.append(
+            setting.get("block_structure")
+            or ([1, size] if type(size) is int and size > 0 else None)
+        )
+    return blocks[0] if blocks and all(block == blocks[0] for block in blocks) else None
+
+
+def _packed(settings: Config, tensors: Tensors, name: str, weights: list[dict[str, Any]]) -> Packed:
+    """Take one matrix's tensors out of `tensors`, checked against each other and the settings."""
+    missing = [name + ending for ending in ("_scale", "_shape") if name + ending not in tensors]
+    if missing:
+        raise refuse(settings, f"{name}_packed has no {' and no '.join(missing)}", hint=AGAIN)
+    words, scale, shape = (tensors.pop(name + ending) for ending in ("_packed", "_scale", "_shape"))
+    zero, g_idx = tensors.pop(f"{name}_zero_point", None), tensors.pop(f"{name}_g_idx", None)
+    if (
+        words.dtype != "I32"
+        or len(words.shape) != 2
+        or shape.dtype not in ("I32", "I64")
+        or shape.shape != (2,)
+    ):
+        raise refuse(
+            settings,
+            f"{words.name} is {words.dtype} {list(words.shape)}, not int32 words of codes",
+            hint=AGAIN,
+        )
+    rows, columns = (int(size) for size in whole(shape))
+    bits = _numbers(weights, "num_bits")
+    layouts = [
+        (n, dense) for n in bits if n <= 8 for dense in ((False,) if 32 % n == 0 else (False, True))
+    ]
+    fitting = [layout for layout in layouts if words.shape == (rows, _words(columns, *layout))]
+    if len(fitting) != 1 or columns < 1:
+        sizes = ", ".join(map(str, bits)) or "no number of"
+        raise refuse(
+            settings,
+            f"{words.name} is {list(words.shape)}, which is not {rows} x {columns} codes of "
+            f"{sizes} bits",
+            hint=AGAIN,
+        )
+    groups = _groups(settings, scale, g_idx, (rows, columns), weights)
+    _check_zeros(settings, scale, zero, rows=_words(rows, *fitting[0]))
+    return Packed(words, scale, zero, groups, (rows, columns), *fitting[0])
+
+
+def _words(codes: int, bits: int, dense: bool) -> int:
+    """Return the number of words that `codes` codes take."""
+    return -(-codes * bits // 32) if dense else -(-codes // (32 // bits))
+
+
+def _groups(
+    settings: Config,
+    scale: LazyTensor,
+    g_idx: LazyTensor | None,
+    shape: tuple[int, int],
+    weights: list[dict[str, Any]],
+) -> "NDArray[np.int64]":
+    """Return the group of each column `[columns]`, by g_idx or by group_size.
+
+    The scale must have as many groups.
+    """
+    import numpy as np
+
+    rows, columns = shape
+    groups = scale.shape[1] if len(scale.shape) == 2 else 1
+    if scale.dtype not in FLOATS or scale.shape not in ((1,), (rows, groups)):
+        raise refuse(
+            settings,
+            f"{scale.name} is {scale.dtype} {list(scale.shape)}, which does not fit {rows} rows",
+            hint=AGAIN,
+        )
+    if g_idx is not None:
+        index = (
+            whole(g_idx) if g_idx.dtype in ("I32", "I64") and g_idx.shape == (columns,) else None
+        )
+        if index is None or index.max() >= groups:
+            raise refuse(
+                settings,
+                f"{g_idx.name} does not name a group for each of {columns} columns",
+                hint=AGAIN,
+            )
+        if index.min() >= 0:  # -1 means that columns keep their order
+            return index.astype(np.int64)
+    if groups == 1:
+        return np.zeros(columns, np.int64)
+    fitting = [n for n in _numbers(weights, "group_size") if -(-columns // n) == groups]
+    if len(fitting) != 1:
+        raise refuse(
+            settings,
+            f"{scale.name} has {groups} groups for {columns} columns, which no group_size gives",
+            hint=AGAIN,
+        )
+    return np.arange(columns) // fitting[0]
+
+
+def _check_zeros(
+    settings: Config, scale: LazyTensor, zero: LazyTensor | None, rows: int | None = None
+) -> None:
+    """Refuse zeros of another shape than the scale's; packed zeros have `rows` rows of words."""
+    if zero is None or (zero.dtype == "I8" and zero.shape == scale.shape):
+        return
+    if (
+        rows is None
+        or zero.dtype != "I32"
+        or len(zero.shape) != 2
+        or zero.shape != (rows, *scale.shape[1:])
+    ):
+        raise refuse(
+            settings,
+            f"{zero.name} is {zero.dtype} {list(zero.shape)}, which does not fit {scale.name}",
+            hint=AGAIN,
+        )
+
+
+INPUTS = (Input("compressed-tensors", "compressed-tensors", restore),)

@@ -1,0 +1,132 @@
+"""FP8 checkpoints: weights as 8-bit floats, with one scale for each block, row or tensor.
+
+Follows dequant_model of llama.cpp (conversion/base.py): a value is its 8-bit float times its scale,
+under any of the scale's names. Scales of activations are left out, because nothing is computed in
+FP8.
+"""
+
+from typing import TYPE_CHECKING
+
+from quant.checkpoint.config import Config
+from quant.checkpoint.quantized.base import Input, computed, numbers, refuse, whole
+from quant.checkpoint.safetensors import LazyTensor, Tensors
+
+if TYPE_CHECKING:
+    from quant.native.ggml import F32
+
+CODES = ("F8_E4M3", "F8_E5M2")
+# Ending of a scale's name -> ending of its weight's name.
+SCALES = {"_scale_inv": "", "_scale": "", ".qscale_weight": ".weight"}
+ACTIVATIONS = (
+    ".input_scale",
+    ".input_scale_ub",
+    ".activation_scale",
+    "_activation_scale",
+    ".qscale_act",
+    ".output_scale",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".prob_scale",
+)
+
+
+def restore(settings: Config, tensors: Tensors) -> Tensors:
+    """Return the tensors with every 8-bit weight multiplied by its scale.
+
+    A weight without a scale stays, and the converter lists its dtype. Raises UserError for settings
+    that are not supported.
+    """
+    if settings.values.get("quant_algo") not in (None, "FP8"):
+        raise refuse(settings, f"{settings.values['quant_algo']} is not supported; FP8 is")
+    block = settings.values.get("weight_block_size")
+    result = {name: tensor for name, tensor in tensors.items() if not name.endswith(ACTIVATIONS)}
+    for name, tensor in list(result.items()):
+        if tensor.dtype not in CODES:
+            continue
+        for ending, weight_ending in SCALES.items():
+            scale = (
+                result.get(name.removesuffix(weight_ending) + ending)
+                if name.endswith(weight_ending)
+                else None
+            )
+            if scale is not None:
+                result[name] = scaled(settings, tensor, scale, block)
+                del result[scale.name]
+                break
+    return result
+
+
+def scaled(
+    settings: Config,
+    tensor: LazyTensor,
+    scale: LazyTensor,
+    block: object = None,
+    zero: LazyTensor | None = None,
+) -> LazyTensor:
+    """Return `tensor` times `scale`, after subtracting `zero`, which has the scale's shape.
+
+    The scale is one number, one for each row `[..., rows, 1]`, or one for each block of `block` =
+    [rows, columns]. Raises UserError if the shapes do not fit.
+    """
+    height, width = _block(settings, tensor, scale, block)
+    rows, columns = tensor.shape[-2:] if len(tensor.shape) > 1 else (1, tensor.shape[-1])
+    down, across = -(-rows // height), -(-columns // width)
+
+    def read(first: int, last: int) -> "F32":
+        import numpy as np
+
+        row = np.arange(first, last)
+
+        # Expands one value for each block to [rows, columns].
+        def spread(tensor: LazyTensor) -> "F32":
+            blocks = whole(tensor).astype(np.float32).reshape(-1, down, across)
+            selected = blocks[row // rows % len(blocks), row % rows // height]
+            expanded: F32 = (
+                selected if across == 1 else np.repeat(selected, width, axis=1)[:, :columns]
+            )
+            return expanded
+
+        values: F32 = numbers(tensor.read(first, last), tensor.dtype).astype(np.float32, copy=False)
+        if zero is not None:
+            values = values - spread(zero)
+        return np.multiply(values, spread(scale), out=values)
+
+    return computed(tensor.name, tensor, tensor.shape, read)
+
+
+def _block(
+    settings: Config, tensor: LazyTensor, scale: LazyTensor, block: object
+) -> tuple[int, int]:
+    """Return how many rows and columns share a scale. Refuse a scale whose shape contradicts the
+    settings.
+    """
+    if len(tensor.shape) < 2:
+        raise refuse(settings, f"{tensor.name} is {list(tensor.shape)}: only matrices have scales")
+    (rows, columns), before = tensor.shape[-2:], tensor.shape[:-2]
+    if scale.dtype not in ("F32", "F16", "BF16", "F8_E8M0"):
+        raise refuse(settings, f"{scale.name} is stored as {scale.dtype}, not as floats")
+    options = {(1,): (rows, columns), before: (rows, columns), (*before, 1, 1): (rows, columns)}
+    options |= {(*before, rows): (1, columns), (*before, rows, 1): (1, columns)}
+    if (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(type(size) is int and size > 0 for size in block)
+    ):
+        height, width = min(block[0], rows), min(block[1], columns)
+        options[(*before, -(-rows // height), -(-columns // width))] = (height, width)
+    if scale.shape not in options:
+        raise refuse(
+            settings,
+            f"{scale.name} is {list(scale.shape)}, which does not fit {tensor.name} "
+            f"{list(tensor.shape)}" + (f" in blocks of {block}" if block else ""),
+            hint="fetch the whole model again",
+        )
+    return options[scale.shape]
+
+
+INPUTS = (
+    Input("fp8", "FP8", restore),
+    Input("fbgemm_fp8", "FP8", restore),
+    Input("modelopt", "FP8", restore),
+)

@@ -1,0 +1,190 @@
+"""GPTQ checkpoints: codes of 2, 4 or 8 bits in int32 words, with a scale and a zero for each group
+of inputs.
+
+Follows dequant_gptq of llama.cpp (conversion/base.py). Shapes: qweight `[inputs / codes_per_word,
+outputs]`, scales `[groups, outputs]`, qzeros `[groups, outputs / codes_per_word]`; g_idx names the
+group of each input. The older format (gptq) stores each zero minus one, the newer one (gptq_v2) the
+zero itself. GPTQModel subtracts the one from whole words (convert_gptq_v2_to_v1_format), so that a
+zero of 0 borrows from its neighbor: for its files the one is added to whole words.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quant.checkpoint.config import Config
+from quant.checkpoint.quantized.base import Input, Recent, computed, refuse, unpacked, whole
+from quant.checkpoint.safetensors import LazyTensor, Tensors
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quant.native.ggml import F32
+
+BITS = (2, 4, 8)
+# by checkpoint_format; what the format subtracted from each zero
+ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}
+# Settings under which the codes have another meaning.
+STRANGE = ("is_marlin_format", "rotation", "adapter")
+BAND = 1 << 20  # codes unpacked at a time
+AGAIN = "fetch the whole model again"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One quantized matrix's tensors, and the settings of the checkpoint.
+
+    `groups` is the group of each input, `[inputs]`. `zero_offset` is added to each zero,
+    `word_offset` to each word of zeros.
+    """
+
+    qweight: LazyTensor
+    qzeros: LazyTensor
+    scales: LazyTensor
+    groups: "NDArray[np.int64]"
+    bits: int
+    offset: int
+    carried: int
+    recent: Recent
+
+    def rows(self, first: int, last: int) -> "F32":
+        """Return rows of outputs as float32 `[rows, inputs]`.
+
+        Works in bands of inputs, so that temporary memory does not grow with the matrix.
+        """
+        import numpy as np
+
+        words = self.recent.get(self.qweight)[:, first:last].view(np.uint32)
+        scales = whole(self.scales)[:, first:last].astype(np.float32)
+        zeros = self._zeros(first, last)
+        count = 32 // self.bits
+        out = np.empty((last - first, len(self.groups)), np.float32)
+        step = max(1, BAND // (count * (last - first)))
+        for start in range(0, len(words), step):
+            # [words, outputs, codes of a word]
+            codes = unpacked(words[start : start + step], self.bits)
+            codes = codes.swapaxes(1, 2).reshape(-1, last - first)
+            inputs = slice(start * count, start * count + len(codes))
+            group = self.groups[inputs]
+            out[:, inputs] = (scales[group] * (codes - zeros[group])).T
+        return out
+
+    def _zeros(self, first: int, last: int) -> "F32":
+        """Return the zeros of outputs `[groups, outputs]`."""
+        import numpy as np
+
+        codes = unpacked(whole(self.qzeros).view(np.uint32) + np.uint32(self.carried), self.bits)
+        zeros: F32 = codes.reshape(len(codes), -1)[:, first:last].astype(np.float32) + self.offset
+        return zeros
+
+
+def restore(settings: Config, tensors: Tensors) -> Tensors:
+    """Return the tensors with every qweight and its companions replaced by one float matrix
+    `.weight`.
+
+    Raises UserError for settings and tensors that are not supported.
+    """
+    bits, checkpoint_format = (
+        settings.values.get("bits"),
+        settings.values.get("checkpoint_format") or "gptq",
+    )
+    if type(bits) is not int or bits not in BITS:
+        raise refuse(settings, f"GPTQ with {bits!r} bits is not supported; 2, 4 and 8 are")
+    if not isinstance(checkpoint_format, str) or checkpoint_format not in ZERO_OFFSET:
+        raise refuse(
+            settings,
+            f"the GPTQ format {checkpoint_format!r} is not supported; gptq and gptq_v2 are",
+        )
+    if unsupported := [key for key in STRANGE if settings.values.get(key)]:
+        raise refuse(settings, f"GPTQ with {' and '.join(unsupported)} is not supported")
+    result, recent, subtracted = dict(tensors), Recent(), ZERO_OFFSET[checkpoint_format]
+    offset, carried = (
+        (0, subtracted * sum(1 << at for at in range(0, 32, bits)))
+        if _by_words(settings)
+        else (subtracted, 0)
+    )
+    for name in tensors:
+        if name.endswith(".qweight"):
+            base = name.removesuffix("qweight")
+            parts, groups = _matrix(settings, result, base, bits)
+            matrix = Matrix(*parts, groups, bits, offset, carried, recent)
+            weight_name = base + "weight"
+            if weight_name in result:
+                raise refuse(
+                    settings, f"{weight_name} is stored both as floats and as codes", hint=AGAIN
+                )
+            shape = (matrix.qweight.shape[1], len(matrix.groups))
+            result[weight_name] = computed(weight_name, matrix.qweight, shape, matrix.rows)
+    return result
+
+
+def _by_words(settings: Config) -> bool:
+    """Return whether GPTQModel wrote the checkpoint; `meta` names the program and its version."""
+    meta = settings.values.get("meta")
+    return isinstance(meta, dict) and "gptqmodel:" in str(meta.get("quantizer")).lower()
+
+
+def _matrix(
+    settings: Config, tensors: Tensors, base: str, bits: int
+) -> "tuple[tuple[LazyTensor, LazyTensor, LazyTensor], NDArray[np.int64]]":
+    """Take qweight, qzeros and scales out of `tensors`; return them and the group of each input.
+
+    Their shapes must fit each other and `bits`.
+    """
+    missing = [base + ending for ending in ("qzeros", "scales") if base + ending not in tensors]
+    if missing:
+        raise refuse(settings, f"{base}qweight has no {' and no '.join(missing)}", hint=AGAIN)
+    qweight, qzeros, scales = (
+        tensors.pop(base + ending) for ending in ("qweight", "qzeros", "scales")
+    )
+    count, groups = 32 // bits, scales.shape[0]
+    outputs = qweight.shape[-1]
+    fits = (
+        (qweight.dtype, qzeros.dtype) == ("I32", "I32")
+        and scales.dtype in ("F16", "BF16", "F32")
+        and len(qweight.shape) == 2
+        and scales.shape == (groups, outputs)
+        and qzeros.shape == (groups, outputs // count)
+        and outputs % count == 0
+    )
+    if not fits:
+        listed = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (qweight, qzeros, scales))
+        raise refuse(
+            settings,
+            f"these are not {bits}-bit codes with their zeros and scales: {listed}",
+            hint=AGAIN,
+        )
+    index = _groups(
+        settings, tensors.pop(base + "g_idx", None), base, qweight.shape[0] * count, groups
+    )
+    return (qweight, qzeros, scales), index
+
+
+def _groups(
+    settings: Config, g_idx: LazyTensor | None, base: str, inputs: int, groups: int
+) -> "NDArray[np.int64]":
+    """Return the group of each input `[inputs]`, by g_idx, or in sequence by group_size."""
+    import numpy as np
+
+    if g_idx is None:
+        size = settings.values.get("group_size")
+        if type(size) is not int or not (size == -1 or size > 0):
+            raise refuse(
+                settings, f"group_size is {size!r}, and {base}qweight has no g_idx", hint=AGAIN
+            )
+        index = np.arange(inputs) // (inputs if size == -1 else min(size, inputs))
+    elif g_idx.dtype not in ("I32", "I64") or g_idx.shape != (inputs,):
+        raise refuse(
+            settings,
+            f"{g_idx.name} is {g_idx.dtype} {list(g_idx.shape)}, not a group for each of "
+            f"{inputs} inputs",
+            hint=AGAIN,
+        )
+    else:
+        index = whole(g_idx).astype(np.int64)
+    if index.min() < 0 or index.max() >= groups:
+        raise refuse(settings, f"{base}qweight uses groups beyond its {groups} scales", hint=AGAIN)
+    return index
+
+
+INPUTS = (Input("gptq", "GPTQ", restore),)

@@ -1,0 +1,90 @@
+"""MXFP4 weights of a checkpoint, stored as codes and scales in two tensors, as ggml's MXFP4 blocks.
+
+The layout is that of gpt-oss: 32 values share a power of two, and a byte holds the codes of two
+neighboring values. A ggml block starts with the scale, and its bytes pair values i and i + 16. No
+value changes.
+"""
+
+from typing import TYPE_CHECKING
+
+from quant.checkpoint.config import Config
+from quant.checkpoint.quantized.base import Input
+from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.errors import Refusal
+
+if TYPE_CHECKING:
+    from quant.native.ggml import U8
+
+BLOCK_VALUES, CODE_BYTES = 32, 16  # in a block
+# The scale byte of 2 ** 125: 6 times 2 ** 126 overflows float32, and 255 is NaN.
+LARGEST = 252
+BLOCKS, SCALES = "_blocks", "_scales"
+
+
+def restore(settings: Config, tensors: Tensors) -> Tensors:
+    """Return the tensors with every NAME_blocks and NAME_scales replaced by one MXFP4 tensor NAME.
+
+    Anything else stays for the error that lists unknown tensors: a single half, shapes or dtypes
+    that do not fit, a NAME that exists already.
+    """
+    result = dict(tensors)
+    for name, codes in tensors.items():
+        name_of_pair = name.removesuffix(BLOCKS)
+        scales = tensors.get(name_of_pair + SCALES)
+        if name_of_pair not in tensors and scales is not None and _fit(codes, scales):
+            del result[codes.name], result[scales.name]
+            result[name_of_pair] = blocks(name_of_pair, codes, scales)
+    return result
+
+
+def _fit(codes: LazyTensor, scales: LazyTensor) -> bool:
+    return (
+        codes.dtype == scales.dtype == "U8"
+        and codes.shape == (*scales.shape, CODE_BYTES)
+        and len(scales.shape) > 1
+    )
+
+
+def blocks(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
+    """Return one MXFP4 tensor of shape [..., rows, 32 * b].
+
+    Shapes: codes `[..., rows, b, 16]`, scales `[..., rows, b]`, both U8. Reading raises UserError
+    for scales that make NaN or infinite values.
+    """
+    count = scales.shape[-1]
+
+    def read(first: int, last: int) -> "U8":
+        scale_bytes = scales.read(first, last)
+        if (scale_bytes > LARGEST).any():
+            raise Refusal(
+                f"tensor {scales.name} contains NaN or infinite values",
+                hint="it is damaged: fetch it again",
+            )
+        return packed(codes.read(first * count, last * count), scale_bytes)
+
+    shape = (*scales.shape[:-1], count * BLOCK_VALUES)
+    return LazyTensor(name, shape, "MXFP4", codes.file, read)
+
+
+def packed(codes: "U8", scales: "U8") -> "U8":
+    """Return ggml's rows `[rows, 17 * b]` from codes `[rows * b, 16]` and scales `[rows, b]`, all
+    U8.
+
+    Byte i of the codes holds value 2i in its low half and 2i + 1 in its high half. In ggml's block,
+    byte i after the scale holds values i and i + 16 (`block_mxfp4`, ggml-common.h). Eight bytes are
+    moved at a time.
+    """
+    import numpy as np
+
+    low, high, half = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(4)
+    # Values 0 to 15 and 16 to 31 of every block.
+    first, second = np.ascontiguousarray(codes).view("<u8").T
+    out = np.empty((len(codes), 1 + CODE_BYTES), np.uint8)
+    out[:, 0] = scales.reshape(-1)
+    half_bytes = CODE_BYTES // 2
+    out[:, 1::2] = ((first & low) | (second & low) << half).view(np.uint8).reshape(-1, half_bytes)
+    out[:, 2::2] = ((first >> half & low) | (second & high)).view(np.uint8).reshape(-1, half_bytes)
+    return out.reshape(len(scales), -1)
+
+
+INPUTS = (Input("mxfp4", "MXFP4", restore, native=True),)

@@ -1,0 +1,229 @@
+"""The weights of a checkpoint folder: safetensors, one file or shards, as lazy tensors without
+torch.
+
+Every length and offset in a header is checked against the file before it is used.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quant.errors import Refusal
+from quant.source.blob import Blob, LocalFile, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from quant.native.ggml import U8
+
+FLOATS = ("F32", "F16", "BF16")
+DTYPES = {  # bytes per value; quantized/ needs those that are not floats
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
+# Bytes of a safetensors header: the tensors of 50,000 experts take 7 MB, and JSON takes about
+# thirty times its size in memory.
+MAX_HEADER = 1 << 25
+MAX_AXES = 8
+AGAIN = "fetch the file again"
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor that stays in its file.
+
+    `shape` is torch's, rows first, (1,) for a single number. `dtype` is one of DTYPE_BYTES, or a
+    ggml type for tensors made by a view. `read(first, last)` returns rows, counted over all axes
+    but the last, as bytes `[rows, row_bytes]`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    read: "Callable[[int, int], U8]" = field(repr=False)
+
+
+def files(folder: Path) -> dict[str, Blob]:
+    """Return the safetensors files of a folder by name."""
+    return {
+        path.name: LocalFile(path)
+        for path in sorted(folder.glob("*.safetensors"))
+        if path.is_file()
+    }
+
+
+def load(folder: Path, blobs: Mapping[str, Blob] | None = None) -> dict[str, LazyTensor]:
+    """Return all tensors of a folder by name, from model.safetensors or from the shards of an
+    index.
+
+    `blobs` are the safetensors files if they are not in the folder; the index is always in the
+    folder. Raises UserError for missing or damaged files.
+    """
+    blobs = files(folder) if blobs is None else blobs
+    index, single = folder / "model.safetensors.index.json", "model.safetensors"
+    if index.is_file():
+        return sharded(index, lambda file: parse(blobs[file.name]), blobs)
+    if single in blobs:
+        return {tensor.name: tensor for tensor in parse(blobs[single])}
+    others = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix in (".bin", ".pt", ".pth", ".safetensors")
+    )
+    listed = f"; it has {', '.join(others[:3])}" if others else ""
+    raise Refusal(
+        f"{folder} has neither {single} nor {index.name}{listed}",
+        hint="fetch the safetensors of this model",
+    )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises UserError, with its name, for anything else."""
+    try:
+        data = file.read_bytes()
+        value = json.loads(data)
+        # Half a surrogate pair is not text: encoding it raises ValueError.
+        if b"\\ud" in data.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(f"{file} cannot be read as JSON: {error}", hint=AGAIN) from None
+    if not isinstance(value, dict):
+        raise Refusal(f"{file} does not hold a JSON object", hint=AGAIN)
+    return value
+
+
+def parse(source: Path | Blob) -> Iterator[LazyTensor]:
+    """Yield the tensors of one safetensors file. Raises UserError if the file is damaged."""
+    blob = LocalFile(source) if isinstance(source, Path) else source
+    file, size = blob.path, blob.size
+    length = int.from_bytes(blob.read(0, 8).tobytes(), "little") if size >= 10 else 0
+    if not 2 <= length <= min(size - 8, MAX_HEADER):
+        raise _invalid(file, f"its header claims {length} bytes, the file has {size}")
+    text = blob.read(8, length).tobytes()
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _invalid(file, "its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise _invalid(file, "its header is not an object")
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    tensors = [_tensor(blob, name, entry, start=8 + length) for name, entry in entries.items()]
+    _check_coverage(file, [entry["data_offsets"] for entry in entries.values()], size - 8 - length)
+    yield from tensors
+
+
+def _check_coverage(file: Path, spans: list[list[int]], nbytes: int) -> None:
+    """Refuse tensors that overlap or leave gaps: a wrong header length shifts all of them."""
+    at = 0
+    for first, last in sorted(spans):
+        if first != at:
+            raise _invalid(
+                file, f"its tensors do not follow one another: one begins at byte {first}, not {at}"
+            )
+        at = last
+    if at != nbytes:
+        raise _invalid(file, f"its tensors end at byte {at} of {nbytes}")
+
+
+def _tensor(blob: Blob, name: str, entry: Any, start: int) -> LazyTensor:
+    file = blob.path
+    if not isinstance(entry, dict):
+        raise _invalid(file, f"tensor {name} is not described")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if (
+        not (_is_natural_list(shape) and _is_natural_list(offsets))
+        or shape is None
+        or offsets is None
+        or len(offsets) != 2
+    ):
+        raise _invalid(file, f"tensor {name} has no valid shape and offsets")
+    if len(shape) > MAX_AXES:
+        raise _invalid(file, f"tensor {name} has {len(shape)} axes; the limit is {MAX_AXES}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise Refusal(
+            f"tensor {name} of {file.name} is stored as {dtype}; supported are {', '.join(DTYPES)}",
+            hint="name the folder of the model this one was made from",
+        )
+    first, last = offsets
+    elements = 1
+    for axis in shape:
+        elements *= axis
+    if not elements:
+        raise _invalid(file, f"tensor {name} is empty: {shape}")
+    shape = shape or [1]
+    if start + last > blob.size:
+        raise Refusal(
+            f"{file} is truncated: tensor {name} ends at byte {start + last}, the file has "
+            f"{blob.size}",
+            hint=AGAIN,
+        )
+    if last - first != elements * DTYPES[dtype]:
+        raise _invalid(
+            file, f"tensor {name} has {last - first} bytes for {elements} values of {dtype}"
+        )
+    width = shape[-1] * DTYPES[dtype]
+    return LazyTensor(name, tuple(shape), dtype, file, rows_of(blob, start + first, width))
+
+
+def _is_natural_list(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def sharded(
+    file: Path,
+    read: "Callable[[Path], Iterable[LazyTensor]]",
+    blobs: Mapping[str, Blob] | None = None,
+) -> dict[str, LazyTensor]:
+    """Return the tensors of all files that an index names.
+
+    `read` opens one file; `blobs` are the files that exist, by default those of the folder. Raises
+    UserError if a file or a tensor is missing.
+    """
+    folder, places = file.parent, read_json(file).get("weight_map")
+    if (
+        not isinstance(places, dict)
+        or not places
+        or not all(isinstance(shard, str) for shard in places.values())
+    ):
+        raise Refusal(f"{file} has no weight_map", hint=AGAIN)
+    shards = sorted(set(places.values()))
+    if outside := [shard for shard in shards if Path(shard).name != shard]:
+        raise Refusal(f"the index of {folder} names a file outside it: {outside[0]}", hint=AGAIN)
+    existing = (
+        {path.name for path in folder.iterdir() if path.is_file()}
+        if blobs is None
+        else blobs.keys()
+    )
+    if missing := [shard for shard in shards if shard not in existing]:
+        raise Refusal(f"{folder} has no {', '.join(missing[:3])}", hint="fetch the whole model")
+    tensors = {tensor.name: tensor for shard in shards for tensor in read(folder / shard)}
+    if missing_tensors := sorted(places.keys() - tensors.keys()):
+        raise Refusal(
+            f"{folder} has no tensors {', '.join(missing_tensors[:3])}, which its index names",
+            hint="fetch the whole model",
+        )
+    return tensors
+
+
+def _invalid(file: Path, why: str) -> Refusal:
+    return Refusal(f"{file} is not a valid safetensors file: {why}", hint=AGAIN)
+
+
+Tensors = dict[str, LazyTensor]

@@ -1,0 +1,168 @@
+"""Lazy tensors made from lazy tensors: reordered rows, parts, stacks, transposed and shifted
+values.
+
+Nothing is read before its rows are needed, and little more than those rows, so that a family can
+rearrange a checkpoint of any size. Shapes are torch's, rows first; `read` counts rows over all axes
+but the last.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import prod
+from typing import TYPE_CHECKING
+
+from quant.checkpoint.safetensors import LazyTensor
+from quant.errors import Refusal
+from quant.native import ggml
+from quant.source.source import gathered
+
+if TYPE_CHECKING:
+    from quant.native.ggml import F32, U8
+
+
+def rows(tensor: LazyTensor) -> int:
+    """Return the number of rows over all axes but the last; a vector is one row."""
+    return prod(tensor.shape[:-1])
+
+
+def floats(tensor: LazyTensor, first: int = 0, last: int | None = None) -> "F32":
+    """Return rows as float32 `[rows, columns]`, all rows by default. Raises UserError for dtypes
+    that ggml cannot decode.
+    """
+    last = rows(tensor) if last is None else last
+    if tensor.dtype not in ggml.TYPE_NUMBERS:
+        raise Refusal(
+            f"tensor {tensor.name} is stored as {tensor.dtype}",
+            hint="use the model it was made from",
+        )
+    return ggml.decode(tensor.read(first, last), tensor.dtype, tensor.shape[-1], label=tensor.name)
+
+
+def mapped(tensor: LazyTensor, function: "Callable[[F32], F32]") -> LazyTensor:
+    """Return a tensor with `function` applied to its values, as F32.
+
+    `function` maps rows `[rows, columns]` to values of the same shape.
+    """
+    return replace(
+        tensor, dtype="F32", read=lambda first, last: _bytes(function(floats(tensor, first, last)))
+    )
+
+
+def plus_one(tensor: LazyTensor) -> LazyTensor:
+    """Return a tensor with one added to every value: Gemma stores its norms minus one."""
+    return mapped(tensor, lambda values: values + 1)
+
+
+def pick(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
+    """Return the rows of a matrix, or the values of a vector, in another order: entry i is entry
+    order[i] of the source.
+    """
+    if len(tensor.shape) == 1:
+        return replace(mapped(tensor, lambda values: values[:, list(order)]), shape=(len(order),))
+    return replace(tensor, shape=(len(order), tensor.shape[-1]), read=gathered(tensor.read, order))
+
+
+def part(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
+    """Return rows start, start + step, ... before `stop` of every matrix `[..., rows, columns]`, or
+    those values of a vector.
+    """
+    chosen = range(start, stop, step)
+    if len(tensor.shape) == 1:
+        return pick(tensor, chosen)
+    height, count = tensor.shape[-2], len(chosen)
+
+    def read(first: int, last: int) -> "U8":
+        wanted = [row // count * height + chosen[row % count] for row in range(first, last)]
+        return _read_rows(tensor, wanted)
+
+    return replace(tensor, shape=(*tensor.shape[:-2], count, tensor.shape[-1]), read=read)
+
+
+def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
+    """Return values start, start + step, ... of every row, as F32."""
+    width = len(range(start, tensor.shape[-1], step))
+    return replace(
+        tensor,
+        shape=(*tensor.shape[:-1], width),
+        dtype="F32",
+        read=lambda first, last: _bytes(floats(tensor, first, last)[:, start::step]),
+    )
+
+
+def stack(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
+    """Return tensors of one shape stacked along a new first axis, as experts are."""
+    assert tensors
+    joined = concatenated(name, tensors)
+    return replace(joined, shape=(len(tensors), *tensors[0].shape))
+
+
+def concatenated(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
+    """Return matrices of one row length, one below the other.
+
+    Vectors count as rows; if the dtypes differ, the result is F32.
+    """
+    assert len({tensor.shape[-1] for tensor in tensors}) == 1
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        tensors = [mapped(tensor, lambda values: values) for tensor in tensors]
+    bounds = list(accumulate((rows(tensor) for tensor in tensors), initial=0))
+
+    def read(first: int, last: int) -> "U8":
+        import numpy as np
+
+        pieces = [
+            tensor.read(max(first, start) - start, min(last, stop) - start)
+            for tensor, (start, stop) in zip(tensors, pairwise(bounds), strict=True)
+            if start < last and first < stop
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    return replace(tensors[0], name=name, shape=(bounds[-1], tensors[0].shape[-1]), read=read)
+
+
+def reshaped(tensor: LazyTensor, *shape: int) -> LazyTensor:
+    """Return the same rows in another shape with the same last axis."""
+    assert prod(shape) == prod(tensor.shape), (tensor.shape, shape)
+    assert shape[-1] == tensor.shape[-1], (tensor.shape, shape)
+    return replace(tensor, shape=shape)
+
+
+def transposed(tensor: LazyTensor) -> LazyTensor:
+    """Return the tensor with its last two axes exchanged. Reading some rows reads each of their
+    matrices completely.
+    """
+    height, width = tensor.shape[-2:]
+
+    def read(first: int, last: int) -> "U8":
+        import numpy as np
+
+        pieces = []
+        for matrix in range(first // width, -(-last // width)):
+            stored = tensor.read(matrix * height, (matrix + 1) * height)
+            exchanged = np.swapaxes(stored.reshape(height, width, -1), 0, 1).reshape(width, -1)
+            pieces.append(exchanged[max(first - matrix * width, 0) : last - matrix * width])
+        return np.ascontiguousarray(np.concatenate(pieces))
+
+    return replace(tensor, shape=(*tensor.shape[:-2], width, height), read=read)
+
+
+def _read_rows(tensor: LazyTensor, wanted: list[int]) -> "U8":
+    """Return the wanted rows, reading neighbors together; strides of up to four rows are read
+    completely and thinned out.
+    """
+    import numpy as np
+
+    pieces, start = [], 0
+    for index in range(1, len(wanted) + 1):
+        if index == len(wanted) or not 0 < wanted[index] - wanted[index - 1] <= 4:
+            span = wanted[start:index]
+            data = tensor.read(span[0], span[-1] + 1)
+            pieces.append(data if len(data) == len(span) else data[[row - span[0] for row in span]])
+            start = index
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _bytes(values: "F32") -> "U8":
+    import numpy as np
+
+    return np.ascontiguousarray(values, np.float32).view(np.uint8)

@@ -1,0 +1,136 @@
+"""Mixtures of experts: a block's experts stacked into one tensor for each projection.
+
+Checkpoints hold either `...experts.7.up_proj.weight` for each expert, or `...experts.gate_up_proj`
+and `...experts.down_proj` for all of them (transformers 5). Follows Qwen2MoeModel.modify_tensors of
+llama.cpp (conversion/qwen.py).
+"""
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from quant.checkpoint import tensor_views
+from quant.checkpoint.config import Config
+from quant.checkpoint.safetensors import FLOATS, LazyTensor, Tensors
+from quant.convert.archs.base import Key, Shapes
+
+MAX_EXPERTS = 1024  # llama.cpp, LLAMA_MAX_EXPERTS
+ONE = re.compile(r"(.+\.experts)\.(\d{1,4})\.(\w+\.(?:weight|bias))")
+FUSED = re.compile(r"(.+\.experts)\.gate_up_proj(?:\.weight)?")
+DOWN = re.compile(r"(.+\.experts\.down_proj)(?:\.weight)?")
+
+
+def count(config: Config) -> int:
+    """Return the number of experts in a block."""
+    return config.number("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def used(config: Config) -> int:
+    """Return the number of experts that a token is routed to."""
+    return config.number("num_experts_per_tok")
+
+
+def problems(config: Config) -> list[tuple[object, str]]:
+    """Return (condition, text) pairs for expert counts that llama.cpp does not support."""
+    return [
+        (
+            count(config) > MAX_EXPERTS,
+            f"it has {count(config)} experts; llama.cpp allows {MAX_EXPERTS}",
+        ),
+        (used(config) > count(config), f"it uses {used(config)} of {count(config)} experts"),
+    ]
+
+
+def keys(config: Config) -> list[Key]:
+    """Return the keys for the number of experts and how many are used."""
+    return [
+        Key("expert_count", "uint32", count(config)),
+        Key("expert_used_count", "uint32", used(config)),
+    ]
+
+
+def shapes(config: Config, ff: int) -> Shapes:
+    """Return the shapes of one block's router and stacked experts of width `ff`, by role."""
+    hidden, n = config.number("hidden_size"), count(config)
+    return {
+        "ffn_gate_inp.weight": (n, hidden),
+        "ffn_gate_exps.weight": (n, ff, hidden),
+        "ffn_up_exps.weight": (n, ff, hidden),
+        "ffn_down_exps.weight": (n, hidden, ff),
+    }
+
+
+def gather(config: Config, tensors: Tensors) -> Tensors:
+    """Return the tensors with every block's experts stacked into the tensors that the gguf package
+    names.
+
+    Faulty experts raise no error here, so that one later error lists them all: the name of an
+    incomplete stack says which experts are missing, and experts with too high a number, of another
+    shape, or stored in both spellings keep their own, unknown names.
+    """
+    result: Tensors = {}
+    fused: Tensors = {}
+    single: dict[str, Tensors] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        if match := ONE.fullmatch(name):
+            single[f"{match[1]}.{match[3]}"][name] = tensor
+        elif FUSED.fullmatch(name) or DOWN.fullmatch(name):
+            fused[name] = tensor
+        else:
+            result[name] = tensor
+    pieces = [({name: tensor}, _split(name, tensor)) for name, tensor in fused.items()]
+    pieces += [(experts, _stack(name, experts, count(config))) for name, experts in single.items()]
+    for sources, stacked in pieces:
+        result |= sources if stacked.keys() & result.keys() else stacked
+    return result
+
+
+def _split(name: str, tensor: LazyTensor) -> Tensors:
+    """Split fused gate and up [experts, 2 * ff, hidden] into two tensors, and complete the name of
+    down.
+    """
+    if match := DOWN.fullmatch(name):
+        return {f"{match[1]}.weight": tensor}
+    if len(tensor.shape) != 3 or tensor.shape[1] % 2:
+        return {name: tensor}
+    half, block = tensor.shape[1] // 2, name.split(".gate_up_proj")[0]
+    return {
+        f"{block}.gate_proj.weight": tensor_views.part(tensor, 0, half),
+        f"{block}.up_proj.weight": tensor_views.part(tensor, half, 2 * half),
+    }
+
+
+def _stack(name: str, experts: Tensors, wanted: int) -> Tensors:
+    """Stack the experts below `wanted` into one tensor, as F32 if their dtypes differ; others keep
+    their names.
+    """
+    shape = Counter(tensor.shape for tensor in experts.values()).most_common(1)[0][0]
+    mixed = len({tensor.dtype for tensor in experts.values()}) > 1
+    fitting: dict[int, LazyTensor] = {}
+    unknown: Tensors = {}
+    for expert, tensor in experts.items():
+        number = _number(expert)
+        if (
+            number < wanted
+            and number not in fitting
+            and tensor.shape == shape
+            and (not mixed or tensor.dtype in FLOATS)
+        ):
+            fitting[number] = (
+                tensor_views.mapped(tensor, lambda values: values) if mixed else tensor
+            )
+        else:
+            unknown[expert] = tensor
+    if not fitting:
+        return unknown
+    stack = tensor_views.stack(name, [fitting[number] for number in sorted(fitting)])
+    if missing := [str(number) for number in range(wanted) if number not in fitting]:
+        listed = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
+        stack = replace(stack, name=f"{name} without expert {listed}")
+    return {name: stack, **unknown}
+
+
+def _number(name: str) -> int:
+    match = ONE.fullmatch(name)
+    assert match
+    return int(match[2])

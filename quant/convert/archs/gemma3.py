@@ -1,0 +1,116 @@
+"""Gemma 3, text only: Gemma 2 with norms of queries and keys and two rotary bases, without a cap on
+attention scores.
+
+Follows conversion/gemma.py and src/models/gemma3.cpp of llama.cpp. The rotary settings of global
+layers are in rope_theta and rope_scaling, or in rope_parameters' full_attention. Those of sliding
+layers are in rope_local_base_freq, or in rope_parameters' sliding_attention; they are never scaled.
+"""
+
+from typing import Any
+
+from quant.checkpoint import tensor_views
+from quant.checkpoint.config import Config
+from quant.checkpoint.safetensors import Tensors
+from quant.convert.archs import blocks, gemma2
+from quant.convert.archs.base import Arch, Key, Shapes
+
+DEFAULTS = {  # defaults of transformers' Gemma3TextConfig, without its vocab_size (see Arch)
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+PERIOD = 6  # layers; the last layer of each period attends to all positions
+LARGE = 62  # layers of the 27B model, which scales queries differently
+
+
+def local(config: Config) -> Config:
+    """Return the rotary settings of the sliding layers."""
+    base, parts = config.values.get("rope_local_base_freq"), config.values.get("rope_parameters")
+    settings = parts.get("sliding_attention") if isinstance(parts, dict) else None
+    values: dict[str, Any] = {"rope_theta": 10000.0 if base is None else base}
+    return blocks.rope(Config(values | {"rope_parameters": settings}, config.where))
+
+
+def windowed(config: Config) -> list[bool]:
+    """Return for each layer whether it has a sliding window."""
+    return blocks.sliding(
+        config, config.number("sliding_window_pattern", "_sliding_window_pattern", default=PERIOD)
+    )
+
+
+def check(config: Config) -> list[str]:
+    """Raise UserError for settings that llama.cpp's gemma3 computes differently."""
+    parts, local_settings = config.values.get("rope_parameters"), local(config).values
+    unlabeled = (
+        isinstance(parts, dict)
+        and bool(parts)
+        and not parts.keys() & {"full_attention", "sliding_attention"}
+    )
+    blocks.refuse(
+        config,
+        [
+            *gemma2.problems(config, LARGE),
+            (config.values.get("attn_logit_softcapping") is not None, "its attention is capped"),
+            (config.values["sliding_window"] is None, "its sliding_window is null"),
+            (local_settings["rope_type"] != "default", "its sliding layers have scaled positions"),
+            (unlabeled, "its rope_parameters do not distinguish global layers from sliding ones"),
+        ],
+    )
+    return []
+
+
+def keys(config: Config) -> list[Key]:
+    """Return the common keys, the cap on the logits if there is one, and the sliding window with
+    its rotary base.
+    """
+    entries, layers = blocks.keys(config), windowed(config)
+    if config.values.get("final_logit_softcapping") is not None:
+        entries.append(
+            Key("final_logit_softcapping", "float32", config.real("final_logit_softcapping"))
+        )
+    if any(layers):
+        entries.append(Key("rope.freq_base_swa", "float32", local(config).real("rope_theta")))
+        entries += blocks.window(config, layers, PERIOD)
+    return entries
+
+
+def expected(config: Config) -> Shapes:
+    """Return the required tensors with their shapes, rows first."""
+    head_dim = blocks.heads(config)[2]
+    norms: Shapes = {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
+    return gemma2.expected(config) | blocks.blocks(config, norms)
+
+
+def prepare(config: Config, tensors: Tensors) -> Tensors:
+    """Cut off rows of the embedding and the head that have no token: the tokenizer may have fewer
+    tokens than the class has rows.
+    """
+    size, result = config.number("vocab_size"), dict(tensors)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if (tensor := tensors.get(name)) and len(tensor.shape) == 2 and tensor.shape[0] > size:
+            result[name] = tensor_views.part(tensor, 0, size)
+    return result
+
+
+GEMMA3 = Arch(
+    name="gemma3",
+    kind="GEMMA3",
+    hf=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    keys=keys,
+    expected=expected,
+    check=check,
+    defaults=DEFAULTS,
+    spare=True,
+    prepare=prepare,
+    ops=gemma2.SHIFTED,
+)
+
+ARCHS = (GEMMA3,)

@@ -1,0 +1,141 @@
+"""gpt-oss: a mixture of experts with biases everywhere, attention sinks, and a sliding window on
+every other layer.
+
+Follows conversion/gpt_oss.py and src/models/openai-moe.cpp of llama.cpp. Experts are stored either
+as MXFP4, which is kept, or as transposed floats. In both, rows of gate and up alternate.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from quant.checkpoint import tensor_views
+from quant.checkpoint.config import Config
+from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.convert.archs import blocks
+from quant.convert.archs.base import Arch, Key, Shapes
+
+ALPHA, LIMIT = 1.702, 7.0  # LLM_FFN_SWIGLU_OAI_MOE, src/llama-graph.cpp
+DEFAULTS = {
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": True,
+    "swiglu_limit": LIMIT,
+    "swiglu_alpha": ALPHA,
+}
+PERIOD = 2  # layers; the last layer of each period attends to all positions
+
+
+def check(config: Config) -> list[str]:
+    """Raise UserError for settings that llama.cpp's gpt-oss computes differently; return notes for
+    the user.
+    """
+    (experts, used), values = _experts(config), config.values
+    without_rope = not any(
+        isinstance(values.get(key), dict) for key in ("rope_scaling", "rope_parameters")
+    )
+    limit, alpha = values["swiglu_limit"], values["swiglu_alpha"]
+    blocks.refuse(
+        config,
+        [
+            *blocks.problems(config, ropes=("default", "linear", "yarn"), rough=True),
+            (without_rope, "it has neither rope_scaling nor rope_parameters"),
+            (not config.flag("attention_bias"), "its attention has no biases"),
+            (limit != LIMIT, f"its swiglu_limit is {limit}; llama.cpp has {LIMIT}"),
+            (alpha != ALPHA, f"its swiglu_alpha is {alpha}; llama.cpp has {ALPHA}"),
+            (used > experts, f"it uses {used} of {experts} experts"),
+        ],
+    )
+    return blocks.rounded(config)
+
+
+def keys(config: Config) -> list[Key]:
+    """Return the common keys, the sliding window and the experts' keys."""
+    experts, used = _experts(config)
+    return [
+        *blocks.keys(config),
+        *blocks.window(config, blocks.sliding(config, PERIOD), PERIOD),
+        Key("expert_count", "uint32", experts),
+        Key("expert_used_count", "uint32", used),
+        Key("expert_feed_forward_length", "uint32", config.number("intermediate_size")),
+    ]
+
+
+def expected(config: Config) -> Shapes:
+    """Return the required tensors with their shapes, rows first."""
+    hidden, ff, count = (
+        config.number("hidden_size"),
+        config.number("intermediate_size"),
+        blocks.heads(config)[0],
+    )
+    experts, _ = _experts(config)
+    block: Shapes = {
+        "attn_output.bias": (hidden,),
+        "attn_sinks.weight": (count,),
+        "post_attention_norm.weight": (hidden,),
+        "ffn_gate_inp.weight": (experts, hidden),
+        "ffn_gate_inp.bias": (experts,),
+        "ffn_gate_exps.weight": (experts, ff, hidden),
+        "ffn_gate_exps.bias": (experts, ff),
+        "ffn_up_exps.weight": (experts, ff, hidden),
+        "ffn_up_exps.bias": (experts, ff),
+        "ffn_down_exps.weight": (experts, hidden, ff),
+        "ffn_down_exps.bias": (experts, hidden),
+    }
+    return blocks.ends(config) | blocks.blocks(
+        config, blocks.attention(config), blocks.biases(config), block
+    )
+
+
+def prepare(config: Config, tensors: Tensors) -> Tensors:
+    """Split gate and up, transpose experts, and use the names of the gguf package's tables."""
+    parts = [part for tensor in tensors.values() for part in _parts(tensor)]
+    return {part.name: part for part in parts}
+
+
+def _parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
+    """Yield the tensors that one checkpoint tensor becomes; a tensor that is not an expert's stays
+    as it is.
+    """
+    stem, _, last = tensor.name.rpartition(".")
+    if last == "sinks":
+        yield replace(tensor, name=f"{tensor.name}.weight")
+    elif last == "down_proj_bias":
+        yield replace(tensor, name=f"{stem}.down_proj.bias")
+    elif last == "gate_up_proj_bias":
+        for start, name in enumerate(("gate_proj", "up_proj")):
+            yield replace(tensor_views.columns(tensor, start, 2), name=f"{stem}.{name}.bias")
+    elif last in ("down_proj", "gate_up_proj") and len(tensor.shape) == 3:
+        matrices = tensor if tensor.dtype == "MXFP4" else tensor_views.transposed(tensor)
+        if last == "down_proj":
+            yield replace(matrices, name=f"{tensor.name}.weight")
+            return
+        for start, name in enumerate(("gate_proj", "up_proj")):
+            yield replace(
+                tensor_views.part(matrices, start, matrices.shape[-2], 2),
+                name=f"{stem}.{name}.weight",
+            )
+    else:
+        yield tensor
+
+
+def _experts(config: Config) -> tuple[int, int]:
+    """Return the number of experts in a layer and how many a token is routed to."""
+    return config.number("num_local_experts"), config.number(
+        "num_experts_per_tok", "experts_per_token"
+    )
+
+
+GPT_OSS = Arch(
+    name="gpt-oss",
+    kind="GPT_OSS",
+    hf=("GptOssForCausalLM",),
+    keys=keys,
+    expected=expected,
+    check=check,
+    defaults=DEFAULTS,
+    needs_head=True,
+    prepare=prepare,
+)
+
+ARCHS = (GPT_OSS,)

@@ -1,0 +1,149 @@
+"""Phi 3, 3.5 and 4: query, key and value in one matrix, gate and up in another, long contexts by
+rotary factors (LongRoPE).
+
+Follows conversion/phi.py and src/models/phi3.cpp of llama.cpp. llama.cpp ignores the sliding
+window, and uses the long factors whenever its context is larger than the original length.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from quant.checkpoint.config import Config
+from quant.convert.archs import blocks
+from quant.convert.archs.base import Arch, Key, Shapes
+from quant.errors import Refusal
+
+if TYPE_CHECKING:
+    from quant.native.ggml import F32
+
+DEFAULTS = {
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+LONG = ("longrope", "su")
+
+
+def stretched(config: Config) -> Config | None:
+    """Return the rotary settings if they are LongRoPE's, else None."""
+    settings = blocks.rope(config)
+    return settings if settings.values["rope_type"] in LONG else None
+
+
+def check(config: Config) -> list[str]:
+    """Raise UserError for settings that llama.cpp's phi3 computes differently; return notes for the
+    user.
+    """
+    count, _, head_dim = blocks.heads(config)
+    hidden, length = config.number("hidden_size"), config.number("max_position_embeddings")
+    original = config.number("original_max_position_embeddings")
+    blocks.refuse(
+        config,
+        [
+            *blocks.problems(config, ropes=("default", *LONG), partial=True),
+            (
+                count * head_dim != hidden,
+                f"its {count} heads of {head_dim} values do not make {hidden} values",
+            ),
+            (config.flag("attention_bias"), "its attention has biases"),
+        ],
+    )
+    notes, window = [], config.values.get("sliding_window")
+    if isinstance(window, int) and window < length:
+        notes.append(
+            f"this model attends to {window} positions, llama.cpp's phi3 to all: "
+            "answers may differ in longer texts"
+        )
+    if stretched(config):
+        notes.append(
+            f"this model uses other rotary factors in texts beyond {original} tokens, llama.cpp "
+            f"whenever its context is larger than that: use -c {original} for short texts"
+        )
+    return notes
+
+
+def keys(config: Config) -> list[Key]:
+    """Return the common keys, the rotary width of a head, and the sliding window.
+
+    The window is 0 if there is none, which marks Phi 4 for llama.cpp.
+    """
+    window = config.values.get("sliding_window")
+    return [
+        *blocks.keys(config),
+        Key("rope.dimension_count", "uint32", blocks.rotary(config)),
+        Key(
+            "attention.sliding_window",
+            "uint32",
+            0 if window is None else config.number("sliding_window"),
+        ),
+        *scaling(config),
+    ]
+
+
+def scaling(config: Config) -> list[Key]:
+    """Return the original context length, and LongRoPE's attention factor."""
+    original = config.number("original_max_position_embeddings")
+    keys = [Key("rope.scaling.original_context_length", "uint32", original)]
+    if settings := stretched(config):
+        ratio = config.number("max_position_embeddings") / original
+        ratio = settings.real("factor", ratio)
+        default = (
+            math.sqrt(1 + math.log(ratio) / math.log(original))
+            if ratio > 1 and original > 1
+            else 1.0
+        )
+        keys += [
+            Key("rope.scaling.type", "string", "longrope"),
+            Key("rope.scaling.attn_factor", "float32", settings.real("attention_factor", default)),
+        ]
+    return keys
+
+
+def extra(config: Config) -> "dict[str, F32]":
+    """Return LongRoPE's factors of every rotary pair for long and short contexts, each `[pairs]`.
+
+    Raises UserError for malformed factors.
+    """
+    import numpy as np
+
+    if not (settings := stretched(config)):
+        return {}
+    tensors = {}
+    for kind in ("long", "short"):
+        factors, count = settings.values.get(f"{kind}_factor"), blocks.rotary(config) // 2
+        complete = isinstance(factors, list) and len(factors) == count
+        if not complete or not all(
+            type(value) in (int, float) and 0 < value < 1e30 for value in factors or ()
+        ):
+            raise Refusal(
+                f"{config.where}: {kind}_factor should be {count} positive numbers",
+                hint="fetch it again",
+            )
+        tensors[f"rope_factors_{kind}.weight"] = np.array(factors, np.float32)
+    return tensors
+
+
+def expected(config: Config) -> Shapes:
+    """Return the required tensors with their shapes, rows first."""
+    hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), blocks.heads(config)
+    wide, narrow = count * head_dim, kv_heads * head_dim
+    attention: Shapes = {
+        "attn_norm.weight": (hidden,),
+        "attn_qkv.weight": (wide + 2 * narrow, hidden),
+        "attn_output.weight": (hidden, wide),
+    }
+    return blocks.ends(config) | blocks.blocks(config, attention, blocks.fused(config))
+
+
+PHI3 = Arch(
+    name="phi3",
+    kind="PHI3",
+    hf=("Phi3ForCausalLM",),
+    keys=keys,
+    expected=expected,
+    check=check,
+    defaults=DEFAULTS,
+    extra=extra,
+)
+
+ARCHS = (PHI3,)

@@ -1,0 +1,323 @@
+"""Converts a Hugging Face checkpoint folder to a Source: config, vocabulary and placed tensors.
+
+Every tensor is placed, computed or dropped; everything that does not fit is reported in one error.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quant.checkpoint import dequantize, model_card, safetensors, tensor_views
+from quant.checkpoint import language_part as language
+from quant.checkpoint import pickles as pickled
+from quant.checkpoint.config import Config
+from quant.checkpoint.safetensors import LazyTensor, Tensors
+from quant.convert import general_metadata
+from quant.convert.archs import ARCHS
+from quant.convert.archs.base import Arch, Key
+from quant.errors import Refusal
+from quant.gguf.header import ALIGNMENT
+from quant.gguf.layout import entry
+from quant.model_file.model_header import role
+from quant.native import ggml
+from quant.recipes import tensor_types
+from quant.recipes.file_types import Facts
+from quant.source.blob import Blob
+from quant.source.source import Source, Weight
+from quant.tokenizer import vocabulary as vocab
+
+if TYPE_CHECKING:
+    from quant.native.ggml import F32
+
+# Misfits that one error lists: enough for any real checkpoint, bounded for a hostile one.
+TOLD = 2000
+TOKENIZERS = ("tokenizer.model", "tokenizer.json")
+# Matrices that stay F32: routers are small and sensitive to rounding.
+FULL = ("ffn_gate_inp", "ffn_gate_inp_shexp")
+
+
+def open_folder(
+    path: Path,
+    *,
+    tokenizer: Path | None = None,
+    pre: str | None = None,
+    allow_pickle: bool = False,
+    blobs: Mapping[str, Blob] | None = None,
+) -> Source:
+    """Open a checkpoint folder with config.json, weights and a tokenizer as a Source.
+
+    `tokenizer` is another folder to read the tokenizer from; `pre` overrides the name of the
+    pre-tokenizer. `allow_pickle` permits pickled weights if there are no safetensors. `blobs` are
+    the safetensors by file name if they are not in the folder. Raises UserError for anything that
+    cannot be converted.
+    """
+    arch, config = family(path)
+    notes = arch.check(config)
+    blobs = safetensors.files(path) if blobs is None else blobs
+    stored = _stored(path, blobs, allow_pickle)
+    language_part = language.part(path, stored)
+    restored = dequantize.restore(path, config, language_part.tensors)
+    vocabulary = vocab.load(_tokenizer(path, tokenizer, config), config, pre, spare=arch.spare)
+    config = Config({**config.values, "vocab_size": vocabulary.size}, config.where)
+    weights, dropped_notes = _place_weights(path, arch, config, restored.tensors)
+    keys = arch.keys(config)
+    dtype = _dtype(language_part.tensors)
+    entries = [
+        *general_metadata.general(path, arch.name, weights, restored.method),
+        *((f"{arch.name}.{key.name}", entry(key.kind, key.value)) for key in keys),
+        *general_metadata.types(dtype),
+    ]
+    facts = _facts(arch, keys)
+    files = tuple(sorted({tensor.file for tensor in stored.values()}))
+    return Source(
+        path,
+        files,
+        general_metadata.origin(path).name,
+        facts,
+        (*entries, *vocabulary.entries),
+        tuple(weights),
+        ALIGNMENT,
+        (*language_part.notes, *restored.notes, *dropped_notes, *notes, *vocabulary.notes),
+        dtype=dtype,
+        blobs=tuple(blobs[file.name] for file in files if file.name in blobs),
+    )
+
+
+def _stored(path: Path, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensors:
+    """Return the checkpoint's tensors as stored.
+
+    Safetensors are preferred to pickles, which need `allow_pickle`.
+    """
+    if any(name.startswith("model") for name in blobs) or not (pickles := pickled.files(path)):
+        return safetensors.load(path, blobs)
+    if not allow_pickle:
+        raise pickled.unasked(path, [file.name for file in pickles])
+    return pickled.load(path)
+
+
+def _tokenizer(path: Path, override: Path | None, config: Config) -> Path:
+    """Return the folder to read the tokenizer from.
+
+    If it has no tokenizer, the error names the parent model whose tokenizer fits.
+    """
+    if override is not None and not override.is_dir():
+        raise Refusal(
+            f"there is no folder {override}", hint="--tokenizer names a folder with tokenizer files"
+        )
+    folder = override or path
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        parent = model_card.parent(path, config.values)
+        owner = f"{parent}, the model it was made from" if parent else "the model it was made from"
+        raise Refusal(
+            f"{folder} has no tokenizer: neither {' nor '.join(TOKENIZERS)}",
+            hint=f"add --tokenizer FOLDER with the tokenizer files of {owner}",
+        )
+    return folder
+
+
+def _dtype(stored: Tensors) -> str:
+    """Return the dtype of the checkpoint's first float matrix; torch_dtype in config.json can be
+    wrong.
+    """
+    return next(
+        (t.dtype for t in stored.values() if len(t.shape) > 1 and t.dtype in safetensors.FLOATS),
+        "BF16",
+    )
+
+
+def _facts(arch: Arch, keys: list[Key]) -> Facts:
+    """Return what the type recipes need to know about the model, read from its metadata keys."""
+    numbers = {key.name: key.value for key in keys if isinstance(key.value, int)}
+    heads = numbers["attention.head_count"]
+    return Facts(
+        architecture=arch.name,
+        layers=numbers["block_count"],
+        heads=heads,
+        kv_heads=numbers.get("attention.head_count_kv", heads),
+        experts=numbers.get("expert_count", 0),
+    )
+
+
+def family(path: Path) -> tuple[Arch, Config]:
+    """Return a checkpoint folder's family and its config.
+
+    The config has the text model's settings at the root, and the class's defaults for settings it
+    omits. Raises UserError for families that are not supported.
+    """
+    config = _config(path)
+    arch = _arch(path, config)
+    return arch, Config({**arch.defaults, **config.values}, config.where)
+
+
+def _config(path: Path) -> Config:
+    if not path.is_dir():
+        raise Refusal(f"there is no folder {path}", hint="check the path")
+    file = path / "config.json"
+    if not file.is_file():
+        raise Refusal(
+            f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file"
+        )
+    values = safetensors.read_json(file)
+    if isinstance(text := values.get("text_config"), dict):
+        # the whole model's class first, if it is supported
+        classes = [*_classes(values), *_classes(text)]
+        classes.sort(key=lambda name: name not in ARCHS)
+        values = values | text | {"architectures": classes, "model_type": values.get("model_type")}
+    return Config(values, str(file))
+
+
+def _classes(values: Mapping[str, Any]) -> list[str]:
+    named = values.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
+def _class_of_type(kind: object) -> list[str]:
+    """Return the class name that transformers uses for a model_type, for configs that name no
+    class.
+
+    Example: "qwen2_moe" -> Qwen2MoeForCausalLM.
+    """
+    plain = str(kind).removesuffix("_text").replace("_", "")
+    return [name for name in ARCHS if name.lower() == f"{plain}forcausallm"]
+
+
+def _arch(path: Path, config: Config) -> Arch:
+    named = _classes(config.values) or _class_of_type(config.values.get("model_type"))
+    name = named[0] if named else "unknown"
+    if name not in ARCHS:
+        nearest = difflib.get_close_matches(name, ARCHS, n=1)
+        like = f"; the nearest is {nearest[0]}" if nearest else ""
+        raise Refusal(
+            f"{path} is a {name}; supported are {', '.join(sorted(ARCHS))}{like}",
+            hint="pull a GGUF of this model instead",
+        )
+    return ARCHS[name]
+
+
+def _place_weights(
+    path: Path, arch: Arch, config: Config, stored: Tensors
+) -> tuple[list[Weight], list[str]]:
+    """Return every tensor under its GGUF name, in llama.cpp's order, and notes for the user.
+
+    Raises one UserError that lists all tensors that do not fit.
+    """
+    remaining = {name: tensor for name, tensor in stored.items() if not name.endswith(arch.drop)}
+    placed, unknown = _name_tensors(arch, config, arch.prepare(config, remaining))
+    expected = arch.expected(config)
+    allowed = arch.optional(config) | expected
+    if "output.weight" in placed and "output.weight" not in allowed:
+        _check_tied_head(path, placed["output.weight"], placed.get("token_embd.weight"))
+        del placed["output.weight"]
+    zero_biases = [
+        name
+        for name, tensor in placed.items()
+        if name not in allowed and _is_zero_bias(name, tensor)
+    ]
+    for name in zero_biases:
+        del placed[name]
+    misfits = [f"{tensor.name} is unknown" for tensor in unknown]
+    misfits += [
+        f"{tensor.name} ({name}) does not belong to this family"
+        for name, tensor in placed.items()
+        if name not in allowed
+    ]
+    misfits += [f"{name} is missing" for name in expected if name not in placed]
+    misfits += [
+        f"{placed[name].name} is {list(placed[name].shape)}, not {list(shape)}"
+        for name, shape in allowed.items()
+        if name in placed and placed[name].shape != shape
+    ]
+    misfits += [
+        f"{tensor.name} is stored as {tensor.dtype}"
+        for tensor in placed.values()
+        if tensor.dtype not in safetensors.FLOATS
+        and not (tensor.dtype in ggml.TYPE_NUMBERS and ggml.quantized(tensor.dtype))
+    ]
+    if misfits:
+        more = f"; and {len(misfits) - TOLD} more" if len(misfits) > TOLD else ""
+        raise Refusal(
+            f"{path}: {len(misfits)} tensors do not fit its config.json: "
+            f"{'; '.join(misfits[:TOLD])}{more}",
+            hint="fetch the whole model again",
+        )
+    if arch.needs_head and "output.weight" not in placed:
+        placed["output.weight"] = placed["token_embd.weight"]
+    for name, tensor in placed.items():
+        if op := arch.ops.get(role(name)):
+            placed[name] = op(config, tensor)
+    weights = [_weight(name, tensor) for name, tensor in placed.items()]
+    weights += [_computed_weight(name, values) for name, values in arch.extra(config).items()]
+    notes = [
+        f"{len(zero_biases)} biases are left out: this family has none, and they are all zero"
+    ] * bool(zero_biases)
+    return sorted(weights, key=lambda weight: tensor_types.order(weight.name)), notes
+
+
+def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
+    """Return whether a tensor is a bias of zeros, which quantizers add in families that have no
+    biases.
+    """
+    vector = (
+        name.endswith(".bias") and len(tensor.shape) == 1 and tensor.dtype in safetensors.FLOATS
+    )
+    return vector and not tensor_views.floats(tensor).any()
+
+
+def _name_tensors(arch: Arch, config: Config, tensors: Tensors) -> tuple[Tensors, list[LazyTensor]]:
+    import gguf
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.kind], config.number("num_hidden_layers"))
+    placed: Tensors = {}
+    unknown = []
+    for key, tensor in tensors.items():
+        name = _family_name(arch, key) or names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if name is None or name in placed:
+            unknown.append(tensor)
+        else:
+            placed[name] = tensor
+    return placed, unknown
+
+
+def _family_name(arch: Arch, name: str) -> str | None:
+    """Return the GGUF name that the family itself assigns, or None.
+
+    Example: "model.layers.3.mlp.router.weight" -> "blk.3.ffn_gate_inp.weight".
+    """
+    match = re.fullmatch(r"(?:model\.)?layers\.(\d+)\.(.+?)(\.weight|\.bias)?", name)
+    if match and match[2] in arch.names:
+        return f"blk.{match[1]}.{arch.names[match[2]]}{match[3] or '.weight'}"
+    return None
+
+
+def _check_tied_head(path: Path, head: LazyTensor, embedding: LazyTensor | None) -> None:
+    """Refuse a head that is not a copy of the embedding in a model that ties the two."""
+    rows = range(0, head.shape[0], max(1, head.shape[0] // 256))
+    if (
+        embedding is None
+        or (head.shape, head.dtype) != (embedding.shape, embedding.dtype)
+        or any((head.read(row, row + 1) != embedding.read(row, row + 1)).any() for row in rows)
+    ):
+        raise Refusal(
+            f"{path}: config.json ties the head to the embedding, but {head.name} is different",
+            hint='to use this head, set "tie_word_embeddings": false in config.json',
+        )
+
+
+def _weight(name: str, tensor: LazyTensor) -> Weight:
+    """Return a tensor as a Weight. llama.cpp expects norms, biases, routers and other vectors as
+    F32.
+    """
+    shape = tuple(reversed(tensor.shape))
+    if len(shape) > 1 and name.endswith(".weight") and role(name) not in FULL:
+        return Weight(name, shape, tensor.dtype, tensor.read)
+    return Weight(name, shape, "F32", tensor_views.mapped(tensor, lambda values: values).read)
+
+
+def _computed_weight(name: str, values: "F32") -> Weight:
+    """Return a computed vector as a Weight."""
+    import numpy as np
+
+    data = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(1, -1)
+    return Weight(name, (values.size,), "F32", lambda first, last: data[first:last])

@@ -1,0 +1,196 @@
+"""The `general.*` keys of a converted file, in llama.cpp's order.
+
+The gguf package's heuristics read the model card and the name. As in llama.cpp's converter,
+sampling settings come from generation_config.json, because llama.cpp's tools read them from the
+file.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quant.checkpoint import model_card
+from quant.checkpoint.safetensors import read_json
+from quant.gguf.layout import entry
+from quant.recipes import file_types
+from quant.source.source import Weight
+
+if TYPE_CHECKING:
+    import gguf
+
+VERSION = "1"  # of the conversion from a checkpoint to a file
+HUB = "https://huggingface.co"
+SNAPSHOT = re.compile(r"[0-9a-f]{40}")
+# Keys of a model card that llama.cpp's heuristics read: those with one text, and those that may
+# have several.
+ONE = frozenset(
+    {
+        f"{prefix}{key}"
+        for prefix in ("", "model_")
+        for key in (
+            "name",
+            "author",
+            "version",
+            "organization",
+            "description",
+            "finetune",
+            "basename",
+            "size_label",
+            "url",
+            "doi",
+            "uuid",
+            "repo_url",
+        )
+    }
+    | {"model_creator", "model_type", "license_name", "license_link"}
+)
+MANY = frozenset(
+    {
+        "license",
+        "tags",
+        "pipeline_tag",
+        "languages",
+        "language",
+        "datasets",
+        "dataset",
+        "dataset_sources",
+        *model_card.PARENTS,
+    }
+)
+# generation_config.json's key -> the gguf package's field: integers, and reals.
+WHOLE = {"top_k": "top_k", "penalty_last_n": "penalty_last_n", "mirostat": "mirostat"}
+REAL = {
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "temperature": "temp",
+    "penalty_repeat": "penalty_repeat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a checkpoint folder came from: its name, and the repository and commit if it is in the
+    Hub's cache.
+    """
+
+    name: str
+    repo: str | None = None
+    revision: str | None = None
+
+
+def origin(folder: Path) -> Origin:
+    """Return where a folder came from, judging by its path: .../models--ORG--NAME/snapshots/COMMIT
+    is in the Hub's cache.
+    """
+    folder = folder.absolute().resolve()
+    if folder.parent.name != "snapshots":
+        return Origin(folder.name)
+    parts = folder.parent.parent.name.split("--")
+    repo = "/".join(parts[1:]) if parts[0] == "models" and len(parts) == 3 else None
+    return Origin(parts[-1], repo, folder.name if SNAPSHOT.fullmatch(folder.name) else None)
+
+
+def general(
+    folder: Path, architecture: str, weights: Iterable[Weight], method: str
+) -> list[tuple[str, bytes]]:
+    """Return the general keys of the file and llmcli's own keys, as (key, stored value).
+
+    `method` is the quantization of the checkpoint, "" for none.
+    """
+    import gguf
+
+    source = origin(folder)
+    writer = gguf.GGUFWriter(None, architecture)
+    described = _describe(folder, source, writer, weights)
+    described.set_gguf_meta_model(writer)
+    gguf_entries = [(key, _entry(value)) for key, value in writer.kv_data[0].items()]
+    head = [
+        ("general.architecture", entry("string", architecture)),
+        ("general.type", entry("string", "model")),
+    ]
+    ours = {
+        "llmcli.convert.version": VERSION,
+        "llmcli.convert.revision": source.revision,
+        "llmcli.convert.source_method": method,
+    }
+    own_entries = [(key, entry("string", value)) for key, value in ours.items() if value]
+    return [*head, *(item for item in gguf_entries if item[0] != head[0][0]), *own_entries]
+
+
+def types(dtype: str) -> list[tuple[str, bytes]]:
+    """Return the keys for the type of the file's matrices; quantizing replaces their values in
+    place.
+    """
+    return [
+        ("general.file_type", entry("uint32", file_types.FILE_TYPES[dtype].number)),
+        ("general.quantization_version", entry("uint32", 2)),
+    ]
+
+
+def _describe(
+    folder: Path, where: Origin, writer: "gguf.GGUFWriter", weights: Iterable[Weight]
+) -> "gguf.Metadata":
+    """Return metadata from the model card, the name and the number of parameters."""
+    import gguf
+    import numpy as np
+
+    for weight in weights:
+        shape = tuple(reversed(weight.shape))
+        writer.add_tensor_info(weight.name, shape, np.dtype(np.float32), 4 * weight.elements)
+    total, shared, expert, experts = writer.get_total_parameter_count()
+    card_values = {
+        key: value
+        for key, value in model_card.load(folder).items()
+        if key in MANY or (key in ONE and _is_text(value))
+    }
+    named = {"_name_or_path": where.repo} if where.repo else {}
+    described = gguf.Metadata.apply_metadata_heuristic(
+        gguf.Metadata(), card_values, named, Path(where.name), total
+    )
+    described.name = described.name or where.name
+    described.size_label = described.size_label or gguf.size_label(total, shared, expert, experts)
+    if where.repo and not described.source_repo_url:
+        described.source_repo_url = f"{HUB}/{where.repo}"
+    for name, value in _sampling(folder).items():
+        setattr(described, f"sampling_{name}", value)
+    return described
+
+
+def _is_text(value: str | list[str]) -> bool:
+    return isinstance(value, str)
+
+
+def _sampling(folder: Path) -> dict[str, int | float]:
+    """Return the sampling settings that the model's makers recommend, without invalid numbers."""
+    file = folder / "generation_config.json"
+    values = read_json(file) if file.is_file() else {}
+    settings: dict[str, int | float] = {}
+    for key, name in WHOLE.items():
+        value = values.get(key)
+        if type(value) is int and 0 <= value < 1 << 31:
+            settings[name] = value
+    for key, name in REAL.items():
+        value = values.get(key)
+        # False for NaN, too.
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6:
+            settings[name] = float(value)
+    return settings
+
+
+def _entry(value: "gguf.gguf_writer.GGUFValue") -> bytes:
+    """Return a value of the gguf package's writer as a file stores it; its arrays hold strings
+    here.
+    """
+    kind = value.type.name.lower()
+    plain: Any = value.value
+    return (
+        entry("array:string", [str(item) for item in plain])
+        if kind == "array"
+        else entry(kind, plain)
+    )

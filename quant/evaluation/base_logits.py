@@ -1,0 +1,150 @@
+"""A compact file of a base model's logits: for each scored position the likeliest tokens and the
+probability mass of the others.
+
+llama-perplexity stores two bytes for every token of the vocabulary. This file stores eight bytes
+for each of 256 tokens, and for 64 tokens drawn from the others. Perplexity, Δp and top-1 agreement
+are exact. The distribution of the remaining mass is lost: its part of the divergence is estimated
+from the draws (RowScorer.compare_to_top), and its standard error is reported.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from quant.errors import Refusal
+from quant.evaluation.divergence import Top
+from quant.evaluation.evaluate import SHORTEST, Chunks
+from quant.record_log import Records
+
+KIND = "base logits"
+TOKENS = 2**32 - 1  # record number of the text's tokens
+NUMBERS = ("n_ctx", "n_vocab", "chunks")
+WORDS = ("text", "vocabulary", "model", "name")
+
+
+def pack(tops: list[Top]) -> bytes:
+    """Pack rows as bytes: numbers of stored and of drawn tokens u32, −log p of the next token f64,
+    remaining mass f64, then all ids u32 and log-probabilities f32, for each position the stored
+    tokens and then the drawn ones.
+    """
+    return b"".join(
+        (
+            np.array(
+                [[len(top.ids) for top in tops], [len(top.drawn) for top in tops]], "<u4"
+            ).tobytes(),
+            np.array([[top.nll for top in tops], [top.rest for top in tops]], "<f8").tobytes(),
+            np.concatenate([ids for top in tops for ids in (top.ids, top.drawn)])
+            .astype("<u4")
+            .tobytes(),
+            np.concatenate([logp for top in tops for logp in (top.logp, top.drawn_logp)])
+            .astype("<f4")
+            .tobytes(),
+        )
+    )
+
+
+def unpack(raw: bytes, scored: int, n_vocab: int) -> list[Top] | None:
+    """Unpack the rows of one chunk; None if the bytes are not valid."""
+    if len(raw) < 24 * scored:
+        return None
+    counts = np.frombuffer(raw, "<u4", 2 * scored).astype(np.int64).reshape(2, scored)
+    total = int(counts.sum())
+    if counts[0].min() < 1 or (counts[1] == 1).any() or len(raw) != 24 * scored + 8 * total:
+        return None
+    nll, rest = np.frombuffer(raw, "<f8", 2 * scored, 8 * scored).reshape(2, scored)
+    ids = np.frombuffer(raw, "<u4", total, 24 * scored)
+    logp = np.frombuffer(raw, "<f4", total, 24 * scored + 4 * total)
+    if int(ids.max()) >= n_vocab or not (rest[counts[1] > 0] > 0).all():
+        return None
+    if not all(np.isfinite(values).all() for values in (nll, rest, logp)):
+        return None
+    ends = np.cumsum(counts.T)
+    cuts = [*zip(np.split(ids, ends[:-1]), np.split(logp, ends[:-1]), strict=True)]
+    return [
+        Top(stored[0], stored[1], float(nll[i]), float(rest[i]), drawn[0], drawn[1])
+        for i, (stored, drawn) in enumerate(zip(cuts[::2], cuts[1::2], strict=True))
+    ]
+
+
+class BaseLogits:
+    """A finished file of base logits, open for reading. Implements evaluate.BaseLogits."""
+
+    def __init__(self, path: Path, records: Records) -> None:
+        head = records.head
+        self.path, self._records, self.head = path, records, head
+        self.n_vocab, self.n_ctx, self.name = (
+            int(head["n_vocab"]),
+            int(head["n_ctx"]),
+            str(head["name"]),
+        )
+
+    def text(self) -> Chunks:
+        """Return the text that was read. Raises UserError if it is damaged."""
+        raw = self._records.get(TOKENS)
+        count = self.head["chunks"]
+        if len(raw) != 4 * count * self.n_ctx:
+            raise self._damaged("its text")
+        ids = np.frombuffer(raw, "<i4").reshape(count, self.n_ctx)
+        if int(ids.min()) < 0 or int(ids.max()) >= self.n_vocab:
+            raise self._damaged("its text")
+        return Chunks(ids)
+
+    def rows(self, chunk: int) -> list[Top]:
+        """Return the scored positions of one chunk. Raises UserError if its bytes are damaged."""
+        rows = unpack(self._records.get(chunk), self.n_ctx - 1 - self.n_ctx // 2, self.n_vocab)
+        if rows is None:
+            raise self._damaged(f"chunk {chunk + 1}")
+        return rows
+
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()
+
+    def _damaged(self, where: str) -> Refusal:
+        return Refusal(f"{self.path} is damaged in {where}", hint="write it again with --save-base")
+
+
+def recognised(path: Path) -> bool:
+    """Return whether a file begins like a file of ours."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(64).startswith(b'{"format": "llmcli records')
+    except OSError:
+        return False
+
+
+def load(path: Path) -> BaseLogits:
+    """Open a file of base logits. Raises UserError if it is missing, incomplete or something
+    else.
+    """
+    remake = "llmcli eval BASE --save-base FILE writes one"
+    if not path.is_file():
+        raise Refusal(f"there is no file {path}", hint=remake)
+    records = Records.resume(path, write=False)
+    if records is None or not _is_valid(records.head):
+        if records is not None:
+            records.close()
+        raise Refusal(f"{path} contains no base logits", hint=remake)
+    # counted before the set is built: a header may claim any number
+    has_enough = records.head["chunks"] < len(records.numbers)
+    if not (has_enough and {TOKENS, *range(records.head["chunks"])} <= records.numbers):
+        records.close()
+        raise Refusal(f"{path} is damaged or was not finished", hint=remake)
+    return BaseLogits(path, records)
+
+
+def _is_valid(head: dict[str, object]) -> bool:
+    """Return whether a header is valid; files may come from anyone."""
+    numbers = [head.get(name) for name in NUMBERS]
+    return (
+        head.get("kind") == KIND
+        and all(
+            isinstance(number, int) and not isinstance(number, bool) and 0 < number < 2**31
+            for number in numbers
+        )
+        and all(isinstance(head.get(name), str) for name in WORDS)
+        and isinstance(head["n_ctx"], int)
+        and head["n_ctx"] >= SHORTEST
+        and isinstance(head["chunks"], int)
+        and head["chunks"] < TOKENS
+    )

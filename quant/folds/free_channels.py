@@ -1,0 +1,346 @@
+"""The free channels of each architecture, taken from llama.cpp's graphs (src/models/*.cpp).
+
+- norm: a norm's weight (and bias) / s, the columns of all its readers * s: attention, the
+  feed-forward network with router and shared experts, and inside MLA the compressed queries and
+  keys
+- hidden: rows of up / s, columns of down * s, for each expert; gate, up and down may be permuted
+  together. Not rescaled where the activation is not linear in up (gpt-oss clamps it)
+- value: rows of v / s, columns of attn_output * s, one factor for all query heads of a key-value
+  head; permuted within a head
+- head: the last norm / s, the columns of the output head * s; absent where the head is tied to the
+  embedding
+- residual: one permutation of every tensor that reads or writes the residual stream, tied
+  embeddings included
+
+A tied embedding has no free factors: RMSNorm does not commute with factors of channels, and the
+residual carries the embeddings unchanged, so that only an order (and one factor of the whole model,
+and signs) is free. Queries against keys have free factors too, but these scale whole rows, which
+every block format follows anyway, so they are not used.
+
+Architectures that are not in the table are refused; a block that contains a tensor missing from the
+table is left unchanged.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from quant.errors import Refusal
+from quant.folds.fold import Part, Site
+from quant.recipes.tensor_types import NATIVE
+from quant.source.source import Source, Weight
+
+if TYPE_CHECKING:
+    from quant.folds.fold import Ints
+
+QKV = ("attn_q", "attn_k", "attn_v", "attn_qkv")
+FORWARD = (
+    "ffn_gate",
+    "ffn_up",
+    "ffn_gate_inp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_gate_inp_shexp",
+    "ffn_gate_shexp",
+    "ffn_up_shexp",
+)
+HIDDEN = tuple(
+    (f"ffn_gate{end}", f"ffn_up{end}", f"ffn_down{end}") for end in ("", "_exps", "_shexp")
+)
+BESIDE = ("attn_q_norm", "attn_k_norm", "attn_sinks", "exp_probs_b")  # without residual channels
+AROUND = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+NORMS = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")  # as wide as the residual
+WRITERS = ("attn_output", *(down for _, _, down in HIDDEN))
+BLOCK = re.compile(r"blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)")
+PLAIN = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The free channels of one model graph.
+
+    `norms` maps a norm to the roles that read it (those in `row_readers` by rows); `value_roles`
+    are the tensors that produce values. `has_fused_gate` says that up contains gate and up, gate
+    first; `is_linear_in_up` says that the hidden channels are linear in up.
+    """
+
+    norms: Mapping[str, tuple[str, ...]]
+    value: tuple[str, ...] = ("attn_v", "attn_qkv")
+    mirrored: frozenset[str] = frozenset()
+    fused: bool = False
+    linear: bool = True
+    readers: tuple[str, ...] = (*QKV, *FORWARD)
+    inner: tuple[str, ...] = field(default=())  # tensors that neither read nor write the residual
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Every role that a block may contain."""
+        return frozenset((*self.readers, *self.inner, *NORMS, *WRITERS, *BESIDE))
+
+
+GATED = Wiring({"attn_norm": QKV, "ffn_norm": FORWARD})
+FUSED = replace(GATED, fused=True)
+OPEN_AI = replace(GATED, norms={"attn_norm": QKV, "post_attention_norm": FORWARD}, linear=False)
+LATENT = Wiring(
+    {
+        "attn_norm": ("attn_q", "attn_q_a", "attn_kv_a_mqa"),
+        "ffn_norm": FORWARD,
+        "attn_q_a_norm": ("attn_q_b",),
+        "attn_kv_a_norm": ("attn_kv_b", "attn_v_b", "attn_k_b"),
+    },
+    value=("attn_v_b",),
+    mirrored=frozenset({"attn_k_b"}),
+    readers=("attn_q", "attn_q_a", "attn_kv_a_mqa", *FORWARD),
+    inner=("attn_q_a_norm", "attn_q_b", "attn_kv_a_norm", "attn_kv_b", "attn_k_b", "attn_v_b"),
+)
+WIRINGS: dict[str, Wiring] = {
+    **dict.fromkeys(
+        (
+            "llama",
+            "mistral3",
+            "qwen2",
+            "qwen3",
+            "qwen2moe",
+            "qwen3moe",
+            "gemma",
+            "gemma2",
+            "gemma3",
+            "granite",
+            "granitemoe",
+            "smollm3",
+        ),
+        GATED,
+    ),
+    "phi3": FUSED,
+    "glm4": FUSED,
+    "olmo2": replace(GATED, norms={}),
+    "gpt-oss": OPEN_AI,
+    "deepseek2": LATENT,
+}
+
+
+def sites(source: Source) -> tuple[Site, ...]:
+    """Return all sites of a model, block by block. Raises UserError if the architecture is not in
+    the table.
+
+    Sites with a tensor in a type that models are trained in (MXFP4) are left out.
+    """
+    architecture = source.facts.architecture
+    if (wiring := WIRINGS.get(architecture)) is None:
+        raise Refusal(
+            f"--fold does not support the architecture {architecture}",
+            hint=f"foldable architectures: {', '.join(sorted(WIRINGS))}; leave --fold out",
+        )
+    model = _Model(source, wiring)
+    inner = [site for block in model.blocks.values() for site in model.inside(block)]
+    return tuple(site for site in [*inner, *model.outside()] if model.free(site))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The tensors of one block by role and ending, such as "attn_q.weight"."""
+
+    name: str
+    tensors: Mapping[str, Weight]
+
+
+class _Model:
+    """A source's tensors, sorted into supported blocks, unsupported blocks and global tensors."""
+
+    def __init__(self, source: Source, wiring: Wiring) -> None:
+        self.wiring, self.heads = wiring, source.facts.heads
+        self.weights = {weight.name: weight for weight in source.weights}
+        blocks: dict[str, dict[str, Weight]] = {}
+        self.unsupported: set[str] = set()  # blocks, or global tensors, with an unsupported name
+        global_stems = {"token_embd", "output_norm", "output", *AROUND}
+        for name, weight in self.weights.items():
+            if match := BLOCK.fullmatch(name):
+                blocks.setdefault(f"blk.{match[1]}", {})[f"{match[2]}.{match[3]}"] = weight
+            stem = f"blk.{name.split('.')[1]}" if name.startswith("blk.") else name
+            supported = (
+                match[2] in wiring.known
+                if match
+                else bool((m := PLAIN.fullmatch(name)) and m[1] in global_stems)
+            )
+            if not supported:
+                self.unsupported.add(stem)
+        self.all = [_Block(name, tensors) for name, tensors in blocks.items()]
+        self.blocks = {
+            block.name: block for block in self.all if block.name not in self.unsupported
+        }
+
+    def free(self, site: Site) -> bool:
+        """Return whether all tensors of the site may change."""
+        return not any(self.weights[part.name].type in NATIVE for part in site.parts)
+
+    def inside(self, block: _Block) -> Iterator[Site]:
+        """Yield the sites of a block."""
+        for norm, readers in self.wiring.norms.items():
+            if f"{norm}.weight" in block.tensors:
+                yield self._norm(block, norm, readers)
+        for gate, up, down in HIDDEN:
+            if {f"{up}.weight", f"{down}.weight"} <= block.tensors.keys():
+                yield self._hidden(block, gate, up, down)
+        yield from self._value(block)
+
+    def outside(self) -> Iterator[Site]:
+        """Yield the sites of the head and the residual, unless an unsupported tensor might read
+        them.
+        """
+        if self.unsupported:
+            return
+        norms = [
+            self.weights[name] for name in _weight_and_bias("output_norm") if name in self.weights
+        ]
+        if not norms:
+            return
+        width, head = norms[0].columns, self.weights.get("output.weight")
+        if head is not None:
+            parts = [_columns(weight, width, -1) for weight in norms]
+            yield Site("head", "head", width, 0, True, (*parts, _columns(head, width, 1)))
+        ends = [
+            _columns(weight, width, 0)
+            for name, weight in self.weights.items()
+            if name.split(".")[0] in ("token_embd", "output_norm") or name == "output.weight"
+        ]
+        inner = [part for block in self.all for part in self._residual(block, width)]
+        yield Site("residual", "residual", width, width, False, (*ends, *inner))
+
+    def _norm(self, block: _Block, norm: str, readers: tuple[str, ...]) -> Site:
+        width = block.tensors[f"{norm}.weight"].columns
+        parts = [
+            _columns(block.tensors[name], width, -1)
+            for name in _weight_and_bias(norm)
+            if name in block.tensors
+        ]
+        for role in readers:
+            if (weight := block.tensors.get(f"{role}.weight")) is not None:
+                mirrored = role in self.wiring.mirrored
+                parts.append(_rows(weight, width, 1) if mirrored else _columns(weight, width, 1))
+        return Site(f"{block.name}.{norm}", "norm", width, 0, True, tuple(parts))
+
+    def _hidden(self, block: _Block, gate: str, up: str, down: str) -> Site:
+        """Return the site of the channels between up and down, separate for each expert."""
+        reader = block.tensors[f"{down}.weight"]
+        experts, group = reader.rows // reader.shape[1], reader.columns
+        width, power = experts * group, 1 if self.wiring.linear else 0
+        parts = [_columns(reader, width, power)]
+        for name in _weight_and_bias(up):
+            if name in block.tensors:
+                parts.append(self._hidden_producer(block.tensors[name], width, -power, name))
+                if self.wiring.fused:
+                    parts.append(
+                        self._hidden_producer(block.tensors[name], width, 0, name, first=True)
+                    )
+        parts += [
+            self._hidden_producer(block.tensors[name], width, 0, name)
+            for name in _weight_and_bias(gate)
+            if name in block.tensors
+        ]
+        return Site(
+            f"{block.name}.{down}", "hidden", width, group, self.wiring.linear, tuple(parts)
+        )
+
+    def _hidden_producer(
+        self, weight: Weight, width: int, power: int, name: str, first: bool = False
+    ) -> Part:
+        """Return the rows of a weight, or the columns of a bias, that produce hidden channels; up's
+        half (or gate's, if `first`) where one tensor contains gate and up.
+        """
+        axis = _columns if name.endswith("bias") else _rows
+        if not self.wiring.fused:
+            return axis(weight, width, power)
+        return axis(weight, width, power, skip=0 if first else width, total=2 * width)
+
+    def _value(self, block: _Block) -> Iterator[Site]:
+        """Yield the site of the channels between v and attn_output: rows of v, or the last rows of
+        fused q, k and v.
+        """
+        import numpy as np
+
+        reader = block.tensors.get("attn_output.weight")
+        producers = [role for role in self.wiring.value if f"{role}.weight" in block.tensors]
+        if reader is None or len(producers) != 1 or not self.heads or reader.columns % self.heads:
+            return
+        producer, wide, head = (
+            block.tensors[f"{producers[0]}.weight"],
+            reader.columns,
+            reader.columns // self.heads,
+        )
+        width = (
+            self._value_rows(block, producer, wide) if producers[0] == "attn_qkv" else producer.rows
+        )
+        if width % head or not width or wide % width:
+            return
+        columns = np.arange(wide)
+        shared = columns // head // (wide // width) * head + columns % head
+        parts = [Part(reader.name, "columns", 1, shared[None])]
+        for role in self.wiring.value:
+            for name in _weight_and_bias(role):
+                if (weight := block.tensors.get(name)) is not None:
+                    axis, size = (
+                        (_columns, weight.columns)
+                        if name.endswith("bias")
+                        else (_rows, weight.rows)
+                    )
+                    parts.append(axis(weight, width, -1, skip=size - width, total=size))
+        yield Site(f"{block.name}.attn_output", "value", width, head, True, tuple(parts))
+
+    def _value_rows(self, block: _Block, fused: Weight, wide: int) -> int:
+        """Return the rows of values in fused queries, keys and values, whose heads have equal
+        size.
+        """
+        return (fused.rows - wide) // 2
+
+    def _residual(self, block: _Block, width: int) -> Iterator[Part]:
+        for name, weight in block.tensors.items():
+            role, ending = name.split(".")
+            if role in NORMS or (role in self.wiring.readers and ending == "weight"):
+                yield _columns(weight, width, 0)
+            elif role in WRITERS:
+                yield (_columns if ending == "bias" else _rows)(weight, width, 0)
+
+
+def _weight_and_bias(role: str) -> tuple[str, str]:
+    return f"{role}.weight", f"{role}.bias"
+
+
+def _channels(size: int, width: int, skip: int, total: int, weight: Weight, what: str) -> "Ints":
+    """Return channels [size]: 0 .. width repeated, after `skip` rows or columns of every `total`
+    that belong to no channel.
+
+    Raises UserError if the size does not fit.
+    """
+    import numpy as np
+
+    if size % total or (skip + width > total != width):
+        raise Refusal(
+            f"{weight.name} has {size} {what}, which do not fit {width} channels",
+            hint="the file is damaged: download it again",
+        )
+    period = np.full(total, -1, np.int64)
+    period[skip : skip + width] = np.arange(min(width, total - skip))
+    return np.tile(period, size // total)
+
+
+def _rows(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> Part:
+    return Part(
+        weight.name,
+        "rows",
+        power,
+        _channels(weight.rows, width, skip, total or width, weight, "rows"),
+    )
+
+
+def _columns(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> Part:
+    """Return the columns of a weight as a site's tensor: the same channels in all matrices, or
+    separate ones for each matrix where there are more channels than columns.
+    """
+    size = (
+        weight.columns
+        if width <= weight.columns
+        else weight.columns * max(1, width // weight.columns)
+    )
+    channels = _channels(size, width, skip, total or width, weight, "columns")
+    return Part(weight.name, "columns", power, channels.reshape(-1, weight.columns))

@@ -1,0 +1,67 @@
+"""The error that llama.cpp's 8-bit rounding of activations adds to a product.
+
+On a CPU a quantized weight is multiplied with inputs in blocks of one scale, absmax / 127: 256
+values (Q8_K) for the k-quants and similar types, 32 (Q8_0, Q8_1) for the others (ggml-cpu.c,
+type_traits_cpu, vec_dot_type). The error of a value is then uniform with variance scale^2 / 12. The
+expected absmax^2 of a block is computed from the mean squares alone, with values taken as
+independent and Gaussian. This is accurate enough for a term that matters only at about Q6_K and
+above.
+"""
+
+from typing import TYPE_CHECKING
+
+from quant.native import ggml
+
+if TYPE_CHECKING:
+    from quant.native.ggml import F32
+
+LEVELS = 127
+GRID = 40  # points of the integral, evenly spaced in the logarithm
+LOW, HIGH = 1e-3, 40.0  # range of the integral relative to the largest mean square
+
+
+def block(name: str) -> int:
+    """Return the number of inputs that share a scale when a weight of this type is multiplied; 0 if
+    inputs stay floats.
+    """
+    if not ggml.quantized(name):
+        return 0
+    return 256 if ggml.block(name).values == 256 else 32
+
+
+def variances(means: "F32", size: int) -> "F32":
+    """Return the variance [columns] of the rounding error of inputs with these mean squares
+    [columns].
+    """
+    import numpy as np
+
+    blocks = means.reshape(-1, size)
+    return np.repeat(largest(blocks) / (12 * LEVELS**2), size).astype(np.float32)
+
+
+def largest(means: "F32") -> "F32":
+    """Return the expected largest square [blocks] of independent Gaussian values with mean squares
+    [blocks, values].
+    """
+    import numpy as np
+
+    top = np.maximum(means.max(1), 1e-30)
+    edges = np.geomspace(LOW, HIGH, GRID + 1)
+    ratio = np.sqrt(np.maximum(means, 1e-12 * top[:, None]) / top[:, None])
+    below = np.stack([np.exp(np.log(_erf(np.sqrt(edge / 2) / ratio)).sum(1)) for edge in edges], 1)
+    expected: F32 = top * (LOW + ((1 - (below[:, 1:] + below[:, :-1]) / 2) * np.diff(edges)).sum(1))
+    return expected
+
+
+def _erf(values: "F32") -> "F32":
+    """Return the error function to 2e-7 (Abramowitz and Stegun, 7.1.26), which numpy does not have;
+    not quite 0 at 0.
+    """
+    import numpy as np
+
+    t = 1 / (1 + 0.3275911 * values)
+    series = t * (
+        0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
+    )
+    result: F32 = np.clip(1 - series * np.exp(-np.square(np.minimum(values, 12))), 1e-12, 1.0)
+    return result

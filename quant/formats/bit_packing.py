@@ -1,0 +1,112 @@
+"""Bit fields packed into the bytes of blocks, and back."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quant.formats.base import Floats, Ints
+    from quant.native.ggml import U8
+
+
+def planes(stored: "U8", bits: int) -> "Ints":
+    """Unpack fields of `bits` bits, [..., bytes] -> [..., 8 / bits, bytes]: the lowest bits of all
+    bytes come first.
+    """
+    import numpy as np
+
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return ((stored[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)).astype(np.int16)
+
+
+def merged(codes: "Ints", bits: int) -> "U8":
+    """Pack fields, the inverse of unpack_planes(): [..., 8 / bits, bytes] -> [..., bytes]."""
+    import numpy as np
+
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    stored: U8 = np.bitwise_or.reduce(codes.astype(np.uint8) << shifts, axis=-2)
+    return stored
+
+
+def in_turn(stored: "U8", bits: int) -> "Ints":
+    """Unpack fields of `bits` bits, [blocks, bytes] -> [blocks, fields]: all fields of the first
+    byte come first.
+    """
+    return planes(stored[..., None], bits).reshape(len(stored), -1)
+
+
+def stored_in_turn(codes: "Ints", bits: int) -> "U8":
+    """Pack fields, the inverse of unpack_fields()."""
+    return merged(codes.reshape(len(codes), -1, 8 // bits, 1), bits)[..., 0]
+
+
+def twos(stored: "U8") -> "Ints":
+    """Unpack two-bit fields [blocks, 64]: byte l of each 32 contains the values l, l + 32, l + 64
+    and l + 96.
+    """
+    return planes(stored.reshape(len(stored), -1, 32), 2).reshape(len(stored), -1)
+
+
+def stored_twos(codes: "Ints") -> "U8":
+    """Pack two-bit fields, the inverse of unpack_two_bits(); returns [blocks, 2, 32]."""
+    return merged(codes.reshape(len(codes), -1, 4, 32), 2)
+
+
+def words(stored: "U8", size: int) -> "Ints":
+    """Read little-endian words of `size` bytes, [blocks, bytes] -> [blocks, words]. The top bit of
+    a four-byte word becomes a sign.
+    """
+    import numpy as np
+
+    return np.ascontiguousarray(stored).view(f"<u{size}").astype(np.uint32).view(np.int32)
+
+
+def stored_words(values: "Ints", size: int) -> "U8":
+    """Write words as bytes, the inverse of unpack_words()."""
+    import numpy as np
+
+    return (
+        np.ascontiguousarray(values)
+        .view(np.uint32)
+        .astype(f"<u{size}")
+        .view(np.uint8)
+        .reshape(len(values), -1)
+    )
+
+
+def split(values: "Ints", bits: int, count: int) -> "Ints":
+    """Split words [...] into their `count` lowest fields of `bits` bits [..., count]."""
+    import numpy as np
+
+    return (values[..., None] >> np.arange(0, bits * count, bits, dtype=np.int32)) & np.int32(
+        (1 << bits) - 1
+    )
+
+
+def stored_split(codes: "Ints", bits: int) -> "Ints":
+    """Join fields [..., count] into words [...], the inverse of split_words()."""
+    import numpy as np
+
+    shifts = np.arange(0, bits * codes.shape[-1], bits, dtype=np.int32)
+    values: Ints = np.bitwise_or.reduce(codes.astype(np.int32) << shifts, axis=-1)
+    return values
+
+
+def halves(stored: "U8") -> "Floats":
+    """Read F16 numbers: bytes [blocks, 2] -> floats [blocks]."""
+    import numpy as np
+
+    return np.ascontiguousarray(stored).view(np.float16)[:, 0]
+
+
+def stored_halves(values: "Floats | None") -> "U8":
+    """Write F16 numbers: floats [blocks] -> bytes [blocks, 2]."""
+    import numpy as np
+
+    assert values is not None
+    return np.ascontiguousarray(values, np.float16).view(np.uint8).reshape(-1, 2)
+
+
+def joined(*parts: "U8 | Ints") -> "U8":
+    """Concatenate fields [blocks, …] as bytes [blocks, bytes]."""
+    import numpy as np
+
+    return np.concatenate([part.astype(np.uint8).reshape(len(part), -1) for part in parts], axis=1)

@@ -1,0 +1,247 @@
+"""Writes a GGUF file under a temporary name next to its final one, with a journal from which a
+killed run resumes.
+
+Bytes are appended in the file's order, so one running SHA-256 serves both: the journal records how
+far the file had come and the digest up to there, and at the end it is the digest of the file.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from quant.errors import Damaged, Refusal
+from quant.gguf.header import parse
+from quant.gguf.layout import Layout, Slot
+
+BLOCK = 1 << 20  # bytes read at a time when an earlier run's bytes are verified
+OFTEN = 2.0  # seconds between journal lines within a slab
+FLUSHED = 1 << 25  # bytes after which written data is flushed to the disk in the background
+
+
+class Draft:
+    """Writes `.OUT.part` with `.OUT.journal`, and renames the part when it is complete.
+
+    `position` is the number of bytes written, `resumed_bytes` how many of them an earlier run
+    wrote. A journal line records the SHA-256 of the first so many bytes. A resumed run verifies the
+    bytes against it, so nothing has to be flushed before the end: what a power cut destroyed is
+    detected and written again.
+    """
+
+    def __init__(self, out: Path, plan: Layout, identity: dict[str, str]) -> None:
+        self.out, self.plan = out, plan
+        self.part = out.with_name(f".{out.name}.part")
+        self.journal = out.with_name(f".{out.name}.journal")
+        self.identity = {**identity, "header": hashlib.sha256(plan.header).hexdigest()}
+        self.position, self.resumed, self.sha = 0, 0, hashlib.sha256()
+        # Bytes sent to the disk, and the latest flush.
+        self.flushed, self.pending_flush = 0, Future[None]()
+        self.pending_flush.set_result(None)
+        self.recorded_at = 0.0
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator["Draft"]:
+        """Resume what an interrupted run left, or begin a new file; only one process at a time.
+
+        The part stays for a resume if the block ends early, unless it raises DamagedSourceError.
+        Raises UserError if the file cannot be written.
+        """
+        _require_regular_files(self.part, self.journal)
+        with _translate_errors(self.out), self.journal.open("a+b") as journal:
+            _lock(journal, self.out)
+            self.log = journal
+            self._resume()
+            self.resumed = self.position
+            self._check_disk_space()
+            with (
+                self.part.open("r+b" if self.position else "wb") as data,
+                ThreadPoolExecutor(1, "flush") as disk,
+            ):
+                self.data, self.disk = data, disk
+                data.seek(self.position)
+                if not self.position:
+                    journal.truncate(0)
+                    self._write_line(dict(self.identity))
+                    data.truncate(self.plan.nbytes)
+                    self.append(self.plan.header)
+                try:
+                    yield self
+                except Damaged:
+                    self.part.unlink()
+                    self.journal.unlink()
+                    raise
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Append the next bytes of the file."""
+        self.data.write(data)
+        self.sha.update(data)
+        self.position += memoryview(data).nbytes
+        if self.position - self.flushed >= FLUSHED and self.pending_flush.done():
+            self._start_flush()
+
+    def pad(self, offset: int) -> None:
+        """Append zeros up to `offset`."""
+        assert offset >= self.position, (offset, self.position)
+        if offset > self.position:
+            self.append(bytes(offset - self.position))
+
+    def note(self, *, now: bool = True) -> None:
+        """Record the position in the journal; without `now`, only if the last record is
+        JOURNAL_SECONDS old.
+        """
+        if now or time.monotonic() - self.recorded_at > OFTEN:
+            self.data.flush()
+            self._write_line({"bytes": self.position, "sha256": self.sha.hexdigest()})
+            self.recorded_at = time.monotonic()
+
+    def finish(self) -> str:
+        """Flush the file, check its header, rename it to its final name, and return its SHA-256."""
+        self.pad(self.plan.nbytes)
+        self._start_flush()
+        written = parse(self.part)
+        slots = [Slot(t.name, t.shape, t.type, t.offset, t.nbytes) for t in written.tensors]
+        assert tuple(slots) == self.plan.slots, (
+            "the file read back is not the file that was planned"
+        )
+        self.pending_flush.result()
+        self.part.replace(self.out)
+        self.journal.unlink()
+        sync_folder(self.out.parent)
+        return self.sha.hexdigest()
+
+    def _start_flush(self) -> None:
+        """Start flushing the written bytes to the disk; raise the error of the previous flush."""
+        self.pending_flush.result()
+        self.data.flush()
+        self.flushed, self.pending_flush = (
+            self.position,
+            self.disk.submit(os.fsync, self.data.fileno()),
+        )
+
+    def _write_line(self, line: Mapping[str, str | int]) -> None:
+        self.log.write(json.dumps(line).encode() + b"\n")
+        self.log.flush()
+
+    def _resume(self) -> None:
+        """Verify what an earlier run wrote, and continue after the last journal line that is
+        correct.
+        """
+        lines = _lines(self.log)
+        end, first = next(lines, (0, None))
+        if first != self.identity or not self.part.is_file():
+            return
+        with self.part.open("rb") as data:
+            if data.seek(0, 2) != self.plan.nbytes:
+                return
+            data.seek(0)
+            if data.read(len(self.plan.header)) != self.plan.header:
+                return
+            sha = hashlib.sha256(self.plan.header)
+            for after, line in lines:
+                if not _matches_journal(data, sha, line) or not self.plan.whole_rows(data.tell()):
+                    break
+                end, self.position, self.sha = after, data.tell(), sha.copy()
+        self.log.truncate(end)
+
+    def _check_disk_space(self) -> None:
+        """Refuse if the disk has too little space, before the first byte is written."""
+        free = shutil.disk_usage(self.out.parent).free
+        # The blocks of an earlier part count as free: they are resumed or overwritten.
+        counts_blocks = self.part.exists() and hasattr(os, "posix_fallocate")
+        reusable = self.part.stat().st_blocks * 512 if counts_blocks else 0
+        needed = max(0, self.plan.nbytes - reusable)
+        if needed > free:
+            # An existing journal without a part may belong to a run that can be resumed.
+            if not self.part.exists():
+                self.journal.unlink()
+            raise Refusal(
+                f"{self.out.parent} has {free:,} bytes free, {self.out.name} needs {needed:,}",
+                hint=f"free {needed - free:,} bytes, or choose a path on another disk with -o",
+            )
+
+
+def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the journal's complete lines, each with its end offset; a crash may have cut the last
+    one.
+    """
+    journal.seek(0)
+    end = 0
+    for line in journal.readlines():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(value, dict) or not line.endswith(b"\n"):
+            return
+        end += len(line)
+        yield end, value
+
+
+def _matches_journal(data: BinaryIO, sha: "hashlib._Hash", line: Mapping[str, Any]) -> bool:
+    """Read on to the position of a journal line; return whether the digest there matches."""
+    length = line.get("bytes")
+    if type(length) is not int or length < data.tell():
+        return False
+    while block := data.read(min(length - data.tell(), BLOCK)):
+        sha.update(block)
+    return data.tell() == length and sha.hexdigest() == line.get("sha256")
+
+
+@contextlib.contextmanager
+def _translate_errors(out: Path) -> Iterator[None]:
+    """Turn errors of the file system into UserError; the part stays for a resume."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise Refusal(
+                f"the disk is full: {out.name} could not be finished",
+                hint="free some space and repeat the command: it resumes where it stopped",
+            ) from None
+        raise Refusal(
+            f"{out} cannot be written: {error.strerror or error}",
+            hint="choose another output path with -o",
+        ) from None
+
+
+def _require_regular_files(*files: Path) -> None:
+    """Refuse to write through a link or into a device in place of the part or its journal."""
+    for file in files:
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise Refusal(
+                f"{file} is not a regular file",
+                hint="remove it, or choose another output path with -o",
+            )
+
+
+def _lock(journal: BinaryIO, out: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows: two writers of one file are not prevented
+        return
+    try:
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise Refusal(
+            f"another process is writing {out}", hint="wait for it, or choose another name with -o"
+        ) from None
+    # No links: another process finished and removed the journal before this one got the lock.
+    if not os.fstat(journal.fileno()).st_nlink:
+        raise Refusal(f"another process has just written {out}", hint="repeat the command")
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder, so that a rename in it survives a power cut, on systems that support it."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,146 @@
+"""Compares two GGUF models: metadata, tensors, types, and the relative error between their values.
+
+Tensors are decoded by ggml's own routines in slabs of rows, so memory stays bounded.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quant.gguf.header import Array, TensorInfo, Value
+from quant.model_file.model_header import Header
+from quant.native import ggml
+from quant.relative_error import relative, squares
+from quant.source.source import stored_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SLAB = 1 << 22  # values decoded at a time
+SHOWN = 60  # characters of a value
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDifference:
+    """One key that differs.
+
+    A value is None if that model lacks the key, and "[count kind]" for an array.
+    """
+
+    key: str
+    left: str | None
+    right: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """One tensor that both models have.
+
+    `error` is the relative RMS of right against left (0: equal values). It is None if the shapes
+    differ, a type cannot be decoded, or a side contains NaN or infinity. `same_bytes` says that the
+    stored bytes are equal.
+    """
+
+    name: str
+    left: TensorInfo
+    right: TensorInfo
+    same_bytes: bool
+    error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of tensors that are in both models, and in one of them only."""
+
+    both: tuple[str, ...]
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+
+
+def keys(left: Header, right: Header) -> list[KeyDifference]:
+    """Return the keys whose stored type or value differ: in the order of `left`, then those only in
+    `right`.
+    """
+    ours, theirs = ({field.key: field for field in header.fields} for header in (left, right))
+    differences = []
+    for key in [*ours, *(key for key in theirs if key not in ours)]:
+        left_field, right_field = ours.get(key), theirs.get(key)
+        if (
+            left_field is None
+            or right_field is None
+            or (left_field.kind, left_field.copy()) != (right_field.kind, right_field.copy())
+        ):
+            differences.append(
+                KeyDifference(
+                    key,
+                    *(
+                        None if field is None else _shorten(field.value)
+                        for field in (left_field, right_field)
+                    ),
+                )
+            )
+    return differences
+
+
+def names(left: Header, right: Header) -> Names:
+    """Return which model has which tensors, each in its file's order."""
+    ours, theirs = ([tensor.name for tensor in header.tensors] for header in (left, right))
+    left_names, right_names = set(ours), set(theirs)
+    return Names(
+        tuple(name for name in ours if name in right_names),
+        tuple(name for name in ours if name not in right_names),
+        tuple(name for name in theirs if name not in left_names),
+    )
+
+
+def tensors(left: Header, right: Header) -> Iterator[TensorDifference]:
+    """Yield every tensor that both models have, as it is compared."""
+    ours, theirs = ({tensor.name: tensor for tensor in header.tensors} for header in (left, right))
+    for name in names(left, right).both:
+        yield _compare_tensor(name, ours[name], theirs[name])
+
+
+def _compare_tensor(name: str, left: TensorInfo, right: TensorInfo) -> TensorDifference:
+    import numpy as np
+
+    if left.shape != right.shape:
+        return TensorDifference(name, left, right, same_bytes=False, error=None)
+    read_left, read_right = _reader(left), _reader(right)
+    same, is_decodable = (
+        left.type == right.type,
+        ggml.decodable(left.type) and ggml.decodable(right.type),
+    )
+    noise = signal = 0.0
+    step = max(1, SLAB // left.columns)
+    for first in range(0, left.rows, step):
+        left_rows, right_rows = (
+            read(first, min(first + step, left.rows)) for read in (read_left, read_right)
+        )
+        if left.type == right.type and (left_rows == right_rows).all():
+            if is_decodable:
+                signal += squares(ggml.decode(left_rows, left.type, left.columns, label=name))
+            continue
+        same = False
+        if not is_decodable:
+            break
+        ours = ggml.decode(left_rows, left.type, left.columns, label=name)
+        theirs = ggml.decode(right_rows, right.type, right.columns, label=name)
+        signal += squares(ours)
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
+            noise += squares(np.subtract(ours, theirs, dtype=np.float64))
+    error = 0.0 if same else relative(noise, signal) if is_decodable else None
+    return TensorDifference(name, left, right, same, error)
+
+
+def _reader(tensor: TensorInfo) -> "Callable[[int, int], NDArray[np.uint8]]":
+    return stored_rows(
+        tensor.file, tensor.offset, ggml.row_bytes(tensor.type, tensor.columns), tensor.name
+    )
+
+
+def _shorten(value: Value) -> str:
+    if isinstance(value, Array):
+        return f"[{value.count} {value.kind}]"
+    text = str(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

@@ -1,0 +1,149 @@
+"""The header of a GGUF language model over all its shards: metadata and the tensor table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from quant.errors import Refusal
+from quant.gguf.header import Array, Field, Part, TensorInfo, Value
+from quant.recipes.file_types import FILE_TYPES
+
+GUESSED = 1024  # LLAMA_FTYPE_GUESSED in llama.h
+
+FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPES.values()} | {
+    39: "NVFP4"
+}
+
+
+def role(name: str) -> str:
+    """Return a GGUF tensor's role, without its block and ending: "attn_q", "output_norm"."""
+    parts = name.split(".")
+    return parts[2] if parts[0] == "blk" and len(parts) > 2 else parts[0]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The metadata and the tensor table of a GGUF model, over all its shards."""
+
+    path: Path
+    files: tuple[Path, ...]
+    version: int
+    fields: tuple[Field, ...]
+    tensors: tuple[TensorInfo, ...]
+    alignment: int
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Value]:
+        """Key -> value; arrays stay in the file until they are read."""
+        return {field.key: field.value for field in self.fields}
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`, "unknown" if it is missing."""
+        return self._text("general.architecture") or "unknown"
+
+    @property
+    def name(self) -> str:
+        """`general.name`, or the file's stem."""
+        return self._text("general.name") or self.path.stem
+
+    @property
+    def parameters(self) -> int:
+        """The number of values in all tensors."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The bytes of all tensors, without padding."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits per value; 0 for a file without tensors."""
+        return self.tensor_bytes * 8 / self.parameters if self.tensors else 0.0
+
+    @property
+    def file_type(self) -> str:
+        """The label of `general.file_type` ("Q4_K_M"), or "unknown"."""
+        value = self.metadata.get("general.file_type")
+        return (
+            FILE_TYPE_LABELS.get(value & ~GUESSED, "unknown")
+            if isinstance(value, int)
+            else "unknown"
+        )
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model was trained for; 0 if the file does not say."""
+        return self.number("context_length") or 0
+
+    @property
+    def tokenizer(self) -> str:
+        """`tokenizer.ggml.model`: llama (SentencePiece), gpt2 (byte-level BPE), ... or "none"."""
+        return self._text("tokenizer.ggml.model") or "none"
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the file has a chat template; base models have none."""
+        return bool(self._text("tokenizer.chat_template"))
+
+    @property
+    def latent(self) -> bool:
+        """Whether llama.cpp caches compressed keys and values (DeepSeek's MLA)."""
+        return any(tensor.name.endswith(".attn_k_b.weight") for tensor in self.tensors)
+
+    @property
+    def types(self) -> dict[str, tuple[int, int]]:
+        """Tensor type -> (tensors, bytes), in order of first appearance."""
+        totals: dict[str, tuple[int, int]] = {}
+        for tensor in self.tensors:
+            count, nbytes = totals.get(tensor.type, (0, 0))
+            totals[tensor.type] = (count + 1, nbytes + tensor.nbytes)
+        return totals
+
+    @property
+    def roles(self) -> dict[str, list[TensorInfo]]:
+        """Role ("attn_q", "token_embd") -> its tensors over all blocks, in order of first
+        appearance.
+        """
+        table: dict[str, list[TensorInfo]] = {}
+        for tensor in self.tensors:
+            table.setdefault(role(tensor.name), []).append(tensor)
+        return table
+
+    def number(self, key: str) -> int | None:
+        """Return an integer of the architecture's keys ("block_count"), or None.
+
+        Returns the first entry of a list with one entry for each layer.
+        """
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if (
+            isinstance(value, Array)
+            and value.kind not in ("string", "float32", "float64")
+            and value.count
+        ):
+            value = value.head(1).values()[0]
+        return value if isinstance(value, int) else None
+
+    def _text(self, key: str) -> str:
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else ""
+
+
+def _duplicate_name(tensors: tuple[TensorInfo, ...]) -> str | None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in seen:
+            return tensor.name
+        seen.add(tensor.name)
+    return None
+
+
+def _check_tensor_count(path: Path, first: Part, tensors: tuple[TensorInfo, ...]) -> None:
+    total = next((f.value for f in first.fields if f.key == "split.tensors.count"), None)
+    if isinstance(total, int) and total != len(tensors):
+        raise Refusal(
+            f"{path} should have {total} tensors over all its parts, but has {len(tensors)}",
+            hint="fetch the shards again",
+        )

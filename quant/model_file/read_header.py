@@ -1,0 +1,62 @@
+"""Reads the header of a model over all its shards."""
+
+import re
+from pathlib import Path
+
+from quant.errors import Refusal
+from quant.gguf.header import parse
+from quant.model_file.model_header import Header, _check_tensor_count, _duplicate_name
+
+SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+
+
+def read(path: Path) -> Header:
+    """Read the header of a GGUF model.
+
+    The first shard of a split model opens all shards. Raises UserError for files that are damaged,
+    incomplete or not GGUF.
+    """
+    first = parse(path)
+    count = next((f.value for f in first.fields if f.key == "split.count"), 0)
+    parts = [first]
+    if isinstance(count, int) and count > 1:
+        parts += [parse(file) for file in _shards(path, count)]
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    if double := _duplicate_name(tensors):
+        raise Refusal(
+            f"{path} is not a valid GGUF file: it has tensor {double} twice",
+            hint="fetch the shards again",
+        )
+    _check_tensor_count(path, first, tensors)
+    return Header(
+        path,
+        tuple(part.file for part in parts),
+        first.version,
+        first.fields,
+        tensors,
+        first.alignment,
+    )
+
+
+def _shards(path: Path, count: int) -> list[Path]:
+    """Return the shards after the first; `path` must be the first by its name."""
+    match = SHARD.match(path.name)
+    if not match or int(match["count"]) != count:
+        raise Refusal(
+            f"{path} is the first of {count} parts, but is not named NAME-00001-of-{count:05}.gguf",
+            hint="give the parts their original names",
+        )
+    names = [f"{match['stem']}-{index:05}-of-{count:05}.gguf" for index in range(1, count + 1)]
+    if int(match["number"]) != 1:
+        raise Refusal(
+            f"{path} is part {int(match['number'])} of {count}",
+            hint=f"name the first part: {path.with_name(names[0])}",
+        )
+    missing = [name for name in names[1:] if not path.with_name(name).is_file()]
+    if missing:
+        listed = ", ".join(missing[:3]) + " …" * (len(missing) > 3)
+        raise Refusal(
+            f"{path}: {len(missing)} of its {count} parts are missing: {listed}",
+            hint="fetch all parts into one folder",
+        )
+    return [path.with_name(name) for name in names[1:]]

@@ -1,0 +1,273 @@
+"""The array operations of the searches, for numpy and for torch: the same arithmetic on a CPU and
+on a GPU.
+
+numpy is the reference; torch is used where a device is faster. Elementwise operations write into
+existing arrays, and sums run over the first axis, so that they add in the same order for every
+column.
+
+Threads take turns on a device (`exclusive_access`), so that only one thread's arrays need memory
+there; packing, decoding and file access go on meanwhile. If memory runs out anyway,
+DeviceOutOfMemory is raised and the caller retries with less.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from quant.errors import Refusal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quant.native.ggml import F32, U8
+
+    F64 = NDArray[np.float64]
+
+Array = Any  # an array of numpy or of torch
+# in torch's messages about CUDA's and Metal's memory, and in cuBLAS's
+FULL = ("out of memory", "ALLOC_FAILED")
+WITHOUT = (
+    "free some of its memory, or do without the GPU:"
+    " put CUDA_VISIBLE_DEVICES= before the same command"
+)
+# of NVIDIA, of Windows under Linux (WSL), of AMD
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+
+
+class Full(Exception):
+    """The device has no memory left for an operation."""
+
+
+class Numpy:
+    """The operations of numpy, on the CPU."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self.np = np
+        self.multiply, self.add, self.subtract, self.clip = (
+            np.multiply,
+            np.add,
+            np.subtract,
+            np.clip,
+        )
+        self.round, self.sqrt = np.rint, np.sqrt
+        self.where: Any = np.where
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Return a context for exclusive use of the device, which raises DeviceOutOfMemory. On a
+        CPU it does nothing.
+        """
+        return nullcontext()
+
+    def quiet(self) -> AbstractContextManager[object]:
+        """Return a context without floating-point warnings and without gradients."""
+        return self.np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
+
+    def array(self, values: "F32") -> Array:
+        """Return numpy values as a contiguous F32 array on the device."""
+        return self.np.ascontiguousarray(values, self.np.float32)
+
+    def empty_like(self, values: Array) -> Array:
+        return self.np.empty_like(values)
+
+    def zeros(self, *shape: int) -> Array:
+        """Return F32 zeros."""
+        return self.np.zeros(shape, self.np.float32)
+
+    def bound(self, values: Array, low: Any, high: Any) -> None:
+        """Clip in place; faster than clip for short arrays."""
+        self.np.maximum(values, low, out=values)
+        self.np.minimum(values, high, out=values)
+
+    def total(self, values: Array) -> Array:
+        """Return sums over the first axis."""
+        return self.np.add.reduce(values, axis=0)
+
+    def dot(self, *factors: Array) -> Array:
+        """Return sums over the first axis of products of two or three arrays."""
+        flat = (values.reshape(len(values), -1) for values in factors)
+        return self.np.einsum(",".join(["ig"] * len(factors)) + "->g", *flat).reshape(
+            factors[0].shape[1:]
+        )
+
+    def least(self, values: Array) -> Array:
+        """Return minimums over the first axis."""
+        return self.np.minimum.reduce(values, axis=0)
+
+    def most(self, values: Array) -> Array:
+        """Return maximums over the first axis."""
+        return self.np.maximum.reduce(values, axis=0)
+
+    def half(self, values: Array) -> Array:
+        """Return the values rounded to F16, as F32; values that are too large become infinite."""
+        with self.np.errstate(over="ignore"):
+            return values.astype(self.np.float16).astype(self.np.float32)
+
+    def udu(self, matrix: "F64") -> tuple[Array, Array] | None:
+        """Factor a matrix [n, n] = (I + F) D (I + F)^T, F strictly upper triangular.
+
+        Returns F transposed [n, n] and D [n] as F32, or None if the matrix is not positive
+        definite. Uses one Cholesky factorization of the reversed matrix.
+        """
+        np = self.np
+        try:
+            lower = np.linalg.cholesky(matrix[::-1, ::-1])
+        except np.linalg.LinAlgError:
+            return None
+        upper = lower[::-1, ::-1]  # matrix = upper upper^T
+        root = upper.diagonal().copy()
+        if not np.isfinite(root).all():
+            return None
+        # written as float32 directly: a float64 array in between costs more than the division
+        feed = np.empty(matrix.shape, np.float32)
+        np.divide(upper.T, root[:, None], out=feed, casting="same_kind")
+        np.fill_diagonal(feed, 0)
+        return feed, (root * root).astype(np.float32)
+
+    def numpy(self, values: Array) -> "F32":
+        array: F32 = values
+        return array
+
+
+class Torch:
+    """The operations of torch on a device ("cuda", "mps" or "cpu"), as in NumpyBackend."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.torch, self.device, self.lock = torch, torch.device(device), Lock()
+        self.multiply, self.add, self.subtract, self.where = (
+            torch.multiply,
+            torch.add,
+            torch.subtract,
+            torch.where,
+        )
+        self.quiet = torch.inference_mode
+        self.round, self.sqrt, self.empty_like = torch.round, torch.sqrt, torch.empty_like
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self.lock:
+            try:
+                yield
+            except RuntimeError as problem:
+                if not _is_memory_error(problem):
+                    raise
+                raise Full from None
+
+    def array(self, values: "F32") -> Array:
+        import numpy as np
+
+        return self.torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(self.device)
+
+    def clip(self, values: Array, low: float, high: float, out: Array = None) -> Array:
+        return self.torch.clamp(values, low, high, out=out)
+
+    def zeros(self, *shape: int) -> Array:
+        return self.torch.zeros(shape, device=self.device)
+
+    def bound(self, values: Array, low: Any, high: Any) -> None:
+        self.torch.clamp(values, low, high, out=values)
+
+    def total(self, values: Array) -> Array:
+        return values.sum(0)
+
+    def dot(self, first: Array, *factors: Array) -> Array:
+        for factor in factors:
+            first = first * factor
+        return first.sum(0)
+
+    def least(self, values: Array) -> Array:
+        return values.amin(0)
+
+    def most(self, values: Array) -> Array:
+        return values.amax(0)
+
+    def half(self, values: Array) -> Array:
+        return values.half().float()
+
+    def udu(self, matrix: "F64") -> tuple[Array, Array] | None:
+        if self.device.type != "mps":  # MPS has no float64
+            try:
+                return self._udu(self.torch.from_numpy(matrix).to(self.device))
+            except RuntimeError as problem:
+                if not _is_memory_error(problem):
+                    raise
+        factors = Numpy().udu(matrix)
+        return factors and (self.array(factors[0]), self.array(factors[1]))
+
+    def _udu(self, matrix: Array) -> tuple[Array, Array] | None:
+        lower, failed = self.torch.linalg.cholesky_ex(matrix.flip(0, 1))
+        upper = lower.flip(0, 1)
+        root = upper.diagonal()
+        if self.numpy(failed | ~self.torch.isfinite(root).all()).any():
+            return None
+        return (upper.T / root[:, None]).float().fill_diagonal_(0), (root * root).float()
+
+    def numpy(self, values: Array) -> "F32":
+        array: F32 = values.cpu().numpy()
+        return array
+
+
+def _is_memory_error(problem: RuntimeError) -> bool:
+    """Return whether torch's error is about memory."""
+    return any(words in str(problem) for words in FULL)
+
+
+Ops = Numpy | Torch
+
+
+@cache
+def device() -> str | None:
+    """Return the GPU that torch can use, "cuda" or "mps"; None without torch or GPU.
+
+    Importing torch takes seconds, so it is imported only where the system has a GPU driver.
+    """
+    has_driver = sys.platform in ("darwin", "win32") or any(Path(path).exists() for path in DRIVERS)
+    if not has_driver or importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else None
+
+
+def halved(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int], U8]":
+    """Return `solve` (of rows and the number of the first row), retried with halves of the rows
+    where the device runs out of memory.
+
+    The returned function raises UserError if there is no memory for a single row.
+    """
+    import numpy as np
+
+    def solve_or_split(rows: "F32", first: int) -> "U8":
+        try:
+            return solve(rows, first)
+        except Full:  # the memory of the failed attempt is freed when this block ends
+            if len(rows) < 2:
+                raise no_room(label) from None
+        middle = len(rows) // 2
+        return np.concatenate(
+            [solve_or_split(rows[:middle], first), solve_or_split(rows[middle:], first + middle)]
+        )
+
+    return solve_or_split
+
+
+def no_room(label: str) -> Refusal:
+    """Return the error of a device that has no memory even for the smallest piece."""
+    return Refusal(f"the GPU has no memory left for {label}", hint=WITHOUT)
+
+
+@cache
+def operations(where: str | None = None) -> Ops:
+    """Return the operations of a torch device, or of numpy if `device` is None."""
+    return Torch(where) if where else Numpy()

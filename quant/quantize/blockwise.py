@@ -1,0 +1,160 @@
+"""Block-by-block quantization (`--sequential`): each group of tensors is quantized with moments
+from the finished groups before it.
+
+The embeddings come first, then the blocks, then the other tensors, which include a tied embedding.
+Each group is a shard of a model that llama.cpp can always run: a shard contains the source's
+tensors until the finished ones replace it. A killed run resumes from the shards; at the end they
+are merged into one file.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quant.calibration.statistics import Second
+from quant.checkpoint.safetensors import FLOATS
+from quant.gguf import header
+from quant.model_file import read_header
+from quant.native import ggml
+from quant.quantize import plan as plan_module
+from quant.quantize import write as road
+from quant.quantize.plan import Plan, Shard, Step, known
+from quant.recipes.tensor_types import EMBEDDINGS, HEAD, order
+from quant.source.source import Weight, stored_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tensors that are quantized together: `number` is the shard's, `plan` quantizes them,
+    `unquantized_plan` keeps them.
+    """
+
+    number: int
+    name: str
+    plan: Plan
+    unmade: Plan
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Weights for which the method needs second moments."""
+        needing = (
+            step for step in self.plan.steps if step.method and step.method.needs == "moments"
+        )
+        return frozenset(step.weight.name for step in needing)
+
+
+class Prefix:
+    """The shards of a plan in a folder. `floats` is the plan of the unquantized model for
+    llama.cpp.
+    """
+
+    def __init__(self, plan: Plan, floats: Plan, folder: Path) -> None:
+        self.plan, self.folder = plan, folder
+        steps = {step.weight.name: step for step in floats.steps}
+        named_groups = groups(plan.steps)
+        count, total = len(named_groups), len(plan.steps)
+        unquantized_settings = json.dumps({"unmade": plan.settings})
+        self.groups = tuple(
+            Group(
+                number,
+                name,
+                replace(plan, steps=group, most=0, shard=Shard(number, count, total)),
+                replace(
+                    plan,
+                    steps=tuple(steps[step.weight.name] for step in group),
+                    most=0,
+                    settings=unquantized_settings,
+                    shard=Shard(number, count, total),
+                ),
+            )
+            for number, (name, group) in enumerate(named_groups.items())
+        )
+
+    @property
+    def model(self) -> Path:
+        """The path that llama.cpp opens."""
+        return self.file(self.groups[0])
+
+    @property
+    def in_turn(self) -> tuple[Group, ...]:
+        """The groups in the order of work; the first shard, which has the header, is last."""
+        return (*self.groups[1:], self.groups[0])
+
+    def file(self, group: Group) -> Path:
+        """Return the path of a group's shard."""
+        return self.folder / f"model-{group.number + 1:05}-of-{len(self.groups):05}.gguf"
+
+    def made(self, group: Group) -> bool:
+        """Return whether a group is finished."""
+        return road.finished(group.plan, self.file(group))
+
+    def begin(self, threads: int) -> Iterator[Group]:
+        """Write the missing shards, and yield each group. All groups after an unfinished one are
+        written unquantized.
+        """
+        is_prefix_finished = True
+        for group in self.in_turn:
+            is_prefix_finished = is_prefix_finished and self.made(group)
+            if not is_prefix_finished:
+                road.run(group.unmade, self.file(group), threads=threads)
+            yield group
+
+    def make(
+        self, group: Group, seconds: Mapping[str, Second], work: road.Work
+    ) -> tuple[Step, ...]:
+        """Quantize a group with its second moments; return the plans of its tensors."""
+        steps = known(group.plan, seconds)
+        work.write(replace(group.plan, steps=steps), self.file(group))
+        return steps
+
+    def whole(self) -> Plan:
+        """Return the plan of the single file into which the finished shards are copied."""
+        finished = {tensor.name: tensor for tensor in read_header.read(self.model).tensors}
+        return replace(
+            self.plan,
+            steps=tuple(_copy_step(step, finished[step.weight.name]) for step in self.plan.steps),
+        )
+
+
+def groups(steps: Sequence[Step]) -> dict[str, tuple[Step, ...]]:
+    """Return the tensors by group: the others, which go with the header, the embeddings, and each
+    block.
+    """
+    names = {step.weight.name for step in steps}
+    looked_up = EMBEDDINGS if HEAD in names else EMBEDDINGS[1:]
+    others: list[Step] = []
+    embeddings: list[Step] = []
+    blocks: dict[int, list[Step]] = {}
+    for step in steps:
+        block = order(step.weight.name)[0]
+        outside = embeddings if step.weight.name in looked_up else others
+        (blocks.setdefault(block, []) if block >= 0 else outside).append(step)
+    named = {
+        "other tensors": others,
+        "embeddings": embeddings,
+        **{f"block {at}": blocks[at] for at in sorted(blocks)},
+    }
+    return {name: tuple(group) for name, group in named.items() if group}
+
+
+def _copy_step(step: Step, there: header.TensorInfo) -> Step:
+    """Return the plan that copies a finished tensor."""
+    width = ggml.row_bytes(there.type, there.columns)
+    read = stored_rows(there.file, there.offset, width, there.name)
+    assert (there.type, there.shape) == (step.type, step.weight.shape), there
+    return replace(step, weight=Weight(there.name, there.shape, there.type, read), method=None)
+
+
+def unquantized(plan: Plan) -> Plan:
+    """Return the plan of the unquantized model: a GGUF's tensors as stored, a folder's in its float
+    type.
+    """
+    source = plan.source
+    if source.path.is_dir():
+        return plan_module.plan(source, source.dtype if source.dtype in FLOATS else "F32")
+    steps = (
+        replace(step, type=step.weight.type, nbytes=step.weight.nbytes, method=None)
+        for step in plan.steps
+    )
+    return replace(plan, steps=tuple(steps))

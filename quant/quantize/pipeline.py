@@ -1,0 +1,234 @@
+"""The encoding pipeline: a reader thread reads a plan's rows, all cores encode them, the caller
+writes them.
+
+Rows are processed in the order of the plan. The number of bytes in memory does not depend on the
+model's size.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from quant.methods.base import Solver
+from quant.native import ggml
+from quant.relative_error import squares
+from quant.source.source import Weight
+
+if TYPE_CHECKING:
+    from quant.native.ggml import U8
+
+SLAB = 1 << 24  # values read at a time: 32 MiB of BF16
+# values in an encoder's job: small, so that no core waits long for the last job of a slab
+PIECE = 1 << 18
+ALIVE = 1 << 28  # most bytes that are read and not yet written; a single slab may exceed it
+CHUNK = 1 << 16  # values that are decoded to floats at a time, so that they stay in a core's cache
+SAMPLED = 32  # rows of a tensor that its error is measured on
+LEAVE = 0.2  # seconds that a failed run waits for a read in progress
+
+
+class Task(Protocol):
+    """A tensor to encode: its rows are written in another type by the encoder that make_encoder()
+    returns.
+
+    The encoder gets `chunk_values` values at a time, or the pipeline's default if that is 0.
+    """
+
+    @property
+    def weight(self) -> Weight: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def chunk(self) -> int: ...
+    def solver(self) -> Solver: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows first … last of task number `index` (from 0), in their new type [rows, row_bytes].
+
+    `signal` and `noise` are sums of squares of sampled rows and of their rounding errors, both 0
+    where rows are copied; `seconds` is the time of the one thread that encoded them; `ends_slab`
+    means that its slab ends here; `encoder` chose the codes, None for copied rows.
+    """
+
+    index: int
+    first: int
+    last: int
+    data: "U8"
+    signal: float
+    noise: float
+    seconds: float
+    closes: bool
+    solver: Solver | None = None
+
+
+def stream(
+    tasks: Sequence[Task], threads: int, begin: tuple[int, int] = (0, 0)
+) -> Generator[Piece, None, None]:
+    """Yield all rows from `begin` (task, row) on, in order. Closing the iterator stops the threads.
+    `threads` 0 uses all cores.
+
+    An error in a thread is raised here, after the rows before it: the first error in the order of
+    the plan is reported, whatever the number of threads. Encoders check for a stop after about
+    65,000 values; a read in progress is waited for briefly, then abandoned.
+    """
+    budget = _ByteBudget(ALIVE)
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="encode") as pool:
+        queue = _JobQueue(budget)
+        reader = threading.Thread(
+            target=queue.fill, args=(tasks, begin, pool), name="read", daemon=True
+        )
+        reader.start()
+        try:
+            for job, nbytes in queue:
+                yield job.result()
+                # otherwise the last rows would stay in memory during the wait for the next ones
+                del job
+                budget.release(nbytes)
+        finally:
+            budget.close()
+            pool.shutdown(wait=False, cancel_futures=True)
+            reader.join(LEAVE)
+
+
+class _ByteBudget:
+    """A limit on bytes in memory; a slab larger than the limit is admitted alone."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used, self.closed = limit, 0, False
+        self.changed = threading.Condition()
+
+    def acquire(self, nbytes: int) -> bool:
+        """Wait for free bytes; return False once the pipeline is closed."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self.closed or not self.used or self.used + nbytes <= self.limit
+            )
+            self.used += nbytes
+            return not self.closed
+
+    def release(self, nbytes: int) -> None:
+        with self.changed:
+            self.used -= nbytes
+            self.changed.notify()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+
+class _JobQueue:
+    """Encoding jobs in order, with the bytes that become free when each result is written."""
+
+    def __init__(self, budget: _ByteBudget) -> None:
+        self.budget = budget
+        self.jobs: deque[tuple[Future[Piece], int] | None] = deque()
+        self.arrived = threading.Semaphore(0)
+
+    def __iter__(self) -> Iterator[tuple["Future[Piece]", int]]:
+        while True:
+            self.arrived.acquire()
+            entry = self.jobs.popleft()
+            if entry is None:
+                return
+            yield entry
+            del entry
+
+    def fill(self, tasks: Sequence[Task], begin: tuple[int, int], pool: ThreadPoolExecutor) -> None:
+        """Read slab after slab, as soon as memory is free, and queue the encoding jobs."""
+        try:
+            tensor_job: _TensorJob | None = None
+            for index, first, last in _slabs(tasks, begin):
+                if tensor_job is None or tensor_job.index != index:
+                    tensor_job = _TensorJob(index, tasks[index])
+                if not self._submit_slab(tensor_job, first, last, pool):
+                    return
+        except BaseException as error:  # noqa: BLE001 (raised again by the iterating thread)
+            failed: Future[Piece] = Future()
+            failed.set_exception(error)
+            self._put((failed, 0))
+        self._put(None)
+
+    def _submit_slab(
+        self, tensor_job: "_TensorJob", first: int, last: int, pool: ThreadPoolExecutor
+    ) -> bool:
+        task, weight = tensor_job.task, tensor_job.task.weight
+        new_row_bytes = 0 if task.type == weight.type else ggml.row_bytes(task.type, weight.columns)
+        nbytes = (last - first) * (ggml.row_bytes(weight.type, weight.columns) + new_row_bytes)
+        if not self.budget.acquire(nbytes):
+            return False
+        stored = weight.read(first, last)
+        step = max(1, max(PIECE, task.chunk) // weight.columns)
+        for at in range(first, last, step):
+            end = min(at + step, last)
+            part = stored[at - first : end - first]
+            if self.budget.closed:
+                return False
+            job = pool.submit(_encode_rows, tensor_job, at, part, end == last, self.budget)
+            self._put((job, nbytes if end == last else 0))
+        return True
+
+    def _put(self, entry: tuple["Future[Piece]", int] | None) -> None:
+        self.jobs.append(entry)
+        self.arrived.release()
+
+
+class _TensorJob:
+    """A tensor in progress; its encoder is created by the first thread that needs it."""
+
+    def __init__(self, index: int, task: Task) -> None:
+        self.index, self.task = index, task
+        self.lock = threading.Lock()
+        self.encoder: Solver | None = None
+
+    def solver(self) -> Solver:
+        with self.lock:
+            if self.encoder is None:
+                self.encoder = self.task.solver()
+            return self.encoder
+
+
+def _slabs(tasks: Sequence[Task], begin: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (task, first row, last row) of all slabs from `begin` on."""
+    start, row = begin
+    for index in range(start, len(tasks)):
+        weight = tasks[index].weight
+        step = max(1, SLAB // weight.columns)
+        for first in range(row if index == start else 0, weight.rows, step):
+            yield index, first, min(first + step, weight.rows)
+
+
+def _encode_rows(
+    tensor_job: _TensorJob, first: int, stored: "U8", closes: bool, budget: _ByteBudget
+) -> Piece:
+    """Encode some rows, a few at a time so that their floats stay in a core's cache."""
+    import numpy as np
+
+    started, task, weight = time.perf_counter(), tensor_job.task, tensor_job.task.weight
+    index, last = tensor_job.index, first + len(stored)
+    if task.type == weight.type:
+        stored = np.ascontiguousarray(stored)
+        ggml.check(stored, weight.type, label=weight.name)
+        return Piece(index, first, last, stored, 0.0, 0.0, time.perf_counter() - started, closes)
+    codes = np.empty((len(stored), ggml.row_bytes(task.type, weight.columns)), np.uint8)
+    step, stride = max(1, (task.chunk or CHUNK) // weight.columns), max(1, weight.rows // SAMPLED)
+    signal, noise, solve = 0.0, 0.0, tensor_job.solver()
+    for at in range(0, len(stored), step):
+        if budget.closed:
+            raise CancelledError
+        floats = ggml.decode(stored[at : at + step], weight.type, weight.columns, label=weight.name)
+        blocks = solve(floats, first + at)
+        codes[at : at + step] = blocks
+        sample = slice(-(first + at) % stride, None, stride)
+        if len(exact := floats[sample]):
+            decoded = ggml.decode(blocks[sample], task.type, weight.columns, label=weight.name)
+            signal, noise = signal + squares(exact), noise + squares(exact - decoded)
+    return Piece(
+        index, first, last, codes, signal, noise, time.perf_counter() - started, closes, solve
+    )

@@ -1,0 +1,88 @@
+"""Read-ahead for slow sources: several reads are started before their rows are needed.
+
+A file is written in a fixed order (see source.Weight), so that the next reads are known.
+"""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quant.native import ggml
+from quant.quantize import pipeline
+from quant.source.source import Source, Weight
+
+if TYPE_CHECKING:
+    from quant.native.ggml import U8
+
+READS = 6  # concurrent reads
+AHEAD = 1 << 27  # bytes that may be read ahead; one slab may exceed it
+
+
+def ahead(source: Source) -> Source:
+    """Return the source with read-ahead, for one pass over it. Reads in another order are correct
+    but slower.
+    """
+    queue = _Queue(source.weights)
+    weights = (
+        replace(weight, read=partial(queue.read, at)) for at, weight in enumerate(source.weights)
+    )
+    return replace(source, weights=tuple(weights))
+
+
+class _Read(threading.Thread):
+    """One read in progress; a daemon thread, so that an abort need not wait for a server."""
+
+    def __init__(self, weight: Weight, first: int, last: int) -> None:
+        super().__init__(name="ahead", daemon=True)
+        self.weight, self.first, self.last = weight, first, last
+        self.nbytes = (last - first) * ggml.row_bytes(weight.type, weight.columns)
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.rows = self.weight.read(self.first, self.last)
+        except BaseException as error:  # noqa: BLE001 (result() raises it again)
+            self.error = error
+
+    def result(self) -> "U8":
+        self.join()
+        if self.error:
+            raise self.error
+        return self.rows
+
+
+class _Queue:
+    """Reads in progress by (weight, first row, last row), and the reads that follow them."""
+
+    def __init__(self, weights: tuple[Weight, ...]) -> None:
+        self.weights = weights
+        self.reads: dict[tuple[int, int, int], _Read] = {}
+        self.next: Iterator[tuple[int, int, int]] = iter(())
+
+    def read(self, index: int, first: int, last: int) -> "U8":
+        key = index, first, last
+        if key not in self.reads:
+            self.reads.clear()
+            self.reads[key] = _Read(self.weights[index], first, last)
+            self.next = self._following(index, last)
+        self._start_reads()
+        return self.reads.pop(key).result()
+
+    def _start_reads(self) -> None:
+        while len(self.reads) < READS and sum(read.nbytes for read in self.reads.values()) < AHEAD:
+            if (key := next(self.next, None)) is None:
+                return
+            self.reads[key] = _Read(self.weights[key[0]], *key[1:])
+
+    def _following(self, index: int, row: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the reads of pipeline.stream after `row` of a weight: slabs of it, then of the
+        following weights.
+        """
+        for at in range(index, len(self.weights)):
+            weight = self.weights[at]
+            step = max(1, pipeline.SLAB // weight.columns)
+            for first in range(row if at == index else 0, weight.rows, step):
+                yield at, first, min(first + step, weight.rows)

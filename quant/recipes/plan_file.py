@@ -1,0 +1,184 @@
+"""Plan files: the type of each tensor of one source, as JSON that people read and programs check.
+
+A plan belongs to the source whose fingerprint it contains, and to the method and calibration it was
+made with: with these `--plan FILE` gives the same bytes again. A file may come from anyone, so
+everything is checked before use. How the types were chosen is recorded under "made_from", for
+people only.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quant.errors import Refusal
+from quant.recipes.file_types import ALIASES, FILE_TYPES, TENSOR_TYPES
+
+FORMAT, VERSION = "llmcli.plan", 1
+LARGEST = 64 << 20  # most bytes of a plan file
+AGAIN = "llmcli quantize SRC --target-size SIZE --plan-out FILE writes one"
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """The `types` of all quantizable tensors of the source with this `fingerprint`.
+
+    `settings` are the other inputs that decide the bytes: method, digests of imatrix and moments,
+    folds. `tensors` and `made_from` record how the plan was made.
+    """
+
+    fingerprint: str
+    types: Mapping[str, str]
+    steered: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    file_bytes: int = 0
+    tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    made_from: Mapping[str, Any] = field(default_factory=dict)
+
+    def document(self) -> bytes:
+        """Return the plan file as JSON."""
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "source": self.fingerprint,
+            "steered": dict(self.steered),
+            "file_bytes": self.file_bytes,
+            "made_from": dict(self.made_from),
+            "tensors": {
+                name: {"type": kind, **self.tensors.get(name, {})}
+                for name, kind in self.types.items()
+            },
+        }
+        return _to_json(document).encode()
+
+    @property
+    def chosen_by(self) -> dict[str, Any]:
+        """The text digest and chunk counts that the types were chosen with, as `quantize --json`
+        reports them ("allocation"); empty if the file does not contain them.
+        """
+        record = {
+            key: self.made_from.get(key) for key in ("text", "chunks", "held_out_chunks", "quick")
+        }
+        kinds = (str, int, int, bool)
+        is_complete = all(
+            type(value) is kind for value, kind in zip(record.values(), kinds, strict=True)
+        )
+        return {"allocation": record} if is_complete else {}
+
+    def check(self, fingerprint: str, steered: Mapping[str, str]) -> None:
+        """Raise UserError if the run would not give the planned bytes: another source, method or
+        calibration.
+        """
+        if fingerprint != self.fingerprint:
+            named = f" ({self.name})" if self.name else ""
+            raise Refusal(
+                f"the plan is for another source{named}",
+                hint="name the source that it was made from",
+            )
+        keys = {*self.steered, *steered}
+        # with --sequential the data that chose the types need not be the data that codes them
+        if "sequential" in steered and "sequential" not in self.steered:
+            keys = {"method", "fold"}
+        for key in sorted(keys):
+            mine, given = self.steered.get(key, ""), steered.get(key, "")
+            if mine != given:
+                raise Refusal(
+                    f"the plan was made with {_describe(key, mine)},"
+                    f" this run has {_describe(key, given)}",
+                    hint=f"use the same --{key}, or make a new plan with --plan-out FILE",
+                )
+
+
+def nominal(types: Mapping[str, str], elements: Mapping[str, int]) -> str:
+    """Return the file type closest to a mix: that of the type with the most values."""
+    type_values: dict[str, int] = {}
+    for name, kind in types.items():
+        type_values[kind] = type_values.get(kind, 0) + elements[name]
+    largest = max(type_values, key=lambda kind: (type_values[kind], kind))
+    defaults = [name for name, kind in FILE_TYPES.items() if kind.default == largest]
+    name = ALIASES.get(largest, largest)
+    return name if name in FILE_TYPES else defaults[0]
+
+
+def _describe(key: str, value: str) -> str:
+    return f"{key} {value}" if value else f"no {key}"
+
+
+def _to_json(told: Mapping[str, Any]) -> str:
+    """Return JSON with one line for each key and each tensor, which keeps it readable and diffs
+    short.
+    """
+    rows = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in told["tensors"].items()
+    )
+    head = [
+        f" {json.dumps(key)}: {json.dumps(value)},\n"
+        for key, value in told.items()
+        if key != "tensors"
+    ]
+    return "{\n" + "".join(head) + f' "tensors": {{\n{rows}\n }}\n}}\n'
+
+
+def load(path: Path) -> Mix:
+    """Read a plan file. Raises UserError if it is invalid."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise Refusal(f"{path} is too large for a plan file", hint=AGAIN)
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise Refusal(f"cannot read {path}: {why}", hint=AGAIN) from None
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Refusal(f"{path} is no plan file: it is not JSON", hint=AGAIN) from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise Refusal(f"{path} is no plan file", hint=AGAIN)
+    if document.get("version") != VERSION or isinstance(document["version"], bool):
+        raise Refusal(
+            f"{path} is a plan file of version {document.get('version')!r},"
+            f" this program reads version {VERSION}",
+            hint=AGAIN,
+        )
+    steered, tensors, size = (
+        document.get("steered", {}),
+        document.get("tensors"),
+        document.get("file_bytes", 0),
+    )
+    if (
+        not isinstance(document.get("source"), str)
+        or not _is_text_map(steered)
+        or not isinstance(size, int)
+    ):
+        raise Refusal(f"{path} is damaged: its source or settings are missing", hint=AGAIN)
+    derivation = document.get("made_from")
+    return Mix(
+        document["source"],
+        _read_types(path, tensors),
+        steered,
+        str(document.get("name", "")),
+        size,
+        tensors or {},
+        derivation if isinstance(derivation, dict) else {},
+    )
+
+
+def _is_text_map(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(word, str) for word in value.values())
+
+
+def _read_types(path: Path, tensors: object) -> dict[str, str]:
+    if not isinstance(tensors, dict) or not tensors:
+        raise Refusal(f"{path} is damaged: it lists no tensors", hint=AGAIN)
+    types: dict[str, str] = {}
+    for name, row in tensors.items():
+        kind = row.get("type") if isinstance(row, dict) else None
+        if not isinstance(kind, str) or kind not in TENSOR_TYPES:
+            raise Refusal(
+                f"{path}: {name!r} has an unknown type: {kind!r}",
+                hint=f"types are {', '.join(TENSOR_TYPES[:13])} …",
+            )
+        types[name] = kind
+    return types

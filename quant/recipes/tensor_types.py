@@ -1,0 +1,470 @@
+"""The type of each tensor of a model: llama.cpp's own rules, the user's overrides, and fallbacks.
+
+Tensors are counted in the order of llama.cpp's map, (layer, name), not in that of the file.
+
+Source: tensor_allows_quantization, llama_tensor_get_type and tensor_type_fallback
+(src/llama-quant.cpp of the llama.cpp in llama-cpp-python 0.3.36); the rules of each file type are
+tables in file_types.py.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from quant.errors import Refusal
+from quant.native import ggml
+from quant.recipes.file_types import (
+    ALIASES,
+    FALLBACK,
+    FATAL,
+    FILE_TYPES,
+    TENSOR_TYPES,
+    Facts,
+    FileType,
+    Place,
+)
+
+NATIVE = ("MXFP4",)  # types that models are trained in: rounding them again only loses information
+
+# Parts of names of tensors that are not quantized (tensor_allows_quantization).
+KEPT = (
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "ffn_gate_tid2eid.weight",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
+    "time_mix_first.weight",
+    "time_mix_w0.weight",
+    "time_mix_w1.weight",
+    "time_mix_w2.weight",
+    "time_mix_v0.weight",
+    "time_mix_v1.weight",
+    "time_mix_v2.weight",
+    "time_mix_a0.weight",
+    "time_mix_a1.weight",
+    "time_mix_a2.weight",
+    "time_mix_g1.weight",
+    "time_mix_g2.weight",
+    "time_mix_decay_w1.weight",
+    "time_mix_decay_w2.weight",
+    "time_mix_lerp_fused.weight",
+    "attn_rel_b.weight",
+    ".position_embd",
+    "sam.pos_embd",
+    "sam.neck.",
+    "sam.net_",
+    ".rel_pos",
+    ".patch_embd",
+    ".patch_merger",
+    "a.rvq.codebook",
+    "mm.a.code_embd",
+)
+KEPT_NAMES = ("position_embd.weight", "token_types.weight")
+KEPT_GLM5 = (
+    "hc_",
+    "indexer.attn_q_b",
+    "indexer.attn_k",
+    "indexer.proj",
+    "indexer_compressor_gate",
+    "indexer_compressor_ape",
+    "ssm_f_a.weight",
+    "ssm_f_b.weight",
+    "ssm_g_a.weight",
+    "ssm_g_b.weight",
+    "ssm_beta.weight",
+    "attn_kv_a_mqa.weight",
+    "attn_k_b.weight",
+    "attn_v_b.weight",
+)
+RAISED_GLM5 = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
+HEAD, EMBEDDINGS = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
+# Part of a name -> role; the first match counts (tensor_get_category), after the exact names above.
+ROLES = (
+    ("attn_qkv.weight", "v"),
+    ("attn_kv_b.weight", "v"),
+    ("attn_v.weight", "v"),
+    ("attn_k.weight", "k"),
+    ("attn_q.weight", "q"),
+    ("attn_output.weight", "out"),
+    ("ffn_up", "up"),
+    ("ffn_gate", "gate"),
+    ("ffn_down", "down"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The user's settings beside the file type.
+
+    `tensor_types` are REGEX=TYPE, of which the first match in a name decides; `pure` gives all
+    other matrices the default type; `head_type` and `embedding_type` are the types of output.weight
+    and token_embd.weight; `keep_head` copies output.weight from the source. `mix` replaces all of
+    these: name -> type of every quantizable tensor (from a plan file, plan_file.py).
+    """
+
+    tensor_types: tuple[str, ...] = ()
+    pure: bool = False
+    head: str | None = None
+    embedding: str | None = None
+    keep_head: bool = False
+    mix: Mapping[str, str] | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether the file will differ from the standard file of its type."""
+        return self != STOCK
+
+
+STOCK = Wishes()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A tensor's new type, and the recipe's type where the row length did not allow it."""
+
+    type: str
+    wanted: str | None = None
+
+
+def parse(text: str) -> FileType:
+    """Return the file type with this name in any case; Q4_K means Q4_K_M, as in llama.cpp. Raises
+    UserError if it is unknown.
+    """
+    name = text.strip().upper().replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name not in FILE_TYPES:
+        near = difflib.get_close_matches(name, FILE_TYPES, n=3, cutoff=0.5) or list(FILE_TYPES)
+        raise Refusal(f"there is no type {text!r}", hint=f"try {', '.join(near)}")
+    return FILE_TYPES[name]
+
+
+def tensor_type(text: str) -> str:
+    """Return the tensor type with this name in any case. Raises UserError if it is unknown."""
+    name = text.strip().upper()
+    if name not in TENSOR_TYPES:
+        near = difflib.get_close_matches(name, TENSOR_TYPES, n=3, cutoff=0.5) or list(TENSOR_TYPES)
+        raise Refusal(f"there is no tensor type {text!r}", hint=f"try {', '.join(near)}")
+    return name
+
+
+def overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Parse REGEX=TYPE settings; the first pattern found in a tensor's name decides. Raises
+    UserError if one is invalid.
+    """
+    patterns = []
+    for text in texts:
+        pattern, equals, kind = text.rpartition("=")
+        if not equals or not pattern:
+            raise Refusal(
+                f"{text!r} is not REGEX=TYPE", hint="for example --tensor-type 'attn_v=q8_0'"
+            )
+        try:
+            patterns.append((re.compile(pattern), tensor_type(kind)))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise Refusal(
+                f"{pattern!r} is not a regular expression: {error}", hint="quote dots and brackets"
+            ) from None
+    return tuple(patterns)
+
+
+def order(name: str) -> tuple[int, bytes]:
+    """Return the sort key of a tensor in llama.cpp's map of weights: by layer (none is -1), then by
+    name.
+    """
+    match = re.match(r"blk\.(\d+)\.", name)
+    return (int(match[1]) if match else -1, name.encode())
+
+
+def role(name: str) -> str:
+    """Return the role of a tensor in the rules (tensor_get_category)."""
+    if name == HEAD:
+        return "head"
+    if name in EMBEDDINGS:
+        return "embedding"
+    return next((role for part, role in ROLES if part in name), "other")
+
+
+def values(name: str, rows: int, facts: Facts) -> int:
+    """Return the number of value rows of a fused attn_qkv, its last rows; 0 for other tensors and
+    where it is unknown.
+    """
+    heads = facts.heads + 2 * facts.kv_heads
+    fused = (
+        name.endswith(".attn_qkv.weight")
+        and min(facts.heads, facts.kv_heads) > 0
+        and rows % heads == 0
+    )
+    return rows // heads * facts.kv_heads if fused else 0
+
+
+def allowed(name: str, shape: Sequence[int], facts: Facts) -> bool:
+    """Return whether a tensor is quantized at all: matrices named …weight, except small and
+    sensitive ones.
+    """
+    if (
+        sum(size > 1 for size in shape[1:]) == 0
+        or not name.endswith("weight")
+        or name in KEPT_NAMES
+    ):
+        return False
+    kept = KEPT + KEPT_GLM5 if facts.architecture == "glm5-next" else KEPT
+    return not any(part in name for part in kept)
+
+
+Tensors = Sequence[tuple[str, Sequence[int], str]]
+
+
+def choose(
+    tensors: Tensors,
+    kind: FileType,
+    facts: Facts,
+    wishes: Wishes = STOCK,
+    *,
+    weighed: Collection[str] | None = None,
+) -> dict[str, Choice]:
+    """Choose every tensor's type from (name, shape with the row length first, present type).
+
+    Tensors that may not be quantized keep their type, and so do those in a type that models are
+    trained in, unless an override names them. `with_importance` are the tensors that an imatrix has
+    data for, None without imatrix. Raises UserError if an override has no effect, or if a type
+    needs an imatrix that has no data for the tensor.
+    """
+    chosen = types(tensors, kind, facts, wishes, imatrix=weighed is not None)
+    _require_importance({name: present for name, _, present in tensors}, chosen, kind, weighed)
+    return chosen
+
+
+def types(
+    tensors: Tensors, kind: FileType, facts: Facts, wishes: Wishes = STOCK, *, imatrix: bool = False
+) -> dict[str, Choice]:
+    """Return the types of choose_types(), without the check of the imatrix."""
+    if wishes.mix is not None:
+        return _types_of_mix(tensors, facts, wishes)
+    chooser = _Chooser(tensors, kind, facts, wishes, imatrix=imatrix)
+    chosen: dict[str, Choice] = {}
+    for name, shape, present in sorted(tensors, key=lambda tensor: order(tensor[0])):
+        if (
+            not allowed(name, shape, facts)
+            or present in ggml.INTEGERS
+            or (wishes.keep_head and name == HEAD)
+        ):
+            chosen[name] = Choice(present)
+        else:
+            chosen[name] = chooser.choose(name, shape, present)
+    chooser.require_used()
+    return chosen
+
+
+def open_tensors(tensors: Tensors, facts: Facts) -> Tensors:
+    """Return the tensors that may be quantized, whose types a mix decides."""
+    return [
+        (name, shape, present)
+        for name, shape, present in tensors
+        if allowed(name, shape, facts) and present not in ggml.INTEGERS
+    ]
+
+
+def _types_of_mix(tensors: Tensors, facts: Facts, wishes: Wishes) -> dict[str, Choice]:
+    """Return each tensor's type in the mix. Raises UserError if the mix does not match these
+    tensors or their rows.
+    """
+    if wishes != Wishes(mix=wishes.mix):
+        raise Refusal(
+            "a plan decides every tensor's type",
+            hint="leave out --tensor-type, --pure and the like",
+        )
+    mix = dict(wishes.mix or {})
+    chosen, wrong = {name: Choice(present) for name, _, present in tensors}, []
+    for name, shape, _ in open_tensors(tensors, facts):
+        kind = mix.pop(name, None)
+        if kind is None:
+            wrong.append(f"it has no type for {name}")
+        elif shape[0] % ggml.block(kind).values:
+            wrong.append(f"rows of {shape[0]} are no multiple of the blocks of {kind}: {name}")
+        else:
+            chosen[name] = Choice(kind)
+    wrong += [f"this model has no quantizable tensor {name}" for name in mix]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise Refusal(
+            f"the plan is not for this model: {'; '.join(wrong[:3])}{more}",
+            hint="make one from this source with --plan-out FILE",
+        )
+    return chosen
+
+
+def fit(wanted: str, columns: int) -> Choice:
+    """Return the type, or its replacement if the row length is no multiple of its block size, F16
+    as the last resort. Raises UserError if a large block has no replacement.
+    """
+    if columns % ggml.block(wanted).values == 0:
+        return Choice(wanted)
+    replacement = FALLBACK.get(wanted, wanted)
+    if replacement == wanted and ggml.block(wanted).values > 32:
+        raise Refusal(
+            f"rows of {columns} are no multiple of the blocks of {wanted},"
+            " and no other type can replace it",
+            hint="choose another type, or --tensor-type for these tensors",
+        )
+    return Choice(replacement if columns % ggml.block(replacement).values == 0 else "F16", wanted)
+
+
+def _require_importance(
+    present: dict[str, str],
+    chosen: dict[str, Choice],
+    kind: FileType,
+    weighed: Collection[str] | None,
+) -> None:
+    """Raise UserError for types of very few bits in tensors that the imatrix has no data for."""
+    bad = []
+    for name, choice in chosen.items():
+        is_outside_blocks = role(name) in ("head", "embedding")
+        noise = (
+            choice.type in (FATAL if is_outside_blocks else kind.blind)
+            and choice.type != present[name]
+        )
+        if noise and (weighed is None or name not in weighed):
+            bad.append(name)
+    if not bad:
+        return
+    names = ", ".join(f"{name} ({chosen[name].type})" for name in bad[:3])
+    names += " …" if len(bad) > 3 else ""
+    if weighed is None:
+        raise Refusal(
+            f"{kind.name} needs an importance matrix:"
+            f" without one {len(bad)} tensors would be noise: {names}",
+            hint="add --imatrix FILE, as llama-imatrix makes it, or choose a larger type",
+        )
+    raise Refusal(
+        f"the imatrix has no data for {len(bad)} tensors that would be noise without it: {names}",
+        hint="give these another type with --tensor-type, or calibrate on more text",
+    )
+
+
+class _Chooser:
+    """Applies overrides and rules tensor by tensor, and counts the tensors of each role as
+    llama.cpp does.
+    """
+
+    def __init__(
+        self, tensors: Tensors, kind: FileType, facts: Facts, wishes: Wishes, *, imatrix: bool
+    ) -> None:
+        names = {name for name, _, _ in tensors}
+        self.kind, self.facts, self.wishes, self.imatrix = kind, facts, wishes, imatrix
+        self.patterns = overrides(wishes.tensor_types)
+        self.head = tensor_type(wishes.head) if wishes.head else None
+        self.embedding = tensor_type(wishes.embedding) if wishes.embedding else None
+        self.tied = HEAD not in names
+        self.value_count = sum(role(name) == "v" for name in names)
+        self.counts = dict.fromkeys(("v", "down", "gate", "up"), 0)
+        self.matchable: list[str] = []  # names that a pattern could decide
+        self.used_overrides = {
+            "head": self.head is None,
+            "embedding": self.embedding is None,
+            "keep": not wishes.keep_head,
+        }
+        self.used_overrides["keep"] |= not self.tied
+
+    def choose(self, name: str, shape: Sequence[int], present: str) -> Choice:
+        part, columns = role(name), shape[0]
+        manual = next((new for pattern, new in self.patterns if pattern.search(name)), None)
+        # As in llama.cpp: the per-layer table follows the embedding's type unless a pattern names
+        # it.
+        if part == "embedding" and self.embedding and not (manual and name != EMBEDDINGS[0]):
+            self.used_overrides["embedding"] = True
+            return fit(self.embedding, columns)
+        if part == "head" and self.head:
+            self.used_overrides["head"] = True
+            return fit(self.head, columns)
+        if present in NATIVE:
+            self.matchable.append(name)
+            return fit(manual, columns) if manual else Choice(present)
+        if not ggml.quantized(self.kind.default):
+            return Choice(self.kind.default)
+        self.matchable.append(name)
+        return fit(
+            manual or (self.kind.default if self.wishes.pure else self._rule(name, part, shape)),
+            columns,
+        )
+
+    def require_used(self) -> None:
+        """Raise UserError for overrides without effect."""
+        for pattern, _ in self.patterns:
+            if not any(map(pattern.search, self.matchable)):
+                names = ", ".join(self.matchable[:3]) or "none, the type is a float"
+                raise Refusal(
+                    f"{pattern.pattern!r} matches no tensor that {self.kind.name} would quantize",
+                    hint=f"such names are: {names}",
+                )
+        if self.wishes.keep_head and self.head:
+            raise Refusal(
+                "output.weight cannot both keep its type and get another one",
+                hint="use either --leave-output-tensor or --output-tensor-type",
+            )
+        flags = {
+            "head": "--output-tensor-type",
+            "keep": "--leave-output-tensor",
+            "embedding": "--token-embedding-type",
+        }
+        for override in (
+            override for override, is_used in self.used_overrides.items() if not is_used
+        ):
+            missing = (
+                "it has no token_embd.weight"
+                if override == "embedding"
+                else "this model ties its output to the embedding"
+            )
+            raise Refusal(
+                f"{flags[override]} has no effect: {missing}",
+                hint=f"leave it out, or use {flags['embedding']}",
+            )
+
+    def _rule(self, name: str, part: str, shape: Sequence[int]) -> str:
+        default, facts, mix = self.kind.default, self.facts, self.kind.mix
+        if facts.architecture == "glm5-next" and any(word in name for word in RAISED_GLM5):
+            return "Q8_0"
+        if part == "head" or (part == "embedding" and self.tied):
+            return self._head_type(shape[0])
+        rule = mix.get("every") or mix.get(part)
+        position = self._position(name, part, shape)
+        chosen = (rule(position) if callable(rule) else rule) or default
+        if self.kind.low or "every" in mix:
+            return chosen
+        if facts.experts == 8 and part in ("v", "k"):
+            return "Q8_0"
+        return "Q5_K" if part == "v" and facts.seventy_b and chosen in ("Q3_K", "Q4_K") else chosen
+
+    def _head_type(self, columns: int) -> str:
+        if self.head:
+            self.used_overrides["head"] = True
+            return self.head
+        if self.facts.architecture == "falcon" or columns % ggml.block(self.kind.default).values:
+            return "Q8_0"
+        return self.kind.head
+
+    def _position(self, name: str, part: str, shape: Sequence[int]) -> Place:
+        index = self.counts.get(part, 0)
+        if part in self.counts:
+            self.counts[part] += 1
+        if part in ("down", "gate", "up") and self.facts.experts > 1 and not self.kind.low:
+            index = self._layer(name)
+        count = self.value_count if part == "v" else self.facts.layers
+        stacked = len(shape) > 2 and shape[2] > 1
+        if self.facts.architecture == "bailingmoe3":  # its attention has stacked matrices, too
+            stacked &= part in ("down", "gate", "up")
+        return Place(index, count, self.facts, self.imatrix, stacked)
+
+    def _layer(self, name: str) -> int:
+        layer = order(name)[0]
+        if not 0 <= layer < self.facts.layers:
+            raise Refusal(
+                f"tensor {name} is in none of the model's {self.facts.layers} layers",
+                hint="the file's block_count is wrong: download it again",
+            )
+        return layer

@@ -1,0 +1,83 @@
+"""A checkpoint's chat templates: the main one and others by name.
+
+As in transformers, a separate file takes precedence over tokenizer_config.json. Templates are read
+but never run.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from quant.checkpoint.safetensors import read_json
+from quant.errors import Refusal
+
+MAIN, FOLDER = "default", "additional_chat_templates"
+LARGEST, MOST = 1 << 20, 32  # bytes of a template; number of templates
+
+
+def load(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the templates by name, the main one as "default", and notes for the user.
+
+    Raises UserError for template files that are too large or cannot be read.
+    """
+    configured = _from_settings(settings.get("chat_template"))
+    main = (folder / name for name in ("chat_template.jinja", "chat_template.json"))
+    files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))[:MOST]}
+    if first := next((path for path in main if path.is_file()), None):
+        files[MAIN] = first
+    templates = {name: text for name, path in files.items() if (text := _read(path))}
+    differs = MAIN in templates and configured.get(MAIN, templates[MAIN]) != templates[MAIN]
+    notes = (
+        [
+            f"the chat template comes from {files[MAIN].name}; tokenizer_config.json has a "
+            "different one"
+        ]
+        if differs
+        else []
+    )
+    return (templates if MAIN in templates else configured | templates), notes
+
+
+def entries(templates: dict[str, str]) -> list[tuple[str, str, Any]]:
+    """Return the keys of the file as (name, kind, value), named as the gguf package's writer names
+    them.
+    """
+    main = templates.get(MAIN) or next(iter(templates.values()), None)
+    named = {
+        re.sub(r"[^A-Za-z0-9]", "_", name): text for name, text in templates.items() if name != MAIN
+    }
+    keys: list[tuple[str, str, Any]] = [
+        (f"chat_template.{name}", "string", text) for name, text in named.items()
+    ]
+    if named:
+        keys.append(("chat_templates", "array:string", sorted(named)))
+    return [*keys, ("chat_template", "string", main)] if main else keys
+
+
+def _from_settings(value: Any) -> dict[str, str]:
+    """Return the templates in the settings: one text, or a list of named ones."""
+    if isinstance(value, str) and value:
+        return {MAIN: value}
+    listed = value[:MOST] if isinstance(value, list) else []
+    pairs = [(item.get("name"), item.get("template")) for item in listed if isinstance(item, dict)]
+    return {
+        name: text
+        for name, text in pairs
+        if isinstance(name, str) and name and isinstance(text, str) and text
+    }
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise Refusal(
+                f"{path} is too large for a chat template", hint="remove it, or fetch it again"
+            )
+        text = (
+            read_json(path).get("chat_template")
+            if path.suffix == ".json"
+            else path.read_text("utf-8")
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refusal(f"{path} cannot be read: {error}", hint="fetch the file again") from None
+    return text if isinstance(text, str) else ""

@@ -1,0 +1,340 @@
+"""Recognizes which of llama.cpp's pre-tokenizers a byte-level BPE tokenizer.json needs, by its
+structure.
+
+llama.cpp's converter hashes the ids of a probe text instead, which change with every added token
+and every release of transformers. An unknown structure raises UserError; a recognized one is
+verified afterwards (quant/tokenizer/verify).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quant.errors import Refusal
+from quant.tokenizer.tokenizer_json import flat
+
+Steps = tuple[str, ...]
+
+# Regular expressions as they are written in tokenizer.json.
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+WORDS = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = rf"{WORDS}|\p{{N}}{{1,3}}{REST}"
+QWEN2 = rf"{WORDS}|\p{{N}}{REST}"
+NUMBERS = rf"{WORDS}|\p{{N}}+{REST}"
+QWEN35 = (
+    rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+NEWER = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*%s|\p{{N}}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = CASED % ("", "", "")
+GPT4O = CASED % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}")
+HAN = r"[^\p{Han}]"
+KIMI = (
+    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{UPPER[:-1]}&&{HAN}]*{LOWER[:-1]}&&{HAN}]+{CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER[:-1]}&&{HAN}]+{LOWER[:-1]}&&{HAN}]*{CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}{REST}"
+)
+KANA, CJK = "[一-龥぀-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+"
+ASCII_MARK = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+DEEPSEEK3 = (
+    ASCII_MARK
+    + "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
+    + "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+)
+SPARK = (
+    ASCII_MARK
+    + "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+|[\r\n]|\\s+(?!\\S)|\\s+"
+)
+LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-Ჺ"
+    "Ჽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbe"
+    "ῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉ"
+    "ⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
+    "𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+DEEPSEEK = ("[\r\n]", rf"\s?[{LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", CJK)
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+SEED = WORDS + "|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+EXAONE = (
+    rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+RUNS = "|".join(
+    [rf"\s{{{size}}}(?!\S)" for size in (512, 256, 128, 64, 32, 16, 8, 4)]
+    + [r"\s{1,2}(?!\S)", r"\s{1}"]
+)
+JAIS2 = rf"{WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{RUNS}"
+THREES = r"\d{1,3}(?=(?:\d{3})*\b)"
+
+
+@dataclass(frozen=True, slots=True)
+class Pre:
+    """A pre-tokenizer of llama.cpp.
+
+    `whole_words_first` says that words which are tokens are looked up before any merges.
+    """
+
+    name: str
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The pre-tokenizer for `tokenizer.ggml.pre`.
+
+    `dialect` holds the steps that llama.cpp takes if its own expression splits differently, and
+    `difference` describes that to the user. With `is_certain`, llama.cpp is known to treat whole
+    words as tokenizer.json does; otherwise every word of the vocabulary must be compared.
+    """
+
+    name: str
+    dialect: Steps = ()
+    habit: str = ""
+    sure: bool = True
+
+
+LLAMA3_NAMES = (Pre("llama-bpe", True), Pre("smaug-bpe"))
+# Steps of tokenizer.json before its byte-level step -> pre-tokenizers of llama.cpp.
+KNOWN: dict[Steps, tuple[Pre, ...]] = {
+    ("gpt2",): (Pre("gpt-2"),),
+    ("digits", "gpt2"): (Pre("smollm"),),
+    (LLAMA3,): LLAMA3_NAMES,
+    (NEWER % "{1,3}",): LLAMA3_NAMES,
+    (QWEN2,): (Pre("qwen2"),),
+    (QWEN35,): (Pre("qwen35"),),
+    (NEWER % "",): (Pre("bailingmoe"),),
+    (TEKKEN,): (Pre("tekken", True),),
+    (GPT4O,): (Pre("gpt-4o"),),
+    (KIMI,): (Pre("kimi-k2"),),
+    (r"\p{N}{1,3}", KANA, DEEPSEEK3): (Pre("deepseek-v3"),),
+    (r"\p{N}{1,3}", KANA, SPARK, "digits"): (Pre("spark2_5"),),
+    (*DEEPSEEK, "digits"): (Pre("deepseek-llm"),),
+    ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, "digits"): (Pre("deepseek-coder"),),
+    (BLOOM,): (Pre("bloom"),),
+    (BLOOM, "digits"): (Pre("viking"),),
+    ("punctuation", "gpt2", "numbers", "[0-9][0-9][0-9]"): (Pre("falcon"),),
+    (r"\p{N}{1,3}", NUMBERS): (Pre("minicpm5", True),),
+    (SEED,): (Pre("seed-coder"),),
+    (EXAONE,): (Pre("exaone-moe"),),
+    (JAIS2,): (Pre("jais-2"),),
+    (THREES, GPT4O): (Pre("tiny_aya"),),
+}
+# llama.cpp's expressions for these match letters, not their case. They use "not a to z" for
+# uppercase letters and leave out combining marks, or do not distinguish letters at all.
+CAPITALS, SMALL = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+PLAIN = CASED.replace(UPPER, CAPITALS).replace(LOWER, SMALL)
+SLASHED = REST.replace(r"[\r\n]*", r"[\r\n/]*")
+LETTERED = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SLASHED}"
+UNHAN = rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&{HAN}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{REST}"
+GROUPS = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+BY_ASCII = "recognizes case by ASCII letters only, and no combining marks"
+NO_CASE = "ignores case, and treats combining marks differently"
+DIALECTS: dict[Steps, tuple[frozenset[str], Steps, str]] = {
+    (TEKKEN,): (frozenset({"tekken"}), (PLAIN % ("", "", ""),), BY_ASCII),
+    (GPT4O,): (
+        frozenset({"gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"}),
+        (PLAIN % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}"),),
+        BY_ASCII,
+    ),
+    (KIMI,): (frozenset({"kimi-k2"}), (UNHAN,), NO_CASE),
+    (THREES, GPT4O): (frozenset({"tiny_aya", "cohere2moe"}), (GROUPS, LETTERED), NO_CASE),
+}
+# The same expressions under names with which llama.cpp adds no BOS of its own.
+WITHOUT_BOS = {"llama-bpe": "glm4", "smaug-bpe": "chatglm-bpe"}
+# The byte-level names in src/llama-vocab.cpp.
+NAMES = frozenset(
+    {
+        "a.x-4.0",
+        "afmoe",
+        "bailingmoe",
+        "bailingmoe2",
+        "bloom",
+        "chameleon",
+        "chatglm-bpe",
+        "codeshell",
+        "cohere2moe",
+        "command-r",
+        "dbrx",
+        "deepseek-coder",
+        "deepseek-llm",
+        "deepseek-r1-qwen",
+        "deepseek-v3",
+        "default",
+        "exaone",
+        "exaone-moe",
+        "exaone4",
+        "f2llmv2",
+        "falcon",
+        "falcon-h1",
+        "falcon3",
+        "gigachat",
+        "glm4",
+        "glm5",
+        "gpt-2",
+        "gpt-4o",
+        "gpt3-finnish",
+        "granite-docling",
+        "granite-embed-multi-97m",
+        "grok-2",
+        "hunyuan",
+        "hunyuan-dense",
+        "hy_v4",
+        "jais",
+        "jais-2",
+        "joyai-llm",
+        "kanana2",
+        "kimi-k2",
+        "kormo",
+        "laguna",
+        "lfm2",
+        "llada-moe",
+        "llama-bpe",
+        "llama-v3",
+        "llama3",
+        "llama4",
+        "megrez",
+        "mellum",
+        "mellum2",
+        "midm-2.0",
+        "minerva-7b",
+        "minicpm5",
+        "minimax-m2",
+        "mpt",
+        "olmo",
+        "phi-2",
+        "pixtral",
+        "poro-chat",
+        "qwen2",
+        "qwen35",
+        "refact",
+        "seed-coder",
+        "smaug-bpe",
+        "smollm",
+        "solar-open",
+        "spark2_5",
+        "stablelm2",
+        "starcoder",
+        "superbpe",
+        "talkie",
+        "tekken",
+        "tiny_aya",
+        "trillion",
+        "ufakzeka",
+        "viking",
+        "youtu",
+    }
+)
+
+
+def find(tokenizer: dict[str, Any], where: str, pre: str | None = None) -> Found:
+    """Return the pre-tokenizer for `tokenizer.ggml.pre`: `pre` if it is given, else by structure.
+
+    Raises UserError if llama.cpp has no `pre`, and for an unknown structure.
+    """
+    if pre is not None and pre not in NAMES:
+        raise Refusal(
+            f"llama.cpp has no pre-tokenizer {pre!r}",
+            hint=f"choose one of {', '.join(sorted(NAMES))}",
+        )
+    steps = _split_steps(tokenizer.get("pre_tokenizer"))
+    candidates = KNOWN.get(steps, ())
+    whole_words = bool(tokenizer["model"].get("ignore_merges"))
+    is_supported = _normalizer(tokenizer.get("normalizer")) in ((), ("NFC",))
+    if pre is None and not (candidates and is_supported):
+        names = sorted({item.name for several in KNOWN.values() for item in several})
+        raise Refusal(
+            f"{where} splits text in an unknown way (known: {', '.join(names)})",
+            hint="choose one with --pre NAME; it is verified before anything is written",
+        )
+    fitting = [item for item in candidates if item.whole == whole_words]
+    name = pre or (fitting or candidates)[0].name
+    names_with_dialect, dialect, difference = DIALECTS.get(steps, (frozenset(), (), ""))
+    is_certain = any(item.name == name for item in fitting) if pre is None else False
+    return (
+        Found(name, dialect, difference, is_certain)
+        if name in names_with_dialect
+        else Found(name, sure=is_certain)
+    )
+
+
+def node(steps: Steps) -> dict[str, Any]:
+    """Return a tokenizer.json's pre-tokenizer that takes these steps."""
+    nodes = [_node(step) for step in steps]
+    if "gpt2" not in steps:
+        nodes.append(
+            {
+                "type": "ByteLevel",
+                "add_prefix_space": False,
+                "trim_offsets": True,
+                "use_regex": False,
+            }
+        )
+    return {"type": "Sequence", "pretokenizers": nodes}
+
+
+def _node(step: str) -> dict[str, Any]:
+    match step:
+        case "gpt2":
+            return {
+                "type": "ByteLevel",
+                "add_prefix_space": False,
+                "trim_offsets": True,
+                "use_regex": True,
+            }
+        case "digits" | "numbers":
+            return {"type": "Digits", "individual_digits": step == "digits"}
+        case "punctuation":
+            return {"type": "Punctuation", "behavior": "Contiguous"}
+    return {"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False}
+
+
+def normalizes(tokenizer: dict[str, Any]) -> bool:
+    """Return whether the tokenizer normalizes text to NFC; llama.cpp never does."""
+    return _normalizer(tokenizer.get("normalizer")) == ("NFC",)
+
+
+def _normalizer(node: Any) -> tuple[str, ...]:
+    parts = [part for part in flat(node, "normalizers") if part is not None]
+    return tuple(str(part.get("type")) if isinstance(part, dict) else "?" for part in parts)
+
+
+def _split_steps(node: Any) -> Steps:
+    """Return the steps before the byte-level step; without one, end in an unknown step."""
+    steps = tuple(_step(part) for part in flat(node, "pretokenizers"))
+    if steps[-1:] == ("bytes",):
+        return steps[:-1]
+    return steps if "gpt2" in steps else (*steps, "?")
+
+
+def _step(part: Any) -> str:
+    """Return one step as a name or a regular expression, or "?" for a step that llama.cpp does not
+    have.
+    """
+    match part:
+        case {"type": "ByteLevel", "add_prefix_space": False}:
+            return "gpt2" if part.get("use_regex", True) else "bytes"
+        case {"type": "Digits", "individual_digits": bool(single)}:
+            return "digits" if single else "numbers"
+        case {"type": "Punctuation", "behavior": "Contiguous"}:
+            return "punctuation"
+        case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": "Isolated"} if (
+            not part.get("invert")
+        ):
+            return regex
+        case {
+            "type": "Split",
+            "pattern": {"Regex": str(regex)},
+            "behavior": "Removed",
+            "invert": True,
+        }:
+            # Text between the matches would be lost; the known expressions match everything.
+            return regex
+    return "?"

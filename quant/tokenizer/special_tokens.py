@@ -1,0 +1,164 @@
+"""Special tokens from a checkpoint's settings: their ids, which tokens end an answer, and what is
+added around a text.
+
+A GGUF file has three slots for tokens that end generation; llama.cpp recognizes others by their
+text.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quant.errors import Refusal
+from quant.tokenizer.tokenizer_json import flat
+
+# Texts that end generation in llama.cpp without a slot in the file (src/llama-vocab.cpp).
+ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+    }
+)
+LLAMAS = ("LlamaTokenizer", "LlamaTokenizerFast")
+SPECIAL = {
+    "bos": "bos",
+    "eos": "eos",
+    "unk": "unknown",
+    "sep": "seperator",
+    "pad": "padding",
+    "mask": "mask",
+}
+
+Json = Mapping[str, Any]
+
+
+def ids(
+    texts: Sequence[str], settings: Json, generation: Json, config: Json, where: str
+) -> dict[str, int]:
+    """Return key name -> id for every special token that the settings name.
+
+    `texts` are the vocabulary's rows. Raises UserError if more tokens end an answer than a file can
+    name.
+    """
+    by_text = {text: index for index, text in reversed(list(enumerate(texts)))}
+    special_ids: dict[str, int] = {}
+    for name in SPECIAL:
+        value = settings.get(f"{name}_token")
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str) and text in by_text:
+            special_ids[name] = by_text[text]
+    for name in ("bos", "pad"):
+        value = config.get(f"{name}_token_id")
+        if name not in special_ids and type(value) is int and 0 <= value < len(texts):
+            special_ids[name] = value
+    ends = _end_ids(generation, config, len(texts))
+    if ends and special_ids.get("eos") not in ends:
+        special_ids["eos"] = ends[0]
+    unrecognized = [
+        index
+        for index in ends
+        if index != special_ids.get("eos") and not _is_recognized(texts, index)
+    ]
+    if len(unrecognized) > 2:
+        listed = ", ".join(repr(texts[index]) for index in unrecognized)
+        raise Refusal(
+            f"{where} ends answers with {listed}: a GGUF file can name only two such tokens",
+            hint="shorten eos_token_id in generation_config.json",
+        )
+    return {SPECIAL[name]: index for name, index in special_ids.items()} | dict(
+        zip(("eot", "eom"), unrecognized, strict=False)
+    )
+
+
+def _is_recognized(texts: Sequence[str], index: int) -> bool:
+    """Return whether llama.cpp recognizes a token that ends an answer by its text, with llama.cpp's
+    exceptions.
+    """
+    text = texts[index]
+    if text == "<|end|>":  # next to these tokens it ends a message, not the answer
+        companions = {"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"}.intersection(texts)
+        return not (
+            companions >= {"<|return|>", "<|call|>"}
+            or ("<|flush|>" in companions and len(companions) > 1)
+        )
+    if text == "</s>" and not {"<|tool_response>", "<|plamo:eos|>"}.isdisjoint(texts):
+        return False
+    return text in ENDS
+
+
+def _end_ids(generation: Json, config: Json, size: int) -> list[int]:
+    """Return the ids that end generation, from generation_config.json or else from config.json."""
+    for values in (generation, config):
+        value = values.get("eos_token_id")
+        listed = value if isinstance(value, list) else [value]
+        valid = [index for index in listed if type(index) is int and 0 <= index < size]
+        if valid:
+            return list(dict.fromkeys(valid))
+    return []
+
+
+def around(tokenizer: Json, settings: Json, pieces: bool) -> tuple[bool, bool, list[str]]:
+    """Return whether a BOS is added before and an EOS after a text, and notes for the user.
+
+    transformers follows tokenizer.json if there is one. Without it, the settings decide, and
+    SentencePiece models get a BOS unless the settings say no. If tokenizer.json says nothing, the
+    settings count for Llama's classes, as in transformers 4: DeepSeek's models were trained and are
+    served that way.
+    """
+    flags = [settings.get(f"add_{name}_token") for name in ("bos", "eos")]
+    if not tokenizer:
+        return (pieces if flags[0] is None else bool(flags[0])), bool(flags[1]), []
+    first, last = _template_ends(tokenizer.get("post_processor"))
+    if (
+        settings.get("tokenizer_class") in LLAMAS
+        and _adds_nothing(tokenizer.get("post_processor"))
+        and True in flags
+    ):
+        note = (
+            "tokenizer_config.json decides which tokens are added around a text, as in "
+            "transformers 4; transformers 5 adds none"
+        )
+        return flags[0] is True, flags[1] is True, [note]
+    decisions = zip(("bos", "eos"), flags, (first, last), strict=True)
+    notes = [
+        f"tokenizer_config.json has add_{name}_token {str(says).lower()}, but tokenizer.json "
+        "does otherwise: the file follows tokenizer.json, as transformers does"
+        for name, says, does in decisions
+        if says not in (None, does)
+    ]
+    return first, last, notes
+
+
+def _adds_nothing(node: Any) -> bool:
+    """Return whether a post-processor adds no special tokens."""
+    parts = (part for part in flat(node, "processors") if part is not None)
+    return all(isinstance(part, dict) and part.get("type") == "ByteLevel" for part in parts)
+
+
+def _template_ends(node: Any) -> tuple[bool, bool]:
+    """Return whether a post-processor adds a special token first and last around a single text."""
+    first = last = False
+    for part in flat(node, "processors"):
+        match part:
+            case {"type": "TemplateProcessing", "single": [{**head}, *_, {**tail}]}:
+                first, last = first or "SpecialToken" in head, last or "SpecialToken" in tail
+    return first, last

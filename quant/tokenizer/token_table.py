@@ -1,0 +1,73 @@
+"""The rows of a GGUF vocabulary: ordinary tokens, added tokens over them, and padding if the model
+has more rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quant.errors import Refusal
+from quant.tokenizer.sentencepiece_model import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+
+SPACE = "\u2581"
+NEVER = -10000.0  # the score of a token that must never be chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One row of the vocabulary; `type` is a GGUF token type."""
+
+    text: str
+    score: float
+    type: int
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A token that is added to the model's own pieces.
+
+    The flags say how the tokenizers library matches it in a text.
+    """
+
+    text: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    single_word: bool = False
+
+
+def table(
+    tokens: Mapping[int, Token], added: Mapping[int, Added], size: int, where: str, scored: bool
+) -> list[Token]:
+    """Return the table of `size` rows: added tokens replace ordinary ones, and rows without a token
+    are padded.
+
+    Unknown and byte tokens are never replaced. Raises UserError for a token beyond `size`.
+    """
+    rows = dict(tokens)
+    for index, token in added.items():
+        old = rows.get(index)
+        if old and old.type in (UNKNOWN, BYTE):
+            continue
+        control = token.special or looks_special(token.text)
+        plain = token.text if control else token.text.replace(SPACE, " ")
+        rows[index] = Token(plain, -1000.0 if scored else 0.0, CONTROL if control else USER_DEFINED)
+    if rows and (last := max(rows)) >= size:
+        raise Refusal(
+            f"{where}: token {last} ({rows[last].text[:100]!r}) is outside of the vocab_size "
+            f"{size} in config.json",
+            hint="use the config.json and the tokenizer of the same model",
+        )
+    return [rows.get(index) or Token(f"[PAD{index}]", NEVER, UNUSED) for index in range(size)]
+
+
+def looks_special(text: str) -> bool:
+    """Return whether llama.cpp's converter makes a token a control token because of its text
+    (TextModel.does_token_look_special).
+    """
+    return (
+        text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
+        or (text.startswith("<|") and text.endswith("|>"))
+        or (text.startswith("<｜") and text.endswith("｜>"))
+        or (text.startswith("<unused") and text.endswith(">"))
+    )

@@ -1,0 +1,314 @@
+"""A Unigram tokenizer as llama.cpp runs it (tokenizer model "t5", llm_tokenizer_ugm in
+src/llama-vocab.cpp).
+
+A GGUF file can hold scores, types, character rules, whether runs of spaces become one, and whether
+a space is added in front. A tokenizer that needs anything else is refused by the setting's name.
+"""
+
+import base64
+import binascii
+import itertools
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quant.errors import Refusal
+from quant.tokenizer import charsmap
+from quant.tokenizer.charsmap import Charsmap
+from quant.tokenizer.sentencepiece_model import NORMAL, UNKNOWN, UNUSED, SentencePiece
+from quant.tokenizer.token_table import NEVER, SPACE, Token
+from quant.tokenizer.tokenizer_json import flat, prepends
+
+MAX_PIECE = 4096  # bytes of a piece of a Unigram
+
+
+KIND = "t5"  # the value of tokenizer.ggml.model
+Json = Mapping[str, Any]
+Entries = list[tuple[str, str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How a text is normalized before it is split, as far as a file can say it.
+
+    `add_prefix` puts a space in front. `merge_runs` makes runs of spaces one, and removes them at
+    both ends. `charsmap` holds character rules. With `split_words`, words are split apart first, so
+    that no piece contains a space.
+    """
+
+    prefix: bool
+    merge: bool
+    charsmap: bytes = b""
+    apart: bool = False
+
+    def entries(self) -> Entries:
+        """Return the keys below tokenizer.ggml as (name, kind, value)."""
+        keys: Entries = [
+            ("add_space_prefix", "bool", self.prefix),
+            ("remove_extra_whitespaces", "bool", self.merge),
+        ]
+        return (
+            [*keys, ("precompiled_charsmap", "array:uint8", list(self.charsmap))]
+            if self.charsmap
+            else keys
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unigram:
+    """The pieces by row, the row of the unknown token, and the normalization."""
+
+    tokens: dict[int, Token]
+    unknown: int
+    spelling: Spelling
+
+
+def from_json(tokenizer: Json, where: str) -> Unigram:
+    """Read a tokenizer.json with a Unigram model. Raises UserError if llama.cpp cannot run it."""
+    model, spelling = tokenizer["model"], _read_normalization(tokenizer, where)
+    pieces, unknown = model.get("vocab"), model.get("unk_id")
+    if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
+        raise Refusal(f"{where} has pieces without a text and a score", hint="fetch the file again")
+    texts = [text for text, _ in pieces]
+    if len(set(texts)) < len(texts):
+        twice = next(text for text, count in Counter(texts).items() if count > 1)
+        hint = "such a tokenizer was trained on texts with its special tokens in them"
+        raise Refusal(
+            f"{where} has the piece {twice[:60]!r} twice; a GGUF file needs distinct pieces",
+            hint=hint,
+        )
+    if model.get("byte_fallback"):
+        raise _unsupported(where, "spells unknown characters in bytes (byte_fallback)")
+    if type(unknown) is not int or not 0 <= unknown < len(pieces):
+        raise _unsupported(where, "has no unknown token (unk_id)")
+    tokens = {
+        index: Token(text, float(score), NORMAL) for index, (text, score) in enumerate(pieces)
+    }
+    # llama.cpp does not split words first, so it must not find pieces with inner spaces
+    if spelling.apart:
+        over = [index for index, (text, _) in enumerate(pieces) if SPACE in text[1:]]
+        tokens |= {index: Token(tokens[index].text, NEVER, UNUSED) for index in over}
+    tokens[unknown] = Token(tokens[unknown].text, tokens[unknown].score, UNKNOWN)
+    return Unigram(tokens, unknown, spelling)
+
+
+def from_model(model: SentencePiece, where: str) -> Unigram:
+    """Convert a SentencePiece Unigram model. Raises UserError if llama.cpp cannot run it."""
+    unknown = next(
+        (index for index, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None
+    )
+    for is_used, reason in (
+        (model.byte_fallback, "spells unknown characters in bytes (byte_fallback)"),
+        (model.treat_whitespace_as_suffix, "puts spaces after words (treat_whitespace_as_suffix)"),
+        (not model.escape_whitespaces, "leaves spaces as they are (escape_whitespaces)"),
+        (unknown is None, "has no unknown token"),
+        *_space_problem(model.add_dummy_prefix, model.remove_extra_whitespaces),
+    ):
+        if is_used:
+            raise _unsupported(where, reason)
+    assert unknown is not None
+    tokens = {  # llama.cpp matches unused pieces, too; a very low score keeps them out
+        index: Token(piece.text, NEVER if piece.type == UNUSED else piece.score, piece.type)
+        for index, piece in enumerate(model.pieces)
+    }
+    if model.charsmap:
+        _parse_charsmap(model.charsmap, where)
+    return Unigram(
+        tokens,
+        unknown,
+        Spelling(model.add_dummy_prefix, model.remove_extra_whitespaces, model.charsmap),
+    )
+
+
+def _space_problem(prefix: bool, merge: bool) -> tuple[tuple[bool, str], ...]:
+    reason = (
+        "merges runs of spaces (remove_extra_whitespaces) and adds none in front of a text "
+        "(add_dummy_prefix)"
+    )
+    return ((merge and not prefix, reason),)
+
+
+def _unsupported(where: str, reason: str) -> Refusal:
+    hint = "run this model with the library it was made for"
+    return Refusal(f"{where} {reason}: llama.cpp's Unigram tokenizer does not", hint=hint)
+
+
+def _is_piece(piece: Any) -> bool:
+    match piece:
+        case [str(), int(score) | float(score)]:
+            return not isinstance(score, bool) and abs(score) < 3e38 and math.isfinite(score)
+    return False
+
+
+# Normalizers that work character by character become one rule for each character.
+NMT_GONE = frozenset(map(chr, (*range(1, 9), 0xB, *range(0xE, 0x20), 0x7F, 0x8F, 0x9F)))
+NMT_SPACES = frozenset("\t\n\f\r\u1680\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd")
+WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+BLANK = str.maketrans(dict.fromkeys(WHITE, " "))
+FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+# All characters that a normal form or a case change may touch: without surrogates, private
+# characters and empty planes.
+TOUCHED = (range(1, 0xD800), range(0xF900, 0x30000), range(0xE0000, 0xE1000))
+Step = Callable[[str], str]
+
+
+def _nmt(text: str) -> str:
+    return "".join(" " if char in NMT_SPACES else char for char in text if char not in NMT_GONE)
+
+
+def _lower(text: str) -> str:
+    # without Greek's final sigma, which depends on the next character
+    return "".join(map(str.lower, text))
+
+
+def _unaccented(text: str) -> str:
+    return "".join(char for char in text if not unicodedata.category(char).startswith("M"))
+
+
+def _form(name: Any) -> Step:
+    return lambda text: unicodedata.normalize(name, text)
+
+
+BY_NAME: dict[str, Step] = {"Nmt": _nmt, "StripAccents": _unaccented, "Lowercase": _lower}
+BY_NAME |= {name: _form(name) for name in FORMS}
+
+
+def composes(tokenizer: Json) -> str | None:
+    """Return the Unicode form that a tokenizer.json normalizes text to, or None.
+
+    It composes characters, which character rules cannot always express.
+    """
+    names = [
+        part.get("type")
+        for part in flat(tokenizer.get("normalizer"), "normalizers")
+        if isinstance(part, dict)
+    ]
+    return next((name for name in reversed(names) if name in FORMS), None)
+
+
+def _read_normalization(tokenizer: Json, where: str) -> Spelling:
+    rules = _Rules(where)
+    add_prefix = merge_runs = strips = escapes = split_words = False
+    for step in flat(tokenizer.get("normalizer"), "normalizers"):
+        match step:
+            case None:
+                pass
+            case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": (" " | "\u2581")}:
+                merge_runs = True
+            case {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
+                escapes = True
+            case {"type": "Prepend", "prepend": "\u2581"}:
+                add_prefix = True
+            case {"type": "Strip"}:
+                strips = True
+            case _:
+                rules.add(step)
+    for step in flat(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        match step:
+            case None:
+                pass
+            case {"type": "WhitespaceSplit"}:
+                merge_runs = split_words = True
+                rules.blank()
+            case {"type": "Metaspace", "replacement": "\u2581"}:
+                escapes = True
+                add_prefix = add_prefix or prepends(step)
+                split_words = split_words or step.get("split") is not False
+            case _:
+                raise _unsupported(where, f"splits text by {_step_name(step)}")
+    for is_used, reason in (
+        (not escapes, "leaves spaces as they are (it has no Metaspace)"),
+        (strips and not merge_runs, "removes spaces at the ends of a text (Strip)"),
+        *_space_problem(add_prefix, merge_runs),
+    ):
+        if is_used:
+            raise _unsupported(where, reason)
+    return Spelling(add_prefix, merge_runs, rules.packed(), split_words)
+
+
+class _Rules:
+    """The effect of a chain of normalizers on every character and on the sequences they name."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.steps: list[Step] = []
+        self.sequences: list[str] = []
+        self.compiled = b""
+
+    def add(self, part: Any) -> None:
+        match part:
+            case {"type": "Precompiled", "precompiled_charsmap": (None | "")}:
+                pass
+            case {"type": "Precompiled", "precompiled_charsmap": str(text)}:
+                try:
+                    data = base64.b64decode(text, validate=True)
+                except (binascii.Error, ValueError):
+                    data = b""
+                self.steps.append(_parse_charsmap(data, self.where).apply)
+                if len(self.steps) == 1:
+                    self.compiled = data
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if (
+                old and "\0" not in new
+            ):
+                self.sequences.append(old)
+                self.steps.append(lambda text: text.replace(old, new))
+            case {"type": str(name)} if name in BY_NAME:
+                self.steps.append(BY_NAME[name])
+            case _:
+                raise _unsupported(self.where, f"changes text by {_step_name(part)}")
+
+    def blank(self) -> None:
+        """Treat every whitespace character as a space, for tokenizers that split text at all of
+        them.
+        """
+        if any(self._apply(char).strip(" ") for char in WHITE):
+            self.steps.append(lambda text: text.translate(BLANK))
+
+    def _apply(self, text: str) -> str:
+        for step in self.steps:
+            text = step(text)
+        return text
+
+    def packed(self) -> bytes:
+        """Return the rules of all steps for every character.
+
+        Named sequences get rules, too, also where a compiled map comes first.
+        """
+        chars = [*self.sequences, *map(chr, itertools.chain(*TOUCHED))]
+        if not self.compiled:
+            results = {text: self._apply(text) for text in chars if "\0" not in text}
+            return charsmap.build(
+                {text: result for text, result in results.items() if result != text}
+            )
+        after = _Rules(self.where)
+        after.steps = self.steps[1:]
+        return (
+            charsmap.followed(self.compiled, after._apply, chars) if after.steps else self.compiled
+        )
+
+
+def _step_name(part: Any) -> str:
+    """Return a step's name, with its pattern if it has one."""
+    if not isinstance(part, dict):
+        return repr(part)[:60]
+    pattern = part.get("pattern")
+    return (
+        f"{part.get('type')!s} {pattern}"[:80]
+        if pattern is not None
+        else f"{part.get('type')!s}"[:60]
+    )
+
+
+def _parse_charsmap(data: bytes, where: str) -> Charsmap:
+    try:
+        rules = charsmap.parse(data)
+    except ValueError as error:
+        raise Refusal(
+            f"{where}: its precompiled_charsmap is damaged: {error}", hint="fetch the file again"
+        ) from None
+    return rules

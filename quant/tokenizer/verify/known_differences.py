@@ -1,0 +1,150 @@
+"""Known ways in which llama.cpp tokenizes differently from the model's own tokenizer.
+
+A difference is explained if the model's tokenizer, changed to work as llama.cpp does in some of
+these ways, gives exactly llama.cpp's ids.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tokenizers
+
+from quant.gguf.header import Array, Value
+from quant.tokenizer import charsmap, pre_tokenizer, unigram
+from quant.tokenizer.sentencepiece_model import UNKNOWN
+from quant.tokenizer.token_table import SPACE
+from quant.tokenizer.verify.normalizer import Rules, Spaces
+from quant.tokenizer.verify.reference_tokenizer import Own, Reader, custom
+
+EMPTY = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+Parts = tuple[
+    tokenizers.normalizers.Normalizer | None, tokenizers.pre_tokenizers.PreTokenizer | None
+]
+
+
+class Habits:
+    """The known differences that may affect one model, and the model's tokenizer with each of them
+    applied.
+    """
+
+    def __init__(
+        self, own: Own, metadata: Mapping[str, Value], control: Callable[[int], bool]
+    ) -> None:
+        self.own, self.control = own, control
+        kind, merge = (
+            metadata.get("tokenizer.ggml.model"),
+            metadata.get("tokenizer.ggml.remove_extra_whitespaces"),
+        )
+        prefix = metadata.get("tokenizer.ggml.add_space_prefix", kind == "llama")
+        self.spaces = Spaces(
+            prefix is True, merge is True and kind == unigram.KIND, blank=kind == "llama"
+        )
+        rules = metadata.get("tokenizer.ggml.precompiled_charsmap")
+        self.characters = (
+            charsmap.parse(rules.raw()) if isinstance(rules, Array) and rules.count else None
+        )
+        self.names = ["types", "flags"]
+        if own.found.dialect:
+            self.names.append("dialect")
+        elif kind in ("llama", unigram.KIND):
+            self.names.append("spaces")
+            if any(_type(node) == "Precompiled" for node in own.nodes) and own.rules:
+                self.names.append("rules")
+        types = metadata.get("tokenizer.ggml.token_type")
+        type_numbers = types.values() if isinstance(types, Array) else []
+        self.unknown = {row for row, number in enumerate(type_numbers) if number == UNKNOWN}
+        added = {token.text for token in own.added.values()}
+        token_like = [
+            word
+            for word in own.words
+            if word[:2].strip("_" + SPACE)[:1] in ("<", "[") and word not in added
+        ]
+        self.claimed = [word for word in token_like if control(own.reader.rows[word])]
+        self.matched = [*added, *self.claimed]
+        self.readers: dict[tuple[str, ...], Reader] = {}
+
+    def explains(self, text: str, ours: list[int], special: bool) -> str | None:
+        """Return the name of the difference that makes the model's tokenizer give llama.cpp's ids.
+
+        Returns "several" if it takes more than one difference, and None if the ids remain
+        different.
+        """
+        several = tuple(
+            name for name in self.names if name != "spaces" or self._has_special_spaces(text)
+        )
+        if not self._gives(several, text, ours, special):
+            return None
+        return next(
+            (name for name in several if self._gives((name,), text, ours, special)), "several"
+        )
+
+    def _has_special_spaces(self, text: str) -> bool:
+        """Return whether a text has spaces at its ends or contains added tokens, where llama.cpp
+        places spaces differently.
+        """
+        mapped = self.characters.apply(text) if self.characters else text
+        return mapped.strip().strip(SPACE) != mapped or any(token in text for token in self.matched)
+
+    def _gives(self, names: tuple[str, ...], text: str, ours: list[int], special: bool) -> bool:
+        if names not in self.readers:
+            self.readers[names] = self._changed_reader(names)
+        ids = self.readers[names].ids(text, special=special)
+        return ids == ours or self.own.tied(ids, ours)
+
+    def _changed_reader(self, names: tuple[str, ...]) -> Reader:
+        """Return the model's tokenizer with some differences applied, on the same pieces."""
+        exact = self.own.reader
+        changed = tokenizers.Tokenizer(exact.tokenizer.model)
+        changed.normalizer, changed.pre_tokenizer = self._parts(names)
+        for _, token in sorted(exact.tokenizer.get_added_tokens_decoder().items()):
+            if "flags" in names:
+                token = tokenizers.AddedToken(
+                    token.content, special=token.special, normalized=False
+                )
+            if "types" in names:
+                row = exact.rows[token.content]
+                token.special = self.control(row) or row in self.unknown
+            changed.add_tokens([token])
+        if "types" in names:
+            changed.add_special_tokens(self.claimed)
+        return Reader(exact.where, changed, exact.rows)
+
+    def _parts(self, names: tuple[str, ...]) -> Parts:
+        exact = self.own.reader.tokenizer
+        if "dialect" in names:
+            return exact.normalizer, _component(
+                "pre_tokenizer", pre_tokenizer.node(self.own.found.dialect)
+            )
+        if not {"spaces", "rules"} & set(names):
+            return exact.normalizer, exact.pre_tokenizer
+        steps = []
+        rules = [custom(Rules(self.own.rules))] if self.own.rules else []
+        if not self.own.nodes:  # a SentencePiece model has no normalizers in tokenizer.json
+            steps += rules
+        for node in self.own.nodes:
+            if _type(node) == "Precompiled" and "rules" in names:
+                steps += rules
+            elif not ("spaces" in names and _only_spaces(node)):
+                steps.append(_component("normalizer", node))
+        if "spaces" not in names:
+            return tokenizers.normalizers.Sequence(steps), exact.pre_tokenizer
+        return tokenizers.normalizers.Sequence([*steps, custom(self.spaces)]), None
+
+
+def _type(node: Any) -> Any:
+    return node.get("type") if isinstance(node, dict) else None
+
+
+def _only_spaces(node: Any) -> bool:
+    """Return whether a normalizer only changes spaces."""
+    match node:
+        case {"type": "Prepend" | "Strip"}:
+            return True
+        case {"type": "Replace", "pattern": {"Regex": " {2,}"} | {"String": " "}}:
+            return True
+    return False
+
+
+def _component(key: str, node: Any) -> Any:
+    return getattr(tokenizers.Tokenizer.from_str(json.dumps(EMPTY | {key: node})), key)

@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""The KV cache's bytes as predicted from the header against those llama.cpp allocates: the
+difference is 0.
+
+usage: .venv/bin/python scripts/benchmarks/kv_size.py [MODEL ...] [--all] [--no-families]
+
+MODEL is a name of the catalog or a GGUF (smollm2:135m and gemma3:270m unless given). After them a
+tiny random model of every family, made with transformers and converted by us, and of other caches:
+one key head, as many as query heads, odd heads, an odd compressed key. Each with thirteen pairs of
+types, one pool and a stream a sequence, three contexts, three pairs of sequences and micro-batches.
+What we say llama.cpp refuses must be refused by it. Prints the rows that differ and a line a model;
+--all prints every row. Exits with 1 on any difference.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from llmcli import config
+from llmcli.errors import UserError
+from llmcli.model_loader.prepare import ready
+from llmcli.runtime import kv_size
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.open_context import open_context
+from llmcli.ui import UI
+from quant.convert import checkpoint_source
+from quant.model_file import read_header
+from quant.quantize import plan, write
+from tests.quant import families
+from tests.quant.families.deepseek2 import v2
+
+ALIKE = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+TYPES = (
+    *((kind, kind, "auto") for kind in ALIKE),
+    ("q8_0", "q4_0", "on"),
+    ("f16", "q5_1", "auto"),
+    ("f16", "f16", "off"),
+    ("q8_0", "f32", "off"),
+)
+CONTEXTS = (300, 1024, 2500)
+SIZES = ((1, 512), (3, 64), (8, 128))  # sequences, micro-batch
+MORE = [
+    families.Case("llama, one key head", "LlamaForCausalLM", {"num_key_value_heads": 1}),
+    families.Case("llama, a key head a query head", "LlamaForCausalLM", {"num_key_value_heads": 8}),
+    families.Case("llama, heads of 24", "LlamaForCausalLM", {"head_dim": 24}),
+    families.Case("mistral, a window", "MistralForCausalLM", {"sliding_window": 64}),
+    families.Case(
+        "phi3, a window",
+        "Phi3ForCausalLM",
+        {"head_dim": None, "sliding_window": 64, "pad_token_id": 0},
+    ),
+    v2("compressed keys of 72", kv_lora_rank=40),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One context. `allocated` None: refused by llama.cpp; `predicted` None: by us; -1: no
+    prediction.
+    """
+
+    model: str
+    options: ContextOptions
+    predicted: int | None
+    allocated: int | None
+
+    @property
+    def difference(self) -> int | None:
+        """Bytes; None where one side refuses and the other does not."""
+        if self.predicted is None or self.allocated is None:
+            return 0 if self.predicted == self.allocated else None
+        return self.predicted - self.allocated
+
+    def __str__(self) -> str:
+        o, refused = self.options, "refused"
+        mode = "pool" if o.unified else "streams"
+        return (
+            f"{self.model:34} {o.type_k:>6} {o.type_v:>6} {o.flash_attn:>4} {mode:>7} {o.n_seq_max:>3} {o.n_ubatch:>4}"
+            f" {o.n_ctx:>6} {refused if self.predicted is None else self.predicted:>12}"
+            f" {refused if self.allocated is None else self.allocated:>12} {self.difference}"
+        )
+
+
+def measure(name: str, model: Model, form: kv_size.Shape | None, options: ContextOptions) -> Row:
+    """Predict, then open a context and ask it."""
+    predicted: int | None = -1
+    if form:
+        predicted = None
+        if not kv_size.refusal(form, options.type_k, options.type_v):
+            predicted = kv_size.predict(
+                form,
+                options.n_ctx,
+                options.type_k,
+                options.type_v,
+                n_ubatch=options.n_ubatch,
+                n_seq_max=options.n_seq_max,
+                flash=options.flash_attn != "off",
+                unified=options.unified,
+            ).nbytes
+    try:
+        with open_context(model, options) as context:
+            held = context.allocated()
+            assert held, "this build does not tell what it allocated"
+            return Row(name, options, predicted, held.context)
+    except UserError:
+        return Row(name, options, predicted, None)
+
+
+def rows(name: str, path: Path) -> Iterator[Row]:
+    """Every context of one file."""
+    form = kv_size.shape(read_header.read(path).metadata)
+    with open_model(path) as model:
+        for (type_k, type_v, flash), unified, n_ctx, (sequences, n_ubatch) in product(
+            TYPES, (True, False), CONTEXTS, SIZES
+        ):
+            if (
+                flash == "off"
+                and type_k not in kv_size.PLAIN
+                and form
+                and any(head % 32 for head in form.k_heads)
+            ):
+                continue  # refused by us alone: llama.cpp computes nonsense there
+            options = ContextOptions(
+                n_ctx, 512, n_ubatch, sequences, 1, 1, type_k, type_v, flash, unified
+            )
+            yield measure(name, model, form, options)
+
+
+def files(names: list[str], tiny: bool) -> Iterator[tuple[str, Path]]:
+    """Names and files; a tiny one lasts until the next is asked for."""
+    for name in names:
+        yield name, ready(name, None, config.load(), UI(color=False)).path
+    seen: set[str] = set()
+    for case in [*MORE, *families.cases()] if tiny else []:
+        if case not in MORE and case.hf in seen:
+            continue
+        if case not in MORE:
+            seen.add(case.hf)
+        with tempfile.TemporaryDirectory() as place:
+            folder, out = families.build(case, Path(place) / "model"), Path(place) / "model.gguf"
+            write.run(plan.plan(checkpoint_source.open_folder(folder), "F32"), out, threads=1)
+            yield case.name, out
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=["smollm2:135m", "gemma3:270m"])
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--no-families", action="store_true")
+    asked = parser.parse_args()
+    wrong = contexts = 0
+    print(
+        "model, K, V, flash, mode, sequences, micro-batch, context, predicted, allocated, difference"
+    )
+    for name, path in files(asked.models, not asked.no_families):
+        found = list(rows(name, path))
+        bad = [row for row in found if row.difference != 0]
+        for row in found if asked.all else bad:
+            print(row)
+        refused = sum(row.allocated is None for row in found)
+        largest = max((row.allocated or 0 for row in found), default=0)
+        line = (
+            f"{len(found)} contexts, {refused} refused, up to {largest:,} bytes, {len(bad)} differ"
+        )
+        print(f"{name:34} {line}", flush=True)
+        wrong, contexts = wrong + len(bad), contexts + len(found)
+    print(f"{contexts} contexts, {wrong} differ")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,232 @@
+"""Quantizes a checkpoint straight from a hub on loopback, and after downloading it; with and
+without faults.
+
+    .venv/bin/python scripts/benchmarks/pull.py [FOLDER] [--megabytes 400] [-t Q4_K_M] [--share 0.05]
+    [--seed 1] [--kills 5]
+
+FOLDER is a checkpoint; without one a llama of random BF16 weights is made. With faults the hub
+drops, stalls or truncates `--share` of all its answers. Prints a line a way: seconds, requests, the
+peak of disk and memory, and the sha256 of what was made; fails unless all four are the same file
+and the peak of disk is at most 1.1 of it. With `--kills` a fifth pull is killed so many times at
+random moments, each time gone on with by the next.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STORIES = ROOT / "tests" / "data" / "stories260K"
+CLIENT = """
+from llmcli.catalog.hub import ranges
+from llmcli.catalog.sources import hub
+ranges.TIMEOUT_SECONDS = hub.TIMEOUT_SECONDS = {patience}
+from llmcli.app import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way to the file: `disk` and `memory` are peaks in bytes."""
+
+    seconds: float
+    requests: int
+    faults: dict[str, int]
+    disk: int
+    memory: int
+    sha256: str
+    nbytes: int
+
+
+def pull(
+    url: str, home: Path, words: list[str], patience: float
+) -> tuple[float, int, int, dict[str, object]]:
+    """Run one pull in a process of its own; seconds, peak disk, peak memory, and the document."""
+    env = {
+        **os.environ,
+        "HF_ENDPOINT": url,
+        "LLMCLI_HOME": str(home),
+        "HF_HOME": str(home / "hf"),
+        "PYTHONPATH": "",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        CLIENT.format(patience=patience),
+        "pull",
+        "org/measured",
+        *words,
+        "--json",
+    ]
+    began, disk, memory = time.monotonic(), 0, 0
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err) as process:
+            while process.poll() is None:
+                disk, memory = max(disk, taken(home)), max(memory, resident(process.pid))
+                time.sleep(0.02)
+        seconds = time.monotonic() - began
+        out.seek(0)
+        if process.returncode:
+            err.seek(0)
+            raise SystemExit(
+                f"pull {' '.join(words)} failed with {process.returncode}: {err.read().decode()}"
+            )
+        return seconds, max(disk, taken(home)), memory, json.load(out)
+
+
+def killed(
+    folder: Path, words: list[str], args: argparse.Namespace, seconds: float
+) -> tuple[list[int], str]:
+    """A pull that is killed again and again, then left in peace: bytes done after each kill, and
+    the sha256.
+    """
+    from tests.fixtures.fake_hub import Faults, Hub
+
+    chance, reached = random.Random(args.seed), []
+    with Hub() as hub, tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        hub.add("org/measured", folder)
+        hub.faults = Faults(args.seed, args.share)
+        env = {
+            **os.environ,
+            "HF_ENDPOINT": hub.url,
+            "LLMCLI_HOME": name,
+            "HF_HOME": str(home / "hf"),
+        }
+        command = [
+            sys.executable,
+            "-c",
+            CLIENT.format(patience=args.patience),
+            "pull",
+            "org/measured",
+            *words,
+        ]
+        for _ in range(args.kills):
+            with subprocess.Popen(
+                command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ) as process:
+                time.sleep(chance.uniform(0.2, 0.8) * seconds)
+                if process.poll() is not None:
+                    break  # it was done before
+                process.kill()
+            notes = [
+                json.loads(line)
+                for path in home.rglob(".*.journal")
+                for line in path.read_text().splitlines()
+            ]
+            reached.append(max((note.get("bytes", 0) for note in notes), default=0))
+        document = pull(hub.url, home, words, args.patience)[3]
+    return reached, str(document["sha256"])
+
+
+def taken(home: Path) -> int:
+    """Bytes of the disk under a folder, as the file system counts them."""
+    total = 0
+    for path in list(home.rglob("*")):
+        try:
+            total += path.lstat().st_blocks * 512
+        except FileNotFoundError:
+            continue  # renamed meanwhile
+    return total
+
+
+def resident(pid: int) -> int:
+    """The most memory the process has held; 0 where the system does not tell."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
+def measure(
+    folder: Path, words: list[str], seed: int | None, share: float, patience: float
+) -> Outcome:
+    """One hub, one home, one pull."""
+    from tests.fixtures.fake_hub import Faults, Hub
+
+    with Hub() as hub, tempfile.TemporaryDirectory() as home:
+        hub.add("org/measured", folder)
+        hub.redirects = hub.lasting = True
+        hub.faults = None if seed is None else Faults(seed, share)
+        seconds, disk, memory, document = pull(hub.url, Path(home), words, patience)
+        happened = dict(Counter(hub.faults.happened)) if hub.faults else {}
+        size = Path(str(document["path"])).stat().st_size
+        asked = len(hub.requests) + len(hub.elsewhere)
+        return Outcome(seconds, asked, happened, disk, memory, str(document["sha256"]), size)
+
+
+def made(megabytes: int, target: Path) -> Path:
+    """A checkpoint of about so many megabytes."""
+    from tests.quant import tiny_checkpoint
+
+    hidden = 1024
+    layer = 2 * hidden * hidden * (3 + 3 * 11 / 4)
+    return tiny_checkpoint.grown(
+        STORIES, target, hidden=hidden, layers=max(1, math.ceil(megabytes * 1e6 / layer)), shards=4
+    )
+
+
+def main() -> None:
+    """Go all four ways and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--megabytes", type=int, default=400)
+    parser.add_argument("-t", "--type", default="Q4_K_M")
+    parser.add_argument("--share", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=5.0,
+        help="seconds after which a silent answer has stalled",
+    )
+    args = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    with tempfile.TemporaryDirectory() as place:
+        folder = args.folder or made(args.megabytes, Path(place) / "measured")
+        source = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        print(f"{source / 1e6:.0f} MB of safetensors to {args.type}")
+        print(
+            f"{'way':30} {'wall s':>7} {'requests':>8} {'disk':>9} {'/output':>7} {'memory':>8}  sha256, faults"
+        )
+        outcomes = []
+        for seed in (None, args.seed):
+            for name, more in (("straight", []), ("download, then quantize", ["--keep-source"])):
+                done = measure(
+                    folder, ["--quant", args.type, *more], seed, args.share, args.patience
+                )
+                outcomes.append(done)
+                label = name + ("" if seed is None else ", faults")
+                ratio = done.disk / done.nbytes
+                print(
+                    f"{label:30} {done.seconds:7.1f} {done.requests:8} {done.disk / 1e6:6.0f} MB {ratio:7.2f} "
+                    f"{done.memory / 1e6:5.0f} MB  {done.sha256[:16]}  {done.faults or ''}"
+                )
+        hashes = {done.sha256 for done in outcomes}
+        if args.kills:
+            reached, sha256 = killed(folder, ["--quant", args.type], args, outcomes[0].seconds)
+            done_then = ", ".join(f"{count / 1e6:.0f}" for count in reached)
+            print(
+                f"killed {len(reached)} times, with {done_then} MB of the file done: {sha256[:16]}"
+            )
+            hashes.add(sha256)
+    same = len(hashes) == 1
+    slim = all(done.disk <= 1.1 * done.nbytes for done in outcomes[::2])
+    print(f"the same file: {same}; straight, the disk never held more than 1.1 of it: {slim}")
+    raise SystemExit(not (same and slim))
+
+
+if __name__ == "__main__":
+    main()

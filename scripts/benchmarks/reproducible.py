@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""How much the batch shows in the logits: one text cut in many ways, and how far the logits are
+apart.
+
+usage: .venv/bin/python scripts/benchmarks/reproducible.py MODEL.gguf [MODEL.gguf ...] [--cache q8_0]
+[--as-is]
+       [--depths 100,700] [--chunks 1,2,3,4,7,16,63,64,65,128] [--sequences 2,3,4,5,8] [--layout
+       best|file] [--tiled]
+
+Printed are the largest |Δlogit| over the prompt's last token and four more, against the same text
+computed alone, at once and with one thread: for prompts in chunks, two threads, other
+micro-batches, sequences in one batch, cells behind a hole that was filled. Then milliseconds of
+this process's own CPU time for 512 prompt tokens and for one more. --as-is leaves the reproducible
+mode (llmcli/runtime/reproducible.py) out: the cache and kernels that llama.cpp takes by itself.
+--layout file keeps the matrices as the file has them, --tiled lets k-quants have their tiled
+kernel.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli import config
+from llmcli.runtime import kv_size, reproducible
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.open_context import open_context
+from quant.model_file import read_header
+
+MORE = 4  # tokens behind the prompt, one by one
+Found = list[NDArray[np.float32]]
+
+
+def feed(context: Context, tokens: list[int], chunk: int, slot: int = 0, start: int = 0) -> Found:
+    """The logits of the prompt's last token and of a few more; the first `start` tokens are there
+    already.
+    """
+    end, found = len(tokens) - MORE, []
+    pieces = [(at, min(at + chunk, end)) for at in range(start, end, chunk)] + [
+        (at, at + 1) for at in range(end, end + MORE)
+    ]
+    for at, to in pieces:
+        wants = [False] * (to - at - 1) + [True]
+        (row,) = context.decode(Rows(tokens[at:to], range(at, to), [slot] * (to - at), wants))
+        found.append(row.logits.copy())
+    return found[-MORE - 1 :]
+
+
+def apart(one: Found, other: Found) -> float:
+    """The largest difference of any logit."""
+    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+
+def together(context: Context, texts: list[list[int]]) -> list[Found]:
+    """As many sequences, their last tokens in the same passes."""
+    ends = [len(text) - MORE for text in texts]
+    found: list[Found] = []
+    for slot, (text, end) in enumerate(zip(texts, ends, strict=True)):
+        (row,) = context.decode(
+            Rows(text[:end], range(end), [slot] * end, [False] * (end - 1) + [True])
+        )
+        found.append([row.logits.copy()])
+    for step in range(MORE):
+        places = [end + step for end in ends]
+        tokens = [text[place] for text, place in zip(texts, places, strict=True)]
+        rows = context.decode(Rows(tokens, places, range(len(texts)), [True] * len(texts)))
+        for mine, row in zip(found, rows, strict=True):
+            mine.append(row.logits.copy())
+    return found
+
+
+def behind_a_hole(context: Context, tokens: list[int]) -> Found:
+    """The text begun behind another that then leaves: its end fills the cells before its beginning."""
+    half = len(tokens) // 2
+    other = tokens[: half // 2]
+    context.decode(Rows(other, range(len(other)), [1] * len(other), [False] * len(other)))
+    context.decode(Rows(tokens[:half], range(half), [0] * half, [False] * half))
+    context.trim(1, 0)
+    return feed(context, tokens, 512, start=half)
+
+
+def cases(path: Path, asked: argparse.Namespace, depth: int) -> Iterator[tuple[str, float]]:
+    """Every way of cutting, and the largest difference."""
+    text = words(path, depth + MORE + 9 * max(asked.sequences))
+    tokens = text[: depth + MORE]
+    fit = kv_size.round_up(depth + MORE)
+    with opened(path, asked, n_ctx=fit) as context:
+        alone = feed(context, tokens, 512)
+        for chunk in asked.chunks:
+            context.clear()
+            yield f"chunks of {chunk}", apart(feed(context, tokens, chunk), alone)
+    with opened(path, asked, n_ctx=fit, threads=2) as context:
+        yield "2 threads", apart(feed(context, tokens, 512), alone)
+    for n_ubatch in (33, 64, 128):
+        with opened(path, asked, n_ctx=fit, n_ubatch=n_ubatch) as context:
+            yield f"micro-batches of {n_ubatch}", apart(feed(context, tokens, 512), alone)
+    for count in asked.sequences:
+        texts = [text[9 * slot : 9 * slot + len(tokens) - 3 * slot] for slot in range(count)]
+        with opened(path, asked, n_ctx=count * fit, slots=count) as context:
+            found = together(context, texts)
+        with opened(path, asked, n_ctx=fit) as context:
+            singly = []
+            for one in texts:
+                context.clear()
+                singly.append(feed(context, one, 512))
+        yield f"{count} sequences", max(map(apart, found, singly))
+    with opened(path, asked, n_ctx=2 * fit, slots=2) as context:
+        yield "cells behind a hole", apart(behind_a_hole(context, tokens), alone)
+
+
+@contextmanager
+def opened(
+    path: Path,
+    asked: argparse.Namespace,
+    *,
+    n_ctx: int,
+    threads: int = 1,
+    n_ubatch: int = 512,
+    slots: int = 1,
+) -> Iterator[Context]:
+    """A context as the mode makes it, or (--as-is, --layout file) without its choice of a layout."""
+    kind = ContextOptions(
+        n_ctx, 2048, n_ubatch, slots, threads, threads, asked.cache, asked.cache, "on"
+    )
+    if not asked.as_is and asked.layout == "best":
+        with reproducible.open_alike(read_header.read(path), kind) as (_, context):
+            yield context
+    else:
+        repack = asked.layout == "best"
+        with (
+            open_model(path, gpu_layers=0, repack=repack) as model,
+            open_context(model, kind) as context,
+        ):
+            yield context
+
+
+def words(path: Path, count: int) -> list[int]:
+    """Tokens of a real text, as many as wanted."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    with open_model(path, vocab_only=True) as model:
+        ids = model.tokenize(text, special=False, add_special=model.add_bos)
+    return (ids * (count // len(ids) + 1))[:count]
+
+
+def cost(path: Path, asked: argparse.Namespace) -> tuple[float, float]:
+    """Milliseconds of CPU time for 512 tokens of a prompt and for one token behind it, the least of
+    four.
+    """
+    tokens = words(path, 512 + 16)
+    prompt, single = [], []
+    with opened(path, asked, n_ctx=1024) as context:
+        for _ in range(4):
+            context.clear()
+            begun = time.process_time()
+            context.decode(Rows(tokens[:512], range(512), [0] * 512, [False] * 511 + [True]))
+            prompt.append(time.process_time() - begun)
+            begun = time.process_time()
+            for at in range(512, 528):
+                context.decode(Rows([tokens[at]], [at], [0], [True]))
+            single.append((time.process_time() - begun) / 16)
+    return min(prompt) * 1e3, min(single) * 1e3
+
+
+def numbers(text: str) -> list[int]:
+    """'1,2,3'."""
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--cache", default=reproducible.CACHE)
+    parser.add_argument("--as-is", action="store_true")
+    parser.add_argument("--layout", choices=("best", "file"), default="best")
+    parser.add_argument("--tiled", action="store_true")
+    parser.add_argument("--depths", type=numbers, default=[100, 700])
+    parser.add_argument("--chunks", type=numbers, default=[1, 2, 3, 4, 7, 16, 63, 64, 65, 128])
+    parser.add_argument("--sequences", type=numbers, default=[2, 3, 4, 5, 8])
+    asked = parser.parse_args()
+    if not asked.as_is and not asked.tiled:
+        config.one_kernel()
+    for path in asked.models:
+        how = "as it is" if asked.as_is else "reproducible"
+        print(f"{path.name}  {how}, {asked.cache} cache, {asked.layout} layout", flush=True)
+        for depth in asked.depths:
+            for case, difference in cases(path, asked, depth):
+                print(f"  {depth:5} tokens  {case:24} {difference:.3g}", flush=True)
+        prompt, single = cost(path, asked)
+        print(
+            f"  512 tokens {prompt:.0f} ms, one more {single:.2f} ms (CPU time, one thread)",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""What `llmcli run` costs around llama.cpp's forward passes, measured inside one process.
+
+usage: .venv/bin/python scripts/benchmarks/run_overhead.py MODEL.gguf
+       [--answers 10] [--tokens 256] [--stretch 16] [--threads N]
+
+Two processes of one program differ by several percent here, so 1% cannot be seen between them. In
+one process an answer (sampler, detokenizer, log-probability and times of every token, as `run
+--json`) and the passes that `bench` times advance in turn over one loaded model, a stretch of
+tokens each at the same positions, the first place changing: drift hits both sides of a pair.
+Printed: the median ratio of speeds over all stretches with a 95% bootstrap interval.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from paired_runs import interval
+
+from llmcli.bench.speed.random_passes import RandomPasses, run_passes
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.open_context import open_context
+from llmcli.runtime.requests.request import Request, RunOptions
+from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.sampling import defaults
+
+PROMPT = "Once upon a time"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long `work` takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def answer(
+    runner: Runner, passes: RandomPasses, tokens: int, stretch: int, turn: int
+) -> list[float]:
+    """Ratios of speeds, run over bench, stretch by stretch of one answer."""
+    prompt = runner.encode_text(PROMPT)
+    greedy = defaults().with_values({"temp": 0})
+    reply = runner.reply(
+        Request(prompt, greedy, max_tokens=tokens + 1, ignore_eos=True, logprobs=True)
+    )
+    events = iter(reply)
+    next(events)  # the prompt's own token: its time is the prompt's
+    run_passes(passes.prompt(0, len(prompt)))
+    ratios = []
+    for start in range(0, tokens, stretch):
+        ready = passes.steps(len(prompt) + start, stretch)
+        sides = {
+            "run": lambda: list(islice(events, stretch)),
+            "bench": lambda steps=ready: run_passes(steps),
+        }
+        order = sorted(sides, reverse=bool((turn + start // stretch) % 2))
+        spent = {name: seconds(sides[name]) for name in order}
+        ratios.append(spent["bench"] / spent["run"])
+    list(events)
+    return ratios
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--answers", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--stretch", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    asked = parser.parse_args()
+    threads = asked.threads
+    options = RunOptions(ctx_size=512, threads=threads)
+    ratios: list[float] = []
+    with (
+        open_runner(asked.model, options) as runner,
+        open_context(
+            runner.model, ContextOptions(512, n_threads=threads, n_threads_batch=threads)
+        ) as context,
+    ):
+        passes = RandomPasses(context, runner.model)
+        answer(runner, passes, asked.stretch, asked.stretch, 0)  # warm-up
+        for turn in range(asked.answers):
+            context.clear()
+            ratios += answer(runner, passes, asked.tokens, asked.stretch, turn)
+    low, high = interval(ratios)
+    print(
+        f"run / bench, {threads} threads: median {statistics.median(ratios):.4f}  95% interval {low:.4f} to {high:.4f}"
+        f"  ({len(ratios)} pairs of {asked.stretch} tokens)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""What a token costs above llama.cpp's llama_decode, and what of it goes where.
+
+usage: .venv/bin/python scripts/benchmarks/token_overhead.py MODEL.gguf [MODEL.gguf ...] [--answers 4] [--tokens
+128] [--threads N]
+       [--chain greedy,default] [--numpy]
+
+One sequence, as `run` and `chat` answer it, the screen included (text goes to /dev/null). A token's
+gap less what it spent inside llama_decode is ours: its median and mean are measured with that one
+call timed, the parts in answers of their own, because each clock read costs some, too. Chains:
+greedy, and llama.cpp's default one (top-k, top-p, min-p, temperature 0.8); each with
+log-probabilities and without. Forward passes leave nothing of ours in the caches: what a part costs
+here is several times what it costs in a loop of its own.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import time
+from pathlib import Path
+
+from llmcli.bench.function_timers import Place, Probe
+from llmcli.bench.phases import unending
+from llmcli.chat.display.stream_writer import Stream
+from llmcli.runtime.binding.batch import Batch
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
+from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.sampler import Likeliest, NativeChain
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.requests.request import Request, RunOptions
+from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.sampling import Sampling, defaults
+from llmcli.runtime.sampling.chain import Greedy, NumpyChain
+from llmcli.runtime.text.detokenizer import Decoder
+
+PROMPT = "Once upon a time"
+DECODE = "llama_decode"
+PARTS: tuple[Place, ...] = (
+    ("plan", Engine, "_next_token"),
+    ("checks", Context, "_check"),
+    ("batch fill", Batch, "fill"),
+    ("row look-up", Context, "row"),
+    ("log-sum", LogSumExp, "__call__"),
+    ("log-sum", LogSumExp, "with_strands"),
+    ("draw", NativeChain, "draw"),
+    ("draw", Likeliest, "draw"),
+    ("draw", Greedy, "draw"),
+    ("draw", NumpyChain, "draw"),
+    ("detokenize", Decoder, "feed"),
+    ("times", Sequence, "time"),
+    ("screen", Stream, "show"),
+)
+
+
+def answer(
+    runner: Runner, sampling: Sampling, tokens: int, logprobs: bool, probe: Probe
+) -> list[dict[str, float]]:
+    """One answer: for each token after the first its gap, and the seconds of each part in it."""
+    runner.engine.ledger.forget_idle()
+    request = Request(
+        runner.encode_text(PROMPT), sampling, tokens + 1, endless=True, logprobs=logprobs
+    )
+    found: list[dict[str, float]] = []
+    stream = Stream()
+    with Path(os.devnull).open("w", encoding="utf-8") as sink, contextlib.redirect_stdout(sink):
+        last = 0.0
+        for event in runner.reply(request):
+            stream.show(event)
+            now = time.perf_counter()
+            spent = probe.take()
+            if last and event.token:
+                found.append({"gap": now - last, **spent})
+            last = time.perf_counter()
+    return found
+
+
+def ours(row: dict[str, float]) -> float:
+    """Microseconds of a gap outside llama_decode."""
+    return (row["gap"] - row[DECODE]) * 1e6
+
+
+def measure(runner: Runner, sampling: Sampling, logprobs: bool, asked: argparse.Namespace) -> None:
+    """One line for the whole, one for its parts."""
+    call = (DECODE, lib(), "llama_decode")
+    whole: list[dict[str, float]] = []
+    parts: list[dict[str, float]] = []
+    for number in range(asked.answers + 1):
+        for rows, places in ((whole, [call]), (parts, [call, *PARTS])):
+            probe = Probe()
+            with probe.at(places):
+                found = answer(runner, sampling, asked.tokens, logprobs, probe)
+            if number:  # the first warms up
+                rows += found
+    cost = [ours(row) for row in whole]
+    gap = statistics.median(row["gap"] for row in whole) * 1e3
+    name = "greedy " if sampling.greedy else "default"
+    tenths = statistics.quantiles(cost, n=10)
+    print(
+        f"  {name} {'with' if logprobs else 'no  '} logprobs: {statistics.median(cost):6.0f} µs a token, mean "
+        f"{statistics.fmean(cost):.0f}, p10 {tenths[0]:.0f}, p90 {tenths[-1]:.0f}  (of {gap:.2f} ms)",
+        flush=True,
+    )
+    told = {
+        part: statistics.median(row.get(part, 0.0) * 1e6 for row in parts) for part, _, _ in PARTS
+    }
+    told["the rest"] = statistics.median(map(ours, parts)) - sum(told.values())
+    print("    " + " · ".join(f"{part} {spent:.0f}" for part, spent in told.items()), flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--answers", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--chain", default="greedy,default")
+    parser.add_argument(
+        "--numpy", action="store_true", help="the numpy chain instead of llama.cpp's samplers"
+    )
+    asked = parser.parse_args()
+    options = RunOptions(ctx_size=512, threads=asked.threads)
+    chains = {
+        "greedy": defaults().with_values({"temp": 0}),
+        "default": defaults().with_values({"seed": 1}),
+    }
+    for path in asked.models:
+        with (
+            open_runner(path, options, native_sampling=not asked.numpy) as runner,
+            unending(runner),
+        ):
+            print(
+                f"{path.name}, vocabulary {runner.model.n_vocab:,}, {asked.threads} threads",
+                flush=True,
+            )
+            for name in asked.chain.split(","):
+                for logprobs in (False, True):
+                    measure(runner, chains[name], logprobs, asked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Mutates the header of a GGUF and hands what our checks let pass to llama.cpp, in processes that
+may die.
+
+    python scripts/fuzz/header.py MODEL.gguf [--count 500] [--seed 0]
+
+Whatever ends a process by a signal although quant.container.read() and check() let it pass is a
+hole in check(). Prints each with the mutation that made it, and a summary. Follows no format
+knowledge of its own: mutations are bytes, numbers in place, cuts and swaps within the header.
+"""
+
+import argparse
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from quant.errors import Refusal
+from quant.gguf.header import KINDS, SCALARS, parse
+from quant.model_file import load_checks, read_header
+
+NUMBERS = [
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    8,
+    31,
+    33,
+    63,
+    127,
+    255,
+    256,
+    512,
+    513,
+    4096,
+    65535,
+    1 << 20,
+    1 << 24,
+    2**31 - 1,
+    2**32 - 1,
+]
+WORKER = """
+import os, sys, ctypes
+os.environ["GGML_NO_BACKTRACE"] = "1"
+import resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+import llama_cpp as l
+quiet = l.llama_log_callback(lambda level, text, data: None)
+l.llama_log_set(quiet, None)
+l.llama_backend_init()
+for line in sys.stdin:
+    path = line.strip().encode()
+    for vocab_only in (True, False):
+        params = l.llama_model_default_params()
+        params.vocab_only = vocab_only
+        with open(path, "rb") as file:
+            params.use_extra_bufts = b"attn_k_b" not in file.read(1 << 20)  # as llmcli opens it
+        model = l.llama_model_load_from_file(path, params)
+        if not model:
+            continue
+        vocab = l.llama_model_get_vocab(model)
+        ids = (ctypes.c_int32 * 64)()
+        count = l.llama_tokenize(vocab, b"once upon a w1\\n", 15, ids, 64, True, True)
+        piece = ctypes.create_string_buffer(64)
+        for i in range(max(count, 0)):
+            l.llama_token_to_piece(vocab, ids[i], piece, 64, 0, True)
+        if not vocab_only:
+            settings = l.llama_context_default_params()
+            settings.n_ctx, settings.n_batch, settings.n_threads, settings.n_threads_batch = 64, 64, 1, 1
+            context = l.llama_init_from_model(model, settings)
+            if context:
+                tokens = (ctypes.c_int32 * 2)(1, 1)
+                l.llama_decode(context, l.llama_batch_get_one(tokens, 2))
+                l.llama_free(context)
+        l.llama_model_free(model)
+    print("done", flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one mutated file: refused by us, survived, or the signal that ended the
+    process.
+    """
+
+    mutation: str
+    verdict: str
+
+
+def mutate(
+    data: bytes, fields: list[tuple[str, int, int, str]], end: int, rng: random.Random
+) -> tuple[bytes, str]:
+    """One mutation of the header: `fields` are (key, first, last, kind) of scalar values."""
+    out, how = bytearray(data), rng.randrange(8)
+    if how == 0:
+        at = rng.randrange(end)
+        out[at] ^= 1 << rng.randrange(8)
+        return bytes(out), f"bit of byte {at}"
+    if how == 1:
+        at = rng.randrange(end)
+        out[at] = rng.randrange(256)
+        return bytes(out), f"byte {at} = {out[at]}"
+    if how == 2:
+        cut = rng.randrange(len(data))
+        return bytes(out[:cut]), f"cut at {cut}"
+    if how == 3:
+        at = rng.randrange(0, end - 8)
+        struct.pack_into("<I", out, at, rng.choice(NUMBERS))
+        return bytes(out), f"u32 at {at}"
+    key, first, last, kind = rng.choice(fields)
+    code = next((SCALARS[n] for n, name in KINDS.items() if name == kind and n in SCALARS), None)
+    if code and code in "BbHhIiQq":
+        value = rng.choice(NUMBERS) & ((1 << (8 * struct.calcsize(code) - code.islower())) - 1)
+        struct.pack_into("<" + code, out, last - struct.calcsize("<" + code), value)
+        return bytes(out), f"{key} = {value}"
+    if code and code in "fd":
+        value = rng.choice([0.0, -1.0, 1e30, float("nan"), float("inf"), 1e-30])
+        struct.pack_into("<" + code, out, last - struct.calcsize("<" + code), value)
+        return bytes(out), f"{key} = {value}"
+    if how < 6:  # the key disappears: another name of the same length
+        at = first - 1
+        out[at] ^= 1
+        return bytes(out), f"{key} renamed"
+    at = rng.randrange(first, last)
+    out[at] = rng.randrange(256)
+    return bytes(out), f"{key}: byte {at - first} = {out[at]}"
+
+
+def run(model: Path, count: int, seed: int) -> list[Outcome]:
+    """Mutate `count` times; every file our checks let pass goes through llama.cpp."""
+    part, data = parse(model), model.read_bytes()
+    fields = [(field.key, *field.raw, field.kind) for field in part.fields]
+    rng, outcomes = random.Random(seed), []
+    with tempfile.TemporaryDirectory() as folder:
+        passed = []
+        for index in range(count):
+            mutated, how = mutate(data, fields, part.data_offset, rng)
+            file = Path(folder) / f"{index}.gguf"
+            file.write_bytes(mutated)
+            try:
+                load_checks.check(read_header.read(file))
+            except Refusal:
+                outcomes.append(Outcome(how, "refused"))
+                file.unlink()
+            else:
+                passed.append((file, how))
+        outcomes += list(_load(passed))
+    return outcomes
+
+
+def _load(files: list[tuple[Path, str]]) -> list[Outcome]:
+    """Load one after another in a process; a new one goes on behind the file that killed the old."""
+    outcomes, at = [], 0
+    while at < len(files):
+        text = "".join(f"{file}\n" for file, _ in files[at:])
+        survived, how = _worker(text, seconds=120 + len(files))
+        outcomes += [Outcome(name, "survived") for _, name in files[at : at + survived]]
+        at += survived
+        if at < len(files):
+            outcomes.append(Outcome(files[at][1], f"died {how}"))
+            at += 1
+    return outcomes
+
+
+def _worker(text: str, seconds: float) -> tuple[int, str]:
+    """How many files a process got through, and how it ended."""
+    command = [sys.executable, "-c", WORKER]
+    try:
+        done = subprocess.run(
+            command, input=text.encode(), capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        return (late.stdout or b"").count(b"done"), "it hangs"
+    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [""]
+    return done.stdout.count(b"done"), f"{done.returncode}: {last[0][-150:]}"
+
+
+def main() -> None:
+    """Fuzz one file and print what died."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    outcomes = run(args.model, args.count, args.seed)
+    for outcome in outcomes:
+        if outcome.verdict.startswith("died"):
+            print(outcome.mutation, "|", outcome.verdict)
+    print(Counter(outcome.verdict.split()[0] for outcome in outcomes))
+    raise SystemExit(any(outcome.verdict.startswith("died") for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()

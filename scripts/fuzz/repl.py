@@ -1,0 +1,389 @@
+#!/usr/bin/env python3
+"""Types random keys and commands at the REPL, with Ctrl-C, resizes and pastes at random moments.
+
+usage: .venv/bin/python scripts/fuzz/repl.py MODEL.gguf [--count 200] [--seed 0] [--first 0] [--keys
+40] [--verbose]
+
+The REPL runs in this process on prompt_toolkit's own pipe input, so that the ledger can be asked
+after each sequence: nothing raised, no answer left unfinished, every cell as llama.cpp counts it,
+the conversation question by answer. A small model is best (tests/data/stories260K converted). Stops
+at the first sequence that fails, with its keys; else prints one JSON line of figures.
+"""
+
+import argparse
+import io
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+from llmcli import config
+from llmcli.chat import clipboard, commands
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.conversation.conversation import Session
+from llmcli.chat.terminal import repl
+from llmcli.chat.terminal.completion import offers
+from llmcli.commands.chat.bench_adapter import measure
+from llmcli.model_loader.open_model import Models
+from llmcli.model_loader.run_flags import Flags
+from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.runtime.sampling import defaults
+from llmcli.ui import UI, visible
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+# Ctrl-A … Ctrl-_, without Ctrl-Z and Ctrl-\, which end or stop the process that types; arrows, Tab,
+# Alt-Enter, F-keys.
+CONTROL = [
+    chr(code) for code in (1, 2, 3, *range(5, 26), 27, 29, 30, 31, 127)
+]  # Ctrl-D comes with LEAVING
+LEAVING = ("exit", "bye", "quit", "\x04")
+SPECIAL = [
+    "\x1b[A",
+    "\x1b[B",
+    "\x1b[C",
+    "\x1b[D",
+    "\x1b[H",
+    "\x1b[F",
+    "\t",
+    "\t\t",
+    "\x1b[Z",
+    "\x1b\r",
+    "\x1b[3~",
+    "\x1b[5~",
+    "\x1bb",
+    "\x1bf",
+    "\x1bd",
+    "\x1b.",
+    "\x1bOP",
+    "\x1b[1;5D",
+    "\x1b[M !!",
+    "\x12",
+]
+WORDS = [
+    "",
+    "0",
+    "1",
+    "2",
+    "-1",
+    "7",
+    "0.5",
+    "1e9",
+    "nan",
+    "inf",
+    "99999999999999999999",
+    "on",
+    "off",
+    "all",
+    "none",
+    "x" * 300,
+    "naïve",
+    "日本",
+    "\u202e",
+    "a b",
+    '"',
+    "'",
+    '""',
+    "/",
+    "//",
+    "../..",
+    "~",
+    "~nobody",
+    ".",
+    "notes.txt",
+    "out.md",
+    "main",
+    "{{ x }}",
+    "<|user|>",
+    "md",
+    "json",
+    "info",
+    "temp",
+    "top_k",
+    "system",
+    "\x00",
+    "Once upon a time",
+    "predict",
+]
+
+
+class Screen(io.StringIO):
+    """Where a terminal would be: takes everything, says that it is one, and has a size that
+    changes.
+    """
+
+    size = Size(rows=24, columns=80)
+    pipe: PipeInput | None = (
+        None  # answers where the cursor is, so that the line at the bottom is drawn
+    )
+
+    def write(self, text: str) -> int:
+        if "\x1b[6n" in text and self.pipe:
+            threading.Thread(
+                target=self._tell, args=(self.pipe,), daemon=True
+            ).start()  # the pipe may be full
+        return super().write(text)
+
+    def isatty(self) -> bool:
+        return True
+
+    def _tell(self, pipe: PipeInput) -> None:
+        with suppress(OSError):  # it was closed meanwhile
+            pipe.send_bytes(b"\x1b[1;1R")
+
+
+class Typist(threading.Thread):
+    """Sends the keys, waiting now and then, until the REPL has been left."""
+
+    def __init__(
+        self, keys: list[str], pipe: PipeInput, screen: Screen, rng: random.Random
+    ) -> None:
+        super().__init__(daemon=True)
+        self.keys, self.pipe, self.screen, self.rng, self.left = (
+            keys,
+            pipe,
+            screen,
+            rng,
+            threading.Event(),
+        )
+
+    def run(self) -> None:
+        """All keys, then Ctrl-C and Ctrl-D until the REPL is left."""
+        with suppress(OSError):  # the REPL was left in the middle of a paste
+            for key in self.keys:
+                if self.left.is_set():
+                    return
+                self._press(key)
+                if self.rng.random() < 0.4:
+                    time.sleep(self.rng.random() ** 3 * 0.2)
+            while not self.left.wait(0.1):
+                self.pipe.send_bytes(
+                    b"\x1b[201~\x03\x04"
+                )  # a paste that was begun swallows all until its end
+
+    def _press(self, key: str) -> None:
+        if key == "INTERRUPT":
+            os.kill(os.getpid(), signal.SIGINT)
+        elif key == "RESIZE":
+            self.screen.size = Size(rows=self.rng.randint(1, 60), columns=self.rng.randint(1, 200))
+            os.kill(os.getpid(), signal.SIGWINCH)
+        elif key == "TERMINATE":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            raw = key.encode("utf-8", "surrogatepass")
+            for at in range(0, len(raw), 4096):
+                self.pipe.send_bytes(raw[at : at + 4096])
+
+
+class Fuzz:
+    """One run: the model that is open, the random numbers, the counts."""
+
+    def __init__(self, model: Path, seed: int, folder: Path) -> None:
+        self.model, self.seed, self.folder, self.counts = model, seed, folder, Counter[str]()
+        self.config = replace(config.load(), offline=True)
+        self.ui = UI()
+        options = RunOptions(ctx_size=512, threads=1, batch_size=64, ubatch_size=32)
+        given = Flags(options, {}, Search(), chat_template=TEMPLATE)
+        self.models = Models(given, self.config, self.ui, True)
+        self.opened = self.models.first(str(model))
+        self.words = [*WORDS, str(model), "./missing.gguf", str(folder), *commands.words()]
+        talk = self._talk(0, 0)
+        self.known = {
+            word: self._offered(talk, word) for word in commands.words() if word not in LEAVING
+        }
+
+    def _offered(self, talk: Talk, word: str) -> list[str]:
+        """What a command takes, as far as Tab knows; for /model the one that is here."""
+        found = [f"{first}" for _, first in offers(talk, f"/{word} ")]
+        more = [
+            f"{first} {then}" for first in found for _, then in offers(talk, f"/{word} {first} ")
+        ]
+        return [str(self.model)] if word == "model" else [*found, *more]
+
+    def _talk(self, temp: int, seed: int) -> Talk:
+        sampling = defaults().with_values({"temp": temp, "seed": seed})
+        return Talk(
+            self.opened.name,
+            self.opened.runner,
+            Session(sampling, predict=24),
+            self.config,
+            self.ui,
+            file_bytes=self.opened.file_bytes,
+            models=self.models,
+            measure=measure,
+        )
+
+    def keys(self, rng: random.Random, count: int) -> list[str]:
+        """What is typed, each entry at once; beside keys the words INTERRUPT, RESIZE and TERMINATE."""
+        kinds = {
+            self._command: 10,
+            self._message: 6,
+            self._text: 4,
+            self._fence: 1,
+            self._paste: 1,
+            lambda rng: rng.choice(CONTROL): 5,
+            lambda rng: rng.choice(SPECIAL): 5,
+            lambda rng: "\r": 4,
+            lambda rng: "INTERRUPT": 4,
+            lambda rng: "RESIZE": 2,
+        }
+        made = [
+            rng.choices(list(kinds), list(kinds.values()))[0](rng)
+            for _ in range(rng.randint(1, count))
+        ]
+        if rng.random() < 0.05:
+            whole = "word and " * (1 << 17)  # more than 1 MB
+            made.insert(rng.randrange(len(made) + 1), f"\x1b[200~{whole}\x1b[201~\r")
+        return [*made, "TERMINATE"] if rng.random() < 0.05 else made
+
+    def _command(self, rng: random.Random) -> str:
+        """A command on an empty line (or behind what stands there), mostly with what it takes."""
+        word = rng.choice([*self.known, "nonsense"])
+        arguments = [rng.choice(self.words) for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))]
+        if word in self.known and (offered := self.known[word]) and rng.random() < 0.6:
+            arguments[:1] = [rng.choice(offered)]
+        if rng.random() < 0.1:
+            word = rng.choice(LEAVING)
+        line = f"/{word} {' '.join(arguments)}".replace("\x00", "")
+        return (
+            rng.choice(("\x05\x15", "\x05\x15", "")) + line + rng.choice(("\r", "\r", "\r", "\t"))
+        )
+
+    def _message(self, rng: random.Random) -> str:
+        return (
+            " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 12))).replace("\x00", "")
+            + "\r"
+        )
+
+    def _text(self, rng: random.Random) -> str:
+        codes = (
+            rng.choice((rng.randint(32, 126), rng.randint(160, 0x2FFF)))
+            for _ in range(rng.randint(1, 20))
+        )
+        return "".join(map(chr, codes))
+
+    def _fence(self, rng: random.Random) -> str:
+        return '"""' + self._text(rng) + rng.choice(("\r", '\rmore"""\r', '"""\r'))
+
+    def _paste(self, rng: random.Random) -> str:
+        text = self._text(rng) * rng.choice((1, 10, 1000))
+        return "\x1b[200~" + text + "\n" + text + rng.choice(("\x1b[201~", "\x1b[201~\r", ""))
+
+    def sequence(self, number: int, count: int) -> list[str]:
+        """Type one sequence at a talk of its own and look at what it leaves; the keys. Raises
+        whatever went wrong.
+        """
+        rng = random.Random(f"{self.seed}/{number}")
+        keys, screen = self.keys(rng, count), Screen()
+        self.screen, self.typed = screen, keys
+        talk = self._talk(rng.choice((0, 1)), number)
+        output = Vt100_Output(screen, lambda: screen.size, term="xterm")
+        try:
+            with create_pipe_input() as pipe, create_app_session(input=pipe, output=output):
+                screen.pipe = pipe
+                typist = Typist(keys, pipe, screen, rng)
+                with redirect_stdout(screen), redirect_stderr(screen):
+                    self._converse(talk, typist)
+            typist.join()
+        finally:
+            self.opened = replace(
+                self.opened, name=talk.name, runner=talk.runner, file_bytes=talk.file_bytes
+            )
+        self._look(talk)
+        return keys
+
+    def _converse(self, talk: Talk, typist: Typist) -> None:
+        def early(number: int, frame: FrameType | None) -> None:
+            """Before the REPL has begun, and after it has been left."""
+
+        signal.signal(signal.SIGINT, early)
+        typist.start()
+        try:
+            repl.converse(talk)
+            self.counts["left"] += 1
+        except SystemExit as error:
+            if error.code != 128 + signal.SIGTERM:
+                raise
+            self.counts["terminated"] += 1
+        finally:
+            typist.left.set()
+
+    def _look(self, talk: Talk) -> None:
+        engine = talk.runner.engine
+        assert not engine.busy, "an answer was left unfinished"
+        assert engine.ledger.idle == talk.runner.context.n_seq_max, "a slot is still taken"
+        engine.ledger.check()
+        roles = [message.role for message in talk.session.messages]
+        assert roles == ["user", "assistant"] * (len(roles) // 2), roles
+        self.counts["turns"] += len(roles) // 2
+        self.counts["errors told"] += self.screen.getvalue().count("error: ")
+        assert "Traceback" not in self.screen.getvalue(), "a traceback on the screen"
+
+
+def main() -> None:
+    """Parse, type, print the figures."""
+    parser = argparse.ArgumentParser(usage=(__doc__ or "").split("usage: ")[1].split("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--keys", type=int, default=40, help="the most keys and lines of one sequence"
+    )
+    parser.add_argument(
+        "--first", type=int, default=0, help="the number of the first sequence: goes on, or repeats"
+    )
+    parser.add_argument("--verbose", action="store_true", help="name each sequence")
+    asked = parser.parse_args()
+    model = asked.model.resolve()
+    clipboard.PROGRAMS = ()  # whoever runs this keeps the own clipboard
+    begun, pressed = time.monotonic(), 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LLMCLI_HOME"], home = str(Path(folder) / "home"), Path(folder) / "here"
+        home.mkdir()
+        os.chdir(home)
+        (home / "notes.txt").write_text("A file of words.\n" * 3)
+        fuzz = Fuzz(model, asked.seed, home)
+        for number in range(asked.first, asked.first + asked.count):
+            try:
+                pressed += len(fuzz.sequence(number, asked.keys))
+            except BaseException:  # noqa: BLE001 - told, and the end
+                shown = visible(fuzz.screen.getvalue())
+                at = shown.find("Traceback")
+                print(shown[-2000:] if at < 0 else shown[at : at + 4000], file=sys.stderr)
+                cut = [key if len(key) < 80 else f"{key[:60]}… ({len(key)})" for key in fuzz.typed]
+                print(f"sequence {number} of seed {asked.seed}: {cut!r}", file=sys.stderr)
+                traceback.print_exc()
+                raise SystemExit(1) from None
+            if asked.verbose:
+                print(
+                    number,
+                    f"{time.monotonic() - begun:.0f} s",
+                    dict(fuzz.counts),
+                    file=sys.stderr,
+                    flush=True,
+                )
+        fuzz.models.close()
+    figures = {"sequences": asked.count, "seed": asked.seed, "keys": pressed, **fuzz.counts}
+    print(json.dumps({**figures, "seconds": round(time.monotonic() - begun, 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Sequences taken out of a context and put back, at random: fuzz_context.py's operations on states.
+
+A state that is whole goes into any sequence that has the cells for it; a cut one, or one that does
+not begin as a state, leaves an empty sequence.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # it calls these
+    from context import Fuzz
+
+
+def swap(fuzz: "Fuzz") -> None:
+    """One sequence becomes what another is, or was meant to be."""
+    source, target = (fuzz.rng.randrange(fuzz.context.n_seq_max) for _ in range(2))
+    if fuzz.rng.random() < 0.2:
+        wrong = fuzz.rng.choice((-1, fuzz.context.n_seq_max, 256))
+        fuzz._refused(
+            lambda: (
+                fuzz.context.put_state(wrong, b"")
+                if fuzz.rng.random() < 0.5
+                else fuzz.context.state(wrong)
+            )
+        )
+        return
+    tokens, state = fuzz.reference.held(source), bytes(fuzz.context.state(source))
+    if fuzz.rng.random() < 0.3:
+        broken = (state[: fuzz.rng.randrange(1, len(state))], b"x" + state[1:], state + state[:1])
+        assert not fuzz.context.put_state(target, fuzz.rng.choice(broken))
+        fuzz.reference.trim(target, 0)
+    else:
+        _put(fuzz, source, target, tokens, state)
+    fuzz._legal()
+
+
+def adopt(fuzz: "Fuzz") -> None:
+    """The ledger finds room for a sequence that was kept."""
+    slot = fuzz.rng.randrange(fuzz.context.n_seq_max)
+    tokens, state = list(fuzz.ledger.tokens[slot]), bytes(fuzz.context.state(slot))
+    if tokens:
+        before = [cell for cell in fuzz.reference.cells if slot in cell.owners]
+        pure = all(cell.pure for cell in before)
+        fuzz.ledger.adopt(
+            tokens, lambda target: _put(fuzz, slot, target, tokens, state, pure), turn=0
+        )
+        fuzz._legal()
+
+
+def _put(
+    fuzz: "Fuzz",
+    source: int,
+    target: int,
+    tokens: list[int],
+    state: bytes,
+    pure: bool | None = None,
+) -> bool:
+    """Put a state, and into the reference what it is of; whether there was room for it, as the
+    reference says.
+    """
+    reference = fuzz.reference
+    marks = [
+        cell.pure
+        for cell in sorted(reference.cells, key=lambda cell: cell.position)
+        if source in cell.owners
+    ]
+    reference.trim(target, 0)
+    good = fuzz.context.put_state(target, state)
+    used = 0 if reference.streams else len(reference.cells)
+    assert good == (used + len(tokens) <= reference.size), (good, used, len(tokens))
+    if good:
+        reference.fill(target, tokens, marks if pure is None else [pure] * len(tokens))
+    return good

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Write a model that answers as IN does and lies on no quantization grid: a teacher made of a
+quantized file.
+
+usage: .venv/bin/python scripts/quality/break_lattice.py IN.gguf OUT.gguf [--seed N] [--spread S] [--type
+F32|F16]
+                                          [--unchecked]
+
+Every free channel gets a random factor in [1/S, S] (S is 1.1) and a random place among those it may
+change with (quant/folds): exact in llama.cpp's graph. A large S makes columns differ as no training
+does, which flatters folds. Then both are run in F32 on 256 tokens, IN dequantized beside OUT, and
+their logits compared (normalised mean squared error; less than 1e-6, or 1e-5 where F16 rounds).
+Told are the tensors whose blocks might still lie on their old grid: none, unless a block of the
+model is not known to the table.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+
+from quant import folds
+from quant.folds.folded_source import SPREAD
+from quant.native import ggml
+from quant.quantize import plan, write
+from tests.quant.families import nmse
+
+LIMITS = {"F32": 1e-6, "F16": 1e-5}
+TOKENS = 256
+
+
+def main() -> None:
+    """Fold, write, compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spread", type=float, default=SPREAD)
+    parser.add_argument("--type", choices=LIMITS, default="F32")
+    parser.add_argument("--unchecked", action="store_true", help="do not compare logits")
+    given = parser.parse_args()
+    source = write.open_gguf(given.source)
+    chosen = folds.shaken(source, given.seed, given.spread)
+    changes = folds.edits(chosen)
+    folded = folds.apply(source, chosen, f"random, seed {given.seed}, spread {given.spread:g}")
+    write.run(plan.plan(folded, given.type), given.out)
+    left = [
+        weight.name
+        for weight in source.weights
+        if ggml.quantized(weight.type) and not _moved(changes, weight)
+    ]
+    print(
+        f"{given.out}: fold {folded.fold}; still on a grid: {', '.join(left) or 'no tensor'}",
+        flush=True,
+    )
+    if not given.unchecked:
+        _compare(source, given.out, LIMITS[given.type])
+
+
+def _moved(changes: dict[str, folds.Edit], weight: write.Weight) -> bool:
+    """Whether a tensor's columns get factors, or an order, of their own: rows alone follow their
+    grid.
+    """
+    edit = changes.get(weight.name)
+    return edit is not None and (edit.columns is not None or edit.column_order is not None)
+
+
+def _compare(source: write.Source, out: Path, limit: float) -> None:
+    with tempfile.TemporaryDirectory(dir=out.parent) as place:
+        plain = Path(place) / "plain.gguf"
+        write.run(plan.plan(source, "F32"), plain)
+        error = nmse(_logits(out), _logits(plain))
+    print(f"logits of {TOKENS} tokens: NMSE {error:.1e}")
+    if not error < limit:
+        raise SystemExit(f"error: that is more than {limit}")
+
+
+def _logits(path: Path) -> np.ndarray:
+    import llama_cpp
+
+    model = llama_cpp.Llama(
+        str(path),
+        n_ctx=TOKENS,
+        n_batch=TOKENS,
+        n_ubatch=TOKENS,
+        logits_all=True,
+        flash_attn=False,
+        verbose=False,
+        type_k=0,
+        type_v=0,
+    )
+    random = np.random.default_rng(0)
+    model.eval([int(token) for token in random.integers(1000, min(20000, model.n_vocab()), TOKENS)])
+    scores = np.array(model.scores[:TOKENS])
+    model.close()
+    return scores
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Quantizes a GGUF both ways, with this project and with llama.cpp's own llama_model_quantize, and
+compares.
+
+    python scripts/reference/quantize.py MODEL.gguf … [-t TYPE …] [--imatrix FILE]
+
+Prints a line per model and type: tensors whose type and bytes are equal, of all, and the seconds of
+each.
+"""
+
+import argparse
+import ctypes
+import tempfile
+import time
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from quant.calibration import imatrix
+from quant.model_file import read_header
+from quant.native import ggml
+from quant.quantize import plan as plan_module
+from quant.quantize import write
+from quant.recipes import tensor_types
+
+
+def upstream(
+    source: Path, out: Path, number: int, threads: int, weights: imatrix.Imatrix | None
+) -> float:
+    """Run llama_model_quantize with requantizing allowed; returns its seconds."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize, params.nthread = number, True, threads
+    if weights:
+        kept = {name: entry.vectors(0, 1, entry.count) for name, entry in weights.entries.items()}
+        pointer = ctypes.POINTER(ctypes.c_float)
+        data = [
+            (name.encode(), values.ctypes.data_as(pointer), values.size)
+            for name, values in kept.items()
+        ]
+        data.append((None, None, 0))
+        params.imatrix = (llama_cpp.llama_model_imatrix_data * len(data))(*data)
+    began = time.monotonic()
+    failed = llama_cpp.llama_model_quantize(
+        str(source).encode(), str(out).encode(), ctypes.byref(params)
+    )
+    if failed:
+        raise SystemExit(f"llama_model_quantize refused {source}")
+    return time.monotonic() - began
+
+
+def compare(ours: Path, theirs: Path) -> tuple[int, int, list[str]]:
+    """Tensors equal in type and bytes, tensors in all, and what differs."""
+    mine = {tensor.name: tensor for tensor in read_header.read(ours).tensors}
+    other = {tensor.name: tensor for tensor in read_header.read(theirs).tensors}
+    differing = sorted(mine.keys() ^ other.keys())
+    for name in mine.keys() & other.keys():
+        a, b = mine[name], other[name]
+        if (a.type, a.shape) != (b.type, b.shape):
+            differing.append(f"{name}: {a.type} against {b.type}")
+        elif not np.array_equal(
+            *(np.fromfile(t.file, np.uint8, t.nbytes, offset=t.offset) for t in (a, b))
+        ):
+            differing.append(f"{name}: bytes of {a.type}")
+    return len(mine | other) - len(differing), len(mine | other), sorted(differing)
+
+
+def main() -> None:
+    """Compare every model and type that was named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("-t", "--type", nargs="+", default=["Q4_K_M", "Q2_K"])
+    parser.add_argument("--imatrix", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    weights = imatrix.load(args.imatrix) if args.imatrix else None
+    ggml.library()
+    print(f"{'model':40} {'type':8} {'equal':>9} {'ours s':>8} {'llama.cpp s':>12}")
+    unequal = False
+    for model in args.models:
+        for text in args.type:
+            kind = tensor_types.parse(text)
+            with tempfile.TemporaryDirectory() as folder:
+                ours, theirs = Path(folder) / "ours.gguf", Path(folder) / "theirs.gguf"
+                plan = plan_module.plan(write.open_gguf(model), kind.name, imatrix=weights)
+                seconds = write.run(plan, ours, threads=args.threads).seconds
+                their_seconds = upstream(model, theirs, kind.number, args.threads, weights)
+                equal, total, differing = compare(ours, theirs)
+            line = f"{model.name:40} {kind.name:8} {f'{equal}/{total}':>9}"
+            print(
+                f"{line} {seconds:8.2f} {their_seconds:12.2f}",
+                *differing[:5],
+                sep="\n    " if differing else " ",
+            )
+            unequal |= bool(differing)
+    raise SystemExit(unequal)
+
+
+if __name__ == "__main__":
+    main()

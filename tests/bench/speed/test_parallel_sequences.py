@@ -1,0 +1,151 @@
+"""Sequences that are computed together, and depths that are computed once."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from llmcli.bench.speed import depth_states, measure
+from llmcli.bench.speed.depth_states import Depths
+from llmcli.bench.speed.parameter_grid import Grid
+from llmcli.bench.speed.parameter_grid import Test as Case
+from llmcli.bench.speed.random_passes import RandomPasses
+from llmcli.bench.speed.run import How, run
+from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.model import open_model
+from llmcli.ui import UI
+from tests.quant import tiny_gguf
+
+
+class Recorder:
+    """A context that keeps the rows it was to compute."""
+
+    n_batch, n_vocab = 8, 100
+
+    def __init__(self) -> None:
+        self.rows: list[Rows] = []
+
+    def prepare(self, rows):
+        self.rows.append(rows)
+        return lambda: None
+
+
+def recorded():
+    context = Recorder()
+    model = SimpleNamespace(add_bos=True, bos=7)
+    return context, RandomPasses(context, model, sequences=3)
+
+
+def test_prompts_stand_behind_one_another_and_each_has_its_last_row():
+    context, passes = recorded()
+    passes.prompt(0, 5)
+    places = [
+        (s, p) for rows in context.rows for s, p in zip(rows.sequences, rows.positions, strict=True)
+    ]
+    assert places == [(s, p) for s in range(3) for p in range(5)]
+    assert [len(rows) for rows in context.rows] == [8, 7]
+    wanted = [
+        place
+        for rows in context.rows
+        for place, want in zip(
+            zip(rows.sequences, rows.positions, strict=True), rows.wants, strict=True
+        )
+        if want
+    ]
+    assert wanted == [
+        (0, 4),
+        (1, 2),
+        (1, 4),
+        (2, 4),
+    ]  # the end of each prompt, and of each batch as llama-bench has it
+    firsts = [
+        rows.tokens[i] for rows in context.rows for i, p in enumerate(rows.positions) if p == 0
+    ]
+    assert firsts == [7, 7, 7]
+
+
+def test_a_step_has_a_token_of_every_sequence():
+    context, passes = recorded()
+    passes.steps(5, 2)
+    assert [(rows.sequences, rows.positions, rows.wants) for rows in context.rows] == [
+        ((0, 1, 2), (5, 5, 5), (True,) * 3), ((0, 1, 2), (6, 6, 6), (True,) * 3),
+    ]  # fmt: skip
+
+
+def test_tokens_of_all_sequences_count(stories_gguf):
+    grid = Grid(
+        [24], [4], [(8, 2)], [0, 16], [32], [16], ["f16"], ["f16"], [1], [-1], ["auto"], [1, 3]
+    )
+    results = run(stories_gguf, list(grid.tests()), How(2), UI())
+    assert [one.title for one in results] == [
+        "pp24",
+        "tg4",
+        "pp8+tg2",
+        "pp24 x3",
+        "tg4 x3",
+        "pp8+tg2 x3",
+        "pp24 @ d16",
+        "tg4 @ d16",
+        "pp8+tg2 @ d16",
+        "pp24 @ d16 x3",
+        "tg4 @ d16 x3",
+        "pp8+tg2 @ d16 x3",
+    ]
+    for one in results:
+        count = (one.test.n_prompt + one.test.n_gen) * one.test.n_parallel
+        assert one.samples_ts == pytest.approx([count * 1e9 / ns for ns in one.samples_ns])
+        assert one.each_ts == pytest.approx(sum(one.samples_ts) / 2 / one.test.n_parallel)
+        assert len(one.tokens_ms) == 2 * one.test.n_gen  # a gap is that of every sequence
+
+
+def test_a_window_and_a_recurrent_state_take_several_sequences_and_depths(tmp_path):
+    for made in (
+        tiny_gguf.gemma3(tmp_path / "g.gguf", hidden=64, layers=6),
+        tiny_gguf.mamba(tmp_path / "m.gguf"),
+    ):
+        grid = Grid([20], [3], [], [0, 40], [64], [32], ["f16"], ["f16"], [1], [-1], ["auto"], [2])
+        assert len(run(made, list(grid.tests()), How(2), UI())) == 4
+
+
+@pytest.fixture
+def case():
+    return Case(8, 0, 40, 32, 32, "f16", "f16", 1, -1, "auto", 2)
+
+
+def test_a_depth_is_computed_once_for_all_repetitions_sequences_and_tests(
+    stories_gguf, case, monkeypatch
+):
+    computed: list[tuple[int, int]] = []
+    compute = Depths._compute
+
+    def counted(self, context, model, count, sequences):
+        computed.append((count, sequences))
+        compute(self, context, model, count, sequences)
+
+    monkeypatch.setattr(depth_states.Depths, "_compute", counted)
+    grid = Grid([8], [2], [], [40], [32], [32], ["f16"], ["f16", "f32"], [1], [-1], ["on"], [2])
+    run(stories_gguf, list(grid.tests()), How(3), UI())
+    assert computed == [(40, 1)] * 2  # once for each cache type
+
+
+def test_what_is_put_back_is_what_was_computed(stories_gguf, case):
+    depths = Depths()
+    with open_model(stories_gguf) as model, measure.ready(model, case, depths) as trial:
+        rows = Rows([5, 5], [40, 40], [0, 1], [True, True])
+        seen = []
+        for _ in range(2):
+            trial.bring()
+            assert [trial.context.last(one) for one in (0, 1)] == [39, 39]
+            seen.append([row.logits.copy() for row in trial.context.decode(rows)])
+        for one in (seen[0][1], *seen[1]):
+            np.testing.assert_allclose(one, seen[0][0], atol=1e-3)
+
+
+def test_a_state_that_is_refused_is_computed_again(stories_gguf, case):
+    depths = Depths()
+    with open_model(stories_gguf) as model, measure.ready(model, case, depths) as trial:
+        trial.bring()
+        depths._state = depths._state[: len(depths._state) // 2]
+        trial.bring()
+        assert [trial.context.last(one) for one in (0, 1)] == [39, 39]
+        trial.run()

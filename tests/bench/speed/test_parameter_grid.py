@@ -1,0 +1,62 @@
+"""llama-bench's value lists, read the same way."""
+
+import pytest
+
+from llmcli.bench.speed.parameter_grid import Grid, numbers, pairs, words
+from llmcli.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (["512"], [512]),
+        (["1,2,4"], [1, 2, 4]),
+        (["1-4"], [1, 2, 3, 4]),
+        (["0-10+5"], [0, 5, 10]),
+        (["1-8*2"], [1, 2, 4, 8]),
+        (["1", "2,3"], [1, 2, 3]),
+    ],
+)
+def test_lists_ranges_and_repeated_flags(texts, values):
+    assert numbers("-p", texts) == values
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "1-", "-5", "1,,2", "0-8*2", "9-1", "1-5+0", "1.5", "99999999999"]
+)
+def test_what_is_no_number_is_one_clear_error(text):
+    with pytest.raises(UserError, match="-p") as caught:
+        numbers("-p", [text])
+    assert caught.value.hint
+
+
+def test_what_llamacpp_cannot_take_is_refused_before_it_crashes():
+    assert numbers("-t", ["512"], 1, 512) == [512]
+    with pytest.raises(UserError, match="-t is 513"):
+        numbers("-t", ["512,513"], 1, 512)
+
+
+def test_pairs_and_words():
+    assert pairs(["512,128"]) == [(512, 128)]
+    assert words("-fa", ["on,0"], ["auto", "off", "on"]) == ["on", "off"]
+    for wrong in ("512", "1,2,3"):
+        with pytest.raises(UserError, match="-pg"):
+            pairs([wrong])
+    with pytest.raises(UserError, match="f17"):
+        words("-ctk", ["f17"], ["f16"])
+
+
+def test_the_tests_are_the_cross_product_with_the_model_reloaded_least():
+    grid = Grid(
+        [64], [8], [(16, 4)], [0, 32], [512], [512], ["f16"], ["f16"], [1, 2], [-1], ["auto"]
+    )
+    tests = list(grid.tests())
+    assert len(tests) == 3 * 2 * 2
+    assert [test.name for test in tests[:6]] == [
+        "pp64",
+        "tg8",
+        "pp16+tg4",
+        "pp64 @ d32",
+        "tg8 @ d32",
+        "pp16+tg4 @ d32",
+    ]

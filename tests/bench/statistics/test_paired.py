@@ -1,0 +1,176 @@
+"""The statistics of a comparison, on noise that is worse than a machine's and the same at every
+run.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llmcli.bench.statistics.paired_test import Comparison, Design, compare, judge, shift, wander
+
+DESIGN = Design(seconds=4, allowance=0)
+RUNS = 150
+
+
+class Machine:
+    """A clock, and sides that are measured on a host shared with others.
+
+    Speed wanders (an AR(1) in its logarithm, and a square wave of a neighbour who takes a third),
+    single measurements have tails of a Student t with 3 degrees of freedom, and one in forty takes
+    twice as long.
+    """
+
+    def __init__(self, seed: int, noise: float = 0.04) -> None:
+        self.random, self.noise = np.random.default_rng(seed), noise
+        self.now = self.random.uniform(0, 5)
+        self.drift = 0.0
+
+    def side(self, speed: float = 1.0) -> Callable[[], float]:
+        def measure() -> float:
+            self.drift = 0.98 * self.drift + 0.03 * self.random.standard_normal()
+            slow = (
+                self.drift
+                + self.noise * self.random.standard_t(3)
+                + 0.3 * (math.sin(self.now * 2) > 0.3)
+            )
+            seconds = 0.01 * math.exp(slow) * (2 if self.random.random() < 1 / 40 else 1) / speed
+            self.now += seconds
+            return 1 / seconds
+
+        return measure
+
+    def compare(self, speed: float, design: Design = DESIGN) -> Comparison:
+        coin = random.Random(int(self.random.integers(2**32)))
+        return compare(self.side(), self.side(speed), design, clock=lambda: self.now, coin=coin)
+
+
+def runs(speed: float, noise: float = 0.04) -> Iterator[Comparison]:
+    return (Machine(seed, noise).compare(speed) for seed in range(RUNS))
+
+
+def test_a_thing_is_not_found_to_differ_from_itself():
+    """99 % is meant over all looks: one or two of 150 may err, and five do so once in 50 such
+    tests.
+    """
+    assert sum(found.differs for found in runs(1.0)) <= 4
+
+
+@pytest.mark.parametrize("speed", [0.8, 1.03])
+def test_the_interval_holds_what_is_true(speed: float):
+    found = list(runs(speed))
+    assert sum(one.low <= speed <= one.high for one in found) >= RUNS - 4
+    assert np.median([one.ratio for one in found]) == pytest.approx(speed, rel=0.004)
+
+
+def test_five_percent_are_found():
+    found = list(runs(1 / 1.05))
+    assert sum(one.differs and one.ratio < 1 for one in found) >= 0.97 * RUNS
+
+
+def test_what_is_clear_early_ends_early_and_noise_takes_the_time_there_is():
+    assert len(Machine(1, 0.001).compare(2.0).a) < len(Machine(1, 0.3).compare(1.0).a) / 3
+
+
+def test_looking_is_paid_for():
+    """The same pairs judged as one look of several have a wider interval than as the only one."""
+    pairs = np.random.default_rng(3).normal(size=(2, 60)) / 10
+    alone, among = (judge(*np.exp(pairs), DESIGN, share) for share in (1.0, 0.1))
+    assert alone and among
+    assert among.low < alone.low <= alone.ratio == among.ratio <= alone.high < among.high
+
+
+def test_a_slow_side_is_measured_often_enough_to_tell():
+    """Where one measurement takes longer than the whole time, the fewest pairs that can tell are
+    measured.
+    """
+    now = [0.0]
+
+    def side(speed: float) -> Callable[[], float]:
+        def measure() -> float:
+            now[0] += 60 / speed
+            return speed
+
+        return measure
+
+    found = compare(side(1.0), side(1.5), DESIGN, clock=lambda: now[0], coin=random.Random(1))
+    assert len(found.a) == DESIGN.least
+    assert found.differs and found.ratio == pytest.approx(1.5)
+    surer = replace(DESIGN, confidence=1 - 1e-6)
+    assert compare(side(1.0), side(1.5), surer, clock=lambda: now[0], coin=random.Random(1)).differs
+
+
+def test_each_side_is_first_about_as_often_and_a_pair_has_both():
+    order: list[str] = []
+    clock = iter(range(10**6))
+    compare(
+        lambda: order.append("a") or 1.0,
+        lambda: order.append("b") or 1.0,
+        Design(seconds=400, precision=0),
+        clock=lambda: next(clock),
+        coin=random.Random(5),
+    )
+    pairs = ["".join(order[at : at + 2]) for at in range(0, len(order), 2)]
+    assert set(pairs) == {"ab", "ba"}
+    assert 0.4 < pairs.count("ab") / len(pairs) < 0.6
+
+
+def test_the_interval_of_published_data():
+    """Depression scores (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, table
+    3.1): the estimate and the 96.1 % interval of their examples 3.3 and 3.4.
+    """
+    before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
+    after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
+    middle, low, high = shift(np.subtract(after, before), 20 / 512)
+    assert (middle, low, high) == pytest.approx((-0.46, -0.786, -0.010))
+
+
+def test_many_values_take_the_normal_curve_where_counting_ends():
+    """Either side of the change of method the interval is as wide."""
+    values = np.random.default_rng(7).normal(size=302)
+    widths = []
+    for count in (300, 301, 302):
+        _, low, high = shift(values[:count], 0.01)
+        widths.append(high - low)
+    assert max(widths) / min(widths) < 1.03
+
+
+def test_of_very_many_values_some_in_a_row_count_as_one():
+    """Ten times as many values give an interval a third as wide, and still know the middle."""
+    values = 0.3 + np.random.default_rng(11).normal(size=15_007)
+    (_, low, high), (middle, lowest, highest) = shift(values[:1500], 0.01), shift(values, 0.01)
+    assert lowest < 0.3 < highest and middle == pytest.approx(0.3, abs=0.03)
+    assert (highest - lowest) / (high - low) == pytest.approx(0.316, rel=0.1)
+
+
+def test_too_few_say_so():
+    found = judge([1.0, 1.1, 1.2], [2.0, 2.1, 2.2], DESIGN)
+    assert found and not found.differs
+    assert (found.low, found.high, found.resolution) == (0, math.inf, math.inf)
+    assert found.words().startswith("too few measurements")
+
+
+def test_the_words_of_a_verdict():
+    pairs = (1.0,) * 20
+    assert (
+        Comparison(1.07, 1.05, 1.09, 0.99, pairs, pairs).words()
+        == "B is 1.070x as fast as A (1.050-1.090)"
+    )
+    assert (
+        Comparison(0.5, 0.45, 0.55, 0.99, pairs, pairs).words("x", "y")
+        == "y is 0.50x as fast as x (0.45-0.55)"
+    )
+    assert Comparison(1.01, 0.97, 1.05, 0.99, pairs, pairs).words() == (
+        "no significant difference: ratio 1.01 (0.97-1.05); "
+        "differences below 4.0 % are not detectable"
+    )
+
+
+def test_a_noisy_machine_is_known_by_one_side_alone():
+    steady, restless = (100.0, 101.0, 99.0, 100.5), (100.0, 200.0, 97.0, 180.0)
+    assert not Comparison(1, 0.9, 1.1, 0.99, steady, steady).noisy
+    assert Comparison(1, 0.9, 1.1, 0.99, steady, restless).noisy
+    assert wander((5.0,)) == 1

@@ -1,0 +1,64 @@
+"""Settings measured on a real, tiny model."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from llmcli.bench.tune.model_trial import OnModel
+from llmcli.bench.tune.tune import Setting
+from llmcli.hardware import host
+from llmcli.runtime.binding.model import Model, open_model
+from tests.quant import tiny_gguf
+
+SETTING = Setting(1, 1, 64)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = tiny_gguf.llama(
+        tmp_path_factory.mktemp("tiny") / "tiny.gguf", hidden=64, ff=128, layers=2
+    )
+    with open_model(path, gpu_layers=0) as opened:
+        yield opened
+
+
+def contexts(trial: OnModel) -> list[tuple[int, str, str]]:
+    return list(trial._ready)
+
+
+def test_prompts_and_answers_are_timed(model: Model) -> None:
+    with OnModel(model, 256) as trial:
+        assert min(trial.pace(SETTING)) > 0
+        assert trial.prompt(SETTING, 256) > 0
+        assert trial.decode(SETTING, 16) > 0
+        assert trial.decode(replace(SETTING, cache="bf16"), 4) > 0
+        assert trial.decode(SETTING, 16, behind=100) > 0
+        context = list(trial._ready.values())[-1].context
+        assert context.last(0) == 115
+    assert contexts(trial) == []
+
+
+def test_threads_need_no_other_context_the_rest_does(model: Model) -> None:
+    with OnModel(model, 64) as trial:
+        for setting in (SETTING, Setting(2, 1, 64), Setting(1, 2, 64), Setting(1, 1, 32, "off")):
+            trial.prompt(setting, 64)
+            trial.decode(setting, 2)
+        assert contexts(trial) == [(64, "auto", "f16"), (32, "off", "f16")]
+        (context, *_) = [ready.context for ready in trial._ready.values()]
+        assert context.n_ubatch == 64
+
+
+def test_contexts_that_would_fill_the_memory_are_closed(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 1000)
+    with OnModel(model, 64) as trial:
+        for size in (16, 32, 64, 32):
+            assert trial.prompt(replace(SETTING, ubatch=size), 64) > 0
+            assert contexts(trial) == [(size, "auto", "f16")]
+    monkeypatch.setattr(host, "available_memory", lambda: None)
+    with OnModel(model, 64) as trial:
+        for size in (16, 32, 64):
+            trial.prompt(replace(SETTING, ubatch=size), 64)
+        assert contexts(trial) == [(32, "auto", "f16"), (64, "auto", "f16")]

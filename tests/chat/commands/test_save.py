@@ -1,0 +1,174 @@
+"""/read, /export and /copy."""
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcli.chat import clipboard
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.commands import perform
+from llmcli.chat.display.stream_writer import Stream
+from llmcli.chat.input_loop import say
+from llmcli.errors import UserError
+from tests.chat.terminal.test_completion import offered
+
+Make = Callable[..., Talk]
+Text = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+def test_a_file_goes_with_the_next_message_and_only_with_that(
+    talk: Make, folder: Path, capsys: Text
+) -> None:
+    one = talk(b"yes")
+    (folder / "notes.txt").write_text("\ufeffone\ntwo", encoding="utf-8")
+    perform(one, "/read notes.txt")
+    assert "notes.txt: " in capsys.readouterr().out
+    perform(one, "/read")
+    assert capsys.readouterr().out == "--- File: notes.txt ---\n"
+    say(one, "What?")
+    say(one, "And?")
+    assert [m.content for m in one.session.messages[::2]] == [
+        "--- File: notes.txt ---\none\ntwo\nWhat?",
+        "And?",
+    ]
+
+
+def test_a_file_with_a_question_is_answered_at_once(talk: Make, folder: Path) -> None:
+    one = talk(b"yes")
+    (folder / "my notes.txt").write_text("text")
+    perform(one, "/read 'my notes.txt' What is it?")
+    perform(one, f"/read {folder}/my notes.txt")  # a line that names a file as a whole
+    assert [m.content for m in one.session.messages[::2]] == [
+        "--- File: my notes.txt ---\ntext\nWhat is it?"
+    ]
+    assert len(one.attached) == 1
+    perform(one, "/read -")
+    assert one.attached == []
+
+
+def test_files_that_cannot_be_read_are_one_line_each(talk: Make, folder: Path) -> None:
+    (folder / "latin1.txt").write_bytes(b"caf\xe9")
+    (folder / "long.txt").write_text("word " * 60)
+    (folder / "huge.txt").write_bytes(b"x" * 10_000)
+    os.mkfifo(folder / "pipe")
+    one = talk(n_ctx=256)
+    for name, reason in (
+        ("nothing.txt", "No such file"),
+        (".", "is a folder"),
+        ("latin1.txt", "byte 3 is 0xe9"),
+        ("pipe", "no ordinary"),
+        ("long.txt", "has 324 tokens: the context holds 256"),
+        ("huge.txt", "are 4098 tokens, the context holds 256"),
+        ("a\0b", "names no file"),
+        ("~nobody-at-all/x", "no such home"),
+    ):
+        with pytest.raises(UserError, match=reason) as error:
+            perform(one, f"/read {name}")
+        assert error.value.hint
+    assert one.attached == []
+
+
+def test_tab_completes_paths(talk: Make, folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "a b.txt").touch()
+    (folder / ".hidden").touch()
+    (folder / "summary.txt").touch()
+    one = talk()
+    assert offered(one, "/read ") == ["/read sub/", "/read summary.txt"]
+    assert offered(one, "/read sub/a") == ["/read sub/a b.txt"]
+    assert offered(one, "/read sub/a b") == ["/read sub/a b.txt"]
+    assert offered(one, "/read .h") == ["/read .hidden"]
+    assert offered(one, "/read no/such/") == []
+    assert offered(one, "/export m") == ["/export md"]
+    assert offered(one, "/export json su") == ["/export json sub/", "/export json summary.txt"]
+
+
+def test_export_shows_and_writes_the_conversation(talk: Make, folder: Path, capsys: Text) -> None:
+    one = talk()
+    one.session.system = "Be brief."
+    one.session.add("a?", "yes \x1b[2J\x9b", "cancelled")
+    perform(one, "/export md")
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == "# A chat with fake"
+    assert (
+        "## System\n\nBe brief.\n\n## User\n\na?\n\n## Assistant\n\nyes ␛[2J�\n\n*(stopped here)*"
+        in shown
+    )
+    perform(one, "/export md talk.md")
+    assert (folder / "talk.md").read_text(encoding="utf-8") == shown
+    assert (folder / "talk.md").stat().st_mode & 0o077 == 0
+    capsys.readouterr()
+    perform(one, "/export json")
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert json.loads(out)["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": "yes \x1b[2J\x9b", "cut": True},
+    ]
+
+
+def test_export_leaves_what_is_there_alone(talk: Make, folder: Path) -> None:
+    one = talk(b"yes")
+    (folder / "talk.md").write_text("mine")
+    for line, reason in (
+        ("md talk.md", "is there already"),
+        ("md .", "is there already"),
+        ("md no/such/talk.md", "no folder"),
+        ("pdf", "does not know 'pdf'"),
+        ("", "needs a form"),
+    ):
+        with pytest.raises(UserError, match=reason) as error:
+            perform(one, f"/export {line}")
+        assert error.value.hint
+    assert [path.name for path in folder.iterdir()] == ["talk.md"]
+    assert (folder / "talk.md").read_text() == "mine"
+
+
+def test_copy_gives_the_last_answer_to_the_terminal(
+    talk: Make, monkeypatch: pytest.MonkeyPatch, capsys: Text
+) -> None:
+    one = talk("grün\x1b[0m".encode())
+    with pytest.raises(UserError, match="no answer yet"):
+        perform(one, "/copy")
+    one.ask("x", Stream(silent=True))
+    with pytest.raises(UserError, match="no terminal") as error:
+        perform(one, "/copy")
+    assert "/export" in error.value.hint
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(clipboard, "PROGRAMS", ())
+    perform(one, "/copy")
+    sequence, told = capsys.readouterr().out.split("\x07")
+    assert base64.b64decode(sequence.removeprefix("\x1b]52;c;")).decode() == "grün\x1b[0m"
+    assert told == "copied 8 characters through the terminal, if it allows that (OSC 52)\n"
+    one.session.add("y", "x" * 60_000, "stop")
+    with pytest.raises(UserError, match="60000 characters: too many"):
+        perform(one, "/copy")
+
+
+def test_copy_uses_the_first_program_that_takes_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "clipboard"
+    for name, script in (("fails", "exit 1"), ("works", f"cat > {out}")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(clipboard, "PROGRAMS", (("is-not-here",), ("fails",), ("works", "--now")))
+    assert clipboard.copy("grün") == "works"
+    assert out.read_text(encoding="utf-8") == "grün"
+    monkeypatch.setattr(clipboard, "PROGRAMS", (("fails",),))
+    assert clipboard.copy("grün") is None

@@ -1,0 +1,59 @@
+"""What Tab offers, word by word."""
+
+from collections.abc import Callable
+
+import pytest
+
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.settings import knobs
+from llmcli.chat.terminal.completion import offers
+
+Make = Callable[..., Talk]
+
+
+def offered(talk: Talk, line: str) -> list[str]:
+    """The lines that Tab would make of `line`."""
+    return [line[: len(line) + start] + word for start, word in offers(talk, line)]
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("/tim", ["/timing"]),
+        ("/set te", ["/set temp"]),
+        ("/set parameter te", ["/set parameter temp"]),
+        ("/set timing ", ["/set timing off", "/set timing line", "/set timing tokens"]),
+        ("/set parameter timing t", ["/set parameter timing tokens"]),
+        ("/SET early_stopping n", ["/SET early_stopping no", "/SET early_stopping never"]),
+        ("/set beams ", ["/set beams 1", "/set beams 2"]),
+        ("/set nonsense ", []),
+        ("/set temp 1 ", []),
+        ("/nonsense ", []),
+        ("//tim", []),
+        ("tim", []),
+        ("/tim\n/ti", []),
+    ],
+)
+def test_tab_offers_words_names_and_values(line: str, lines: list[str], talk: Make) -> None:
+    assert offered(talk(n_seq_max=2), line) == lines
+
+
+def test_a_name_shows_its_value_and_range_beside_it(talk: Make) -> None:
+    one = talk()
+    (offer,) = [word for _, word in offers(one, "/set top_k")]
+    assert offer.about.startswith("40 · from 0 to ")  # type: ignore[attr-defined]
+    about = {str(word): word.about for _, word in offers(one, "/set temp ")}  # type: ignore[attr-defined]
+    assert about == {
+        "0": "now · from 0 to 100",
+        "0.8": "default · from 0 to 100",
+        "100": "the most · from 0 to 100",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(knobs()))
+def test_every_value_that_is_offered_is_taken(name: str, talk: Make) -> None:
+    one = talk(n_seq_max=2)
+    knob = knobs()[name]
+    for value in list(knob.values(one)):
+        knob.change(one, str(value))
+        assert knob.show(one) == value

@@ -1,0 +1,93 @@
+"""The REPL in this process, on prompt_toolkit's pipe input: Ctrl-C at moments that a terminal
+cannot choose.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import pytest
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from llmcli.chat.chat_session import Talk
+from llmcli.chat.terminal import repl
+from llmcli.model_loader.opened_model import Opened
+from llmcli.runtime.interrupt import interrupt_taken, interrupts_raise, interrupts_wait
+from llmcli.runtime.text.chat_template import Template
+from tests.fixtures.fakes import TEMPLATE
+
+Make = Callable[..., Talk]
+LEAVE = "\x04"
+
+
+def converse(talk: Talk, keys: str) -> None:
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        pipe.send_text(keys + LEAVE)
+        repl.converse(talk)
+
+
+def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow:
+        def names(self) -> list[str]:
+            return []
+
+        def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+            with interrupts_raise():
+                signal.raise_signal(signal.SIGINT)
+
+    one = talk(b"yes")
+    one.models = Slow()  # type: ignore[assignment]
+    before = one.runner
+    converse(one, "/model other\ra?\r")
+    out, err = capsys.readouterr()
+    assert "(stopped)" in err
+    assert (one.runner, one.name, out) == (before, "fake", "yes\n")
+
+
+def test_ctrl_c_before_the_first_pass_stops_the_answer_and_the_question_waits(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(Template):
+        """Whoever renders it is interrupted in the middle: nothing runs yet that could be stopped."""
+
+        def render(self, *words: object, **more: object) -> str:  # type: ignore[override]
+            signal.raise_signal(signal.SIGINT)
+            return super().render(*words, **more)  # type: ignore[arg-type]
+
+    one = talk(b"yes")
+    one.runner.template = Interrupted(TEMPLATE)
+    converse(one, "a?\r")
+    assert (one.session.messages, one.unanswered) == ([], "a?")
+    assert "(cut)" in capsys.readouterr().err
+    one.runner.engine.ledger.check()
+    one.runner.template = Template(TEMPLATE)
+    one.leaving = False
+    converse(one, "/retry\r")
+    assert [message.content for message in one.session.messages] == ["a?", "yes"]
+
+
+def test_a_signal_behind_the_last_key_waits_for_the_answer() -> None:
+    with (
+        create_pipe_input() as keys,
+        create_app_session(input=keys, output=DummyOutput()),
+        interrupts_wait(),
+    ):
+        session: PromptSession[str] = PromptSession()
+        done = session.default_buffer.accept_handler
+        assert done is not None
+
+        def sent(buffer: Buffer) -> bool:
+            kept = done(buffer)
+            signal.raise_signal(signal.SIGINT)
+            return kept
+
+        session.default_buffer.accept_handler = sent
+        keys.send_text("a question\r")
+        assert asyncio.run(repl._typed(session, "")) == "a question"
+        assert interrupt_taken()

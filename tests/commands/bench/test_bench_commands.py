@@ -1,0 +1,20 @@
+"""The contract of every subcommand of bench: a sentence, --json, and its name in --help."""
+
+from collections.abc import Callable
+
+import pytest
+
+from llmcli.commands import bench
+from quant.registry import collect
+from tests.fixtures.cli import Done
+
+BENCHES = collect("llmcli.commands.bench", "BENCHES", "__name__")
+
+
+@pytest.mark.parametrize("name", sorted(BENCHES))
+def test_a_bench_is_explained_and_has_json(name: str, llmcli: Callable[..., Done]) -> None:
+    assert (BENCHES[name].__doc__ or "").split("\n\n")[0].strip().endswith(".")
+    done = llmcli("bench", name, "--help")
+    assert done.code == 0
+    assert "--json" in done.out
+    assert name == bench.SPEED or f"bench {name}" in llmcli("bench", "--help").out

@@ -1,0 +1,112 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcli.bench.cost import memory_bandwidth
+from llmcli.bench.cost.memory_bandwidth import Reading
+from llmcli.hardware import host
+from tests.fixtures.cli import Done
+from tests.quant import tiny_gguf
+
+Llmcli = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory that gives 10 GB/s to all threads, behind a cache of 16 bytes; and short prompts."""
+    monkeypatch.setattr(host, "last_cache", lambda: 16)
+    monkeypatch.setattr(memory_bandwidth, "sizes", lambda cache, available: [64, 256])
+    monkeypatch.setattr(
+        memory_bandwidth, "measure", lambda size, threads, *how: Reading(size, threads, (8e9, 1e10))
+    )
+    monkeypatch.setattr("llmcli.bench.roofline.PROMPT", 16)
+    monkeypatch.setattr("llmcli.bench.roofline.GENERATED", 4)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=2)
+
+
+def test_figures_agree_with_one_another(llmcli: Llmcli, model: Path) -> None:
+    done = llmcli("bench", "roofline", str(model), "-d", "0,32", "-r", "1", "-t", "1", "--json")
+    told = json.loads(done.out)
+    assert told["read_bandwidth_bytes_per_second"] == 1e10
+    assert [row["n_depth"] for row in told["decode"]] == [0, 32]
+    for row in told["decode"]:
+        assert row["bytes_per_token"] == sum(row["weights_bytes"].values()) + row["kv_bytes"]
+        assert row["attainable_tokens_per_second"] == pytest.approx(1e10 / row["bytes_per_token"])
+        assert row["roofline_fraction"] == pytest.approx(
+            row["tokens_per_second"] / row["attainable_tokens_per_second"]
+        )
+        assert row["intensity"] == pytest.approx(
+            row["operations_per_token"] / row["bytes_per_token"]
+        )
+    ridge = told["prefill"]["ridge_operations_per_byte"]
+    assert ridge == pytest.approx(told["prefill"]["operations_per_second"] / 1e10)
+
+
+def test_people_get_words_for_it(llmcli: Llmcli, model: Path) -> None:
+    done = llmcli("bench", "roofline", str(model), "-r", "1", "-t", "1")
+    assert done.code == 0
+    for words in ("memory bandwidth: 10.0 GB/s", "attainable tok/s", "depth 0: "):
+        assert words in done.out
+
+
+def test_memory_alone_needs_no_model(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(json.loads(llmcli("bench", "roofline", "--json").out)) == {
+        "cpu_info",
+        "last_cache_bytes",
+        "read_bandwidth_bytes_per_second",
+        "readings",
+        "gpus",
+    }
+    monkeypatch.setattr(host, "last_cache", lambda: None)
+    assert "the memory bandwidth is unknown" in llmcli("bench", "roofline").out
+    assert (
+        json.loads(llmcli("bench", "roofline", "--json").out)["read_bandwidth_bytes_per_second"]
+        is None
+    )
+
+
+def test_a_noisy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        memory_bandwidth, "measure", lambda size, threads, *how: Reading(size, threads, (1e9, 1e10))
+    )
+    assert "something else uses this machine" in llmcli("bench", "roofline").err
+
+
+def test_what_was_read_is_what_bench_sets_its_rows_beside(
+    llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llmcli("bench", "roofline")
+    monkeypatch.setattr(
+        memory_bandwidth, "measure", lambda size, threads, *how: Reading(size, threads, (1e9, 2e10))
+    )
+    llmcli("bench", "roofline")  # disturbed: not kept
+    (row,) = json.loads(
+        llmcli("bench", str(model), "-p", "0", "-n", "4", "-r", "1", "-t", "1", "-o", "json").out
+    )
+    assert row["read_bandwidth_bytes_per_second"] == 1e10
+
+
+def test_bench_itself_takes_llama_bench_s_words_as_before(llmcli: Llmcli, model: Path) -> None:
+    for words in (["-m", str(model), "-p", "8", "-n", "0"], [str(model), "-p", "8", "-n", "0"]):
+        rows = json.loads(llmcli("bench", *words, "-r", "1", "-o", "json").out)
+        assert [(row["n_prompt"], row["n_gen"]) for row in rows] == [(8, 0)]
+    assert llmcli("bench").code == 2
+    assert "--n-prompt" in llmcli("bench", "--help").out
+    assert "--n-depth" in llmcli("bench", "roofline", "--help").out
+
+
+def test_mistakes_are_one_line(llmcli: Llmcli, model: Path) -> None:
+    for words, why in (
+        (["-d", "x"], "-d"),
+        (["-ctk", "q9"], "cache type"),
+        (["-t", "100000"], "--threads"),
+    ):
+        done = llmcli("bench", "roofline", str(model), *words)
+        assert (done.code, done.out) == (1, "")
+        assert why in done.err

@@ -1,0 +1,90 @@
+"""`bench REF --threads-sweep` and its like, through the command line, on a tiny model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcli.bench.cost import memory_bandwidth
+from llmcli.bench.cost.memory_bandwidth import Reading
+from tests.fixtures.cli import Done
+from tests.quant import tiny_gguf
+
+Llmcli = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory that need not be read."""
+    monkeypatch.setattr(memory_bandwidth, "sizes", lambda cache, available: [64])
+    monkeypatch.setattr(
+        memory_bandwidth, "measure", lambda size, threads: Reading(size, threads, (1e10,))
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=2)
+
+
+def test_a_sweep_is_a_list_of_values_and_a_table_of_their_places(
+    llmcli: Llmcli, model: Path
+) -> None:
+    done = llmcli("bench", str(model), "--fa-sweep", "-p", "8", "-n", "2", "-t", "1", "-r", "2")
+    assert done.code == 0
+    assert "of the fastest" in done.out
+    assert done.out.count("too few rounds") == 2  # one of two is the fastest, of either test
+    done = llmcli(
+        "bench", str(model), "--fa-sweep", "-p", "8", "-n", "0", "-t", "1", "-r", "2", "--json"
+    )
+    assert [(row["flash_attn"], len(row["samples_ns"])) for row in json.loads(done.out)] == [
+        (1, 2),
+        (0, 2),
+    ]
+
+
+def test_sweeps_span_a_grid_of_what_can_be(llmcli: Llmcli, model: Path) -> None:
+    words = [
+        "--ubatch-sweep",
+        "--kv-sweep",
+        "-p",
+        "128",
+        "-n",
+        "0",
+        "-fa",
+        "off",
+        "-t",
+        "1",
+        "-r",
+        "1",
+        "--json",
+    ]
+    rows = json.loads(llmcli("bench", str(model), *words).out)
+    assert {(row["n_ubatch"], row["type_k"], row["type_v"]) for row in rows} == {
+        (size, kind, kind) for size in (64, 128) for kind in ("f32", "f16", "bf16")
+    }  # without flash attention V cannot be quantized
+
+
+def test_micro_batches_are_tried_on_a_prompt_that_is_long_enough(
+    llmcli: Llmcli, model: Path
+) -> None:
+    words = ["-t", "1", "-r", "1", "--json", "-p", "128"]
+    rows = json.loads(llmcli("bench", str(model), "--ubatch-sweep", *words).out)
+    assert [(row["n_prompt"], row["n_gen"], row["n_ubatch"]) for row in rows] == [
+        (128, 0, 64),
+        (128, 0, 128),
+    ]
+
+
+def test_a_sweep_and_values_of_the_same_option_exclude_each_other(
+    llmcli: Llmcli, model: Path
+) -> None:
+    for words in (
+        ("--threads-sweep", "-t", "1"),
+        ("--kv-sweep", "-ctv", "q8_0"),
+        ("--fa-sweep", "-fa", "on"),
+    ):
+        done = llmcli("bench", str(model), *words)
+        assert (done.code, done.out) == (2, "")
+        assert words[0] in done.err

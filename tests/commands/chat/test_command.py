@@ -1,0 +1,512 @@
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.cli import Done
+
+Llmcli = Callable[..., Done]
+Fake = Callable[..., list[Any]]
+
+NUMBER = (int, float)
+SHAPE: dict[str, Any] = {
+    "model": {"name": str, "path": str, "file_bytes": int, "file_type": str, "parameters": int},
+    "text": str,
+    "finish": str,
+    "tokens": [
+        {
+            "id": int,
+            "text": str,
+            "ms": NUMBER,
+            "decode_ms": NUMBER,
+            "sample_ms": NUMBER,
+            "logprob": NUMBER,
+        }
+    ],
+    "timing": {
+        "load_ms": NUMBER,
+        "prompt_tokens": int,
+        "cached_tokens": int,
+        "prompt_ms": NUMBER,
+        "prompt_per_second": NUMBER,
+        "ttft_ms": NUMBER,
+        "generated_tokens": int,
+        "generate_ms": NUMBER,
+        "tokens_per_second": NUMBER,
+        "tpot_ms": NUMBER,
+        "itl_ms": {"p50": NUMBER, "p90": NUMBER, "p95": NUMBER, "p99": NUMBER, "max": NUMBER},
+    },
+    "kv": {
+        "type_k": str,
+        "type_v": str,
+        "bytes_per_token": int,
+        "cells": int,
+        "used_cells": int,
+        "predicted_bytes": int,
+        "allocated_bytes": int,
+        "compute_bytes": int,
+        "output_bytes": int,
+    },
+    "seed": int,
+}
+
+
+def wrong(shape: Any, value: Any, where: str = "") -> list[str]:
+    """Every place where a document is not as the contract says."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict) or set(shape) != set(value):
+            return [f"{where}: keys {sorted(value)} instead of {sorted(shape)}"]
+        return [
+            problem for key in shape for problem in wrong(shape[key], value[key], f"{where}.{key}")
+        ]
+    if isinstance(shape, list):
+        return [problem for one in value for problem in wrong(shape[0], one, f"{where}[]")]
+    return (
+        [] if isinstance(value, shape) and not isinstance(value, bool) else [f"{where}: {value!r}"]
+    )
+
+
+def strictly(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_run_prints_the_answer_on_stdout_and_the_timing_on_stderr(
+    llmcli: Llmcli, fake: Fake
+) -> None:
+    fake(b"It is Paris.")
+    done = llmcli("run", "fake", "Which city?", "--temp", "0")
+    assert (done.code, done.out) == (0, "It is Paris.\n")
+    assert "tok/s" in done.err
+    assert "KV" in done.err
+
+
+def test_run_takes_the_prompt_from_stdin_from_p_and_from_a_file(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
+    opened = fake(b"yes")
+    file = tmp_path / "prompt.txt"
+    file.write_text("from afar\n")
+    for words, stdin, expected in (
+        (["fake"], b"from a pipe\n", "from a pipe"),
+        (["fake", "-p", "with p"], b"not this", "with p"),
+        (["fake", "-f", str(file)], b"", "from afar"),
+        (["-m", "fake", "as a word"], b"", "as a word"),
+        (["-hf", "fake", "-p", "pasted"], b"", "pasted"),
+        (["fake", "Sum up:"], b"a text\n", "Sum up:\n\na text"),
+    ):
+        assert llmcli("run", *words, stdin=stdin).out == "yes\n"
+        held = bytes(token for token in opened[-1].engine.ledger.tokens[0] if token < 256)
+        assert held.startswith(f"<user>{expected}\n<assistant>".encode())
+
+
+def test_escape_sequences_of_a_model_never_reach_the_terminal(llmcli: Llmcli, fake: Fake) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07 a\rb\x9bc \u202e done"
+    fake(evil.encode())
+    out = llmcli("run", "fake", "x", "--temp", "0").out
+    assert not set(out) & set("\x1b\x07\r\x9b\u202e")
+    assert out.startswith("␛[2J␛]0;owned␇ a␍b")
+    answer = strictly(llmcli("run", "fake", "x", "--temp", "0", "--json").out)
+    assert answer["text"] == evil  # programs get the exact text
+
+
+def test_a_setting_typed_wins_over_the_alias_and_that_over_the_default(
+    llmcli: Llmcli, fake: Fake
+) -> None:
+    fake(settings={"temp": 0.3, "top_k": 7}, system="Speak Latin.")
+    out = llmcli("chat", "fake", "--top-k", "9", stdin=b"/show\n").out
+    rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) > 1}
+    assert (rows["temp"], rows["top_k"], rows["top_p"]) == ("0.3", "9", "0.95")
+    assert "Speak Latin." in out
+
+
+def test_a_base_model_continues_the_text_and_says_so(llmcli: Llmcli, fake: Fake) -> None:
+    opened = fake(b" there was", template=None)
+    done = llmcli("run", "fake", "Once", "--temp", "0")
+    assert done.out == " there was\n"
+    assert "base model" in done.err
+    assert bytes(opened[0].engine.ledger.tokens[0][1:]).startswith(b"Once there")
+
+
+def test_raw_sends_the_prompt_as_it_is(llmcli: Llmcli, fake: Fake) -> None:
+    opened = fake(b"!")
+    done = llmcli("run", "fake", "<user>", "--raw", "--temp", "0")
+    assert "base model" not in done.err
+    assert bytes(opened[0].engine.ledger.tokens[0][1:]).startswith(b"<user>!")
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_shown(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"one two three")
+    done = strictly(
+        llmcli("run", "fake", "x", "--temp", "0", "-r", " two", "-r", "three", "--json").out
+    )
+    assert (done["text"], done["finish"]) == ("one", "stop")
+
+
+def test_an_answer_that_fills_the_context_says_so(llmcli: Llmcli, fake: Fake) -> None:
+    fake(lambda tokens: ord("a"), n_ctx=40)
+    done = llmcli("run", "fake", "x", "--temp", "0", "--json")
+    assert strictly(done.out)["finish"] == "context_full"
+
+
+def test_beams_are_told_with_their_scores_best_first(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"It is Paris.")
+    document = strictly(llmcli("run", "fake", "Which city?", "--beams", "3", "--json").out)
+    shape = {
+        **SHAPE,
+        "beams": [{"text": str, "score": NUMBER}],
+        "kv": dict.fromkeys(SHAPE["kv"], object),
+    }
+    assert wrong(shape, document) == []
+    assert len(document["beams"]) == 3
+    assert document["beams"][0]["text"] == document["text"] == "It is Paris."
+    done = llmcli(
+        "run",
+        "fake",
+        "Which city?",
+        "--beams",
+        "2",
+        "--length-penalty",
+        "0",
+        "--early-stopping",
+        "yes",
+    )
+    assert done.out == "It is Paris.\n"
+    assert [line.split()[:2] for line in done.err.splitlines()[-2:]] == [
+        ["beam", "1"],
+        ["beam", "2"],
+    ]
+    assert "warning" not in done.err
+
+
+def test_sampling_settings_do_not_apply_to_beams_and_that_is_said(
+    llmcli: Llmcli, fake: Fake
+) -> None:
+    fake(b"hello")
+    done = llmcli("run", "fake", "x", "--beams", "2", "--temp", "2", "--top-k", "3")
+    assert "with 2 beams the sampling settings do not apply: --temp, --top-k" in done.err
+    assert done.out == "hello\n"
+
+
+def test_three_questions_through_a_pipe_are_answered_in_order(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok")
+    done = llmcli("chat", "fake", "--temp", "0", stdin=b"one\n\ntwo\r\nthree")
+    assert (done.code, done.out) == (0, "ok\n" * 3)
+    assert done.err.count("tok/s") == 3 * 2  # prefill and decode
+    assert "(+0 reused)" in done.err.splitlines()[0]
+    assert "(+0 reused)" not in done.err.splitlines()[1]
+
+
+def test_an_error_in_one_line_is_told_and_the_next_goes_on(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok", n_ctx=128)
+    lines = (
+        b"/nonsense\n" + b"x" * 300 + b"\nbad \xff byte\n//exit is a message\n/set temp -1\nfine\n"
+    )
+    done = llmcli("chat", "fake", "--temp", "0", stdin=lines)
+    assert (done.code, done.out) == (1, "ok\nok\n")
+    errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert [error.split(":")[1].split()[0] for error in errors] == ["no", "the", "stdin", "temp"]
+    assert "byte 315 is 0xff" in errors[2]
+    assert "Traceback" not in done.err
+
+
+def test_lines_between_fences_are_one_message(llmcli: Llmcli, fake: Fake) -> None:
+    opened = fake(b"ok")
+    llmcli("chat", "fake", "--temp", "0", stdin=b'"""\n/a\nb\n"""\n')
+    assert b"<user>/a\nb\n<assistant>ok" in bytes(
+        t for t in opened[0].engine.ledger.tokens[0] if t < 256
+    )
+
+
+def test_exit_ends_the_talk_before_the_end_of_the_pipe(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok")
+    assert llmcli("chat", "fake", stdin=b"/bye\nmore\n").out == ""
+
+
+def test_a_system_text_that_the_template_drops_goes_into_the_first_message(
+    llmcli: Llmcli, fake: Fake
+) -> None:
+    opened = fake(
+        b"ok", template="{% for m in messages if m.role != 'system' %}<{{ m.content }}>{% endfor %}"
+    )
+    done = llmcli("chat", "fake", "-sys", "Be brief.", stdin=b"hi\nho\n")
+    assert b"<Be brief.\n\nhi><" in bytes(t for t in opened[0].engine.ledger.tokens[0] if t < 256)
+    assert done.err.count("no place for a system text") == 1
+
+
+def test_a_template_that_raises_is_one_error_and_the_talk_goes_on(
+    llmcli: Llmcli, fake: Fake
+) -> None:
+    template = "{% if messages|length > 1 %}{{ raise_exception('alone') }}{% endif %}{{ messages[0].content }}"
+    fake(b"ok", template=template)
+    done = llmcli("chat", "fake", stdin=b"one\ntwo\n/clear\nthree\n")
+    assert (done.code, done.out.count("ok")) == (1, 2)
+    assert "error: the chat template refuses this conversation: alone" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_chat_template_may_be_a_file_or_the_jinja_text_itself(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
+    opened = fake(b"ok")
+    file = tmp_path / "mine.jinja"
+    file.write_text("FILE {{ messages[0].content }}")
+    for given, expected in (
+        (str(file), b"FILE hi"),
+        ("TEXT {{ messages[0].content }}", b"TEXT hi"),
+    ):
+        llmcli("run", "fake", "hi", "--chat-template", given)
+        assert bytes(t for t in opened[-1].engine.ledger.tokens[0] if t < 256).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "code", "message"),
+    [
+        (["run", "fake", "x", "--temp", "-1"], b"", 1, "temp must be from 0 to 100, not -1"),
+        (["run", "fake", "x", "--temp", "nan"], b"", 1, "not nan"),
+        (["run", "fake", "x", "--top-p", "1.5"], b"", 1, "top_p must be from 0 to 1, not 1.5"),
+        (["run", "fake", "x", "--top-k", "many"], b"", 1, "top_k is 'many'"),
+        (["run", "fake", "x", "--beams", "0"], b"", 1, "beams is '0'"),
+        (["run", "fake", "x", "--beams", "many"], b"", 1, "beams is 'many'"),
+        (["run", "fake", "x", "--length-penalty", "nan"], b"", 1, "length_penalty is 'nan'"),
+        (["run", "fake", "x", "--early-stopping", "soon"], b"", 1, "early_stopping is 'soon'"),
+        (["run", "fake", "x", "-ctk", "q9"], b"", 1, "unknown KV cache type 'q9'"),
+        (["run", "fake", "x", "-fa", "perhaps"], b"", 1, "flash-attention"),
+        (["run", "fake", "x", "-c", "-5"], b"", 1, "--ctx-size is -5"),
+        (["run", "fake", "x", "-t", "99999"], b"", 1, "--threads is 99999"),
+        (["run", "fake", "x", "-ub", "0"], b"", 1, "--ubatch-size is 0"),
+        (["run", "fake", "x", "-n", "-7"], b"", 1, "--predict is -7"),
+        (["run", "fake", "x", "--quant", "Q4_KM"], b"", 1, "Q4_KM"),
+        (["run", "fake", "x", "--chat-template", "no/such/file"], b"", 1, "no template file"),
+        (["run", "fake", "x", "-p", "y"], b"", 2, "twice"),
+        (["run", "fake", "-p", "y", "-f", "z"], b"", 2, "-p and -f"),
+        (["run", "fake", "-f", "no/such/file"], b"", 1, "cannot read"),
+        (["run", "-m", "fake", "fake", "x"], b"", 2, "two models"),
+        (["run"], b"", 2, "no model given"),
+        (["run", "fake"], b"", 1, "the prompt is empty"),
+        (["run", "fake"], b"caf\xe9", 1, "byte 3 is 0xe9"),
+        (["run", "fake", "caf\udce9"], b"", 1, "PROMPT is not UTF-8 text: byte 3 is 0xe9"),
+        (["run", "fake", "x", "-sys", "caf\udce9"], b"", 1, "--system is not UTF-8"),
+        (["run", "fake", "x", "-r", "caf\udce9"], b"", 1, "not UTF-8"),
+        (["run", "fake", "x" * 500], b"", 1, "the prompt has"),
+        (["chat", "fake", "-m", "other"], b"", 2, "two models"),
+        (["run", "fake", "x", "--samples", "0"], b"", 1, "--samples is 0"),
+        (["run", "fake", "x", "--samples", "-1"], b"", 1, "--samples is -1"),
+        (["run", "fake", "x", "--samples", "257"], b"", 1, "--samples is 257"),
+        (
+            ["run", "fake", "x", "--samples", "100", "-n", "5"],
+            b"",
+            1,
+            "100 samples of 5 tokens and a prompt of 20 ",
+        ),
+        (
+            ["run", "fake", "x", "--samples", "250"],
+            b"",
+            1,
+            "250 samples and a prompt of 20 tokens need 270 cells",
+        ),
+        (["chat", "fake", "--samples", "2"], b"x", 2, "one answer at a time"),
+        (["run", "fake", "x", "--samples", "2", "--beams", "2"], b"", 2, "cannot be combined"),
+        (["run", "fake", "x", "-l", "999+1"], b"", 1, "logit_bias names token 999"),
+        (["run", "fake", "x", "-l", "h+1"], b"", 1, "logit_bias is 'h+1'"),
+        (["run", "fake", "x", "--mirostat", "3"], b"", 1, "mirostat must be from 0 to 2, not 3"),
+    ],
+)
+def test_bad_input_is_one_error_and_one_hint(
+    llmcli: Llmcli, fake: Fake, words: list[str], stdin: bytes, code: int, message: str
+) -> None:
+    fake()
+    done = llmcli(*words, stdin=stdin)
+    first, second, *rest = done.err.splitlines()
+    assert (done.code, done.out) == (code, "")
+    assert first.startswith("error: ")
+    assert message in first
+    assert second.startswith("hint: ")
+    assert rest == []
+
+
+def test_samples_are_shown_one_under_the_other_with_their_seeds(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok")
+    done = llmcli("run", "fake", "x", "--temp", "0", "-s", "5", "--samples", "2")
+    assert done.out == "--- sample 1 · seed 5 ---\nok\n--- sample 2 · seed 6 ---\nok\n"
+    assert done.err.startswith("[2 samples · ")
+    assert "4 tok" in done.err
+
+
+def test_samples_in_json_each_have_tokens_finish_and_seed(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok")
+    words = ["run", "fake", "x", "--temp", "0", "-s", "5", "--json"]
+    document = strictly(llmcli(*words, "--samples", "3").out)
+    shape = {"text": str, "tokens": SHAPE["tokens"], "finish": str, "seed": int}
+    assert wrong([shape], document["samples"]) == []
+    assert [one["seed"] for one in document["samples"]] == [5, 6, 7]
+    assert [one["text"] for one in document["samples"]] == ["ok"] * 3
+    assert document["seed"] == 5
+    assert document["tokens"] == document["samples"][0]["tokens"]
+    assert "samples" not in strictly(llmcli(*words, "--samples", "1").out)
+
+
+def test_a_logit_bias_may_be_given_many_times(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok")
+    bias = ["-l", f"{ord('o')}-inf", "--logit-bias", f"{ord('a')}+100"]
+    assert llmcli("run", "fake", "x", "--temp", "0", "-n", "3", *bias).out == "aaa\n"
+    assert (
+        llmcli("chat", "fake", *bias, stdin=b"/set logit_bias\n/set logit_bias none\n").out.count(
+            "97+100"
+        )
+        == 1
+    )
+
+
+def test_a_full_disk_behind_stdout_is_one_error(
+    llmcli: Llmcli, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    for form in ((), ("--json",)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", Full())
+            done = llmcli("run", "fake", "x", *form)
+        assert done.code == 1
+        assert done.err.startswith(
+            "error: cannot write the output: No space left on device\nhint: "
+        )
+
+
+@pytest.mark.model
+def test_ctrl_c_ends_run_with_what_was_said_and_130(smollm2: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "llmcli.app",
+        "run",
+        str(smollm2),
+        "Hello",
+        "-t",
+        "1",
+        "--ignore-eos",
+    ]
+    child = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout
+    first = child.stdout.read(1)
+    child.send_signal(signal.SIGINT)
+    rest, err = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert (first + rest).endswith(b"\n")
+    assert err.rstrip().endswith(b"(cut)")
+
+
+@pytest.mark.model
+def test_ctrl_c_in_an_answer_ends_a_piped_chat(smollm2: Path, home: Path) -> None:
+    words = [sys.executable, "-m", "llmcli.app", "chat", str(smollm2), "-t", "1", "--ignore-eos"]
+    child = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdin
+    assert child.stdout
+    child.stdin.write(b"one\ntwo\n")
+    child.stdin.flush()
+    child.stdout.read(1)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert b"Traceback" not in err
+    (log,) = (home / "state" / "sessions").glob("*.jsonl")
+    assert [strictly(line)["finish"] for line in log.read_text().splitlines()] == ["cancelled"]
+
+
+def test_llamacpps_words_for_automatic_can_be_pasted(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok")
+    line = "-m fake -p hi -n -1 -c 0 -t -1 -tb 0 -b 2048 -ub 512 -ngl 99 -fa auto -ctk f16 -ctv f16 -s 1 --temp 0"
+    assert llmcli("run", *line.split()).out == "ok\n"
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--temp", "0")])
+def test_weights_that_are_no_numbers_are_one_error(
+    llmcli: Llmcli, stories_gguf: Path, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    whole, damaged = stories_gguf.read_bytes(), tmp_path / "damaged.gguf"
+    damaged.write_bytes(whole[: len(whole) // 2] + b"\xff" * (len(whole) - len(whole) // 2))
+    done = llmcli("run", str(damaged), "Once", "-n", "4", "-t", "1", *form)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines()[-2].startswith("error: the model computes no numbers (NaN)")
+    assert done.err.splitlines()[-1].startswith("hint: ")
+
+
+def test_zero_tokens_are_no_tokens(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"hello")
+    document = strictly(llmcli("run", "fake", "hi", "-n", "0", "--json").out)
+    assert (document["text"], document["tokens"], document["finish"]) == ("", [], "length")
+
+
+def test_an_unknown_model_lists_the_nearest(llmcli: Llmcli) -> None:
+    done = llmcli("run", "smolm2:135m", "hi")
+    assert done.code == 1
+    assert "did you mean smollm2:135m" in done.err
+
+
+@pytest.mark.model
+def test_run_json_is_the_contracts_document(llmcli: Llmcli, smollm2: Path) -> None:
+    done = llmcli(
+        "run",
+        str(smollm2),
+        "Hello",
+        "--json",
+        "-n",
+        "8",
+        "-t",
+        "1",
+        "-c",
+        "512",
+        "-s",
+        "7",
+        "--ignore-eos",
+    )
+    document = strictly(done.out)
+    assert done.code == 0
+    assert wrong(SHAPE, document) == []
+    assert (document["finish"], document["seed"], document["model"]["file_type"]) == (
+        "length",
+        7,
+        "Q4_1",
+    )
+    tokens, timing, kv = document["tokens"], document["timing"], document["kv"]
+    assert "".join(token["text"] for token in tokens) == document["text"]
+    assert len(tokens) == timing["generated_tokens"] == 8
+    assert all(token["logprob"] <= 0 for token in tokens)
+    assert all(token["decode_ms"] + token["sample_ms"] <= token["ms"] for token in tokens)
+    assert timing["ttft_ms"] == tokens[0]["ms"]
+    assert timing["tpot_ms"] == pytest.approx(sum(token["ms"] for token in tokens[1:]) / 7)
+    assert timing["itl_ms"]["max"] == max(token["ms"] for token in tokens[1:])
+    assert kv["used_cells"] == timing["prompt_tokens"] + 7  # the last token is not in the cache
+    assert kv["predicted_bytes"] == kv["allocated_bytes"] == kv["bytes_per_token"] * kv["cells"]
+
+
+@pytest.mark.model
+def test_the_second_turn_of_a_chat_reuses_the_first(
+    llmcli: Llmcli, smollm2: Path, home: Path
+) -> None:
+    words = ["-t", "1", "-c", "1024", "-n", "8", "--temp", "0"]
+    done = llmcli("chat", str(smollm2), *words, stdin=b"Hello\n/kv\nAnd again\nMore\n")
+    assert done.code == 0
+    assert done.out.count("difference") == 1
+    (log,) = (home / "state" / "sessions").glob("*.jsonl")
+    first, second, third = (strictly(line)["timing"] for line in log.read_text().splitlines())
+    assert first["cached_tokens"] == 0
+    # All of the first prompt and its answer but the last token, which was never computed.
+    assert second["cached_tokens"] >= first["prompt_tokens"] + first["generated_tokens"] - 2
+    assert third["cached_tokens"] > second["cached_tokens"]

@@ -1,0 +1,130 @@
+"""`llmcli export vllm`: which weights go along, what is written, what is refused."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.fixtures.cli import Done
+
+Llmcli = Callable[..., Done]
+
+
+def test_the_float_weights_go_along_and_not_the_gguf(llmcli: Llmcli) -> None:
+    done = llmcli(
+        "export",
+        "vllm",
+        "smollm2:135m",
+        "-c",
+        "4096",
+        "-tp",
+        "3",
+        "-np",
+        "64",
+        "--temp",
+        "0.2",
+        "-s",
+        "7",
+    )
+    assert done.code == 0
+    words = shlex.split(done.out)
+    assert words[:3] == ["vllm", "serve", "HuggingFaceTB/SmolLM2-135M-Instruct"]
+    table = dict(zip(words[3::2], words[4::2], strict=True))
+    assert table == {
+        "--served-model-name": "smollm2:135m",
+        "--max-model-len": "4096",
+        "--kv-cache-dtype": "auto",
+        "--max-num-seqs": "64",
+        "--tensor-parallel-size": "3",
+        "--seed": "7",
+        "--override-generation-config": '{"temperature": 0.2}',
+    }
+
+
+@pytest.mark.parametrize(
+    ("ref", "model", "floats"),
+    [
+        ("smollm2:135m-hf", "HuggingFaceTB/SmolLM2-135M-Instruct", True),
+        ("org/some-model", "org/some-model", True),
+        ("org/Some-GGUF:Q4_K_M", "org/Some-GGUF:Q4_K_M", False),
+    ],
+)
+def test_a_name_becomes_a_repository(llmcli: Llmcli, ref: str, model: str, floats: bool) -> None:
+    done = llmcli("export", "vllm", ref, "--json", "--offline")
+    assert json.loads(done.out)["config"]["model"] == model
+    assert ("vllm-gguf-plugin" in done.err) == (not floats)
+
+
+def test_a_file_is_a_gguf_unless_its_original_is_named(llmcli: Llmcli, stories_gguf: Path) -> None:
+    done = llmcli("export", "vllm", str(stories_gguf), "--json")
+    assert json.loads(done.out)["config"]["model"] == str(stories_gguf)
+    assert "vllm-gguf-plugin" in done.err
+    done = llmcli(
+        "export",
+        "vllm",
+        str(stories_gguf),
+        "--json",
+        "--original",
+        "karpathy/tinyllamas",
+        "-a",
+        "tales",
+    )
+    document = json.loads(done.out)
+    assert document["config"] == {
+        "model": "karpathy/tinyllamas",
+        "served-model-name": "tales",
+        "max-model-len": 512,
+        "kv-cache-dtype": "auto",
+    }
+
+
+def test_the_folder_holds_a_yaml_the_template_and_a_start(
+    llmcli: Llmcli, stories: Path, tmp_path: Path
+) -> None:
+    out, odd = tmp_path / "there", "{% if x %}'\"#: é{% endif %}\n"
+    done = llmcli(
+        "export",
+        "vllm",
+        str(stories),
+        "-o",
+        str(out),
+        "--chat-template",
+        odd,
+        "-ctk",
+        "q8_0",
+        "-ctv",
+        "q8_0",
+    )
+    assert shlex.split(done.out) == ["sh", str(out / "serve.sh")]
+    assert yaml.safe_load((out / "config.yaml").read_text()) == {
+        "model": str(stories),
+        "served-model-name": "stories260K",
+        "max-model-len": 512,
+        "kv-cache-dtype": "fp8",
+        "chat-template": "chat_template.jinja",
+    }
+    assert (out / "chat_template.jinja").read_text() == odd
+    assert (out / "serve.sh").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--mirostat", "2", "-sys", "hi"], ("--mirostat", "--system goes as a message")),
+        (["-ctk", "q4_0", "-ctv", "q4_0"], ("K q4_0 and V q4_0",)),
+        (["--beams", "3"], ("use_beam_search",)),
+        (["--reproducible"], ("--reproducible",)),
+        (["-tp", "3"], ("8 attention heads", "2, 4, 8")),
+        (["-c", "4096"], ("512 tokens",)),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_by_name(
+    llmcli: Llmcli, stories: Path, words: list[str], told: str
+) -> None:
+    done = llmcli("export", "vllm", str(stories), *words)
+    assert (done.code, done.out) == (1, "")
+    for word in told:
+        assert word in done.err

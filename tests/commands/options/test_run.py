@@ -1,0 +1,85 @@
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcli.commands.options.run import RUN, table
+from llmcli.runtime.sampling import settings
+from tests.fixtures.cli import Done
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("command", ["chat", "run"])
+def test_every_option_of_the_table_is_explained(command: str, llmcli: Callable[..., Done]) -> None:
+    out = llmcli(command, "--help").out
+    for flag in table():
+        assert all(
+            re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", out) for word in flag.spellings
+        ), flag
+
+
+def test_every_sampling_setting_is_an_option_of_its_name() -> None:
+    words = {word for flag in table() for word in flag.spellings}
+    assert {"--" + name.replace("_", "-") for name in settings()} <= words
+
+
+def test_no_spelling_means_two_things() -> None:
+    words = [word for flag in table() for word in flag.spellings]
+    assert len(words) == len(set(words))
+
+
+def test_help_of_chat_loads_no_engine() -> None:
+    program = (
+        "import sys; sys.argv = ['llmcli', 'chat', '--help']; from llmcli.app import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    loaded = {
+        line.rsplit("|", 1)[1].strip().split(".")[0]
+        for line in done.stderr.splitlines()
+        if "|" in line
+    }
+    assert "typer" in loaded
+    heavy = {
+        "torch",
+        "llama_cpp",
+        "transformers",
+        "gguf",
+        "prompt_toolkit",
+        "huggingface_hub",
+        "llguidance",
+    }
+    assert not loaded & heavy
+
+
+def test_the_options_named_as_fields_are_the_run_options() -> None:
+    from dataclasses import fields
+
+    from llmcli.runtime.requests.request import RunOptions
+
+    decided = {"profile", "scored", "reading"}  # from the machine, and what is run
+    assert {flag.name for flag in RUN} == {field.name for field in fields(RunOptions)} - decided
+
+
+@pytest.mark.parametrize(
+    ("flags", "needed"),
+    [
+        (["-ctk", "f16"], "-ctk q8_0, not f16"),
+        (["-fa", "off"], "-fa on, not off"),
+        (["-ngl", "9"], "-ngl 0, not 9"),
+    ],
+)
+def test_what_contradicts_the_reproducible_mode_is_refused(
+    flags: list[str], needed: str, llmcli: Callable[..., Done]
+) -> None:
+    done = llmcli("run", "any.gguf", "hi", "--reproducible", *flags)
+    assert (done.code, f"--reproducible needs {needed}" in done.err) == (2, True)

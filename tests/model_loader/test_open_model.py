@@ -1,0 +1,75 @@
+"""/model through the command line: what is open when, and a real model in place of another."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.errors import UserError
+from tests.fixtures.cli import Done
+
+Llmcli = Callable[..., Done]
+Fake = Callable[..., list[Any]]
+
+
+def test_the_new_model_is_opened_before_the_old_one_is_closed(
+    llmcli: Llmcli, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = fake(b"yes")
+    happened: list[str] = []
+    from llmcli.runtime import runner
+
+    whole = runner.open_runner
+
+    class Told:
+        """The fake's context manager, telling when it begins and ends; the third model fails."""
+
+        def __init__(self, *words: Any, **more: Any) -> None:
+            self.inner, self.number = whole(*words, **more), len(opened) + 1
+
+        def __enter__(self) -> Any:
+            if self.number == 3:
+                raise UserError("llama.cpp cannot load it", hint="no")
+            happened.append(f"open {self.number}")
+            return self.inner.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            happened.append(f"close {self.number}")
+
+    monkeypatch.setattr(runner, "open_runner", Told)
+    done = llmcli(
+        "chat", "fake", "--temp", "0", stdin=b"one\n/model fake\ntwo\n/model fake\nthree\n"
+    )
+    assert happened == ["open 1", "open 2", "close 1", "close 2"]
+    assert done.out == "yes\nfake \u00b7 F32 \u00b7 256 tokens of context\nyes\nyes\n"
+    assert "llama.cpp cannot load it" in done.err
+    assert done.code == 1
+
+
+def test_a_real_model_in_place_of_another(stories_gguf: Path, home: Path) -> None:
+    talk = f"Once upon a time\n/model {stories_gguf}\n and then\n/model ./nothing.gguf\n the end\n/kv\n"
+    flags = ["--raw", "-n", "4", "-c", "256", "-t", "1"]
+    command = [sys.executable, "-m", "llmcli.app", "chat", str(stories_gguf), *flags]
+    done = subprocess.run(
+        command, input=talk, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("(+0 reused)") == 2  # the new model's first answer computes all of it
+    assert "error: no such file or folder: ./nothing.gguf" in done.stderr
+    assert "difference       0" in done.stdout
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "broken", ["{% for m in messages %}", "{% for i in [1] %}" * 150 + "{% endfor %}" * 150]
+)
+def test_a_template_that_cannot_be_read_is_told_before_a_model_is_opened(
+    llmcli: Llmcli, fake: Fake, broken: str
+) -> None:
+    opened = fake(b"yes")
+    done = llmcli("serve", "fake", "--port", "0", "--chat-template", broken)
+    assert (done.code, done.out, opened) == (1, "", [])
+    assert "the chat template is broken" in done.err

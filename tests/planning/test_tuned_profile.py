@@ -1,0 +1,170 @@
+"""Profiles on the disk: kept whole, told when damaged, used for their own model and machine alone."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli import config
+from llmcli.errors import UserError
+from llmcli.hardware import host
+from llmcli.planning import tuned_profile
+from llmcli.planning.tuned_profile import Profile
+from llmcli.runtime.model_identity import content
+from llmcli.runtime.requests.request import RunOptions
+from quant.model_file import read_header
+from quant.model_file.model_header import Header
+from tests.quant import tiny_gguf
+
+FOUND = {"threads": 1, "threads_batch": 2, "ubatch_size": 128, "flash_attn": "off"}
+
+
+@pytest.fixture(scope="module")
+def header(tmp_path_factory: pytest.TempPathFactory) -> Header:
+    return read_header.read(
+        tiny_gguf.llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", hidden=64, ff=128, layers=2)
+    )
+
+
+@pytest.fixture
+def made(header: Header, home: Path) -> Profile:
+    """A profile of this model and machine, saved."""
+    world = host.identity(), tuned_profile.build()
+    one = Profile("tiny", content(header), *world, "chat", FOUND, 1.2, 1.1, 1.3, "2026-11-22")
+    tuned_profile.save(one, config.load())
+    return one
+
+
+def chosen(header: Header, options: RunOptions, *typed: str) -> tuple[RunOptions, list[str]]:
+    warnings: list[str] = []
+    return tuned_profile.chosen(header, options, typed, config.load(), warnings.append), warnings
+
+
+def test_what_was_not_typed_is_the_profile_s(header: Header, made: Profile) -> None:
+    options, warnings = chosen(header, RunOptions())
+    assert not warnings
+    told = "-t 1 -tb 2 -ub 128 -fa off (bench tune, 2026-11-22)"
+    assert options == RunOptions(
+        threads=1, threads_batch=2, ubatch_size=128, flash_attn="off", profile=told
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "left"),
+    [
+        ({"ubatch_size": 512}, "-t 1 -tb 2 -fa off"),
+        ({"threads": 3}, "-ub 128 -fa off"),  # -tb is as -t where nobody says otherwise
+        ({"threads_batch": 1}, "-t 1 -ub 128 -fa off"),
+        ({"flash_attn": "auto"}, "-t 1 -tb 2 -ub 128"),
+        ({"cache_type_v": "q8_0"}, "-t 1 -tb 2 -ub 128"),  # which is not to be had with -fa off
+        ({"threads": 2, "ubatch_size": 64, "flash_attn": "on"}, ""),
+    ],
+)
+def test_what_was_typed_wins(
+    header: Header, made: Profile, typed: dict[str, Any], left: str
+) -> None:
+    options, _ = chosen(header, RunOptions(**typed), *typed)
+    assert {name: getattr(options, name) for name in typed} == typed
+    assert options.profile.partition(" (")[0] == left
+
+
+def test_the_reproducible_mode_is_left_alone(header: Header, made: Profile) -> None:
+    options = RunOptions(reproducible=True)
+    assert chosen(header, options) == (options, [])
+
+
+@pytest.mark.parametrize(
+    "other", [{"machine": "another"}, {"build": "older"}, {"fingerprint": "0" * 64}]
+)
+def test_a_profile_of_something_else_is_not_used(
+    header: Header, made: Profile, other: dict[str, str]
+) -> None:
+    (path,) = tuned_profile.paths(config.load())
+    path.unlink()
+    moved = replace(made, **other)
+    tuned_profile.save(moved, config.load())
+    assert chosen(header, RunOptions()) == (RunOptions(), [])
+    tuned_profile.save(moved, config.load())
+    tuned_profile.paths(config.load())[0].rename(path)  # nor under the name of the right one
+    assert chosen(header, RunOptions()) == (RunOptions(), [])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"version": 2}',
+        b"\xff\xfe",
+        b"[" * 50_000,
+        b" " * 100_000,
+        {"settings": {"threads": 0}},
+        {"settings": {"threads": True}},
+        {"settings": {"threads": "2"}},
+        {"settings": {"seed": 1}},
+        {"settings": None},
+        {"settings": {"flash_attn": "off", "cache_type_v": "q8_0"}},
+        {"settings": {"cache_type_k": "q9"}},
+        {"settings": {"cache_type_k": 8}},
+        {"ratio": "fast"},
+        {"low": -1},
+        {"machine": None},
+    ],
+)
+def test_a_damaged_profile_is_one_warning(
+    header: Header, made: Profile, damage: bytes | dict[str, Any]
+) -> None:
+    (path,) = tuned_profile.paths(config.load())
+    if isinstance(damage, dict):
+        damage = json.dumps({**json.loads(path.read_text()), **damage}).encode()
+    path.write_bytes(damage)
+    options, warnings = chosen(header, RunOptions())
+    assert options == RunOptions()
+    (warning,) = warnings
+    assert str(path) in warning
+    assert "\n" not in warning
+    told: list[str] = []
+    assert tuned_profile.kept(config.load(), told.append) == []
+    assert len(told) == 1
+
+
+def test_a_profile_is_written_whole_or_not_at_all(
+    header: Header, made: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        tuned_profile.save(replace(made, ratio=2.0), config.load())
+    assert tuned_profile.kept(config.load(), print) == [made]
+    assert [path.suffix for path in tuned_profile.folder(config.load()).iterdir()] == [".json"]
+
+
+def test_a_model_s_profiles_are_forgotten_those_of_others_stay(
+    header: Header, made: Profile
+) -> None:
+    tuned_profile.save(replace(made, machine="another"), config.load())
+    tuned_profile.save(replace(made, fingerprint="0" * 64, model="big"), config.load())
+    tuned_profile.save(replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load())
+    assert len(tuned_profile.forget(config.load(), "./renamed.gguf", header)) == 2
+    assert [one.model for one in tuned_profile.kept(config.load(), print)] == ["big", "big:Q4_K_M"]
+    assert (
+        len(tuned_profile.forget(config.load(), "big", None)) == 2
+    )  # its file is not here any more
+    assert tuned_profile.kept(config.load(), print) == []
+
+
+def test_a_folder_that_cannot_be_read_is_a_warning(
+    header: Header, made: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    options, (warning,) = chosen(header, RunOptions())
+    assert options == RunOptions()
+    assert warning.endswith("Permission denied")

@@ -1,0 +1,199 @@
+"""The file of second moments: what was gathered comes back, shared inputs once, and nothing in it
+is believed.
+"""
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from quant.calibration import imatrix, moments, moments_writer
+from quant.calibration.moments import About
+from quant.calibration.moments_writer import Gathered, Input, MomentFile
+from quant.errors import Refusal
+
+ABOUT = About("0123", 64, 3, ("ab", "cd"), ("some.txt", "more.txt"))
+
+
+def rows(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.3, 1, shape)
+
+
+def written(folder: Path) -> Path:
+    experts = Gathered.of(rows(3, 50, 8, seed=1))
+    experts.second[1] = experts.first[1] = experts.counts[1] = 0  # never seen
+    qkv = (
+        ["blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"],
+        Gathered.of(rows(70, 40)),
+    )
+    return moments_writer.write(
+        folder / "m.gguf", [qkv, (["blk.0.ffn_up_exps.weight"], experts)], ABOUT
+    )
+
+
+def test_what_was_gathered_comes_back(tmp_path: Path) -> None:
+    found = moments.load(written(tmp_path))
+    assert found.about == ABOUT
+    assert found.names == {
+        f"blk.0.{role}.weight" for role in ("attn_q", "attn_k", "attn_v", "ffn_up_exps")
+    }
+    assert found.of("blk.0.attn_q.weight") is found.of("blk.0.attn_v.weight")
+    assert found.of("output.weight") is None
+    second, x = found.of("blk.0.attn_k.weight"), rows(70, 40)
+    assert second is not None
+    assert (second.columns, second.matrices, second.counts, second.thin) == (40, 1, (70.0,), 0)
+    mean, first = second.mean(), second.first()
+    assert mean.dtype == np.float32
+    assert np.array_equal(mean, mean.T)
+    np.testing.assert_allclose(mean, x.T @ x / 70, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(second.squares(), np.square(x).mean(0), rtol=1e-6)
+    np.testing.assert_allclose(first, x.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_each_expert_has_its_own_and_an_unseen_one_the_identity(tmp_path: Path) -> None:
+    second = moments.load(written(tmp_path)).of("blk.0.ffn_up_exps.weight")
+    x = rows(3, 50, 8, seed=1)
+    assert second is not None
+    assert (second.counts, second.unseen) == ((50.0, 0.0, 50.0), 1)
+    np.testing.assert_allclose(second.mean(2), x[2].T @ x[2] / 50, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(second.mean(1), np.eye(8))
+    assert np.array_equal(second.squares(1), np.ones(8))
+    assert not second.first(1).any()
+
+
+def test_its_diagonal_is_an_imatrix(tmp_path: Path) -> None:
+    found = moments.load(written(tmp_path))
+    entries = found.imatrix.fitting(
+        [("blk.0.attn_q.weight", (40, 4)), ("blk.0.ffn_up_exps.weight", (8, 4, 3))]
+    )
+    assert np.array_equal(
+        entries["blk.0.attn_q.weight"].vectors(0, 1, 40)[0], found.inputs[0].squares()
+    )
+    experts = entries["blk.0.ffn_up_exps.weight"].vectors(0, 3, 8)
+    assert np.array_equal(experts, [found.inputs[1].squares(matrix) for matrix in range(3)])
+    assert (found.imatrix.dataset, found.imatrix.chunks) == ("some.txt", 3)
+
+
+def test_the_container_is_a_gguf_file(tmp_path: Path) -> None:
+    reader = gguf.GGUFReader(written(tmp_path))
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    x = rows(70, 40)
+    np.testing.assert_allclose(
+        tensors["0.second"].data.reshape(40, 40), x.T @ x, rtol=1e-5, atol=1e-5
+    )
+    assert reader.fields["general.type"].contents() == "llmcli.moments"
+
+
+def test_another_model_or_other_folds_are_refused_by_name(tmp_path: Path) -> None:
+    found = moments.load(written(tmp_path))
+    assert set(found.fitting([("blk.0.attn_q.weight", (40, 4)), ("output.weight", (40, 9))])) == {
+        "blk.0.attn_q.weight"
+    }
+    with pytest.raises(
+        Refusal,
+        match=r"another model: blk\.0\.attn_q\.weight has 1 x 40 columns, the tensor 1 x 41",
+    ):
+        found.fitting([("blk.0.attn_q.weight", (41, 4))])
+    with pytest.raises(Refusal, match=r"another model: .*ffn_up_exps"):
+        found.fitting([("blk.0.ffn_up_exps.weight", (8, 4, 4))])
+    with pytest.raises(Refusal, match="a model with no folds, this model has folds abc"):
+        found.fitting([("blk.0.attn_q.weight", (40, 4))], transform="abc")
+
+
+def test_its_digest_tells_its_content(tmp_path: Path) -> None:
+    one = moments.load(
+        moments_writer.write(tmp_path / "a", [(["a"], Gathered.of(rows(9, 4)))], ABOUT)
+    ).digest
+    assert (
+        one
+        == moments.load(
+            moments_writer.write(tmp_path / "b", [(["a"], Gathered.of(rows(9, 4)))], ABOUT)
+        ).digest
+    )
+    other = moments.load(
+        moments_writer.write(tmp_path / "c", [(["a"], Gathered.of(rows(9, 4, seed=1)))], ABOUT)
+    ).digest
+    assert one != other
+    assert (
+        one
+        != moments.load(
+            moments_writer.write(tmp_path / "d", [(["b"], Gathered.of(rows(9, 4)))], ABOUT)
+        ).digest
+    )
+
+
+def test_a_file_in_the_making_is_gone_on_with(tmp_path: Path) -> None:
+    inputs = [Input((f"w{number}",), 6) for number in range(3)]
+    gathered = [Gathered.of(rows(9, 6, seed=number)) for number in range(3)]
+    whole = moments_writer.write(
+        tmp_path / "whole", [((f"w{n}",), one) for n, one in enumerate(gathered)], ABOUT
+    )
+    with MomentFile(tmp_path / "m", ABOUT, inputs) as file:
+        file.put(2, gathered[2])
+    assert not (tmp_path / "m").exists()
+    with MomentFile(tmp_path / "m", ABOUT, inputs) as file:
+        assert file.done == {2}
+        file.put(0, gathered[0])
+        file.put(1, gathered[1])
+        file.finish()
+    assert (tmp_path / "m").read_bytes() == whole.read_bytes()
+    assert list(tmp_path.glob(".*")) == []
+    with MomentFile(tmp_path / "m", ABOUT, inputs) as file:
+        file.put(1, gathered[1])
+    with MomentFile(
+        tmp_path / "m", About("other"), inputs
+    ) as file:  # of something else: begun anew
+        assert file.done == frozenset()
+
+
+def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
+    broken = rows(9, 6)
+    broken[3, 2] = np.nan
+    with pytest.raises(Refusal, match="the input of w is not finite"):
+        moments_writer.write(tmp_path / "m", [(["w"], Gathered.of(broken))])
+
+
+def damaged(path: Path) -> dict[str, bytes]:
+    raw = path.read_bytes()
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+
+    def at(offset: int, value: bytes) -> bytes:
+        return raw[:offset] + value + raw[offset + len(value) :]
+
+    second, squares, counts = (
+        tensors[f"0.{end}"].data_offset for end in ("second", "squares", "counts")
+    )
+    return {
+        "no valid moments file.*not finished": raw.replace(
+            gguf.GGUFReader(path).fields["llmcli.moments.digest"].contents().encode(), b"0" * 64
+        ),
+        "without moments": raw.replace(b"llmcli.moments\x15", b"llmcli.momentz\x15", 1),
+        "is missing": raw.replace(b"moments.transform", b"moments.transforn"),
+        "some of the moments": raw.replace(b"0.squares", b"0.squarez"),
+        "is truncated": raw[:-600],
+        "counts of .* are invalid": at(counts, struct.pack("<d", -1)),
+        "no sums of squares": at(squares, struct.pack("<f", -1)),
+        "not finite": at(second + 4, struct.pack("<f", float("inf"))),
+        "not symmetric": at(second + 4, struct.pack("<f", 77)),
+        "diagonal": at(squares, struct.pack("<f", 77)),
+    }
+
+
+def test_a_damaged_file_is_one_clear_refusal(tmp_path: Path) -> None:
+    path = tmp_path / "damaged"
+    for why, raw in damaged(written(tmp_path)).items():
+        path.write_bytes(raw)
+        with pytest.raises(Refusal, match=why) as caught:  # noqa: PT012 (either may find it)
+            second = moments.load(path).of("blk.0.attn_q.weight")
+            assert second is not None
+            second.mean()
+        assert caught.value.hint, why
+    with pytest.raises(Refusal, match="there is no file"):
+        moments.load(tmp_path / "none")
+    assert not moments.recognised(tmp_path / "none")
+    path.write_bytes(b"GGUF nothing")
+    assert not moments.recognised(path)
+    with pytest.raises(Refusal):
+        imatrix.load(path)

@@ -1,0 +1,267 @@
+"""FP8 checkpoints, written with torch's own eight-bit floats: the values are torch's, or the folder
+is refused.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quant.checkpoint.quantized.base import eight_bits
+from quant.convert import checkpoint_source
+from quant.errors import Refusal
+from quant.model_file import load_checks, read_header
+from quant.quantize import plan
+from quant.quantize import write as quantize
+from tests.quant import tiny_checkpoint
+from tests.quant.inputs import opened, write
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not installed: eight-bit floats have no oracle"
+)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_all_256_values_are_torchs(dtype: str) -> None:
+    theirs = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype)).float().numpy()
+    name = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}[
+        dtype
+    ]
+    assert np.array_equal(eight_bits(name), theirs, equal_nan=True)
+
+
+def blocks(weight: Any, size: tuple[int, int], dtype: Any) -> tuple[Any, Any, Any]:
+    """(codes, scales, the values they stand for), block by block; the last blocks are partial."""
+    rows, columns = weight.shape
+    scales = torch.zeros(-(-rows // size[0]), -(-columns // size[1]))
+    codes, values = torch.zeros(weight.shape, dtype=dtype), torch.zeros(weight.shape)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            at = slice(i * size[0], (i + 1) * size[0]), slice(j * size[1], (j + 1) * size[1])
+            scales[i, j] = weight[at].abs().max() / torch.finfo(dtype).max
+            codes[at] = (weight[at] / scales[i, j]).to(dtype)
+            values[at] = codes[at].float() * scales[i, j]
+    return codes, scales, values
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    ("ending", "size"),
+    [("weight_scale_inv", (48, 40)), ("weight_scale", (512, 512)), ("weight_scale", (1, 512))],
+    ids=["blocks", "tensor", "rows"],
+)
+def test_values_are_codes_times_scales(
+    dtype: str, ending: str, size: tuple[int, int], stories: Path, tmp_path: Path
+) -> None:
+    tensors: dict[str, Any] = {}
+    expected = {}
+    for name, array in tiny_checkpoint.read(stories / "model.safetensors").items():
+        weight = torch.from_numpy(array.copy())
+        if weight.dim() == 1 or "embed" in name:
+            tensors[name] = weight.bfloat16()
+            continue
+        codes, scales, expected[name] = blocks(weight, size, getattr(torch, dtype))
+        own = name.removesuffix("weight") + ending
+        tensors |= {name: codes, own: scales[0, 0] if size == (512, 512) else scales}
+        tensors[name.removesuffix("weight") + "input_scale"] = torch.ones(())
+    settings = {
+        "quant_method": "fp8",
+        "weight_block_size": list(size) if ending.endswith("inv") else None,
+    }
+    folder = write(stories, tmp_path / "fp8", tensors, settings)
+    found = opened(folder)
+    assert expected.keys() <= found.keys()
+    for name, values in expected.items():
+        assert np.array_equal(found[name], values.numpy()), name
+
+
+def test_a_block_may_be_said_to_be_larger_than_any_matrix(stories: Path, tmp_path: Path) -> None:
+    one = torch.full((1, 1), 0.5)
+    near, far = (
+        {"quant_method": "fp8", "weight_block_size": [size, size]} for size in (512, 10**30)
+    )
+    found = [
+        opened(fp8(stories, tmp_path / str(len(str(told))), told, weight_scale_inv=one))
+        for told in (near, far)
+    ]
+    assert all(np.array_equal(found[0][name], values) for name, values in found[1].items())
+
+
+def test_stacked_experts_have_a_scale_a_block_each(tmp_path: Path) -> None:
+    from quant.checkpoint import dequantize
+    from quant.checkpoint.config import Config
+    from quant.checkpoint.safetensors import load
+    from quant.checkpoint.tensor_views import floats, rows
+
+    parts = [blocks(torch.randn(70, 50), (32, 32), torch.float8_e4m3fn) for _ in range(3)]
+    codes, scales, values = (torch.stack([part[i] for part in parts]) for i in range(3))
+    from safetensors.torch import save_file
+
+    save_file(
+        {"e.gate_up_proj": codes, "e.gate_up_proj_scale_inv": scales},
+        tmp_path / "model.safetensors",
+    )
+    config = Config(
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}},
+        "config.json",
+    )
+    found = dequantize.restore(tmp_path, config, load(tmp_path)).tensors
+    assert list(found) == ["e.gate_up_proj"]
+    tensor = found["e.gate_up_proj"]
+    assert np.array_equal(floats(tensor).reshape(3, 70, 50), values.numpy())
+    pieces = [floats(tensor, first, min(first + 33, 210)) for first in range(0, rows(tensor), 33)]
+    assert np.array_equal(np.concatenate(pieces).reshape(3, 70, 50), values.numpy())
+
+
+def fp8(stories: Path, folder: Path, settings: dict[str, Any], **changes: Any) -> Path:
+    """The stories with one matrix as FP8; `changes` are other tensors of that matrix, None takes
+    one out.
+    """
+    tensors = {
+        name: torch.from_numpy(a.copy())
+        for name, a in tiny_checkpoint.read(stories / "model.safetensors").items()
+    }
+    name = "model.layers.0.mlp.up_proj"
+    codes, scales, _ = blocks(tensors[f"{name}.weight"], (128, 128), torch.float8_e4m3fn)
+    own = {"weight": codes, "weight_scale_inv": scales} | changes
+    tensors |= {f"{name}.{key}": value for key, value in own.items() if value is not None}
+    return write(stories, folder, tensors, settings)
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "said"),
+    [
+        (BLOCKS, {"weight_scale_inv": None}, "up_proj.weight is stored as F8_E4M3"),
+        (
+            {"quant_method": "fp8"},
+            {},
+            r"weight_scale_inv is \[2, 1\], which does not fit .*up_proj.weight \[172, 64\]",
+        ),
+        (BLOCKS | {"weight_block_size": [64, 64]}, {}, "does not fit .* in blocks of"),
+        (BLOCKS | {"weight_block_size": [0, 128]}, {}, "does not fit"),
+        (BLOCKS | {"weight_block_size": "x"}, {}, "does not fit"),
+        (
+            BLOCKS,
+            {"weight_scale_inv": torch.ones(2, 1, dtype=torch.int32)},
+            "is stored as I32, not as floats",
+        ),
+        (BLOCKS, {"weight_scale": torch.ones(1)}, "up_proj.weight_scale is unknown"),
+        (BLOCKS, {"weight_zero": torch.ones(1)}, "up_proj.weight_zero is unknown"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {}, "NVFP4 is not supported"),
+        ({}, {}, "up_proj.weight_scale_inv is unknown; .*up_proj.weight is stored as F8_E4M3"),
+    ],
+)
+def test_what_does_not_fit_is_told(
+    settings: dict[str, Any], changes: dict[str, Any], said: str, stories: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(Refusal) as caught:
+        checkpoint_source.open_folder(fp8(stories, tmp_path / "odd", settings, **changes))
+    assert re.search(said, str(caught.value)), caught.value
+
+
+def test_a_value_that_is_no_number_stops_the_run_by_name(stories: Path, tmp_path: Path) -> None:
+    folder = fp8(
+        stories, tmp_path / "nan", BLOCKS, weight_scale_inv=torch.tensor([[1.0], [float("inf")]])
+    )
+    with pytest.raises(Refusal, match=r"up_proj\.weight contains NaN or infinite values"):
+        quantize.run(plan.plan(checkpoint_source.open_folder(folder), "F32"), tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path) -> None:
+    folder = fp8(stories, tmp_path / "small-fp8", BLOCKS)
+    (folder / "README.md").write_text("---\nbase_model: org/small\n---\n# Small\n")
+    source = checkpoint_source.open_folder(folder)
+    assert any(
+        "already quantized (FP8)" in note and "org/small gives a better file" in note
+        for note in source.notes
+    )
+    quantize.run(plan.plan(source, "F16"), tmp_path / "x.gguf")
+    header = read_header.read(tmp_path / "x.gguf")
+    assert header.metadata["llmcli.convert.source_method"] == "fp8"
+    load_checks.check(header)
+
+
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [
+        ("awq", "AWQ"),
+        ("bitsandbytes", "bitsandbytes"),
+        ("hqq", "HQQ"),
+        ("eetq", "EETQ"),
+        ("aqlm", "AQLM"),
+        ("auto-round", "AutoRound"),
+        ("something-new", "something-new"),
+        (7, "unknown"),
+    ],
+)
+def test_other_methods_are_refused_by_name_with_the_parent(
+    method: object, title: str, stories: Path, tmp_path: Path
+) -> None:
+    tensors = {
+        name: torch.from_numpy(a.copy())
+        for name, a in tiny_checkpoint.read(stories / "model.safetensors").items()
+    }
+    codes = torch.zeros((172, 32), dtype=torch.uint8)
+    tensors |= {"model.layers.0.mlp.up_proj.weight": codes}
+    folder = write(stories, tmp_path / "odd", tensors, {"quant_method": method})
+    tiny_checkpoint.edit(folder / "config.json", _name_or_path="org/Whole-7B")
+    with pytest.raises(Refusal, match=re.escape(f"is quantized ({title})")) as caught:
+        checkpoint_source.open_folder(folder)
+    assert caught.value.hint == "use the model it was made from: org/Whole-7B"
+    (folder / "README.md").write_text("---\nbase_model:\n- other/Parent-7B\n---\n")
+    with pytest.raises(Refusal) as caught:
+        checkpoint_source.open_folder(folder)
+    assert caught.value.hint == "use the model it was made from: other/Parent-7B"
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "eetq", "hqq", "quanto", "torchao"])
+def test_settings_of_what_rounds_at_loading_do_not_count_where_the_floats_are_here(
+    method: str, stories: Path, tmp_path: Path
+) -> None:
+    settings = {"quant_method": method, "load_in_4bit": True}
+    source = checkpoint_source.open_folder(
+        tiny_checkpoint.copy(stories, tmp_path / "merged", quantization_config=settings)
+    )
+    assert not any("quantized" in note for note in source.notes)
+    assert "llmcli.convert.source_method" not in dict(source.entries)
+
+
+def test_modelopts_own_file_is_read(stories: Path, tmp_path: Path) -> None:
+    tensors = {
+        name: torch.from_numpy(a.copy())
+        for name, a in tiny_checkpoint.read(stories / "model.safetensors").items()
+    }
+    name = "model.layers.0.mlp.up_proj.weight"
+    codes, scales, values = blocks(tensors[name], (512, 512), torch.float8_e4m3fn)
+    tensors |= {
+        name: codes,
+        f"{name}_scale": scales[0, 0],
+        name.replace("weight", "input_scale"): torch.ones(()),
+    }
+    folder = write(stories, tmp_path / "modelopt", tensors, {})
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": "FP8"}})
+    )
+    assert np.array_equal(opened(folder)[name], values.numpy())
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}})
+    )
+    with pytest.raises(Refusal, match="W4A8_AWQ is not supported; FP8 is"):
+        checkpoint_source.open_folder(folder)
+
+
+def test_bytes_that_are_no_floats_are_never_taken_for_them(stories: Path, tmp_path: Path) -> None:
+    from quant.checkpoint import safetensors, tensor_views
+
+    folder = fp8(stories, tmp_path / "odd", BLOCKS)
+    with pytest.raises(Refusal, match=r"up_proj\.weight is stored as F8_E4M3"):
+        tensor_views.floats(
+            safetensors.load(folder, safetensors.files(folder))["model.layers.0.mlp.up_proj.weight"]
+        )

@@ -1,0 +1,286 @@
+"""MXFP4 experts keep every value: against a table, the gguf package, transformers and the floats'
+own logits.
+"""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from quant.checkpoint.config import Config
+from quant.checkpoint.quantized import mxfp4
+from quant.checkpoint.safetensors import LazyTensor
+from quant.convert import checkpoint_source
+from quant.errors import Refusal
+from quant.model_file import load_checks, read_header
+from quant.native import ggml
+from quant.quantize import plan as plan_module
+from quant.quantize import write
+from quant.recipes import tensor_types
+from quant.source.source import Source, Weight
+from tests.quant import families, tiny_checkpoint
+from tests.quant.families.gptoss import HF, PLAIN
+
+TABLE = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+EXPERTS = re.compile(r"(.*\.mlp\.experts\.(?:gate_up|down)_proj)_(blocks|scales)")
+
+
+def unpacked(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The values, spelled out: low half first, times 2 ** (scale - 127) [..., rows, 32 b]."""
+    values = np.empty((*codes.shape[:-1], 32), np.float32)
+    values[..., 0::2], values[..., 1::2] = TABLE[codes & 15], TABLE[codes >> 4]
+    return np.ldexp(values, scales.astype(int)[..., None] - 127).reshape(*scales.shape[:-1], -1)
+
+
+def drawn(rng: np.random.Generator, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random codes and scales of a tensor [..., columns], values of about 0.1."""
+    blocks = (*shape[:-1], shape[-1] // 32)
+    codes = rng.integers(0, 256, (*blocks, 16), np.uint8)
+    return codes, rng.integers(120, 125, blocks).astype(np.uint8)
+
+
+def lazy(name: str, values: np.ndarray) -> LazyTensor:
+    flat = values.reshape(-1, values.shape[-1])
+    return LazyTensor(name, values.shape, "U8", Path("x"), lambda first, last: flat[first:last])
+
+
+def values(weight: Weight) -> np.ndarray:
+    """A weight's values, decoded by ggml, in torch's shape."""
+    floats = ggml.decode(
+        weight.read(0, weight.rows), weight.type, weight.columns, label=weight.name
+    )
+    return floats.reshape(tuple(reversed(weight.shape)))
+
+
+def test_blocks_hold_the_same_values_for_ggml() -> None:
+    codes, scales = drawn(np.random.default_rng(0), 3, 4, 96)
+    scales.reshape(-1)[:4] = 0, 1, 127, 252  # the smallest and largest powers of two
+    tensor = mxfp4.blocks("x", lazy("x_blocks", codes), lazy("x_scales", scales))
+    assert (tensor.shape, tensor.dtype) == ((3, 4, 96), "MXFP4")
+    packed, expected = tensor.read(0, 12), unpacked(codes, scales).reshape(12, 96)
+    assert (ggml.decode(packed, "MXFP4", 96, label="x") == expected).all()
+    assert (gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.MXFP4) == expected).all()
+    assert (tensor.read(5, 9) == packed[5:9]).all()
+
+
+def test_the_spelled_out_values_are_those_of_transformers() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: no oracle")
+    theirs = pytest.importorskip(
+        "transformers.integrations.mxfp4", reason="transformers is not installed"
+    )
+    codes, scales = drawn(np.random.default_rng(1), 2, 6, 64)
+    found = theirs.convert_moe_packed_tensors(
+        torch.tensor(codes), torch.tensor(scales), dtype=torch.float32
+    )
+    assert (found.numpy() == unpacked(codes, scales).swapaxes(1, 2)).all()
+
+
+@pytest.mark.parametrize("scale", [253, 255])
+def test_a_scale_that_is_no_number_or_overflows_is_refused_by_name(scale: int) -> None:
+    codes, scales = drawn(np.random.default_rng(2), 1, 2, 64)
+    scales[0, 1, 0] = scale
+    tensor = mxfp4.blocks("x", lazy("x_blocks", codes), lazy("layer.x_scales", scales))
+    assert tensor.read(0, 1).size
+    with pytest.raises(Refusal, match=r"layer\.x_scales contains NaN or infinite"):
+        tensor.read(0, 2)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2, 15), (1, 2, 3, 16), (2, 2, 16)])
+def test_what_is_no_pair_is_left_alone(shape: tuple[int, ...]) -> None:
+    strangers = {
+        "x_blocks": lazy("x_blocks", np.zeros(shape, np.uint8)),
+        "x_scales": lazy("x_scales", np.zeros((1, 2, 2), np.uint8)),
+        "y_blocks": lazy("y_blocks", np.zeros((1, 2, 2, 16), np.uint8)),
+    }
+    assert mxfp4.restore(Config({}, "config.json"), strangers) == strangers
+
+
+def test_codes_beside_a_tensor_of_the_same_name_are_left_alone() -> None:
+    both = {
+        "x": lazy("x", np.zeros((2, 64), np.uint8)),
+        "x_blocks": lazy("x_blocks", np.zeros((2, 2, 16), np.uint8)),
+        "x_scales": lazy("x_scales", np.zeros((2, 2), np.uint8)),
+    }
+    assert mxfp4.restore(Config({}, "config.json"), both) == both
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint in floats, as transformers has it, and one with the same experts in MXFP4."""
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed: no checkpoint to change"
+    )
+    store = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    place, rng = tmp_path_factory.mktemp("mxfp4"), np.random.default_rng(7)
+    floats = families.build(families.Case("mxfp4", HF, PLAIN), place / "floats")
+    held = store.load_file(floats / "model.safetensors")
+    plain: dict[str, Any] = dict(held)
+    packed: dict[str, Any] = dict(held)
+    for name, value in held.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inner, outer = value.shape
+            codes, scales = drawn(rng, experts, outer, inner)
+            plain[name] = np.ascontiguousarray(unpacked(codes, scales).swapaxes(1, 2))
+            del packed[name]
+            packed |= {f"{name}_blocks": codes, f"{name}_scales": scales}
+    store.save_file(plain, floats / "model.safetensors", {"format": "pt"})
+    method = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    quantized = tiny_checkpoint.copy(floats, place / "quantized", quantization_config=method)
+    store.save_file(packed, quantized / "model.safetensors", {"format": "pt"})
+    return floats, quantized
+
+
+def experts(source: Source) -> dict[str, Weight]:
+    return {weight.name: weight for weight in source.weights if "_exps.weight" in weight.name}
+
+
+def test_experts_are_the_same_numbers_and_everything_else_the_same_bytes(
+    folders: tuple[Path, Path],
+) -> None:
+    floats, packed = map(checkpoint_source.open_folder, folders)
+    assert {weight.type for weight in experts(packed).values()} == {"MXFP4"}
+    assert [weight.name for weight in floats.weights] == [weight.name for weight in packed.weights]
+    for one, other in zip(floats.weights, packed.weights, strict=True):
+        assert (one.shape, values(one).tobytes()) == (
+            other.shape,
+            (values(other) + 0.0).tobytes(),
+        ) or (
+            one.shape == other.shape
+            and (values(one) == values(other)).all()
+            and one.name in experts(packed)
+        )
+    ours, theirs = dict(packed.entries), dict(floats.entries)
+    assert ours.pop("llmcli.convert.source_method").endswith(b"mxfp4")
+    named = dict.fromkeys((key for key in ours | theirs if key.startswith("general.")), b"")
+    assert ours | named == theirs | named
+
+
+def test_rows_are_the_same_in_pieces_and_at_once(folders: tuple[Path, Path]) -> None:
+    rng = np.random.default_rng(5)
+    for weight in [
+        weight for folder in folders for weight in checkpoint_source.open_folder(folder).weights
+    ]:
+        cuts = sorted({0, weight.rows, *rng.integers(0, weight.rows, 3).tolist()})
+        pieces = [weight.read(first, last) for first, last in pairwise(cuts)]
+        assert (np.concatenate(pieces) == weight.read(0, weight.rows)).all(), weight.name
+
+
+def test_the_floats_logits_are_those_of_transformers_and_the_file_with_mxfp4_runs(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    found = []
+    for folder in folders:
+        out = tmp_path / f"{folder.name}.gguf"
+        write.run(plan_module.plan(checkpoint_source.open_folder(folder), "F32"), out)
+        load_checks.check(read_header.read(out))
+        found.append(families.ours(out))
+    theirs = families.theirs(folders[0])
+    assert families.nmse(found[0], theirs) < 1e-6
+    same, clear = families.agreement(found[0], theirs)
+    assert same == clear > 300
+    # llama.cpp rounds the activations to eight bits before it multiplies them with MXFP4
+    assert families.nmse(found[1], theirs) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_K_M", "Q2_K"])
+@pytest.mark.parametrize("pure", [False, True])
+def test_experts_stay_mxfp4_whatever_the_file_type(
+    folders: tuple[Path, Path], kind: str, pure: bool
+) -> None:
+    plan = plan_module.plan(
+        checkpoint_source.open_folder(folders[1]), kind, tensor_types.Wishes(pure=pure)
+    )
+    kept = [step for step in plan.steps if step.weight.type == "MXFP4"]
+    assert len(kept) == 9 and {step.type for step in kept} == {"MXFP4"}
+    assert not plan.requantized
+    assert [
+        note for note in plan.notes if "9 tensors stay MXFP4" in note and "--tensor-type" in note
+    ]
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_experts_are_rounded_again_where_the_user_asks(
+    folders: tuple[Path, Path], kind: str, tmp_path: Path
+) -> None:
+    source = checkpoint_source.open_folder(folders[1])
+    plan = plan_module.plan(source, kind, tensor_types.Wishes(("ffn_down_exps=q5_0",)))
+    assert {step.type for step in plan.steps if "ffn_down_exps.weight" in step.weight.name} == {
+        "Q5_0"
+    }
+    assert {step.type for step in plan.steps if "ffn_up_exps.weight" in step.weight.name} == {
+        "MXFP4"
+    }
+    assert plan.requantized == ("MXFP4",)
+    write.run(plan, tmp_path / "x.gguf")
+    again = plan_module.plan(write.open_gguf(tmp_path / "x.gguf"), "Q4_0")
+    assert {step.type for step in again.steps if "ffn_up_exps.weight" in step.weight.name} == {
+        "MXFP4"
+    }
+
+
+def test_lost_scales_and_a_family_without_mxfp4_are_refused_by_name(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    store = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    lame = tiny_checkpoint.copy(folders[1], tmp_path / "lame")
+    held = store.load_file(lame / "model.safetensors")
+    del held["model.layers.1.mlp.experts.down_proj_scales"]
+    store.save_file(held, lame / "model.safetensors")
+    with pytest.raises(
+        Refusal, match=r"down_proj_blocks is unknown.*blk\.1\.ffn_down_exps\.weight is missing"
+    ):
+        checkpoint_source.open_folder(lame)
+    tiny_checkpoint.edit(
+        lame / "config.json", architectures=["LlamaForCausalLM"], num_local_experts=None
+    )
+    with pytest.raises(Refusal, match=r"mlp\.experts\.down_proj_bias is unknown"):
+        checkpoint_source.open_folder(lame)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"swiglu_limit": 5.0}, "swiglu_limit is 5.0"),
+        ({"swiglu_alpha": 1.0}, "swiglu_alpha is 1.0"),
+        ({"attention_bias": False}, "no biases"),
+        ({"rope_parameters": None}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope type is 'llama3'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4, "beta_fast": 8}},
+            "beta_fast, beta_slow or truncate",
+        ),
+        ({"num_experts_per_tok": 9}, "9 of 8 experts"),
+        ({"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "layer_types"),
+        ({"sliding_window": None}, "sliding_window"),
+    ],
+)
+def test_what_llama_cpp_would_not_follow_is_refused(
+    folders: tuple[Path, Path], change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refusal, match=re.escape(told)):
+        checkpoint_source.open_folder(
+            tiny_checkpoint.copy(folders[0], tmp_path / "model", **change)
+        )
+
+
+def test_a_yarn_range_that_is_not_rounded_is_told(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 64,
+    }
+    for truncate in (True, False):
+        changed = tiny_checkpoint.copy(
+            folders[0], tmp_path / str(truncate), rope_parameters=yarn | {"truncate": truncate}
+        )
+        assert (
+            any("yarn ramp" in note for note in checkpoint_source.open_folder(changed).notes)
+            is not truncate
+        )

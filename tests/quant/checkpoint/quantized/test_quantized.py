@@ -1,0 +1,25 @@
+"""The contract of every quantized checkpoint format: tensors of floats stay as they are."""
+
+from pathlib import Path
+
+import pytest
+
+from quant.checkpoint import safetensors
+from quant.checkpoint.config import Config
+from quant.checkpoint.quantized import INPUTS
+
+# Settings without which a format is refused.
+SETTINGS = {
+    "gptq": {"bits": 4, "group_size": 128, "sym": True, "desc_act": False},
+    "compressed-tensors": {"format": "pack-quantized", "config_groups": {}},
+}
+
+
+@pytest.mark.parametrize("name", sorted(INPUTS))
+def test_tensors_of_floats_stay(name: str, stories: Path) -> None:
+    found = safetensors.load(stories)
+    known = INPUTS[name]
+    assert known.name == name
+    assert known.title
+    settings = Config({"quant_method": name, **SETTINGS.get(name, {})}, "config.json")
+    assert known.restore(settings, found) == found

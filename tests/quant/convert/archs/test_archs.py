@@ -1,0 +1,234 @@
+"""What every architecture in the registry keeps, case by case, held against the gguf package and
+transformers.
+"""
+
+import contextlib
+from typing import Any
+
+import gguf
+import pytest
+
+from quant.checkpoint.config import Config
+from quant.convert.archs import ARCHS, blocks
+from quant.convert.archs.base import Arch
+from quant.errors import Refusal
+from quant.gguf.layout import entry
+from tests.quant import families
+
+
+def config(case: families.Case, **changes: Any) -> tuple[Arch, Config]:
+    """A case's architecture, and its config as convert reads it."""
+    arch = ARCHS[case.hf]
+    values = families.settings(case)
+    return arch, Config(
+        {**arch.defaults, **values, **values.get("text_config", {}), **changes}, "config.json"
+    )
+
+
+every_case = pytest.mark.parametrize("case", families.cases(), ids=lambda case: case.name)
+
+
+def test_a_class_belongs_to_one_architecture() -> None:
+    assert len(ARCHS) == sum(
+        len(arch.hf) for arch in {id(arch): arch for arch in ARCHS.values()}.values()
+    )
+
+
+@every_case
+def test_an_architecture_names_what_the_gguf_package_knows(case: families.Case) -> None:
+    arch, values = config(case)
+    kind = gguf.MODEL_ARCH[arch.kind]
+    assert arch.name == gguf.MODEL_ARCH_NAMES[kind]
+    known = {
+        gguf.TENSOR_NAMES[tensor].format(bid=layer) + ending
+        for tensor in gguf.MODEL_TENSORS[kind]
+        for layer in range(blocks.layers(values))
+        for ending in (".weight", ".bias")
+    }
+    assert set(arch.expected(values)) <= known
+    assert set(arch.optional(values)) <= known
+    # not of its kind alone: llama.cpp loads a granite's rope_freqs.weight, which the package gives
+    # to llama
+    assert set(arch.extra(values)) <= known | {
+        f"{name}.weight" for name in gguf.TENSOR_NAMES.values()
+    }
+
+
+@every_case
+def test_an_architecture_s_keys_are_there_once_and_can_be_written(case: families.Case) -> None:
+    arch, values = config(case)
+    assert all(isinstance(note, str) for note in arch.check(values))
+    keys = arch.keys(values)
+    assert len({key.name for key in keys}) == len(keys)
+    assert all(entry(key.kind, key.value) for key in keys)
+
+
+LLAMA = next(case for case in families.cases() if case.hf == "LlamaForCausalLM")
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize("rope", [{"beta_fast": 16}, {"beta_slow": 2.0}, {"truncate": False}])
+def test_a_yarn_that_llama_cpp_bends_otherwise_is_refused(rope: dict[str, Any]) -> None:
+    arch, values = config(LLAMA, rope_scaling=YARN | rope)
+    with pytest.raises(Refusal, match="beta_fast"):
+        arch.check(values)
+
+
+def test_yarn_keys_leave_out_what_llama_cpp_multiplies_by_itself() -> None:
+    plain, louder = (
+        {
+            key.name: key.value
+            for key in blocks.scaling(Config({"rope_theta": 1e4} | YARN | more, "config.json"))
+        }
+        for more in ({}, {"attention_factor": 2.0})
+    )
+    assert plain["rope.scaling.original_context_length"] == 128
+    assert plain["rope.scaling.attn_factor"] == 1.0
+    assert louder["rope.scaling.attn_factor"] == pytest.approx(2 / (1 + 0.1 * 1.3862944))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "part of each head"),
+        ({"rope_scaling": {"mrope_section": [8, 12, 12]}}, "mrope"),
+        ({"is_causal": False}, "later positions"),
+    ],
+)
+def test_settings_that_no_family_follows_are_refused(changes: dict[str, Any], problem: str) -> None:
+    arch, values = config(LLAMA, **changes)
+    with pytest.raises(Refusal, match=problem):
+        arch.check(values)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in ARCHS if ARCHS[name].defaults))
+def test_what_a_silent_config_means_is_what_it_means_to_transformers(name: str) -> None:
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: configs have no oracle"
+    )
+    pytest.importorskip(
+        "torch", reason="torch is not installed: transformers shows no model's config"
+    )
+    config = getattr(transformers, name).config_class().get_text_config()
+    rope = blocks.rope(Config(config.to_dict(), "")).values
+    theirs = {
+        key: getattr(type(config), key, getattr(config, key, rope.get(key)))
+        for key in ARCHS[name].defaults
+    }
+    assert theirs == ARCHS[name].defaults
+
+
+FLAT = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+NEAR = {"sliding_attention": {"type": "linear", "factor": 8.0}}
+FACTORS = {"rope_type": "longrope", "long_factor": [1.0] * 16, "short_factor": [1.0] * 16}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "Gemma2ForCausalLM",
+        {"query_pre_attn_scalar": 144},
+        "query_pre_attn_scalar is 144; llama.cpp computes with 64",
+    ),
+    (
+        "Gemma2ForCausalLM",
+        {"num_hidden_layers": 46},
+        "query_pre_attn_scalar is 64; llama.cpp computes with 32",
+    ),
+    ("Gemma2ForCausalLM", {"attn_logit_softcapping": None}, "attn_logit_softcapping is null"),
+    ("Gemma2ForCausalLM", {"final_logit_softcapping": None}, "final_logit_softcapping is null"),
+    ("Gemma2ForCausalLM", {"sliding_window": None}, "sliding_window is null"),
+    ("Gemma2ForCausalLM", {"tie_word_embeddings": False}, "not tied"),
+    ("Gemma2ForCausalLM", {"attention_bias": True}, "biases"),
+    ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "later tokens"),
+    ("Gemma2ForCausalLM", {"hidden_activation": "gelu"}, "activation is gelu"),
+    ("Gemma2ForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn"),
+    (
+        "Gemma3ForCausalLM",
+        {"num_hidden_layers": 62},
+        "query_pre_attn_scalar is 64; llama.cpp computes with 32",
+    ),
+    ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attention is capped"),
+    ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "later tokens"),
+    ("Gemma3ForCausalLM", {"rope_parameters": FLAT}, "do not distinguish global layers"),
+    ("Gemma3ForCausalLM", {"rope_parameters": NEAR}, "scaled positions"),
+    ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("Gemma3ForCausalLM", {"layer_types": ["full_attention"] * 5 + [[]]}, "layer_types"),
+    ("Phi3ForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn"),
+    (
+        "Phi3ForCausalLM",
+        {"rope_scaling": FACTORS | {"long_factor": [1.0] * 7}},
+        "16 positive numbers",
+    ),
+    (
+        "Phi3ForCausalLM",
+        {"rope_scaling": FACTORS | {"short_factor": [True] * 16}},
+        "16 positive numbers",
+    ),
+    ("Phi3ForCausalLM", {"head_dim": 64}, "8 heads of 64 values do not make 256"),
+    ("Phi3ForCausalLM", {"attention_bias": True}, "biases"),
+    ("Phi3ForCausalLM", {"partial_rotary_factor": 0.1}, "whole rotary pairs"),
+    ("Glm4ForCausalLM", {"num_nextn_predict_layers": 1}, "several tokens"),
+    ("Glm4ForCausalLM", {"partial_rotary_factor": 1.5}, "whole rotary pairs"),
+    ("Glm4ForCausalLM", {"hidden_act": "gelu"}, "activation is gelu"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "told"), REFUSED)
+def test_a_setting_that_the_graph_does_not_follow_is_refused(
+    name: str, changes: dict[str, Any], told: str
+) -> None:
+    arch, values = config(next(case for case in families.cases() if case.hf == name), **changes)
+    with pytest.raises(Refusal, match=told):
+        _ = arch.check(values), arch.keys(values), arch.extra(values)
+
+
+def test_su_is_an_older_name_of_longrope() -> None:
+    phi3 = next(case for case in families.cases() if case.hf == "Phi3ForCausalLM")
+    kinds = [
+        config(phi3, rope_scaling=FACTORS | {"rope_type": None, "type": kind})
+        for kind in ("su", "longrope")
+    ]
+    assert all(arch.keys(values) == kinds[0][0].keys(kinds[0][1]) for arch, values in kinds)
+    assert all(
+        arch.extra(values).keys() == {"rope_factors_long.weight", "rope_factors_short.weight"}
+        for arch, values in kinds
+    )
+
+
+WEIRD = [
+    "x",
+    -1,
+    0,
+    1.5,
+    float("nan"),
+    10**12,
+    True,
+    None,
+    [],
+    [1],
+    [None],
+    {},
+    {"rope_type": 3},
+    {"type": ["yarn"]},
+    {"type": "yarn", "factor": "4"},
+    {"type": "yarn", "factor": 2, "beta_fast": [1]},
+    {"full_attention": 7},
+]
+
+
+@pytest.mark.parametrize("hf", sorted(ARCHS))
+def test_a_setting_of_any_kind_is_followed_or_refused(hf: str) -> None:
+    arch, values = config(next(case for case in families.cases() if case.hf == hf))
+    more = (
+        "rope_scaling",
+        "rope_theta",
+        "layer_types",
+        "sliding_window",
+        "hidden_act",
+        "partial_rotary_factor",
+    )
+    for key in {*values.values, *more}:
+        for value in WEIRD:
+            changed = Config({**values.values, key: value}, "config.json")
+            with contextlib.suppress(Refusal):
+                arch.check(changed)
+                assert all(entry(key.kind, key.value) for key in arch.keys(changed))
+                assert arch.expected(changed).keys().isdisjoint(arch.extra(changed))

@@ -1,0 +1,29 @@
+"""Every family computes what transformers computes; a family without a case fails here."""
+
+from pathlib import Path
+
+import pytest
+
+from quant.convert import checkpoint_source
+from quant.convert.archs import ARCHS
+from quant.model_file import load_checks, read_header
+from quant.quantize import plan, write
+from tests.quant import families
+
+
+def test_every_family_has_a_case() -> None:
+    assert {case.hf for case in families.cases()} >= ARCHS.keys()
+
+
+@pytest.mark.parametrize("case", families.cases(), ids=lambda case: case.name)
+def test_logits_equal_those_of_transformers(case: families.Case, tmp_path: Path) -> None:
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed: logits have no oracle"
+    )
+    folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
+    write.run(plan.plan(checkpoint_source.open_folder(folder), "F32"), out)
+    load_checks.check(read_header.read(out))
+    ours, theirs = families.ours(out), families.theirs(folder)
+    assert families.nmse(ours, theirs) < case.limit
+    same, clear = families.agreement(ours, theirs)
+    assert same == clear > 300

@@ -1,0 +1,101 @@
+"""Settings that change a model's graph where llama.cpp's stays as it is: refused by name, never
+passed over.
+"""
+
+from typing import Any
+
+import pytest
+
+from quant.checkpoint.config import Config
+from quant.convert.archs import ARCHS
+from quant.errors import Refusal
+from tests.quant import families
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 64}
+
+
+def config(hf: str, **changes: Any) -> Config:
+    """A class's first case with changes."""
+    case = next(case for case in families.cases() if case.hf == hf)
+    values = {**ARCHS[hf].defaults, **families.settings(case), **changes}
+    return Config(values, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("hf", "changes", "problem"),
+    [
+        ("Qwen2ForCausalLM", WINDOW | {"max_window_layers": 1}, "window"),
+        ("Qwen2ForCausalLM", WINDOW | {"max_window_layers": 0}, "window"),
+        (
+            "Qwen2ForCausalLM",
+            WINDOW | {"layer_types": ["full_attention", "sliding_attention"]},
+            "window",
+        ),
+        ("Qwen2ForCausalLM", {"head_dim": 64}, "hidden_size / heads"),
+        ("Qwen2ForCausalLM", {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "llama3"),
+        ("Qwen2ForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        (
+            "Qwen2ForCausalLM",
+            {"rope_scaling": {"type": "mrope", "mrope_section": [8, 4, 4]}},
+            "mrope",
+        ),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("Qwen3ForCausalLM", WINDOW | {"max_window_layers": 1}, "window"),
+        ("Qwen3ForCausalLM", {"hidden_act": "gelu"}, "gelu"),
+        ("Qwen2MoeForCausalLM", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("Qwen2MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ("Qwen2MoeForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob is true"),
+        ("Qwen2MoeForCausalLM", WINDOW | {"max_window_layers": 1}, "window"),
+        ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob is false"),
+        ("Qwen3MoeForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("Qwen3MoeForCausalLM", WINDOW, "window"),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "5 of 4 experts"),
+        ("LlamaForCausalLM", {"num_local_experts": 4}, "mixture of experts"),
+        ("GraniteForCausalLM", {"partial_rotary_factor": 0.5}, "part of each head"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1, 0, 1]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 1, 1, 0]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 5}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"mlp_bias": True}, "mlp_bias"),
+        ("SmolLM3ForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("SmolLM3ForCausalLM", WINDOW, "window"),
+        ("Olmo2ForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("Olmo2ForCausalLM", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("Olmo2ForCausalLM", {"head_dim": 64}, "hidden_size / heads"),
+    ],
+)
+def test_a_setting_that_is_not_followed_is_refused(
+    hf: str, changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(Refusal, match=problem):
+        ARCHS[hf].check(config(hf, **changes))
+
+
+@pytest.mark.parametrize(
+    ("hf", "changes"),
+    [
+        ("Qwen2ForCausalLM", {"sliding_window": 64, "max_window_layers": 1}),  # not used
+        (
+            "Qwen2ForCausalLM",
+            WINDOW | {"sliding_window": 4096, "max_window_layers": 1},
+        ),  # wider than the model
+        ("Qwen3ForCausalLM", WINDOW | {"layer_types": ["full_attention", "full_attention"]}),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": []}),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 1, 1, 0, 1]}),
+    ],
+)
+def test_a_setting_that_changes_nothing_is_no_hindrance(hf: str, changes: dict[str, Any]) -> None:
+    assert ARCHS[hf].check(config(hf, **changes)) == []
+
+
+def test_several_problems_are_told_at_once() -> None:
+    changes = {"mlp_only_layers": [0], "norm_topk_prob": True, "head_dim": 64, "hidden_act": "gelu"}
+    with pytest.raises(
+        Refusal, match=r"gelu.*mlp_only_layers.*hidden_size / heads.*norm_topk_prob"
+    ):
+        ARCHS["Qwen2MoeForCausalLM"].check(config("Qwen2MoeForCausalLM", **changes))
+
+
+@pytest.mark.parametrize("hf", ["MistralForCausalLM", "MixtralForCausalLM"])
+def test_a_window_that_llama_lacks_is_told(hf: str) -> None:
+    assert "64 positions" in ARCHS[hf].check(config(hf, sliding_window=64))[0]

@@ -1,0 +1,23 @@
+"""-t holds for numpy's products, too."""
+
+import threadpoolctl
+
+from quant.native import blas_threads
+
+
+def threads() -> set[int]:
+    return {
+        pool["num_threads"]
+        for pool in threadpoolctl.threadpool_info()
+        if pool["user_api"] == "blas"
+    }
+
+
+def test_products_take_as_many_threads_as_were_given_and_all_again_behind() -> None:
+    with blas_threads.bounded(3):
+        before = threads()
+        with blas_threads.bounded(1):
+            assert threads() <= {1}
+        with blas_threads.bounded(None):
+            assert threads() == before
+        assert threads() == before

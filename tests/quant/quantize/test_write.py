@@ -1,0 +1,345 @@
+"""Writing a quantized file: whole or not at all, resumed to the byte, and nothing lost on the way."""
+
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from quant.errors import Refusal
+from quant.gguf import resumable_writer
+from quant.model_file import load_checks, read_header
+from quant.quantize import pipeline, write
+from quant.quantize import plan as plan_module
+from quant.quantize.plan import SETTINGS_KEY, SOURCE_KEY
+from tests.quant import tiny_gguf
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from quant import quantize
+
+def watch(progress):
+    if progress.index == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+plan = quantize.plan(quantize.open_gguf(Path(sys.argv[1])), "Q4_K_M")
+quantize.run(plan, Path(sys.argv[2]), threads=1, watch=watch)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.llama(tmp_path_factory.mktemp("quantize") / "tiny.gguf", layers=3)
+
+
+def make(model: Path, out: Path, kind: str = "Q4_K_M", **settings: bool) -> write.Report:
+    return write.run(plan_module.plan(write.open_gguf(model), kind), out, threads=1, **settings)
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder, hidden files too; "home" belongs to every test."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "home")
+
+
+def kill(model: Path, out: Path, after: int) -> None:
+    command = [sys.executable, "-c", KILLED, str(model), str(out), str(after)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("after", [1, 9, 30])
+def test_a_killed_run_is_resumed_and_ends_with_the_same_bytes(
+    after: int, model: Path, tmp_path: Path
+) -> None:
+    whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
+    make(model, whole)
+    kill(model, out, after)
+    assert not out.exists()
+    report = make(model, out)
+    assert report.resumed == after
+    assert report.sha256 == hashlib.sha256(whole.read_bytes()).hexdigest()
+    assert out.read_bytes() == whole.read_bytes()
+    assert names(tmp_path) == ["out.gguf", "whole.gguf"]
+
+
+def test_a_tensor_that_a_power_cut_took_is_made_again(model: Path, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
+    make(model, whole)
+    kill(model, out, 9)
+    tensor = read_header.read(whole).tensors[4]
+    with (tmp_path / ".out.gguf.part").open("r+b") as part:
+        part.seek(tensor.offset)
+        part.write(b"lost")
+    assert make(model, out).resumed == 4  # what came behind it goes too
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_journal_cut_in_the_middle_of_a_line_is_read_up_to_there(
+    model: Path, tmp_path: Path
+) -> None:
+    whole, out, journal = (
+        tmp_path / "whole.gguf",
+        tmp_path / "out.gguf",
+        tmp_path / ".out.gguf.journal",
+    )
+    make(model, whole)
+    kill(model, out, 9)
+    journal.write_bytes(journal.read_bytes()[:-20])
+    kill(model, out, 12)  # what is written after the cut line counts as well
+    assert make(model, out).resumed == 12
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_an_interrupted_run_of_other_settings_is_not_taken_up(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    kill(model, out, 9)
+    assert make(model, out, "Q8_0").resumed == 0
+    assert read_header.read(out).file_type == "Q8_0"
+
+
+def test_a_finished_file_of_the_same_source_and_settings_is_left_alone(
+    model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    make(model, out)
+    before = out.stat()
+    assert make(model, out).present
+    now = out.stat()  # but for when it was read
+    assert (now.st_ino, now.st_mtime_ns, now.st_size) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_size,
+    )
+    assert not make(model, out, force=True).present
+    assert out.stat().st_ino != before.st_ino
+
+
+def test_another_source_or_type_makes_the_file_anew(model: Path, tmp_path: Path) -> None:
+    other, out = tiny_gguf.llama(tmp_path / "other.gguf", layers=3, seed=1), tmp_path / "out.gguf"
+    make(model, out)
+    assert not make(other, out).present
+    assert not make(other, out, "Q5_K_M").present
+    assert read_header.read(out).file_type == "Q5_K_M"
+
+
+def test_too_little_disk_is_refused_before_the_first_byte(model, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "out.gguf"
+    plan = plan_module.plan(write.open_gguf(model), "Q4_K_M")
+    need = plan.layout.nbytes
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(
+        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need - 1)
+    )
+    with pytest.raises(Refusal, match=f"{need - 1:,} bytes free, out.gguf needs {need:,}"):
+        write.run(plan, out, threads=1)
+    assert names(tmp_path) == []
+    monkeypatch.setattr(
+        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need)
+    )
+    write.run(plan, out, threads=1)
+    assert out.stat().st_size == need
+
+
+def test_what_an_earlier_run_left_counts_as_room_and_is_not_spoilt_by_a_refusal(
+    model, tmp_path, monkeypatch
+) -> None:
+    out, part = tmp_path / "out.gguf", tmp_path / ".out.gguf.part"
+    kill(model, out, 9)
+    plan = plan_module.plan(write.open_gguf(model), "Q8_0")
+    need, held = plan.layout.nbytes, part.stat().st_blocks * 512
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(
+        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need - held - 1)
+    )
+    with pytest.raises(Refusal, match="bytes free"):
+        write.run(plan, out, threads=1)
+    monkeypatch.setattr(
+        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need - held)
+    )
+    assert make(model, out).resumed == 9
+    part.write_bytes(bytes(held))
+    free = need - part.stat().st_blocks * 512
+    monkeypatch.setattr(
+        resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=free)
+    )
+    assert make(model, out, "Q8_0").resumed == 0
+
+
+def test_a_disk_that_fills_up_leaves_what_was_there_and_can_be_resumed(
+    model, tmp_path, monkeypatch
+) -> None:
+    out, whole = tmp_path / "out.gguf", tmp_path / "whole.gguf"
+    make(model, whole)
+    out.write_bytes(b"precious")
+    append, count = resumable_writer.Draft.append, iter(range(6))
+
+    def full(self, data):
+        if next(count, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resumable_writer.Draft, "append", full)
+        with pytest.raises(Refusal, match="the disk is full"):
+            make(model, out)
+    assert out.read_bytes() == b"precious"
+    assert make(model, out).resumed == 5
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_damaged_source_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path, out = tmp_path / "nan.gguf", tmp_path / "out.gguf"
+    tiny_gguf.llama(path, layers=2)
+    tensor = next(t for t in read_header.read(path).tensors if t.name == "blk.1.ffn_up.weight")
+    with path.open("r+b") as stream:
+        stream.seek(tensor.offset + 400)
+        stream.write(np.array([np.nan], np.float32).tobytes())
+    out.write_bytes(b"precious")
+    with pytest.raises(Refusal, match=r"blk\.1\.ffn_up\.weight contains NaN"):
+        make(path, out)
+    assert out.read_bytes() == b"precious"
+    assert names(tmp_path) == ["nan.gguf", "out.gguf"]
+
+
+def test_the_source_is_never_written_over(model: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.gguf"
+    link.symlink_to(model)
+    for out in (model, link):
+        with pytest.raises(Refusal, match="is the source itself"):
+            make(model, out)
+
+
+def test_a_folder_or_a_missing_folder_is_no_place_for_a_file(model: Path, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for out, said in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "x.gguf", "there is no folder"),
+        (pipe, "is no ordinary file"),
+    ):
+        with pytest.raises(Refusal, match=said):
+            make(model, out)
+    assert pipe.is_fifo()
+
+
+def test_two_writers_of_one_file_do_not_meet(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    plan = plan_module.plan(write.open_gguf(model), "Q4_K_M")
+    with resumable_writer.Draft(out, plan.layout, {}).open():
+        with pytest.raises(Refusal, match="another process is writing"):
+            write.run(plan, out, threads=1)
+
+
+def test_every_key_is_copied_as_it_stands_and_only_three_say_something_new(
+    model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    make(model, out)
+    old, new = gguf.GGUFReader(model), gguf.GGUFReader(out)
+    kept = [key for key in old.fields if not key.startswith("GGUF.") and key != "general.file_type"]
+    assert [new.fields[key].contents() for key in kept] == [
+        old.fields[key].contents() for key in kept
+    ]
+    added = {key: new.fields[key].contents() for key in new.fields if key not in old.fields}
+    assert added.keys() == {
+        "general.quantization_version",
+        SOURCE_KEY,
+        SETTINGS_KEY,
+    }
+    assert (added["general.quantization_version"], new.fields["general.file_type"].contents()) == (
+        2,
+        15,
+    )
+
+
+def test_slabs_and_threads_do_not_change_the_bytes(
+    model: Path, tmp_path: Path, monkeypatch
+) -> None:
+    whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
+    make(model, whole)
+    monkeypatch.setattr(pipeline, "SLAB", 3000)
+    monkeypatch.setattr(pipeline, "PIECE", 700)
+    write.run(plan_module.plan(write.open_gguf(model), "Q4_K_M"), out, threads=3)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_split_source_becomes_one_file(model: Path, tmp_path: Path) -> None:
+    from tests.quant.gguf.test_header import split
+
+    first = split(model, tmp_path, 3)[0]
+    out = tmp_path / "one.gguf"
+    plan = plan_module.plan(write.open_gguf(first), "Q8_0")
+    write.run(plan, out, threads=1)
+    header = read_header.read(out)
+    assert len(header.tensors) == len(read_header.read(model).tensors)
+    assert not any(key.startswith("split.") for key in header.metadata)
+    assert plan.source.name == "m"
+
+
+def test_rounding_what_was_rounded_is_named_and_its_error_measured(
+    model: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    make(model, first, "Q5_1")
+    plan = plan_module.plan(write.open_gguf(first), "Q4_0")
+    assert plan.requantized == ("Q5_1",)
+    report = write.run(plan, second, threads=1)
+    error = next(line.error for line in report.tallies if line.type == "Q4_0")
+    name = "blk.0.ffn_up.weight"
+    before, after = (
+        next(t for t in gguf.GGUFReader(path).tensors if t.name == name) for path in (first, second)
+    )
+    a, b = (gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in (before, after))
+    assert error == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a), rel=0.05)
+
+
+def test_progress_names_every_tensor_once_in_order(model: Path, tmp_path: Path) -> None:
+    seen: list[write.Progress] = []
+    plan = plan_module.plan(write.open_gguf(model), "Q4_K_M")
+    write.run(plan, tmp_path / "out.gguf", threads=1, watch=seen.append)
+    assert [item.index for item in seen] == list(range(1, len(plan.steps) + 1))
+    assert [item.step for item in seen] == list(plan.steps)
+
+
+def test_a_vocabulary_without_weights_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "vocab.gguf"
+    out = gguf.GGUFWriter(file, "llama")
+    tiny_gguf.vocabulary(out, 300)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.close()
+    with pytest.raises(Refusal, match="a vocabulary but no tensors"):
+        write.open_gguf(file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "hint"),
+    [
+        ("imatrix", r"not a model but statistics of one \(imatrix\)", "--imatrix"),
+        ("llmcli.moments", r"not a model but statistics of one \(llmcli.moments\)", "--moments"),
+        ("model", "names no architecture", "llmcli show"),
+    ],
+)
+def test_tensors_of_what_is_no_model_are_refused(
+    kind: str, said: str, hint: str, tmp_path: Path
+) -> None:
+    """Neither written in another type nor handed to llama.cpp."""
+    file = tmp_path / "sums.gguf"
+    out = gguf.GGUFWriter(file, "")
+    out.add_type(kind)
+    out.add_tensor("blk.0.ffn_up.weight.in_sum2", np.ones((1, 64), np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    for refused in (write.open_gguf, lambda path: load_checks.check(read_header.read(path))):
+        with pytest.raises(Refusal, match=said) as problem:
+            refused(file)
+        assert hint in (problem.value.hint or "")

@@ -1,0 +1,111 @@
+"""Bytes by their place, and the few of them that tell one checkpoint from another."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quant.checkpoint import safetensors
+from quant.convert import checkpoint_source
+from quant.errors import Refusal
+from quant.quantize import plan, write
+from quant.source.blob import SAMPLES, LocalFile, samples
+
+
+@dataclass
+class Elsewhere:
+    """A file whose bytes are not where its path says."""
+
+    path: Path
+    data: bytes
+    asked: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        self.asked += 1
+        return np.frombuffer(self.data[offset : offset + nbytes], np.uint8)
+
+
+def test_a_checkpoint_whose_weights_lie_elsewhere_is_the_same_source(
+    stories: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "stories260K"
+    shutil.copytree(stories, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    blob = Elsewhere(folder / "model.safetensors", (stories / "model.safetensors").read_bytes())
+    here, there = (
+        checkpoint_source.open_folder(stories),
+        checkpoint_source.open_folder(folder, blobs={"model.safetensors": blob}),
+    )
+    assert there.fingerprint == here.fingerprint
+    assert blob.asked <= SAMPLES + 2
+    for source, name in ((here, "here"), (there, "there")):
+        write.run(plan.plan(source, "Q8_0"), tmp_path / name, threads=1)
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 5000, 300_000])
+def test_samples_lie_all_over_the_bytes_and_do_not_depend_on_where_those_are(
+    size: int, tmp_path: Path
+) -> None:
+    data = np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes()
+    (tmp_path / "a").write_bytes(data[: size // 3])
+    (tmp_path / "b").write_bytes(data[size // 3 :])
+    local = samples([LocalFile(tmp_path / "a"), LocalFile(tmp_path / "b")])
+    remote = samples(
+        [Elsewhere(Path("a"), data[: size // 3]), Elsewhere(Path("b"), data[size // 3 :])]
+    )
+    assert [piece.tobytes() for piece in local] == [piece.tobytes() for piece in remote]
+    assert local[0].tobytes()[:8] == (data[: size // 3] or data)[:8]
+    assert local[-1].tobytes() == data[size // 3 :][-len(local[-1]) :]
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(100))
+    blob = LocalFile(tmp_path / "a")
+    assert blob.size == 100
+    (tmp_path / "a").write_bytes(bytes(50))
+    with pytest.raises(Refusal, match="ends before"):
+        blob.read(40, 20)
+    (tmp_path / "a").unlink()
+    with pytest.raises(Refusal, match="cannot be read"):
+        blob.read(0, 1)
+
+
+def test_a_change_too_small_for_the_samples_is_seen_by_its_time(
+    stories: Path, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "m", tmp_path / "m.gguf"
+    shutil.copytree(stories, folder)
+    file = folder / "model.safetensors"
+    write.run(plan.plan(checkpoint_source.open_folder(folder), "Q8_0"), out, threads=1)
+    before = plan.plan(checkpoint_source.open_folder(folder), "Q8_0")
+    assert write.finished(before, out)
+    blob, covered = LocalFile(file), set()
+    for step in range(SAMPLES):
+        at = min(step * (blob.size - 1) // (SAMPLES - 1), blob.size - 4096)
+        covered |= set(range(at, at + 4096))
+    start = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    place = next(at for at in range(start, blob.size) if at not in covered)
+    with file.open("r+b") as stream:
+        stream.seek(place)
+        stream.write(b"\0")
+    later = out.stat().st_mtime_ns + 1_000_000
+    os.utime(file, ns=(later, later))
+    after = plan.plan(checkpoint_source.open_folder(folder), "Q8_0")
+    assert after.source.fingerprint == before.source.fingerprint
+    assert not write.finished(after, out)
+
+
+def test_files_that_are_not_the_models_own_do_not_count(stories: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stories260K"
+    shutil.copytree(stories, folder)
+    before = checkpoint_source.open_folder(folder).fingerprint
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+    assert checkpoint_source.open_folder(folder).fingerprint == before
+    assert sorted(safetensors.files(folder)) == ["model.safetensors", "other.safetensors"]

@@ -1,0 +1,390 @@
+"""Unigram tokenizers: converted and proven where llama.cpp can do the same, refused by the
+setting's name where not.
+
+tests/data/unigram is a model that SentencePiece trained, with the ids that SentencePiece gives.
+"""
+
+import base64
+import functools
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+import tokenizers
+
+from llmcli.model_loader.verify_tokenizer import proven
+from llmcli.runtime.binding.model import open_model
+from quant.checkpoint.config import Config
+from quant.convert import checkpoint_source
+from quant.errors import Refusal
+from quant.gguf.layout import entry, layout
+from quant.model_file import load_checks, read_header
+from quant.quantize import plan, write
+from quant.tokenizer import charsmap, sentencepiece_model, vocabulary
+from quant.tokenizer.verify import probe_strings
+from tests.quant import vocabularies
+from tests.quant.vocabularies import prove
+
+DATA = Path(__file__).parents[2] / "data" / "unigram"
+PIECES = sentencepiece_model.load(DATA / "tokenizer.model")
+COMPILED = {
+    "type": "Precompiled",
+    "precompiled_charsmap": base64.b64encode(PIECES.charsmap).decode(),
+}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+WORDS = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]}
+MERGE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+STRIP = {"type": "Strip", "strip_left": False, "strip_right": True}
+
+
+def chain(*normalizers: dict[str, Any] | str) -> dict[str, Any]:
+    listed = [{"type": item} if isinstance(item, str) else item for item in normalizers]
+    return {"type": "Sequence", "normalizers": listed}
+
+
+def model_folder(target: Path, **settings: bool | bytes) -> Path:
+    """The SentencePiece model with other settings."""
+    shutil.copytree(DATA, target)
+    if settings:
+        pieces = [(piece.text, piece.score, piece.type) for piece in PIECES.pieces]
+        said = {"precompiled_charsmap": PIECES.charsmap} | settings
+        (target / "tokenizer.model").write_bytes(vocabularies.sentencepiece(pieces, 1, **said))
+    return target
+
+
+def json_folder(target: Path, normalizer: Any, pre_tokenizer: Any, **model: Any) -> Path:
+    """The same pieces as a tokenizer.json."""
+    target.mkdir()
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {
+            "id": row,
+            "content": piece.text,
+            "special": piece.type != sentencepiece_model.USER_DEFINED,
+            **flags,
+        }
+        for row, piece in enumerate(PIECES.pieces)
+        if piece.type != sentencepiece_model.NORMAL
+    ]
+    pieces = [[piece.text, piece.score] for piece in PIECES.pieces]
+    values = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": METASPACE,
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": pieces} | model,
+    }
+    (target / "tokenizer.json").write_text(json.dumps(values))
+    shutil.copy(DATA / "tokenizer_config.json", target)
+    return target
+
+
+def test_a_model_of_sentencepiece_gets_its_ids_to_the_last(tmp_path: Path) -> None:
+    found = prove(DATA, 512, tmp_path / "v.gguf")
+    assert found.notes == ()
+    assert found.texts > 1000
+    with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
+        for text, ids in json.loads((DATA / "ids.json").read_text()):
+            assert model.tokenize(text, special=False) == ids, text
+
+
+def test_a_whole_checkpoint_with_a_unigram_tokenizer_converts_and_runs(
+    stories: Path, tmp_path: Path
+) -> None:
+    folder, out = shutil.copytree(stories, tmp_path / "folder"), tmp_path / "out.gguf"
+    (folder / "tokenizer.json").unlink()
+    shutil.copytree(DATA, folder, dirs_exist_ok=True)
+    source = proven(checkpoint_source.open_folder(folder), folder)
+    assert not source.notes
+    write.run(plan.plan(source, "F32"), out, threads=1)
+    model = llama_cpp.Llama(str(out), n_ctx=64, n_threads=1, verbose=False)
+    for text, ids in json.loads((DATA / "ids.json").read_text())[:20]:
+        assert model.tokenize(text.encode(), add_bos=False, special=False) == ids
+        assert model.tokenizer().decode(ids).strip() == model.detokenize(ids).decode().strip()
+    assert model("Hello world", max_tokens=4, temperature=0)["usage"]["completion_tokens"] == 4
+    model.close()
+
+
+RULES = "applies character rules as SentencePiece does"
+SPACES = "puts a space before text that starts with one"
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "notes"),
+    [
+        pytest.param(COMPILED, WORDS, [RULES], id="T5, XLM-R"),
+        pytest.param(chain(COMPILED, STRIP, MERGE), METASPACE, [RULES], id="from transformers"),
+        pytest.param(chain(COMPILED, MERGE), METASPACE, [SPACES, RULES], id="mT5"),
+        pytest.param(chain(COMPILED, "Lowercase"), WORDS, [RULES], id="lower case"),
+        pytest.param(
+            chain("Nmt", "NFKC", MERGE),
+            METASPACE,
+            ["to NFKC;", SPACES],
+            id="SentencePieceUnigramTokenizer",
+        ),
+        pytest.param(
+            chain("NFKD", "StripAccents", "Lowercase"),
+            WORDS,
+            ["to NFKD;", SPACES],
+            id="accents stripped",
+        ),
+        pytest.param(None, METASPACE, [SPACES], id="no rules"),
+        pytest.param(None, METASPACE | {"prepend_scheme": "never"}, [], id="no prefix"),
+    ],
+)
+def test_ways_to_spell_a_text_are_proven(normalizer, pre_tokenizer, notes, tmp_path: Path) -> None:
+    folder = json_folder(tmp_path / "folder", normalizer, pre_tokenizer)
+    found = prove(folder, 512, tmp_path / "v.gguf").notes
+    told = [note for note in found if "two equally good splits" not in note]
+    assert len(told) == len(notes), told
+    assert all(part in note for part, note in zip(notes, told, strict=True)), told
+
+
+@functools.cache
+def learnt() -> str:
+    """A tokenizer as the tokenizers library's own trainer makes it."""
+    made = tokenizers.SentencePieceUnigramTokenizer()
+    texts = [text for text in probe_strings.texts() if text not in probe_strings.LOOKALIKES]
+    special = ["<unk>", "<s>", "</s>"]
+    made.train_from_iterator(
+        texts, vocab_size=1500, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
+    return made.to_str()
+
+
+def test_a_tokenizer_of_the_librarys_own_trainer_is_proven(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(learnt())
+    found = prove(folder, None, tmp_path / "v.gguf")
+    oracle = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
+        for text in (*probe_strings.PROSE, *probe_strings.SCRIPTS[:20], *probe_strings.EMOJI):
+            if (
+                text == text.strip()
+            ):  # "!!!" may be "!!" and "!" or "!" and "!!", to float32 the same
+                theirs = oracle.encode(text, add_special_tokens=False).ids
+                assert sorted(model.tokenize(text, special=False)) == sorted(theirs), text
+    assert found.texts > 1000
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "model", "said"),
+    [
+        (COMPILED, WORDS, {"byte_fallback": True}, r"in bytes \(byte_fallback\)"),
+        (COMPILED, WORDS, {"unk_id": None}, r"no unknown token \(unk_id\)"),
+        (COMPILED, WORDS, {"unk_id": 512}, r"no unknown token \(unk_id\)"),
+        (COMPILED, WORDS, {"vocab": [["a", -1.0], ["a", -2.0]]}, "has the piece 'a' twice"),
+        (COMPILED, WORDS, {"vocab": [["a", "b"]]}, "pieces without a text and a score"),
+        (COMPILED, WORDS, {"vocab": [["a", float("nan")]]}, "pieces without a text and a score"),
+        (COMPILED, WORDS, {"vocab": {"a": 1}}, "pieces without a text and a score"),
+        (COMPILED, None, {}, "it has no Metaspace"),
+        (chain(COMPILED, STRIP), METASPACE, {}, r"ends of a text \(Strip\)"),
+        (
+            chain(COMPILED, MERGE),
+            METASPACE | {"prepend_scheme": "never"},
+            {},
+            "remove_extra_whitespaces",
+        ),
+        (
+            chain({"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"}),
+            METASPACE,
+            {},
+            "text by Replace .*a+",
+        ),
+        ({"type": "BertNormalizer"}, METASPACE, {}, "changes text by BertNormalizer"),
+        (7, METASPACE, {}, "changes text by 7"),
+        (None, {"type": "Digits", "individual_digits": True}, {}, "splits text by Digits"),
+        (None, METASPACE | {"replacement": "_"}, {}, "splits text by Metaspace"),
+        (
+            COMPILED | {"precompiled_charsmap": "####"},
+            METASPACE,
+            {},
+            "precompiled_charsmap is damaged",
+        ),
+        (
+            COMPILED | {"precompiled_charsmap": "AAAA"},
+            METASPACE,
+            {},
+            "precompiled_charsmap is damaged",
+        ),
+    ],
+)
+def test_what_llama_cpp_cannot_do_is_refused_by_name(
+    normalizer, pre_tokenizer, model, said, tmp_path: Path
+) -> None:
+    folder = json_folder(tmp_path / "folder", normalizer, pre_tokenizer, **model)
+    with pytest.raises(Refusal, match=said):
+        prove(folder, 512, tmp_path / "v.gguf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"byte_fallback": True}, "byte_fallback"),
+        ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix"),
+        ({"escape_whitespaces": False}, "escape_whitespaces"),
+        ({"add_dummy_prefix": False}, "add_dummy_prefix"),
+        ({"precompiled_charsmap": b"\0" * 9}, "precompiled_charsmap is damaged"),
+    ],
+)
+def test_settings_of_a_model_that_llama_cpp_cannot_do_are_refused_by_name(
+    settings, said, tmp_path: Path
+) -> None:
+    with pytest.raises(Refusal, match=said):
+        prove(model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"remove_extra_whitespaces": False}, {"precompiled_charsmap": b""}]
+)
+def test_settings_of_a_model_that_llama_cpp_can_do_are_proven(settings, tmp_path: Path) -> None:
+    assert (
+        len(prove(model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf").notes)
+        <= 2
+    )
+
+
+SCORES = [piece.score for piece in PIECES.pieces]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"add_space_prefix": ("bool", False), "remove_extra_whitespaces": ("bool", False)},
+        {"remove_extra_whitespaces": ("bool", False)},
+        {"precompiled_charsmap": ("array:uint8", list(charsmap.build({"a": "b"})))},
+        {"scores": ("array:float32", [*SCORES[:5], *SCORES[:4:-1]])},
+        {"unknown_token_id": ("uint32", 7)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+@pytest.mark.parametrize("source", ["tokenizer.model", "tokenizer.json"])
+def test_a_file_that_says_otherwise_is_caught(source, changes, tmp_path: Path) -> None:
+    made = source == "tokenizer.model"
+    folder = (
+        model_folder(tmp_path / "folder")
+        if made
+        else json_folder(tmp_path / "folder", COMPILED, WORDS)
+    )
+    with pytest.raises(Refusal, match=rf"test strings differently from .*{source}; the first 10:"):
+        prove(folder, 512, tmp_path / "v.gguf", **changes)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "model", "said"),
+    [
+        (COMPILED, {"unk_id": None}, "tokenizers library cannot read"),
+        (
+            COMPILED | {"precompiled_charsmap": "BAAAAGFiY2QAAA=="},
+            {},
+            "tokenizer.json: index out of",
+        ),
+        (
+            COMPILED,
+            {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+            "test strings differently",
+        ),
+    ],
+    ids=["no unknown", "damaged rules", "another kind"],
+)
+def test_a_strange_tokenizer_json_beside_a_sound_model_is_refused(
+    normalizer, model, said, tmp_path: Path
+) -> None:
+    folder = json_folder(tmp_path / "folder", normalizer, WORDS, **model)
+    shutil.copy(DATA / "tokenizer.model", folder)
+    with pytest.raises(Refusal, match=said):
+        prove(folder, 512, tmp_path / "v.gguf")
+
+
+def test_settings_that_rename_the_unknown_piece_do_not(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "folder")
+    words = {
+        "0": {"content": "<what>"},
+        "600": {"content": "<beyond>"},
+        "7": {"content": "<seven>", "special": True},
+    }
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {
+        "added_tokens_decoder": words
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(Refusal, match=r"token 600 \('<beyond>'\) is outside"):
+        prove(folder, 512, tmp_path / "v.gguf")
+    assert prove(folder, None, tmp_path / "v.gguf").notes == ()
+    assert (
+        "<seven>"
+        in read_header.read(tmp_path / "v.gguf").metadata["tokenizer.ggml.tokens"].values()
+    )
+
+
+def test_pieces_over_a_space_are_not_found_where_words_are_split_apart(tmp_path: Path) -> None:
+    pieces = [[piece.text, piece.score] for piece in PIECES.pieces[:-1]] + [["▁a▁b", -0.5]]
+    folder = json_folder(tmp_path / "folder", COMPILED, WORDS, vocab=pieces)
+    prove(folder, 512, tmp_path / "v.gguf")
+    with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
+        assert 511 not in model.tokenize("a b", special=False)
+
+
+def damaged() -> Iterator[bytes]:
+    """The model's rules with bits of them changed."""
+    rng = random.Random(0)
+    for _ in range(60):
+        broken = bytearray(PIECES.charsmap)
+        for _ in range(rng.choice((1, 1, 8))):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        yield bytes(broken)
+
+
+def test_rules_that_would_end_llama_cpp_are_refused_and_the_others_do_not(tmp_path: Path) -> None:
+    refused = 0
+    for number, rules in enumerate(damaged()):
+        file = tmp_path / f"{number}.gguf"
+        found = vocabulary.load(DATA, Config({"vocab_size": 512}, "config.json"))
+        said = dict(found.entries) | {
+            "tokenizer.ggml.precompiled_charsmap": entry("array:uint8", list(rules))
+        }
+        said["general.architecture"] = entry("string", "llama")
+        file.write_bytes(layout(list(said.items()), [], 32).header)
+        try:
+            load_checks.check(read_header.read(file))
+        except Refusal:
+            refused += 1
+        else:
+            with open_model(file, vocab_only=True) as model:
+                for text in (
+                    *probe_strings.SCRIPTS,
+                    *probe_strings.MARKS,
+                    *probe_strings.INVISIBLE,
+                ):
+                    model.tokenize(text, special=False)
+    assert 10 < refused < 60
+
+
+def test_a_piece_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
+    """llama.cpp's tree of pieces is as deep as the longest, and it walks it by recursion."""
+    words = [*(piece.text for piece in PIECES.pieces[:-1]), "a" * 100_000]
+    with pytest.raises(
+        Refusal, match=r"would crash llama.cpp: its vocabulary has a piece of 100000 bytes"
+    ):
+        prove(DATA, 512, tmp_path / "v.gguf", tokens=("array:string", words))
+
+
+def test_a_piece_as_long_as_a_book_beside_a_sound_model_is_refused(
+    stories: Path, tmp_path: Path
+) -> None:
+    """The library would take its tree of pieces down by recursion too."""
+    folder = json_folder(
+        tmp_path / "folder", None, METASPACE, vocab=[["<unk>", 0.0], ["a" * 1_000_000, -1.0]]
+    )
+    shutil.copy(stories / "tokenizer.model", folder)
+    with pytest.raises(Refusal, match=r"tokenizer.json has a piece of 1,000,000 characters"):
+        prove(folder, 512, tmp_path / "v.gguf")

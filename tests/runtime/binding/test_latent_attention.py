@@ -1,0 +1,107 @@
+"""Models that keep keys compressed run quantized, too, where llama.cpp would lay their matrices out
+for AMX.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime import reproducible
+from llmcli.runtime.requests.request import Request, RunOptions
+from llmcli.runtime.runner import open_runner
+from llmcli.runtime.sampling import defaults
+from quant.convert import checkpoint_source
+from quant.model_file import read_header
+from quant.quantize import plan, write
+from tests.quant import families
+from tests.quant.families.deepseek2 import v2
+
+# DeepSeek's own sizes: rows that fill every type's blocks.
+SIZES = {
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+}
+RUN = """
+import sys
+from pathlib import Path
+from llmcli.bench.kernel import subject
+from llmcli.runtime.request import Request, RunOptions
+from llmcli.runtime.runner import open_runner
+from llmcli.runtime.sampling import defaults
+
+for flash in ("on", "off"):
+    options = RunOptions(ctx_size=64, threads=1, batch_size=64, flash_attn=flash)
+    with open_runner(Path(sys.argv[1]), options) as runner:
+        reply = runner.reply(Request((1, 5, 6), defaults().with_values({"temp": 0}), max_tokens=3))
+        assert len(list(reply)) >= 1
+with subject(Path(sys.argv[1]), 0):
+    print("ran")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed: there is no checkpoint"
+    )
+    return families.build(v2("real sizes", **SIZES), tmp_path_factory.mktemp("latent") / "model")
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K_M"])
+def test_a_quantized_model_with_compressed_keys_runs(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: an abort would end it."""
+    out = tmp_path / "out.gguf"
+    write.run(plan.plan(checkpoint_source.open_folder(folder), kind), out)
+    assert read_header.read(out).latent
+    command, root = [sys.executable, "-c", RUN, str(out)], Path(__file__).parents[3]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr[-2000:]
+
+
+def test_others_do_not_keep_them_compressed(stories_gguf: Path) -> None:
+    assert not read_header.read(stories_gguf).latent
+
+
+def test_reproducible_covers_compressed_keys_and_refuses_experts_by_name(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "experts.gguf"
+    write.run(plan.plan(checkpoint_source.open_folder(folder), "Q8_0"), out)
+    with pytest.raises(
+        UserError, match=r"needs quantized weights: blk\.1\.ffn_gate_inp\.weight is F32"
+    ):
+        reproducible.check(read_header.read(out))
+    small = {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    dense = families.build(
+        v2("no experts", **SIZES | small, first_k_dense_replace=2), tmp_path / "dense"
+    )
+    write.run(
+        plan.plan(checkpoint_source.open_folder(dense), "Q8_0"), out := tmp_path / "dense.gguf"
+    )
+    assert read_header.read(out).latent
+    said = []
+    for n_ubatch in (512, 5):
+        options = reproducible.settled(RunOptions(ctx_size=128, threads=1, ubatch_size=n_ubatch))
+        with open_runner(out, options) as runner:
+            asked = Request(
+                tuple(range(3, 60)),
+                defaults().with_values({"temp": 0}),
+                8,
+                ignore_eos=True,
+                logprobs=True,
+            )
+            reply = runner.reply(asked)
+            list(reply)
+            said.append([(token.id, token.logprob) for token in reply.answer.tokens])
+    assert said[0] == said[1]

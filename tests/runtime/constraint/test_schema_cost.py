@@ -1,0 +1,190 @@
+"""Schemas that would take long to compile, or more stack than there is: refused by name, or made
+all the same.
+"""
+
+import json
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.constraint import json_schema, llguidance, tool_calls
+from llmcli.runtime.constraint.base import accepts
+from tests.runtime.constraint import words
+
+STRING = {"type": "string"}
+
+
+def properties(count: int, first: int = 0) -> dict[str, Any]:
+    return {f"p{number}": STRING for number in range(first, first + count)}
+
+
+def references(count: int, how: Any) -> dict[str, Any]:
+    """Definitions that each name the one before."""
+    parts = {"d0": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+    parts |= {f"d{one}": how({"$ref": f"#/$defs/d{one - 1}"}) for one in range(1, count)}
+    return {"$defs": parts, "$ref": f"#/$defs/d{count - 1}"}
+
+
+def nested(inner: Any, levels: int = 8) -> Any:
+    for _ in range(levels):
+        inner = {"items": inner}
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"properties": properties(3000)}, "3,000 properties in a row that may be left out"),
+        (
+            {"allOf": [{"properties": properties(900, first)} for first in (0, 900, 1800)]},
+            "2,700 properties in a row",
+        ),
+        (
+            {"prefixItems": [{"properties": {key: {} for key in map(str, range(50))}}] * 130},
+            "6,500 properties",
+        ),
+        (
+            {"type": "object", "required": [f"{number:x}" for number in range(20_000)]},
+            "20,000 required names",
+        ),
+        (
+            {"patternProperties": {f"^k{number}_[a-z]+$": STRING for number in range(101)}},
+            "101 patternProperties",
+        ),
+        ({"multipleOf": 1_000_003}, "1,000,002 distinct steps"),
+        ({"multipleOf": 12345.678}, "4,999,999 distinct steps"),
+        (
+            {"prefixItems": [{"type": "integer", "multipleOf": 9973} for _ in range(11)]},
+            "109,692 distinct steps",
+        ),
+        (
+            {"anyOf": [{"type": "integer", "multipleOf": number} for number in (211, 223)]},
+            "47,484 distinct steps",
+        ),
+        (
+            {"anyOf": [{"type": "string", "pattern": f"^a{number}"} for number in range(1001)]},
+            "1,001 patterns",
+        ),
+        (
+            references(500, lambda one: {"allOf": [one, {"type": "object"}]}),
+            "500 references merged",
+        ),
+        ({"const": "x" * 100_000}, "100,000 characters in one const"),
+    ],
+)
+def test_what_would_take_long_is_refused_by_name(given: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as told:
+        json_schema.checked(json.dumps(given))
+    assert told.value.hint
+
+
+def test_functions_count_together() -> None:
+    tools = [
+        (f"tool{number}", {"type": "object", "properties": properties(300)}) for number in range(30)
+    ]
+    with pytest.raises(UserError, match="function tool20: the schema has 6,300 properties"):
+        tool_calls.constraint(tools, ())
+    assert tool_calls.constraint(tools[:10], ())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
+        {"type": "string", "minLength": 10**9},
+        {"enum": [f"value {number}" for number in range(5000)]},
+        {"type": "number", "multipleOf": 0.01},
+        {"type": "string", "pattern": "^((a{0,50}){0,50}){0,50}$"},
+        {"type": "string", "pattern": "^(a|aa)+(.*)*b$"},
+        {
+            "anyOf": [
+                {"type": "object", "properties": {"k": {"const": number}}} for number in range(1000)
+            ]
+        },
+    ],
+)
+def test_what_only_looks_large_is_made(given: Any) -> None:
+    assert words.schema(given).start().mask().any()
+
+
+def test_a_tool_of_many_properties_is_followed() -> None:
+    grammar = words.schema(
+        {"type": "object", "properties": properties(1000), "additionalProperties": False}
+    )
+    assert accepts(grammar, list(b'{"p3": "a", "p999": ""}'))
+    assert not accepts(grammar, list(b'{"p3": "a", "p2": ""}'))
+    assert not accepts(grammar, list(b'{"p1000": ""}'))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        nested,
+        lambda one: {"type": "array", "items": nested(one, 40)},
+        lambda one: {"properties": {"a": {"properties": {"b": one}}}},
+    ],
+)
+def test_a_long_way_along_references_ends_no_process(how: Any) -> None:
+    try:
+        words.schema(references(300, how))
+    except UserError as error:  # the library's own end
+        told = str(error)
+    else:
+        told = "too large"
+    assert "too large" in told
+
+
+def test_references_are_followed_once_each() -> None:
+    asked = Counter[str]()
+
+    class Counted(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            asked[key] += 1
+            return super().get(key, default)
+
+    given = references(800, lambda one: {"anyOf": [one, one]})
+    walk = json_schema._Walk(given)
+    walk.schema(given, "#")
+    walk._links = Counted(walk._links)
+    walk.references()
+    assert walk.wrong == []
+    assert max(asked.values()) == 1
+    assert len(asked) > 1600
+
+
+def test_looking_for_the_part_that_is_refused_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    compiler: Any = llguidance.Compiler
+    matcher = compiler._matcher
+    monkeypatch.setattr(
+        compiler, "_matcher", lambda self, text: told.append(len(text)) or matcher(self, text)
+    )
+    parts = {
+        f"p{number}": {"enum": [f"{number} {other}" for other in range(30)]} for number in range(60)
+    }
+    bad = {"properties": {"z": {"minimum": 2, "maximum": 1, "type": "integer"}}, "required": ["z"]}
+    with pytest.raises(UserError, match="cannot be followed"):
+        words.schema(
+            {
+                "type": "object",
+                "$defs": parts,
+                "properties": {name: {} for name in parts},
+                "allOf": [bad],
+            }
+        )
+    assert sum(told) < 2 * json_schema.LARGEST
+
+
+def test_only_the_thread_that_compiles_has_a_large_stack() -> None:
+    def size() -> int:
+        with llguidance.STARTING:  # held until the thread has begun
+            return threading.stack_size()
+
+    before = threading.stack_size()
+    assert llguidance._deep(size) == before
+    with pytest.raises(ZeroDivisionError):
+        llguidance._deep(lambda: 1 // 0)
+    assert threading.stack_size() == before

@@ -1,0 +1,79 @@
+"""An answer that only repeats itself ends, and nothing else does."""
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from llmcli.runtime.engine.engine import Engine
+from llmcli.runtime.requests.repetition import WINDOW, repeats
+from llmcli.runtime.requests.request import Request
+from llmcli.runtime.sampling import defaults
+from llmcli.runtime.strategies.base import Vocabulary
+from tests.fixtures.fakes import FakeContext, FakeModel
+
+ROOT = Path(__file__).parents[3]
+GREEDY = defaults().with_values({"temp": 0})
+
+
+def pieces(text: str) -> list[str]:
+    """A text in pieces of three characters."""
+    return [text[at : at + 3] for at in range(0, len(text), 3)]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "I'm sorry. " * 300,
+        "".join(
+            f"Sinon, le {2000 + year % 5} est le {2000 + year % 5} de la France.\n"
+            for year in range(100)
+        ),
+        "\u4e16\u754c\u3002" * 400,
+        " " * 4000,
+    ],
+)
+def test_loops_are_seen_also_where_a_word_differs_here_and_there(loop):
+    assert repeats(pieces(loop))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "models.toml", "LICENSE", "llmcli/runtime/engine/engine.py", "CHANGELOG.md"],
+)
+def test_prose_code_and_lists_are_no_loops(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for end in range(WINDOW, len(text), 500):
+        assert not repeats(pieces(text[:end]))
+
+
+def test_a_table_of_numbers_is_no_loop():
+    assert not repeats(pieces("".join(f"{n} squared is {n * n}\n" for n in range(400))))
+
+
+def test_a_short_loop_may_still_end():
+    assert not repeats(pieces("ha " * (WINDOW // 3 - 1)))
+
+
+@pytest.mark.parametrize(
+    ("more", "finish"),
+    [
+        ({}, "repetition"),
+        ({"endless": True}, "context_full"),
+        ({"ignore_eos": True}, "context_full"),
+    ],
+)
+def test_a_looping_model_is_stopped_before_its_context_is_full(more, finish):
+    """The fake model says one sentence for ever."""
+    sentence, at = b"again and again. ", count()
+    context = FakeContext(4096, reply=lambda tokens: sentence[next(at) % len(sentence)])
+    model = FakeModel()
+    engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    one = engine.submit(Request((1, 2, 3), GREEDY, **more))
+    while engine.busy:
+        engine.step()
+    answer = engine.answer(one)
+    assert answer.finish == finish
+    if finish == "repetition":
+        assert WINDOW <= len(answer.tokens) < 2 * WINDOW
+    engine.ledger.check()

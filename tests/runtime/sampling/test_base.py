@@ -1,0 +1,286 @@
+"""Sampler steps and settings: pure, safe, checked; equality with llama.cpp is
+test_sampling_native.py's.
+"""
+
+import json
+import math
+import tomllib
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.sampler import NativeChains
+from llmcli.runtime.sampling import Sampling, defaults, find, settings, step_types
+from llmcli.runtime.sampling import logit_bias as bias
+from llmcli.runtime.sampling.base import Step
+from llmcli.runtime.sampling.chain import Greedy, NumpyChain, concrete_seed, make_chain
+from llmcli.runtime.strategies.base import Vocabulary
+from tests.fixtures.fakes import FakeRow
+
+NEUTRAL = {
+    "top_k": 0,
+    "typical": 1.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "temp": 1.0,
+    "repeat_penalty": 1.0,
+}
+WORDS = Vocabulary(lambda token: b"word", lambda token: False, 300)
+
+
+def logits(seed: int, size: int = 300) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", step_types(), ids=lambda kind: kind.name)
+def test_every_step_is_pure_and_keeps_at_least_one_token(kind):
+    step = kind()
+    for seed in range(20):
+        row = logits(seed)
+        before = row.copy()
+        out = step(row, [1, 2, 3])
+        assert np.array_equal(row, before)
+        assert np.isfinite(out).any()
+
+
+@pytest.mark.parametrize("kind", step_types(), ids=lambda kind: kind.name)
+def test_a_neutral_step_changes_nothing(kind):
+    step = kind(**{f.name: NEUTRAL[f.name] for f in fields(kind) if f.name in NEUTRAL})
+    assert step.neutral
+    assert np.array_equal(step(logits(1), [1, 2, 3]), logits(1))
+
+
+def test_the_steps_run_in_llama_cpp_s_order():
+    assert [step.name for step in step_types()] == [
+        "logit_bias",
+        "penalties",
+        "dry",
+        "top_k",
+        "typical",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+        "mirostat",
+    ]
+
+
+def test_temperature_zero_takes_the_likeliest_token_even_with_penalties():
+    row = FakeRow(np.array([0, 5, 4.9, 1], np.float32))
+    greedy = defaults().with_values({"temp": 0})
+    assert make_chain(greedy, 1, None, WORDS).draw(row, []) == 1
+    assert (
+        make_chain(greedy.with_values({"presence_penalty": 1}), 1, None, WORDS).draw(row, [1]) == 2
+    )
+    assert (
+        make_chain(greedy.with_values({"logit_bias": "1-inf"}), 1, None, WORDS).draw(row, []) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"xtc_probability": 1, "xtc_threshold": 0},
+        {"dynatemp_range": 5},
+        {"mirostat": 1},
+        {"mirostat": 2},
+    ],
+)
+def test_at_temperature_zero_no_coin_is_thrown(settings):
+    chain = make_chain(defaults().with_values({"temp": 0, **settings}), 1, NativeChains(300), WORDS)
+    assert isinstance(chain, Greedy)
+    assert chain.draw(FakeRow(logits(3)), []) == logits(3).argmax()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temp": 1e-7},
+        {"temp": 1e-40},
+        {"temp": 0.5, "dynatemp_range": 0.5, "dynatemp_exponent": 80},
+    ],
+    ids=str,
+)
+def test_next_to_no_temperature_takes_the_likeliest_and_overflows_nowhere(settings):
+    row = 10 * logits(3)
+    chain = make_chain(defaults().with_values(settings), 1, NativeChains(300), WORDS)
+    assert {chain.draw(FakeRow(row), []) for _ in range(50)} == {int(row.argmax())}
+
+
+def test_mirostat_takes_the_place_of_penalties_and_truncation():
+    settings = {
+        "mirostat": 2,
+        "top_k": 1,
+        "presence_penalty": 50,
+        "dry_multiplier": 5,
+        "logit_bias": "3-inf",
+    }
+    chain = make_chain(defaults().with_values(settings), 1, None, WORDS)
+    assert isinstance(chain, NumpyChain)
+    row = FakeRow(np.zeros(5, np.float32))
+    assert {chain.draw(row, [1, 1, 1]) for _ in range(200)} == {0, 1, 2, 4}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_holds_the_surprise_where_the_text_allows_it(version):
+    row = FakeRow((-1.5 * np.log1p(np.arange(5000))).astype(np.float32))
+    p = np.exp(row.logits - np.logaddexp.reduce(row.logits))
+    for tau in (2.0, 3.5):
+        chain = make_chain(
+            defaults().with_values({"mirostat": version, "mirostat_tau": tau, "temp": 1}),
+            7,
+            None,
+            WORDS,
+        )
+        kept = [chain.draw(row, []) for _ in range(1500)][300:]
+        # Surprise within what was kept is what is held; against the whole row it is a little
+        # larger.
+        assert tau - 0.3 < -np.log2(p[kept]).mean() < tau + 0.9
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_never_falls_into_always_the_same(version):
+    row = FakeRow(np.log(np.array([0.5, 0.3, 0.2], np.float32)))  # surer than tau for ever
+    chain = make_chain(defaults().with_values({"mirostat": version, "temp": 1}), 3, None, WORDS)
+    late = [chain.draw(row, []) for _ in range(2500)][2000:]
+    assert np.bincount(late, minlength=3) / 500 == pytest.approx([0.5, 0.3, 0.2], abs=0.08)
+
+
+@dataclass(frozen=True)
+class Only(Step):
+    """Nothing but one token; llama.cpp has no such sampler."""
+
+    token: int
+    name: ClassVar[str] = "only"
+    order: ClassVar[int] = 15
+    reorders: ClassVar[bool] = True
+    neutral: ClassVar[bool] = False
+
+    def __call__(self, row: np.ndarray, tokens: list[int]) -> np.ndarray:
+        out = np.full_like(row, -np.inf)
+        out[self.token] = row[self.token]
+        return out
+
+
+@pytest.mark.parametrize("temp", [0, 0.8])
+def test_a_step_that_llama_cpp_does_not_have_works_at_every_temperature(temp):
+    usual = defaults().with_values({"temp": temp})
+    sampling = Sampling((Only(7), *usual.steps))
+    assert make_chain(sampling, 1, NativeChains(300), WORDS).draw(FakeRow(logits(1)), []) == 7
+
+
+def test_draws_follow_the_probabilities():
+    row = FakeRow(np.log(np.array([0.5, 0.3, 0.2], np.float32)))
+    chain = NumpyChain([], 7)
+    counts = np.bincount([chain.draw(row, []) for _ in range(5000)], minlength=3)
+    # 5000 draws: three standard deviations of 0.5 are 0.021
+    assert counts / 5000 == pytest.approx([0.5, 0.3, 0.2], abs=0.025)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 0.5}], ids=str
+)
+def test_the_same_seed_draws_the_same(settings):
+    row = FakeRow(logits(3))
+    one, other = (make_chain(defaults().with_values(settings), 42, None, WORDS) for _ in range(2))
+    assert [one.draw(row, []) for _ in range(20)] == [other.draw(row, []) for _ in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temp", -1),
+        ("top_p", 1.5),
+        ("top_p", -0.1),
+        ("min_p", 2),
+        ("top_k", -3),
+        ("temp", "nan"),
+        ("temp", "warm"),
+        ("seed", 2**40),
+        ("repeat_penalty", 0),
+        ("top_k", "4.5"),
+        ("top_k", 4.5),
+        ("top_k", float("inf")),
+        ("temp", True),
+        ("mirostat", 3),
+        ("mirostat", 1.5),
+        ("mirostat_tau", -1),
+        ("mirostat_eta", 2),
+        ("dry_base", 0.5),
+        ("dry_multiplier", -1),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -1),
+        ("xtc_probability", 1.1),
+        ("xtc_threshold", -0.1),
+        ("dynatemp_range", -1),
+        ("dynatemp_exponent", "nan"),
+        ("logit_bias", "15043"),
+        ("logit_bias", "x+1"),
+        ("logit_bias", "5+inf"),
+        ("logit_bias", "5+nan"),
+        ("logit_bias", "5*2"),
+        ("logit_bias", "-5+1"),
+        ("logit_bias", "5+1e9"),
+        ("logit_bias", "5+1001"),
+        ("logit_bias", 5),
+        ("logit_bias", [5]),
+        ("logit_bias", None),
+    ],
+)
+def test_a_value_out_of_range_is_one_clear_error(name, value):
+    with pytest.raises(UserError, match=name) as caught:
+        defaults().with_values({name: value})
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("15043+1", {15043: 1}),
+        ("15043-1.5, 2-INF", {15043: -1.5, 2: -math.inf}),
+        (["7 + .5", "8-0.25"], {7: 0.5, 8: -0.25}),
+        ({"9": 2, "10": -100, 11: 0.5}, {9: 2, 10: -100, 11: 0.5}),
+        ("none", {}),
+        ([], {}),
+    ],
+)
+def test_a_bias_is_written_as_in_llama_cli_or_as_a_table(value, expected):
+    sampling = defaults().with_values({"logit_bias": value})
+    assert dict(bias.pairs(sampling["logit_bias"])) == expected
+    text = json.dumps(sampling.as_dict(), allow_nan=False)  # a saved chat, an alias
+    assert defaults().with_values(json.loads(text)) == sampling
+    table = tomllib.loads(f"logit_bias = {json.dumps(sampling['logit_bias'])}")
+    assert defaults().with_values(table) == sampling
+
+
+def test_a_bias_beyond_the_vocabulary_or_against_all_of_it_is_refused():
+    bias.check(("4+1",), 5)
+    with pytest.raises(UserError, match=r"token 5.*ends at 4"):
+        bias.check(("5+1",), 5)
+    with pytest.raises(UserError, match="every token"):
+        bias.check(tuple(f"{token}-inf" for token in range(5)), 5)
+
+
+def test_a_drawn_seed_is_one_that_can_be_typed():
+    assert all(find("seed").parse(concrete_seed(-1)) >= 0 for _ in range(100))
+    assert concrete_seed(7) == 7
+
+
+def test_other_tools_names_and_spellings_are_found():
+    assert find("temperature").name == "temp"
+    assert find("min-p").name == "min_p"
+    assert find("mirostat_ent").name == "mirostat_tau"
+    with pytest.raises(UserError, match="top_q") as caught:
+        find("top_q")
+    assert "top_" in caught.value.hint
+
+
+def test_every_setting_has_help_and_a_default_within_its_limits():
+    for setting in settings().values():
+        assert setting.help
+        assert setting.parse(setting.default) == setting.default
+        assert setting.parse(setting.show(setting.default)) == setting.default

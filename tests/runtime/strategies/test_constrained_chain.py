@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.constraint.base import single
+from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling.chain import Chain, make_chain
+from llmcli.runtime.strategies.constrained_chain import GuidedChain, after, forbid
+from tests.fixtures.fakes import EOS, N_VOCAB, FakeModel, FakeRow
+from tests.runtime.constraint.words import gbnf, schema
+
+VOWELS = 'root ::= [aeiou]+ "!"'
+SETTINGS = (
+    {},
+    {"temp": 0},
+    {"temp": 0, "repeat_penalty": 1.5},
+    {"top_k": 3, "top_p": 0.5},
+    {"mirostat": 2},
+    {"temp": 1.5, "top_k": 0, "top_p": 1, "min_p": 0},
+)
+
+
+def plain(settings: dict[str, float], seed: int = 7) -> Chain:
+    return make_chain(defaults().with_values(settings), seed, None, FakeModel())
+
+
+def noise(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 3, N_VOCAB).astype(np.float32)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_draw_is_the_chains_own_on_logits_without_illegal_tokens(
+    settings: dict[str, float],
+) -> None:
+    guided = GuidedChain(plain(settings), gbnf(VOWELS).start(), 3)
+    twin, matcher = plain(settings), gbnf(VOWELS).start()
+    tokens = [*b"ask"]
+    for step in range(40):
+        row = FakeRow(noise(step))
+        masked = row.logits.copy()
+        allowed = [token for token in range(N_VOCAB) if matcher.allows(token)]
+        masked[np.setdiff1d(np.arange(N_VOCAB), allowed)] = -np.inf
+        token = guided.draw(row, tokens)
+        assert np.array_equal(row.logits, noise(step)), "the row is left as it was"
+        expected = twin.draw(FakeRow(masked), tokens) if len(allowed) > 1 else allowed[0]
+        assert token == expected
+        if token == EOS:
+            break
+        tokens.append(token)
+        matcher.accept(token)
+    else:
+        pytest.fail("it never ended")
+    assert bytes(tokens[3:]).endswith(b"!")
+
+
+def test_the_end_is_legal_exactly_where_the_grammar_accepts() -> None:
+    matcher = gbnf('root ::= "a" "b"?').start()
+    assert not matcher.allows(EOS)
+    matcher.accept(ord("a"))
+    assert matcher.allows(EOS)
+    assert matcher.accepting
+    assert not matcher.complete
+    matcher.accept(ord("b"))
+    assert matcher.complete
+    chain = GuidedChain(plain({}), matcher, 0)
+    assert chain.draw(FakeRow(noise(1)), []) == EOS
+
+
+def test_tokens_that_were_taken_back_are_forgotten() -> None:
+    chain = GuidedChain(plain({"temp": 0}), schema({"enum": ["ab", "ac"]}).start(), 1)
+    logits = np.zeros(N_VOCAB, np.float32)
+    logits[ord("c")] = 5
+    assert chain.draw(FakeRow(logits), [9, *b'"a']) == ord("c")
+    assert chain.draw(FakeRow(logits), [9, *b'"ab']) == ord('"')
+    assert chain.draw(FakeRow(logits), [9, *b'"ac']) == ord('"'), "another token in the same place"
+    assert chain.draw(FakeRow(logits), [9, *b'"a']) == ord("c")
+    assert chain.draw(FakeRow(logits), [9]) == ord('"')
+
+
+@pytest.mark.parametrize("size", [257, 1000, 4096])
+@pytest.mark.parametrize("legal", [0.001, 0.5, 0.999, 1])
+def test_only_illegal_logits_become_impossible_and_all_come_back(size: int, legal: float) -> None:
+    random = np.random.default_rng(size)
+    logits = random.normal(size=size).astype(np.float32)
+    allowed = random.random(size) < legal
+    allowed[random.integers(size)] = True
+    before = logits.copy()
+    put_right = forbid(logits, np.packbits(allowed, bitorder="little"))
+    assert np.array_equal(np.isfinite(logits), allowed)
+    assert np.array_equal(logits[allowed], before[allowed])
+    put_right()
+    assert np.array_equal(logits, before)
+
+
+def test_a_grammar_that_leads_nowhere_is_an_error_and_no_draw() -> None:
+    with pytest.raises(UserError, match="no token of the model"):
+        forbid(noise(1), np.zeros(-(-N_VOCAB // 8), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("tag", "pieces", "count"),
+    [
+        ("", [b"a"], 0),
+        ("</t>", [b"a", b"<", b"/t", b">", b"b"], 4),
+        ("</t>", [b"a</t>b"], 1),
+        ("</t>", [b"</t"], None),
+    ],
+)
+def test_a_grammar_begins_after_a_tag(tag: str, pieces: list[bytes], count: int | None) -> None:
+    assert after(tag, pieces) == count
+
+
+@pytest.mark.parametrize(
+    ("bits", "token"),
+    [([0, 0, 0], None), ([0, 1, 0], 8), ([0, 0, 128], 23), ([0, 3, 0], None), ([1, 0, 1], None)],
+)
+def test_the_only_token_of_a_mask(bits: list[int], token: int | None) -> None:
+    assert single(np.array(bits, np.uint8)) == token

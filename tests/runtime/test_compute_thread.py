@@ -1,0 +1,20 @@
+"""Work on a thread that ends with it."""
+
+import threading
+
+import pytest
+
+from llmcli.runtime.compute_thread import on_a_thread
+
+
+def test_it_runs_elsewhere_and_nobody_is_left() -> None:
+    before = threading.active_count()
+    ran = on_a_thread(threading.current_thread)
+    assert ran is not threading.current_thread()
+    assert not ran.is_alive()
+    assert threading.active_count() == before
+
+
+def test_what_it_raises_is_raised_here() -> None:
+    with pytest.raises(ZeroDivisionError):
+        on_a_thread(lambda: 1 // 0)

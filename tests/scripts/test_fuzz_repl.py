@@ -1,0 +1,32 @@
+"""Random keys and commands, a few of them: scripts/fuzz/repl.py types many."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_random_keys_leave_the_repl_and_the_ledger_in_order(stories_gguf: Path, home: Path) -> None:
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "fuzz_repl.py",
+        stories_gguf,
+        "--count",
+        "5",
+        "--seed",
+        "3",
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    figures = json.loads(done.stdout)
+    assert figures["sequences"] == figures["left"] + figures.get("terminated", 0) == 5

@@ -1,0 +1,121 @@
+"""scripts/quality/table.py: what compare_quants.py keeps and prints, on figures that can be checked
+by eye.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quant.evaluation.divergence import Scores
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "quality"))
+import compare as compare_quants
+from runs import Failed, Setting
+from table import Key, Ledger, Row, figures, ratio, table
+
+
+def row(method: str, seed: int = 0, nbytes: int = 1000) -> Row:
+    key = Key("tiny", "0", "Q4_K_M", method, "", seed, "text 0", "wiki")
+    return Row(key, nbytes, nbytes + 50, 2.0, 1.5, 1 << 20, 3.0, 2 << 20, "", "v1")
+
+
+def scores(kld: list[float]) -> dict[str, tuple[Scores, int]]:
+    """Chunks of two positions."""
+    nll, some = np.full(len(kld), 2.0), np.array(kld)
+    return {"wiki": (Scores(nll, nll, some, np.ones(len(kld)), np.zeros(len(kld))), 2)}
+
+
+def test_ratio_of_halved_chunks_is_a_half_without_doubt():
+    baseline = np.array([1.0, 3.0, 2.0])
+    found = ratio([baseline / 2], [baseline])
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_interval_of_a_ratio_holds_it_and_does_not_depend_on_the_run():
+    rng = np.random.default_rng(0)
+    baseline, method = rng.random(50), rng.random(50)
+    found = ratio([method], [baseline])
+    assert found == ratio([method], [baseline])
+    assert found.low < method.sum() / baseline.sum() < found.high
+
+
+def test_ratio_joins_calibration_texts_before_chunks_are_drawn():
+    found = ratio(
+        [np.array([1.0, 1.0]), np.array([3.0, 3.0])], [np.array([4.0, 4.0]), np.array([4.0, 4.0])]
+    )
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_rows_come_back_from_the_ledger_and_half_a_line_is_none(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.add(row("+ llama-imatrix"), scores([1.0, 2.0, 3.0, 4.0]))
+    with ledger.file.open("a") as file:
+        file.write('{"key": {"teach')
+    again = Ledger(tmp_path)
+    (found,) = again.rows().values()
+    assert found == row("+ llama-imatrix")
+    assert again.scores(found.key)["wiki"][2].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_row_without_scores_is_made_again(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.add(row("search"), scores([1.0, 2.0]))
+    ledger.place(row("search").key).unlink()
+    assert ledger.rows() == {}
+
+
+def test_table_holds_methods_against_the_baseline_seed_by_seed(tmp_path):
+    ledger = Ledger(tmp_path)
+    for seed in (0, 1):
+        ledger.add(row("base", seed), scores([0.2, 0.2, 0.4, 0.4]))
+        ledger.add(row("search", seed, nbytes=1004), scores([0.1, 0.1, 0.2, 0.2]))
+    lines = table(ledger.rows().values(), ledger, "base").splitlines()
+    assert lines[2].startswith("| tiny | Q4_K_M | base | wiki | 1,000 | 0.300000 ± ")
+    assert "| 1,004 (+0.40%) | 0.150000" in lines[3]  # not of equal size: told
+    assert "| -50.0% [-50.0%, -50.0%] | 2: -50.0%, -50.0% | 3 + 2.0 | 1.5 | 2 |" in lines[3]
+
+
+def test_figures_are_those_of_quality():
+    flat = np.array([[[2.0, 1.0]], [[1.5, 1.0]], [[0.5, 0.1]], [[0.0, 1.0]]])
+    kld, top_rank, same, ppl = figures(flat)
+    assert (
+        kld.startswith("0.300000 ± 0.2000")
+        and top_rank == "0.4996"
+        and same == "50.00%"
+        and ppl == "1.2840"
+    )
+
+
+def test_row_from_before_files_were_asked_to_answer_is_one_that_was_not_asked(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.add(row("search"), scores([1.0, 2.0]))
+    ledger.file.write_text(ledger.file.read_text().replace(', "answers": ""', ""))
+    (found,) = ledger.rows().values()
+    assert '"answers"' not in ledger.file.read_text()
+    assert found.answers == ""
+
+
+def test_a_method_that_is_refused_is_told_with_why_and_kept_for_the_exit_code(
+    tmp_path, monkeypatch, capsys
+):
+    ledger, text = Ledger(tmp_path), tmp_path / "text"
+    text.write_text("words")
+    setting = Setting(tmp_path, tmp_path, 512, {}, [text], None, None, 1, None)
+    work = compare_quants.Work(tmp_path / "tiny.gguf", "0", setting, None, ledger, keep=False)
+    for method, seed in ((compare_quants.PLAIN, -1), (compare_quants.BASELINE, 0)):
+        key = work.key("Q4_K_M", method, "", seed)
+        ledger.add(Row(key, 1000, 1050, 2.0, 1.5, 1 << 20, 0.0, 0, "", "v1"), scores([0.1, 0.2]))
+
+    def refused(*_):
+        raise Failed("1 of 2 tensors\nerror: --method gptq needs torch\nhint: install it")
+
+    monkeypatch.setattr(compare_quants, "made", refused)
+    made = list(compare_quants.rows(work, "Q4_K_M", {"gptq": ""}, range(1), []))
+    assert [key.method for key in made] == [compare_quants.PLAIN, compare_quants.BASELINE]
+    assert work.refused == ["gptq"]
+    assert (
+        capsys.readouterr().err
+        == "tiny Q4_K_M gptq: error: --method gptq needs torch; hint: install it\n"
+    )

@@ -1,0 +1,156 @@
+"""What a server shows of itself: /metrics, /health, /v1/kv."""
+
+import re
+from collections.abc import Callable
+
+import httpx2 as httpx
+import pytest
+
+from tests.api.forms.test_openai_chat import HELLO, client
+from tests.fixtures.server import Served
+
+# Prometheus' text format, version 0.0.4: a line is a comment, or a name, labels and a number.
+LINE = re.compile(
+    r'^(?:# (?:HELP|TYPE) \S+ .*|[a-zA-Z_:][\w:]*(?:\{\w+="(?:[^"\\\n]|\\.)*"(?:,\w+="[^"]*")*\})? \S+)$'
+)
+
+
+def metrics(served: Served) -> dict[str, float]:
+    answer = httpx.get(f"{served.url}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert answer.text.endswith("\n")
+    lines = answer.text.splitlines()
+    assert [line for line in lines if not LINE.match(line)] == []
+    found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    typed = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
+    for name in found:  # each sample belongs to a metric whose kind was told
+        bare = name.split("{")[0]
+        assert bare in typed or typed[re.sub("_(bucket|sum|count)$", "", bare)] == "histogram"
+    return {name: float(value) for name, value in found.items()}
+
+
+def test_what_was_done_is_counted(serve: Callable[..., Served]) -> None:
+    served = serve(b"hello world")
+    before = metrics(served)
+    assert before["llmcli_num_requests_running"] == before["llmcli_generation_tokens_total"] == 0
+    assert before["llmcli_kv_cells"] == 512
+    assert "llmcli_last_token_age_seconds" not in before
+    with client(served) as asked:
+        asked.chat.completions.create(model="tiny", messages=HELLO)
+        asked.chat.completions.create(model="tiny", messages=HELLO, max_tokens=2)
+    after = metrics(served)
+    assert after['llmcli_request_success_total{finished_reason="stop"}'] == 1
+    assert after['llmcli_request_success_total{finished_reason="length"}'] == 1
+    tokens = len(b"hello world") + 2
+    assert after["llmcli_generation_tokens_total"] == tokens
+    assert after["llmcli_prompt_tokens_cached_total"] > 0
+    prompt = after["llmcli_request_prompt_tokens_sum"]
+    assert (
+        after["llmcli_prompt_tokens_total"] + after["llmcli_prompt_tokens_cached_total"] == prompt
+    )
+    for name, count in (
+        ("time_to_first_token_seconds", 2),
+        ("e2e_request_latency_seconds", 2),
+        ("request_prompt_tokens", 2),
+        ("request_queue_time_seconds", 2),
+        ("inter_token_latency_seconds", tokens - 2),
+        ("request_time_per_output_token_seconds", 2),
+    ):
+        assert (
+            after[f"llmcli_{name}_count"] == after[f'llmcli_{name}_bucket{{le="+Inf"}}'] == count
+        ), name
+        buckets = [value for key, value in after.items() if key.startswith(f"llmcli_{name}_bucket")]
+        assert buckets == sorted(buckets)
+    waited, first = (
+        after[f"llmcli_{name}_seconds_sum"]
+        for name in ("request_queue_time", "time_to_first_token")
+    )
+    assert 0 < waited < first
+    assert after["llmcli_last_token_age_seconds"] >= 0
+    assert 0 < after["llmcli_kv_cells_used"] <= 512
+    assert after['llmcli_model_info{model="tiny"}'] == 1
+
+
+def test_a_name_of_odd_letters_stays_a_label(serve: Callable[..., Served]) -> None:
+    assert metrics(serve(names=('a"b\\c\nd',)))['llmcli_model_info{model="a\\"b\\\\c\\nd"}'] == 1
+
+
+def test_a_client_that_goes_is_counted(serve: Callable[..., Served]) -> None:
+    served = serve(b"x" * 400)
+    with httpx.stream(
+        "POST", f"{served.v1}/chat/completions", json={"messages": HELLO, "stream": True}
+    ) as answer:
+        next(answer.iter_bytes())
+    for _ in range(
+        1000
+    ):  # the connection's end is noticed between steps; each turn asks the engine's thread
+        found = metrics(served)
+        ended = sum(
+            value
+            for name, value in found.items()
+            if name.startswith("llmcli_request_success_total")
+        )
+        if found["llmcli_requests_cancelled_total"] + ended:
+            break
+    assert found["llmcli_requests_cancelled_total"] + ended == 1
+    assert found["llmcli_num_requests_running"] == 0
+
+
+def test_health_tells_of_the_last_token_and_of_stopping(serve: Callable[..., Served]) -> None:
+    served = serve(keys=("secret-key-1",))
+    assert httpx.get(f"{served.url}/health").json() == {
+        "status": "ok",
+        "open": 0,
+        "last_token_age_ms": None,
+    }
+    with client(served, api_key="secret-key-1") as asked:
+        asked.chat.completions.create(model="tiny", messages=HELLO)
+    assert httpx.get(f"{served.url}/health").json()["last_token_age_ms"] >= 0
+    assert httpx.get(f"{served.url}/metrics").status_code == 401
+    served.bridge.stop()
+    answer = httpx.get(f"{served.v1}/health")
+    assert answer.status_code == 503 and answer.json()["error"]["type"] == "unavailable_error"
+
+
+def test_the_cache_is_told_cell_by_cell(serve: Callable[..., Served]) -> None:
+    served = serve(b"hi")
+    with client(served) as asked:
+        asked.chat.completions.create(model="tiny", messages=HELLO)
+        asked.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "Another"}]
+        )
+    found = httpx.get(f"{served.v1}/kv?check=true").json()
+    outside = found["outside"]
+    assert (
+        0
+        <= outside["swapped_bytes"] + outside["finished_bytes"]
+        <= outside["most_bytes"]
+        <= 512 << 20
+    )
+    assert found["checked"] and found["cells"] == 512
+    assert sum(one["own_cells"] for one in found["sequences"]) == found["used_cells"] > 0
+    assert {one["state"] for one in found["sequences"]} == {"cached"}
+    shared = 1 + len("<user>")  # both begin alike
+    assert found["prefixes"][0]["tokens"] == shared and len(found["prefixes"][0]["children"]) == 2
+    assert found["running"] == found["waiting"] == 0
+    assert "Another" not in str(found)
+
+
+@pytest.mark.parametrize("path", ["metrics", "v1/kv", "health"])
+def test_they_are_read_and_not_written(serve: Callable[..., Served], path: str) -> None:
+    assert httpx.post(f"{serve().url}/{path}").status_code == 405
+
+
+def test_what_llama_servers_programs_ask(serve: Callable[..., Served]) -> None:
+    served = serve(b"hi", parallel=3)
+    with client(served) as asked:
+        asked.chat.completions.create(model="tiny", messages=HELLO)
+    props = httpx.get(f"{served.url}/props").json()
+    assert (props["total_slots"], props["model_alias"]) == (3, "tiny")
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["default_generation_settings"]["params"]["temperature"] == 0
+    assert props["chat_template"].startswith("{% for m in messages %}")
+    (slot,) = httpx.get(f"{served.url}/slots").json()
+    assert not slot["is_processing"] and slot["n_ctx"] == 512 and slot["n_prompt_tokens"] > 0
+    shown = httpx.post(f"{served.url}/apply-template", json={"messages": HELLO}).json()["prompt"]
+    assert shown.endswith("<user>Once upon a time\n<assistant>")

@@ -1,0 +1,180 @@
+"""/v1/rerank on a tiny BERT with a head, its scores against transformers' hidden states; --pooling."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from llmcli.api import embeddings
+from llmcli.api.errors import Problem
+from llmcli.errors import UserError
+from llmcli.runtime.requests.request import RunOptions
+from llmcli.runtime.runner import open_runner
+from llmcli.serve.http.routes import embeddings, rerank
+from tests.fixtures.server import Served, serving
+from tests.runtime import bert
+
+DOCUMENTS = [
+    "hello world",
+    "the cat sat on a mat",
+    "cats",
+    "hello",
+    *(f"hello {'cat ' * n}" for n in range(18)),
+]
+OPTIONS = RunOptions(
+    ctx_size=256, threads=1, cache_type_k="f32", cache_type_v="f32", flash_attn="off"
+)
+
+
+def head() -> dict[str, np.ndarray]:
+    chance = np.random.default_rng(3)
+    shapes = {
+        "cls.weight": (bert.HIDDEN, bert.HIDDEN),
+        "cls.bias": (bert.HIDDEN,),
+        "cls.output.weight": (1, bert.HIDDEN),
+        "cls.output.bias": (1,),
+    }
+    return {name: chance.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def ranker(path: Path, model: Any = None, **more: Any) -> Iterator[Served]:
+    made = bert.bert(path, 4, model, head())
+    with (
+        open_runner(made, OPTIONS, native_sampling=False, answers=False) as runner,
+        serving(runner, **more) as served,
+    ):
+        yield served
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Served]:
+    """A tiny model that ranks, served."""
+    yield from ranker(tmp_path / "rank.gguf")
+
+
+def test_too_many_tokens_are_told_before_all_documents_are_cut_into_them() -> None:
+    class Long:
+        most, asked = 100_000, 0
+
+        def least(self, *texts: str) -> int:
+            return 1
+
+        def pair(self, query: str, text: str) -> list[int]:
+            self.asked += 1
+            return [1] * self.most
+
+    embedder: Any = Long()
+    with pytest.raises(
+        Problem, match="first 4 documents have 400,000 tokens; the limit is 300,000"
+    ):
+        rerank.pairs(embedder, "a long query", ["a"] * 1000)
+    assert embedder.asked == 4
+
+
+def test_what_is_certainly_too_long_is_told_without_cutting_it_into_tokens(tiny: Served) -> None:
+    embedder = tiny.bridge.runner.embedder()
+    text = "Once upon a time there was a cat. " * 1000
+    assert embedder.most < embedder.least(text) < len(embedder.encode(text))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("encode", "pair"):
+            patch.setattr(embedder, name, lambda *_: pytest.fail("it is cut into tokens"))
+        for cut, words in (
+            (lambda: embeddings.encoded([text], embedder), r"input\[0\] has"),
+            (lambda: rerank.pairs(embedder, "cats", [text]), "document 0 and the query have"),
+        ):
+            with pytest.raises(Problem, match=rf"{words} \d+ tokens or more") as told:
+                cut()
+            assert told.value.code == "context_length_exceeded"
+
+
+def ask(served: Served, path: str = "/v1/rerank", **body: Any) -> httpx.Response:
+    return httpx.post(served.url + path, json={"query": "the cat", "documents": DOCUMENTS, **body})
+
+
+def test_scores_are_those_of_the_head_over_transformers_states(tmp_path: Path) -> None:
+    torch, model, weights = pytest.importorskip("torch"), bert.oracle(), head()
+    for served in ranker(tmp_path / "rank.gguf", model):
+        found = ask(served).json()
+        pair = served.bridge.runner.embedder().pair
+        ids = [pair("the cat", text) for text in DOCUMENTS]
+    assert ids[0] == [2, 7, 8, 3, 5, 6, 3]  # [CLS] the cat [SEP] hello world [SEP]
+    scores = []
+    for one in ids:
+        with torch.no_grad():
+            first = model(torch.tensor([one])).last_hidden_state[0, 0].numpy()
+        hidden = np.tanh(weights["cls.weight"] @ first + weights["cls.bias"])
+        scores.append(
+            float((weights["cls.output.weight"] @ hidden + weights["cls.output.bias"])[0])
+        )
+    told = {one["index"]: one["relevance_score"] for one in found["results"]}
+    np.testing.assert_allclose([told[at] for at in range(len(DOCUMENTS))], scores, atol=1e-4)
+    ordered = [one["relevance_score"] for one in found["results"]]
+    assert ordered == sorted(ordered, reverse=True)
+    assert found["usage"]["total_tokens"] == sum(map(len, ids))
+
+
+def test_the_forms_of_jina_and_of_text_embeddings_inference(ranks: Served) -> None:
+    whole = ask(ranks).json()["results"]
+    assert [one["index"] for one in ask(ranks, top_n=2).json()["results"]] == [
+        one["index"] for one in whole[:2]
+    ]
+    given = [{"text": one} for one in DOCUMENTS]
+    (best,) = ask(ranks, top_n=1, return_documents=True, documents=given).json()["results"]
+    assert best["document"] == {"text": DOCUMENTS[whole[0]["index"]]}
+    old = ask(ranks, "/rerank", documents=None, texts=DOCUMENTS, return_text=True).json()
+    assert [one["index"] for one in old] == [one["index"] for one in whole]
+    assert set(old[0]) == {"index", "score", "text"}
+
+
+@pytest.mark.parametrize(
+    ("body", "told", "status"),
+    [
+        ({"query": None}, "query is missing", 400),
+        ({"query": 5}, "query must be text", 400),
+        ({"documents": None}, "documents is missing", 400),
+        ({"documents": []}, "documents is missing", 400),
+        ({"documents": ["a", 5]}, "documents[1] must be text", 400),
+        ({"documents": [{}]}, "documents[0] must be", 400),
+        ({"documents": ["cat " * 70]}, "document 0 and the query have 75 tokens", 400),
+        ({"documents": ["a"] * 1001}, "the limit is 1,000", 400),
+        ({"top_n": 0}, "top_n must be", 400),
+        ({"model": "other"}, "not served here", 404),
+    ],
+)
+def test_what_is_wrong_is_told(ranks: Served, body: dict[str, Any], told: str, status: int) -> None:
+    answer = ask(ranks, **body)
+    assert (answer.status_code, told in answer.json()["error"]["message"]) == (status, True), (
+        answer.text
+    )
+
+
+def test_models_that_do_not_rank_say_so_and_one_that_does_embeds_nothing(
+    ranks: Served, tiny: Served
+) -> None:
+    answer = ask(tiny)
+    assert answer.status_code == 400 and "does not rank" in answer.json()["error"]["message"]
+    answer = httpx.post(f"{ranks.v1}/embeddings", json={"input": "hello"})
+    assert answer.status_code == 501 and "/v1/rerank" in answer.json()["error"]["message"]
+
+
+def test_vectors_are_pooled_as_is_asked_for(tmp_path: Path) -> None:
+    made = bert.bert(tmp_path / "bert.gguf", 1)
+    found = {}
+    for wanted in (None, "mean", "cls", "last"):
+        with open_runner(made, OPTIONS, native_sampling=False, answers=False) as runner:
+            runner.pooling = wanted
+            work = runner.embedder().work([runner.embedder().encode("the cat sat")])
+            while work.step():
+                pass
+            found[wanted] = work.vectors[0]
+    np.testing.assert_allclose(found[None], found["mean"], atol=1e-6)
+    assert not np.allclose(found["mean"], found["cls"], atol=1e-3)
+    assert not np.allclose(found["last"], found["cls"], atol=1e-3)
+    made = bert.bert(tmp_path / "rank.gguf", 4, None, head())
+    with open_runner(made, OPTIONS, native_sampling=False, answers=False) as runner:
+        runner.pooling = "cls"
+        with pytest.raises(UserError, match="ranks pairs"):
+            runner.embedder()

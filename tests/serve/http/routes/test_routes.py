@@ -1,0 +1,35 @@
+"""The contract of every route: it needs the key unless it is open, and answers any body."""
+
+from collections.abc import Callable
+
+import pytest
+
+from llmcli.serve.http import routes
+from tests.fixtures.server import Served
+from tests.serve.http.test_errors import post
+
+KEY = "secret"
+PATHS = sorted(path for path, route in routes.routes().items() if not route.socket)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_route_needs_the_key_unless_it_is_open(path: str, serve: Callable[..., Served]) -> None:
+    served, route = serve(keys=(KEY,)), routes.routes()[path]
+    for address in (path, *route.paths):
+        status, _, _ = post(served, b"", address.replace("{name:path}", "tiny"), route.methods[0])
+        assert (status == 401) == (not route.open)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_route_answers_an_empty_object(path: str, serve: Callable[..., Served]) -> None:
+    served, route = serve(keys=(KEY,)), routes.routes()[path]
+    for method in route.methods:
+        status, headers, _ = post(
+            served,
+            b"{}",
+            path.replace("{name:path}", "tiny"),
+            method,
+            authorization=f"Bearer {KEY}",
+        )
+        assert status < 500 or status == 501
+        assert headers["content-type"]

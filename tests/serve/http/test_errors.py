@@ -1,0 +1,304 @@
+"""Bad requests: each gets OpenAI's error object with the right status, and the server goes on."""
+
+import gzip
+import http.client
+import json
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from llmcli.runtime.constraint.base import Unfollowable
+from llmcli.runtime.constraint.llguidance import Guide
+from tests.api.forms.test_openai_chat import HELLO, client
+from tests.fixtures.fakes import FakeContext
+from tests.fixtures.server import Served
+
+
+def post(
+    served: Served,
+    body: bytes,
+    path: str = "/v1/chat/completions",
+    method: str = "POST",
+    **headers: str,
+) -> Any:
+    """Status, headers and document of one raw request."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.settings.port, timeout=30)
+    try:
+        connection.request(method, path, body, {"content-type": "application/json", **headers})
+        answer = connection.getresponse()
+        raw = answer.read()
+        return (
+            answer.status,
+            dict(answer.getheaders()),
+            json.loads(raw) if raw.startswith(b"{") else raw,
+        )
+    finally:
+        connection.close()
+
+
+WRONG = {
+    "messages is missing": {},
+    "messages is empty": {"messages": []},
+    "messages must be a list": {"messages": "hello"},
+    "messages[0] must be an object, not text": {"messages": ["hello"]},
+    "messages[0].role must be one of": {"messages": [{"role": "robot", "content": "x"}]},
+    "messages[0].content is missing": {"messages": [{"role": "user"}]},
+    "messages[0].content must be text or a list of parts": {
+        "messages": [{"role": "user", "content": 5}]
+    },
+    "messages[0].content[0]: this server reads": {
+        "messages": [{"role": "user", "content": [{"type": "image_url"}]}]
+    },
+    "messages[1].tool_call_id is missing": {"messages": [*HELLO, {"role": "tool", "content": "x"}]},
+    "temperature is 'hot'; temperature takes a number from 0 to 100": {"temperature": "hot"},
+    "top_p must be from 0 to 1, not 2": {"top_p": 2},
+    "max_tokens must be a whole number, not true": {"max_tokens": True},
+    "max_completion_tokens must be a whole number from 0": {"max_completion_tokens": -1},
+    "n must be a whole number from 1 to 128, not 0": {"n": 0},
+    "stop must be text or a list of texts": {"stop": [1]},
+    "stop has 17 entries": {"stop": ["x"] * 17},
+    "stream must be true or false, not 'yes'": {"stream": "yes"},
+    "top_logprobs needs logprobs": {"top_logprobs": 2},
+    "logit_bias names token 999999": {"logit_bias": {"999999": 1}},
+    "tools[0].function is missing": {"tools": [{"type": "function"}]},
+    "tools[0]: tools of type web_search are not supported": {"tools": [{"type": "web_search"}]},
+    "tools[0].function.name must be 1 to 64": {
+        "tools": [{"type": "function", "function": {"name": "a b"}}]
+    },
+    "tool_choice names the function 'x'": {
+        "tool_choice": {"type": "function", "function": {"name": "x"}}
+    },
+    "tool_choice is required, but there are no tools": {"tool_choice": "required"},
+    "response_format.json_schema is missing": {"response_format": {"type": "json_schema"}},
+    "response_format.json_schema.schema is missing": {
+        "response_format": {"type": "json_schema", "json_schema": {}}
+    },
+    "cannot be enforced: frob at #/properties/a": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": {"properties": {"a": {"frob": 1}}}},
+        }
+    },
+    "function f: the schema cannot be enforced": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"frob": 1}}}],
+        "tool_choice": "required",
+    },
+    "grammar: the grammar is wrong in line 1": {"grammar": "root ::= ("},
+    "a grammar says where the answer ends": {"grammar": 'root ::= "a"', "ignore_eos": True},
+    "beams is '1000'": {"beams": 1000},
+    "loaded for 6: ask for fewer, or start with a larger --parallel": {"beams": 7},
+    "functions is not supported": {"functions": [{}]},
+    "modalities: this server generates only text": {"modalities": ["audio"]},
+    "chat_template_kwargs.messages is set by the server": {
+        "chat_template_kwargs": {"messages": []}
+    },
+    "continue_final_message needs an assistant's message at the end": {
+        "continue_final_message": True
+    },
+}
+
+
+def test_every_wrong_field_is_told_by_its_path(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for words, body in WRONG.items():
+        whole = body if words.startswith("messages") else {"messages": HELLO, **body}
+        status, _, found = post(served, json.dumps(whole).encode())
+        assert (status, found["error"]["type"]) == (400, "invalid_request_error"), (words, found)
+        assert words in found["error"]["message"], found
+    assert (
+        client(served)
+        .chat.completions.create(model="tiny", messages=HELLO)
+        .choices[0]
+        .message.content
+        == "hello"
+    )
+
+
+RAW = {
+    b"{": "the body is not JSON",
+    b"[]": "must be a JSON object",
+    b"": "the body is not JSON",
+    b"\xff{}": "not UTF-8",
+    b'{"temperature": NaN}': "NaN is no number of JSON",
+    b"[" * 200_000: "nested too deeply",
+    b'{"max_tokens": 1' + b"0" * 5000 + b"}": "the body is not JSON",
+}
+
+
+def test_what_is_no_json_is_told(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for body, words in RAW.items():
+        status, _, found = post(served, body)
+        assert status == 400
+        assert words in found["error"]["message"]
+
+
+def test_a_packed_body_is_refused_by_name(serve: Callable[..., Served]) -> None:
+    packed = gzip.compress(json.dumps({"messages": HELLO}).encode())
+    status, _, found = post(serve(), packed, **{"content-encoding": "gzip"})
+    assert (status, found["error"]["type"]) == (415, "invalid_request_error")
+    assert "gzip" in found["error"]["message"]
+
+
+def test_ten_megabytes_are_refused_whole_and_in_pieces(serve: Callable[..., Served]) -> None:
+    served = serve()
+    large = b'{"messages": "' + b"x" * 10_000_000 + b'"}'
+    assert post(served, large)[0] == 413
+    connection = http.client.HTTPConnection("127.0.0.1", served.settings.port, timeout=30)
+    pieces = (large[start : start + 1_000_000] for start in range(0, len(large), 1_000_000))
+    connection.request("POST", "/v1/completions", pieces, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_text_that_cannot_fit_is_told_without_making_its_tokens(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    monkeypatch.setattr(served.bridge.runner.model, "tokenize", None)
+    said = [{"role": "user", "content": "x" * 6_000_000}]
+    for path, body in (
+        ("/v1/completions", {"prompt": ["x" * 6_000_000]}),
+        ("/v1/chat/completions", {"messages": said}),
+        ("/v1/responses", {"input": said}),
+    ):
+        status, _, found = post(served, json.dumps(body).encode(), path)
+        assert (status, found["error"]["code"], found["error"]["n_ctx"]) == (
+            400,
+            "context_length_exceeded",
+            512,
+        )
+        assert found["error"]["n_prompt_tokens"] >= 1_500_000
+
+
+def test_what_is_only_tokenized_has_an_end(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for body in ({"content": "x" * 2_100_000}, {"content": "x" * 200_000, "with_pieces": True}):
+        status, _, found = post(served, json.dumps(body).encode(), "/tokenize")
+        assert (status, "the limit" in found["error"]["message"]) == (400, True)
+    assert (
+        len(post(served, json.dumps({"content": "x" * 200_000}).encode(), "/tokenize")[2]["tokens"])
+        == 200_000
+    )
+
+
+def test_one_request_is_given_so_many_answers_and_no_more(serve: Callable[..., Served]) -> None:
+    status, _, found = post(
+        serve(), json.dumps({"prompt": ["x"] * 200, "n": 6}).encode(), "/v1/completions"
+    )
+    assert (status, found["error"]["param"]) == (400, "n")
+    assert "1,200 answers" in found["error"]["message"]
+
+
+def test_paths_methods_and_other_models_are_told(serve: Callable[..., Served]) -> None:
+    served = serve()
+    assert [
+        post(served, b"", path, "GET")[0] for path in ("/nothing", "/v1/models", "/v1/models/other")
+    ] == [
+        404,
+        200,
+        404,
+    ]
+    status, headers, found = post(served, b"", "/v1/chat/completions", "GET")
+    assert (status, headers["allow"]) == (405, "POST")
+    assert "accepts POST" in found["error"]["message"]
+    assert (
+        post(served, json.dumps({"model": "x", "messages": HELLO}).encode())[2]["error"]["code"]
+        == "model_not_found"
+    )
+
+
+def test_letters_that_are_none_and_control_characters_are_answered(tiny: Served) -> None:
+    for text in ("\\ud800 half", "\\u0000 zero", "\\uffff", "<|im_end|>", "{{ 7 * 7 }}", "\\u202e"):
+        said = f'{{"role": "user", "content": "{text}"}}'
+        body = f'{{"messages": [{said}], "max_tokens": 2, "stop": ["{text}"]}}'
+        assert post(tiny, body.encode())[0] == 200
+
+
+def test_a_model_without_a_template_continues_texts_only(serve: Callable[..., Served]) -> None:
+    served = serve(template=None)
+    status, _, found = post(served, json.dumps({"messages": HELLO}).encode())
+    assert status == 400
+    assert "/v1/completions" in found["error"]["message"]
+    assert client(served).completions.create(model="tiny", prompt="x").choices[0].text == "hello"
+
+
+def test_a_template_that_refuses_is_the_requests_mistake(serve: Callable[..., Served]) -> None:
+    served = serve(template="{{ raise_exception('roles must alternate') }}")
+    status, _, found = post(served, json.dumps({"messages": HELLO}).encode())
+    assert status == 400
+    assert "roles must alternate" in found["error"]["message"]
+
+
+def test_a_full_queue_says_when_to_come_back(serve: Callable[..., Served]) -> None:
+    served = serve(b"x" * 5000, parallel=1, waiting=0, n_ctx=8192)
+    with (
+        client(served) as asked,
+        asked.chat.completions.create(model="tiny", messages=HELLO, stream=True) as stream,
+    ):
+        next(iter(stream))
+        status, headers, found = post(served, json.dumps({"messages": HELLO}).encode())
+    assert status == 429
+    assert int(headers["retry-after"]) >= 1
+    assert found["error"]["code"] == "busy"
+
+
+def test_a_bug_of_ours_is_the_servers_mistake_and_it_goes_on(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve()
+    monkeypatch.setattr("llmcli.api.forms.conversation.messages", lambda fields: fields.at(1 // 0))
+    status, _, found = post(served, json.dumps({"messages": HELLO}).encode())
+    assert (status, found["error"]["type"]) == (500, "server_error")
+    assert post(served, b"", "/health", "GET")[0] == 200
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_answer_that_cannot_go_on_fails_alone(serve: Callable[..., Served]) -> None:
+    context = FakeContext(n_ctx=512, n_seq_max=4)
+    logits = context._logits
+    context._logits = lambda tokens: logits(tokens) * float("nan" if 120 in tokens else "1")  # type: ignore[method-assign]
+    with client(serve(context=context)) as asked:
+        with pytest.raises(openai.InternalServerError, match="NaN"):
+            asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
+        assert (
+            asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+            == "hello"
+        )
+
+
+def test_a_grammar_that_leads_nowhere_is_the_requests_mistake(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(self: Guide) -> None:
+        if self.accepting:
+            raise Unfollowable("the grammar cannot be followed any further", hint="simplify it")
+
+    served = serve()
+    monkeypatch.setattr(Guide, "_check", lost)
+    body: Any = {
+        "model": "tiny",
+        "messages": HELLO,
+        "extra_body": {"grammar": 'root ::= "ab" [a-z]*'},
+    }
+    with client(served) as asked:
+        with pytest.raises(openai.BadRequestError, match="any further"):
+            asked.chat.completions.create(**body)
+        with pytest.raises(openai.APIError, match="any further") as told:
+            list(asked.chat.completions.create(**body, stream=True))
+        assert told.value.type == "invalid_request_error"  # in a stream that had begun
+        assert (
+            asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+            == "hello"
+        )
+
+
+def test_pages_of_an_allowed_origin_may_ask(serve: Callable[..., Served]) -> None:
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    status, headers, _ = post(
+        serve(cors=("https://a.example",)), b"", "/v1/models", "OPTIONS", **asked
+    )
+    assert (status, headers["access-control-allow-origin"]) == (200, "https://a.example")
+    assert "access-control-allow-origin" not in post(serve(), b"", "/v1/models", "GET", **asked)[1]
