@@ -1,9 +1,8 @@
 """`llmcli serve`: serves a model over HTTP with OpenAI's API until it is stopped."""
 
-import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,8 +17,7 @@ from llmcli.model_loader.run_flags import Flags
 from llmcli.serve.launch import Wish, opened, tell
 
 if TYPE_CHECKING:
-    from llmcli.api.server_settings import Settings
-    from llmcli.model_loader.open_server_model import Hosted
+    pass
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHORTEST = 8  # characters of an API key
@@ -208,26 +206,6 @@ def serve(
                 stopped = server.run(bridge, settings, socket, ready)
     if stopped == "SIGINT":
         raise typer.Exit(130)
-
-
-def _build_settings(
-    hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: Any
-) -> "Settings":
-    from llmcli.api.server_settings import Settings
-
-    runner = hosted.runner
-    predict = None if given.predict in (None, -1) else given.predict
-    context_limit = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
-    return Settings(
-        names or (hosted.name,),
-        int(time.time()),
-        hosted.sampling,
-        hosted.system,
-        given.stops,
-        predict,
-        most_context=context_limit if given.options.ctx_size is None else runner.n_ctx,
-        **more,
-    )
 
 
 def _require_model(ref: str | None, given: Flags) -> str:

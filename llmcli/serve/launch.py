@@ -1,12 +1,12 @@
 """ServeRequest; opens the model and its bridge."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.commands.serve import _build_settings
 from llmcli.model_loader.run_flags import Flags
 
 if TYPE_CHECKING:
@@ -14,6 +14,26 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.serve.engine_thread.bridge import Bridge
     from llmcli.ui import UI
+
+
+def _build_settings(
+    hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: Any
+) -> "Settings":
+    from llmcli.api.server_settings import Settings
+
+    runner = hosted.runner
+    predict = None if given.predict in (None, -1) else given.predict
+    context_limit = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
+    return Settings(
+        names or (hosted.name,),
+        int(time.time()),
+        hosted.sampling,
+        hosted.system,
+        given.stops,
+        predict,
+        most_context=context_limit if given.options.ctx_size is None else runner.n_ctx,
+        **more,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +91,10 @@ def tell(settings: "Settings", n_ctx: int, parallel: int, ui: "UI") -> None:
             f"{settings.name} is served at {url}/v1{grpc_note} · {parallel} answers at once · "
             "Ctrl-C stops"
         )
+
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmcli.api.server_settings import Settings
+    from llmcli.model_loader.open_server_model import Hosted

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from quant.errors import Refusal
-from quant.gguf.header import Array, Field, Part, TensorInfo, Value
+from quant.gguf.header import Array, Field, TensorInfo, Value
 from quant.recipes.file_types import FILE_TYPES
 
 GUESSED = 1024  # LLAMA_FTYPE_GUESSED in llama.h
@@ -129,21 +128,3 @@ class Header:
     def _text(self, key: str) -> str:
         value = self.metadata.get(key)
         return value if isinstance(value, str) else ""
-
-
-def _duplicate_name(tensors: tuple[TensorInfo, ...]) -> str | None:
-    seen: set[str] = set()
-    for tensor in tensors:
-        if tensor.name in seen:
-            return tensor.name
-        seen.add(tensor.name)
-    return None
-
-
-def _check_tensor_count(path: Path, first: Part, tensors: tuple[TensorInfo, ...]) -> None:
-    total = next((f.value for f in first.fields if f.key == "split.tensors.count"), None)
-    if isinstance(total, int) and total != len(tensors):
-        raise Refusal(
-            f"{path} should have {total} tensors over all its parts, but has {len(tensors)}",
-            hint="fetch the shards again",
-        )

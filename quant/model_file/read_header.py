@@ -4,8 +4,27 @@ import re
 from pathlib import Path
 
 from quant.errors import Refusal
-from quant.gguf.header import parse
-from quant.model_file.model_header import Header, _check_tensor_count, _duplicate_name
+from quant.gguf.header import Part, TensorInfo, parse
+from quant.model_file.model_header import Header
+
+
+def _duplicate_name(tensors: tuple[TensorInfo, ...]) -> str | None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in seen:
+            return tensor.name
+        seen.add(tensor.name)
+    return None
+
+
+def _check_tensor_count(path: Path, first: Part, tensors: tuple[TensorInfo, ...]) -> None:
+    total = next((f.value for f in first.fields if f.key == "split.tensors.count"), None)
+    if isinstance(total, int) and total != len(tensors):
+        raise Refusal(
+            f"{path} should have {total} tensors over all its parts, but has {len(tensors)}",
+            hint="fetch the shards again",
+        )
+
 
 SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 

@@ -20,14 +20,7 @@ from quant.methods.base import Remark
 from quant.model_file import load_checks, read_header
 from quant.native import ggml
 from quant.quantize.pipeline import Piece, stream
-from quant.quantize.plan import (
-    DROPPED,
-    SETTINGS_KEY,
-    SOURCE_KEY,
-    Plan,
-    Step,
-    transform_of,
-)
+from quant.quantize.plan import DROPPED, SETTINGS_KEY, SOURCE_KEY, Plan, Step, transform_of
 from quant.recipes import tensor_types
 from quant.recipes.file_types import Facts
 from quant.source.source import Source, Weight, stored_rows

@@ -13,15 +13,7 @@ from urllib.parse import urlsplit
 
 from llmcli import config as configuration
 from llmcli.bench.history import history
-from llmcli.bench.load import (
-    ab_comparison,
-    level_search,
-    max_load,
-    mixes,
-    output,
-    session,
-    slo,
-)
+from llmcli.bench.load import ab_comparison, level_search, max_load, mixes, output, session, slo
 from llmcli.bench.load import client as clients
 from llmcli.bench.load.ab_comparison import Versus
 from llmcli.bench.load.client import Server

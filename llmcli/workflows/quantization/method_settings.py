@@ -118,9 +118,7 @@ class Steering:
         sums = imatrix.load(self.imatrix.expanduser()) if self.imatrix else None
         second = moments.load(self.moments.expanduser()) if self.moments else None
         if self.runs(method):
-            from llmcli.workflows.calibration import (
-                ensure_statistics,  # imported here because it opens the runtime
-            )
+            from llmcli.workflows.calibration import ensure_statistics
 
             wish = self.wish(method, source, writing, dry_run=dry_run)
             if self.missing(method):
