@@ -1,8 +1,8 @@
-"""Two servers beside each other: the same prompts in turns, a coin says who begins, and ratios with
-their intervals.
+"""Comparison of two servers: the same prompts in alternating turns in random order, and ratios with
+confidence intervals.
 
-Never both at once where they share a machine: each would measure the other. See paired.py for what
-a pair proves.
+Servers that share a machine are never measured at the same time, because they would disturb each
+other.
 """
 
 import random
@@ -22,12 +22,12 @@ from llmcli.runtime.requests.request import percentile
 
 DRAWS = 1000  # of the bootstrap
 CONFIDENCE = 0.95
-TURNS = 8  # the least that can tell a difference with CONFIDENCE is 6
+TURNS = 8  # turns of each server; at least 6 are needed for an interval with CONFIDENCE
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """B in units of A, with its interval; None: too few turns."""
+    """B relative to A, with its interval; None: too few turns for an interval."""
 
     name: str
     a: float
@@ -39,8 +39,8 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """Both sides under one load: their figures over all turns, and ratios. For tok/s more is
-    better, for times less.
+    """The metrics of both servers under one load over all turns, and their ratios. Higher is better
+    for tok/s, lower for times.
     """
 
     a: Figures
@@ -58,82 +58,86 @@ async def versus(
     number: int,
     tick: Callable[[], None],
 ) -> Versus:
-    """Measure `turns` of each side, each pair with prompts of its own that both get."""
+    """Measure `turns` turns of each server; both servers of a turn get the same new prompts."""
     coin, runs = random.Random(number), ([], [])  # type: tuple[random.Random, tuple[list[Run], list[Run]]]
     for turn in range(turns):
-        for side in (0, 1) if coin.random() < 0.5 else (1, 0):
-            runs[side].append(await sides[side].run(load, length, number + turn))
+        for index in (0, 1) if coin.random() < 0.5 else (1, 0):
+            runs[index].append(await sides[index].run(load, length, number + turn))
             tick()
     return compared(runs[0], runs[1], slo)
 
 
 def compared(a: Sequence[Run], b: Sequence[Run], slo: Slo | None = None) -> Versus:
-    """What pairs of runs say."""
-    one, other = figures(a, slo), figures(b, slo)
-    found = [_rate(one, other)]
+    """Return the comparison of pairs of runs."""
+    metrics_a, metrics_b = figures(a, slo), figures(b, slo)
+    ratios = [_rate(metrics_a, metrics_b)]
     for name in TIMES:
-        if name in one.times and name in other.times:
-            ranks = one.times[name].ranks, other.times[name].ranks
-            found += [
+        if name in metrics_a.times and name in metrics_b.times:
+            ranks = metrics_a.times[name].ranks, metrics_b.times[name].ranks
+            ratios += [
                 _time(name, rank, a, b)
                 for rank in ("p50", "p99")
-                if None not in (each[rank] for each in ranks)
+                if None not in (percentiles[rank] for percentiles in ranks)
             ]
-    known = [
-        ratio for ratio in found if ratio.a > 0
-    ]  # to what took no time at all there is no ratio
-    return Versus(one, other, tuple(known), len(a))
+    # a ratio to a time of zero does not exist
+    finite = [ratio for ratio in ratios if ratio.a > 0]
+    return Versus(metrics_a, metrics_b, tuple(finite), len(a))
 
 
 def _rate(one: Figures, other: Figures) -> Ratio:
-    """Output tokens a second, by the signed ranks of the pairs."""
-    told = paired_test.judge(
+    """Return the ratio of output tokens per second, with the signed-rank interval of the pairs."""
+    comparison = paired_test.judge(
         one.samples, other.samples, Design(confidence=CONFIDENCE, allowance=0.0)
     )
-    assert isinstance(told, Comparison)
-    known = told.low > 0 and told.high < np.inf
+    assert isinstance(comparison, Comparison)
+    has_interval = comparison.low > 0 and comparison.high < np.inf
     return Ratio(
         "output tok/s",
         one.output_rate,
         other.output_rate,
-        told.ratio,
-        told.low if known else None,
-        told.high if known else None,
+        comparison.ratio,
+        comparison.low if has_interval else None,
+        comparison.high if has_interval else None,
     )
 
 
 def _time(name: str, rank: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
-    """A percentile of all requests of each side; its interval by drawing turns anew, pair by pair
-    (bootstrap).
+    """Return the ratio of a percentile over all requests of each server. Its interval is a
+    bootstrap over turns, in pairs.
     """
     share = RANKS[rank][0]
     times = [
-        [np.asarray(seconds_of(name, [one for one in run.measured if one.good])) for run in side]
+        [
+            np.asarray(seconds_of(name, [value_a for value_a in run.measured if value_a.good]))
+            for run in side
+        ]
         for side in (a, b)
     ]
 
     def at(turns: Sequence[int]) -> tuple[float, float]:
-        one, other = (
+        value_a, value_b = (
             _ranked(np.concatenate([side[turn] for turn in turns]), share) for side in times
         )
-        return one, other
+        return value_a, value_b
 
-    one, other = at(range(len(a)))
-    rng, drawn = random.Random(0), []
-    if len(a) >= 6 and one > 0:
+    value_a, value_b = at(range(len(a)))
+    rng, ratios = random.Random(0), []
+    if len(a) >= 6 and value_a > 0:
         for _ in range(DRAWS):
             low, high = at(rng.choices(range(len(a)), k=len(a)))
-            drawn.append(high / low if low else np.inf)
+            ratios.append(high / low if low else np.inf)
     tail = (1 - CONFIDENCE) / 2
     span = (
-        (percentile(drawn, round(tail, 3)), percentile(drawn, round(1 - tail, 3)))
-        if drawn
+        (percentile(ratios, round(tail, 3)), percentile(ratios, round(1 - tail, 3)))
+        if ratios
         else (None, None)
     )
-    return Ratio(f"{name} {rank}", one * 1e3, other * 1e3, other / one if one else 0.0, *span)
+    return Ratio(
+        f"{name} {rank}", value_a * 1e3, value_b * 1e3, value_b / value_a if value_a else 0.0, *span
+    )
 
 
 def _ranked(values: NDArray[np.float64], share: float) -> float:
-    """`percentile` of an array: nearest-rank."""
+    """Return the nearest-rank percentile of an array. Shape: values `[n]`."""
     at = max(0, -(-len(values) * round(share * 1000) // 1000) - 1)
     return float(np.partition(values, at)[at]) if len(values) else 0.0

@@ -1,9 +1,8 @@
-"""The client: one connection pool, one coroutine a request, a stamp for every piece of text. It
-plans nothing.
+"""The HTTP client of load tests: one connection pool, one coroutine per request, and a time stamp
+for every piece of text.
 
-2026-11-22: aiohttp rather than httpx (httpx2 2.16): against a server that answers at once, 16 at a
-time, aiohttp 3.14 sends 4,100 requests and reads 66,000 chunks a CPU second, httpx 910 and 45,000;
-a client must not be what is measured.
+aiohttp handles several times as many requests and chunks per CPU second as httpx; the client must
+not limit what is measured.
 """
 
 import asyncio
@@ -24,13 +23,15 @@ from llmcli.errors import UserError
 if TYPE_CHECKING:
     import aiohttp
 
-MOST_BODY = 1 << 22  # bytes that are read of an answer that is no stream
+MOST_BODY = 1 << 22  # bytes read of an answer that is not a stream
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where requests go, and how. `base` ends before /chat/completions; `extra` are more fields of
-    each body.
+    """A server, and how to send requests to it.
+
+    `base`: the URL before /chat/completions. `extra`: additional fields of each request body.
+    `timeout`: seconds.
     """
 
     base: str
@@ -44,27 +45,29 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The endpoint."""
+        """The URL of the endpoint."""
         return self.base + ("/chat/completions" if self.chat else "/completions")
 
     @property
     def here(self) -> bool:
-        """Whether it is this machine."""
+        """Whether the server runs on this machine."""
         return (urlsplit(self.base).hostname or "") in ("127.0.0.1", "localhost", "::1")
 
 
 def base(url: str) -> str:
-    """The base of an API from what people type: http://host:8080, …/v1, …/v1/chat/completions.
-    Raises UserError.
+    """Return the base URL of an API from http://host:8080, …/v1 or …/v1/chat/completions. Raises
+    UserError.
     """
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_valid = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        )
     except ValueError:
-        good = False
-    if not good:
+        is_valid = False
+    if not is_valid:
         raise UserError(
-            f"{url!r} is no address of a server", hint="llmcli bench load http://127.0.0.1:8080"
+            f"{url!r} is not a server address", hint="llmcli bench load http://127.0.0.1:8080"
         )
     path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat")
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
@@ -76,39 +79,36 @@ class Client:
     def __init__(
         self, server: Server, session: "aiohttp.ClientSession", fresh: "aiohttp.ClientSession"
     ) -> None:
-        self.server, self.session, self.fresh = (
-            server,
-            session,
-            fresh,
-        )  # `fresh` keeps no connection
+        # `fresh` opens a new connection for each request
+        self.server, self.session, self.fresh = server, session, fresh
         self.headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if server.key:
             self.headers["Authorization"] = f"Bearer {server.key}"
 
     def body(self, job: Job, streamed: bool = True) -> bytes:
-        """What is sent for a job."""
+        """Return the request body of a job."""
         server = self.server
-        told: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": server.model,
             "max_tokens": job.max_tokens,
             "stream": streamed,
         }
         if streamed:
-            told["stream_options"] = {"include_usage": True}
+            body["stream_options"] = {"include_usage": True}
         if server.chat:
             system = [{"role": "system", "content": job.shared}] if job.shared else []
-            told["messages"] = job.messages or [*system, {"role": "user", "content": job.text}]
+            body["messages"] = job.messages or [*system, {"role": "user", "content": job.text}]
         else:
-            words = [str(one.get("content", "")) for one in job.messages or ()] or [
+            texts = [str(message.get("content", "")) for message in job.messages or ()] or [
                 job.shared,
                 job.text,
             ]
-            told["prompt"] = "\n".join(word for word in words if word)
-        return json.dumps({**told, **server.extra}).encode()
+            body["prompt"] = "\n".join(word for word in texts if word)
+        return json.dumps({**body, **server.extra}).encode()
 
     async def ask(self, job: Job, answer: Answer) -> None:
-        """Send a job and fill in its answer, errors included. If it is cancelled the answer stays
-        without an end.
+        """Send a job and fill in its answer, including errors. If the request is canceled, the
+        answer has no end time.
         """
         import aiohttp
 
@@ -138,9 +138,11 @@ class Client:
         answer.ended = time.perf_counter()
 
     async def _post(self, body: bytes) -> "aiohttp.ClientResponse":
-        """The response's head. A server may close a kept connection just as it is used again
-        (llama-server does after each stream): if nothing has come back yet, the request is sent
-        once more over a new one.
+        """Send the request and return the response with its headers.
+
+        A server may close a kept connection at the moment when it is used again (llama-server does
+        after each stream). If nothing was received, the request is sent again over a new
+        connection.
         """
         import aiohttp
 
@@ -154,7 +156,7 @@ class Client:
     async def _sent(
         self, session: "aiohttp.ClientSession", body: bytes
     ) -> "aiohttp.ClientResponse":
-        """Redirects are not followed: another server would be measured, and might be on another
+        """Send the request without following redirects: they could lead to another server or
         machine.
         """
         return await session.post(
@@ -162,15 +164,17 @@ class Client:
         )
 
     async def once(self, job: Job) -> dict[str, Any]:
-        """The whole answer to a job that is not streamed. Raises UserError."""
+        """Return the complete answer to a job without streaming. Raises UserError."""
         return await self._json(self.server.url, self.body(job, streamed=False))
 
     async def models(self) -> list[str]:
-        """The names under which the server has models. Raises UserError."""
-        found = (await self._json(self.server.base + "/models")).get("data")
-        listed = found if isinstance(found, list) else []
+        """Return the model names of the server. Raises UserError."""
+        data = (await self._json(self.server.base + "/models")).get("data")
+        entries = data if isinstance(data, list) else []
         return [
-            one["id"] for one in listed if isinstance(one, dict) and isinstance(one.get("id"), str)
+            entry["id"]
+            for entry in entries
+            if isinstance(entry, dict) and isinstance(entry.get("id"), str)
         ]
 
     async def _json(self, url: str, body: bytes | None = None) -> dict[str, Any]:
@@ -178,9 +182,9 @@ class Client:
 
         try:
             async with asyncio.timeout(self.server.timeout):
-                how = "GET" if body is None else "POST"
+                method = "GET" if body is None else "POST"
                 async with self.fresh.request(
-                    how, url, data=body, headers=self.headers, allow_redirects=False
+                    method, url, data=body, headers=self.headers, allow_redirects=False
                 ) as response:
                     if response.status != 200:
                         says = await _complaint(response)
@@ -189,38 +193,40 @@ class Client:
                         )
                     return sse.parsed(await _bytes(response))
         except aiohttp.ClientConnectorCertificateError as error:
-            hint = "--cacert FILE names who signed it, --insecure asks nobody"
+            hint = "--cacert FILE trusts its issuer, --insecure skips the check"
             raise UserError(f"{url}: {error.certificate_error}", hint=hint) from None
         except sse.BadStream as error:
-            hint = "an address is http://HOST:PORT or …/v1 of a server with OpenAI's API"
-            raise UserError(f"{url} speaks something else: {error}", hint=hint) from None
+            hint = "the address is http://HOST:PORT or …/v1 of a server with OpenAI's API"
+            raise UserError(f"{url} does not use OpenAI's API: {error}", hint=hint) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            why = "timeout" if isinstance(error, TimeoutError) else error
+            reason = "timeout" if isinstance(error, TimeoutError) else error
             raise UserError(
-                f"{url}: {why}", hint="is the server running? llmcli serve REF starts one"
+                f"{url}: {reason}", hint="is the server running? llmcli serve REF starts one"
             ) from None
 
 
 @asynccontextmanager
 async def opened(server: Server) -> AsyncIterator[Client]:
-    """A client with its connections, closed at the end. Raises UserError for a certificate that
-    cannot be read.
+    """Open a client with its connections, and close them at the end. Raises UserError for a
+    certificate that cannot be read.
     """
     import aiohttp
 
     tls = _tls(server) if server.base.startswith("https") else False
 
     def session(force_close: bool) -> aiohttp.ClientSession:
-        # Its own timeouts would end long answers; `ask` has one for the whole request.
+        # The session's own timeouts would end long answers; `send` limits the whole request.
         connector = aiohttp.TCPConnector(limit=0, ssl=tls, force_close=force_close)
         return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
-    async with session(False) as kept, session(True) as fresh:
-        yield Client(server, kept, fresh)
+    async with session(False) as reusing, session(True) as fresh:
+        yield Client(server, reusing, fresh)
 
 
 async def _read(response: "aiohttp.ClientResponse", job: Job, answer: Answer) -> None:
-    """Stamp what comes, until the end or until the job wants to go."""
+    """Record a time stamp for every piece of text, until the end of the answer or until the job is
+    to be canceled.
+    """
     events, done = sse.Events(), False
     async for piece in response.content.iter_any():
         now = time.perf_counter()
@@ -237,11 +243,11 @@ async def _read(response: "aiohttp.ClientResponse", job: Job, answer: Answer) ->
                 answer.stamps.append(now)
                 answer.counts.append(count)
             answer.finish = finish or answer.finish
-            if told := sse.usage(chunk):
+            if token_usage := sse.usage(chunk):
                 answer.prompt_tokens, answer.output_tokens, answer.cached_tokens = (
-                    told.prompt,
-                    told.output,
-                    told.cached,
+                    token_usage.prompt,
+                    token_usage.output,
+                    token_usage.cached,
                 )
         if job.cancel_after is not None and len(answer.stamps) >= job.cancel_after and not done:
             answer.cancelled = True
@@ -254,12 +260,12 @@ async def _read(response: "aiohttp.ClientResponse", job: Job, answer: Answer) ->
 
 
 async def _bytes(response: "aiohttp.ClientResponse") -> bytes:
-    found = bytearray()
+    body = bytearray()
     async for piece in response.content.iter_any():
-        found += piece
-        if len(found) > MOST_BODY:
-            raise sse.BadStream("its answer is too long")
-    return bytes(found)
+        body += piece
+        if len(body) > MOST_BODY:
+            raise sse.BadStream("the answer is too long")
+    return bytes(body)
 
 
 async def _complaint(response: "aiohttp.ClientResponse") -> str:
@@ -274,9 +280,9 @@ def _hint(status: int) -> str:
     if status in (401, 403):
         return "--api-key-file FILE sends a key"
     return (
-        "--model NAME and --endpoint completions change what is asked"
+        "--model NAME and --endpoint completions change the request"
         if status in (400, 404)
-        else "ask its log"
+        else "check the server's log"
     )
 
 
@@ -285,7 +291,7 @@ def _tls(server: Server) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=server.cacert)
     except (OSError, ssl.SSLError):
         raise UserError(
-            f"{server.cacert} is no certificate", hint="--cacert takes a PEM file"
+            f"{server.cacert} is not a certificate", hint="--cacert takes a PEM file"
         ) from None
     if server.insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -1,10 +1,10 @@
-"""When requests are sent: so many at once (closed loop), or at times that do not wait for answers
-(open loop).
+"""Load generation: a fixed number of parallel requests (closed loop), or requests at times
+independent of the answers (open loop).
 
-The load stays constant while it is measured: the first requests do not count, and after the last
-measured one more are sent until that one is answered; then the client leaves them. In an open loop
-a request is due at its own time, and its wait counts from that time even if the client was late. So
-a server that stalls cannot hide it by delaying the next request (coordinated omission).
+The load stays constant during the measurement: the first requests do not count, and requests
+continue until the last counted one is answered; then the remaining ones are canceled. In an open
+loop, the waiting time of a request starts when it is due, even if the client sends it late. So a
+server that stalls cannot hide this by delaying the next request (coordinated omission).
 """
 
 import asyncio
@@ -21,16 +21,18 @@ from llmcli.bench.load.records import Answer, Job
 Ask = Callable[[Job, Answer], Awaitable[None]]
 Arrivals = Literal["closed", "poisson", "gamma", "constant"]
 ARRIVALS: tuple[Arrivals, ...] = ("poisson", "gamma", "constant")
-BLOCK = 40  # requests after which an open loop is on time again
-HEARTBEAT = 0.02  # seconds between looks at the loop's own lateness
-MOST_WAITING = 4096  # requests that may be open at once in an open loop: more do not tell more
+BLOCK = 40  # an open loop keeps its rate exactly over each block of this many requests
+HEARTBEAT = 0.02  # seconds between checks of the event loop's lateness
+# maximum number of open requests in an open loop; more would give no further information
+MOST_WAITING = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is asked: `level` requests at once ("closed"), or a second. `burstiness`: the gaps
-    of "gamma" have the shape 1/burstiness, so 1 is Poisson and more comes in bursts. `seed` is of
-    the gaps.
+    """A load. `level`: parallel requests ("closed"), or requests per second.
+
+    `burstiness`: the gaps of "gamma" have the shape 1/burstiness; 1 is Poisson, higher values are
+    burstier. `seed`: of the gaps.
     """
 
     arrivals: Arrivals
@@ -45,7 +47,7 @@ class Load:
 
     @property
     def name(self) -> str:
-        """As people say it."""
+        """A readable name of the load."""
         if self.closed:
             return f"{self.level:g} at once"
         shape = f"gamma({self.burstiness:g})" if self.arrivals == "gamma" else self.arrivals
@@ -54,9 +56,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long is measured: until `requests` were sent and `seconds` are over, whichever are given;
-    after `warmup` requests that do not count (None: one round of a closed loop, two seconds' worth
-    of an open one).
+    """The length of a measurement: until `requests` requests are sent and `seconds` have passed,
+    whichever are set.
+
+    `warmup`: first requests that do not count. None: one round of a closed loop, two seconds of an
+    open loop.
     """
 
     requests: int | None = 100
@@ -64,7 +68,7 @@ class Length:
     warmup: int | None = None
 
     def first(self, load: Load) -> int:
-        """Requests that do not count."""
+        """Return the number of requests that do not count."""
         if self.warmup is not None:
             return self.warmup
         return int(load.level) if load.closed else min(20, math.ceil(2 * load.level))
@@ -72,13 +76,13 @@ class Length:
 
 @dataclass(slots=True)
 class Run:
-    """What one load gave. `answers` are all, also those that do not count; it was measured from
-    `began`, when the first that counts was due, to `ended`, when as many had ended as count (open
-    loop: when those had).
+    """The result of one load. Times are seconds of the performance counter.
 
-    `late` is how late the client's own loop was, every HEARTBEAT, and `cpu` its seconds of CPU:
-    what it adds to times, and whether it was itself what limited. `stopped`: enough was known
-    before the end.
+    `answers`: all answers, including those that do not count. `began`: when the first counted
+    request was due. `ended`: when as many answers had ended as count (open loop: when the counted
+    ones had ended). `lateness`: how late the client's event loop was, every HEARTBEAT_SECONDS.
+    `cpu_seconds`: the client's CPU time, which shows whether the client itself was the limit.
+    `stopped`: the run was ended early.
     """
 
     load: Load
@@ -91,17 +95,17 @@ class Run:
 
     @property
     def measured(self) -> list[Answer]:
-        """Those that count."""
-        return [one for one in self.answers if one.measured]
+        """The answers that count."""
+        return [answer for answer in self.answers if answer.measured]
 
     @property
     def saturated(self) -> bool:
-        """Whether requests came faster than they were answered (open loop); see saturation.py."""
-        told = [one for one in self.measured if one.stamps]
+        """Whether requests arrived faster than they were answered (open loop only)."""
+        answers = [answer for answer in self.measured if answer.stamps]
         return not self.load.closed and saturation.growing(
-            [one.scheduled for one in told],
-            [float(one.beside) for one in told],
-            [one.ttft for one in told],
+            [answer.scheduled for answer in answers],
+            [float(answer.beside) for answer in answers],
+            [answer.ttft for answer in answers],
         )
 
 
@@ -109,10 +113,10 @@ Enough = Callable[[Run, Answer], bool]
 
 
 class Driver:
-    """One load on one server: sends, counts who is open, and knows when it is enough.
+    """Generates one load on one server, counts the open requests and ends the run.
 
-    `enough` is shown each measured answer, and ends the run early where it says so; `tick` is told
-    of each.
+    `should_stop` receives each counted answer, and ends the run early by returning True. `tick` is
+    called for each counted answer.
     """
 
     def __init__(
@@ -132,15 +136,17 @@ class Driver:
         self.over = asyncio.Event()
 
     async def measure(self) -> Run:
-        """Drive the load until all that counts is answered; the rest is left."""
+        """Generate the load until all counted requests are answered; the remaining ones are
+        canceled.
+        """
         began = time.process_time()
         loads = self._closed() if self.load.closed else [self._open_loop()]
-        tasks = [asyncio.create_task(one) for one in (self._watch(), *loads)]
+        tasks = [asyncio.create_task(load_task) for load_task in (self._watch(), *loads)]
         waiting = asyncio.create_task(self.over.wait())
         try:
             done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {waiting}:
-                task.result()  # a bug of ours crashes here
+                task.result()  # re-raises an unexpected exception of a task
         finally:
             for task in (waiting, *tasks):
                 task.cancel()
@@ -150,24 +156,25 @@ class Driver:
         return self.run
 
     def _ended(self) -> float:
-        """When the last that counts had ended; in a closed loop, when as many had ended since it
-        began as count.
+        """Return when the last counted answer had ended; in a closed loop, when as many answers had
+        ended since the start as count.
 
-        Until the last itself ends a closed loop has asked for more: a server that lets eight
-        answers end one after the other would then be charged with the prompts of seven that hardly
-        speak yet, one that lets them end together with none (8 users of 512 tokens: 0.90 of the
-        same tokens a second, 2026-11-22).
+        A closed loop keeps sending requests until the last counted answer ends. A server whose
+        answers end one after another would otherwise be charged for prompts whose answers have
+        hardly begun, unlike a server whose answers end together.
         """
-        counted = [one.ended for one in self.run.measured if one.ended]
-        if not counted:
+        end_times = [answer.ended for answer in self.run.measured if answer.ended]
+        if not end_times:
             return time.perf_counter()
-        since = sorted(
-            one.ended for one in self.run.answers if one.ended and one.ended > self.run.began
+        all_end_times = sorted(
+            answer.ended
+            for answer in self.run.answers
+            if answer.ended and answer.ended > self.run.began
         )
         return (
-            since[len(counted) - 1]
-            if self.load.closed and len(since) >= len(counted)
-            else max(counted)
+            all_end_times[len(end_times) - 1]
+            if self.load.closed and len(all_end_times) >= len(end_times)
+            else max(end_times)
         )
 
     def _closed(self) -> list[Awaitable[None]]:
@@ -191,7 +198,7 @@ class Driver:
                 group.create_task(self._one(due))
 
     async def _one(self, due: float) -> None:
-        """One request from its time to its end; the last one that counts ends the run."""
+        """Send one request at its time. The last counted answer ends the run."""
         answer = Answer(due, beside=self.open)
         answer.measured = self._counts(due)
         self.run.answers.append(answer)
@@ -210,12 +217,11 @@ class Driver:
             elif not self.left and self._complete(time.perf_counter()):
                 self.over.set()
         if answer.error:
-            await asyncio.sleep(
-                0.01
-            )  # a server that refuses at once is not asked a thousand times a second
+            # do not flood a server that refuses immediately
+            await asyncio.sleep(0.01)
 
     def _counts(self, due: float) -> bool:
-        """Whether a request that is due now is measured."""
+        """Return whether a request that is due now counts."""
         if self.sent < self.first:
             return False
         if not self.counted:
@@ -227,15 +233,15 @@ class Driver:
         return True
 
     def _complete(self, now: float) -> bool:
-        """Whether all that counts was sent."""
+        """Return whether all requests that count were sent."""
         length = self.length
         return self.counted >= (length.requests or 1) and now - self.run.began >= (
             length.seconds or 0
         )
 
     async def _watch(self) -> None:
-        """How late this loop wakes up: what it would add to any stamp. It also ends a run whose
-        time is over.
+        """Record how late this event loop wakes up, which adds to any time stamp, and end a run
+        whose time is over.
         """
         while True:
             due = time.perf_counter() + HEARTBEAT
@@ -248,11 +254,11 @@ class Driver:
 
 
 def gaps(load: Load, rng: random.Random) -> Iterator[float]:
-    """Endless seconds between requests, 1/level on average.
+    """Yield the seconds between requests endlessly, 1/level on average.
 
-    Each BLOCK of them takes BLOCK / level seconds: else 40 requests of a Poisson process are a rate
-    of its own, 16 % (one sigma) off the one that was asked for, and two searches for the largest
-    rate would not agree.
+    Each block of BLOCK_REQUESTS takes exactly BLOCK_REQUESTS / level seconds. Otherwise 40 requests
+    of a Poisson process would have a rate that differs by 16 % (one sigma) from the requested one,
+    and two searches for the largest rate would not agree.
     """
     while True:
         block = [_gap(load, rng) for _ in range(BLOCK)]
@@ -261,7 +267,7 @@ def gaps(load: Load, rng: random.Random) -> Iterator[float]:
 
 
 def _gap(load: Load, rng: random.Random) -> float:
-    """One gap before it is scaled."""
+    """Return one gap before it is scaled."""
     match load.arrivals:
         case "constant":
             return 1.0
@@ -280,5 +286,5 @@ async def drive(
     enough: Enough = lambda run, answer: False,
     tick: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Put a load on a server and measure it."""
+    """Generate a load on a server, and return its result."""
     return await Driver(ask, jobs, load, length, enough, tick).measure()

@@ -1,15 +1,11 @@
-"""The largest load that keeps a promise: which level to measure next, and what all measurements
-say.
+"""The order of measurements in the search for the largest load, and the estimate from all of them.
 
-It measures nothing. Loads are levels of a fixed grid, so that two searches can be compared: they
-agree within one step where their levels are neighbours. Doubling finds a level that holds and one
-that does not, bisection neighbours, and then the levels around the edge are measured again and
-again until its interval is one step, or MOST measurements are made. Every measurement stays in the
-account (crossing.py): none of them decides alone.
-
-2026-11-22: a majority of three measurements at the edge, each taken for yes or no, let three
-searches agree within one step 53 to 81 times of 100 where a measurement is off by 6 to 10 % (one
-sigma): how far off the promise a measurement was is worth many times what its yes or no is.
+Loads are levels of a fixed grid, so that two searches are comparable: they agree within one step if
+their levels are neighbors. Doubling finds a level that holds and one that does not, and bisection
+finds neighbors. Then the levels around the limit are measured repeatedly until the interval is one
+step wide or the maximum number of measurements is reached. Every measurement contributes to the
+estimate, and none decides alone: how far a measurement is from the limit tells much more than
+whether it is above or below.
 """
 
 import math
@@ -27,19 +23,21 @@ from llmcli.bench.load.threshold_fit import (
     monotone,
 )
 
-STEP = 1.1  # between rates; between numbers of users one, or an eighth where that is more
+# ratio of neighboring request rates; numbers of users differ by one, or by an eighth if that is
+# more
+STEP = 1.1
 MOST = 30  # measurements of a search
-LEAST = 8  # of them before it may end
-NONE = 3  # of the least level before nothing is said to hold
-WIDE = 1.2  # steps of an interval that is taken for one
+LEAST = 8  # measurements before it may end
+NONE = 3  # measurements of the lowest level before the search gives up
+WIDE = 1.2  # width in steps of an interval that counts as one step
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The place of the largest level that holds, -1: none; the interval of the edge in places (90
-    %).
+    """The estimate of the largest level that holds.
 
-    `steps` is what the noise allowed: two searches agree where they are no more than that apart.
+    `level_index`: its index, -1: none. `low`, `high`: the interval of the limit, as indices (90 %
+    confidence). `steps`: two searches agree if they are at most this many steps apart.
     """
 
     at: int
@@ -49,44 +47,46 @@ class Found:
 
 
 def users(most: int = 4096) -> list[float]:
-    """Numbers of users that are tried."""
-    found = [1]
-    while found[-1] < most:
-        found.append(max(found[-1] + 1, round(found[-1] * 1.125)))
-    return [float(min(one, most)) for one in found]
+    """Return the numbers of users to try."""
+    levels = [1]
+    while levels[-1] < most:
+        levels.append(max(levels[-1] + 1, round(levels[-1] * 1.125)))
+    return [float(min(level, most)) for level in levels]
 
 
 def rates(least: float = 0.01, most: float = 10_000.0) -> list[float]:
-    """Requests a second that are tried."""
-    found = [least]
-    while found[-1] < most:
-        found.append(found[-1] * STEP)
-    return [float(f"{one:.3g}") for one in found]
+    """Return the request rates to try, in requests per second."""
+    levels = [least]
+    while levels[-1] < most:
+        levels.append(levels[-1] * STEP)
+    return [float(f"{level:.3g}") for level in levels]
 
 
 def nearest(levels: Sequence[float], wanted: float) -> int:
-    """Where in the grid a level is, or the next one below it."""
+    """Return the index of a level in the grid, or of the next lower one."""
     return max((at for at, level in enumerate(levels) if level <= wanted), default=0)
 
 
 def between(levels: Sequence[float], place: float) -> float:
-    """The level at a place that may lie between two of the grid."""
-    inside = min(max(place, 0.0), len(levels) - 1.0)
-    at = min(int(inside), len(levels) - 2)
-    return float(levels[at] * (levels[at + 1] / levels[at]) ** (inside - at))
+    """Return the level at a fractional index, interpolated geometrically."""
+    clamped = min(max(place, 0.0), len(levels) - 1.0)
+    index = min(int(clamped), len(levels) - 2)
+    return float(levels[index] * (levels[index + 1] / levels[index]) ** (clamped - index))
 
 
 def place(levels: Sequence[float], logarithm: float) -> float:
-    """The same the other way round, of a level's logarithm; beyond the grid its last steps go on."""
-    at = min(max(bisect_right(levels, math.exp(min(logarithm, 700.0))) - 1, 0), len(levels) - 2)
-    low, high = math.log(levels[at]), math.log(levels[at + 1])
-    return at + (logarithm - low) / (high - low)
+    """Return the fractional index of a level, given its logarithm; beyond the grid it is
+    extrapolated.
+    """
+    index = min(max(bisect_right(levels, math.exp(min(logarithm, 700.0))) - 1, 0), len(levels) - 2)
+    low, high = math.log(levels[index]), math.log(levels[index + 1])
+    return index + (logarithm - low) / (high - low)
 
 
 def following(
     levels: Sequence[float], start: int, seen: Sequence[Seen], most: int = MOST
 ) -> int | None:
-    """The place in the grid to measure next; None: enough is known."""
+    """Return the index of the level to measure next; None if the estimate is good enough."""
     if not seen:
         return start
     if len(seen) >= most:
@@ -99,28 +99,27 @@ def following(
         return _higher(levels, seen)
     if above - below > 1:
         return (below + above) // 2
-    told, count = found(levels, seen), _counts(seen)
-    doubted = [at for at in (below, above) if count[at] < REPEATS]
-    if (
-        told.at != below and doubted
-    ):  # the line and what was measured last differ: a jump is no line
-        return doubted[0]
-    pair = [at for at in (told.at, told.at + 1) if 0 <= at < len(levels)]
-    missing = [at for at in pair if at not in count]
-    if len(seen) >= min(LEAST, most) and told.high - told.low <= WIDE and not missing:
+    estimate, counts = found(levels, seen), _counts(seen)
+    uncertain = [index for index in (below, above) if counts[index] < REPEATS]
+    # the line fit and the last measurement disagree: a jump is not linear
+    if estimate.at != below and uncertain:
+        return uncertain[0]
+    pair = [index for index in (estimate.at, estimate.at + 1) if 0 <= index < len(levels)]
+    missing = [index for index in pair if index not in counts]
+    if len(seen) >= min(LEAST, most) and estimate.high - estimate.low <= WIDE and not missing:
         return None
-    # Levels beside the two tell the slope, but not those that are far from the promise.
-    beside = [
-        at
-        for at in (told.at - 1, told.at + 2)
-        if at in range(len(levels)) and abs(fit.get(at, 0.0)) < CLIP
+    # Levels next to the two help to estimate the slope unless they are far from the limit.
+    neighbors = [
+        index
+        for index in (estimate.at - 1, estimate.at + 2)
+        if index in range(len(levels)) and abs(fit.get(index, 0.0)) < CLIP
     ]
-    edge = (told.low + told.high) / 2
-    return min(missing or [*pair, *beside], key=lambda at: (count.get(at, 0), abs(at - edge)))
+    edge = (estimate.low + estimate.high) / 2
+    return min(missing or [*pair, *neighbors], key=lambda at: (counts.get(at, 0), abs(at - edge)))
 
 
 def found(levels: Sequence[float], seen: Sequence[Seen]) -> Found:
-    """What the measurements say."""
+    """Return the estimate from all measurements."""
     below, above = bracket(monotone(seen))
     if below is None:
         return Found(-1, -1.0, float(above or 0), 1)
@@ -128,16 +127,22 @@ def found(levels: Sequence[float], seen: Sequence[Seen]) -> Found:
         return Found(below, float(below), float(len(levels)), 1)
     if above - below > 1:
         return Found(below, float(below), float(above), above - below)
-    edge, tried = crossing(seen, [math.log(level) for level in levels], below, above), _counts(seen)
-    held, broken = certain(seen)
-    least, most = (min(tried) if held is None else held), (max(tried) if broken is None else broken)
-    at, low, high = (place(levels, edge.at + part * edge.error) for part in (0, -1, 1))
+    fitted, counts = (
+        crossing(seen, [math.log(level) for level in levels], below, above),
+        _counts(seen),
+    )
+    certain_low, certain_high = certain(seen)
+    min_index, max_index = (
+        (min(counts) if certain_low is None else certain_low),
+        (max(counts) if certain_high is None else certain_high),
+    )
+    at, low, high = (place(levels, fitted.at + sign * fitted.error) for sign in (0, -1, 1))
     low, high = (
-        max(low, -1.0 if held is None else held),
-        min(high, len(levels) if broken is None else broken),
+        max(low, -1.0 if certain_low is None else certain_low),
+        min(high, len(levels) if certain_high is None else certain_high),
     )
     return Found(
-        min(max(math.floor(at), least), most - 1),
+        min(max(math.floor(at), min_index), max_index - 1),
         low,
         high,
         max(1, math.ceil(high - low - WIDE + 1)),
@@ -145,26 +150,28 @@ def found(levels: Sequence[float], seen: Sequence[Seen]) -> Found:
 
 
 def _lower(levels: Sequence[float], seen: Sequence[Seen]) -> int | None:
-    """Nothing held so far: half the load; the least of all some more times."""
-    lowest = min(one.at for one in seen)
+    """Return a lower level if nothing has held so far: half the load. The lowest level is repeated
+    a few times.
+    """
+    lowest = min(measurement.at for measurement in seen)
     if lowest:
         return min(lowest - 1, nearest(levels, levels[lowest] / 2))
     return 0 if _counts(seen)[0] < NONE else None
 
 
 def _higher(levels: Sequence[float], seen: Sequence[Seen]) -> int | None:
-    """Everything held so far: twice the load, or the next level where one that seemed too much
-    turned out not to be.
+    """Return a higher level if everything has held so far: twice the load, or the next level if an
+    apparently failing one turned out to hold.
     """
-    highest, count = max(one.at for one in seen), _counts(seen)
+    highest, counts = max(measurement.at for measurement in seen), _counts(seen)
     if highest == len(levels) - 1:
         return None
     doubled = nearest(levels, 2 * levels[highest])
-    return highest + 1 if len(seen) > len(count) else max(highest + 1, doubled)
+    return highest + 1 if len(seen) > len(counts) else max(highest + 1, doubled)
 
 
 def _counts(seen: Sequence[Seen]) -> dict[int, int]:
     counts: dict[int, int] = {}
-    for one in seen:
-        counts[one.at] = counts.get(one.at, 0) + 1
+    for measurement in seen:
+        counts[measurement.at] = counts.get(measurement.at, 0) + 1
     return counts

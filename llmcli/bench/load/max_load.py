@@ -1,9 +1,8 @@
-"""The largest load for which a server keeps a promise: measures the levels that search.py asks for.
+"""Search for the largest load at which a server keeps its latency limits.
 
-A level is measured to its last request unless it is clear earlier that it is beyond twice the
-promise, or (closed loop) below half of it: crossing.py treats both alike anyway. One user alone is
-measured at the beginning, every AGAIN measurements and at the end, to tell whether the machine
-changed meanwhile.
+The measurement of a level ends early when it is clearly above twice the limits or, in a closed
+loop, below half of them, since the fit treats both alike. A single user is measured at the
+beginning, every AGAIN measurements and at the end, to detect changes of the machine.
 """
 
 import math
@@ -23,19 +22,23 @@ Kind = Literal["concurrency", "rate"]
 LEAST = 40  # requests of a level
 ROUNDS = 2  # requests of each user
 SECONDS = 20.0  # of an open loop
-FILLING = 10.0  # of them before a queue that grows is more than a server that fills
-CLEAR = 10  # answers, and a round of ROUNDS, that are all below half of the promise
+FILLING = 10.0  # seconds after which a growing queue is no longer just the server filling up
+CLEAR = 10  # minimum number of answers, all below half of the limits, to end a level early
 ALONE = Length(6, warmup=3)
 AGAIN = 10
-DRIFTED, SECONDS_OFF = 1.1, 0.02  # times as long, and by so much, that one user alone waits
+# minimum ratio, and minimum difference in seconds, between waiting times of a single user that
+# count as drift
+DRIFTED, SECONDS_OFF = 1.1, 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a level holds: `share` of its requests keep the promise, and no queue grows. A level has
-    at least `requests` and takes at least `seconds`; its first `warmup` requests do not count
-    (None: see Length). At most `most` measurements are made. `arrivals` and `burstiness` are of the
-    open loop.
+    """When a level holds, and how levels are measured.
+
+    A level holds if `share` of its requests are within `slo` and no queue grows. A level has at
+    least `requests` requests and takes at least `seconds`; its first `warmup` requests do not count
+    (None: see LoadLength). `max_measurements`: limit of the search. `arrivals` and `burstiness`: of
+    the open loop.
     """
 
     slo: Slo
@@ -50,7 +53,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement of one level; `excess` as Seen has it."""
+    """One measurement of one level. `excess`: see `Observation`."""
 
     level: float
     excess: float
@@ -58,19 +61,19 @@ class Point:
 
     @property
     def held(self) -> bool:
-        """Whether this one kept the promise."""
+        """Whether this measurement kept the limits."""
         return self.excess <= 0
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The largest level that holds (None: not even the least), the next one that was tried (None:
-    nothing more was), and all that was measured.
+    """The result of a search for the largest load.
 
-    The edge lies between `low` and `high` (90 %; None: not within the grid), and two searches agree
-    where their levels are no more than `steps` of the grid apart. `best`: the level's figures, all
-    its measurements pooled. `alone`: the seconds that one user alone waited for a whole answer, in
-    the order of time.
+    `level`: the largest level that holds, None: not even the lowest. `next_level`: the next
+    measured level, None: no higher one was measured. The largest load lies between `low` and `high`
+    (90 % confidence; None: not within the grid). Two searches agree if their levels are at most
+    `steps` of the grid apart. `best`: the metrics of `level`, over all its measurements.
+    `single_user_seconds`: how long a single user waited for a complete answer, in order of time.
     """
 
     kind: Kind
@@ -85,8 +88,8 @@ class Edge:
 
     @property
     def drift(self) -> float | None:
-        """How many times as long as at its fastest one user alone waited at the slowest; None:
-        within noise.
+        """The ratio of the longest to the shortest waiting time of a single user; None if they do
+        not differ significantly.
         """
         if len(self.alone) < 2 or min(self.alone) <= 0:
             return None
@@ -98,7 +101,7 @@ class Edge:
 
 @dataclass(slots=True)
 class _Search:
-    """One search on one server; `runs` are those of each place."""
+    """One search on one server. `runs`: by level index."""
 
     session: Session
     kind: Kind
@@ -112,26 +115,26 @@ class _Search:
     alone: list[float] = field(default_factory=list)
 
     async def edge(self, first: float | None) -> Edge:
-        one = await self.user()
-        wanted = first or (1.0 if self.kind == "concurrency" else one.request_rate)
-        start = level_search.nearest(self.levels, wanted)
+        single_user = await self.user()
+        first_level = first or (1.0 if self.kind == "concurrency" else single_user.request_rate)
+        start = level_search.nearest(self.levels, first_level)
         while (
-            at := level_search.following(self.levels, start, self.seen, self.rules.most)
+            index := level_search.following(self.levels, start, self.seen, self.rules.most)
         ) is not None:
-            await self.measure(at)
+            await self.measure(index)
             if len(self.seen) % AGAIN == 0:
                 await self.user()
         await self.user()
         return self.told(level_search.found(self.levels, self.seen))
 
     async def user(self) -> Figures:
-        """One user alone."""
+        """Measure a single user."""
         self.tick("one alone")
         run = await self.session.run(Load("closed", 1), ALONE, self.number + 500 + len(self.alone))
-        one = figures([run])
-        if "e2el" in one.times:
-            self.alone.append((one.times["e2el"].ranks["p50"] or 0.0) / 1e3)
-        return one
+        metrics = figures([run])
+        if "e2el" in metrics.times:
+            self.alone.append((metrics.times["e2el"].ranks["p50"] or 0.0) / 1e3)
+        return metrics
 
     async def measure(self, at: int) -> None:
         level, rules = self.levels[at], self.rules
@@ -156,23 +159,22 @@ class _Search:
         self.runs.setdefault(at, []).append(run)
 
     def warmup(self, level: float, closed: bool) -> int | None:
-        """Requests until an open loop has filled the server: those of three answers' time, at least
-        two seconds.
+        """Return the number of requests until an open loop has filled the server: three times the
+        duration of an answer, at least two seconds.
         """
         if self.rules.warmup is not None or closed:
             return self.rules.warmup
         return math.ceil(level * min(SECONDS, max(2.0, 3 * max(self.alone, default=0.0))))
 
     def told(self, found: level_search.Found) -> Edge:
-        levels, at = self.levels, found.at
-        runs = self.runs.get(at, [])
-        above = min(
-            (place for place in self.runs if place > at), default=None
-        )  # None: measurements ran out, or levels
-        within = at >= 0 and above is not None
+        levels, largest = self.levels, found.at
+        runs = self.runs.get(largest, [])
+        # None: the measurements or the levels ran out
+        above = min((index for index in self.runs if index > largest), default=None)
+        within = largest >= 0 and above is not None
         return Edge(
             self.kind,
-            levels[at] if at >= 0 else None,
+            levels[largest] if largest >= 0 else None,
             None if above is None else levels[above],
             level_search.between(levels, found.low) if within else None,
             level_search.between(levels, found.high) if within else None,
@@ -185,16 +187,18 @@ class _Search:
 
 @dataclass(slots=True)
 class _Watch:
-    """Says of a run, answer by answer, whether it is clear what it will come to; `clear` is that."""
+    """Decides after every answer whether the result of a level is already clear. `clear`: that
+    result, as an excess.
+    """
 
     rules: Rules
     load: Load
     count: int
     clear: float | None = None
     done: int = 0
-    half: int = 0  # of them below half of the promise
-    lost: int = 0  # beyond twice the promise
-    look: int = 10  # answers after which is looked whether a queue grows
+    half: int = 0  # answers below half of the limits
+    lost: int = 0  # answers above twice the limits
+    look: int = 10  # number of answers at the next check for a growing queue
 
     @property
     def allowed(self) -> int:
@@ -212,25 +216,29 @@ class _Watch:
         elif self.load.closed and self.half == self.done >= max(CLEAR, ROUNDS * self.load.level):
             self.clear = -CLIP
         elif self.done >= self.look and answer.scheduled - run.began > FILLING:
-            self.look = math.ceil(1.2 * self.done)  # looking takes time, too
+            self.look = math.ceil(1.2 * self.done)  # the check takes time, too
             if run.saturated:
                 self.clear = CLIP
         return self.clear is not None
 
     def excess(self, run: Run) -> float:
-        """The logarithm of what `share` of the requests did not exceed, in units of the promise."""
+        """Return the excess of the run: the logarithm of the ratio to the limits that `share` of
+        its requests did not exceed.
+        """
         if self.clear is not None:
             return self.clear
         if run.stopped or run.saturated:
             return CLIP
-        met = sorted(
-            self.rules.slo.ratio(one)
-            for one in run.measured
-            if one.ended is not None and not one.cancelled
+        ratios = sorted(
+            self.rules.slo.ratio(answer)
+            for answer in run.measured
+            if answer.ended is not None and not answer.cancelled
         )
-        if not met:
-            return CLIP  # nobody stayed to be answered
-        return math.log(max(1e-9, met[max(0, math.ceil(self.rules.share * len(met) - 1e-9) - 1)]))
+        if not ratios:
+            return CLIP  # all requests were canceled
+        return math.log(
+            max(1e-9, ratios[max(0, math.ceil(self.rules.share * len(ratios) - 1e-9) - 1)])
+        )
 
 
 async def find(
@@ -241,8 +249,9 @@ async def find(
     number: int,
     tick: Callable[[str], None],
 ) -> Edge:
-    """Search from a level near `first` (None: one user, or the rate of one user alone); prompts
-    have numbers from `number` on. `tick` is told what is measured.
+    """Search from a level near `first` (None: one user, or the request rate of a single user).
+
+    `number`: number of the first prompt sequence. `tick` receives the name of each measurement.
     """
     levels = level_search.users() if kind == "concurrency" else level_search.rates()
     return await _Search(session, kind, rules, levels, number, tick).edge(first)

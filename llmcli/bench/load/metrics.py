@@ -1,5 +1,5 @@
-"""From answers to figures, each as DEFINITIONS says. Percentiles are nearest-rank, as everywhere in
-llmcli.
+"""Metrics of a load, computed from its answers as METRIC_DEFINITIONS says. Percentiles are
+nearest-rank.
 """
 
 import math
@@ -13,7 +13,8 @@ from llmcli.bench.load.records import Answer
 from llmcli.bench.load.slo import Slo
 from llmcli.runtime.requests.request import percentile
 
-# Each percentile, and the values below which it would be one of the last few: then there is none.
+# Each percentile with the minimum number of values: with fewer, it would be one of the largest
+# values.
 RANKS = {
     "p50": (0.5, 1),
     "p90": (0.9, 10),
@@ -22,23 +23,28 @@ RANKS = {
     "p99.9": (0.999, 1000),
 }
 TIMES = ("ttft", "tpot", "itl", "e2el")
-BEHIND = 0.010  # seconds of lateness of the client (p99) from which it is said to have disturbed
-BUSY = 0.7  # of one CPU: a client near one core may have been what limits
+BEHIND = 0.010  # seconds of lateness of the client (p99) from which its results are doubtful
+BUSY = 0.7  # of one CPU; above this the client may be the limit
 DEFINITIONS = {
-    "ttft": "time to first token: request due (closed loop: sent) to its first text, queueing and prefill included",
-    "tpot": "time per output token: (last text - first text) / (output tokens - 1), one value a request",
-    "itl": "inter-token latency: the gaps between arrivals of text, those of all requests pooled",
-    "e2el": "end-to-end latency: request due to its last byte",
-    "output tok/s": "tokens that arrived while it was measured, of all requests, by the measured seconds",
-    "total tok/s": "the same, and the prompt tokens of the requests whose first text arrived in that time",
-    "requests/s": "requests that ended well while it was measured, by the measured seconds",
-    "goodput": "measured requests that kept every promise of --slo, a second; failed ones keep none",
+    "ttft": "time to first token: from the due time (closed loop: sending) to the first text, "
+    "including queueing and prefill",
+    "tpot": "time per output token: (last text - first text) / (output tokens - 1), one value per "
+    "request",
+    "itl": "inter-token latency: the gaps between arrivals of text of all requests",
+    "e2el": "end-to-end latency: from the due time to the last byte",
+    "output tok/s": "tokens of all requests that arrived during the measurement, per second",
+    "total tok/s": "output tokens, and the prompt tokens of requests whose first text arrived "
+    "during the measurement, per second",
+    "requests/s": "requests that were completed during the measurement, per second",
+    "goodput": "measured requests within all limits of --slo, per second; failed requests are not",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Milliseconds of one kind of time. A percentile is None where too few values would make it."""
+    """Summary of one latency metric in milliseconds. A percentile is None if there are too few
+    values.
+    """
 
     count: int
     mean: float
@@ -48,11 +54,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one load gave. `answered`, `failed` (by kind, with an example) and `cancelled` are the
-    measured requests; `kept` of them kept the promise. `bundled` is the share of tokens that came
-    in chunks with others: their gaps are those of the chunks. `cached` is the share of prompt
-    tokens that the server had computed before, None: not told. `late_ms` is the client's own
-    lateness (p50, p99), `client` its share of a CPU; `samples` are the output tokens a second of
+    """The metrics of one load.
+
+    `answered`, `failed` (by kind; `error_examples`: a message for each kind) and `cancelled` count
+    the measured requests; `kept_slo` of them met the limits. `bundled_share`: share of tokens that
+    arrived in chunks with others, whose gaps are those of the chunks. `cached_share`: share of
+    prompt tokens that the server had cached, None: unknown. `late_ms`: the client's own lateness
+    (p50, p99). `client_cpu`: its share of a CPU. `repetition_rates`: output tokens per second of
     each repetition.
     """
 
@@ -79,42 +87,45 @@ class Figures:
 
     @property
     def requests(self) -> int:
-        """All that were measured, but for those whose client went away."""
+        """All measured requests except canceled ones."""
         return self.answered + sum(self.failed.values())
 
     @property
     def goodput(self) -> float | None:
-        """Requests a second that kept the promise."""
+        """Requests per second within the limits."""
         return None if self.kept is None or not self.seconds else self.kept / self.seconds
 
     @property
     def share(self) -> float | None:
-        """The share of the requests that kept the promise."""
+        """The share of the requests within the limits."""
         return None if self.kept is None else self.kept / max(1, self.requests)
 
     @property
     def doubts(self) -> list[str]:
-        """What a reader should know before believing the times."""
-        found = []
+        """Reasons to doubt the measured times."""
+        warnings = []
         if self.late_ms[1] > BEHIND * 1e3:
-            found.append(
-                f"the client itself was late by {self.late_ms[1]:.1f} ms (p99): times are too long by as much"
+            warnings.append(
+                f"the client was late by {self.late_ms[1]:.1f} ms (p99): times are too long by as"
+                " much"
             )
         if self.client > BUSY:
-            found.append(f"the client used {self.client:.0%} of a CPU: it may be what limits")
+            warnings.append(f"the client used {self.client:.0%} of a CPU: it may be the limit")
         if self.bundled > 0.05:
-            found.append(
-                f"{self.bundled:.0%} of the tokens came bundled: ITL is between chunks, TPOT by usage"
+            warnings.append(
+                f"{self.bundled:.0%} of the tokens arrived bundled: ITL is measured between chunks,"
+                " TPOT uses the server's token count"
             )
         if self.saturated:
-            found.append(
-                "requests came faster than they were answered: waits grew to the end, longer runs wait longer"
+            warnings.append(
+                "requests arrived faster than they were answered: waiting times grow with the"
+                " length of the run"
             )
-        return found
+        return warnings
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Seconds as a Spread; None where there are none."""
+    """Summarize times in seconds; None if there are none."""
     if not values:
         return None
     ms = [value * 1e3 for value in values]
@@ -126,8 +137,8 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def figures(runs: Sequence[Run], slo: Slo | None = None) -> Figures:
-    """All figures of one load, which may have been run several times: times are pooled, rates are
-    over all seconds.
+    """Compute the metrics of one load, which may have been run several times: times are pooled,
+    rates are over the total seconds.
     """
     measured = [one for run in runs for one in run.measured]
     good = [one for one in measured if one.good]
@@ -167,7 +178,7 @@ def figures(runs: Sequence[Run], slo: Slo | None = None) -> Figures:
 
 
 def seconds_of(name: str, good: Sequence[Answer]) -> list[float]:
-    """One of TIMES of answers that were answered to their end."""
+    """Return the seconds of one of TIME_METRICS for complete answers."""
     match name:
         case "ttft":
             return [one.ttft for one in good]
@@ -180,8 +191,8 @@ def seconds_of(name: str, good: Sequence[Answer]) -> list[float]:
 
 
 def _inside(run: Run) -> tuple[float, float, float]:
-    """What came while it was measured: output tokens, prompt tokens of answers that began, answers
-    that ended.
+    """Return what arrived during the measurement: output tokens, prompt tokens of answers that
+    began, and answers that ended.
     """
     began, ended = run.began, run.ended
     prompts = sum(
@@ -196,18 +207,18 @@ def _inside(run: Run) -> tuple[float, float, float]:
 
 
 def _arrived(answer: Answer, began: float, ended: float) -> float:
-    """Tokens of an answer that arrived in between: where the server counted others than we did, its
-    count by share.
+    """Return the tokens of an answer that arrived in the interval. If the server's count differs
+    from the chunks', its count is distributed proportionally.
     """
-    seen = sum(
+    arrived = sum(
         count
-        for at, count in zip(answer.stamps, answer.counts, strict=True)
-        if began <= at <= ended
+        for time, count in zip(answer.stamps, answer.counts, strict=True)
+        if began <= time <= ended
     )
-    whole = sum(answer.counts)
-    return seen * answer.tokens / whole if whole else 0.0
+    total = sum(answer.counts)
+    return arrived * answer.tokens / total if total else 0.0
 
 
 def _mean(values: Sequence[int | None]) -> float:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else math.nan
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else math.nan

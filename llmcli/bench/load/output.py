@@ -1,4 +1,6 @@
-"""What a load gave as a document, and as llama-bench's four forms: md, csv, json, jsonl."""
+"""The results of a load as JSON documents, as tables, and in llama-bench's four formats: md, csv,
+json and jsonl.
+"""
 
 import csv
 import io
@@ -17,8 +19,8 @@ SHOWN = ("p50", "p90", "p99")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a row of figures holds for: the server and its model as they were named, what was asked,
-    and when.
+    """The circumstances of a load: server, model, prompts, limits, build, processor, time and
+    seed.
     """
 
     server: str
@@ -34,7 +36,7 @@ class World:
 
 
 def title(world: World, told: Figures) -> str:
-    """The name of a test, as the history lists it."""
+    """Return the name of the test for the history."""
     lengths = (
         f"{world.shape.prompt}+{world.shape.output}"
         if world.mix in ("fixed", "sonnet")
@@ -44,14 +46,14 @@ def title(world: World, told: Figures) -> str:
 
 
 def document(world: World, told: Figures) -> dict[str, Any]:
-    """One row: its names where vLLM's `bench serve` and llama-bench have them are theirs; times in
+    """Return one result row. Field names follow vLLM's `bench serve` and llama-bench; times are in
     milliseconds.
     """
     load, shape = told.load, world.shape
     times = {
         name: None
-        if (one := told.times.get(name)) is None
-        else {"count": one.count, "mean": one.mean, "max": one.most, **one.ranks}
+        if (summary := told.times.get(name)) is None
+        else {"count": summary.count, "mean": summary.mean, "max": summary.most, **summary.ranks}
         for name in TIMES
     }
     return {
@@ -91,7 +93,7 @@ def document(world: World, told: Figures) -> dict[str, Any]:
         "slo": world.slo or None,
         "request_goodput": told.goodput,
         "slo_share": told.share,
-        **{f"{name}_ms": one for name, one in times.items()},
+        **{f"{name}_ms": summary for name, summary in times.items()},
         "bundled_share": told.bundled,
         "client_late_p50_ms": told.late_ms[0],
         "client_late_p99_ms": told.late_ms[1],
@@ -104,7 +106,7 @@ def document(world: World, told: Figures) -> dict[str, Any]:
 
 
 def text(rows: Sequence[dict[str, Any]], form: str) -> str:
-    """All rows in one of FORMATS but md."""
+    """Format all rows in one of the OUTPUT_FORMATS except md."""
     if form == "json":
         return json.dumps(rows, indent=2, allow_nan=False)
     if form == "jsonl":
@@ -120,8 +122,8 @@ def text(rows: Sequence[dict[str, Any]], form: str) -> str:
 def table(
     found: Sequence[Figures],
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
-    """Columns, rows, and those to the right: one row a load."""
-    promised = any(one.goodput is not None for one in found)
+    """Return columns, rows, and right-aligned columns of the table with one row per load."""
+    has_slo = any(metrics.goodput is not None for metrics in found)
     columns = (
         "load",
         "answered",
@@ -130,69 +132,69 @@ def table(
         "total tok/s",
         "requests/s",
         *(f"{name} {rank}" for name in TIMES for rank in SHOWN),
-        *(("goodput", "kept") if promised else ()),
+        *(("goodput", "kept") if has_slo else ()),
     )
     rows = [
         (
-            one.load.name,
-            str(one.answered),
-            str(sum(one.failed.values())),
-            f"{one.output_rate:.1f}",
-            f"{one.total_rate:.1f}",
-            f"{one.request_rate:.2f}",
-            *(cell(one, name, rank) for name in TIMES for rank in SHOWN),
-            *((f"{one.goodput or 0:.2f}", f"{one.share or 0:.0%}") if promised else ()),
+            metrics.load.name,
+            str(metrics.answered),
+            str(sum(metrics.failed.values())),
+            f"{metrics.output_rate:.1f}",
+            f"{metrics.total_rate:.1f}",
+            f"{metrics.request_rate:.2f}",
+            *(cell(metrics, name, rank) for name in TIMES for rank in SHOWN),
+            *((f"{metrics.goodput or 0:.2f}", f"{metrics.share or 0:.0%}") if has_slo else ()),
         )
-        for one in found
+        for metrics in found
     ]
     return columns, rows, columns[1:]
 
 
 def times(one: Figures) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
-    """Columns and rows of all percentiles of one load, in milliseconds; - is one that too few
-    values would make.
+    """Return columns, rows, and right-aligned columns of all percentiles of one load in
+    milliseconds; - for too few values.
     """
     columns = ("ms", "values", "mean", *RANKS, "max")
     rows = [
         (
             name.upper(),
-            f"{told.count:,}",
-            f"{told.mean:.1f}",
+            f"{summary.count:,}",
+            f"{summary.mean:.1f}",
             *(cell(one, name, rank) for rank in RANKS),
-            f"{told.most:.1f}",
+            f"{summary.most:.1f}",
         )
-        for name, told in one.times.items()
+        for name, summary in one.times.items()
     ]
     return columns, rows, columns[1:]
 
 
 def cell(one: Figures, name: str, rank: str) -> str:
-    """A percentile as a table has it."""
-    told = one.times.get(name)
-    value = told.ranks[rank] if told else None
+    """Format a percentile for a table."""
+    summary = one.times.get(name)
+    value = summary.ranks[rank] if summary else None
     return "-" if value is None else f"{value:.1f}"
 
 
 def definitions() -> list[str]:
-    """What the figures are, a line each."""
+    """Return the definition of each metric as one line."""
     return [f"{name}: {meaning}" for name, meaning in DEFINITIONS.items()]
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without lists and nests: p50 of ttft_ms is ttft_p50_ms."""
-    found: dict[str, Any] = {}
+    """Return the row without lists and nested objects: p50 of ttft_ms becomes ttft_p50_ms."""
+    flat_row: dict[str, Any] = {}
     for name, value in row.items():
         if name in ("samples_ts", "samples_ns", "failed_says"):
             continue
         if name.endswith("_ms") and name[:-3] in TIMES:
-            found[f"{name[:-3]}_count"] = (value or {}).get("count")
+            flat_row[f"{name[:-3]}_count"] = (value or {}).get("count")
             for rank in ("mean", "max", *RANKS):
-                found[f"{name[:-3]}_{rank}_ms"] = (value or {}).get(rank)
+                flat_row[f"{name[:-3]}_{rank}_ms"] = (value or {}).get(rank)
         elif name == "failed_by_kind":
-            found[name] = "; ".join(f"{kind}: {count}" for kind, count in value.items())
+            flat_row[name] = "; ".join(f"{kind}: {count}" for kind, count in value.items())
         else:
-            found[name] = int(value) if isinstance(value, bool) else value
-    return found
+            flat_row[name] = int(value) if isinstance(value, bool) else value
+    return flat_row
 
 
 def _known(value: float) -> float | None:

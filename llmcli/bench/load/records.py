@@ -1,4 +1,4 @@
-"""One request and what came of it. Times are seconds of `time.perf_counter`."""
+"""One request and its answer. Times are seconds of `time.perf_counter`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be sent. `shared` is a system prompt that others send too; `messages` given: they
-    are sent instead.
+    """A request to send. `shared`: a system prompt common to several requests. `messages`: sent
+    instead of the text if set.
 
-    `cancel_after`: the client goes away after so many chunks with text (0: as soon as the answer
-    begins).
+    `cancel_after`: the client cancels the request after this many chunks with text; 0: as soon as
+    the answer begins.
     """
 
     text: str
@@ -24,13 +24,12 @@ class Job:
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one request. The client that sends it fills this in; nobody changes it
-    afterwards.
+    """The answer to one request, filled in by the client that sends it.
 
-    `scheduled` is when it should have been sent, `sent` when it was. `stamps` are the arrivals of
-    chunks with text, `counts` the tokens of each where the chunk tells (its ids or logprobs), else
-    1. `output_tokens` is what the server counted (usage). `error` is a kind ("http 429", "timeout",
-    …), `says` what the server wrote.
+    `scheduled`: when the request was due. `sent`: when it was sent. `arrival_times`: of chunks with
+    text. `token_counts`: tokens of each chunk, from its ids or logprobs, otherwise 1.
+    `output_tokens`: the server's count (usage). `error`: a kind such as "http 429" or "timeout".
+    `error_message`: the server's text.
     """
 
     scheduled: float
@@ -50,7 +49,7 @@ class Answer:
 
     @property
     def good(self) -> bool:
-        """Whether it was answered to its end."""
+        """Whether the answer is complete."""
         return (
             self.ended is not None
             and self.error is None
@@ -60,22 +59,22 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer: the server's count, else those of the chunks."""
+        """Tokens of the answer: the server's count, otherwise the sum over the chunks."""
         return sum(self.counts) if self.output_tokens is None else self.output_tokens
 
     @property
     def ttft(self) -> float:
-        """Seconds from when it was due to its first text."""
+        """Seconds from the due time to the first text."""
         return self.stamps[0] - self.scheduled
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first one; None where there is only one."""
+        """Seconds per token after the first one; None for a single token."""
         return (self.stamps[-1] - self.stamps[0]) / (self.tokens - 1) if self.tokens > 1 else None
 
     @property
     def e2el(self) -> float:
-        """Seconds from when it was due to its last byte."""
+        """Seconds from the due time to the last byte."""
         assert self.ended is not None
         return self.ended - self.scheduled
 

@@ -1,7 +1,7 @@
-"""Requests from a file: OpenAI's batch lines, ShareGPT's conversations, lines with a prompt or
-messages, bare prompts.
+"""Requests from a file: OpenAI batch lines, ShareGPT conversations, lines with a prompt or
+messages, or plain prompts.
 
-The file is input like any other: what is none of these is told with its line.
+The file is untrusted input: an invalid line is reported with its number.
 """
 
 import json
@@ -24,33 +24,36 @@ ROLES = {
     "assistant": "assistant",
     "system": "system",
 }
-HINT = 'a line: {"prompt": "…"}, {"messages": […]}, {"conversations": […]}, or one of OpenAI\'s batch format'
+HINT = (
+    'each line is {"prompt": "…"}, {"messages": […]}, {"conversations": […]}, '
+    "or a line of OpenAI's batch format"
+)
 
 
 def read(path: Path, shape: Shape) -> list[Job]:
-    """The jobs of a file, in its order; `shape.output` is asked where a line says no length. Raises
-    UserError.
+    """Return the requests of a file in order. `shape.output_tokens` applies to lines without a
+    length. Raises UserError.
     """
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(
                 f"{path} is larger than {MOST_BYTES >> 30} GiB",
-                hint="take fewer lines: head -n 10000",
+                hint="use fewer lines: head -n 10000",
             )
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(
-            f"cannot read {path}: {why}", hint="--mix takes fixed, sonnet or a JSONL file"
+            f"cannot read {path}: {reason}", hint="--mix takes fixed, sonnet or a JSONL file"
         ) from None
-    found = [_job(row, shape, f"{path}:{number}") for number, row in _rows(text, path)]
-    if not found:
-        raise UserError(f"{path} holds no request", hint=HINT)
-    return found
+    jobs = [_job(row, shape, f"{path}:{number}") for number, row in _rows(text, path)]
+    if not jobs:
+        raise UserError(f"{path} contains no request", hint=HINT)
+    return jobs
 
 
 def replayed(found: Sequence[Job], shape: Shape, seed: int) -> Iterator[Job]:
-    """The jobs in random order without end: each once, then all again."""
+    """Yield the jobs in random order endlessly: every job once, then all again."""
     rng = random.Random(f"{seed} file")
     while True:
         for job in rng.sample(found, len(found)):
@@ -58,54 +61,55 @@ def replayed(found: Sequence[Job], shape: Shape, seed: int) -> Iterator[Job]:
 
 
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
-    whole = text.lstrip().startswith("[")  # ShareGPT is published as one array
-    pieces = (
-        [(1, text)] if whole else list(enumerate(text.split("\n"), 1))
-    )  # splitlines() cuts at U+2028 within a text
+    is_array = text.lstrip().startswith("[")  # ShareGPT is published as one array
+    # str.splitlines() would also split at U+2028 inside a text
+    pieces = [(1, text)] if is_array else list(enumerate(text.split("\n"), 1))
     for number, piece in pieces:
         if not piece.strip():
             continue
         try:
             row = json.loads(piece)
         except (ValueError, RecursionError):
-            raise UserError(f"{path}:{number} is no JSON", hint=HINT) from None
-        yield from enumerate(row, 1) if whole and isinstance(row, list) else [(number, row)]
+            raise UserError(f"{path}:{number} is not valid JSON", hint=HINT) from None
+        yield from enumerate(row, 1) if is_array and isinstance(row, list) else [(number, row)]
 
 
 def _job(row: Any, shape: Shape, where: str) -> Job:
-    if isinstance(row, str):  # as `batch` takes them
+    if isinstance(row, str):  # as accepted by `batch`
         return Job(row, shape.output)
-    told = row.get("body", row) if isinstance(row, dict) else None
-    if not isinstance(told, dict):
-        raise UserError(f"{where} is no request", hint=HINT)
-    length = told.get("max_completion_tokens", told.get("max_tokens", told.get("output_tokens")))
+    body = row.get("body", row) if isinstance(row, dict) else None
+    if not isinstance(body, dict):
+        raise UserError(f"{where} is not a request", hint=HINT)
+    length = body.get("max_completion_tokens", body.get("max_tokens", body.get("output_tokens")))
     output = length if type(length) is int and length > 0 else shape.output
-    if isinstance(told.get("prompt"), str):
-        return Job(told["prompt"], output)
-    if isinstance(told.get("conversations"), list):
-        return Job("", output, messages=_talk(told["conversations"], where))
-    if isinstance(told.get("turns"), list) and told["turns"]:
-        return Job(str(told["turns"][0]), output)
-    messages = told.get("messages")
-    if isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages):
+    if isinstance(body.get("prompt"), str):
+        return Job(body["prompt"], output)
+    if isinstance(body.get("conversations"), list):
+        return Job("", output, messages=_talk(body["conversations"], where))
+    if isinstance(body.get("turns"), list) and body["turns"]:
+        return Job(str(body["turns"][0]), output)
+    messages = body.get("messages")
+    if (
+        isinstance(messages, list)
+        and messages
+        and all(isinstance(message, dict) for message in messages)
+    ):
         return Job("", output, messages=messages)
-    raise UserError(f"{where} is no request", hint=HINT)
+    raise UserError(f"{where} is not a request", hint=HINT)
 
 
 def _talk(turns: list[Any], where: str) -> list[dict[str, str]]:
-    """A conversation up to the last thing that a person said: what came after it is for the model
-    to write.
-    """
-    found = []
+    """Return a conversation up to the last user message; the model writes what follows."""
+    messages = []
     for turn in turns:
         role = ROLES.get(str(turn.get("from"))) if isinstance(turn, dict) else None
         if role is None or not isinstance(turn.get("value"), str):
             raise UserError(
-                f"{where} holds a turn that is none", hint='{"from": "human", "value": "…"}'
+                f"{where} contains an invalid turn", hint='{"from": "human", "value": "…"}'
             )
-        found.append({"role": role, "content": turn["value"]})
-    while found and found[-1]["role"] != "user":
-        found.pop()
-    if not found:
-        raise UserError(f"{where}: nobody asks anything", hint=HINT)
-    return found
+        messages.append({"role": role, "content": turn["value"]})
+    while messages and messages[-1]["role"] != "user":
+        messages.pop()
+    if not messages:
+        raise UserError(f"{where} contains no user message", hint=HINT)
+    return messages

@@ -1,10 +1,12 @@
-"""Whether a server falls behind: open requests and waits for the first token both grow, beyond what
-chance allows.
+"""Detection of an overloaded server: open requests and waiting times for the first token both grow
+significantly.
 
-After guidellm's over-saturation test: a long queue alone is no sign; a queue that grows while first
-tokens come later and later is one. Neighbouring requests meet the same queue and are not
-independent, so slopes are fitted to the means of BINS pieces of the run, which nearly are. Both
-slopes must be above zero with CONFIDENCE.
+A long queue alone is no sign of overload; a growing queue together with growing times to first
+token is. Neighboring requests meet the same queue and are not independent, so the slopes are fitted
+to the means of BINS parts of the run, which nearly are. Both slopes must be above zero with
+CONFIDENCE.
+
+Source: guidellm's over-saturation test.
 """
 
 import math
@@ -16,38 +18,41 @@ from statistics import fmean
 from llmcli.bench.statistics.student_t import student
 
 BINS = 10
-LEAST = 30  # requests below which nothing is said
+LEAST = 30  # fewer requests give no result
 CONFIDENCE = 0.99
-GROWTH = (
-    1.5  # times its first value that the fitted line must reach: a slope may be certain and small
-)
+# the fitted line must end at this many times its start: a significant slope may still be small
+GROWTH = 1.5
 
 
 def growing(times: Sequence[float], waiting: Sequence[float], ttft: Sequence[float]) -> bool:
-    """Whether requests, by when they were due, met more and more others and waited longer and
-    longer.
+    """Return whether the requests, ordered by their due time, met more and more open requests and
+    waited longer and longer.
+
+    `times`: due times in seconds. `waiting`: open requests at that time. `ttft`: seconds to the
+    first token.
     """
     if len(times) < LEAST:
         return False
     order = sorted(range(len(times)), key=times.__getitem__)
     return all(
-        _rises([times[at] for at in order], [of[at] for at in order]) for of in (waiting, ttft)
+        _rises([times[index] for index in order], [series[index] for index in order])
+        for series in (waiting, ttft)
     )
 
 
 def _rises(times: Sequence[float], values: Sequence[float]) -> bool:
     size = len(times) / BINS
     cuts = [round(number * size) for number in range(BINS + 1)]
-    pieces = list(pairwise(cuts))
-    x, y = ([fmean(of[start:end]) for start, end in pieces] for of in (times, values))
+    bins = list(pairwise(cuts))
+    x, y = ([fmean(series[start:end]) for start, end in bins] for series in (times, values))
     middle, mean = fmean(x), fmean(y)
-    spread = sum((one - middle) ** 2 for one in x)
+    spread = sum((bin_time - middle) ** 2 for bin_time in x)
     if not spread:
         return False
     slope = sum((a - middle) * (b - mean) for a, b in zip(x, y, strict=True)) / spread
-    line = [mean + slope * (one - middle) for one in x]
-    rest = sum((b - fit) ** 2 for b, fit in zip(y, line, strict=True))
-    error = math.sqrt(rest / (BINS - 2) / spread)
+    line = [mean + slope * (bin_time - middle) for bin_time in x]
+    squares = sum((b - fit) ** 2 for b, fit in zip(y, line, strict=True))
+    error = math.sqrt(squares / (BINS - 2) / spread)
     certain = slope > _quantile() * error
     return certain and line[-1] > GROWTH * max(line[0], 1e-9)
 

@@ -1,5 +1,5 @@
-"""One server under test: its name, how long its prompts are, and loads put on it one after the
-other.
+"""A session with one server under test: its model, the length of its prompts in tokens, and its
+loads.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from llmcli.bench.load.records import Job
 from llmcli.bench.load.sse import usage
 from llmcli.errors import UserError
 
-SETTLE = 0.2  # seconds after a run in which a server sees that its clients have gone
+SETTLE = 0.2  # seconds after a run in which the server notices that its clients disconnected
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a server: a mix by its name, or a file of requests; and its seed."""
+    """The source of prompts: a mix by its name, or a file with requests; and the seed."""
 
     mix: str = "fixed"
     shape: Shape = field(default_factory=Shape)
@@ -31,13 +31,13 @@ class Asked:
 
     @property
     def file(self) -> bool:
-        """Whether it is a file."""
+        """Whether the mix is a file."""
         return self.mix not in mixes.mixes()
 
 
 class Session:
-    """A server whose model is known and whose prompts are fitted to tokens. `fit` None: the
-    requests are a file's.
+    """A server whose model is known and whose prompt lengths are calibrated in tokens.
+    `unit_tokens` None: the requests come from a file.
     """
 
     def __init__(self, client: Client, asked: Asked, fit: Fit | None) -> None:
@@ -46,11 +46,11 @@ class Session:
 
     @property
     def model(self) -> str:
-        """The name that is sent."""
+        """The model name sent in requests."""
         return self.client.server.model
 
     def jobs(self, number: int) -> Iterator[Job]:
-        """Endless jobs, others for each number."""
+        """Yield jobs endlessly, with different prompts for each number."""
         asked, seed = self.asked, self.asked.seed * 1_000_003 + number
         if self.fit is None:
             return request_file.replayed(self.told, asked.shape, seed)
@@ -66,9 +66,10 @@ class Session:
         tick: Callable[[], None] = lambda: None,
         may_fail: bool = False,
     ) -> Run:
-        """Put a load on the server; `number` chooses its prompts. Raises UserError where every
-        request failed, unless it `may_fail`: a server may refuse all of a load that is too much for
-        it.
+        """Apply a load to the server. `number` selects its prompts.
+
+        Raises UserError if every request failed, unless `may_fail`: a server may refuse all
+        requests of an excessive load.
         """
         load = replace(load, seed=self.asked.seed * 1_000_003 + number)
         run = await drive(
@@ -78,27 +79,27 @@ class Session:
         measured = run.measured
         if not may_fail and measured and all(one.error for one in measured):
             first = measured[0]
-            words = f"{first.error}: {first.says}" if first.says else str(first.error)
-            raise UserError(f"every request failed ({words})", hint=_hint(str(first.error)))
+            message = f"{first.error}: {first.says}" if first.says else str(first.error)
+            raise UserError(f"every request failed ({message})", hint=_hint(str(first.error)))
         return run
 
 
 def _hint(error: str) -> str:
     if error == "timeout":
-        return "--timeout SECONDS waits longer, -n fewer tokens take less"
+        return "--timeout SECONDS waits longer, a smaller -n takes less time"
     refused = error.startswith("http 4") or error in (
         "no text",
         "bad stream",
         "error in the stream",
     )
     return (
-        "--model, --endpoint and --body change what is asked" if refused else "its log may say why"
+        "--model, --endpoint and --body change the request" if refused else "check the server's log"
     )
 
 
 @asynccontextmanager
 async def opened(server: Server, asked: Asked) -> AsyncIterator[Session]:
-    """A session with a server that answers. Raises UserError."""
+    """Open a session with a server. Raises UserError if it does not answer."""
     async with clients.opened(server) as client:
         if not server.model:
             client.server = server = replace(server, model=await _only(client))
@@ -109,14 +110,14 @@ async def opened(server: Server, asked: Asked) -> AsyncIterator[Session]:
 async def _only(client: Client) -> str:
     names = await client.models()
     if not names:
-        raise UserError(f"{client.server.base} names no model", hint="--model NAME")
+        raise UserError(f"{client.server.base} lists no model", hint="--model NAME")
     return names[0]
 
 
 async def _fitted(client: Client, asked: Asked) -> Fit:
-    """Ask the server how many tokens two prompts are."""
+    """Ask the server for the token counts of two prompts."""
     mix, rng, counts = mixes.mixes()[asked.mix], Random(f"probe {asked.seed}"), []
     for units in mix.probes:
-        told = usage(await client.once(Job(mix.text(units, rng), 1)))
-        counts.append(told.prompt if told else None)
+        token_usage = usage(await client.once(Job(mix.text(units, rng), 1)))
+        counts.append(token_usage.prompt if token_usage else None)
     return mixes.fitted(mix, *counts)

@@ -1,4 +1,4 @@
-"""A promise to users: how long they may wait, and for how many of them it must hold."""
+"""Service level objectives: maximum latencies that a server should keep."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ HINT = "--slo ttft:2000,tpot:100 (milliseconds; also e2el)"
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """The most milliseconds of each of NAMES that is promised."""
+    """The maximum milliseconds of each of SLO_METRICS."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
 
@@ -21,21 +21,21 @@ class Slo:
         return ",".join(f"{name}:{most:g}" for name, most in self.limits.items())
 
     def keeps(self, answer: Answer) -> bool:
-        """Whether an answer kept all of it."""
+        """Return whether an answer is within all limits."""
         return self.ratio(answer) <= 1
 
     def ratio(self, answer: Answer) -> float:
-        """What it met in units of the limit, of the limits the one it is worst in; inf where it
-        failed. An answer of one token has a TPOT of 0.
+        """Return the largest ratio of a measured time to its limit; inf for a failed answer. The
+        TPOT of a single token is 0.
         """
         if not answer.good:
             return math.inf
-        met = {"ttft": answer.ttft, "tpot": answer.tpot or 0.0, "e2el": answer.e2el}
-        return max(met[name] * 1e3 / most for name, most in self.limits.items())
+        seconds = {"ttft": answer.ttft, "tpot": answer.tpot or 0.0, "e2el": answer.e2el}
+        return max(seconds[name] * 1e3 / most for name, most in self.limits.items())
 
 
 def parse(text: str) -> Slo:
-    """The promise that was typed. Raises UserError."""
+    """Parse the value of --slo. Raises UserError."""
     limits: dict[str, float] = {}
     for word in text.replace(",", " ").split():
         name, _, number = word.partition(":")
@@ -44,8 +44,8 @@ def parse(text: str) -> Slo:
         except ValueError:
             most = -1.0
         if name not in NAMES or not 0 < most < 1e12:
-            raise UserError(f"--slo does not know {word!r}", hint=HINT)
+            raise UserError(f"--slo: invalid limit {word!r}", hint=HINT)
         limits[name] = most
     if not limits:
-        raise UserError("--slo promises nothing", hint=HINT)
+        raise UserError("--slo contains no limit", hint=HINT)
     return Slo(limits)

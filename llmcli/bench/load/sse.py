@@ -1,7 +1,7 @@
-"""Server-sent events, and what a chunk of OpenAI's stream says. It knows nothing of connections.
+"""Server-sent events, and the content of the chunks of OpenAI's stream format.
 
-What a server sends is untrusted: an event longer than MOST, or one that is no JSON object, is an
-error of that request.
+The server's data is untrusted: an event longer than MAX_EVENT_BYTES, or one that is not a JSON
+object, is an error of its request.
 """
 
 import json
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-MOST = 1 << 22  # bytes of one event
+MOST = 1 << 22  # of one event
 DONE = b"[DONE]"
 
 
 class BadStream(Exception):
-    """What came is no stream of OpenAI's; the message is for people."""
+    """The data is not a stream in OpenAI's format. The message is for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the server counted."""
+    """The token counts reported by the server."""
 
     prompt: int | None
     output: int | None
@@ -27,20 +27,20 @@ class Usage:
 
 
 class Events:
-    """Bytes in, the data of whole events out."""
+    """Splits received bytes into the data of complete events."""
 
     def __init__(self) -> None:
         self.rest = b""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of each event that is complete now. Raises BadStream."""
+        """Yield the data of each completed event. Raises BadStreamError."""
         buffer = self.rest + piece
         if b"\r" in buffer:
             buffer = buffer.replace(b"\r\n", b"\n")
-        *whole, self.rest = buffer.split(b"\n\n")
+        *complete, self.rest = buffer.split(b"\n\n")
         if len(self.rest) > MOST:
-            raise BadStream("an event of its stream has no end")
-        for event in whole:
+            raise BadStream("an event of the stream does not end")
+        for event in complete:
             if event.startswith(b"data:") and b"\n" not in event:
                 yield event[5:].strip()
             elif data := [
@@ -50,22 +50,21 @@ class Events:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """The object of one event. Raises BadStream."""
+    """Return the JSON object of one event. Raises BadStreamError."""
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError):
-        raise BadStream(f"its stream holds what is no JSON: {data[:80]!r}") from None
-    if not isinstance(found, dict):
-        raise BadStream(f"its stream holds what is no object: {data[:80]!r}")
-    return found
+        raise BadStream(f"the stream contains invalid JSON: {data[:80]!r}") from None
+    if not isinstance(value, dict):
+        raise BadStream(f"the stream contains an entry that is not an object: {data[:80]!r}")
+    return value
 
 
 def tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
-    """Tokens with text in a chunk, and why the answer ended; 0 for a chunk without text (the role,
-    the usage).
+    """Return the number of tokens with text in a chunk, and the finish reason. A chunk without text
+    (role, usage) has 0 tokens.
 
-    A server that tells the ids of a chunk, or a logprob for each token, is believed; else a chunk
-    is one token.
+    The number is that of the chunk's ids or logprobs; without these, a chunk counts as one token.
     """
     choices = chunk.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -74,32 +73,36 @@ def tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
     reason = choice.get("finish_reason")
     finish = reason if isinstance(reason, str) else None
     delta = choice.get("delta")
-    held = delta if isinstance(delta, dict) else choice
+    content = delta if isinstance(delta, dict) else choice
     if not any(
-        held.get(name)
+        content.get(name)
         for name in ("content", "text", "reasoning_content", "reasoning", "tool_calls")
     ):
         return 0, finish
     logprobs = choice.get("logprobs")
-    told = logprobs.get("content") or logprobs.get("tokens") if isinstance(logprobs, dict) else None
-    ids = choice.get("token_ids") or chunk.get("tokens") or told
+    listed = (
+        logprobs.get("content") or logprobs.get("tokens") if isinstance(logprobs, dict) else None
+    )
+    ids = choice.get("token_ids") or chunk.get("tokens") or listed
     return (len(ids) if isinstance(ids, list) else 1), finish
 
 
 def usage(chunk: dict[str, Any]) -> Usage | None:
-    """What an answer, or the last chunk of one, says of its tokens."""
-    told = chunk.get("usage")
-    if not isinstance(told, dict):
+    """Return the token counts of an answer or of the last chunk of a stream; None if it has
+    none.
+    """
+    counts = chunk.get("usage")
+    if not isinstance(counts, dict):
         return None
-    details = told.get("prompt_tokens_details")
+    details = counts.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return Usage(
-        _count(told.get("prompt_tokens")), _count(told.get("completion_tokens")), _count(cached)
+        _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), _count(cached)
     )
 
 
 def complaint(body: dict[str, Any]) -> str:
-    """What an error object says; empty where there is none."""
+    """Return the message of an error object; empty if there is none."""
     error = body.get("error")
     if isinstance(error, dict):
         error = error.get("message") or error.get("type")

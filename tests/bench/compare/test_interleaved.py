@@ -116,7 +116,7 @@ def test_two_that_do_not_fit_are_loaded_in_turn(
     side = Side(model, TG)
     (found,) = interleaved.run([(side, side)], QUICK, UI())
     assert len(loaded) == 2 * len(found.a) >= 2 * QUICK.least
-    assert "do not fit the memory at once" in capsys.readouterr().err
+    assert "do not fit into memory at the same time" in capsys.readouterr().err
 
 
 def test_all_tests_share_the_doubt_and_the_weights(model: Path, monkeypatch: pytest.MonkeyPatch):
@@ -141,7 +141,7 @@ def test_ctrl_c_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch):
             a()
             tick()
 
-    monkeypatch.setattr(interleaved.paired, "compare", interrupted)
+    monkeypatch.setattr(interleaved.paired_test, "compare", interrupted)
     side = Side(model, TG)
     with pytest.raises(KeyboardInterrupt):
         interleaved.run([(side, side)], QUICK, UI())

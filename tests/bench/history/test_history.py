@@ -101,7 +101,7 @@ def test_two_processes_write_at_once_and_nothing_is_lost(history):
 import sys
 from dataclasses import replace
 from pathlib import Path
-from llmcli.bench.history import History
+from llmcli.bench.history.history import History
 from llmcli.ui import UI
 from tests.bench.test_history import run
 history = History(Path(sys.argv[1]), UI())
@@ -256,7 +256,7 @@ def test_what_a_killed_writer_left_is_undone_by_a_reader(history, tmp_path):
     history.append([run("first", pad=3000)])
     program = """
 import os, sys, sqlite3
-from llmcli.bench import database
+from llmcli.bench.history import database
 db = sqlite3.connect(sys.argv[1], isolation_level=None)
 db.execute("PRAGMA cache_size = 1")
 db.execute("BEGIN IMMEDIATE")

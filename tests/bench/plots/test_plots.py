@@ -244,7 +244,7 @@ def test_a_noisy_machine_and_many_tests_are_said_first(header: model_header.Head
     lead = report_page.of_tests(
         "x", [slow, *(result(n_gen=count) for count in range(9, 20))], header, None
     ).lead
-    assert "6 more tests stand below" in lead
+    assert "6 more tests in the table below" in lead
     assert any("something else uses this machine" in line for line in lead)
 
 

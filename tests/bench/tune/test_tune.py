@@ -146,7 +146,7 @@ def test_short_of_time_the_measurements_are_shorter() -> None:
 
 
 def test_too_little_time_is_refused_with_what_would_do() -> None:
-    with pytest.raises(UserError, match="too few") as refused:
+    with pytest.raises(UserError, match="too short") as refused:
         Machine({}).find(seconds=2)
     enough = float(refused.value.hint.removeprefix("--budget "))
     machine = Machine({})

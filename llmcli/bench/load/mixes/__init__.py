@@ -1,8 +1,8 @@
-"""What is asked: each module exports MIXES, ways to write a prompt of about so many units of text.
+"""Prompt mixes: each module exports MIXES, ways to write a prompt of a given length.
 
-A mix makes endless jobs from a seed. By default no two of them are alike from their first word on,
-so that a server's prefix cache has nothing to reuse but the template; `shared` is the part of every
-prompt that all have in common.
+A mix generates an endless sequence of jobs from a seed. By default no two prompts have the same
+beginning, so that a server's prefix cache can reuse only the template; a fraction of every prompt
+can be shared on request.
 """
 
 import random
@@ -15,8 +15,10 @@ from quant.registry import collect
 
 
 class Mix(Protocol):
-    """Text by the unit: words, or lines. Two prompts of `probes` units tell how many tokens a unit
-    is, `guess` where a server does not count.
+    """A generator of text in units: words or lines.
+
+    The token counts of two prompts of `probe_units` units give the tokens per unit; `guess` is used
+    if the server does not count tokens.
     """
 
     name: str
@@ -24,14 +26,14 @@ class Mix(Protocol):
     guess: float
 
     def text(self, units: int, rng: random.Random) -> str:
-        """So many units of text, other ones each time."""
+        """Return `units` units of random text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How long prompts and answers are, in tokens; `shared` (0 to 1) of a prompt is the same in
-    all, and `cancel` of the clients go away before the end.
+    """Lengths of prompts and answers in tokens. `shared_fraction` (0 to 1) of each prompt is common
+    to all; `cancelled_fraction` of the requests are canceled early.
     """
 
     prompt: int = 512
@@ -42,26 +44,28 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Tokens of a prompt by its units, as a server counted them: `base` (its template) and `each`."""
+    """Tokens of a prompt as a linear function of its units: `base` for the template, `each` per
+    unit.
+    """
 
     base: float
     each: float
 
     def units(self, tokens: int) -> int:
-        """Units for so many tokens, at least one."""
+        """Return the units for a number of tokens, at least one."""
         return max(1, round((tokens - self.base) / self.each))
 
 
 def mixes() -> dict[str, Mix]:
-    """All of them, by name."""
+    """Return all mixes by name."""
     return collect("llmcli.bench.load.mixes", "MIXES")
 
 
 def jobs(mix: Mix, shape: Shape, fit: Fit, seed: int) -> Iterator[Job]:
-    """Endless jobs; the same ones for the same seed."""
+    """Yield jobs endlessly; the same ones for the same seed."""
     units = fit.units(shape.prompt)
     common = round(units * shape.shared)
-    # What is shared hangs on the mix and its length alone: all seeds of one load have it in common.
+    # The shared part depends only on the mix and its length, so that all seeds of a load share it.
     prefix = mix.text(common, random.Random(f"shared {mix.name} {common}")) if common else ""
     rng = random.Random(f"{seed} {mix.name}")
     while True:
@@ -70,13 +74,13 @@ def jobs(mix: Mix, shape: Shape, fit: Fit, seed: int) -> Iterator[Job]:
 
 
 def leaves(shape: Shape, output: int, rng: random.Random) -> int | None:
-    """After which chunk this client goes away; None: it stays."""
+    """Return the chunk after which this request is canceled; None: it is not."""
     return rng.randrange(output) if shape.cancel and rng.random() < shape.cancel else None
 
 
 def fitted(mix: Mix, few: int | None, many: int | None) -> Fit:
-    """The line through the tokens of two prompts of `probes` units; without a server's counts what
-    a mix guesses.
+    """Return the line through the token counts of two prompts of `probe_units` units, or the mix's
+    guess if there are no counts.
     """
     if few is None or many is None or many <= few:
         return Fit(0, mix.guess)

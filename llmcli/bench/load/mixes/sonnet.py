@@ -1,8 +1,7 @@
-"""Prompts of verse, put together from lines of Shakespeare's sonnets (public domain) in random
-order.
+"""Prompts of verse: lines of Shakespeare's sonnets (public domain) in random order.
 
-After vLLM's sonnet data set: real text, so that a tokenizer, a draft and a cache meet what people
-write.
+Real text exercises tokenizers, drafts and caches more realistically than random words. Source:
+vLLM's sonnet data set.
 """
 
 import random
@@ -13,20 +12,20 @@ FILE = Path(__file__).with_name("sonnet.txt")
 
 
 class Sonnet:
-    """So many lines."""
+    """Prompts whose unit is a line."""
 
     name = "sonnet"
     probes = (1, 9)
     guess = 12.0
 
     def text(self, units: int, rng: random.Random) -> str:
-        """Lines in random order."""
+        """Return `units` lines in random order."""
         return "\n".join(rng.choices(lines(), k=units))
 
 
 @lru_cache(maxsize=1)
 def lines() -> tuple[str, ...]:
-    """All lines with words."""
+    """Return all lines that are not empty."""
     return tuple(line for line in FILE.read_text("utf-8").splitlines() if line.strip())
 
 
