@@ -1,11 +1,12 @@
-"""Files that an earlier llmcli wrote are read and resumed: journals, states, chats, profiles, stores.
+"""Files that an earlier llmcli wrote are read and resumed: journals, chats, profiles, stores.
 
-tests/data/earlier was written by the tree before its packages were renamed (scripts/reference/earlier_files.py TREE
-OUT): a batch, two calibrations and a quantization that SIGKILL ended, logs of chats (branches, thinking, a kill in the
-middle of an answer), a saved chat with its KV state, the profile of `bench tune`, the database of `bench history`,
-manifests of the store, the user's catalog with an alias, a plan of types, a certificate and a base's logits.
-expected.json has what that tree printed. FOLDER stands for the test's folder, and BUILD for the version of
-llama-cpp-python, which a killed run compares.
+tests/data/earlier was written by the tree before its packages were renamed, by
+`scripts/reference/earlier_files.py TREE OUT`: a batch, two calibrations and a quantization that
+SIGKILL ended, logs of chats (branches, thinking, a kill in the middle of an answer), a saved chat
+with its KV state, the profile of `bench tune`, the database of `bench history`, manifests of the
+store, the user's catalog with an alias, a plan of types, a certificate and a base's logits.
+expected.json has what that tree printed. FOLDER stands for the test's folder, and BUILD for the
+version of llama-cpp-python, which a killed run compares.
 """
 
 import importlib.metadata
@@ -34,7 +35,7 @@ CALIBRATE = f"calibrate little.gguf --text prose.txt -c 32 --chunks 8 {STEADY}"
 
 @dataclass(frozen=True)
 class Earlier:
-    """A folder with the earlier files, which is the working folder and has LLMCLI_HOME in it."""
+    """The working folder with the earlier files and LLMCLI_HOME."""
 
     folder: Path
     run: Callable[..., str]
@@ -45,7 +46,7 @@ class Earlier:
         return json.loads(self.run(f"{line} --json", stdin))
 
     def last_record(self, name: str = "") -> dict[str, Any]:
-        """The last line of a session's log; of the newest one that the test itself began, unless named."""
+        """The last line of a session's log; without a name, of the test's own newest log."""
         sessions = self.folder / "home/state/sessions"
         path = sessions / f"{name}.jsonl" if name else max(sessions.glob("2*.jsonl"))
         return json.loads(path.read_text().splitlines()[-1])
@@ -80,13 +81,11 @@ def earlier(
         monkeypatch.setattr(sys, "argv", ["llmcli", *line.split()])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         capsys.readouterr()
-        try:
+        with pytest.raises(SystemExit) as ended:
             main()
-        except SystemExit as ended:
-            out, err = capsys.readouterr()
-            assert (ended.code or 0) == code, err
-            return out
-        raise AssertionError("main() returned")
+        out, err = capsys.readouterr()
+        assert (ended.value.code or 0) == code, err
+        return out
 
     return Earlier(tmp_path, run, json.loads((tmp_path / "expected.json").read_text()))
 

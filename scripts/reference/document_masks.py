@@ -1,73 +1,120 @@
 """What may differ between two records of the command line, and what does.
 
-A masked value must still be of the same kind: a number, a text, true or false, or null. Keys are never masked.
+A masked value must still be of the same kind: a number, a text, true or false, or null. Keys are
+never masked.
 """
 
 import re
 from typing import Any
 
-# Identifiers, and folders that are named by the hash of a path.
-RANDOM_HEX = re.compile(r"[0-9a-f]{12,}")
-IDENTIFIER_KEYS = {"id", "call_id", "item_id", "request_id", "response_id", "path", "tool_use_id"}
-TIME_KEYS = re.compile(
+# Random identifiers, folders named by the hash of a path, times in the names of sessions.
+VARIABLE_TEXT = re.compile(r"[0-9a-f]{12,}|\d{8}T\d{6}-\d+")
+VARIABLE_TEXT_KEYS = {
+    "id", "call_id", "item_id", "request_id", "response_id", "tool_use_id", "path", "name",
+}  # fmt: skip
+MASKED_KEYS = re.compile(
+    # Times and rates.
     r"(_ms|_ns|_ts|_ts_each|_seconds|_per_second|_duration|_throughput)$"
     r"|^(ms|seconds|time|date|created|created_at|completed_at|modified_at|test_time|duration)$"
+    # Memory that is free, and that the interpreter takes.
+    r"|^(available_bytes|overhead_bytes|process_bytes|free_bytes|max_parallel)$"
+    # Versions and the machine.
+    r"|^(versions|world|build|build_commit|build_info)$"
+    # Text for people.
+    r"|^(message|hint|verdict|why|note|notes|warnings|definitions)$"
+    # The process.
+    r"|^(pid|port|grpc_port)$"
 )
-MEMORY_KEYS = re.compile(
-    r"^(available_bytes|overhead_bytes|process_bytes|free_bytes|max_parallel|group_left_bytes)$"
+# In these entries alone: what depends on a measured speed, on free memory or on the moment.
+MEASURED = r"^bench |^home: state/profiles"
+MASKED_PLACES = tuple(
+    (re.compile(entry), re.compile(path))
+    for entry, path in (
+        (MEASURED, r"\.(pairs|rounds|differs|noisy|settled|faster|saturated|n_ubatch)$"),
+        (MEASURED, r"\.(batch_leaving_memory_bound|roofline_fraction|tried|best|flags|settings)$"),
+        (r"verified\.gguf|^pareto ", r"(^|\.)speed$"),
+        (r"-o verified\.gguf", r"^\.(sha256|bytes)$"),
+        (r"^show verified\.gguf", r"^\.bytes$"),
+        # The name of the built-in text.
+        (r"verified|^pareto ", r"(^|\.)answers\.text$"),
+        (r"^eval ", r"^\.text$"),
+        (r" -md |--ngram-draft on", r"\.(output_bytes|drafted_tokens|accepted_tokens)$"),
+        (r"^sessions", r"\.bytes$"),
+        (r"^doctor", r"^\.cpu\.load$|^\.folders\[\]\.(bytes|files)$"),
+        (r"^plan ", r"\.max_ctx\.\w+$"),
+    )
 )
-VERSION_KEYS = re.compile(r"^(versions|world|build|build_commit|build_info|version)$")
-TEXT_KEYS = re.compile(
-    r"^(message|messages|hint|verdict|why|what|note|notes|warnings|definitions)$"
+# Keys that appear where a measurement decides for them.
+OPTIONAL_KEYS = tuple(
+    (re.compile(entry), re.compile(path))
+    for entry, path in (
+        (r" -md |--ngram-draft on", r"^\.timing\.(drafted|accepted)_tokens$"),
+        (r"bench tune|^home: state/profiles", r"\.settings\.\w+$"),
+    )
 )
-PROCESS_KEYS = re.compile(r"^(pid|port|grpc_port)$")
-KEYS = (TIME_KEYS, MEMORY_KEYS, VERSION_KEYS, TEXT_KEYS, PROCESS_KEYS)
-
-# (entries, paths): what depends on a measured speed or a moment, in these entries alone.
-PLACES: tuple[tuple[str, str], ...] = ()
-MASKED_PLACES = tuple((re.compile(entry), re.compile(path)) for entry, path in PLACES)
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """Return a line for each difference of two records."""
-    found = [f"only in the first: {name}" for name in first.keys() - second.keys()]
-    found += [f"only in the second: {name}" for name in second.keys() - first.keys()]
+    found = [f"only in the first: {name}" for name in first if name not in second]
+    found += [f"only in the second: {name}" for name in second if name not in first]
     for name in (name for name in first if name in second):
         a, b = first[name], second[name]
         for field in ("exit", "has_error", "has_hint", "has_traceback"):
             if a.get(field) != b.get(field):
                 found.append(f"{name}: {field}: {a.get(field)!r}, then {b.get(field)!r}")
-        found += [
-            f"{name}: key only in the first: {key}" for key in a["keys"] if key not in b["keys"]
-        ]
-        found += [
-            f"{name}: key only in the second: {key}" for key in b["keys"] if key not in a["keys"]
-        ]
+        for key in sorted({*a["keys"]} ^ {*b["keys"]}):
+            if not any(e.search(name) and path.search(key) for e, path in OPTIONAL_KEYS):
+                side = "first" if key in a["keys"] else "second"
+                found.append(f"{name}: only the {side} has {key}")
         found += compare_values(name, "", a["document"], b["document"])
     return found
 
 
 def compare_values(entry: str, path: str, first: Any, second: Any) -> list[str]:
     """Return a line for each difference of two values that is not masked."""
+    line = f"{entry}: {path}: {shortened(first)}, then {shortened(second)}"
+    if type(first) is not type(second):
+        return [line]
     if is_masked(entry, path, first):
-        return (
-            [] if kind(first) == kind(second) else [f"{entry}: {path}: {first!r}, then {second!r}"]
-        )
-    if isinstance(first, dict) and isinstance(second, dict):
-        common = [key for key in first if key in second]
+        return []
+    if isinstance(first, dict):
         return [
             line
-            for key in common
+            for key in first
+            if key in second
             for line in compare_values(entry, f"{path}.{key}", first[key], second[key])
         ]
-    if isinstance(first, list) and isinstance(second, list):
+    if isinstance(first, list):
         if len(first) != len(second):
-            return [f"{entry}: {path}: {len(first)} items, then {len(second)}"]
+            return [f"{line}: {len(first)} items, then {len(second)}"]
         return [
             line
             for a, b in zip(first, second, strict=True)
             for line in compare_values(entry, f"{path}[]", a, b)
         ]
-    if without_hashes(path, first) == without_hashes(path, second) and kind(first) == kind(second):
-        return []
-    return [f"{entry}: {path}: {first!r}, then {second!r}"]
+    return [] if comparable(path, first) == comparable(path, second) else [line]
+
+
+def is_masked(entry: str, path: str, value: Any) -> bool:
+    """Return whether a value may differ: by its key, by its place, or as a measured number."""
+    key = path.rpartition(".")[2].removesuffix("[]")
+    if isinstance(value, float) and re.search(MEASURED, entry):
+        return True
+    return bool(MASKED_KEYS.search(key)) or any(
+        place.search(path) and name.search(entry) for name, place in MASKED_PLACES
+    )
+
+
+def comparable(path: str, value: Any) -> Any:
+    """Return a value without its random part where its key may have one."""
+    key = path.rpartition(".")[2].removesuffix("[]")
+    if isinstance(value, str) and key in VARIABLE_TEXT_KEYS:
+        return VARIABLE_TEXT.sub("*", value)
+    return value
+
+
+def shortened(value: Any) -> str:
+    """Return a value as a short text."""
+    text = repr(value)
+    return text if len(text) < 200 else f"{text[:200]}..."

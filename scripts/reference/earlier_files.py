@@ -31,8 +31,10 @@ from recorded_tree import PROGRAM, RecordedTree
 ROOT = Path(__file__).resolve().parents[2]
 TIME_NS = 1_760_000_000_000_000_000
 STEADY = "-fa on -t 1"
-CHAT = f"chat tales {STEADY} -c 256 -n 20 --temp 0 -s 3 --chat-template template.jinja"
-BATCH = f"batch tales batch.jsonl -o answers.jsonl -np 1 --temp 0 -c 256 {STEADY} --json"
+CHAT = f"chat tales --no-profile {STEADY} -c 256 -n 20 --temp 0 -s 3 --chat-template template.jinja"
+BATCH = (
+    f"batch tales --no-profile batch.jsonl -o answers.jsonl -np 1 --temp 0 -c 256 {STEADY} --json"
+)
 CALIBRATE = f"calibrate little.gguf --text prose.txt -c 32 --chunks 8 {STEADY} --json"
 EVAL = f"--text prose.txt -c 64 --chunks 3 {STEADY} --json"
 BENCH = f"bench tales {STEADY} -p 16 -n 8 -r 2 --json"
@@ -229,13 +231,13 @@ def write_models(earlier: EarlierTree) -> None:
     earlier.expect("show little --json")
     earlier.expect("show poet --json")
     earlier.run(
-        "quantize little.gguf --target-bpw 10 --quick --types q4_0,q8_0,q5_0 --plan-out plan.json -o mix.gguf"
-        " --threads 1"
+        "quantize little.gguf --target-bpw 10 --quick --types q4_0,q8_0,q5_0 --threads 1"
+        " --plan-out plan.json -o mix.gguf"
     )
     earlier.expect("show mix.gguf --tensors --json")
     earlier.run(
-        "quantize little.gguf -t Q8_0 --verify --verify-text prose.txt --verify-chunks 1 --threads 1"
-        " -o verified.gguf"
+        "quantize little.gguf -t Q8_0 --threads 1 --verify --verify-text prose.txt"
+        " --verify-chunks 1 -o verified.gguf"
     )
     earlier.expect("show verified.gguf --check --json")
     earlier.kill(KILL_QUANTIZE, "quantize little.gguf -t Q8_0 -o killed.gguf --threads 1")

@@ -4,22 +4,26 @@
 usage: scripts/reference/json_documents.py --record TREE OUT.json [--python PYTHON] [--work FOLDER]
        scripts/reference/json_documents.py --compare A.json B.json
 
-A record has the exit code and the parsed document of every command of recorded_commands.py and every request of
-recorded_requests.py, the flags of every --help, the files that the commands leave in LLMCLI_HOME, and the sha256 of
-quantized files. TREE is run by PYTHON (default: this one) with PYTHONPATH, so that it needs no installation of its
-own. SmolLM2 comes from the package index; nothing else is downloaded. It takes about five minutes on two cores.
+A record has the exit code and the parsed document of every command of recorded_commands.py and of
+every request of recorded_requests.py, the flags of every --help, the files that the commands leave
+in LLMCLI_HOME, and the sha256 of quantized files. PYTHON (default: this one) runs TREE through
+PYTHONPATH, so that TREE needs no installation. SmolLM2 comes from the package index; nothing else
+is downloaded. A record takes about five minutes on two cores.
 
-A comparison requires equal exit codes and equal sets of keys everywhere, and equal values except for those that
-document_masks.py masks: times, rates, free memory, paths, versions, and text for people. It prints every difference
-and exits with 1 if there is one.
+A comparison requires equal exit codes and equal sets of keys everywhere, and equal values except
+for those that document_masks.py masks: times, rates, free memory, random identifiers, versions,
+and text for people. It prints every difference and exits with 1 if there is one.
 
-Quantized files are the same byte by byte in every run by ggml, search, gptq (also --sequential and --fold) and
---target-size; only a file with a certificate (--verify) is not, for it contains a date and speeds. Its certificate is
-compared as a document.
+Both records must be made in a work folder of the same path: files and caches contain it.
+
+Quantized files are the same byte by byte in every run by ggml, search, gptq (also --sequential and
+--fold) and --target-size. Only a file with a certificate (--verify) is not, for the certificate
+contains a date and speeds; it is compared as a document.
 """
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -49,17 +53,20 @@ def main() -> None:
     if arguments.compare:
         raise SystemExit(compare(*arguments.compare))
     tree, out = (path.resolve() for path in arguments.record)
-    if arguments.work:
-        arguments.work.mkdir(parents=True)
-        unexpected = record(tree, out, arguments.python, arguments.work.resolve())
-    else:
-        with tempfile.TemporaryDirectory(prefix="llmcli-record-") as folder:
-            unexpected = record(tree, out, arguments.python, Path(folder).resolve())
+    work = (arguments.work or Path(tempfile.gettempdir(), "llmcli-record")).resolve()
+    if work.exists():
+        raise SystemExit(f"{work} exists: remove it, or give another folder with --work")
+    work.mkdir(parents=True)
+    try:
+        unexpected = record(tree, out, arguments.python, work)
+    finally:
+        if not arguments.work:
+            shutil.rmtree(work)
     raise SystemExit(bool(unexpected))
 
 
 def record(tree: Path, out: Path, python: str, work: Path) -> list[str]:
-    """Run every command and request of a tree and write OUT; return the names of those with a wrong exit code."""
+    """Record a tree in OUT; return the names of commands with another exit code than listed."""
     began = time.monotonic()
     commands.write_inputs(work, ROOT / "tests/data/stories260K")
     recorded = RecordedTree(tree, python, work)

@@ -47,8 +47,8 @@ Entry = dict[str, Any]
 class RecordedTree:
     """A source tree, its work folder, and what its commands answered.
 
-    `entries` has an exit code, a document and its key paths under each command's name; `unexpected` are the names of
-    commands that ended with another exit code than the list of commands says.
+    `entries` has an exit code, a document and its key paths under each command's name; `unexpected`
+    are the names of commands that ended with another exit code than listed.
     """
 
     def __init__(self, tree: Path, python: str, work: Path) -> None:
@@ -58,11 +58,15 @@ class RecordedTree:
         self.unexpected: list[str] = []
         kept = {name: value for name, value in os.environ.items() if name not in UNUSED_VARIABLES}
         self.environment = kept | {
-            "PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": str(work / "bytecode"), "LLMCLI_HOME": str(self.home),
-            "HF_HOME": str(self.home / "huggingface"), "NO_COLOR": "1", "COLUMNS": "200", "TERM": "dumb",
-            # Threads that spin while they wait take the cores of other programs, and of each other.
+            "PYTHONPATH": str(tree),
+            "PYTHONPYCACHEPREFIX": str(work / "bytecode"),
+            "LLMCLI_HOME": str(self.home),
+            "HF_HOME": str(self.home / "huggingface"),
+            "NO_COLOR": "1",
+            "TERM": "dumb",
+            # Threads that spin while they wait take the cores of other programs.
             "OMP_WAIT_POLICY": "PASSIVE",
-        }  # fmt: skip
+        }
 
     def check_imports(self) -> None:
         """Raise SystemExit unless the packages come from the tree."""
@@ -262,7 +266,7 @@ def parse_help(text: str) -> dict[str, Any]:
             flags[spelled] = words.strip()
         elif section.startswith("Options") and line.startswith("    ") and spelled:
             flags[spelled] = f"{flags[spelled]} {line.strip()}".strip()
-        elif line.startswith("    bench ") or re.match(r"  \w", line) and section == "Commands:":
+        elif line.startswith("    bench ") or (section == "Commands:" and re.match(r"  \w", line)):
             commands.append(line.strip().partition("  ")[0])
     usage = " ".join(text.partition("\n\n")[0].split())
     defaults = r"\[(default: [^\]]+|[^\] ]*x[<>][^\]]*|[\w.-]+)\]$"
@@ -274,7 +278,7 @@ def parse_help(text: str) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> Any:
-    """Return a JSON document, a list of JSON lines, or the lines of a text; None where there is no file."""
+    """Return a JSON document, a list of JSON lines, or lines of text; None without a file."""
     if not path.exists():
         return None
     text = path.read_text(encoding="utf-8")
@@ -335,7 +339,7 @@ def answer(url: str, request: HttpRequest) -> dict[str, Any]:
 
 
 def parse_body(text: str, kind: str, path: str) -> Any:
-    """Return the document of an HTTP body; a stream is a list, of a page or of metrics only the names remain."""
+    """Return the document of an HTTP body: of a stream its events, of metrics the names."""
     if kind == "application/json":
         return json.loads(text)
     if kind == "application/x-ndjson":
