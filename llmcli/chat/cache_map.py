@@ -1,7 +1,7 @@
-"""The cache by whose cells they are: the system text's, each turn's, other sequences', free.
+"""The KV cache by owner: system text, each turn, other sequences, free cells.
 
-Turns are told from the conversation's text as its template writes it, so a turn's edge may be a
-token off where the model spelled an answer otherwise than the tokenizer would; the sum is exact.
+Turn boundaries come from the conversation as the template renders it. They may be off by a token
+where the model spelled an answer differently than the tokenizer would; the sum is exact.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,17 @@ from itertools import pairwise
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.display.styles import bar
 
-TOLD = 9  # turns told one by one, the last ones
-GONE = "not sent again"  # what has left stays in the cache up to the next answer
+TOLD = 9  # the number of last turns listed separately
+GONE = "not sent again"  # what was dropped stays in the cache until the next answer
 SHARED, FREE = "=", "."
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Cells of one owner; `shared` of them are held by other sequences as well and count once."""
+    """Cells of one owner.
+
+    `shared` of them are also used by other sequences, and count once.
+    """
 
     name: str
     mark: str
@@ -27,32 +30,36 @@ class Part:
 
 
 def parts(talk: Talk) -> list[Part]:
-    """Every cell of the pool, in order of age; what is free is the last part."""
+    """Return the segments of the whole pool, oldest first; the last one is the free cells."""
     occupied, tree = talk.runner.engine.ledger.occupied(), talk.session.tree
     latest, ends = occupied.latest, talk.ends()
-    kept = tree.kept()[: len(ends)] or tree.kept()[-1:] or [1]
-    names = [("system", "S"), *((f"turn {n}", str(n % 10)) for n in kept)]
+    turns = tree.kept()[: len(ends)] or tree.kept()[-1:] or [1]
+    names = [("system", "S"), *((f"turn {n}", str(n % 10)) for n in turns)]
     if tree.left.isdisjoint(tree.path()):
-        del ends[-1:]  # what is left over is the last turn's
+        del ends[-1:]  # the remaining cells belong to the last turn
     else:
         names.append((GONE, "x"))
         ends = ends or [talk.prefix()]
     edges = [min(edge, len(latest)) for edge in (0, talk.prefix(), *ends)] + [len(latest)]
     if len(names) > TOLD + 1:
-        many = len(names) - 1 - TOLD
-        names[1 : many + 1] = [(f"turns {kept[0]}-{kept[many - 1]}", "t")]
-        del edges[2 : many + 1]
+        n_joined = len(names) - 1 - TOLD
+        names[1 : n_joined + 1] = [(f"turns {turns[0]}-{turns[n_joined - 1]}", "t")]
+        del edges[2 : n_joined + 1]
     spans = [max(0, end - start) for start, end in pairwise(edges)]
-    found = [
+    segments = [
         Part(name, mark, cells, sum(latest[end - cells : end]))
         for (name, mark), cells, end in zip(names, spans, edges[1:], strict=True)
     ]
-    others = [Part("other sequences", "o", occupied.others)] if occupied.others else []
-    return [*(part for part in found if part.cells), *others, Part("free", FREE, occupied.free)]
+    other_sequences = [Part("other sequences", "o", occupied.others)] if occupied.others else []
+    return [
+        *(segment for segment in segments if segment.cells),
+        *other_sequences,
+        Part("free", FREE, occupied.free),
+    ]
 
 
 def picture(cells: Sequence[Part], width: int = 40) -> str:
-    """A bar of the whole pool: `=` where a part's cells are shared, each part at least one column."""
+    """Draw the pool as a bar, with `=` for shared cells; each segment gets at least one column."""
     pieces = []
     for part in cells:
         if part.mark != FREE:

@@ -1,7 +1,6 @@
-"""A conversation going on: a session, the model that answers, and one turn of it.
+"""A chat session: a conversation, the model that answers, and one turn of it.
 
-What `chat`, `run` and the REPL's commands share. Where lines come from, and the terminal, are
-others'.
+`chat`, `run` and the REPL's commands share it. Input and the terminal are handled elsewhere.
 """
 
 import time
@@ -29,23 +28,25 @@ from llmcli.ui import UI
 
 
 class Models(Protocol):
-    """Where models come from, which is not the chat's to know."""
+    """The models that a chat can change to."""
 
     def names(self) -> Iterable[str]:
-        """What may be written as a REF: the catalog's names and the models that are here."""
+        """Return the names that can be given as REF: catalog names and local models."""
         ...
 
     def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
-        """Open `ref` for up to `beams` beams, let `take` have it, then close the model there was.
+        """Open `ref` for up to `beams` beams, pass it to `take`, then close the previous model.
 
-        Whatever is raised, that one is still open."""
+        If anything raises, the previous model stays open.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One measured test: tokens per second over its repetitions; a generation's milliseconds a
-    token, too.
+    """The speed of one test: tokens per second over its repetitions.
+
+    For a generation test, `p50_ms` and `p99_ms` are milliseconds per token.
     """
 
     test: str
@@ -57,13 +58,19 @@ class Speed:
 
 @dataclass(slots=True)
 class Talk:
-    """Everything a command may look at. `file_bytes` was measured when the model was loaded: its
-    file may be replaced while it runs. `unanswered` is a message that an error or Ctrl-C kept from
-    an answer, `log` keeps what happens, `leaving` ends the loop. Where lines are typed (`prefills`)
-    a command may leave a `draft` of the next one. `models` None: there is no other model to be had,
-    `measure` takes a runner, prompt and answer tokens. `attached` are files' texts for the next
-    message, `opened` thinking tags that the last prompt ends with, `counted` the tokens of a
-    conversation, and of which (status.py).
+    """The state that the REPL's commands work on.
+
+    - `stops`: texts that end an answer.
+    - `file_bytes`: the file size when the model was loaded; the file may be replaced meanwhile.
+    - `models`: None if the model cannot be changed.
+    - `measure`: a speed test; takes a runner, prompt tokens and answer tokens.
+    - `attached`: texts of files for the next message.
+    - `log`: records the session.
+    - `unanswered`: the last message, if an error or Ctrl-C prevented its answer.
+    - `leaving`: ends the input loop.
+    - `opened`: the thinking tags that the last prompt ends with.
+    - `counted`: the cached token count of a conversation, with its key (status.py).
+    - `prefills`: whether a command can put a `draft` into the next input line.
     """
 
     name: str
@@ -93,14 +100,16 @@ class Talk:
     _told: set[str] = field(default_factory=set)
 
     def ask(self, text: str, stream: Stream) -> Answer:
-        """One turn: encode, answer, keep. Raises UserError where the prompt cannot be made or does
-        not fit; then the conversation is as it was, and the message waits in `unanswered`.
+        """Ask one question: encode it, stream the answer, and add the turn to the conversation.
+
+        Raises UserError if the prompt cannot be built or does not fit; then the conversation is
+        unchanged, and the message stays in `unanswered`.
         """
-        session, left = self.session, set(self.session.tree.left)
+        session, dropped = self.session, set(self.session.tree.left)
         try:
             reply = self.runner.reply(self._request(text))
         except BaseException:
-            session.tree.left = left
+            session.tree.left = dropped
             raise
         self.log.asked(
             {
@@ -127,26 +136,27 @@ class Talk:
         answer = self.last = reply.answer
         self.tally.add(answer, len(self.thought(answer)))
         context_overflow.settle(self, answer.left)
-        document, said = self.document(answer), self.whole(answer.text)
+        document, full_answer = self.document(answer), self.whole(answer.text)
         if answer.tokens or answer.finish != "cancelled":
-            session.add(text, said, answer.finish, len(answer.tokens))
+            session.add(text, full_answer, answer.finish, len(answer.tokens))
             self.unanswered = None
             document |= {
                 "node": session.tree.at,
-                **({"answer": said} if said != answer.text else {}),
+                **({"answer": full_answer} if full_answer != answer.text else {}),
             }
         self.log.answered(document, session)
         return answer
 
     def message(self, text: str) -> str:
-        """`text` after the files that wait for it; they wait no longer."""
-        whole = "\n".join([*self.attached, text])
+        """Return `text` after the attached files, and clear the attachments."""
+        joined = "\n".join([*self.attached, text])
         self.attached.clear()
-        return whole
+        return joined
 
     def samples(self, text: str, count: int, stream: Stream) -> list[Answer]:
-        """Several answers to one message, outside the conversation; each is shown whole, under a
-        line of its own.
+        """Generate several answers to one message, outside the conversation.
+
+        Each answer is written complete, under a heading.
         """
         reply = self.runner.reply(self._request(text), count)
         for _ in reply:
@@ -159,20 +169,20 @@ class Talk:
         return reply.answers
 
     def _request(self, text: str) -> Request:
-        started = time.perf_counter()
+        start = time.perf_counter()
         self.unanswered = text
-        made, session = context_overflow.fitted(self, text), self.session
-        self.opened = self.runner.opened(made.tokens)
+        prompt, session = context_overflow.fitted(self, text), self.session
+        self.opened = self.runner.opened(prompt.tokens)
         grammar = self.runner.grammars(session.constraint) if session.constraint else None
         strategy = "beam" if session.search.beams > 1 else self.runner.strategy(grammar)
         return Request(
-            made.tokens,
+            prompt.tokens,
             session.sampling,
             session.predict,
             self.stops,
             self.ignore_eos,
             self.logprobs or self.screen.probs > 0,
-            started,
+            start,
             strategy,
             session.search,
             endless=self.endless,
@@ -181,34 +191,32 @@ class Talk:
             path=frozenset(session.tree.path()),
             grammar=grammar,
             after=self.opened.closes if self.opened else "",
-            overflow=made.overflow,
-            move=made.move,
+            overflow=prompt.overflow,
+            move=prompt.move,
         )
 
     def stream(self, silent: bool = False) -> Stream:
-        """The screen for the next answer."""
+        """Return the writer for the next answer."""
         return Stream(silent, painted(self.screen, self.ui))
 
     def whole(self, text: str) -> str:
-        """An answer's text with the thinking tag that its prompt has opened for it."""
+        """Return an answer's text, including the thinking tag that its prompt opened."""
         return self.opened.opens + text if self.opened else text
 
     def thought(self, answer: Answer) -> str:
-        """What of the last answer's own text is thinking."""
+        """Return the part of the last answer's text that is thinking."""
         thought, _ = split(self.whole(answer.text))
         return thought.removeprefix(self.opened.opens) if self.opened else thought
 
     def document(self, answer: Answer) -> dict[str, Any]:
-        """An answer's accounts, as `run --json` prints them."""
-        thought, said = split(self.whole(answer.text))
-        more = {"thinking": thought, "content": said} if thought else {}
-        accounts = answer_report.document(self.runner, self.name, self.file_bytes, answer)
-        return {**accounts, **more, **constraint_report.facts(self, answer)}
+        """Return the JSON document of an answer, as `run --json` prints it."""
+        thought, content = split(self.whole(answer.text))
+        parts = {"thinking": thought, "content": content} if thought else {}
+        report_document = answer_report.document(self.runner, self.name, self.file_bytes, answer)
+        return {**report_document, **parts, **constraint_report.facts(self, answer)}
 
     def tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
-        """The ids of the conversation as the model is shown it, but for its first `skip` turns,
-        with `text` as its next message.
-        """
+        """Return the prompt's tokens: the turns after the first `skip`, then `text`."""
         if self.runner.template is None:
             return self.runner.encode_text(self._plain(text, skip))
         return self.runner.encode_chat(
@@ -216,8 +224,9 @@ class Talk:
         )
 
     def spoken(self) -> tuple[int, ...]:
-        """The ids of what was said, without a next message; empty where nothing was or the template
-        cannot tell.
+        """Return the tokens of the conversation without a next message.
+
+        Empty if there is no turn, or if the template cannot render the conversation.
         """
         messages = self.session.kept
         if not messages:
@@ -226,11 +235,11 @@ class Talk:
             return self.runner.encode_text(self._head() + "\n".join(self._pairs()))
         try:
             return self.runner.encode_chat(self._framed(messages), add_generation_prompt=False)
-        except UserError:  # a template that wants a question last
+        except UserError:  # the template requires a question at the end
             return ()
 
     def prefix(self) -> int:
-        """How many tokens stand before the first message: system text and what the template adds."""
+        """Return the number of tokens before the first message: system text and template."""
         if self.runner.template is None:
             return (
                 len(self.runner.encode_text(f"{self.session.system}\n\n"))
@@ -238,24 +247,26 @@ class Talk:
                 else 0
             )
         try:
-            one, other = (
+            first, second = (
                 self.runner.encode_chat(self._framed([Message("user", probe)]))
                 for probe in ("a", "b")
             )
-        except UserError:  # a template that wants more than one short message: told when it matters
+        # a template that requires longer or several messages; reported when it matters
+        except UserError:
             return 0
         return next(
             (
                 index
-                for index, pair in enumerate(zip(one, other, strict=False))
+                for index, pair in enumerate(zip(first, second, strict=False))
                 if pair[0] != pair[1]
             ),
             0,
         )
 
     def ends(self) -> list[int]:
-        """How many tokens the conversation has at the end of each turn; empty where its template
-        cannot tell.
+        """Return the conversation's token count at the end of each turn.
+
+        Empty if the template cannot render the turns.
         """
         counts = []
         for count in range(2, len(self.session.kept) + 1, 2):
@@ -269,32 +280,30 @@ class Talk:
                 )
                 continue
             try:
-                said = self._framed(self.session.kept[:count])
-                counts.append(len(self.runner.encode_chat(said, add_generation_prompt=False)))
-            except UserError:  # a template that wants a question last
+                messages = self._framed(self.session.kept[:count])
+                counts.append(len(self.runner.encode_chat(messages, add_generation_prompt=False)))
+            except UserError:  # the template requires a question at the end
                 return []
         return counts
 
     def held(self) -> int:
-        """How many tokens the conversation so far has, as it is sent with the next message."""
+        """Return the conversation's token count, as it is sent with the next message."""
         if not self.session.kept:
             return self.prefix()
-        return len(
-            self.spoken() or self.tokens("a")
-        )  # a template that wants a question last: with a short one
+        # If the template requires a question at the end, count with a short one.
+        return len(self.spoken() or self.tokens("a"))
 
     def tell_once(self, line: str) -> None:
-        """A warning that need not be repeated in one sitting."""
+        """Print a warning that is not repeated in this session."""
         if line not in self._told:
             self._told.add(line)
             self.ui.warn(line)
 
     def _framed(self, messages: list[Message]) -> list[Message]:
-        """With the system text: as a message of its own, or inside the first one where the template
-        drops it.
+        """Return messages for the template: with the system text, without thinking.
 
-        Answers go without their thinking: most templates take it out themselves, and none wants it
-        later on.
+        Where the template drops a system message, its text goes into the first message. Most
+        templates remove earlier thinking themselves, and none needs it.
         """
         assert self.runner.template is not None
         messages = [_talked(message) for message in messages]
@@ -304,27 +313,31 @@ class Talk:
         if self.runner.template.accepts_system():
             return [Message("system", system), *messages]
         self.tell_once(
-            "this model's template has no place for a system text; it goes before the first message"
+            "this model's template does not support a system text; "
+            "it is put before the first message"
         )
         return [Message("user", f"{system}\n\n{messages[0].content}"), *messages[1:]]
 
     def _plain(self, text: str, skip: int) -> str:
-        """Without a template: system text, then what was said and continued, then `text`."""
+        """Return the prompt without a template: system text, turns and `text` in plain text."""
         if self.session.system:
-            self.tell_once("without a chat template the system text is put before the prompt")
+            self.tell_once("without a chat template, the system text is put before the prompt")
         return self._head() + "\n".join([*self._pairs()[skip:], text])
 
     def _head(self) -> str:
         return f"{self.session.system}\n\n" if self.session.system else ""
 
     def _pairs(self) -> list[str]:
-        turns = [message.content for message in self.session.kept]
-        return [one + other for one, other in zip(turns[::2], turns[1::2], strict=True)]
+        contents = [message.content for message in self.session.kept]
+        return [
+            question + answer
+            for question, answer in zip(contents[::2], contents[1::2], strict=True)
+        ]
 
 
 def _talked(message: Message) -> Message:
-    """A message as it is sent again: an answer without what was thought."""
+    """Return a message as it is sent again: an answer without its thinking."""
     if message.role != "assistant":
         return message
-    thought, said = split(message.content)
-    return Message("assistant", said) if thought else message
+    thought, content = split(message.content)
+    return Message("assistant", content) if thought else message

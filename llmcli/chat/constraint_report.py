@@ -1,6 +1,4 @@
-"""What is told of answers that follow a grammar or schema: whether they are whole, and what that
-took.
-"""
+"""Reports on answers that must follow a grammar or schema: completeness and cost."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,65 +6,67 @@ from llmcli.runtime.constraint.base import accepts
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.strategies.constrained_chain import after
 
-if TYPE_CHECKING:  # it tells what stands here of its answers
+if TYPE_CHECKING:  # only a type: chat_session imports this module
     from llmcli.chat.chat_session import Talk
 
 REASONS = {
     "context_full": ("the context is full", "start with a larger --ctx-size"),
     "stop": (
-        "a stop text came first, or the model ended in its thoughts",
+        "a stop text came first, or the model ended while thinking",
         "leave out --reverse-prompt, or ask again",
     ),
-    "cancelled": ("it was cut", "ask again"),
+    "cancelled": ("it was stopped", "ask again"),
     "repetition": (
-        "it only repeats itself",
-        "--endless lets it; a bound in the schema (maxLength, maxItems) ends it",
+        "it repeated itself",
+        "use --endless to allow that, or a bound in the schema (maxLength, maxItems)",
     ),
 }
 
 
 def whole(talk: "Talk", answer: Answer) -> bool:
-    """Whether an answer is all that was asked for; one that nothing was asked of is."""
+    """Return whether an answer satisfies its constraint completely; True without a constraint."""
     if talk.session.constraint is None:
         return True
     tokens = [token.id for token in answer.tokens]
     pieces = [talk.runner.model.piece(token) for token in tokens]
     start = after(talk.opened.closes if talk.opened else "", pieces)
-    uncut = b"".join(pieces).decode("utf-8", "replace") == answer.text
+    is_unchanged = b"".join(pieces).decode("utf-8", "replace") == answer.text
     return (
         start is not None
-        and uncut
+        and is_unchanged
         and accepts(talk.runner.grammars(talk.session.constraint), tokens[start:])
     )
 
 
 def incomplete(talk: "Talk", answer: Answer) -> tuple[str, str]:
-    """Why an answer is not whole, and what to do."""
-    asked = talk.session.constraint
-    what = "JSON document" if asked and asked.kind == "json_schema" else "answer"
+    """Return why an answer is incomplete, and a hint."""
+    constraint = talk.session.constraint
+    noun = "JSON document" if constraint and constraint.kind == "json_schema" else "answer"
     limit = (
-        f"its limit of {len(answer.tokens)} tokens came first",
-        "give it more with -n; -n -1 is no limit",
+        f"the limit of {len(answer.tokens)} tokens was reached",
+        "raise the limit with -n; -n -1 removes it",
     )
     reason, hint = REASONS.get(answer.finish, limit)
-    return f"the {what} is incomplete: {reason}", hint
+    return f"the {noun} is incomplete: {reason}", hint
 
 
 def facts(talk: "Talk", answer: Answer) -> dict[str, Any]:
-    """The part of `run --json` about the constraint; nothing where there is none."""
-    asked = talk.session.constraint
-    if asked is None:
+    """Return the constraint's part of the `run --json` document; empty without a constraint."""
+    constraint = talk.session.constraint
+    if constraint is None:
         return {}
-    spent = sum(token.constraint_ms for token in answer.tokens)
-    beams = [{"text": one.text, "score": one.score, "complete": one.whole} for one in answer.beams]
+    milliseconds = sum(token.constraint_ms for token in answer.tokens)
+    beams = [
+        {"text": beam.text, "score": beam.score, "complete": beam.whole} for beam in answer.beams
+    ]
     return {
         **({"beams": beams} if beams else {}),
         "constraint": {
-            "kind": asked.kind,
-            "engine": asked.engine,
-            "jump": "off" if beams else asked.jump,
+            "kind": constraint.kind,
+            "engine": constraint.engine,
+            "jump": "off" if beams else constraint.jump,
             "complete": whole(talk, answer),
             "forced_tokens": sum(token.forced for token in answer.tokens),
-            "constraint_ms": spent,
+            "constraint_ms": milliseconds,
         },
     }

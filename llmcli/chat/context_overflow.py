@@ -1,9 +1,10 @@
-"""What happens when a conversation fills its context: `--on-full`. What leaves is told, never cut
-in silence.
+"""`--on-full` for a conversation: what leaves when the context is full. A note reports it.
 
-stop: the answer ends, and a message that does not fit is refused. shift: the oldest whole turns
-leave, the system text stays. sinks: the first tokens and the last ones stay, for texts without an
-end. The turns stay in the tree.
+- stop: the answer ends, and a message that does not fit is refused.
+- shift: the oldest turns leave; the system text stays.
+- sinks: the first and the last tokens stay, for texts without an end.
+
+The turns stay in the tree.
 """
 
 from dataclasses import dataclass
@@ -15,17 +16,18 @@ from llmcli.runtime.requests.context_overflow import Overflow, Shift, Sinks
 from llmcli.runtime.requests.request import Left
 from llmcli.units import several
 
-if TYPE_CHECKING:  # it asks here before it asks the model
+if TYPE_CHECKING:  # only types: chat_session imports this module
     from llmcli.chat.chat_session import Talk
     from llmcli.runtime.runner import Runner
 
-# tokens behind what stands before the first message; Xiao et al. 2023 found that more gain nothing
+# Kept tokens after those before the first message. More than 4 gain nothing (Xiao et al. 2023,
+# StreamingLLM).
 SINKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A prompt that fits, and what the engine may do when the answer fills the rest."""
+    """A prompt that fits, and what the engine may do if the answer fills the context."""
 
     tokens: tuple[int, ...]
     overflow: Overflow | None
@@ -33,83 +35,91 @@ class Fitted:
 
 
 def fitted(talk: "Talk", text: str) -> Fitted:
-    """The prompt for a message. Where it is too long, what may leave leaves and that is told; where
-    nothing may, raises UserError with what can be typed.
+    """Return a prompt for a message that fits the context.
+
+    If it is too long, turns or tokens leave according to the mode, and a note reports them. Raises
+    UserError if nothing may leave.
     """
-    tokens, mode, room = talk.tokens(text), talk.session.on_full, talk.runner.n_ctx
+    tokens, mode, n_ctx = talk.tokens(text), talk.session.on_full, talk.runner.n_ctx
     if mode == "sinks":
         refuse_sinks(talk.runner)
         sinks = Sinks(_sinks(talk))
-        if len(tokens) >= room and (shorter := sinks.shorten(tokens, len(tokens), 0, room)):
+        if len(tokens) >= n_ctx and (shorter := sinks.shorten(tokens, len(tokens), 0, n_ctx)):
             tell(talk, Left(1, len(tokens) - len(shorter.tokens)))
             tokens = tuple(shorter.tokens)
         return Fitted(tokens, sinks, True)
-    if len(tokens) >= room and mode == "stop":
+    if len(tokens) >= n_ctx and mode == "stop":
         _refuse(talk, len(tokens), text)
-    if len(tokens) >= room and (
-        shorter := _turns(talk, text).shorten(tokens, len(tokens), 0, room)
+    if len(tokens) >= n_ctx and (
+        shorter := _turns(talk, text).shorten(tokens, len(tokens), 0, n_ctx)
     ):
         _leave(talk, shorter.turns)
         tell(talk, Left(1, len(tokens) - len(shorter.tokens), shorter.turns))
         tokens = tuple(shorter.tokens)
-    tree, may = talk.session.tree, not talk.runner.options.reproducible
-    moves = may and not tree.left.isdisjoint(tree.path())
-    return Fitted(tokens, _turns(talk, text, may) if mode == "shift" else None, moves)
+    tree, can_move = talk.session.tree, not talk.runner.options.reproducible
+    must_move = can_move and not tree.left.isdisjoint(tree.path())
+    return Fitted(tokens, _turns(talk, text, can_move) if mode == "shift" else None, must_move)
 
 
 def settle(talk: "Talk", left: Left) -> None:
-    """After an answer: the turns that left while it was made are not sent again, and all that left
-    is told.
-    """
+    """Report what left during an answer, and mark its turns so that they are not sent again."""
     _leave(talk, left.turns)
     tell(talk, left)
 
 
 def tell(talk: "Talk", left: Left) -> None:
-    """One line about what left, where anything did."""
+    """Print one line about what left the context, if anything did."""
     if not left.times:
         return
-    turns = f"{several(left.turns, 'turn')} left the context ({left.tokens:,} tokens)"
-    window = f"{left.tokens:,} tokens left the context, its first {_sinks(talk)} stay"
+    turns_line = f"{several(left.turns, 'turn')} left the context ({left.tokens:,} tokens)"
+    window_line = f"{left.tokens:,} tokens left the context; its first {_sinks(talk)} stay"
     steps = f", in {left.times} steps" if left.times > 1 else ""
-    anew = f"; {left.recomputed:,} were computed anew" if left.recomputed else ""
-    talk.ui.note((turns if left.turns else window) + steps + anew)
+    recomputed = f"; {left.recomputed:,} were recomputed" if left.recomputed else ""
+    talk.ui.note((turns_line if left.turns else window_line) + steps + recomputed)
 
 
 def refuse_sinks(runner: "Runner") -> None:
-    """Raise UserError where this model's memory cannot move its cells, or must not."""
+    """Raise UserError if this model's cached keys cannot be moved, or must not be."""
     if runner.options.reproducible:
         raise UserError(
-            "sinks keep what was computed with what has left, and --reproducible promises otherwise",
-            hint="use --on-full shift: what stays is computed anew",
+            "sinks keep values that were computed with removed tokens, "
+            "which --reproducible does not allow",
+            hint="use --on-full shift, which recomputes what stays",
         )
     if runner.context.can_shift:
         return
     if runner.options.cache_type_k == "bf16":
         raise UserError(
-            "sinks move the context's keys, and bf16 keys cannot be turned", hint="use -ctk f16"
+            "sinks move keys to other positions, and bf16 keys cannot be rotated",
+            hint="use -ctk f16",
         )
-    why = "keys cannot be turned to other positions"
+    reason = "keys cannot be rotated to other positions"
     if runner.context.recurrent:
-        why = "state is recurrent"
+        reason = "state is recurrent"
     elif runner.context.n_swa:
-        why = f"window of {runner.context.n_swa} tokens has cells of its own"
+        reason = f"window of {runner.context.n_swa} tokens has separate cells"
     raise UserError(
-        f"sinks move what is in the context, and this model's {why}",
-        hint="use --on-full shift: whole turns leave, and what stays is computed anew",
+        f"sinks move keys to other positions, but this model's {reason}",
+        hint="use --on-full shift: whole turns leave, and what stays is recomputed",
     )
 
 
 def full(talk: "Talk") -> str:
-    """What to type after an answer that filled the context."""
+    """Return what to type after an answer that filled the context."""
     if talk.session.on_full == "stop":
         return (
-            "the context is full: /set on_full shift lets the oldest turns leave, /context drop N one of them, "
-            "/clear begins anew"
+            "the context is full: use /set on_full shift to let the oldest turns leave, "
+            "/context drop N for a single turn, or /clear to start over"
         )
     if talk.session.search.beams > 1:
-        return "the context is full of these beams alone: fewer of them (/set beams), or a larger --ctx-size"
-    return "the context is full of this answer alone: the next message takes its place; a larger --ctx-size holds more"
+        return (
+            "the context is full with these beams alone: use fewer beams (/set beams), "
+            "or a larger --ctx-size"
+        )
+    return (
+        "the context is full with this answer alone: the next message replaces it; "
+        "use a larger --ctx-size for more"
+    )
 
 
 def _turns(talk: "Talk", text: str, move: bool = True) -> Shift:
@@ -122,26 +132,26 @@ def _leave(talk: "Talk", turns: int) -> None:
 
 
 def _sinks(talk: "Talk") -> int:
-    """How many tokens stay: what stands before the first message, and the sinks proper. Raises
-    UserError where that leaves no room to move in.
+    """Return how many tokens stay at the beginning: those before the first message, and the sinks.
+
+    Raises UserError if they take more than half of the context.
     """
-    before = talk.prefix() or int(talk.runner.model.add_bos)
-    keep, room = before + SINKS, talk.runner.n_ctx
-    if keep > room // 2:
+    n_prefix = talk.prefix() or int(talk.runner.model.add_bos)
+    n_kept, n_ctx = n_prefix + SINKS, talk.runner.n_ctx
+    if n_kept > n_ctx // 2:
         raise UserError(
-            f"the system text takes {before} of {room} tokens, too many for sinks to stay beside",
-            hint=f"shorten it, or start with --ctx-size {kv_size.round_up(3 * keep)}",
+            f"the system text takes {n_prefix} of {n_ctx} tokens, which is too much for sinks",
+            hint=f"shorten it, or start with --ctx-size {kv_size.round_up(3 * n_kept)}",
         )
-    return keep
+    return n_kept
 
 
 def _refuse(talk: "Talk", count: int, text: str) -> None:
-    """Raise UserError for a message that has no room behind the conversation; nothing where it
-    alone is too long.
-    """
-    turns, room = len(talk.session.tree.kept()), talk.runner.n_ctx
-    if turns and len(talk.tokens(text, turns)) < room:
+    """Raise UserError if a message does not fit after the conversation but would fit alone."""
+    turns, n_ctx = len(talk.session.tree.kept()), talk.runner.n_ctx
+    if turns and len(talk.tokens(text, turns)) < n_ctx:
         raise UserError(
-            f"the conversation and this message have {count} tokens, the context holds {room}",
-            hint="/set on_full shift lets the oldest turns leave, /context drop N one of them, /clear begins anew",
+            f"the conversation and this message have {count} tokens, but the context holds {n_ctx}",
+            hint="use /set on_full shift to let the oldest turns leave, "
+            "/context drop N for a single turn, or /clear to start over",
         )

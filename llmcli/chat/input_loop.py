@@ -1,6 +1,6 @@
-"""One line after the other: commands are done, everything else is answered.
+"""The input loop: runs commands and answers everything else.
 
-It reads from a pipe; the terminal is repl.py's. What lines mean is decided here for both.
+Input from a pipe is read here; the REPL in repl.py handles terminals.
 """
 
 from collections.abc import Iterator
@@ -15,19 +15,20 @@ from quant.errors import Refusal
 
 
 def say(talk: Talk, text: str) -> Answer | None:
-    """Do one line: a command after a slash, else a message. Two slashes, or a fence, make any text
-    a message.
-    """
-    said = message(text)
-    if said is None:
+    """Handle one line: run a command, or send a message. Returns the answer to a message."""
+    content = message(text)
+    if content is None:
         commands.perform(talk, text)
         talk.log.moved(talk.session, talk.name)
         return None
-    return answer(talk, talk.message(said)) if said.strip() else None
+    return answer(talk, talk.message(content)) if content.strip() else None
 
 
 def message(text: str) -> str | None:
-    """The message that a line is; None for a command."""
+    """Return the message in a line; None for a command.
+
+    Two slashes or a fence at the beginning mark a message that may begin with a slash.
+    """
     if text.startswith(FENCE):
         return unfenced(text)
     if text.startswith("//"):
@@ -36,43 +37,43 @@ def message(text: str) -> str | None:
 
 
 def pipe(talk: Talk, source: BinaryIO) -> bool:
-    """Answer a message a line until the end of `source`; whether all went well.
+    """Answer one message for each line until the end of `source`; return whether all succeeded.
 
-    An error in one line is told and the next line goes on; Ctrl-C in an answer ends all.
+    An error in one line is printed, and the next line follows. Ctrl-C in an answer ends everything.
     """
-    good = True
+    succeeded = True
     for raw, offset in _blocks(source):
         try:
-            made = say(
-                talk, decoded(raw, "stdin", offset, "that message is left out; ").strip("\r\n")
+            reply = say(
+                talk, decoded(raw, "stdin", offset, "that message is skipped; ").strip("\r\n")
             )
         except Refusal as error:
             talk.ui.error(str(error), error.hint)
-            good = False
+            succeeded = False
             continue
-        if made and made.finish == "cancelled":
+        if reply and reply.finish == "cancelled":
             raise KeyboardInterrupt
         if talk.leaving:
             break
-    return good
+    return succeeded
 
 
 def closed(text: str) -> bool:
-    """Whether a text is complete: not begun with a fence, or ended with one, too."""
+    """Return whether a text is complete: not begun with a fence, or also ended with one."""
     body = text.strip()
     return not body.startswith(FENCE) or (len(body) >= 2 * len(FENCE) and body.endswith(FENCE))
 
 
 def _blocks(source: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Lines and their byte offsets; lines between fences come as one."""
-    fence, held, begun, offset = FENCE.encode(), b"", 0, 0
+    """Yield lines and their byte offsets; lines between fences are joined."""
+    fence, pending, start, offset = FENCE.encode(), b"", 0, 0
     while line := source.readline():
-        begun = begun if held else offset
+        start = start if pending else offset
         offset += len(line)
-        held += line
-        body = held.strip()
+        pending += line
+        body = pending.strip()
         if not body.startswith(fence) or (len(body) >= 2 * len(fence) and body.endswith(fence)):
-            yield held, begun
-            held = b""
-    if held:
-        yield held, begun
+            yield pending, start
+            pending = b""
+    if pending:
+        yield pending, start

@@ -1,7 +1,6 @@
-"""KV states beside saved chats: NAME.kv, which spares the chat's next answer its prefill.
+"""KV states of saved chats: NAME.kv spares the next answer its prefill.
 
-A chat can always be read without one. Of a state that cannot be taken up it is said why, in one
-line.
+A chat can be loaded without its state; one line then says why the state was not used.
 """
 
 from pathlib import Path
@@ -12,36 +11,40 @@ from llmcli.runtime import kv_state_file
 
 
 def keep(talk: Talk, path: Path) -> str:
-    """Write the conversation's KV state to `path` and tell how large it is; where there is none
-    remove the old one.
+    """Write the conversation's KV state to `path`; return a description for the user.
 
-    Raises UserError where the disk does not take it.
+    Removes an older state if there is nothing to save. Raises UserError if the disk cannot be
+    written.
     """
-    kept = kv_state_file.keep(talk.runner, talk.spoken() or talk.runner.engine.ledger.latest)
-    here = kv_state_file.world(talk.runner)
-    if kept is None or here is None:
+    saved_state = kv_state_file.keep(talk.runner, talk.spoken() or talk.runner.engine.ledger.latest)
+    environment = kv_state_file.world(talk.runner)
+    if saved_state is None or environment is None:
         path.unlink(missing_ok=True)
         return (
             ""
-            if kept is None
-            else "without its KV state: the model's file has changed since it was loaded"
+            if saved_state is None
+            else "without its KV state: the model file has changed since it was loaded"
         )
-    if not kv_state_file.whole(talk.runner, len(kept.tokens)):
+    if not kv_state_file.whole(talk.runner, len(saved_state.tokens)):
         path.unlink(missing_ok=True)
-        return "without its KV state: the model's windows no longer see all of it, which --reproducible needs"
-    write_whole(
-        path, *kv_state_file.parts(kept, here), mode=0o600
-    )  # what people say can be read from it
-    return f"with the KV state of {len(kept.tokens)} tokens"
+        return (
+            "without its KV state: the model's attention windows no longer see all of it, "
+            "which --reproducible requires"
+        )
+    # readable by the user only: the state reveals the conversation
+    write_whole(path, *kv_state_file.parts(saved_state, environment), mode=0o600)
+    return f"with the KV state of {len(saved_state.tokens)} tokens"
 
 
 def take_up(talk: Talk, path: Path) -> str:
-    """Read the KV state of the conversation that was just loaded; what it is worth, in words."""
-    spoken, ledger, why = talk.spoken(), talk.runner.engine.ledger, ""
-    if not spoken:
+    """Read the KV state of the conversation that was just loaded; return a description for the
+    user.
+    """
+    tokens, ledger, reason = talk.spoken(), talk.runner.engine.ledger, ""
+    if not tokens:
         return ""
-    if 2 * ledger.nearest(spoken)[1] < len(spoken):
-        # another conversation's cells: of no use, and every pass would go through them
+    if 2 * ledger.nearest(tokens)[1] < len(tokens):
+        # cells of another conversation: they cannot be reused and would slow down every pass
         ledger.forget_idle()
     try:
         with path.open("rb") as file:
@@ -49,11 +52,16 @@ def take_up(talk: Talk, path: Path) -> str:
                 talk.runner, kv_state_file.read(file, talk.runner), talk.session.tree.at
             )
     except FileNotFoundError:
-        why = "no KV state is kept with it"
+        reason = "it was saved without a KV state"
     except OSError as error:
-        why = f"its KV state cannot be read ({error.strerror})"
+        reason = f"its KV state cannot be read ({error.strerror})"
     except kv_state_file.Unusable as error:
-        why = f"its KV state is not used: {error}"
-    if cached := ledger.nearest(spoken)[1]:
-        return f"{cached} of {len(spoken)} tokens in the cache" + (f" ({why})" if why else "")
-    return f"{why or 'its KV state is of other tokens'}; {len(spoken)} tokens are computed with the next message"
+        reason = f"its KV state is not used: {error}"
+    if n_cached := ledger.nearest(tokens)[1]:
+        return f"{n_cached} of {len(tokens)} tokens in the cache" + (
+            f" ({reason})" if reason else ""
+        )
+    return (
+        f"{reason or 'its KV state has other tokens'}; "
+        f"{len(tokens)} tokens are computed with the next message"
+    )

@@ -1,42 +1,44 @@
-"""Files as they are named in a chat: what a name means, what Tab makes of half a name."""
+"""File names typed in a chat: parsing and Tab completion."""
 
 from pathlib import Path
 
 from llmcli.errors import UserError
 
-MANY = 200  # names that Tab offers at most
+MANY = 200  # the most names that Tab offers
 
 
 def named(text: str) -> Path:
-    """The path that `text` names; quotes around it and ~ are understood. Raises UserError."""
+    """Parse a file name, which may be quoted and may begin with ~. Raises UserError."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
     if not text or "\0" in text:
         raise UserError(
-            f"{text!r} names no file", hint="name a file: notes.txt, ~/notes.txt, './my notes.txt'"
+            f"{text!r} is not a file name",
+            hint="give a file: notes.txt, ~/notes.txt, './my notes.txt'",
         )
     try:
         return Path(text).expanduser()
-    except RuntimeError:  # ~nobody
-        raise UserError(
-            f"there is no such home folder: {text}", hint="write the whole path"
-        ) from None
+    except RuntimeError:  # an unknown ~NAME
+        raise UserError(f"no such home folder: {text}", hint="write the full path") from None
 
 
 def endings(typed: str) -> list[str]:
-    """What half a path may become: names of its folder, folders with a slash. Hidden ones when
-    asked for by a dot.
+    """Return the completions of a partial path; folders end with a slash.
+
+    Hidden files are included only if the typed name begins with a dot.
     """
     head, slash, name = typed.rpartition("/")
     try:
         folder = Path(head + slash).expanduser() if slash else Path()
-        found = sorted(
+        names = sorted(
             path.name + "/" * path.is_dir()
             for path in folder.iterdir()
             if path.name.startswith(name)
         )
     except (OSError, RuntimeError, ValueError):
         return []
-    shown = [one for one in found if (name or not one.startswith(".")) and one.isprintable()]
-    return [f"{head}{slash}{one}" for one in shown[:MANY]]
+    visible_names = [
+        file for file in names if (name or not file.startswith(".")) and file.isprintable()
+    ]
+    return [f"{head}{slash}{file}" for file in visible_names[:MANY]]

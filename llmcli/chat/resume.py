@@ -1,4 +1,4 @@
-"""A conversation from the disk goes on: in a sitting that has begun, or as the same sitting."""
+"""Loads a stored conversation into a session, or continues its session."""
 
 from collections.abc import Callable
 
@@ -9,53 +9,52 @@ from llmcli.chat.conversation.history import Item
 from llmcli.chat.conversation.session_log import Log
 from llmcli.chat.display.tree_drawing import shortened
 from llmcli.errors import UserError
+from llmcli.units import several
 
-SHOWN = 40  # characters of a question that a line tells
+SHOWN = 40  # characters of a question shown in a message
 
 
 def take_up(
     talk: Talk, item: Item, typed: Callable[[Session], None] = lambda session: None
 ) -> None:
-    """Put the talk where `item` was, with its KV state where that can be used; what was `typed`
-    wins over then.
+    """Load the conversation of `item`, with its KV state if possible.
 
-    Raises UserError where it cannot be read; then nothing has changed.
+    Then `typed` applies the options of the command line, which override the stored settings. Raises
+    UserError if the conversation cannot be read; then nothing has changed.
     """
-    held = item.read()
-    held.put(talk.session)
+    stored = item.read()
+    stored.put(talk.session)
     typed(talk.session)
     _try_form(talk)
-    talk.unanswered, talk.saved_as = held.unanswered, item.name if item.kind == "saved" else ""
-    if held.damaged:
-        talk.ui.warn(
-            f"{held.damaged} damaged line{'s' * (held.damaged != 1)} of {item.path} are left out"
-        )
-    if held.model and held.model != talk.name:
-        talk.ui.warn(f"that chat was held with {held.model}; {talk.name} goes on with it")
-    count = len(talk.session.tree.path())
-    told = kv_states.take_up(talk, item.state)
-    talk.ui.text(
-        f"loaded {item.name}: {', '.join(filter(None, (f'{count} turn' + 's' * (count != 1), told)))}"
-    )
-    if held.unanswered:
+    talk.unanswered, talk.saved_as = stored.unanswered, item.name if item.kind == "saved" else ""
+    if stored.damaged:
+        lines = several(stored.damaged, "damaged line")
+        talk.ui.warn(f"skipped {lines} of {item.path}")
+    if stored.model and stored.model != talk.name:
+        talk.ui.warn(f"that chat used {stored.model}; {talk.name} continues it")
+    state_note = kv_states.take_up(talk, item.state)
+    turns = several(len(talk.session.tree.path()), "turn")
+    talk.ui.text(f"loaded {item.name}: {', '.join(filter(None, (turns, state_note)))}")
+    if stored.unanswered:
         talk.ui.note(
-            f"{shortened(held.unanswered, SHOWN)!r} was not answered: /retry asks it again"
+            f"{shortened(stored.unanswered, SHOWN)!r} was not answered: /retry asks it again"
         )
 
 
 def _try_form(talk: Talk) -> None:
-    """Leave out the form of answers where this model cannot follow it."""
-    if asked := talk.session.constraint:
+    """Remove the constraint on answers if this model cannot follow it."""
+    if constraint := talk.session.constraint:
         try:
-            talk.runner.grammars(asked)
+            talk.runner.grammars(constraint)
         except UserError as error:
             talk.session.constraint = None
-            talk.ui.warn(f"the format of that chat's answers is left out: {error}")
+            talk.ui.warn(f"the answer format of that chat is not used: {error}")
 
 
 def go_on(talk: Talk, item: Item, typed: Callable[[Session], None]) -> None:
-    """Begin a talk as the one that `item` was: a sitting goes on in its own log, unless another
-    chat writes it.
+    """Continue the conversation of `item`.
+
+    A session continues in its own log, unless another chat is writing that log.
     """
     take_up(talk, item, typed)
     if item.kind == "sitting":
@@ -63,5 +62,5 @@ def go_on(talk: Talk, item: Item, typed: Callable[[Session], None]) -> None:
         if log.resume(talk.session):
             talk.log = log
             return
-        talk.ui.note("another chat goes on with that sitting: this one is kept as a new one")
+        talk.ui.note("another chat is using that session: this one is logged as a new session")
     talk.log.moved(talk.session, talk.name)

@@ -1,4 +1,4 @@
-"""The REPL's commands: each module of this folder exports COMMANDS."""
+"""The REPL's commands; each module of this folder exports COMMANDS."""
 
 import functools
 from difflib import get_close_matches
@@ -11,13 +11,13 @@ from quant.registry import collect
 
 @functools.cache
 def commands() -> dict[str, Command]:
-    """Every command by its name."""
+    """Return every command by name."""
     return collect("llmcli.chat.commands", "COMMANDS")
 
 
 @functools.cache
 def words() -> dict[str, Command]:
-    """Every command by each of its spellings; a spelling used twice is a bug."""
+    """Return every command by each of its spellings."""
     table: dict[str, Command] = {}
     for command in commands().values():
         for word in command.words:
@@ -27,9 +27,7 @@ def words() -> dict[str, Command]:
 
 
 def perform(talk: Talk, line: str) -> None:
-    """Do what a line that starts with a slash says; raises UserError with the nearest for an
-    unknown word.
-    """
+    """Run a line that starts with a slash. Raises UserError that suggests a similar command."""
     word, _, rest = line.strip().removeprefix("/").partition(" ")
     command = words().get(word.lower())
     if command is None:
@@ -37,6 +35,6 @@ def perform(talk: Talk, line: str) -> None:
         hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
         raise UserError(
             f"no command called /{word}",
-            hint=f"{hint} Two slashes send a text that starts with one.",
+            hint=f"{hint} Begin a message that starts with a slash with two slashes.",
         )
     command.run(talk, rest.strip())

@@ -1,4 +1,4 @@
-"""What a REPL command is: a word, a function, and the words that may follow it."""
+"""The interface of a REPL command: a word, a function, and its arguments."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -10,23 +10,26 @@ GROUPS = ("conversation", "model and settings", "inside the model", "files", "th
 
 
 def nothing(talk: Talk) -> Iterable[str]:
-    """No argument can be completed."""
+    """Offer no completions."""
     return ()
 
 
 def nothing_more(talk: Talk, words: list[str]) -> Iterable[str]:
-    """No argument after the first can be completed."""
+    """Offer no completions after the first argument."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. `run` gets the talk and the rest of the line; its docstring is the help, the
-    first line by itself in the list of `group` (one of GROUPS).
+    """One command.
 
-    `args` shows what follows the word, `completions` gives the first arguments that Tab offers,
-    `further` those after the words that stand there already. `endings`, where there is one, takes
-    their place: from all that was typed after the command's word, what it may become.
+    - `run`: takes the chat session and the rest of the line. Its docstring is the help text; the
+      first line also appears in the list of `group` (one of GROUPS).
+    - `args`: the arguments, as shown in the help.
+    - `completions`: the first arguments that Tab offers.
+    - `further`: the arguments that Tab offers after the typed ones.
+    - `endings`: replaces both; takes all text after the command's word and returns its possible
+      completions.
     """
 
     name: str
@@ -40,12 +43,12 @@ class Command:
 
     @property
     def help(self) -> str:
-        """One line about it."""
+        """The first line of the help text."""
         return (self.run.__doc__ or "").strip().split("\n")[0]
 
     @property
     def details(self) -> str:
-        """All that its docstring says after the first line."""
+        """The help text after its first line."""
         return "\n".join(inspect.cleandoc(self.run.__doc__ or "").split("\n")[1:]).strip()
 
     @property

@@ -1,4 +1,4 @@
-"""/beams: what a beam search found."""
+"""/beams: the results of a beam search."""
 
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
@@ -9,10 +9,12 @@ from llmcli.errors import UserError
 def show_beams(talk: Talk, rest: str) -> None:
     """Show all answers that the last beam search found, and their scores."""
     if talk.last is None or not talk.last.beams:
-        raise UserError("the last answer was no beam search", hint="start with --beams 4, then ask")
+        raise UserError(
+            "the last answer was not a beam search", hint="start with --beams 4, then ask"
+        )
     rows = [
-        (str(number), f"{one.score:.4f}", one_line(one.text))
-        for number, one in enumerate(talk.last.beams, 1)
+        (str(number), f"{beam.score:.4f}", one_line(beam.text))
+        for number, beam in enumerate(talk.last.beams, 1)
     ]
     talk.ui.table(("#", "score", "text"), rows, right=("#", "score"))
 

@@ -1,4 +1,4 @@
-"""/bench: how fast this model is here, without sampling and screen."""
+"""/bench: the speed of this model, without sampling and display."""
 
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
@@ -8,24 +8,24 @@ PROMPT, GENERATED = 128, 32
 
 
 def bench(talk: Talk, rest: str) -> None:
-    """Measure prompt and generation speed of this model, in its settings.
+    """Measure the prompt and generation speed of this model, with its current settings.
 
-    As `llmcli bench`: forward passes alone, over random tokens, in a context of its own, so that
-    the conversation's cells stay as they are. `/bench 512 128` measures longer ones; Ctrl-C stops.
-    The last answer's speed stands below: what is missing there went into sampling, the screen, and
-    a context that is longer.
+    As in `llmcli bench`, only forward passes over random tokens are measured, in a separate
+    context, so that the conversation's cells stay. `/bench 512 128` measures 512 prompt and 128
+    generated tokens; Ctrl-C stops. The last answer's speed is shown below: it also includes
+    sampling, the display, and a longer context.
     """
     if talk.measure is None:
-        raise UserError("nothing can be measured here", hint="llmcli bench REF measures a model")
+        raise UserError("nothing can be measured here", hint="use llmcli bench REF")
     speeds = talk.measure(talk.runner, *_lengths(rest, talk.runner.n_ctx))
     rows = [
         (
-            one.test,
-            f"{one.per_second:.2f} ± {one.deviation:.2f}",
-            _milliseconds(one.p50_ms),
-            _milliseconds(one.p99_ms),
+            speed.test,
+            f"{speed.per_second:.2f} ± {speed.deviation:.2f}",
+            _milliseconds(speed.p50_ms),
+            _milliseconds(speed.p99_ms),
         )
-        for one in speeds
+        for speed in speeds
     ]
     if talk.last and talk.last.tokens_per_second:
         rows.append(("last answer", f"{talk.last.tokens_per_second:.2f}", "", ""))
@@ -38,7 +38,7 @@ def _lengths(rest: str, most: int) -> tuple[int, int]:
         word.isascii() and word.isdigit() and 0 < int(word[:12]) <= most for word in words
     ):
         raise UserError(
-            f"/bench {rest}: these are not lengths",
+            f"/bench {rest}: not valid lengths",
             hint=f"/bench 512 128: tokens of prompt and answer, up to {most}",
         )
     prompt, generated = (*(int(word) for word in words), *(PROMPT, GENERATED)[len(words) :])

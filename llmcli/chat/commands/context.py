@@ -1,4 +1,4 @@
-"""/context: what the model is shown of the conversation, and what of it may go."""
+"""/context: the turns that are sent to the model, and dropping or restoring them."""
 
 from collections.abc import Iterable
 
@@ -13,12 +13,12 @@ SHOWN = 48  # characters of a question
 
 
 def show_context(talk: Talk, rest: str) -> None:
-    """List the turns that the model is shown and their tokens; let some go.
+    """List the turns that are sent to the model, with their tokens; drop or restore turns.
 
-    What has left is not sent again, and stays in the transcript. With --on-full shift the turns
-    marked as next leave by themselves when the context is full. Where the cache allows it what
-    stays is not computed again: then it was computed with what has left before it, and may still
-    tell of it.
+    Dropped turns are not sent again, but stay in the tree. With --on-full shift, the turns marked
+    as next leave automatically when the context is full. Where the cache allows it, the remaining
+    turns are not recomputed: they were computed with the dropped turns before them, and may still
+    reflect them.
     """
     words = rest.split()
     if not words:
@@ -29,75 +29,79 @@ def show_context(talk: Talk, rest: str) -> None:
         _back(talk)
     else:
         raise UserError(
-            f"/context {rest}: that is not known",
+            f"/context {rest}: unknown argument",
             hint="/context, /context drop N, or /context back",
         )
 
 
 def sizes(talk: Talk) -> list[int]:
-    """How many tokens the conversation has without its first turns, from none to all of them, up to
-    a next message.
+    """Return the conversation's token count without its first 0, 1, 2, … turns.
+
+    Each count includes the template's tokens before a next message.
     """
     return [len(talk.tokens("a", skip)) for skip in range(len(talk.session.tree.kept()) + 1)]
 
 
 def _list(talk: Talk) -> None:
-    tree, room = talk.session.tree, talk.runner.n_ctx
-    kept, left = tree.kept(), [number for number in tree.path() if number in tree.left]
-    every = sizes(talk)
-    first = next(
-        (k for k in range(1, len(kept) + 1) if every[k] <= room - room // SPARE), len(kept)
+    tree, n_ctx = talk.session.tree, talk.runner.n_ctx
+    sent, dropped = tree.kept(), [number for number in tree.path() if number in tree.left]
+    counts = sizes(talk)
+    n_next = next(
+        (n for n in range(1, len(sent) + 1) if counts[n] <= n_ctx - n_ctx // SPARE), len(sent)
     )
-    before = talk.prefix()
-    rows = [("system", f"{before:,}", "system text, and what the template adds", "")]
-    for index, number in enumerate(kept):
-        said = one_line(tree[number].question[: SHOWN + 1])
-        said = said if len(said) <= SHOWN else f"{said[: SHOWN - 1]}…"
+    n_prefix = talk.prefix()
+    rows = [("system", f"{n_prefix:,}", "system text and template", "")]
+    for index, number in enumerate(sent):
+        question = one_line(tree[number].question[: SHOWN + 1])
+        question = question if len(question) <= SHOWN else f"{question[: SHOWN - 1]}…"
         rows.append(
             (
                 f"turn {number}",
-                f"{every[index] - every[index + 1]:,}",
-                said,
-                "next to leave" * (index < first),
+                f"{counts[index] - counts[index + 1]:,}",
+                question,
+                "next to leave" * (index < n_next),
             )
         )
-    held = talk.held()
+    n_tokens = talk.held()
     rows += [
-        ("in all", f"{held:,}", f"of {room:,}", ""),
-        ("free", f"{max(0, room - held):,}", _mode(talk), ""),
+        ("total", f"{n_tokens:,}", f"of {n_ctx:,}", ""),
+        ("free", f"{max(0, n_ctx - n_tokens):,}", _mode(talk), ""),
     ]
     talk.ui.table(("", "tokens", "", ""), rows, right=("tokens",))
-    if left:
-        talk.ui.text(f"{_turns(left)} left the context; /context back brings back what did")
+    if dropped:
+        talk.ui.text(f"{_turns(dropped)} left the context; /context back restores what left")
 
 
 def _mode(talk: Talk) -> str:
-    return f"when it is full: {talk.session.on_full} (/set on_full)"
+    return f"when the context is full: {talk.session.on_full} (/set on_full)"
 
 
 def _drop(talk: Talk, words: list[str]) -> None:
     tree = talk.session.tree
-    kept = {str(number): number for number in tree.kept()}
-    if unknown := [word for word in words if word not in kept]:
-        known = f"there are: {', '.join(kept)}" if kept else "there is no turn in it"
+    sent = {str(number): number for number in tree.kept()}
+    if unknown := [word for word in words if word not in sent]:
+        hint = f"it contains {', '.join(sent)}" if sent else "it contains no turns"
         raise UserError(
-            f"turn {unknown[0]} is not in the context", hint=f"{known}; /context lists them"
+            f"turn {unknown[0]} is not in the context", hint=f"{hint}; /context lists them"
         )
-    before = talk.held()
-    gone = [kept[word] for word in dict.fromkeys(words)]
-    tree.left.update(gone)
-    held = talk.held()
-    free = max(0, talk.runner.n_ctx - held)
-    talk.ui.text(f"{_turns(gone)} left the context ({before - held:,} tokens); {free:,} are free")
+    n_before = talk.held()
+    dropped = [sent[word] for word in dict.fromkeys(words)]
+    tree.left.update(dropped)
+    n_after = talk.held()
+    n_free = max(0, talk.runner.n_ctx - n_after)
+    talk.ui.text(
+        f"{_turns(dropped)} left the context ({n_before - n_after:,} tokens); {n_free:,} are free"
+    )
 
 
 def _back(talk: Talk) -> None:
     tree = talk.session.tree
-    back = tree.left.intersection(tree.path())
-    if not back:
-        raise UserError("no turn has left the context", hint="/context lists those in it")
-    tree.left -= back
-    talk.ui.text(f"{several(len(back), 'turn')} back in the context: {talk.held():,} tokens in all")
+    restored = tree.left.intersection(tree.path())
+    if not restored:
+        raise UserError("no turn has left the context", hint="/context lists its turns")
+    tree.left -= restored
+    turns = several(len(restored), "turn")
+    talk.ui.text(f"{turns} back in the context: {talk.held():,} tokens in total")
 
 
 def _turns(numbers: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""/copy: the last answer to the clipboard."""
+"""/copy: copy the last answer to the clipboard."""
 
 import base64
 import sys
@@ -10,19 +10,20 @@ from llmcli.errors import UserError
 from llmcli.runtime.text.reasoning import split
 from llmcli.ui import put
 
-MOST = 74_994  # bytes of base64 that xterm takes in one sequence; others take more
+MOST = 74_994  # base64 bytes that xterm accepts in one sequence; other terminals accept more
 
 
 def copy(talk: Talk, rest: str) -> None:
-    """Copy the last answer to the clipboard, without what was thought before it.
+    """Copy the last answer to the clipboard, without its thinking.
 
-    Through the desktop's own program where there is one (pbcopy, wl-copy, xclip, xsel), and through
-    the terminal (OSC 52), which reaches your clipboard over ssh, too, where the terminal allows it.
+    The desktop's own program (pbcopy, wl-copy, xclip, xsel) is used if there is one, and the
+    terminal (OSC 52). Over ssh, the terminal reaches the clipboard of your machine, if the terminal
+    allows it.
     """
     if rest:
         raise UserError(
             f"/copy takes no argument: {rest}",
-            hint="/copy alone; /export md FILE writes all answers",
+            hint="use /copy alone; /export md FILE writes all answers",
         )
     answers = [
         split(message.content)[1]
@@ -33,21 +34,21 @@ def copy(talk: Talk, rest: str) -> None:
         raise UserError("there is no answer yet", hint="ask something first")
     if talk.ui.json or not sys.stdout.isatty():
         raise UserError(
-            "there is no terminal, and so no clipboard",
+            "copying needs a terminal",
             hint="/export md FILE writes the conversation",
         )
     text = answers[-1]
-    ways = [program] if (program := clipboard.copy(text)) else []
+    methods = [program] if (program := clipboard.copy(text)) else []
     sequence = base64.b64encode(text.encode("utf-8", "replace")).decode()
     if len(sequence) <= MOST:
         put(sys.stdout, f"\x1b]52;c;{sequence}\x07")
-        ways.append("the terminal, if it allows that (OSC 52)")
-    if not ways:
+        methods.append("the terminal, if it allows that (OSC 52)")
+    if not methods:
         raise UserError(
-            f"the answer has {len(text)} characters: too many for the terminal's clipboard",
-            hint="install wl-copy, xclip or xsel, or /export md FILE",
+            f"the answer has {len(text)} characters, too many for the terminal's clipboard",
+            hint="install wl-copy, xclip or xsel, or use /export md FILE",
         )
-    talk.ui.text(f"copied {len(text)} characters through {' and '.join(ways)}")
+    talk.ui.text(f"copied {len(text)} characters with {' and '.join(methods)}")
 
 
 COMMANDS = (Command("copy", copy, group="files"),)

@@ -1,4 +1,4 @@
-"""/export: the conversation as a document, for people or for programs."""
+"""/export: write the conversation as a document."""
 
 import json
 from collections.abc import Iterable
@@ -12,33 +12,34 @@ from llmcli.ui import visible
 
 
 def export(talk: Talk, rest: str) -> None:
-    """Write the conversation as Markdown or JSON, to a file or here.
+    """Write the conversation as Markdown or JSON, to a file or to the terminal.
 
-    `/export md` and `/export json` show it, `/export md FILE` writes FILE, whole or not at all. A
-    file that is there already is left alone. JSON has every character of the text; in Markdown
-    control characters are pictures.
+    `/export md` and `/export json` show it; `/export md FILE` writes a complete FILE. Existing
+    files are not replaced. JSON contains the exact text; in Markdown, control characters are
+    replaced by pictures.
     """
-    form, _, place = rest.partition(" ")
-    if form not in FORMS:
-        what = f"/export does not know {form!r}" if form else "/export needs a form"
-        raise UserError(what, hint="/export md or /export json, then perhaps a file")
-    text = FORMS[form](talk)
-    if not place.strip():
+    format_name, _, typed_path = rest.partition(" ")
+    if format_name not in FORMS:
+        message = (
+            f"unknown export format {format_name!r}" if format_name else "/export needs a format"
+        )
+        raise UserError(message, hint="type /export md or /export json, optionally with a file")
+    text = FORMS[format_name](talk)
+    if not typed_path.strip():
         talk.ui.text(text)
         return
-    path = named(place)
+    path = named(typed_path)
     if path.exists() or path.is_symlink():
         raise UserError(
-            f"{path} is there already", hint=f"take another name, or remove it first: rm '{path}'"
+            f"{path} already exists", hint=f"choose another name, or remove it: rm '{path}'"
         )
     if not path.parent.is_dir():
         raise UserError(
-            f"there is no folder {path.parent}", hint=f"make it first: mkdir -p '{path.parent}'"
+            f"no such folder: {path.parent}", hint=f"create it: mkdir -p '{path.parent}'"
         )
-    write_whole(
-        path, (text + "\n").encode("utf-8", "replace"), mode=0o600
-    )  # what people say is theirs alone
-    talk.ui.text(f"{len(talk.session.messages) // 2} turns written to {path}")
+    # readable by the user only
+    write_whole(path, (text + "\n").encode("utf-8", "replace"), mode=0o600)
+    talk.ui.text(f"wrote {len(talk.session.messages) // 2} turns to {path}")
 
 
 def _markdown(talk: Talk) -> str:
@@ -47,18 +48,19 @@ def _markdown(talk: Talk) -> str:
     if session.system:
         parts.append(f"## System\n\n{session.system}")
     for index, message in enumerate(session.messages):
-        cut = "\n\n*(stopped here)*" if index in session.cut else ""
-        parts.append(f"## {message.role.capitalize()}\n\n{message.content.strip()}{cut}")
+        mark = "\n\n*(stopped here)*" if index in session.cut else ""
+        parts.append(f"## {message.role.capitalize()}\n\n{message.content.strip()}{mark}")
     return visible("\n\n".join(parts))
 
 
 def _json(talk: Talk) -> str:
-    """The document; what a terminal might obey is escaped, so that it may be shown and is still to
-    the letter.
+    """Build the JSON document; characters that could control a terminal are escaped.
+
+    So the document can be shown and still contains the exact text.
     """
     session = talk.session
     head = [{"role": "system", "content": session.system}] if session.system else []
-    said = [
+    messages = [
         {
             "role": message.role,
             "content": message.content,
@@ -69,11 +71,14 @@ def _json(talk: Talk) -> str:
     document = {
         "model": talk.name,
         "settings": session.sampling.as_dict(),
-        "messages": [*head, *said],
+        "messages": [*head, *messages],
     }
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
     return "".join(
-        char if char == "\n" or visible(char) == char else f"\\u{ord(char):04x}" for char in text
+        character
+        if character == "\n" or visible(character) == character
+        else f"\\u{ord(character):04x}"
+        for character in text
     )
 
 
@@ -81,10 +86,10 @@ FORMS = {"md": _markdown, "json": _json}
 
 
 def _endings(talk: Talk, typed: str) -> Iterable[str]:
-    form, space, place = typed.partition(" ")
-    if not space:
-        return [name for name in FORMS if name.startswith(form)]
-    return [f"{form} {path}" for path in endings(place)] if form in FORMS else ()
+    format_name, separator, typed_path = typed.partition(" ")
+    if not separator:
+        return [name for name in FORMS if name.startswith(format_name)]
+    return [f"{format_name} {path}" for path in endings(typed_path)] if format_name in FORMS else ()
 
 
 COMMANDS = (Command("export", export, "md|json [FILE]", endings=_endings, group="files"),)

@@ -11,14 +11,14 @@ WIDE = 100  # columns; longer lines are hard to read
 
 
 def show_help(talk: Talk, rest: str) -> None:
-    """List the commands, or tell all about one."""
+    """List the commands, or explain one."""
     from llmcli.chat.commands import commands, words
 
-    wanted = rest.removeprefix("/").lower()
-    if wanted:
-        if wanted not in words():
-            raise UserError(f"no command called /{wanted}", hint="/help lists the commands")
-        _tell(talk, words()[wanted])
+    word = rest.removeprefix("/").lower()
+    if word:
+        if word not in words():
+            raise UserError(f"no command called /{word}", hint="/help lists the commands")
+        _tell(talk, words()[word])
         return
     for group in GROUPS:
         members = [command for command in commands().values() if command.group == group]
@@ -27,9 +27,13 @@ def show_help(talk: Talk, rest: str) -> None:
                 (group, ""), [(" ".join(_spelled(command)), command.help) for command in members]
             )
     talk.ui.text(
-        'Several lines: """ begins and ends them, or Alt-Enter. Tab completes, Ctrl-C stops, Ctrl-D leaves.'
+        'Several lines: """ before and after them, or Alt-Enter. '
+        "Tab completes, Ctrl-C stops, Ctrl-D leaves."
     )
-    talk.ui.text("Two slashes send a text that starts with one. /help COMMAND tells more.")
+    talk.ui.text(
+        "Begin a message that starts with a slash with two slashes. "
+        "/help COMMAND explains a command."
+    )
 
 
 def _tell(talk: Talk, command: Command) -> None:
@@ -41,7 +45,7 @@ def _tell(talk: Talk, command: Command) -> None:
 
 
 def _spelled(command: Command) -> list[str]:
-    """A command's word with what may follow it, then its other words."""
+    """Return a command with its arguments, then its other spellings."""
     return [f"/{command.name} {command.args}".rstrip(), *(f"/{alias}" for alias in command.aliases)]
 
 

@@ -1,4 +1,4 @@
-"""/kv: where the bytes are."""
+"""/kv: the size and use of the KV cache."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from llmcli.runtime.runner import Runner
 from llmcli.units import size
 
 COMPARED = ("f32", "f16", "q8_0", "q5_1", "q4_0")
-LONGEST = 1 << 24  # tokens that anybody asks about
+LONGEST = 1 << 24  # the longest context length accepted, in tokens
 
 
 def show_kv(talk: Talk, rest: str) -> None:
-    """Show the KV cache: bytes, whose cells are where, and other types and lengths."""
+    """Show the KV cache: bytes, cells by owner, and sizes for other types and lengths."""
     runner, kv = talk.runner, talk.runner.kv_report()
     lengths = _lengths(rest) or (kv.cells // 2, kv.cells, 2 * kv.cells)
-    held = parts(talk)
+    segments = parts(talk)
     rows = [
         ("predicted", _bytes(kv.predicted_bytes)),
         ("allocated", _bytes(kv.allocated_bytes)),
@@ -26,16 +26,20 @@ def show_kv(talk: Talk, rest: str) -> None:
         ("output buffer", _bytes(kv.output_bytes)),
         ("type", f"K {kv.type_k}, V {kv.type_v}"),
         ("bytes per token", _bytes(kv.bytes_per_token)),
-        ("cells", f"{kv.cells}: {', '.join(f'{part.name} {part.cells}' for part in held)}"),
+        (
+            "cells",
+            f"{kv.cells}: {', '.join(f'{segment.name} {segment.cells}' for segment in segments)}",
+        ),
         (
             "shared",
-            f"{sum(part.shared for part in held)} (held by several sequences, counted once)",
+            f"{sum(segment.shared for segment in segments)} "
+            "(used by several sequences, counted once)",
         ),
-        ("", picture(held)),
+        ("", picture(segments)),
     ]
     talk.ui.table(("KV cache", ""), rows)
     columns = ("as type", "bytes/token", *(f"{length:,} tokens" for length in lengths))
-    table = [row for kind in COMPARED if (row := _as_type(runner, kind, lengths))]
+    table = [row for cache_type in COMPARED if (row := _as_type(runner, cache_type, lengths))]
     if table:
         talk.ui.table(columns, table, right=columns[1:])
 
@@ -55,7 +59,7 @@ def _lengths(rest: str) -> tuple[int, ...]:
     words = rest.replace(",", "").split()
     if not all(word.isascii() and word.isdigit() and 0 < int(word) <= LONGEST for word in words):
         raise UserError(
-            f"/kv {rest}: these are not context lengths", hint="/kv 8192 32768 shows other lengths"
+            f"/kv {rest}: not valid context lengths", hint="/kv 8192 32768 shows other lengths"
         )
     return tuple(int(word) for word in words[:6])
 

@@ -1,4 +1,4 @@
-"""/model: another model in the middle of the conversation."""
+"""/model: change the model within the conversation."""
 
 from collections.abc import Iterable
 
@@ -10,19 +10,19 @@ from llmcli.runtime.sampling import find, settings
 
 
 def change_model(talk: Talk, rest: str) -> None:
-    """Go on with another model; alone, tell which one answers.
+    """Change the model; without an argument, show the current one.
 
-    Takes what `llmcli chat` takes: a catalog name, org/repo[:QUANT], a file. The conversation, the
-    system text and the settings stay; what the new name brings along fills in what was not set. The
-    next message computes the conversation anew, with the new model's template. If the model cannot
-    be had, the old one goes on.
+    REF is what `llmcli chat` takes: a catalog name, org/repo[:QUANT] or a file. The conversation,
+    the system text and the settings stay; the new model's defaults apply to settings that you did
+    not change. The next message computes the whole conversation with the new model's template. If
+    the new model cannot be opened, the old one stays.
     """
     if not rest:
         talk.ui.text(f"{talk.name} ({talk.runner.header.path})")
         return
     if talk.models is None:
         raise UserError(
-            "there is no other model to be had here", hint="leave, and start with the other one"
+            "the model cannot be changed here", hint="leave, and start with the other model"
         )
     talk.models.change(rest, talk.session.search.beams, lambda opened: _take(talk, opened))
     header = talk.runner.header
@@ -35,29 +35,32 @@ def _take(talk: Talk, opened: Opened) -> None:
     sampling = session.sampling
     if sampling["logit_bias"]:
         sampling = sampling.with_values({"logit_bias": ()})
-        talk.ui.warn("logit_bias is empty again: its token ids were the other model's")
+        talk.ui.warn("logit_bias was reset: its token ids belong to the other model")
     unset = {
         setting.name for setting in settings().values() if sampling[setting.name] == setting.default
     }
-    brought = {name: value for name, value in opened.settings.items() if find(name).name in unset}
-    sampling = sampling.with_values(brought)
-    # From here on nothing can fail: all of it is the new model's, or all the old one's.
+    new_defaults = {
+        name: value for name, value in opened.settings.items() if find(name).name in unset
+    }
+    sampling = sampling.with_values(new_defaults)
+    # Nothing below can fail, so the state is never mixed from two models.
     session.sampling, session.system = sampling, session.system or opened.system
     talk.name, talk.runner, talk.file_bytes = opened.name, opened.runner, opened.file_bytes
 
 
 def _tell_length(talk: Talk) -> None:
-    """Say beforehand where the conversation does not fit the new model's context."""
+    """Warn if the conversation does not fit the new model's context."""
     if not talk.session.messages:
         return
     try:
         count = len(talk.tokens(""))
-    except UserError as error:  # a template that refuses this conversation
+    except UserError as error:  # a template that rejects this conversation
         talk.ui.warn(str(error))
         return
     if count >= talk.runner.n_ctx:
         talk.ui.warn(
-            f"the conversation has {count} tokens, this context holds {talk.runner.n_ctx}: /clear begins anew"
+            f"the conversation has {count} tokens, but this context holds "
+            f"{talk.runner.n_ctx}: /clear starts over"
         )
 
 

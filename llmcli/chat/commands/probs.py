@@ -1,4 +1,4 @@
-"""/probs: how likely each token of the last answer was, and what else might have stood there."""
+"""/probs: the probability of each token of the last answer, and its alternatives."""
 
 import math
 
@@ -11,14 +11,14 @@ from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer
 
 KEPT = 10  # alternatives that `/probs on` keeps
-DOUBTED = 3  # tokens told below the coloured text
+DOUBTED = 3  # unlikely tokens listed below the colored text
 
 
 def show_probs(talk: Talk, rest: str) -> None:
-    """Show the last answer by probability; with a number, that token's alternatives.
+    """Show the last answer's token probabilities; with a number, that token's alternatives.
 
-    `/probs on` keeps probabilities and ten alternatives from the next answer on, `/probs off` does
-    not.
+    `/probs on` keeps probabilities and ten alternatives of each token from the next answer on;
+    `/probs off` stops that.
     """
     if rest.lower() in ("on", "off"):
         knob = find("probs")
@@ -36,64 +36,74 @@ def show_probs(talk: Talk, rest: str) -> None:
         count = len(answer.tokens)
         raise UserError(
             f"/probs {rest}: no such token",
-            hint=f"the last answer has tokens 1 to {count}; or on, off",
+            hint=f"the last answer has tokens 1 to {count}; or use on, off",
         )
 
 
 def _last(talk: Talk) -> Answer:
-    """The last answer, with log-probabilities; raises UserError that says how to get one."""
+    """Return the last answer, with log-probabilities. Raises UserError that says how to get one."""
     if talk.last is None or not talk.last.tokens:
-        raise UserError("there is no answer yet", hint="/probs on, then ask something")
+        raise UserError("there is no answer yet", hint="type /probs on, then ask something")
     if all(token.logprob is None for token in talk.last.tokens):
-        wanted = "/regen answers again with them" if talk.screen.probs else "/probs on, then /regen"
-        raise UserError("no probabilities were kept with the last answer", hint=wanted)
+        hint = "type /regen" if talk.screen.probs else "type /probs on, then /regen"
+        raise UserError("the last answer was generated without probabilities", hint=hint)
     return talk.last
 
 
 def _overview(talk: Talk, answer: Answer) -> None:
-    shares = [None if token.logprob is None else _share(token.logprob) for token in answer.tokens]
+    probabilities = [
+        None if token.logprob is None else _share(token.logprob) for token in answer.tokens
+    ]
     if colored(talk.ui):
         shaded([(f"{name} ", least) for least, name in BANDS])
-        shaded([(token.text, share) for token, share in zip(answer.tokens, shares, strict=True)])
-        drawn = sorted(
-            (share, number) for number, share in enumerate(shares, 1) if share is not None
+        shaded(
+            [
+                (token.text, probability)
+                for token, probability in zip(answer.tokens, probabilities, strict=True)
+            ]
         )
-        told = " · ".join(
-            f"{n} {one_line(answer.tokens[n - 1].text)!r} {share:.1%}"
-            for share, n in drawn[:DOUBTED]
+        by_probability = sorted(
+            (probability, number)
+            for number, probability in enumerate(probabilities, 1)
+            if probability is not None
         )
-        talk.ui.text(f"least likely: {told}")
+        listed = " · ".join(
+            f"{n} {one_line(answer.tokens[n - 1].text)!r} {probability:.1%}"
+            for probability, n in by_probability[:DOUBTED]
+        )
+        talk.ui.text(f"least likely: {listed}")
     else:
         rows = [
-            (str(number), one_line(token.text), *_figures(share, token.logprob))
-            for number, (token, share) in enumerate(zip(answer.tokens, shares, strict=True), 1)
+            (str(number), one_line(token.text), *_figures(probability, token.logprob))
+            for number, (token, probability) in enumerate(
+                zip(answer.tokens, probabilities, strict=True), 1
+            )
         ]
         talk.ui.table(
             ("#", "token", "probability", "logprob"), rows, right=("#", "probability", "logprob")
         )
     logprobs = [token.logprob for token in answer.tokens if token.logprob is not None]
-    talk.ui.text(
-        f"perplexity {math.exp(-math.fsum(logprobs) / len(logprobs)):.3f} · /probs N: alternatives of token N"
-    )
+    perplexity = math.exp(-math.fsum(logprobs) / len(logprobs))
+    talk.ui.text(f"perplexity {perplexity:.3f} · /probs N: alternatives of token N")
 
 
 def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
     chosen = answer.tokens[number - 1]
     likeliest = answer.top[number - 1] if answer.top else ()
     if not likeliest:
-        hint = "/probs on, then /regen; beams and forced text have none"
-        raise UserError(f"token {number} has no alternatives kept", hint=hint)
+        hint = "type /probs on, then /regen; beams and forced tokens have no alternatives"
+        raise UserError(f"no alternatives were kept for token {number}", hint=hint)
     rows = [
         (
             str(rank),
-            one_line(spelled(talk.runner, one.token)),
-            f"{_share(one.logprob):.2%}",
-            f"{one.logprob:.4f}",
-            "<- taken" if one.token == chosen.id else "",
+            one_line(spelled(talk.runner, candidate.token)),
+            f"{_share(candidate.logprob):.2%}",
+            f"{candidate.logprob:.4f}",
+            "<- taken" if candidate.token == chosen.id else "",
         )
-        for rank, one in enumerate(likeliest, 1)
+        for rank, candidate in enumerate(likeliest, 1)
     ]
-    if chosen.id not in [one.token for one in likeliest]:
+    if chosen.id not in [candidate.token for candidate in likeliest]:
         text = one_line(spelled(talk.runner, chosen.id))
         rows.append(
             ("", text, f"{_share(chosen.logprob):.2%}", f"{chosen.logprob:.4f}", "<- taken")

@@ -1,4 +1,4 @@
-"""/clear, /save and /load: the conversation itself."""
+"""/clear, /save and /load: clear, store and load the conversation."""
 
 import time
 from collections.abc import Iterable
@@ -12,40 +12,40 @@ from llmcli.units import size
 
 
 def clear(talk: Talk, rest: str) -> None:
-    """Forget the conversation; system text and settings stay."""
+    """Clear the conversation; the system text and the settings stay."""
     talk.session.clear()
     talk.unanswered = None
     talk.runner.engine.ledger.forget_idle()
-    talk.ui.text("the conversation is empty")
+    talk.ui.text("the conversation is cleared")
 
 
 def save(talk: Talk, rest: str) -> None:
-    """Write the conversation to disk under a name: all its branches, and its KV state."""
+    """Save the conversation under a name, with all its branches and its KV state."""
     name = rest or talk.saved_as or time.strftime("%Y%m%dT%H%M%S")
     path, replaced = saved_chats.save(talk.session, talk.config, name, talk.name)
     talk.saved_as = name
     state = path.with_suffix(".kv")
     try:
-        told = kv_states.keep(talk, state)
-    except UserError as error:  # what was said is on the disk
-        told = f"without its KV state: {error}"
+        state_note = kv_states.keep(talk, state)
+    except UserError as error:  # the conversation itself is saved
+        state_note = f"without its KV state: {error}"
     nbytes = sum(file.stat().st_size for file in (path, state) if file.exists())
-    instead = ", in place of the chat of that name" if replaced else ""
+    remark = ", replacing the chat of that name" if replaced else ""
     talk.ui.text(
-        f"saved as {name} ({path}){instead}: {', '.join(filter(None, (size(nbytes), told)))}"
+        f"saved as {name} ({path}){remark}: {', '.join(filter(None, (size(nbytes), state_note)))}"
     )
 
 
 def load(talk: Talk, rest: str) -> None:
-    """Go on with a saved conversation or a sitting before; alone, list them.
+    """Load a saved chat or an earlier session; without a name, list the saved chats.
 
-    `/load last` is the newest sitting; the shell's `llmcli sessions` lists all of them.
+    `/load last` loads the newest session; `llmcli sessions` in the shell lists all sessions.
     """
     if rest:
         resume.take_up(talk, history.find(talk.config, rest))
         return
     names = saved_chats.names(talk.config)
-    talk.ui.text("saved chats: " + ", ".join(names) if names else "no chat is saved yet")
+    talk.ui.text("saved chats: " + ", ".join(names) if names else "there are no saved chats")
 
 
 def _saved(talk: Talk) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""/set: every knob there is."""
+"""/set: list and change settings."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ FIXED = {
     "ubatch_size": "--ubatch-size",
     "gemm": "--gemm",
 }
-# Words of ollama's that stand alone.
+# ollama's words without a value
 WORDS = {
     "verbose": ("timing", "line"),
     "quiet": ("timing", "off"),
@@ -33,7 +33,7 @@ WORDS = {
 
 
 def change(talk: Talk, rest: str) -> None:
-    """Change a setting; alone, list all of them.
+    """Change a setting; without an argument, list all settings.
 
     `/set parameter NAME VALUE`, `/set system TEXT`, `/set verbose`, `quiet`, `think` and `nothink`
     mean what they mean in ollama.
@@ -52,7 +52,8 @@ def change(talk: Talk, rest: str) -> None:
         set_system(talk, value or "")
     elif key in FIXED:
         raise UserError(
-            f"{name} is fixed while the model is loaded", hint=f"leave, and start with {FIXED[key]}"
+            f"{name} cannot be changed while the model is loaded",
+            hint=f"leave, and start with {FIXED[key]}",
         )
     elif value is None:
         listing(talk, [find(key)])
@@ -61,7 +62,7 @@ def change(talk: Talk, rest: str) -> None:
 
 
 def turn(talk: Talk, knob: Knob, value: str) -> None:
-    """Change one knob and say what it is now."""
+    """Change one setting and print its new value."""
     knob.change(talk, value)
     talk.ui.text(f"{knob.name} = {knob.show(talk)}")
 
@@ -75,14 +76,14 @@ def _names(talk: Talk) -> Iterable[str]:
 
 
 def _values(talk: Talk, words: list[str]) -> Iterable[str]:
-    """Values after a name; names after `parameter`."""
+    """Return the values of the typed name; after `parameter`, the names."""
     if words[0] == "parameter":
         words = words[1:]
     if not words:
         return _names(talk)
     key = words[0].lower().replace("-", "_")
-    known = next((knob for knob in knobs().values() if key in (knob.name, *knob.aliases)), None)
-    return known.values(talk) if known and len(words) == 1 else ()
+    setting = next((knob for knob in knobs().values() if key in (knob.name, *knob.aliases)), None)
+    return setting.values(talk) if setting and len(words) == 1 else ()
 
 
 COMMANDS = (

@@ -1,4 +1,4 @@
-"""/show: what is in the model, and what it is told."""
+"""/show: what the model contains, and the current settings."""
 
 from collections.abc import Iterable
 
@@ -13,20 +13,20 @@ LICENSE = ("license", "license.name", "license.link")
 
 
 def show(talk: Talk, rest: str) -> None:
-    """Tell about the model and the settings in effect.
+    """Show the model and the current settings.
 
-    `/show info`, `template`, `parameters`, `license` and `system` tell one thing, as in ollama:
-    what is in the file, its chat template, the settings, its licence, the system text.
+    `/show info`, `template`, `parameters`, `license` and `system` show one part, as in ollama: the
+    file's metadata, its chat template, the settings, its license, the system text.
     """
-    part = rest.lower()
-    if part == "":
+    section = rest.lower()
+    if section == "":
         _in_short(talk)
         list_settings(talk)
-    elif part in PARTS:
-        PARTS[part](talk)
+    elif section in PARTS:
+        PARTS[section](talk)
     else:
         raise UserError(
-            f"/show does not know {rest!r}", hint=f"/show takes one of: {' '.join(PARTS)}"
+            f"/show has no part {rest!r}", hint=f"/show takes one of: {' '.join(PARTS)}"
         )
 
 
@@ -44,7 +44,9 @@ def _in_short(talk: Talk) -> None:
         ("threads", f"{runner.options.threads}"),
         (
             "template",
-            "the model's own or yours" if runner.template else "none: the text is continued",
+            "from the model or --chat-template"
+            if runner.template
+            else "none: messages are plain text",
         ),
         ("system", talk.session.system or "-"),
         ("turns", str(len(talk.session.messages) // 2)),
@@ -53,7 +55,7 @@ def _in_short(talk: Talk) -> None:
 
 
 def _info(talk: Talk) -> None:
-    """What the file says of itself; arrays (the vocabulary) by their length."""
+    """Print the file's metadata; arrays such as the vocabulary by their length."""
     header = talk.runner.header
     rows = [
         ("file", str(header.path)),
@@ -66,25 +68,25 @@ def _info(talk: Talk) -> None:
             and field.key != "tokenizer.chat_template"
         ):
             value = field.value
-            told = f"{value.count:,} values" if isinstance(value, Array) else str(value)
-            rows.append((field.key, " ".join(told.split())))
+            text = f"{value.count:,} values" if isinstance(value, Array) else str(value)
+            rows.append((field.key, " ".join(text.split())))
     talk.ui.table(("", ""), rows)
 
 
 def _template(talk: Talk) -> None:
     template = talk.runner.template
-    talk.ui.text(template.source if template else "there is no template: the text is continued")
+    talk.ui.text(template.source if template else "no template: messages are plain text")
 
 
 def _license(talk: Talk) -> None:
     metadata = talk.runner.header.metadata
-    told = [str(metadata[key]) for word in LICENSE if (key := f"general.{word}") in metadata]
-    talk.ui.text("\n".join(told) or "the file does not name its licence")
+    texts = [str(metadata[key]) for name in LICENSE if (key := f"general.{name}") in metadata]
+    talk.ui.text("\n".join(texts) or "the file does not name its license")
 
 
 def _system(talk: Talk) -> None:
     talk.ui.text(
-        talk.session.system or "no system text is set; the model's template may have one of its own"
+        talk.session.system or "no system text is set; the model's template may contain one"
     )
 
 

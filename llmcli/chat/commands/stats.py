@@ -1,4 +1,4 @@
-"""/stats: what this sitting has come to, and what the conversation is made of."""
+"""/stats: totals of the session, and the parts of the conversation."""
 
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
@@ -8,25 +8,25 @@ from llmcli.runtime.text.reasoning import split
 
 
 def show_stats(talk: Talk, rest: str) -> None:
-    """Show this sitting's tokens, times and speeds, and the conversation by kind.
+    """Show the session's tokens, times and speeds, and the conversation's tokens by kind.
 
-    Prompt tokens are counted as often as they were sent; those whose KV cells were still there are
-    reused. The best speed is that of the fastest answer of at least eight tokens.
+    Prompt tokens count each time they are sent; tokens whose KV cells were still cached count as
+    reused. The best speed is that of the fastest answer with at least eight tokens.
     """
     if rest:
         raise UserError(
-            f"/stats takes no argument: {rest}", hint="/stats alone; /timing shows the last answer"
+            f"/stats takes no argument: {rest}", hint="use /stats alone; /timing shows an answer"
         )
     tally = talk.tally
     ends = ", ".join(f"{count} {NOTES[end]}" for end, count in tally.ends.items() if end in NOTES)
-    first = tally.first_ms / tally.answers if tally.answers else 0.0
-    guessed = (
-        [("guessed ahead", f"{tally.guessed}, {tally.right} of them right")]
+    mean_ttft_ms = tally.first_ms / tally.answers if tally.answers else 0.0
+    drafted = (
+        [("drafted tokens", f"{tally.guessed}, {tally.right} of them accepted")]
         if tally.guessed
         else []
     )
     talk.ui.table(
-        ("this sitting", ""),
+        ("this session", ""),
         [
             ("answers", f"{tally.answers}" + (f" ({ends})" if ends else "")),
             (
@@ -36,51 +36,60 @@ def show_stats(talk: Talk, rest: str) -> None:
             ("prefill", f"{tally.prompt_ms / 1e3:.2f} s, {tally.prompt_per_second:.1f} tok/s"),
             (
                 "generated tokens",
-                f"{tally.generated}: {tally.generated - tally.thought} said, {tally.thought} thought",
+                f"{tally.generated}: {tally.generated - tally.thought} answer, "
+                f"{tally.thought} thinking",
             ),
             (
                 "generating",
                 f"{tally.generate_ms / 1e3:.2f} s, mean {tally.tokens_per_second:.1f} tok/s"
                 + (f", best {tally.best:.1f} tok/s" if tally.best else ""),
             ),
-            ("first token", f"{first:.0f} ms on average"),
+            ("first token", f"{mean_ttft_ms:.0f} ms on average"),
             *_reading(talk),
-            *guessed,
+            *drafted,
         ],
     )
     talk.ui.table(("this conversation", "tokens"), _kinds(talk), right=("tokens",))
 
 
 def _reading(talk: Talk) -> list[tuple[str, str]]:
-    """How the mean speed compares with how fast people read."""
-    from llmcli.reading_speed import pace  # every chat would pay for it at its start
+    """Compare the mean speed with how fast people read."""
+    from llmcli.reading_speed import pace  # lazy: it would delay every start
 
     rate = talk.tally.tokens_per_second
-    found = pace(lambda text: talk.runner.model.tokenize(text, special=False)) if rate else None
-    return [("reading", found.line([rate]))] if found else []
+    comparison = (
+        pace(lambda text: talk.runner.model.tokenize(text, special=False)) if rate else None
+    )
+    return [("reading", comparison.line([rate]))] if comparison else []
 
 
 def _kinds(talk: Talk) -> list[tuple[str, str]]:
-    """The conversation's tokens as it is sent, by whose they are; what the template adds is the
-    difference.
+    """Return the conversation's tokens by kind, as it is sent with the next message.
+
+    The template's tokens are the difference to the total.
     """
-    held, before = talk.held(), talk.prefix()
+    total, prefix = talk.held(), talk.prefix()
     messages = talk.session.kept
-    asked = sum(_count(talk, one.content) for one in messages if one.role == "user")
-    said = sum(_count(talk, split(one.content)[1]) for one in messages if one.role == "assistant")
-    thought = sum(
-        _count(talk, split(one.content)[0]) for one in messages if one.role == "assistant"
+    questions = sum(_count(talk, message.content) for message in messages if message.role == "user")
+    answers = sum(
+        _count(talk, split(message.content)[1])
+        for message in messages
+        if message.role == "assistant"
+    )
+    thinking = sum(
+        _count(talk, split(message.content)[0])
+        for message in messages
+        if message.role == "assistant"
     )
     rows = [
-        ("before the first message", before),
-        ("questions", asked),
-        ("answers", said),
-        ("around them", held - before - asked - said),
+        ("before the first message", prefix),
+        ("questions", questions),
+        ("answers", answers),
+        ("template, between messages", total - prefix - questions - answers),
     ]
-    rows.append((f"all, of {talk.runner.n_ctx}", held))
-    if thought:
-        rows.append(("thought, and not sent again", thought))
-    return [(name, str(count)) for name, count in rows]
+    rows.append((f"total, of {talk.runner.n_ctx}", total))
+    if thinking:
+        rows.append(("thinking, not sent again", thinking))
 
 
 def _count(talk: Talk, text: str) -> int:

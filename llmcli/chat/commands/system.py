@@ -1,4 +1,4 @@
-"""/system: what the next answer depends on."""
+"""/system, and the tables of settings."""
 
 from collections.abc import Iterable
 
@@ -9,11 +9,10 @@ from llmcli.chat.settings.base import Knob
 
 
 def set_system(talk: Talk, rest: str) -> None:
-    """Set the system text; alone, show it (`/system ""` removes it)."""
+    """Set the system text; without an argument, show it (`/system ""` removes it)."""
     if not rest:
         talk.ui.text(
-            talk.session.system
-            or "no system text is set; the model's template may have one of its own"
+            talk.session.system or "no system text is set; the model's template may contain one"
         )
         return
     text = rest[1:-1] if len(rest) > 1 and rest[0] == rest[-1] == '"' else rest
@@ -22,12 +21,12 @@ def set_system(talk: Talk, rest: str) -> None:
 
 
 def list_settings(talk: Talk) -> None:
-    """A table of every knob there is."""
+    """Print a table of all settings."""
     listing(talk, knobs().values())
 
 
 def listing(talk: Talk, wanted: Iterable[Knob]) -> None:
-    """A table of knobs: what they are, were, take and mean."""
+    """Print a table of settings: value, default, range and meaning."""
     rows = [(knob.name, knob.show(talk), knob.default, knob.range, knob.help) for knob in wanted]
     talk.ui.table(
         ("setting", "value", "default", "range", "meaning"), rows, right=("value", "default")

@@ -1,4 +1,4 @@
-"""/think: what the model thought, how much of it is shown, and whether it shall think at all."""
+"""/think: show the model's thinking, and choose how it is shown and whether to think."""
 
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
@@ -12,10 +12,10 @@ ON_SCREEN, ASKED = (SHOW, FOLD, HIDE), ("on", "off", "auto")
 
 
 def think(talk: Talk, rest: str) -> None:
-    """Show what the last answer thought; with a word, change what is shown of it.
+    """Show the thinking of the last answer; with a word, change a setting.
 
-    `show` dims it, `fold` puts one line in its place, `hide` leaves it out; `on` and `off` ask the
-    model to think or not to, where its template can, `auto` leaves it to the template.
+    `show` dims thinking, `fold` shows one line instead, `hide` leaves it out. `on` and `off` ask
+    the model to think or not to, if its template supports that; `auto` leaves it to the template.
     """
     word = rest.lower()
     if word in ON_SCREEN:
@@ -24,13 +24,14 @@ def think(talk: Talk, rest: str) -> None:
         turn(talk, find("reasoning"), word)
     elif rest:
         raise UserError(
-            f"/think {rest}: no such choice", hint=f"one of: {', '.join((*ON_SCREEN, *ASKED))}"
+            f"/think {rest}: no such choice", hint=f"use one of {', '.join((*ON_SCREEN, *ASKED))}"
         )
     else:
         thought, _ = split(talk.whole(talk.last.text)) if talk.last else ("", "")
         if not thought:
             raise UserError(
-                "the last answer thought nothing", hint="/think on asks a model for it that can"
+                "the last answer contains no thinking",
+                hint="/think on asks models to think that can",
             )
         talk.ui.text(thought.strip())
 

@@ -1,4 +1,4 @@
-"""/timing: where the milliseconds of the last answer went."""
+"""/timing: where the time of the last answer went."""
 
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
@@ -10,10 +10,10 @@ from llmcli.runtime.requests.request import Answer, percentile
 
 
 def show_timing(talk: Talk, rest: str) -> None:
-    """Show the last answer token by token: milliseconds, and what they were spent on.
+    """Show the last answer token by token, with its milliseconds and their parts.
 
-    `rest` is what is neither the forward pass nor the draw nor a grammar: turning tokens into text,
-    the screen, our own books. The shares leave out the first token, whose time is the prompt's.
+    `rest` is the time outside the forward pass, sampling and the grammar: turning tokens into text,
+    and the display. The shares exclude the first token, whose time includes the prompt.
     """
     if talk.last is None:
         raise UserError("there is no answer yet", hint="ask something first")
@@ -27,11 +27,15 @@ def show_timing(talk: Talk, rest: str) -> None:
     )
     gaps = answer_report.gaps(talk.last)
     if gaps:
-        counted = histogram(gaps)
-        most = max(count for _, count in counted)
-        bins = [(label, str(count), bar([("█", count)], most)) for label, count in counted]
+        histogram_bins = histogram(gaps)
+        max_count = max(count for _, count in histogram_bins)
+        histogram_rows = [
+            (label, str(count), bar([("█", count)], max_count)) for label, count in histogram_bins
+        ]
         talk.ui.table(
-            ("ms between tokens", "tokens", ""), bins, right=("ms between tokens", "tokens")
+            ("ms between tokens", "tokens", ""),
+            histogram_rows,
+            right=("ms between tokens", "tokens"),
         )
     spread = " · ".join(
         f"p{share * 100:.0f} {percentile(gaps, share):.2f}" for share in answer_report.PERCENTILES
@@ -43,11 +47,15 @@ def show_timing(talk: Talk, rest: str) -> None:
 
 
 def _spent(answer: Answer) -> str:
-    """`decode 97.1% · sample 1.0% · rest 1.9%`, of the time after the first token."""
-    after = answer.tokens[1:]
-    whole = sum(token.ms for token in after) or 1.0
-    told = (f"{part.name} {sum(map(part.of, after)) / whole:.1%}" for part in shares(after))
-    return f"spent on: {' · '.join(told)} (detokenizing, screen)"
+    """Return the shares of the time after the first token: `decode 97.1% · sample 1.0% · rest
+    1.9%`.
+    """
+    tokens = answer.tokens[1:]
+    total_ms = sum(token.ms for token in tokens) or 1.0
+    shares_text = (
+        f"{part.name} {sum(map(part.of, tokens)) / total_ms:.1%}" for part in shares(tokens)
+    )
+    return f"spent on: {' · '.join(shares_text)} (detokenizing, screen)"
 
 
 COMMANDS = (Command("timing", show_timing, group="inside the model"),)

@@ -1,5 +1,6 @@
-"""/undo, /regen, /edit, /branch, /switch and /tree: the conversation is a tree, and no turn of it
-is lost.
+"""/undo, /regen, /edit, /branch, /switch and /tree: work with the tree of turns.
+
+The commands never delete a turn.
 """
 
 from collections.abc import Iterable
@@ -8,38 +9,39 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
 from llmcli.chat.display import tree_drawing
 from llmcli.errors import UserError
+from llmcli.units import several
 
-SHOWN = 40  # characters of a question that a line tells
+SHOWN = 40  # characters of a question shown in a message
 
 
 def undo(talk: Talk, rest: str) -> None:
-    """Take the last turn back; /switch brings it back."""
+    """Undo the last turn; /switch brings it back."""
     number, question = talk.session.tree.at, talk.session.undo()
     if question is None:
-        raise UserError("there is no turn to take back", hint="ask something first")
+        raise UserError("there is no turn to undo", hint="ask something first")
     talk.unanswered = None
     talk.ui.text(
-        f"took back {tree_drawing.shortened(question, SHOWN)!r}: /switch {number} brings it back"
+        f"undid {tree_drawing.shortened(question, SHOWN)!r}: /switch {number} brings it back"
     )
 
 
 def regenerate(talk: Talk, rest: str) -> None:
-    """Answer the last message again; the answer before stays in the tree.
+    """Answer the last message again; the previous answer stays in the tree.
 
-    Also a message that an error or Ctrl-C kept from its answer.
+    This also works for a message whose answer was prevented by an error or Ctrl-C.
     """
-    old, held = talk.session.tree.at, talk.unanswered
+    old, old_message = talk.session.tree.at, talk.unanswered
     question = talk.unanswered or talk.session.undo()
     if question is None:
         raise UserError("there is nothing to answer again", hint="ask something first")
-    _ask_from(talk, question, old, held)
+    _ask_from(talk, question, old, old_message)
 
 
 def edit(talk: Talk, rest: str) -> None:
     """Ask the last question, or question N, in other words, as a new branch.
 
-    `/edit TEXT` changes the last one, `/edit 2 TEXT` the second; without TEXT a terminal offers the
-    old one to change. What was said after it stays in the tree.
+    `/edit TEXT` replaces the last question, `/edit 2 TEXT` the second. Without TEXT, a terminal
+    offers the old question for editing. Everything after that question stays in the tree.
     """
     tree = talk.session.tree
     path = tree.path()
@@ -52,23 +54,24 @@ def edit(talk: Talk, rest: str) -> None:
         if not 1 <= position <= len(path):
             raise UserError(
                 f"there is no question {position}",
-                hint=f"the conversation has {len(path)}: /edit N TEXT",
+                hint=f"the conversation has {len(path)} questions: /edit N TEXT",
             )
     turn = tree[path[position - 1]]
     if not rest:
         if not talk.prefills:
             raise UserError(
-                "there is no new text", hint=f"/edit {position} TEXT changes question {position}"
+                "/edit needs the new text",
+                hint=f"/edit {position} TEXT changes question {position}",
             )
         talk.draft = f"/edit {position} {turn.question}"
         return
-    old, held = tree.at, talk.unanswered
+    old, old_message = tree.at, talk.unanswered
     tree.move(turn.parent)
-    _ask_from(talk, rest, old, held)
+    _ask_from(talk, rest, old, old_message)
 
 
 def _ask_from(talk: Talk, question: str, old: int, held: str | None) -> None:
-    """Ask where the conversation is now; if nothing comes of it all is as it was at turn `old`."""
+    """Ask at the current turn; if there is no answer, go back to turn `old`."""
     from llmcli.chat.ask import answer
 
     try:
@@ -82,21 +85,21 @@ def _ask_from(talk: Talk, question: str, old: int, held: str | None) -> None:
         and talk.session.tree.at != old
         and talk.session.tree[talk.session.tree.at].parent != old
     ):
-        talk.ui.note(f"what was said before is kept: /switch {old}, /tree shows all")
+        talk.ui.note(f"the previous turns are kept: /switch {old} goes back, /tree shows all")
 
 
 def branch(talk: Talk, rest: str) -> None:
-    """Begin a branch here under a name; alone, list the branches."""
+    """Create a branch here; without a name, list the branches."""
     tree = talk.session.tree
     if rest:
-        before = tree.branch
+        previous = tree.branch
         tree.fork(rest)
-        kept = f"; {before} stays where it was" if before else ""
-        talk.ui.text(f"on branch {rest} from turn {tree.at} on{kept}")
+        remark = f"; {previous} stays at that turn" if previous else ""
+        talk.ui.text(f"on new branch {rest}, starting after turn {tree.at}{remark}")
         return
     ends = [(name, end) for name, end in tree.names.items()]
-    named = {end for _, end in ends}
-    ends += [("", tip) for tip in tree.tips() if tip not in named]
+    branch_ends = {end for _, end in ends}
+    ends += [("", tip) for tip in tree.tips() if tip not in branch_ends]
     rows = [
         (
             f"{'* ' if name and name == tree.branch else '  '}{name or '-'}",
@@ -105,43 +108,39 @@ def branch(talk: Talk, rest: str) -> None:
         )
         for name, end in ends
     ]
-    talk.ui.table(("branch", "ends with turn", "its question"), rows, right=("ends with turn",))
+    talk.ui.table(("branch", "last turn", "its question"), rows, right=("last turn",))
 
 
 def switch(talk: Talk, rest: str) -> None:
     """Go to a branch by its name, or to any turn by its number."""
     if not rest:
         raise UserError(
-            "there is no place to go to", hint="/switch NAME or NUMBER; /tree shows them"
+            "/switch needs a branch or a turn", hint="/switch NAME or NUMBER; /tree shows them"
         )
     tree = talk.session.tree
     tree.switch(rest)
     talk.unanswered = None
-    spoken = talk.spoken()
-    cached = (
-        f", {talk.runner.engine.ledger.nearest(spoken)[1]} of {len(spoken)} tokens in the cache"
-        if spoken
-        else ""
-    )
-    count = len(tree.path())
-    talk.ui.text(
-        f"at turn {tree.at}{f' on {tree.branch}' if tree.branch else ''}: {count} turn{'s' * (count != 1)}{cached}"
-    )
+    tokens = talk.spoken()
+    cached = ""
+    if tokens:
+        n_cached = talk.runner.engine.ledger.nearest(tokens)[1]
+        cached = f", {n_cached} of {len(tokens)} tokens in the cache"
+    position = f"at turn {tree.at}" + (f" on {tree.branch}" if tree.branch else "")
+    talk.ui.text(f"{position}: {several(len(tree.path()), 'turn')}{cached}")
 
 
 def show_tree(talk: Talk, rest: str) -> None:
-    """Draw the conversation's tree: every turn, the path to here, cut answers."""
+    """Draw the tree of turns, with the path to the current turn."""
     tree = talk.session.tree
     if not tree.turns:
         raise UserError("there is no turn yet", hint="ask something first")
     talk.ui.table(
         ("turn", "question", "answer", "tokens", ""), tree_drawing.rows(tree), right=("tokens",)
     )
-    count, spoken = len(tree.path()), talk.spoken()
-    told = f", {len(spoken)} tokens" if spoken else ""
-    talk.ui.text(
-        f"{tree.branch or 'no branch'}: {count} of {len(tree.turns)} turns on the path (●){told}"
-    )
+    count, tokens = len(tree.path()), talk.spoken()
+    n_tokens = f", {len(tokens)} tokens" if tokens else ""
+    branch_name = tree.branch or "no branch"
+    talk.ui.text(f"{branch_name}: {count} of {len(tree.turns)} turns on the path (●){n_tokens}")
 
 
 def _places(talk: Talk) -> Iterable[str]:

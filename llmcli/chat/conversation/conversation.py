@@ -1,4 +1,4 @@
-"""A conversation and its settings, and nothing about models, screens or disks."""
+"""A conversation and its settings, without a model or a display."""
 
 from dataclasses import dataclass, field
 
@@ -17,10 +17,13 @@ MODES = {
 
 @dataclass(slots=True)
 class Session:
-    """What the next answer depends on. The system text stands apart from the turns because
-    templates differ in how they take it. `predict` None: no limit. `search` holds where it has more
-    than one beam, `sampling` otherwise. `constraint`: what every answer must be. `on_full`: what
-    happens when the context is full (overflow.py).
+    """What the next answer depends on.
+
+    - `system`: the system text, separate because templates treat it differently.
+    - `predict`: the token limit, None for no limit.
+    - `search`: used if it has more than one beam; otherwise `sampling` is used.
+    - `constraint`: what every answer must follow.
+    - `on_full`: what happens when the context is full (overflow.py).
     """
 
     sampling: Sampling
@@ -33,31 +36,27 @@ class Session:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation from its beginning to where it is, user and assistant in turn; a copy."""
+        """A copy of the messages up to the current turn, user and assistant alternating."""
         return self._said(self.tree.path())
 
     @property
     def kept(self) -> list[Message]:
-        """Those of the turns that have not left the context: what the model is shown of them; a
-        copy.
-        """
+        """A copy of the messages of the turns that are still sent to the model."""
         return self._said(self.tree.kept())
 
     @property
     def cut(self) -> set[int]:
-        """Indices of those messages that are answers stopped half way."""
+        """The indices of the messages that are stopped answers."""
         return {
             2 * index + 1 for index, number in enumerate(self.tree.path()) if self.tree[number].cut
         }
 
     def add(self, text: str, answer: str, finish: Finish, tokens: int = 0) -> None:
-        """Keep one turn; its answer has that many tokens."""
+        """Add a turn; `tokens` is the answer's token count."""
         self.tree.add(text, answer, cut=finish == "cancelled", tokens=tokens)
 
     def undo(self) -> str | None:
-        """Go back before the last turn, which stays in the tree; its question, None where there is
-        none.
-        """
+        """Move before the last turn, which stays in the tree; return its question, or None."""
         if not self.tree.at:
             return None
         last = self.tree[self.tree.at]
@@ -65,13 +64,13 @@ class Session:
         return last.question
 
     def clear(self) -> None:
-        """Forget all turns; system text and settings stay."""
+        """Remove all turns; system text and settings stay."""
         self.tree = Tree()
 
     def _said(self, numbers: list[int]) -> list[Message]:
         turns = [self.tree[number] for number in numbers]
         return [
-            m
+            message
             for turn in turns
-            for m in (Message("user", turn.question), Message("assistant", turn.answer))
+            for message in (Message("user", turn.question), Message("assistant", turn.answer))
         ]

@@ -1,6 +1,4 @@
-"""What is kept of conversations: saved chats by their names, and the log of every sitting by when
-it began.
-"""
+"""The stored conversations: saved chats by name, and session logs by their start time."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,8 +17,9 @@ KINDS = {"saved": saved_chats.read, "sitting": session_log_reader.read}
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One conversation on the disk: its file, and beside a saved one perhaps its KV state. `time`
-    is in seconds since 1970, when it was last written.
+    """A stored conversation: its file, and the KV state that a saved chat may have.
+
+    `time` is the time of the last change in seconds since 1970.
     """
 
     name: str
@@ -31,19 +30,19 @@ class Item:
 
     @property
     def state(self) -> Path:
-        """Where its KV state is, if it has one."""
+        """The path of its KV state, which may not exist."""
         return self.path.with_suffix(".kv")
 
     @property
     def state_bytes(self) -> int:
-        """The size of its KV state, 0 without one."""
+        """The size of its KV state in bytes, 0 without one."""
         try:
             return self.state.stat().st_size
         except OSError:
             return 0
 
     def read(self) -> Held:
-        """The conversation. Raises UserError where it cannot be read."""
+        """Read the conversation. Raises UserError."""
         try:
             return KINDS[self.kind](self.path)
         except OSError as error:
@@ -53,36 +52,38 @@ class Item:
 
 
 def items(config: Config) -> list[Item]:
-    """All of them, the newest first."""
-    found = [*_of(config.state / "saved", "saved"), *_of(config.state / "sessions", "sitting")]
-    return sorted(found, key=lambda item: (-item.time, item.name))
+    """Return all stored conversations, newest first."""
+    unsorted = [*_of(config.state / "saved", "saved"), *_of(config.state / "sessions", "sitting")]
+    return sorted(unsorted, key=lambda item: (-item.time, item.name))
 
 
 def find(config: Config, name: str) -> Item:
-    """The conversation called `name`, a saved one before a sitting; `last`: the newest sitting.
-    Raises UserError.
+    """Find a stored conversation by name; `last` is the newest session. Raises UserError.
+
+    A saved chat precedes a session of the same name.
     """
-    every = items(config)
-    sittings = [item for item in every if item.kind == "sitting"]
-    for item in (*(item for item in every if item.kind == "saved"), *sittings):
+    all_items = items(config)
+    sittings = [item for item in all_items if item.kind == "sitting"]
+    for item in (*(item for item in all_items if item.kind == "saved"), *sittings):
         if item.name == name:
             return item
     if name == LAST:
         if sittings:
             return sittings[0]
-        raise UserError("there is no sitting to go on with yet", hint="llmcli chat begins one")
-    known = [item.name for item in every]
-    near = get_close_matches(name, known, 1) or known[:1]
+        raise UserError("there is no session to resume yet", hint="start one with: llmcli chat")
+    names = [item.name for item in all_items]
+    near = get_close_matches(name, names, 1) or names[:1]
     hint = f"did you mean {near[0]}? " if near else ""
     raise UserError(f"no conversation called {name!r}", hint=f"{hint}llmcli sessions lists them")
 
 
 def remove(item: Item) -> int:
-    """Delete a conversation with its KV state; the bytes that are free now. Raises UserError where
-    it is going on.
+    """Delete a conversation and its KV state; return the freed bytes.
+
+    Raises UserError if it is in use.
     """
     if item.kind == "sitting" and busy(item.path):
-        raise UserError(f"{item.name} is going on", hint="leave that chat first")
+        raise UserError(f"{item.name} is in use", hint="leave that chat first")
     freed = item.nbytes + item.state_bytes
     for path in (item.path, item.state):
         path.unlink(missing_ok=True)
@@ -90,11 +91,12 @@ def remove(item: Item) -> int:
 
 
 def _of(folder: Path, kind: Literal["saved", "sitting"]) -> list[Item]:
-    found = []
+    """List the conversations of one folder."""
+    listed = []
     for path in folder.glob("*.jsonl"):
         try:
-            now = path.stat()
-        except OSError:  # it has just gone
+            status = path.stat()
+        except OSError:  # deleted meanwhile
             continue
-        found.append(Item(path.stem, kind, path, now.st_mtime, now.st_size))
-    return found
+        listed.append(Item(path.stem, kind, path, status.st_mtime, status.st_size))
+    return listed

@@ -1,8 +1,7 @@
-"""Named conversations: /save and /load keep them in state/saved/NAME.jsonl, written whole or not at
-all.
+"""Saved chats: /save and /load keep them in state/saved/NAME.jsonl.
 
-The first line is the head, each further one a turn of the tree (records.py). Files of the first
-format, whose lines are messages in turn, are read as well.
+The first line is the head; each further line is a turn of the tree (records.py). Files of the first
+format, with one message on each line, can be read as well.
 """
 
 import json
@@ -24,12 +23,15 @@ ROLES = ("user", "assistant")
 
 
 def names(config: Config) -> list[str]:
-    """The names of saved conversations."""
+    """Return the names of the saved chats."""
     return sorted(path.stem for path in (config.state / "saved").glob("*.jsonl"))
 
 
 def save(session: Session, config: Config, name: str, model: str) -> tuple[Path, bool]:
-    """Write the conversation as `name`: its file, and whether one of that name was replaced."""
+    """Save the conversation as `name`; return the file, and whether it replaced another chat.
+
+    Raises UserError.
+    """
     path = path_of(config, name)
     head = {
         "chat": FORMAT,
@@ -44,23 +46,31 @@ def save(session: Session, config: Config, name: str, model: str) -> tuple[Path,
     lines = [head, *map(turn_records.turn_record, session.tree.turns)]
     replaced = path.exists()
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    write_whole(
-        path, text.encode("utf-8", "surrogatepass"), mode=0o600
-    )  # what people say is theirs alone
+    # readable by the user only
+    write_whole(path, text.encode("utf-8", "surrogatepass"), mode=0o600)
     return path, replaced
 
 
 def read(path: Path) -> Held:
-    """A saved chat; UserError where it is damaged, FileNotFoundError where there is none."""
+    """Read a saved chat.
+
+    Raises UserError if it is damaged, and OSError if the file cannot be read.
+    """
     lines = path.read_bytes().splitlines()
-    head, *rest = [_line(path, number, raw) for number, raw in enumerate(lines, 1)] or [{}]
+    head, *records_of_turns = [_line(path, number, raw) for number, raw in enumerate(lines, 1)] or [
+        {}
+    ]
     if head.get("chat") not in (1, FORMAT) or not isinstance(head.get("settings"), dict):
-        raise _damaged(path, 1, "it is not the head of a saved chat")
+        raise _damaged(path, 1, "it is not the first line of a saved chat")
     system, predict = head.get("system"), head.get("predict")
     if not isinstance(system, str | None) or not isinstance(predict, int | None):
         raise _damaged(path, 1, "system or predict has the wrong type")
-    tree = _messages(path, rest) if head["chat"] == 1 else _turns(path, head, rest)
-    held = Held(
+    tree = (
+        _messages(path, records_of_turns)
+        if head["chat"] == 1
+        else _turns(path, head, records_of_turns)
+    )
+    conversation = Held(
         tree,
         str(head.get("model", "")),
         head["settings"],
@@ -69,10 +79,10 @@ def read(path: Path) -> Held:
         str(head.get("on_full", "")),
     )
     try:
-        held.take_form(head)
+        conversation.take_form(head)
     except turn_records.Damaged as error:
         raise _damaged(path, 1, str(error)) from None
-    return held
+    return conversation
 
 
 def _turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> Tree:
@@ -90,16 +100,16 @@ def _turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> Tre
 
 
 def _messages(path: Path, lines: list[dict[str, Any]]) -> Tree:
-    """The first format: a message a line."""
-    tree, said = Tree(), [""]
+    """Read the first format: one message on each line."""
+    tree, contents = Tree(), [""]
     for number, line in enumerate(lines, 2):
         role, content = line.get("role"), line.get("content")
-        wanted = ROLES[number % 2]
-        if role != wanted or not isinstance(content, str):
-            raise _damaged(path, number, f"expected a message of the {wanted}")
+        expected_role = ROLES[number % 2]
+        if role != expected_role or not isinstance(content, str):
+            raise _damaged(path, number, f"expected a message of the {expected_role}")
         if role == "assistant":
-            tree.add(said[-1], content, cut=bool(line.get("cut")))
-        said.append(content)
+            tree.add(contents[-1], content, cut=bool(line.get("cut")))
+        contents.append(content)
     if len(lines) % 2:
         raise _damaged(path, len(lines) + 1, "the last answer is missing")
     return tree
@@ -116,16 +126,21 @@ def _line(path: Path, number: int, raw: bytes) -> dict[str, Any]:
 
 
 def _damaged(path: Path, number: int, reason: str) -> UserError:
-    hint = f"correct that line of {path}, or /load another chat"
-    return UserError(f"{path}: line {number} is damaged: {reason}", hint=hint)
+    """Return the error for a damaged line."""
+    return UserError(
+        f"{path}: line {number} is damaged: {reason}",
+        hint=f"correct that line of {path}, or /load another chat",
+    )
 
 
 def path_of(config: Config, name: str) -> Path:
-    """The file of the chat called `name`; its KV state's ends with .kv. Raises UserError for what
-    is no name.
+    """Return the file of the chat `name`; its KV state has the suffix .kv.
+
+    Raises UserError for an invalid name.
     """
     if not NAME.fullmatch(name):
         raise UserError(
-            f"{name!r} cannot name a chat", hint="use letters, digits and . _ - (at most 100)"
+            f"{name!r} is not a valid chat name",
+            hint="use letters, digits and . _ - (at most 100)",
         )
     return config.state / "saved" / f"{name}.jsonl"

@@ -1,10 +1,9 @@
-"""The record of a sitting: state/sessions/START-PID.jsonl, appended to as things happen and never
-rewritten.
+"""Session logs: state/sessions/START-PID.jsonl, append-only.
 
-A reply is one line, `run --json`'s document and what led to it; its first half, with the question,
-is written before the answer is made. So a process that is killed loses at most the answer it was
-at. Where the conversation goes otherwise than on (/undo, /switch, /load, …) a line with an `event`
-says so. What is made of it again is sitting.py's.
+Each answer is one line: `run --json`'s document and the settings behind it. The first half of the
+line, with the question, is written before the answer, so that a killed process loses only the
+current answer. A line with an `event` records any other change of the position (/undo, /switch,
+/load, …). sitting.py reads the logs.
 """
 
 import errno
@@ -23,29 +22,30 @@ from llmcli.config import Config
 
 
 class NoLog:
-    """Keeps nothing."""
+    """A log that records nothing; the base class of the session log."""
 
     def asked(self, head: Mapping[str, Any]) -> None:
-        """A question is about to be answered."""
+        """Record a question that is about to be answered."""
 
     def answered(self, rest: Mapping[str, Any], session: Session) -> None:
-        """The answer to it, which the conversation has taken up by now."""
+        """Record the answer, after it was added to the conversation."""
 
     def missed(self) -> None:
-        """No answer came of it; nothing where there was one."""
+        """Record that the pending question has no answer; do nothing without one."""
 
     def moved(self, session: Session, model: str) -> None:
-        """The conversation, now with that model, may be somewhere else."""
+        """Record the position in the conversation if it has changed, and the model."""
 
     def close(self) -> None:
-        """The sitting is over."""
+        """Close the log at the end of the session."""
 
 
 class Log(NoLog):
-    """The log of one sitting; a disk that does not take it is told once and the chat goes on.
+    """The log of one session. If it cannot be written, a warning is printed once and the chat
+    continues.
 
-    `path` goes on with the log of a sitting before, whose conversation the session already has;
-    where another process is at it, a new one begins.
+    With `path`, the log of an earlier session is continued, whose conversation is already loaded.
+    If another process writes that log, a new one begins.
     """
 
     def __init__(
@@ -58,15 +58,16 @@ class Log(NoLog):
         self.warn = warn
         self._file = -1
         self._broken = self._half = False
-        # The tree as a reader of the log has it: which one, how many of its turns, and the place in
-        # it.
+        # the tree, turn count and position that a reader of the log has at this point
         self._tree: Tree | None = None
         self._turns, self._place = 0, turn_records.place_record(Tree())
-        self._form: object = ...  # as a reader has it, too; told where it is another
+        # the constraint that a reader has; written again only when it changes
+        self._form: object = ...
 
     def resume(self, session: Session) -> bool:
-        """Go on with `path`, of which the session was made; False where another process writes it,
-        or nobody can.
+        """Continue the log at `path`, from which the conversation was read.
+
+        Returns False if another process writes it, or if it cannot be opened.
         """
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
@@ -78,25 +79,28 @@ class Log(NoLog):
             return False
         self._know(session.tree)
         tail = os.pread(self._file, os.fstat(self._file).st_size, 0).rpartition(b"\n")[2]
-        self._half = bool(tail) and _whole(
-            tail + b"}"
-        )  # what a kill has left: the first half of a line, or less
+        # A killed process leaves the first half of a line, or less.
+        self._half = bool(tail) and _whole(tail + b"}")
         if tail and not self._half:
             self._append("\n")
         return True
 
     def asked(self, head: Mapping[str, Any]) -> None:
         self.missed()
-        told = {key: value for key, value in head.items() if key != "format" or value != self._form}
+        record = {
+            key: value for key, value in head.items() if key != "format" or value != self._form
+        }
         self._form = head.get("format")
         self._half = self._append(
-            json.dumps(told, ensure_ascii=False, allow_nan=False).removesuffix("}")
+            json.dumps(record, ensure_ascii=False, allow_nan=False).removesuffix("}")
         )
 
     def answered(self, rest: Mapping[str, Any], session: Session) -> None:
         if self._half:
-            left = sorted(session.tree.left)
-            self._append(_rest({**rest, **({"left": left} if left != self._place["left"] else {})}))
+            dropped = sorted(session.tree.left)
+            self._append(
+                _rest({**rest, **({"left": dropped} if dropped != self._place["left"] else {})})
+            )
             self._half = False
         self._know(session.tree)
 
@@ -107,18 +111,17 @@ class Log(NoLog):
 
     def moved(self, session: Session, model: str) -> None:
         tree = session.tree
-        place = turn_records.place_record(tree)
+        position = turn_records.place_record(tree)
         if tree is not self._tree:
-            if (
-                tree.turns or self._turns or place != self._place
-            ):  # a sitting that begins has nothing to tell
+            # A new session has nothing to record yet.
+            if tree.turns or self._turns or position != self._place:
                 turns = [turn_records.turn_record(turn) for turn in tree.turns]
                 self._form = turn_records.form_record(session.constraint)
                 self._event(
                     {
                         "event": "tree",
                         "turns": turns,
-                        **place,
+                        **position,
                         "model": {"name": model},
                         "system": session.system,
                         "settings": session.sampling.as_dict(),
@@ -127,9 +130,9 @@ class Log(NoLog):
                         "format": self._form,
                     }
                 )
-        elif place != self._place or len(tree.turns) != self._turns:
+        elif position != self._place or len(tree.turns) != self._turns:
             turns = [turn_records.turn_record(turn) for turn in tree.turns[self._turns :]]
-            self._event({"event": "place", "first": self._turns + 1, "turns": turns, **place})
+            self._event({"event": "place", "first": self._turns + 1, "turns": turns, **position})
         self._know(tree)
 
     def close(self) -> None:
@@ -150,7 +153,7 @@ class Log(NoLog):
         self._append(json.dumps(record, ensure_ascii=False) + "\n")
 
     def _append(self, text: str) -> bool:
-        """On its way to the disk before the next prompt; whether all of it is."""
+        """Append text to the file before the next prompt; return whether all of it was written."""
         if self._broken:
             return False
         raw = text.encode("utf-8", "surrogatepass")
@@ -159,22 +162,22 @@ class Log(NoLog):
                 self._open()
             before = os.fstat(self._file).st_size
             if os.write(self._file, raw) != len(raw):
-                os.ftruncate(self._file, before)  # no half words
+                os.ftruncate(self._file, before)  # leave no partial text
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._broken = True
-            self.warn(f"this chat is not recorded: cannot write {self.path}: {error.strerror}")
+            self.warn(f"this chat is not logged: cannot write {self.path}: {error.strerror}")
         return not self._broken
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # What people say to a model is theirs alone.
+        # readable by the user only
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         _lock(self._file)
 
 
 def _lock(file: int) -> bool:
-    """Say that this process writes the file; False where another one does."""
+    """Lock the file for writing; return False if another process has the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -185,7 +188,7 @@ def _lock(file: int) -> bool:
 
 
 def busy(path: Path) -> bool:
-    """Whether a running chat writes this log."""
+    """Return whether a running chat writes this log."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:
@@ -197,10 +200,12 @@ def busy(path: Path) -> bool:
 
 
 def _rest(record: Mapping[str, Any]) -> str:
+    """Return the second half of a line whose first half ends without its closing brace."""
     return ", " + json.dumps(record, ensure_ascii=False, allow_nan=False).removeprefix("{") + "\n"
 
 
 def _whole(raw: bytes) -> bool:
+    """Return whether `raw` is a JSON object."""
     try:
         return isinstance(json.loads(raw), dict)
     except ValueError:

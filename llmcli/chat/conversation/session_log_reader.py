@@ -1,7 +1,7 @@
-"""A sitting's log read again: the conversation as it was when the last whole line was written.
+"""Reads a session log back into a conversation.
 
-Half a last line is a question whose answer was not finished; other lines that cannot be read are
-counted and left out. Logs of before there were trees, which number their turns, are read as well.
+A last line that ends after its first half is a question without an answer. Unreadable lines are
+counted and skipped. Logs from before the tree format, which number their turns, are read as well.
 """
 
 import contextlib
@@ -15,27 +15,29 @@ from llmcli.chat.conversation import turn_records
 from llmcli.chat.conversation.stored_conversation import Held
 from llmcli.chat.conversation.turn_tree import Tree
 
-# A line's first half, which is written before the answer: it ends with the time.
+# the first half of a line, written before the answer; it ends with the time
 HALF = re.compile(rb'\{"prompt": .*?(?<!\\)"time": "[^"\\]*"')
 
 
 def read(path: Path) -> Held:
-    """The conversation of a log; OSError where the file cannot be read."""
-    held = Held(Tree())
+    """Read the conversation of a log. Raises OSError if the file cannot be read."""
+    conversation = Held(Tree())
     *lines, tail = path.read_bytes().split(b"\n")
-    numbers = {0: 0}  # of turns, in the log and in the tree: they differ behind a damaged line
+    tree_numbers = {
+        0: 0
+    }  # turn numbers in the log -> in the tree; they differ after a damaged line
     for raw in lines:
         record = _object(raw)
-        if record is None or not _take(held, numbers, record):
-            held.damaged += 1
-            _half(held, numbers, raw)
+        if record is None or not _take(conversation, tree_numbers, record):
+            conversation.damaged += 1
+            _half(conversation, tree_numbers, raw)
     if tail:
-        _half(held, numbers, tail)
-    return held
+        _half(conversation, tree_numbers, tail)
+    return conversation
 
 
 def _half(held: Held, numbers: dict[int, int], raw: bytes) -> None:
-    """A line that is not whole: the question may be."""
+    """Read the question from the first half of an incomplete line."""
     if (half := HALF.match(raw)) and (record := _object(half[0] + b"}")):
         with contextlib.suppress(turn_records.Damaged):
             held.take_form(record)
@@ -43,7 +45,7 @@ def _half(held: Held, numbers: dict[int, int], raw: bytes) -> None:
 
 
 def _take(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
-    """Do what one line says; False where it makes no sense."""
+    """Apply one line to the conversation; return False if it is invalid."""
     try:
         held.take_form(record)
     except turn_records.Damaged:
@@ -56,26 +58,28 @@ def _take(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> boo
 
 
 def _reply(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
+    """Add an answered question; return False if the record is invalid."""
     question, answer = record.get("prompt"), record.get("answer", record.get("text"))
     if not isinstance(question, str) or not isinstance(answer, str):
         return False
     tree = held.tree
     tree.move(_parent(tree, numbers, record))
     timing = record.get("timing")
-    counted = timing.get("generated_tokens") if isinstance(timing, dict) else 0
-    cut, tokens = record.get("finish") == "cancelled", counted if isinstance(counted, int) else 0
+    n_tokens = timing.get("generated_tokens") if isinstance(timing, dict) else 0
+    cut, tokens = record.get("finish") == "cancelled", n_tokens if isinstance(n_tokens, int) else 0
     number = tree.add(question, answer, cut=cut, tokens=tokens)
     if isinstance(node := record.get("node"), int):
         numbers[node] = number
-    if isinstance(left := record.get("left"), list):
-        tree.left = {numbers[turn] for turn in left if isinstance(turn, int) and turn in numbers}
+    if isinstance(dropped := record.get("left"), list):
+        tree.left = {numbers[turn] for turn in dropped if isinstance(turn, int) and turn in numbers}
     _settings(held, record)
     return True
 
 
 def _parent(tree: Tree, numbers: Mapping[int, int], record: Mapping[str, Any]) -> int:
-    """The turn that a question follows: the one it names, or by its place in the conversation, or
-    the last.
+    """Return the turn that a question follows.
+
+    It is the turn given by `parent`, or by the position `turn` in older logs, or the current one.
     """
     if "parent" in record:
         parent = record["parent"]
@@ -85,6 +89,7 @@ def _parent(tree: Tree, numbers: Mapping[int, int], record: Mapping[str, Any]) -
 
 
 def _unanswered(held: Held, numbers: Mapping[int, int], record: Mapping[str, Any]) -> bool:
+    """Record a question without an answer; return False if the record is invalid."""
     if not isinstance(record.get("prompt"), str):
         return False
     held.tree.move(_parent(held.tree, numbers, record))
@@ -93,43 +98,47 @@ def _unanswered(held: Held, numbers: Mapping[int, int], record: Mapping[str, Any
 
 
 def _moved(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
-    """A tree in place of this one, or more turns and another place in it."""
-    anew, turns, first = record["event"] == "tree", record.get("turns"), record.get("first", 1)
+    """Replace the tree, or add turns and change the position; return False if the record is
+    invalid.
+    """
+    is_new_tree, turns, first = (
+        record["event"] == "tree",
+        record.get("turns"),
+        record.get("first", 1),
+    )
     if (
         record["event"] not in ("tree", "place")
         or not isinstance(turns, list)
         or not isinstance(first, int)
     ):
         return False
-    tree = Tree() if anew else held.tree
-    known = {0: 0} if anew else dict(numbers)
-    count, place = len(tree.turns), dict(record)
+    tree = Tree() if is_new_tree else held.tree
+    new_numbers = {0: 0} if is_new_tree else dict(numbers)
+    count, position = len(tree.turns), dict(record)
     try:
         for number, turn in enumerate(turns, first):
-            turn_records.add_turn(tree, {**turn, "parent": known.get(turn["parent"], -1)})
-            known[number] = len(tree.turns)
-        place["at"] = known.get(record["at"], -1)
-        place["names"] = {name: known.get(end, -1) for name, end in record["names"].items()}
-        place["left"] = [known.get(number, -1) for number in record.get("left", [])]
-        turn_records.put_place(tree, place)
-    except (
-        turn_records.Damaged,
-        AttributeError,
-        KeyError,
-        TypeError,
-    ):  # the others: what is no object, or not there
+            turn_records.add_turn(tree, {**turn, "parent": new_numbers.get(turn["parent"], -1)})
+            new_numbers[number] = len(tree.turns)
+        position["at"] = new_numbers.get(record["at"], -1)
+        position["names"] = {
+            name: new_numbers.get(end, -1) for name, end in record["names"].items()
+        }
+        position["left"] = [new_numbers.get(number, -1) for number in record.get("left", [])]
+        turn_records.put_place(tree, position)
+    except (turn_records.Damaged, AttributeError, KeyError, TypeError):
+        # not an object, or a missing key
         del tree.turns[count:]
         return False
     numbers.clear()
-    numbers.update(known)
-    if anew:
+    numbers.update(new_numbers)
+    if is_new_tree:
         held.tree = tree
         _settings(held, record)
     return True
 
 
 def _settings(held: Held, record: Mapping[str, Any]) -> None:
-    """What the next answer depended on then; of a wrong type it is as if it had not been told."""
+    """Read the settings in effect at a turn; values of a wrong type are ignored."""
     model = record.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):
         held.model = model["name"]

@@ -1,6 +1,4 @@
-"""What a file tells of a conversation that was held: the same of a saved chat and of a sitting's
-log.
-"""
+"""A conversation read from a file: a saved chat or a session log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +12,11 @@ from llmcli.runtime.constraint.base import Constraint
 
 @dataclass(slots=True)
 class Held:
-    """A conversation, the model it was last held with and the settings of then. `unanswered` is a
-    question that was kept from its answer; `damaged` counts lines that could not be read.
-    `constraint` is what answers must be, where the file tells of it (`formed`).
+    """A stored conversation, its last model and its last settings.
+
+    - `unanswered`: a question that has no answer.
+    - `damaged`: the number of unreadable lines.
+    - `constraint`: the constraint on answers; `formed` is set if the file contains it.
     """
 
     tree: Tree
@@ -31,13 +31,14 @@ class Held:
     formed: bool = False
 
     def take_form(self, record: Mapping[str, Any]) -> None:
-        """Read the form of answers off a record that tells of it. Raises records.Damaged."""
+        """Read the constraint from a record that contains it. Raises records.Damaged."""
         if "format" in record:
             self.constraint, self.formed = turn_records.form(record["format"]), True
 
     def put(self, session: Session) -> None:
-        """Let `session` go on with it. Raises UserError for settings out of range; then nothing has
-        changed.
+        """Replace the conversation and settings of `session`.
+
+        Raises UserError for settings out of range; then nothing has changed.
         """
         session.sampling = session.sampling.with_values(self.settings)
         session.system, session.predict, session.tree = self.system, self.predict, self.tree
@@ -47,8 +48,6 @@ class Held:
 
     @property
     def first(self) -> str:
-        """The first question of the conversation as it stands, or of any; empty where there is
-        none.
-        """
+        """The first question of the conversation, or of any turn; "" without one."""
         path = self.tree.path() or [1] * bool(self.tree.turns)
         return self.tree[path[0]].question if path else self.unanswered or ""

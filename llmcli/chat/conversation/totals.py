@@ -1,17 +1,23 @@
-"""What a sitting has added up to: every answer counted once, whatever became of its turn."""
+"""Totals of a chat session; every answer counts, also if its turn was undone."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 from llmcli.runtime.requests.request import Answer
 
-LONG = 8  # tokens from which an answer's speed says something
+LONG = 8  # the least number of tokens for a meaningful speed
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the answers of one sitting; times in milliseconds. `best` is the fastest long
-    answer's tok/s; of `guessed` tokens `right` ones came true.
+    """Sums over the answers of one session. Times are in milliseconds.
+
+    - `prompt`, `reused`: prompt tokens, and those taken from the cache.
+    - `generated`, `thought`: generated tokens, and those of the thinking.
+    - `first_ms`: the sum of the times to the first token.
+    - `best`: tokens per second of the fastest answer with at least LONG tokens.
+    - `guessed`, `right`: drafted and accepted tokens.
+    - `ends`: how often each finish reason occurred.
     """
 
     answers: int = 0
@@ -29,7 +35,7 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter)
 
     def add(self, answer: Answer, thought: int) -> None:
-        """One more answer; `thought` characters at its beginning are thinking."""
+        """Add an answer; its first `thought` characters are thinking."""
         self.answers += 1
         self.ends[answer.finish] += 1
         self.prompt += answer.prompt_tokens
@@ -47,21 +53,21 @@ class Tally:
 
     @property
     def prompt_per_second(self) -> float:
-        """Prompt tokens computed a second; what was reused does not count."""
+        """Computed prompt tokens per second; reused tokens do not count."""
         return (self.prompt - self.reused) / self.prompt_ms * 1e3 if self.prompt_ms else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after each answer's first, per second of generating."""
+        """Generated tokens per second after each answer's first token."""
         return self.gaps / self.generate_ms * 1e3 if self.generate_ms else 0.0
 
 
 def _within(answer: Answer, characters: int) -> int:
-    """How many tokens begin within the first characters."""
-    count = at = 0
+    """Return how many tokens begin within the first `characters` characters."""
+    count = position = 0
     for token in answer.tokens:
-        if at >= characters:
+        if position >= characters:
             break
-        at += len(token.text)
+        position += len(token.text)
         count += 1
     return count

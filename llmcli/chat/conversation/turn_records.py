@@ -1,7 +1,6 @@
-"""Turns and places of a tree, and the form of answers, as JSON objects, and back.
+"""Turns, positions in a turn tree and constraints as JSON objects, checked when they are read.
 
-What is read was written by anybody: all of it is checked.
-Saved chats and session logs share it; it knows no files.
+Saved chats and session logs share these records.
 """
 
 from collections.abc import Mapping
@@ -12,11 +11,11 @@ from llmcli.runtime.constraint.base import ENGINES, JUMPS, Constraint, Kind
 
 
 class Damaged(ValueError):
-    """An object that is no turn, no place or no form; the reason is its text."""
+    """An object that is not a valid turn, position or constraint. The text is the reason."""
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:
-    """A turn; what is usual is left out."""
+    """Convert a turn to a JSON object; `cut` is left out unless true."""
     record = {
         "parent": turn.parent,
         "question": turn.question,
@@ -27,9 +26,7 @@ def turn_record(turn: Turn) -> dict[str, Any]:
 
 
 def place_record(tree: Tree) -> dict[str, Any]:
-    """Where the conversation is, the ends of its branches, and the turns that have left the
-    context.
-    """
+    """Convert the position in the tree to a JSON object: current turn, branches, dropped turns."""
     return {
         "at": tree.at,
         "branch": tree.branch,
@@ -39,14 +36,17 @@ def place_record(tree: Tree) -> dict[str, Any]:
 
 
 def form_record(asked: Constraint | None) -> dict[str, str] | None:
-    """What every answer must be."""
+    """Convert the constraint on answers to a JSON object."""
     if asked is None:
         return None
     return {"kind": asked.kind, "text": asked.text, "engine": asked.engine, "jump": asked.jump}
 
 
 def form(record: object) -> Constraint | None:
-    """What every answer must be; whether a model can follow it is another question. Raises Damaged."""
+    """Parse the constraint on answers. Raises Damaged.
+
+    Whether a model can follow it is not checked.
+    """
     if record is None:
         return None
     table: dict[str, Any] = record if isinstance(record, dict) else {}
@@ -58,33 +58,33 @@ def form(record: object) -> Constraint | None:
         or jump not in JUMPS
         or not isinstance(text, str)
     ):
-        raise Damaged("its format is no schema or grammar")
+        raise Damaged("its format is not a schema or grammar")
     return Constraint(kind, text, engine, jump)
 
 
 def add_turn(tree: Tree, record: Mapping[str, Any]) -> None:
-    """Put a turn that was read into the tree; where the conversation is stays. Raises Damaged."""
+    """Append a parsed turn to the tree without changing the position. Raises Damaged."""
     parent, tokens = record.get("parent"), record.get("tokens", 0)
     if not isinstance(parent, int) or not 0 <= parent <= len(tree.turns):
-        raise Damaged("its parent is no turn before it")
+        raise Damaged("its parent is not an earlier turn")
     if not isinstance(record.get("question"), str) or not isinstance(record.get("answer"), str):
         raise Damaged("question and answer must be text")
-    counted = tokens if isinstance(tokens, int) and tokens > 0 else 0
+    n_tokens = tokens if isinstance(tokens, int) and tokens > 0 else 0
     tree.turns.append(
-        Turn(parent, record["question"], record["answer"], record.get("cut") is True, counted)
+        Turn(parent, record["question"], record["answer"], record.get("cut") is True, n_tokens)
     )
 
 
 def put_place(tree: Tree, record: Mapping[str, Any]) -> None:
-    """Go where the record says, with its branches. Raises Damaged, and then nothing has changed."""
-    at, branch, names, left = (record.get(key) for key in ("at", "branch", "names", "left"))
-    left = [] if left is None else left
-    if not isinstance(names, dict) or not isinstance(left, list):
-        raise Damaged("it does not tell where the conversation is")
-    for end in (at, *names.values(), *left):
+    """Set the tree's position and branches. Raises Damaged; then nothing has changed."""
+    at, branch, names, dropped = (record.get(key) for key in ("at", "branch", "names", "left"))
+    dropped = [] if dropped is None else dropped
+    if not isinstance(names, dict) or not isinstance(dropped, list):
+        raise Damaged("it does not contain the position in the conversation")
+    for end in (at, *names.values(), *dropped):
         if not isinstance(end, int) or not 0 <= end <= len(tree.turns):
-            raise Damaged("it leads to a turn that is not there")
+            raise Damaged("it refers to a missing turn")
     if not isinstance(branch, str) or (branch and names.get(branch) != at):
-        raise Damaged("its branch does not end where the conversation is")
-    assert isinstance(at, int)  # as all ends are
-    tree.at, tree.branch, tree.names, tree.left = at, branch, dict(names), set(left)
+        raise Damaged("its branch does not end at the current turn")
+    assert isinstance(at, int)  # checked with the other ends
+    tree.at, tree.branch, tree.names, tree.left = at, branch, dict(names), set(dropped)

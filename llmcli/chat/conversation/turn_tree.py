@@ -1,8 +1,6 @@
-"""A conversation as a tree: whatever was asked at a place is a turn of its own, and none is thrown
-away.
+"""A conversation as a tree: every question creates a new turn, and no turn is deleted.
 
-It knows nothing of models, screens and disks. Turns are numbered from 1 in the order in which they
-were held; 0 is the beginning, before all of them.
+Turns are numbered from 1 in the order of their creation; 0 is the root, before all turns.
 """
 
 import re
@@ -16,8 +14,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer, after the turn `parent`. `cut`: it was stopped half way; `tokens`:
-    how many the answer has, 0 where nobody counted.
+    """A question and its answer, after the turn `parent`.
+
+    `cut`: the answer was stopped. `tokens`: the answer's token count, 0 if unknown.
     """
 
     parent: int
@@ -29,11 +28,12 @@ class Turn:
 
 @dataclass(slots=True)
 class Tree:
-    """All turns, and where the conversation is.
+    """All turns, and the position of the conversation.
 
-    `at` is the turn it ends with. `names` are the branches and the turns they end with; `branch` is
-    the one that grows with the conversation and ends where it does, "" where none does. `left` are
-    turns that the model is not shown any more.
+    - `at`: the conversation's last turn.
+    - `names`: the branches and their last turns.
+    - `branch`: the branch that grows with the conversation; "" for none.
+    - `left`: turns that are no longer sent to the model.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -43,66 +43,72 @@ class Tree:
     left: set[int] = field(default_factory=set)
 
     def __getitem__(self, number: int) -> Turn:
-        """The turn of that number."""
+        """Return the turn with this number."""
         assert 0 < number <= len(self.turns), number
         return self.turns[number - 1]
 
     def path(self) -> list[int]:
-        """The numbers of the conversation's turns, the first one first."""
-        found, number = [], self.at
+        """Return the numbers of the conversation's turns in order."""
+        numbers, number = [], self.at
         while number:
-            found.append(number)
+            numbers.append(number)
             number = self[number].parent
-        return found[::-1]
+        return numbers[::-1]
 
     def kept(self) -> list[int]:
-        """Those of the path that have not left the context."""
+        """Return the turns of the path that are still sent to the model."""
         return [number for number in self.path() if number not in self.left]
 
     def children(self) -> list[list[int]]:
-        """For every number the turns that follow it at once; those of 0 are first questions."""
-        found: list[list[int]] = [[] for _ in range(len(self.turns) + 1)]
+        """Return, for each turn number, the turns that follow it; entry 0 lists the first
+        questions.
+        """
+        followers: list[list[int]] = [[] for _ in range(len(self.turns) + 1)]
         for number, turn in enumerate(self.turns, 1):
-            found[turn.parent].append(number)
-        return found
+            followers[turn.parent].append(number)
+        return followers
 
     def tips(self) -> list[int]:
-        """The turns that nothing follows."""
-        return [number for number, after in enumerate(self.children()) if number and not after]
+        """Return the turns without followers."""
+        return [
+            number for number, followers in enumerate(self.children()) if number and not followers
+        ]
 
     def add(self, question: str, answer: str, *, cut: bool = False, tokens: int = 0) -> int:
-        """Put a turn behind the last one and go there; its number."""
+        """Append a turn at the current position and move to it; return its number."""
         self.turns.append(Turn(self.at, question, answer, cut, tokens))
         self.move(len(self.turns))
         return self.at
 
     def move(self, number: int) -> None:
-        """Let the conversation end with turn `number`, and the branch that grows with it."""
+        """Make turn `number` the last one of the conversation and of its branch."""
         assert 0 <= number <= len(self.turns), number
         self.at = number
         if self.branch:
             self.names[self.branch] = number
 
     def fork(self, name: str) -> None:
-        """Begin a branch here; the one before ends here. Raises UserError for a name that is taken
-        or is none.
+        """Begin a branch at the current turn; the previous branch ends here.
+
+        Raises UserError if the name is taken or invalid.
         """
         if name in self.names:
             raise UserError(
-                f"there is a branch called {name}",
-                hint=f"/switch {name} goes there; or take another name",
+                f"a branch called {name} already exists",
+                hint=f"/switch {name} goes there; or choose another name",
             )
         if not NAME.fullmatch(name) or name.isdigit():
             raise UserError(
-                f"{name!r} cannot name a branch",
+                f"{name!r} is not a valid branch name",
                 hint="use letters, digits and . _ - (at most 40, not only digits)",
             )
         self.names[name] = self.at
         self.branch = name
 
     def switch(self, place: str) -> None:
-        """Go to the end of a branch, or to a turn by its number. Raises UserError where there is no
-        such place.
+        """Move to the end of a branch, or to a turn by its number.
+
+        Raises UserError if there is no such branch or turn.
         """
         if place in self.names:
             self.branch, self.at = place, self.names[place]
@@ -113,11 +119,11 @@ class Tree:
             or len(place) > 9
             or int(place) > len(self.turns)
         ):
-            known = ", ".join(self.names)
-            last = f", and turns from 0 to {len(self.turns)}" if self.turns else ""
+            branches = ", ".join(self.names)
+            turn_range = f", and turns from 0 to {len(self.turns)}" if self.turns else ""
             raise UserError(
-                f"there is no branch or turn {place!r}",
-                hint=f"there are: {known}{last}; /tree shows them",
+                f"no branch or turn called {place!r}",
+                hint=f"the branches are {branches}{turn_range}; /tree shows them",
             )
         self.at = int(place)
         if not self.branch or self.names[self.branch] != self.at:

@@ -1,7 +1,6 @@
-"""An answer's accounts as the contract's JSON document and as one line for people.
+"""Reports on an answer: the JSON document and the timing line.
 
-`run --json` and the session log share the document. It computes nothing about speed itself: the
-definitions are Answer's.
+`run --json` and the session log share the document.
 """
 
 from collections.abc import Sequence
@@ -17,14 +16,14 @@ from llmcli.units import size
 PERCENTILES = (0.50, 0.90, 0.95, 0.99)
 NOTES = {
     "length": "stopped at the token limit",
-    "cancelled": "cut",
+    "cancelled": "stopped by the user",
     "context_full": "the context is full",
-    "repetition": "stopped: it only repeats itself; --endless lets it",
+    "repetition": "stopped because it repeated itself; --endless allows that",
 }
 
 
 def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict[str, Any]:
-    """The document of `run --json`; what cannot be known is null, never a guess."""
+    """Build the document of `run --json`. Unknown values are None."""
     header, kv = runner.header, runner.kv_report()
     return {
         "model": {
@@ -53,7 +52,7 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
         **({"reproducible": True} if runner.options.reproducible else {}),
         **({"profile": runner.options.profile} if runner.options.profile else {}),
         **(
-            {"beams": [{"text": one.text, "score": one.score} for one in answer.beams]}
+            {"beams": [{"text": beam.text, "score": beam.score} for beam in answer.beams]}
             if answer.beams
             else {}
         ),
@@ -62,44 +61,57 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
 
 
 def samples(runner: Runner, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Several answers to one prompt, each with the seed that says it again."""
+    """Build the documents of several answers to one prompt, each with its seed."""
     return [
-        {"text": a.text, "tokens": _tokens(runner, a), "finish": a.finish, "seed": a.seed}
-        for a in answers
+        {
+            "text": answer.text,
+            "tokens": _tokens(runner, answer),
+            "finish": answer.finish,
+            "seed": answer.seed,
+        }
+        for answer in answers
     ]
 
 
 def _tokens(runner: Runner, answer: Answer) -> list[dict[str, Any]]:
-    guided = any(token.constraint_ms for token in answer.tokens)
+    is_constrained = any(token.constraint_ms for token in answer.tokens)
     rows: list[dict[str, Any]] = [
         {
-            "id": t.id,
-            "text": t.text,
-            "ms": t.ms,
-            "decode_ms": t.decode_ms,
-            "sample_ms": t.sample_ms,
-            "logprob": t.logprob,
-            **({"constraint_ms": t.constraint_ms, "forced": t.forced} if guided else {}),
+            "id": token.id,
+            "text": token.text,
+            "ms": token.ms,
+            "decode_ms": token.decode_ms,
+            "sample_ms": token.sample_ms,
+            "logprob": token.logprob,
+            **(
+                {"constraint_ms": token.constraint_ms, "forced": token.forced}
+                if is_constrained
+                else {}
+            ),
         }
-        for t in answer.tokens
+        for token in answer.tokens
     ]
     for row, likeliest in zip(rows, answer.top, strict=False):
         row["top_logprobs"] = [
-            {"id": one.token, "text": spelled(runner, one.token), "logprob": one.logprob}
-            for one in likeliest
+            {
+                "id": candidate.token,
+                "text": spelled(runner, candidate.token),
+                "logprob": candidate.logprob,
+            }
+            for candidate in likeliest
         ]
     return rows
 
 
 def spelled(runner: Runner, token: int) -> str:
-    """A token by itself, as text; ends and the like by their names, part of a character as U+FFFD."""
+    """Return a token's text: control tokens by their names, partial characters as U+FFFD."""
     return runner.model.piece(token, special=True).decode("utf-8", "replace")
 
 
 def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
-    spread = gaps(answer)
-    itl = {f"p{share * 100:.0f}": percentile(spread, share) for share in PERCENTILES}
-    guessed = (
+    gap_ms = gaps(answer)
+    itl = {f"p{share * 100:.0f}": percentile(gap_ms, share) for share in PERCENTILES}
+    draft_counts = (
         {}
         if answer.drafted is None
         else {"drafted_tokens": answer.drafted, "accepted_tokens": answer.accepted}
@@ -115,26 +127,26 @@ def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
         "generate_ms": answer.generate_ms,
         "tokens_per_second": answer.tokens_per_second,
         "tpot_ms": answer.tpot_ms,
-        "itl_ms": {**itl, "max": max(spread, default=0.0)},
-        **guessed,
+        "itl_ms": {**itl, "max": max(gap_ms, default=0.0)},
+        **draft_counts,
     }
 
 
 def beam_lines(answer: Answer) -> list[str]:
-    """What a beam search found, a line each, best first; nothing for other answers."""
+    """Return one line for each result of a beam search, best first; nothing for other answers."""
     return [
-        f"beam {number}  {one.score:.4f}  {one_line(one.text)}"
-        for number, one in enumerate(answer.beams, 1)
+        f"beam {number}  {beam.score:.4f}  {one_line(beam.text)}"
+        for number, beam in enumerate(answer.beams, 1)
     ]
 
 
 def gaps(answer: Answer) -> list[float]:
-    """Milliseconds between consecutive tokens."""
+    """Return the milliseconds between consecutive tokens."""
     return [token.ms for token in answer.tokens[1:]]
 
 
 def used_bytes(cache: KVCache, used: int) -> int:
-    """Bytes of the cells in use; a windowed layer never holds more than its window."""
+    """Return the bytes of `used` cells; a windowed layer never holds more than its window."""
     return sum(
         min(used, layer.cells) * (layer.k_bytes + layer.v_bytes) // layer.cells
         for layer in cache.layers
@@ -142,18 +154,20 @@ def used_bytes(cache: KVCache, used: int) -> int:
 
 
 def timing_line(runner: Runner, answer: Answer) -> str:
-    """`[ttft 41 ms · prefill 12 tok 298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99 12.1
-    ms · KV …]`.
+    """Return the timing line.
+
+    Example: `[ttft 41 ms · prefill 12 tok 298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99
+    12.1 ms · KV …]`.
     """
-    spread = gaps(answer)
+    gap_ms = gaps(answer)
     parts = [
         f"ttft {answer.ttft_ms:.0f} ms",
         _prefill(answer),
         f"{len(answer.tokens)} tok {answer.tokens_per_second:.1f} tok/s",
-        f"p50 {percentile(spread, 0.5):.1f} p99 {percentile(spread, 0.99):.1f} ms",
+        f"p50 {percentile(gap_ms, 0.5):.1f} p99 {percentile(gap_ms, 0.99):.1f} ms",
         *_grammar(answer),
         *(
-            [f"{answer.accepted} of {answer.drafted} guessed tokens right"]
+            [f"{answer.accepted} of {answer.drafted} drafted tokens accepted"]
             if answer.drafted
             else []
         ),
@@ -165,46 +179,54 @@ def timing_line(runner: Runner, answer: Answer) -> str:
 
 
 def told(runner: Runner, answer: Answer, timing: str) -> list[str]:
-    """What is said of an answer's time, as `/set timing` has it."""
+    """Return the lines about an answer's time that the `timing` setting asks for."""
     if timing == "off":
         return []
-    each = [" ".join(f"{one_line(token.text)}|{token.ms:.1f}" for token in answer.tokens)]
-    return [*(each if timing == "tokens" and answer.tokens else ()), timing_line(runner, answer)]
+    token_line = [" ".join(f"{one_line(token.text)}|{token.ms:.1f}" for token in answer.tokens)]
+    return [
+        *(token_line if timing == "tokens" and answer.tokens else ()),
+        timing_line(runner, answer),
+    ]
 
 
 def samples_line(runner: Runner, answers: Sequence[Answer]) -> str:
-    """`[4 samples · ttft 41 ms · prefill 12 tok 298 tok/s (+0 reused) · 180 tok 61.2 tok/s together
-    · KV …]`.
+    """Return the timing line of several samples.
+
+    Example: `[4 samples · ttft 41 ms · prefill 12 tok 298 tok/s (+0 reused) · 180 tok 61.2 tok/s
+    together · KV …]`.
     """
     first = answers[0]
-    ends = [answer.ttft_ms + answer.generate_ms for answer in answers]
-    after = sum(max(0, len(answer.tokens) - 1) for answer in answers)
-    spent = (max(ends) - min(answer.ttft_ms for answer in answers)) / 1000
+    end_ms = [answer.ttft_ms + answer.generate_ms for answer in answers]
+    n_tokens = sum(max(0, len(answer.tokens) - 1) for answer in answers)
+    seconds = (max(end_ms) - min(answer.ttft_ms for answer in answers)) / 1000
+    n_generated = sum(len(answer.tokens) for answer in answers)
+    rate = n_tokens / seconds if seconds else 0
     parts = [
         f"{len(answers)} samples",
         f"ttft {first.ttft_ms:.0f} ms",
         _prefill(first),
-        f"{sum(len(answer.tokens) for answer in answers)} tok {after / spent if spent else 0:.1f} tok/s together",
+        f"{n_generated} tok {rate:.1f} tok/s together",
         _cells(runner),
     ]
-    full = sum(answer.finish == "context_full" for answer in answers)
-    return f"[{' · '.join(parts)}]" + (f" ({full} cut: the context is full)" if full else "")
+    n_full = sum(answer.finish == "context_full" for answer in answers)
+    return f"[{' · '.join(parts)}]" + (
+        f" ({n_full} stopped: the context is full)" if n_full else ""
+    )
 
 
 def _grammar(answer: Answer) -> list[str]:
-    """The grammar's bill: how many tokens it left no choice for, and its time a token."""
-    spent = sum(token.constraint_ms for token in answer.tokens)
-    if not spent:
+    """Describe the grammar's part: forced tokens, and its milliseconds per token."""
+    milliseconds = sum(token.constraint_ms for token in answer.tokens)
+    if not milliseconds:
         return []
     forced = sum(token.forced for token in answer.tokens)
-    return [f"{forced} tok forced, grammar {spent / len(answer.tokens):.2f} ms/tok"]
+    return [f"{forced} tok forced, grammar {milliseconds / len(answer.tokens):.2f} ms/tok"]
 
 
 def _prefill(answer: Answer) -> str:
-    fresh = answer.prompt_tokens - answer.cached_tokens
-    return (
-        f"prefill {fresh} tok {answer.prompt_per_second:.0f} tok/s (+{answer.cached_tokens} reused)"
-    )
+    n_computed = answer.prompt_tokens - answer.cached_tokens
+    rate = answer.prompt_per_second
+    return f"prefill {n_computed} tok {rate:.0f} tok/s (+{answer.cached_tokens} reused)"
 
 
 def _cells(runner: Runner) -> str:

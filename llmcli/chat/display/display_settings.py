@@ -1,4 +1,4 @@
-"""What of an answer is shown, and how: nothing here changes what the model is asked or says."""
+"""Settings of how answers are displayed. They do not change what the model generates."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,12 @@ SHOW, FOLD, HIDE = "show", "fold", "hide"
 
 @dataclass(slots=True)
 class Screen:
-    """The choices of one sitting. `timing`: nothing, one line after an answer, or every token's
-    milliseconds too. `thinking`: dimmed, one line in its place, or left out. `markdown`: drawn, on
-    a terminal. `probs`: how many of the likeliest tokens are kept at each step, for /probs.
+    """The display settings of one session.
+
+    - `timing`: off, one line after an answer, or the milliseconds of every token, too.
+    - `thinking`: shown dimmed, folded into one line, or hidden.
+    - `markdown`: rendered on a terminal.
+    - `probs`: the number of likeliest tokens kept at each step for /probs.
     """
 
     timing: str = "line"

@@ -1,8 +1,7 @@
-"""Markdown on its way: cut into pieces that can be drawn as soon as they are whole.
+"""Splits streamed Markdown into pieces that can be rendered as soon as they are complete.
 
-A paragraph, a table, an item of a list is drawn when it is over, a line of code when its line is.
-Nothing that was drawn is drawn again, so that the cursor only ever moves on. How a piece looks is
-the drawer's.
+A paragraph, a table or a list item is rendered at its end, code line by line. Nothing is drawn
+twice, so the cursor never moves back.
 """
 
 import re
@@ -14,26 +13,26 @@ from llmcli.ui import visible
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
 ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?: |$)")
 HEADING = re.compile(r" {0,3}#{1,6}(?: |$)")
-INSIDE = re.compile(r"  |\t")  # what follows a blank line and still belongs to an item
+INSIDE = re.compile(r"  |\t")  # a line after a blank one that still belongs to the list item
 
 
 class Drawer(Protocol):
-    """Makes terminal text of pieces of Markdown."""
+    """Renders pieces of Markdown for a terminal."""
 
     @property
     def color(self) -> bool: ...
 
     def markdown(self, text: str) -> str:
-        """A whole piece, its last line ended."""
+        """Render a complete piece, ending with a line break."""
         ...
 
     def code(self, line: str, language: str) -> str:
-        """One line of code, ended."""
+        """Render one line of code, ending with a line break."""
         ...
 
 
 class Blocks:
-    """One answer's Markdown. feed() gives what has become certain, finish() the rest."""
+    """The Markdown of one answer, rendered piece by piece."""
 
     def __init__(self, drawer: Drawer) -> None:
         self._drawer = drawer
@@ -43,12 +42,12 @@ class Blocks:
         self._gap = self._begun = False  # a blank line is due; something was drawn
 
     def feed(self, text: str) -> str:
-        """What is to be drawn after this text."""
+        """Add text; return what can be drawn now."""
         *lines, self._line = (self._line + text).split("\n")
         return "".join(self._take(line) for line in lines)
 
     def finish(self) -> str:
-        """What was held back, now that nothing follows."""
+        """Return what was held back, at the end of the answer."""
         line, self._line = self._line, ""
         return (self._take(line) if line else "") + self._flush()
 
@@ -95,7 +94,7 @@ class Blocks:
         return self._drawer.code(line, self._language)
 
     def _edge(self, line: str) -> str:
-        """A fence, which stays: it tells code from text where there are no colours."""
+        """Draw a fence line, which separates code from text where there are no colors."""
         return (dimmed(visible(line)) if self._drawer.color else visible(line)) + "\n"
 
     def _flush(self) -> str:

@@ -1,7 +1,6 @@
-"""Events -> the terminal: text as it comes, control characters shown and never obeyed.
+"""Writes an answer to the terminal as it is generated, with control characters made visible.
 
-Plain writes, because they happen once a token (2 µs; a console library takes 50 times that). It
-knows nothing of models and conversations.
+Plain writes are used because there is one for each token: a console library takes 50 times as long.
 """
 
 import math
@@ -16,13 +15,13 @@ from llmcli.runtime.text.reasoning import Tags
 from llmcli.types import Event, TokenTime
 from llmcli.ui import UI, put, visible
 
-if TYPE_CHECKING:  # it writes with what is here
+if TYPE_CHECKING:  # only a type: the formatter imports this module
     from llmcli.chat.display.answer_formatter import Paint
 
 
 class Stream:
-    """One answer on stdout. `silent` shows nothing (under --json), `paint` None shows the text as
-    it is.
+    """Writes one answer to stdout. `silent` writes nothing (--json); without `paint`, text is not
+    formatted.
     """
 
     def __init__(self, silent: bool = False, paint: "Paint | None" = None) -> None:
@@ -31,18 +30,18 @@ class Stream:
         self._open_line = False
 
     def begin(self, opened: Tags | None) -> None:
-        """An answer begins whose prompt has opened these thinking tags."""
+        """Begin an answer; `opened` are the thinking tags that its prompt opened."""
         if self._paint and not self.silent:
             self._paint.begin(opened)
             self._painting = True
 
     def show(self, event: Event) -> None:
-        """Write what became visible with this event."""
+        """Write the text that became visible with this event."""
         if self._painting and self._paint:
             self._write(self._paint.feed(event.text))
             self._painting = not self._paint.over
         elif event.text and not self.silent:
-            self._open_line = False  # if this fails there is no line to end
+            self._open_line = False  # if the write fails, there is no line to end
             put(sys.stdout, visible(event.text))
             self._open_line = not event.text.endswith("\n")
 
@@ -53,12 +52,12 @@ class Stream:
             self._open_line = not text.endswith("\n")
 
     def heading(self, line: str) -> None:
-        """A line of its own before what follows."""
+        """Write a separate line before the answer."""
         if not self.silent:
             put(sys.stdout, f"{line}\n")
 
     def close(self) -> None:
-        """End the line, so that what follows begins a new one."""
+        """End the current line."""
         if self._painting and self._paint:
             self._painting = False
             self._write(self._paint.finish())
@@ -68,7 +67,7 @@ class Stream:
 
 
 def aside(ui: UI, line: str) -> None:
-    """One line on stderr, dimmed where a person watches in colour."""
+    """Print one line on stderr, dimmed on a color terminal."""
     if ui.color and sys.stderr.isatty():
         put(sys.stderr, f"{DIM}{visible(line)}{PLAIN}\n")
     else:
@@ -76,11 +75,10 @@ def aside(ui: UI, line: str) -> None:
 
 
 def histogram(values: Sequence[float], most: int = 8) -> list[tuple[str, int]]:
-    """(from-to, how many) of `values`, at most `most` equal steps and one for what is far beyond;
-    steps are round.
+    """Count `values` in at most `most` equal bins of round size; return (label, count) pairs.
 
-    The steps end at the 95th percentile, so that one slow token does not press all others into a
-    single step.
+    The bins end at the 95th percentile, and one more bin counts larger values, so that one slow
+    token does not squeeze all others into a single bin.
     """
     ordered = sorted(values)
     low, high = ordered[0], ordered[-(-len(ordered) * 95 // 100) - 1]
@@ -122,14 +120,14 @@ SHARES = (
 
 
 def shares(tokens: Sequence[TokenTime]) -> list[Share]:
-    """The parts that these tokens' times have; a grammar's only where there was one."""
+    """Return the parts that these tokens have; the grammar's only if there was one."""
     return [share for share in SHARES if share.name != "grammar" or any(map(share.of, tokens))]
 
 
 def token_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:
-    """Rows of the /timing table: number, text, ms, each of `shares`, bar.
+    """Return the rows of the /timing table: number, text, ms, one column for each part, bar.
 
-    Bars are scaled to the slowest token after the first, whose gap holds the whole prompt.
+    Bars are scaled to the slowest token after the first, whose time includes the whole prompt.
     """
     slowest = max((token.ms for token in tokens[1:]), default=tokens[0].ms if tokens else 1.0)
     parts = shares(tokens)

@@ -1,6 +1,4 @@
-"""A conversation's tree, drawn: a line for each turn, those that nothing parts stand below one
-another.
-"""
+"""The conversation's tree drawn as text: one line for each turn."""
 
 from collections.abc import Iterator
 
@@ -12,51 +10,51 @@ QUESTION, ANSWER = 24, 28  # characters shown of each
 
 
 def rows(tree: Tree) -> list[tuple[str, str, str, str, str]]:
-    """Rows of the /tree table: where it hangs and its number, question, answer, tokens, what else
-    there is to tell.
-    """
+    """Return the rows of the /tree table: drawing and number, question, answer, tokens, remarks."""
     path = set(tree.path())
-    named: dict[int, list[str]] = {}
+    branches: dict[int, list[str]] = {}
     for name, end in tree.names.items():
-        named.setdefault(end, []).append(name)
-    found = []
+        branches.setdefault(end, []).append(name)
+    table = []
     for lead, number in _lines(tree):
         turn = tree[number]
-        words = ["cut"] * turn.cut + ["left the context"] * (number in tree.left)
-        words += named.get(number, [])
-        words += ["<- here"] if number == tree.at else []
-        found.append(
+        remarks = ["cut"] * turn.cut + ["left the context"] * (number in tree.left)
+        remarks += branches.get(number, [])
+        remarks += ["<- here"] if number == tree.at else []
+        table.append(
             (
                 f"{lead}{HERE if number in path else ELSEWHERE} {number}",
                 shortened(turn.question, QUESTION),
                 shortened(turn.answer, ANSWER),
                 f"{turn.tokens or '-'}",
-                ", ".join(words),
+                ", ".join(remarks),
             )
         )
-    return found
+    return table
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning of a text on one line; an ellipsis where there is more."""
+    """Shorten a text to one line; an ellipsis marks that something is missing."""
     line = one_line(text[: most + 1])
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _lines(tree: Tree) -> Iterator[tuple[str, int]]:
-    """What is drawn before each turn, and its number: a turn's followers come right below it."""
+    """Yield what is drawn before each turn, and its number; a turn's followers come right after it.
+
+    A single follower stays at the same indentation.
+    """
     children = tree.children()
-    waiting: list[
-        tuple[str, str, int]
-    ] = []  # drawn before it, drawn before what follows it, number
+    # (drawn before the turn, drawn before what follows it, number)
+    waiting: list[tuple[str, str, int]] = []
 
     def follow(number: int, lead: str) -> None:
-        after = children[number]
-        if len(after) == 1:
-            waiting.append((lead, lead, after[0]))
+        followers = children[number]
+        if len(followers) == 1:
+            waiting.append((lead, lead, followers[0]))
             return
-        for child in reversed(after):
-            last = child == after[-1]
+        for child in reversed(followers):
+            last = child == followers[-1]
             waiting.append(
                 (lead + ("└─" if last else "├─"), lead + ("  " if last else "│ "), child)
             )

@@ -1,4 +1,4 @@
-"""What `/set` changes: each module of this folder exports KNOBS."""
+"""The settings that `/set` changes; each module of this folder exports KNOBS."""
 
 import functools
 from difflib import get_close_matches
@@ -10,22 +10,21 @@ from quant.registry import collect
 
 @functools.cache
 def knobs() -> dict[str, Knob]:
-    """Every knob by name: what an answer is drawn with first, what the screen shows of it last."""
+    """Return every setting by name, in the order of `/set`'s list."""
     table: dict[str, Knob] = collect("llmcli.chat.settings", "KNOBS")
-    return dict(
-        sorted(table.items(), key=lambda item: item[1].order)
-    )  # stable: a module's own order stays
+    # A stable sort: the settings of one module keep their order.
+    return dict(sorted(table.items(), key=lambda item: item[1].order))
 
 
 def find(name: str) -> Knob:
-    """The knob of that name or alias; raises UserError naming the nearest."""
+    """Return the setting with this name or alias. Raises UserError that suggests a similar name."""
     wanted = name.strip().lower().replace("-", "_")
     for knob in knobs().values():
         if wanted == knob.name or wanted in knob.aliases:
             return knob
     near = get_close_matches(wanted, knobs(), 1)
-    known = ", ".join(knobs())
+    names = ", ".join(knobs())
     raise UserError(
         f"no setting called {name!r}",
-        hint=f"did you mean {near[0]}?" if near else f"there are: {known}",
+        hint=f"did you mean {near[0]}?" if near else f"the settings are: {names}",
     )

@@ -1,4 +1,4 @@
-"""Where an answer ends."""
+"""Settings of where an answer ends."""
 
 import json
 from collections.abc import Iterable
@@ -9,14 +9,15 @@ from llmcli.errors import UserError
 
 
 def predict(value: str) -> int | None:
-    """A limit of tokens as people write it; -1 is none. Raises UserError."""
+    """Parse a token limit; -1 means no limit (None). Raises UserError."""
     try:
         number = int(value)
     except ValueError:
         number = -2
     if number < -1:
         raise UserError(
-            f"predict is {value!r}", hint="predict takes a whole number of tokens, -1 = no limit"
+            f"{value!r} is not a token limit",
+            hint="predict takes a whole number of tokens, or -1 for no limit",
         )
     return None if number == -1 else number
 
@@ -43,8 +44,8 @@ def _stop(talk: Talk, value: str) -> None:
         text = value
     if not text:
         raise UserError(
-            "an empty text ends every answer",
-            hint='/set stop "END" ends it there, /set stop none nowhere',
+            "an empty text would end every answer",
+            hint='/set stop "END" ends answers before END, /set stop none removes all stop texts',
         )
     if text not in talk.stops:
         talk.stops = (*talk.stops, text)
@@ -55,7 +56,7 @@ def _quoted(texts: tuple[str, ...]) -> str:
 
 
 def _switch(name: str, meaning: str) -> Knob:
-    """A knob for one of the talk's own switches."""
+    """Build the setting of an on/off attribute of the chat session."""
 
     def change(talk: Talk, value: str) -> None:
         setattr(talk, name, SWITCH[one_of(name, SWITCH, value)])
@@ -70,8 +71,8 @@ KNOBS = (
     Knob(
         "predict",
         ANSWER,
-        "the most tokens of an answer, -1 = no limit",
-        "from -1 up",
+        "the maximum number of tokens in an answer, -1 = no limit",
+        "-1 or more",
         "-1",
         _show,
         _change,
@@ -81,13 +82,13 @@ KNOBS = (
     Knob(
         "stop",
         ANSWER,
-        'an answer ends before any of these; "\\n" is a line\'s end',
+        'an answer ends before any of these texts; "\\n" is a line break',
         "any text, none",
         "none",
         lambda talk: _quoted(talk.stops) or "none",
         _stop,
         lambda talk: ("none",),
     ),
-    _switch("ignore_eos", "go on where the model would end"),
-    _switch("endless", "go on where the answer only repeats itself"),
+    _switch("ignore_eos", "continue after the model's end token"),
+    _switch("endless", "continue when the answer only repeats itself"),
 )

@@ -1,4 +1,4 @@
-"""What a knob is: a setting of the talk as `/set` lists, completes, checks and changes it."""
+"""The interface of a setting: how `/set` lists, completes, checks and changes it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,27 +7,28 @@ from llmcli.chat.chat_session import Talk
 from llmcli.errors import UserError
 
 SWITCH = {"off": False, "on": True}
-SAMPLING, SEARCH, ANSWER, SCREEN = range(4)  # the order of `/set`'s list
+SAMPLING, SEARCH, ANSWER, SCREEN = range(4)  # the order of the groups in `/set`'s list
 
 
 class Offer(str):
-    """A word that Tab offers, and what is shown beside it."""
+    """A word that Tab offers, with a description."""
 
     about: str
 
     def __new__(cls, word: str, about: str = "") -> "Offer":
-        made = super().__new__(cls, word)
-        made.about = about
-        return made
+        offer = super().__new__(cls, word)
+        offer.about = about
+        return offer
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One setting. `range` says in words what it takes, `default` is what it starts with, as people
-    write it.
+    """One setting.
 
-    `show` gives the value in effect, `change` takes what was typed: it raises UserError with what
-    to type instead, and then nothing has changed. `values` are what Tab offers.
+    - `range`: the accepted values, in words; `default`: the initial value, as text.
+    - `show`: returns the current value as text.
+    - `change`: sets the typed value. Raises UserError for an invalid one; then nothing has changed.
+    - `values`: the values that Tab offers.
     """
 
     name: str
@@ -42,8 +43,11 @@ class Knob:
 
 
 def one_of(name: str, words: Iterable[str], value: str) -> str:
-    """The one of `words` that was typed; raises UserError."""
-    known = tuple(words)
-    if value.lower() not in known:
-        raise UserError(f"{name} is {value!r}", hint=f"{name} takes one of: {', '.join(known)}")
+    """Return the typed word, if it is one of `words`. Raises UserError."""
+    choices = tuple(words)
+    if value.lower() not in choices:
+        raise UserError(
+            f"{value!r} is not a value of {name}",
+            hint=f"{name} takes one of: {', '.join(choices)}",
+        )
     return value.lower()

@@ -1,4 +1,4 @@
-"""The settings of a beam search; the sequences that beams take were made with the context."""
+"""Settings of beam search. The number of beams is limited by the sequences of the open context."""
 
 from collections.abc import Iterable
 
@@ -16,13 +16,16 @@ def _knob(name: str) -> Knob:
         return value if isinstance(value, str) else f"{value:.10g}"
 
     def change(talk: Talk, value: str) -> None:
-        wanted, most = talk.session.search.with_values({name: value}), talk.runner.context.n_seq_max
-        if wanted.beams > most:
+        search, max_beams = (
+            talk.session.search.with_values({name: value}),
+            talk.runner.context.n_seq_max,
+        )
+        if search.beams > max_beams:
             raise UserError(
-                f"{wanted.beams} beams: this model was loaded for {most}",
-                hint=f"leave, and start with --beams {wanted.beams}",
+                f"{search.beams} beams are too many: this model was loaded for {max_beams}",
+                hint=f"leave, and start with --beams {search.beams}",
             )
-        talk.session.search = wanted
+        talk.session.search = search
 
     def values(talk: Talk) -> Iterable[str]:
         if name == "early_stopping":

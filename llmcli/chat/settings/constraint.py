@@ -1,4 +1,4 @@
-"""What every answer must be: JSON, a document of a schema, a text of a grammar."""
+"""Settings of the format of answers: JSON, a JSON schema, or a grammar."""
 
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.paths import named
@@ -7,7 +7,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, Kind
 from llmcli.text_input import decoded
 
-MOST = 1 << 20  # bytes: more than a schema or grammar may have
+MOST = 1 << 20  # the maximum size of a schema or grammar in bytes
 NONE = ("none", "off", '""')
 
 
@@ -22,16 +22,19 @@ def _grammar(talk: Talk, value: str) -> None:
 
 
 def _put(talk: Talk, kind: Kind, value: str, written: bool) -> None:
-    """Hold the next answers to what was typed, or to what the file says that was named."""
-    asked = talk.session.constraint
+    """Constrain the next answers by the typed text, or by the contents of the named file.
+
+    Raises UserError.
+    """
+    current = talk.session.constraint
     if value.lower() in NONE:
-        if asked and asked.kind == kind:
+        if current and current.kind == kind:
             talk.session.constraint = None
         return
     constraint = Constraint(
-        kind, value if written else _text(value), jump=asked.jump if asked else "lossless"
+        kind, value if written else _text(value), jump=current.jump if current else "lossless"
     )
-    talk.runner.grammars(constraint)  # what is no grammar is told now
+    talk.runner.grammars(constraint)  # reports an invalid schema or grammar now
     talk.session.constraint = constraint
 
 
@@ -39,25 +42,27 @@ def _text(value: str) -> str:
     path = named(value)
     try:
         if path.exists() and not path.is_file():
-            raise UserError(f"{path} is no ordinary file", hint="type the text itself, or a file")
+            raise UserError(
+                f"{path} is not a regular file", hint="type the text itself, or give a file"
+            )
         with path.open("rb") as file:
             raw = file.read(MOST + 1)
     except OSError as error:
         raise UserError(
-            f"cannot read {path}: {error.strerror}", hint="type the text itself, or a file"
+            f"cannot read {path}: {error.strerror}", hint="type the text itself, or give a file"
         ) from None
     if len(raw) > MOST:
         raise UserError(
-            f"{path} is too long for a schema or grammar", hint=f"at most {MOST:,} bytes"
+            f"{path} is too long for a schema or grammar", hint=f"the limit is {MOST:,} bytes"
         )
     return decoded(raw, str(path)).removeprefix("\ufeff")
 
 
 def _shown(talk: Talk, kind: Kind) -> str:
-    asked = talk.session.constraint
-    if asked is None or asked.kind != kind:
+    constraint = talk.session.constraint
+    if constraint is None or constraint.kind != kind:
         return "none"
-    text = " ".join(asked.text.split())
+    text = " ".join(constraint.text.split())
     return "json" if text == "{}" else text if len(text) <= 40 else f"{text[:39]}…"
 
 
@@ -65,7 +70,7 @@ KNOBS = (
     Knob(
         "format",
         ANSWER,
-        "answers are JSON: any, or of a schema",
+        "answers are JSON: any document, or one that follows a schema",
         "none, json, a schema or its file",
         "none",
         lambda talk: _shown(talk, "json_schema"),

@@ -1,4 +1,4 @@
-"""What is shown of an answer, and how."""
+"""Settings of how answers are displayed."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,7 +10,7 @@ from llmcli.runtime.sampling.top_logprobs import MOST
 
 
 def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
-    """A knob of the screen that takes one of some words; `about` has each one's meaning."""
+    """Build a display setting that takes one of several words; `about` describes each word."""
 
     def change(talk: Talk, value: str) -> None:
         setattr(talk.screen, name, one_of(name, about, value))
@@ -24,7 +24,7 @@ def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
     )
 
 
-WHAT = ("nothing", "one line after an answer", "every token's milliseconds, and the line")
+WHAT = ("nothing", "one line after an answer", "the milliseconds of every token, and the line")
 
 
 def _draw(talk: Talk, value: str) -> None:
@@ -33,22 +33,25 @@ def _draw(talk: Talk, value: str) -> None:
 
 def _keep(talk: Talk, value: str) -> None:
     if not (value.isascii() and value.isdigit() and len(value) < 9 and int(value) <= MOST):
-        hint = f"probs takes a whole number from 0 to {MOST}: how many alternatives of each token are kept, 0 = off"
-        raise UserError(f"probs is {value!r}", hint=hint)
+        raise UserError(
+            f"{value!r} is not a value of probs",
+            hint=f"probs takes a whole number from 0 to {MOST}: the number of alternatives kept "
+            "for each token, 0 = off",
+        )
     talk.screen.probs = int(value)
 
 
 KNOBS = (
-    _words("timing", "what is told of an answer's time", dict(zip(TIMINGS, WHAT, strict=True))),
+    _words("timing", "what is shown of an answer's time", dict(zip(TIMINGS, WHAT, strict=True))),
     _words(
         "thinking",
-        "a model's thinking on the screen",
-        {SHOW: "dimmed; in a pipe as it is", FOLD: "one line in its place", HIDE: "left out"},
+        "how a model's thinking is shown",
+        {SHOW: "dimmed; unchanged in a pipe", FOLD: "folded into one line", HIDE: "hidden"},
     ),
     Knob(
         "markdown",
         SCREEN,
-        "draw an answer's Markdown on a terminal",
+        "render an answer's Markdown on a terminal",
         ", ".join(SWITCH),
         "off",
         lambda talk: next(word for word, on in SWITCH.items() if on is talk.screen.markdown),
@@ -58,7 +61,7 @@ KNOBS = (
     Knob(
         "probs",
         SCREEN,
-        "alternatives kept of each token, for /probs; 0 = off",
+        "alternatives kept for each token, for /probs; 0 = off",
         f"from 0 to {MOST}",
         "0",
         lambda talk: str(talk.screen.probs),

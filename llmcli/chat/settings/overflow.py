@@ -1,4 +1,4 @@
-"""What happens when the context is full."""
+"""The setting of what happens when the context is full."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Whether the model is asked to think, where its template can say so."""
+"""The setting of whether the model is asked to think, for templates that support it."""
 
 from collections.abc import Iterable
 
@@ -10,24 +10,24 @@ MEANT = {"auto": None, "on": True, "off": False}
 
 
 def _show(talk: Talk) -> str:
-    asked = talk.runner.template.reasoning if talk.runner.template else None
-    return next(word for word, meant in MEANT.items() if meant is asked)
+    reasoning = talk.runner.template.reasoning if talk.runner.template else None
+    return next(word for word, meaning in MEANT.items() if meaning is reasoning)
 
 
 def _change(talk: Talk, value: str) -> None:
-    asked, template = MEANT[one_of("reasoning", MEANT, value)], talk.runner.template
-    if asked is not None and not (template and template.switches):
+    reasoning, template = MEANT[one_of("reasoning", MEANT, value)], talk.runner.template
+    if reasoning is not None and not (template and template.switches):
         raise UserError(
-            "this model's template has no switch for thinking",
-            hint="/set thinking hide (--hidethinking) leaves out what it thinks, if it does",
+            "this model's template cannot turn thinking on or off",
+            hint="/set thinking hide (--hidethinking) hides any thinking",
         )
     if template:
-        template.reasoning = asked
+        template.reasoning = reasoning
 
 
 def _values(talk: Talk) -> Iterable[str]:
-    able = bool(talk.runner.template and talk.runner.template.switches)
-    return [Offer("auto", "as the template has it"), *(("on", "off") if able else ())]
+    can_switch = bool(talk.runner.template and talk.runner.template.switches)
+    return [Offer("auto", "the template's default"), *(("on", "off") if can_switch else ())]
 
 
 KNOBS = (

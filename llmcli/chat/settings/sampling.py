@@ -1,4 +1,4 @@
-"""Every sampling setting, read off the steps."""
+"""All sampling settings, taken from the fields of the sampler steps."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from llmcli.chat.settings.base import SAMPLING, Knob, Offer
 from llmcli.runtime.sampling import Setting, settings
 from llmcli.runtime.sampling.base import Limits
 
-FAR = 1000  # a limit beyond it is no value that anybody sets
+FAR = 1000  # limits beyond this are not offered as values
 
 
 def _knob(setting: Setting) -> Knob:
@@ -21,12 +21,12 @@ def _knob(setting: Setting) -> Knob:
         default, limits = setting.show(setting.default), setting.limits
         if not isinstance(limits, Limits):
             return [Offer(default, f"default · {limits}")]
-        about = {show(talk): "now", default: "default"}
-        ends = ((limits.low, "the least"), (limits.high, "the most"))
-        for end, what in ends[limits.open_low :]:
-            if abs(end) <= FAR:
-                about.setdefault(setting.show(end), what)
-        return [Offer(value, f"{what} · {limits}") for value, what in about.items()]
+        descriptions = {show(talk): "current", default: "default"}
+        bounds = ((limits.low, "minimum"), (limits.high, "maximum"))
+        for bound, what in bounds[limits.open_low :]:
+            if abs(bound) <= FAR:
+                descriptions.setdefault(setting.show(bound), what)
+        return [Offer(value, f"{what} · {limits}") for value, what in descriptions.items()]
 
     return Knob(
         setting.name,

@@ -1,4 +1,4 @@
-"""Whether tokens are guessed from repetitions in the text."""
+"""The setting of speculative decoding from repetitions in the text."""
 
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.settings.base import ANSWER, Knob, one_of
@@ -10,7 +10,7 @@ def _change(talk: Talk, value: str) -> None:
     wanted = one_of("ngram_draft", NGRAM, value)
     if not talk.runner.guess(wanted) and wanted == "on":
         raise UserError(
-            "this model was loaded without room for guesses, or they cannot pay here",
+            "this model was loaded without n-gram drafting, or drafting cannot pay off here",
             hint="leave, and start with --ngram-draft on",
         )
 
@@ -19,7 +19,7 @@ KNOBS = (
     Knob(
         "ngram_draft",
         ANSWER,
-        "guess tokens from repetitions in the text",
+        "draft tokens from repetitions in the text",
         ", ".join(NGRAM),
         "auto",
         lambda talk: talk.runner.ngram,

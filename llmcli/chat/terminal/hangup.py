@@ -1,8 +1,4 @@
-"""The terminal is gone, or the process was told to end: the answer stops as at Ctrl-C, what was
-said is kept.
-
-It knows signals, not what is being said.
-"""
+"""SIGHUP and SIGTERM: the answer stops as at Ctrl-C, and its text is kept."""
 
 import os
 import signal
@@ -16,37 +12,34 @@ ENDS = tuple(number for number in (GONE, signal.SIGTERM) if number is not None)
 
 @contextmanager
 def on_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
-    """Call `leave` for SIGHUP and SIGTERM inside the block, then do as Ctrl-C does; the list holds
-    what came.
+    """Call `leave` on SIGHUP and SIGTERM inside the block, then act as Ctrl-C does.
 
-    A signal that is ignored (nohup) stays so. What is still written to a terminal that is gone
-    falls.
+    Yields a list that receives the signal numbers. Ignored signals (nohup) stay ignored. Output to
+    a closed terminal is discarded.
     """
-    came: list[int] = []
+    signals: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        signals.append(number)
         leave()
         if number == GONE:
             silence()
-        signal.raise_signal(signal.SIGINT)  # whoever is at work knows what to do then
+        signal.raise_signal(signal.SIGINT)  # interrupts what is running as Ctrl-C does
 
     before = {number: signal.getsignal(number) for number in ENDS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, end)
     try:
-        yield came
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def silence() -> None:
-    """Let all that is written from here on fall: nobody reads it, and a terminal that is gone
-    refuses it.
-    """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Discard all further output: a closed terminal cannot be written."""
+    null_device = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    os.close(nowhere)
+        os.dup2(null_device, stream)
+    os.close(null_device)

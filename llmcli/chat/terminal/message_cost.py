@@ -1,6 +1,7 @@
-"""What the message being typed will take of the context, before it is sent. Asked at every key: it
-counts pieces of the text once and adds them up, so a token may be counted twice where two pieces
-meet.
+"""Counts the tokens of the message being typed, before it is sent.
+
+The count is updated at every key, so pieces of the text are counted once and added up. Where two
+pieces meet, a token may be counted twice.
 """
 
 from bisect import bisect_left
@@ -11,11 +12,11 @@ from llmcli.errors import UserError
 from llmcli.runtime.requests.context_overflow import SPARE
 from llmcli.units import several
 
-PIECE = 2000  # characters that are counted at a time
+PIECE = 2000  # characters counted at once
 
 
 class Cost:
-    """Made once a prompt; the conversation stands still while a message is typed."""
+    """The cost of the message typed at one prompt; the conversation does not change meanwhile."""
 
     def __init__(self, talk: Talk) -> None:
         self.talk = talk
@@ -24,44 +25,46 @@ class Cost:
         self._held: int | None = None
 
     def line(self, draft: str) -> str:
-        """`+37 tokens, 512 of 8,192 left`; empty for what is no message, and where the template
-        cannot tell.
+        """Return a line such as `+37 tokens, 512 of 8,192 left`.
+
+        Empty for a command, and if the template cannot render the conversation.
         """
         text = message(draft.strip())
         if not text or not text.strip():
             return ""
-        room = self.talk.runner.n_ctx
+        n_ctx = self.talk.runner.n_ctx
         try:
             if self._held is None:
                 self._held = self.talk.held()
             count = self._size(0) - self._held + self._count("\n".join([*self.talk.attached, text]))
-            left = room - self._held - count
+            n_left = n_ctx - self._held - count
             return f"+{count:,} tokens, " + (
-                f"{left:,} of {room:,} left" if left > 0 else self._full(count)
+                f"{n_left:,} of {n_ctx:,} left" if n_left > 0 else self._full(count)
             )
         except UserError:
             return ""
 
     def _full(self, count: int) -> str:
-        """What happens to a message that does not fit."""
-        room, turns = self.talk.runner.n_ctx, len(self.talk.session.tree.kept())
-        mode, held = self.talk.session.on_full, self._held or 0
+        """Describe what happens to a message that does not fit."""
+        n_ctx, turns = self.talk.runner.n_ctx, len(self.talk.session.tree.kept())
+        mode, n_conversation = self.talk.session.on_full, self._held or 0
         if mode == "sinks":
-            return "the window moves on"
+            return "the window moves"
         if mode == "stop" or not turns:
-            return f"no room: {max(0, room - held):,} of {room:,} left"
-        said = count - self._size(0) + held
-        choices, wanted = range(1, turns + 1), room - room // SPARE - said
-        leave = choices[
-            min(bisect_left(choices, True, key=lambda k: self._size(k) <= wanted), turns - 1)
+            return f"does not fit: {max(0, n_ctx - n_conversation):,} of {n_ctx:,} left"
+        n_added = count - self._size(0) + n_conversation
+        choices, target = range(1, turns + 1), n_ctx - n_ctx // SPARE - n_added
+        n_leaving = choices[
+            min(bisect_left(choices, True, key=lambda k: self._size(k) <= target), turns - 1)
         ]
-        if self._size(leave) + said >= room:
-            return f"too long: the context holds {room:,}"
-        return f"{several(leave, 'turn')} will leave"
+        if self._size(n_leaving) + n_added >= n_ctx:
+            return f"too long: the context holds {n_ctx:,}"
+        return f"{several(n_leaving, 'turn')} will leave"
 
     def _size(self, skip: int) -> int:
-        """Tokens of the conversation without its first turns, and of what the template puts around
-        a message.
+        """Return the tokens of the conversation without its first `skip` turns.
+
+        The tokens that the template adds around a message are included.
         """
         if skip not in self._sizes:
             self._sizes[skip] = len(self.talk.tokens("a", skip)) - self._count("a")
@@ -69,7 +72,9 @@ class Cost:
 
     def _count(self, text: str) -> int:
         lines = text.splitlines(keepends=True)
-        pieces = [line[at : at + PIECE] for line in lines for at in range(0, len(line), PIECE)]
+        pieces = [
+            line[start : start + PIECE] for line in lines for start in range(0, len(line), PIECE)
+        ]
         return sum(self._piece(piece) for piece in pieces)
 
     def _piece(self, piece: str) -> int:

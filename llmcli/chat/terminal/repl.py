@@ -1,7 +1,4 @@
-"""The terminal: prompt, keys, history, completion, Ctrl-C. The only door to prompt_toolkit.
-
-What a line means is loop.py's; what an answer looks like is render.py's.
-"""
+"""The REPL at a terminal: prompt, keys, history, completion, Ctrl-C."""
 
 import asyncio
 import errno
@@ -39,35 +36,37 @@ PROMPT, CONTINUED = ">>> ", "... "
 
 
 def converse(talk: Talk) -> None:
-    """Read, answer, until Ctrl-D or /exit. A user's mistake is told and the talk goes on.
+    """Read lines and handle them until Ctrl-D or /exit. User errors are printed.
 
-    Raises SystemExit(128 + signal) after SIGHUP and SIGTERM, as a shell counts.
+    Raises SystemExit(128 + signal) after SIGHUP and SIGTERM, as a shell does.
     """
 
     def leave() -> None:
         talk.leaving = True
 
-    with on_hangup(leave) as came, interrupts_wait():
+    with on_hangup(leave) as signals, interrupts_wait():
         try:
             _converse(talk, _session(talk))
-        except OSError as error:  # the screen is gone, and its signal is still on the way
+        except OSError as error:  # the terminal is closed, and its signal has not arrived yet
             if error.errno != errno.EIO:
                 raise
             silence()
-            came.append(signal.SIGHUP)
+            signals.append(signal.SIGHUP)
         interrupt_taken()
-    if came:
-        raise SystemExit(128 + came[0])
+    if signals:
+        raise SystemExit(128 + signals[0])
 
 
 def _converse(talk: Talk, session: PromptSession[str]) -> None:
-    """The turns. Ctrl-C reaches the prompt as a key, an answer through `on_interrupt`, and nothing
-    between them.
+    """Run the input loop.
+
+    Ctrl-C reaches the prompt as a key and an answer through `on_interrupt`; between them it has no
+    effect.
     """
     talk.prefills = True
     while not talk.leaving:
-        told = status_line.parts(talk)
-        session.bottom_toolbar = partial(_bottom, told, Cost(talk))
+        status_parts = status_line.parts(talk)
+        session.bottom_toolbar = partial(_bottom, status_parts, Cost(talk))
         draft, talk.draft = talk.draft, ""
         try:
             text = asyncio.run(_typed(session, draft))
@@ -86,31 +85,34 @@ def _converse(talk: Talk, session: PromptSession[str]) -> None:
 
 
 async def _typed(session: PromptSession[str], draft: str) -> str:
-    """One message or command. Ctrl-C as a signal ends it as the key does, whenever it comes; one
-    that comes when the message is there already waits for the answer.
+    """Read one message or command.
 
-    (prompt_toolkit's own handler fails where the prompt has not quite begun, or has just ended.)
+    Ctrl-C as a signal ends it as the key does. A Ctrl-C after the message is complete applies to
+    the answer. prompt_toolkit's own handler is not used: it fails just before the prompt begins and
+    just after it ends.
     """
-    app, loop, waits = session.app, asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
-    came = False
+    app, loop, previous_handler = (
+        session.app,
+        asyncio.get_running_loop(),
+        signal.getsignal(signal.SIGINT),
+    )
+    interrupted = False
 
     def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
+        nonlocal interrupted
+        interrupted = True
         loop.call_soon_threadsafe(stop)
 
     def stop() -> None:
-        nonlocal came
-        if came and app.future and not app.future.done():
-            came = False
+        nonlocal interrupted
+        if interrupted and app.future and not app.future.done():
+            interrupted = False
             app.exit(exception=KeyboardInterrupt, style="class:aborting")
 
     def begin() -> None:
-        nonlocal came
-        app.layout.focus(
-            DEFAULT_BUFFER
-        )  # a search that a signal ended would keep the keys to itself
-        came = interrupt_taken() or came
+        nonlocal interrupted
+        app.layout.focus(DEFAULT_BUFFER)  # a search ended by a signal would keep the focus
+        interrupted = interrupt_taken() or interrupted
         stop()
 
     signal.signal(signal.SIGINT, hear)
@@ -123,17 +125,18 @@ async def _typed(session: PromptSession[str], draft: str) -> str:
             handle_sigint=False,
         )
     finally:
-        signal.signal(signal.SIGINT, waits)
-        if came:
+        signal.signal(signal.SIGINT, previous_handler)
+        if interrupted:
             signal.raise_signal(signal.SIGINT)
 
 
 def _bottom(told: list[status_line.Part], cost: Cost) -> str:
-    """The line at the bottom, as wide as the terminal is now; while a message is typed it begins
-    with its cost.
+    """Return the bottom line for the terminal's current width.
+
+    While a message is typed, the line begins with its cost.
     """
-    spent = cost.line(_proper(get_app().current_buffer.text))
-    parts = [status_line.Part(-1, spent), *told] if spent else told
+    cost_text = cost.line(_proper(get_app().current_buffer.text))
+    parts = [status_line.Part(-1, cost_text), *told] if cost_text else told
     return status_line.fit(parts, get_app().output.get_size().columns, get_cwidth)
 
 
@@ -155,7 +158,7 @@ def _keys() -> KeyBindings:
 
     @keys.add("enter", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
-        # Inside a fence Enter is a new line; everywhere else it sends.
+        # Inside a fence, Enter inserts a line break; otherwise it sends the message.
         buffer = event.current_buffer
         if closed(buffer.text) and buffer.text.strip() != FENCE:
             buffer.validate_and_handle()
@@ -171,9 +174,7 @@ def _keys() -> KeyBindings:
 
 @contextmanager
 def _no_echo() -> Iterator[None]:
-    """Keys typed into an answer wait for the next prompt instead of standing in the middle of the
-    text.
-    """
+    """Keep keys typed during an answer out of the output; they appear at the next prompt."""
     before = terminal_mode.settings()
     if before is None:
         yield
@@ -186,14 +187,12 @@ def _no_echo() -> Iterator[None]:
 
 
 def _proper(text: str) -> str:
-    """Typed text without the halves of characters that prompt_toolkit makes of bytes that are not
-    UTF-8.
-    """
+    """Replace the surrogates that prompt_toolkit makes of bytes that are not UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class _History(FileHistory):
-    """A history file that is the user's alone; a disk that does not take it is told once."""
+    """An input history readable by the user only. Disk errors are reported once."""
 
     def __init__(self, path: Path, talk: Talk) -> None:
         super().__init__(str(path))
@@ -216,7 +215,7 @@ class _History(FileHistory):
 
 
 class _Commands(Completer):
-    """What complete.py offers."""
+    """Passes Tab completion to complete.py."""
 
     def __init__(self, talk: Talk) -> None:
         self.talk = talk

@@ -1,6 +1,4 @@
-"""The line at the bottom of the terminal: what the next answer starts from. Knows nothing of
-terminals but a width.
-"""
+"""The status line at the bottom of the terminal: the state before the next answer."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,63 +10,59 @@ from llmcli.errors import UserError
 from llmcli.runtime.sampling import settings
 from llmcli.units import size
 
-COLUMNS = 10  # of the bar
-NAME = 24  # the longest name of a model
+COLUMNS = 10  # columns of the bar
+NAME = 24  # the most characters of a model name
 BETWEEN = " · "
 HELD_TO = {"json_schema": "JSON", "gbnf": "grammar"}
 
 
 class Part(NamedTuple):
-    """A piece of the line; where not all fit the one of the highest `rank` goes first."""
+    """A part of the line. If not all parts fit, those with the highest `rank` are removed first."""
 
     rank: int
     text: str
 
 
 def parts(talk: Talk) -> list[Part]:
-    """What the line says now, from left to right; asked once a prompt, not once a key."""
-    held, room = _held(talk), talk.runner.n_ctx
-    drawn = bar([("█", held)], room, COLUMNS).ljust(COLUMNS, "░")
+    """Return the parts of the line from left to right. Called once for each prompt."""
+    n_tokens, n_ctx = _held(talk), talk.runner.n_ctx
+    token_bar = bar([("█", n_tokens)], n_ctx, COLUMNS).ljust(COLUMNS, "░")
     name = one_line(talk.name)
-    if name.startswith(("/", ".", "~")):  # a file's end says more than its beginning
+    if name.startswith(("/", ".", "~")):  # the end of a path is more telling than its beginning
         name = name.rstrip("/").rpartition("/")[2]
-    found = [
+    listed = [
         Part(3, name if len(name) <= NAME else f"{name[: NAME - 1]}…"),
-        Part(5, drawn),
-        Part(0, f"{held}/{room} tokens"),
+        Part(5, token_bar),
+        Part(0, f"{n_tokens}/{n_ctx} tokens"),
         Part(2, _kv(talk)),
     ]
     if talk.last and talk.last.tokens_per_second:
-        found.append(Part(1, f"{talk.last.tokens_per_second:.1f} tok/s"))
-    return [*found, Part(4, _drawn_by(talk))]
+        listed.append(Part(1, f"{talk.last.tokens_per_second:.1f} tok/s"))
+    return [*listed, Part(4, _drawn_by(talk))]
 
 
 def fit(found: Sequence[Part], width: int, measure: Callable[[str], int] = len) -> str:
-    """As many parts as `width` columns hold, never more than one line; `measure` counts a text's
-    columns.
-    """
-    left = list(found)
-    while left and measure(BETWEEN.join(part.text for part in left)) > width:
-        left.remove(max(left))
-    return BETWEEN.join(part.text for part in left)
+    """Join as many parts as fit `width` columns; `measure` counts the columns of a text."""
+    remaining = list(found)
+    while remaining and measure(BETWEEN.join(part.text for part in remaining)) > width:
+        remaining.remove(max(remaining))
+    return BETWEEN.join(part.text for part in remaining)
 
 
 def _held(talk: Talk) -> int:
-    """The conversation's tokens; counted anew where it is another one, which takes 6 ms for a
-    thousand.
-    """
+    """Return the conversation's token count, recounted only when the conversation changes."""
     template = talk.runner.template
-    asked = (
+    key = (
         talk.runner,
         template,
         template and template.reasoning,
         talk.session.system,
         *(message.content for message in talk.session.kept),
     )
-    if talk.counted[0] != asked:
+    if talk.counted[0] != key:
         try:
-            talk.counted = asked, talk.held()
-        except UserError:  # the template refuses this conversation, which is told when it matters
+            talk.counted = key, talk.held()
+        except UserError:  # the template rejects this conversation; reported when a message is sent
             return talk.runner.engine.ledger.used
     return talk.counted[1]
 
@@ -84,7 +78,7 @@ def _kv(talk: Talk) -> str:
 
 
 def _drawn_by(talk: Talk) -> str:
-    """How tokens are chosen: the temperature, and whatever else is not as it comes."""
+    """Describe how tokens are chosen: a constraint, the temperature, and changed settings."""
     constraint = talk.session.constraint
     return (HELD_TO[constraint.kind] + BETWEEN if constraint else "") + _sampling(talk)
 
@@ -93,8 +87,12 @@ def _sampling(talk: Talk) -> str:
     if talk.session.search.beams > 1:
         return f"beams {talk.session.search.beams}"
     values = talk.session.sampling
-    changed = [s for s in settings().values() if s.name == "temp" or values[s.name] != s.default]
+    changed = [
+        setting
+        for setting in settings().values()
+        if setting.name == "temp" or values[setting.name] != setting.default
+    ]
     return " ".join(
-        f"{s.name} {s.show(values[s.name])}"
-        for s in sorted(changed, key=lambda s: s.name != "temp")
+        f"{setting.name} {setting.show(values[setting.name])}"
+        for setting in sorted(changed, key=lambda s: s.name != "temp")
     )
