@@ -1,10 +1,6 @@
 """Errors that the user can resolve. Bugs are not caught: they end with a traceback."""
 
-from quant.errors import Refusal
-
-
-class UserError(Refusal):
-    """An error that the user can resolve; its hint says what to type next."""
+from quant.errors import Refusal as UserError
 
 
 class ReaderGone(Exception):
