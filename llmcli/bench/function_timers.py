@@ -1,7 +1,7 @@
-"""Clocks around functions of the running program, put in for a measurement and taken out again.
+"""Timers around functions of the running program, installed for a measurement and removed
+afterwards.
 
-The code that is measured has no clocks of its own: each would cost every answer about a microsecond
-a token.
+The measured code itself has no timers: each would cost about a microsecond per token.
 """
 
 import time
@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-Place = tuple[str, Any, str]  # the part, who has the function (a class or a module), its name
+# the phase, the class or module that has the function, the function's name
+Place = tuple[str, Any, str]
 
 
 @dataclass(slots=True)
 class Probe:
-    """Seconds spent in each part since `take` was last called. Parts must not lie within one
+    """The seconds spent in each phase since the last reset. The timed functions must not call one
     another.
     """
 
@@ -24,7 +25,7 @@ class Probe:
     spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with a clock around it."""
+        """Return the function with a timer around it."""
         clock, spent = self.clock, self.spent
 
         def timed(*args: Any) -> Any:
@@ -37,14 +38,14 @@ class Probe:
         return timed
 
     def take(self) -> dict[str, float]:
-        """What was spent, which begins anew."""
+        """Return the seconds of each phase, and reset them."""
         taken = dict(self.spent)
         self.spent.clear()
         return taken
 
     @contextmanager
     def at(self, places: Sequence[Place]) -> Iterator[None]:
-        """Clocks around all of these functions."""
+        """Install timers around all of these functions."""
         before = [(owner, name, getattr(owner, name)) for _, owner, name in places]
         for (part, owner, name), (_, _, function) in zip(places, before, strict=True):
             setattr(owner, name, self.wrap(part, function))

@@ -1,11 +1,10 @@
-"""Where an answer's time goes: tokenizing, prefill, decode, sampling, detokenizing, the screen, the
-rest of Python.
+"""Where an answer's time goes: tokenizing, prefill, decode, sampling, detokenizing, output and the
+remaining Python code.
 
-Answers as `run` makes them, of the same prompt and seed and with as many tokens each, and nothing
-of one kept for the next. What llama.cpp computes is its own call, timed from outside; the rest of
-Python is what no clock has seen: the engine's plan, the batch, events. Every other answer has no
-clocks but the engine's own, so that what the clocks cost is known. `scripts/benchmarks/token_overhead.py`
-divides the rest of Python further.
+The answers are made as in `run`, with the same prompt, seed and number of tokens, and without any
+reuse between answers. llama.cpp's computation is its own call, timed from outside. The phase
+"python" is the remaining time: planning by the engine, building the batch, events. Every other
+answer runs without timers, to measure what the timers cost.
 """
 
 import statistics
@@ -35,8 +34,8 @@ Parts = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """One answer: seconds of each of PHASES, and for each token after the first seconds of each of
-    PER_TOKEN.
+    """The times of one answer: seconds of each of PHASES, and for each token after the first the
+    seconds of each of PER_TOKEN.
     """
 
     phases: Parts
@@ -45,8 +44,10 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Answers with clocks. `clocks` is what those cost a token, in seconds, which is in the parts:
-    the difference of the medians of all but decode, with them and without.
+    """The answers measured with timers.
+
+    `clock_seconds`: what the timers cost per token, which is included in the phases. It is the
+    difference between the medians with and without timers, of everything except decode.
     """
 
     prompt_tokens: int
@@ -54,13 +55,13 @@ class Breakdown:
     clocks: float
 
     def answer(self, phase: str) -> tuple[float, float, float]:
-        """A phase's seconds in an answer: median, least and most."""
-        values = [one.phases[phase] for one in self.answers]
+        """Return a phase's seconds in an answer: median, minimum and maximum."""
+        values = [answer.phases[phase] for answer in self.answers]
         return statistics.median(values), min(values), max(values)
 
     def token(self, phase: str) -> tuple[float, float, float]:
-        """A phase's seconds in a token: median, first and last tenth."""
-        values = [token[phase] for one in self.answers for token in one.tokens]
+        """Return a phase's seconds in a token: median, first and last decile."""
+        values = [token[phase] for answer in self.answers for token in answer.tokens]
         tenths = (
             statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
         )
@@ -68,12 +69,16 @@ class Breakdown:
 
     @property
     def seconds(self) -> float:
-        """All phases together: what a neighbour did to one answer is not in it."""
+        """The sum of the phases' medians, in seconds. A disturbance of one answer does not affect
+        it.
+        """
         return sum(self.answer(phase)[0] for phase in PHASES)
 
 
 def text(runner: Runner, tokens: int) -> str:
-    """A prompt of about as many tokens, and no more; at least one sentence."""
+    """Return a prompt of about `tokens` tokens, at most that many if it has more than one
+    sentence.
+    """
     each = max(1, len(runner.encode_text(SENTENCE * 8)) // 8)
     count = max(1, tokens // each)
     while count > 1 and len(encode(runner, SENTENCE * count)) > tokens:
@@ -82,7 +87,9 @@ def text(runner: Runner, tokens: int) -> str:
 
 
 def encode(runner: Runner, prompt: str) -> tuple[int, ...]:
-    """The ids of a prompt, through the model's template where it has one."""
+    """Return the token ids of a prompt, formatted with the model's chat template if there is
+    one.
+    """
     return (
         runner.encode_chat([Message("user", prompt)])
         if runner.template
@@ -100,25 +107,29 @@ def measure(
     tick: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Breakdown:
-    """Make `answers` with clocks and as many without, after one that does not count; `show` is the
-    screen.
+    """Measure `answers` answers with timers and as many without, after a warm-up.
+
+    `show` prints an event. `tick` is called after each answer.
     """
-    made: list[Spent] = []
+    timed_answers: list[Spent] = []
     with_clocks: list[float] = []
     without: list[float] = []
-    count = 0
+    n_prompt_tokens = 0
     for number in range(answers + 1):
-        for clocks in (True, False) if number % 2 else (False, True):
+        for has_timers in (True, False) if number % 2 else (False, True):
             probe = Probe(clock)
-            with unending(runner, probe if clocks else None), probe.at(_places() if clocks else ()):
-                spent, gaps = _answer(runner, prompt, sampling, n_gen, show, probe)
+            with (
+                unending(runner, probe if has_timers else None),
+                probe.at(_places() if has_timers else ()),
+            ):
+                times, gaps = _answer(runner, prompt, sampling, n_gen, show, probe)
             tick()
             if number:
-                count = len(encode(runner, prompt))
-                (with_clocks if clocks else without).extend(gaps)
-                made += [spent] if clocks else []
+                n_prompt_tokens = len(encode(runner, prompt))
+                (with_clocks if has_timers else without).extend(gaps)
+                timed_answers += [times] if has_timers else []
     cost = statistics.median(with_clocks) - statistics.median(without) if without else 0.0
-    return Breakdown(count, tuple(made), max(0.0, cost))
+    return Breakdown(n_prompt_tokens, tuple(timed_answers), max(0.0, cost))
 
 
 def _answer(
@@ -129,8 +140,10 @@ def _answer(
     show: Callable[[Event], None],
     probe: Probe,
 ) -> tuple[Spent, list[float]]:
-    """One answer; and of each token after the first the seconds that its decode, as the engine sees
-    it, leaves over.
+    """Make one answer.
+
+    Returns its times, and for each token after the first the seconds outside of decode as the
+    engine measures them.
     """
     runner.engine.ledger.forget_idle()
     clock = probe.clock
@@ -141,14 +154,14 @@ def _answer(
     encoded = clock()
     request = Request(tokens, sampling, n_gen, endless=True, started=time.perf_counter())
     reply = runner.reply(request)
-    parts: list[dict[str, float]] = []  # the last one is what comes after the last token
+    parts: list[dict[str, float]] = []  # the last entry is the time after the last token
     last = encoded
     for event in reply:
         screen(event)
         if event.token:
-            now = clock()
-            parts.append({**probe.take(), "all": now - last})
-            last = now
+            shown_at = clock()
+            parts.append({**probe.take(), "all": shown_at - last})
+            last = shown_at
     parts.append({**probe.take(), "all": clock() - last})
     rows = [
         _phases(part, "prefill" if index == 0 else "decode") for index, part in enumerate(parts)
@@ -160,8 +173,8 @@ def _answer(
 
 
 def _phases(part: Parts, compute: str) -> dict[str, float]:
-    """Seconds by PHASES of what went on until a token was shown; what no clock has seen is
-    Python's.
+    """Split the seconds until a token was shown into PHASES. Time that no timer measured counts as
+    "python".
     """
     seen = {phase: part.get(phase, 0.0) for phase in (SAMPLE, DETOKENIZE, SCREEN)}
     seen[compute] = part.get(COMPUTE, 0.0)
@@ -169,7 +182,9 @@ def _phases(part: Parts, compute: str) -> dict[str, float]:
 
 
 def _places() -> list[Place]:
-    """The functions that are a phase; asking for a row waits where a GPU computes."""
+    """Return the functions to time. Reading a row is part of the computation because it waits for a
+    GPU.
+    """
     draws = [(SAMPLE, owner, "draw") for owner in (NativeChain, Likeliest, Greedy, NumpyChain)]
     return [
         (COMPUTE, lib(), "llama_decode"),
@@ -181,7 +196,7 @@ def _places() -> list[Place]:
 
 @contextmanager
 def unending(runner: Runner, probe: Probe | None = None) -> Iterator[None]:
-    """Ask of every token whether it ends the answer, and go on whatever is said; `probe` times its
+    """Check every token for the end of the answer, but never end it. `probe` times the token's
     bytes.
     """
     engine, means = runner.engine, runner.engine.means

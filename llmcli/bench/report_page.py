@@ -1,5 +1,5 @@
-"""What was measured as a report: the pictures that the tests allow, all rows, machine and build.
-See charts/page.py.
+"""The HTML report of a bench: charts of the tests, a table of all rows, and facts about the model,
+the machine and the build.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,12 @@ from llmcli.runtime.binding import devices, library
 from llmcli.units import size
 from quant.model_file.model_header import Header
 
-MOST, LEAD = 12, 6  # bars of memory, tests that are named first
+MOST, LEAD = 12, 6  # bars of the memory chart, tests in the summary
 
 
 def charts(results: Sequence[Result], header: Header, bandwidth: float | None) -> list[Chart]:
-    """The pictures that tests allow; above them the roof of a memory that gives so many bytes a
-    second.
+    """Build the charts of the tests. `bandwidth`: memory bandwidth in bytes per second, for the
+    roofline; None: unknown.
     """
     tests = roofline.placed(results, header) if bandwidth and not _elsewhere(results) else []
     return [
@@ -43,30 +43,31 @@ def of_tests(
     bandwidth: float | None,
     more: Sequence[Chart] = (),
 ) -> Page:
-    """The report of tests of one model, called `name`, with `more` pictures behind those of the
-    tests; rehearses their contexts (no weights are loaded).
+    """Build the report of the tests of one model, with `extra_charts` after those of the tests.
+
+    The memory chart comes from a dry run of the tests' contexts, which loads no weights.
     """
-    drawn = charts(results, header, bandwidth)
-    held = memory.chart(receipts(header, [one.test for one in results]))
-    drawn += [*more, *([held] if held else [])]
-    about, cpu = results[0].subject, llama_bench_output.document(results[0])["cpu_info"]
+    test_charts = charts(results, header, bandwidth)
+    memory_chart = memory.chart(receipts(header, [result.test for result in results]))
+    test_charts += [*more, *([memory_chart] if memory_chart else [])]
+    subject, cpu = results[0].subject, llama_bench_output.document(results[0])["cpu_info"]
     return Page(
         f"{name} on {cpu}",
-        f"{about.kind} · {size(about.nbytes)} · measured {results[0].began}",
-        tuple(_lead(results, drawn)),
-        tuple(drawn),
+        f"{subject.kind} · {size(subject.nbytes)} · measured {results[0].began}",
+        tuple(_lead(results, test_charts)),
+        tuple(test_charts),
         (("All rows", rows(results)),),
         facts(results, bandwidth),
     )
 
 
 def of_machine(machine: Machine) -> Page:
-    """The report where only memory was read."""
-    told = () if machine.roof is None else (f"Memory gives {machine.roof / 1e9:.1f} GB/s.",)
+    """Build the report of a memory bandwidth measurement without a model."""
+    lead = () if machine.roof is None else (f"Memory gives {machine.roof / 1e9:.1f} GB/s.",)
     return Page(
         f"Memory of {machine.cpu}",
         "No model was measured.",
-        told,
+        lead,
         (roofline.bandwidth(machine),),
         (),
         (("Machine", _machine(machine.cpu, machine.cache, machine.roof)),),
@@ -80,7 +81,7 @@ def of_others(
     drawn: Sequence[Chart],
     tables: Sequence[tuple[str, Table]] = (),
 ) -> Page:
-    """A report of anything else that was measured on this machine."""
+    """Build a report of any other measurement on this machine."""
     cpu = ("CPU", host.cpu_name()), ("last cache", _size(host.last_cache()))
     build = (
         ("llmcli", __version__),
@@ -93,72 +94,82 @@ def of_others(
 
 
 def receipts(header: Header, tests: Iterable[Test]) -> list[tuple[str, Receipt]]:
-    """What the contexts of tests hold, as llama.cpp's dry run tells; of many the longest of each
-    kind.
+    """Return the memory plan of each test's context from llama.cpp's dry run. Of many contexts,
+    only the longest of each kind are planned.
     """
-    wanted = {(options(test), test.n_gpu_layers): None for test in tests}
-    if len(wanted) > MOST:
-        longest = sorted(wanted, key=lambda one: -one[0].n_ctx)
-        wanted = dict.fromkeys(
-            reversed({(replace(one[0], n_ctx=0), one[1]): one for one in longest}.values())
+    contexts = {(options(test), test.n_gpu_layers): None for test in tests}
+    if len(contexts) > MOST:
+        longest = sorted(contexts, key=lambda key: -key[0].n_ctx)
+        contexts = dict.fromkeys(
+            reversed({(replace(key[0], n_ctx=0), key[1]): key for key in longest}.values())
         )
-    found = []
+    plans = []
     for context, layers in sorted(
-        list(wanted)[:MOST], key=lambda one: (one[0].type_k, one[0].type_v, one[0].n_ctx)
+        list(contexts)[:MOST], key=lambda key: (key[0].type_k, key[0].type_v, key[0].n_ctx)
     ):
         with memory_plan.planner(header, context, layers) as planner:
-            told = planner.receipt()
+            planned = planner.receipt()
         several = "" if context.n_seq_max == 1 else f", {context.n_seq_max} sequences"
-        name = f"{told.n_ctx:,} tokens, K {context.type_k}, V {context.type_v}{several}"
-        # This process has measured before: what it holds besides is not what a run of its own
-        # would.
-        found.append((name, replace(told, overhead=None)))
-    return list(dict(found).items())
+        name = f"{planned.n_ctx:,} tokens, K {context.type_k}, V {context.type_v}{several}"
+        # The overhead is omitted: this process holds more than a separate run would, because it
+        # measured before.
+        plans.append((name, replace(planned, overhead=None)))
+    return list(dict(plans).items())
 
 
 def rows(results: Sequence[Result]) -> Table:
-    """All tests: the settings in which they differ, speed, percentiles."""
-    told = speed.varied(results)
-    shares = next((list(one.itl_ms) for one in results if one.itl_ms), [])
+    """Build the table of all tests: the settings in which they differ, speed and percentiles."""
+    settings = speed.varied(results)
+    shares = next((list(result.itl_ms) for result in results if result.itl_ms), [])
     lines = []
-    for one in results:
-        times = one.itl_ms or {}
+    for result in results:
+        latencies = result.itl_ms or {}
         lines.append(
             (
-                one.title,
-                *(str(getattr(one.test, name)) for name in told),
-                figure(average(one.samples_ts)),
-                figure(deviation(one.samples_ts), 2),
-                *(figure(times[share]) if times else "" for share in shares),
+                result.title,
+                *(str(getattr(result.test, name)) for name in settings),
+                figure(average(result.samples_ts)),
+                figure(deviation(result.samples_ts), 2),
+                *(figure(latencies[share]) if latencies else "" for share in shares),
             )
         )
-    settings = (speed.WORDS.get(name, name) for name in told)
-    columns = ("test", *settings, "tokens a second", "±", *(f"{share} ms" for share in shares))
-    return Table(columns, tuple(lines), frozenset(range(1 + len(told), len(columns))))
+    setting_labels = (speed.WORDS.get(name, name) for name in settings)
+    columns = (
+        "test",
+        *setting_labels,
+        "tokens a second",
+        "±",
+        *(f"{share} ms" for share in shares),
+    )
+    return Table(columns, tuple(lines), frozenset(range(1 + len(settings), len(columns))))
 
 
 def facts(
     results: Sequence[Result], bandwidth: float | None
 ) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-    """Model, settings that all tests share, machine, build."""
-    told, about, test = llama_bench_output.document(results[0]), results[0].subject, results[0].test
-    same = [name for name in speed.SETTINGS if name not in speed.varied(results)]
+    """Return the facts of the report: model, settings that all tests share, machine and build."""
+    row, subject, test = (
+        llama_bench_output.document(results[0]),
+        results[0].subject,
+        results[0].test,
+    )
+    shared = [name for name in speed.SETTINGS if name not in speed.varied(results)]
     model = (
-        ("file", str(Path(about.filename))),
-        ("kind", about.kind),
-        ("bytes", f"{about.nbytes:,}"),
-        ("parameters", f"{about.n_params:,}"),
+        ("file", str(Path(subject.filename))),
+        ("kind", subject.kind),
+        ("bytes", f"{subject.nbytes:,}"),
+        ("parameters", f"{subject.n_params:,}"),
     )
     settings = (
-        *((speed.WORDS.get(name, name), str(getattr(test, name))) for name in same),
-        ("repetitions", ", ".join(sorted({str(len(one.samples_ns)) for one in results}))),
+        *((speed.WORDS.get(name, name), str(getattr(test, name))) for name in shared),
+        ("repetitions", ", ".join(sorted({str(len(result.samples_ns)) for result in results}))),
     )
-    machine = _machine(str(told["cpu_info"]), host.last_cache(), bandwidth)
-    gpus = (("GPU", str(told["gpu_info"])),) if told["gpu_info"] else ()
+    machine = _machine(str(row["cpu_info"]), host.last_cache(), bandwidth)
+    gpus = (("GPU", str(row["gpu_info"])),) if row["gpu_info"] else ()
     build = (
         ("llmcli", __version__),
-        ("llama.cpp", str(told["build_commit"])),
-        ("backends", str(told["backends"])),
+        ("llama.cpp", str(row["build_commit"])),
+        ("backends", str(row["backends"])),
     )
     return (
         ("Model", model),
@@ -169,8 +180,8 @@ def facts(
 
 
 def _machine(cpu: str, cache: int | None, bandwidth: float | None) -> tuple[tuple[str, str], ...]:
-    speed = "unknown" if bandwidth is None else f"{bandwidth / 1e9:.1f} GB/s"
-    return ("CPU", cpu), ("last cache", _size(cache)), ("memory gives", speed)
+    bandwidth_text = "unknown" if bandwidth is None else f"{bandwidth / 1e9:.1f} GB/s"
+    return ("CPU", cpu), ("last cache", _size(cache)), ("memory gives", bandwidth_text)
 
 
 def _size(nbytes: int | None) -> str:
@@ -178,27 +189,30 @@ def _size(nbytes: int | None) -> str:
 
 
 def _lead(results: Sequence[Result], drawn: Sequence[Chart]) -> list[str]:
-    """What to remember: each kind of test in a line, the roof, reading."""
+    """Return the summary sentences: the fastest test of each kind, the roofline, and reading
+    speeds.
+    """
     best: dict[str, Result] = {}
-    for one in results:
-        held = best.setdefault(one.title, one)
-        if average(one.samples_ts) > average(held.samples_ts):
-            best[one.title] = one
-    told = [
-        f"{name}: {figure(average(one.samples_ts))} ± {figure(deviation(one.samples_ts), 2)} tok/s"
-        for name, one in list(best.items())[:LEAD]
+    for result in results:
+        fastest = best.setdefault(result.title, result)
+        if average(result.samples_ts) > average(fastest.samples_ts):
+            best[result.title] = result
+    sentences = [
+        f"{name}: {figure(average(result.samples_ts))} ±"
+        f" {figure(deviation(result.samples_ts), 2)} tok/s"
+        for name, result in list(best.items())[:LEAD]
     ]
-    told += [f"{len(best) - LEAD} more tests stand below"] if len(best) > LEAD else []
-    told += [noise] if (noise := llama_bench_output.noise(results)) else []
-    told += [one.says for one in drawn if one.title == "Roofline"]
-    read = results[0].subject.pace
-    rates = [one.each_ts for one in results if one.tokens_ms and not one.test.n_prompt]
-    return [*told, *([read.line(rates)] if read and rates else [])]
+    sentences += [f"{len(best) - LEAD} more tests in the table below"] if len(best) > LEAD else []
+    sentences += [noise] if (noise := llama_bench_output.noise(results)) else []
+    sentences += [result.says for result in drawn if result.title == "Roofline"]
+    reading_pace = results[0].subject.pace
+    rates = [result.each_ts for result in results if result.tokens_ms and not result.test.n_prompt]
+    return [*sentences, *([reading_pace.line(rates)] if reading_pace and rates else [])]
 
 
 def _elsewhere(results: Sequence[Result]) -> bool:
-    """Whether a GPU computed: what its memory gives is not known, and the CPU's roof is not above
-    it.
+    """Return whether a GPU computed: its memory bandwidth is unknown, and the CPU's roofline does
+    not apply.
     """
-    gpus = any(one.kind in devices.GPUS for one in devices.devices())
-    return gpus and any(one.test.n_gpu_layers != 0 for one in results)
+    has_gpu = any(device.kind in devices.GPUS for device in devices.devices())
+    return has_gpu and any(result.test.n_gpu_layers != 0 for result in results)

@@ -1,9 +1,8 @@
-"""How far a model's speed on this machine is from what its memory allows.
+"""How close a model's speed on this machine is to the limit set by memory.
 
-Memory is read (bandwidth.py), the model's prompt and generation are measured (kernel.py), and each
-is set beside the bytes and operations of a token (work.py). The rate of operations is the best that
-this model's own prompts reach, not a data sheet's. CPU only: what a GPU reads is not measured, and
-unknown.
+The memory bandwidth and the model's prompt and generation speeds are measured, and compared with
+the bytes and operations of a token. The arithmetic limit is the best rate that this model's own
+prompts reach, not a data sheet's. CPU only: the bandwidth of a GPU is not measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +23,9 @@ PROMPT, UBATCHES, GENERATED = 512, (128, 512), 32  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was read of memory. `cache`: bytes of the last cache, None: unknown."""
+    """The measured memory bandwidth of a machine. `cache`: bytes of the last-level cache, None:
+    unknown.
+    """
 
     cpu: str
     cache: int | None
@@ -32,16 +33,16 @@ class Machine:
 
     @property
     def roof(self) -> float | None:
-        """Bytes a second that memory itself gives; None where no reading is known to be beyond the
-        last cache.
+        """Bytes per second that memory itself delivers; None if no reading certainly exceeds the
+        last-level cache.
         """
-        found = memory_bandwidth.roof(self.readings, self.cache)
-        return found.best if found else None
+        reading = memory_bandwidth.roof(self.readings, self.cache)
+        return reading.best if reading else None
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Generation at one depth: what a token costs, and how many a second there were."""
+    """Generation at one depth: the cost of a token, and the tokens per second."""
 
     depth: int
     work: Work
@@ -49,23 +50,28 @@ class Point:
     deviation: float
 
     def attainable(self, roof: float | None) -> float | None:
-        """Tokens a second if reading were all."""
+        """Return the tokens per second that a memory bandwidth of `roof` bytes per second
+        allows.
+        """
         return None if roof is None or self.work.nbytes is None else roof / self.work.nbytes
 
     def fraction(self, roof: float | None) -> float | None:
-        """The part of the attainable that was reached."""
+        """Return the share of the attainable rate that was reached."""
         most = self.attainable(roof)
         return None if most is None else self.rate / most
 
     def in_cache(self, cache: int | None) -> bool | None:
-        """Whether all that a token reads may lie in the last cache: memory is no limit then."""
+        """Return whether all data of a token may fit the last-level cache, so that memory is not
+        the limit.
+        """
         return None if cache is None or self.work.nbytes is None else self.work.nbytes <= cache
 
     def leaving(self, ridge: float | None) -> int | None:
-        """How many sequences at once are bound by operations rather than by reading; 0: none, their
-        KV grows along.
+        """Return from how many parallel sequences arithmetic limits generation instead of memory.
 
-        None where experts are chosen: more sequences choose more of them, which ones is not known.
+        Returns 0 if there is no such number, because every sequence adds its own KV cache, and None
+        if it is unknown: the choice of experts of several sequences, for example, is not
+        predictable.
         """
         if ridge is None or self.work.kv is None or self.work.attention is None or self.work.chosen:
             return None
@@ -77,8 +83,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A model's speed on a machine. `operations`: a second, of the best of the prompts; None: its
-    work is unknown. `tests`: all that was measured.
+    """A model's speed on a machine. `operations_per_second`: of the fastest prompt, None if its
+    cost is unknown. `tests`: all measured tests.
     """
 
     machine: Machine
@@ -90,18 +96,20 @@ class Result:
 
     @property
     def ridge(self) -> float | None:
-        """Operations a byte at which reading and computing take the same time."""
+        """Operations per byte at which reading and computing take the same time."""
         roof = self.machine.roof
         return None if roof is None or self.operations is None else self.operations / roof
 
 
 def machine(threads: int, watch: Callable[[], None]) -> Machine:
-    """Read memory with one thread and with `threads`; `watch` is called after each reading."""
+    """Measure the memory bandwidth with one thread and with `threads`. `on_reading` is called after
+    each reading.
+    """
     cache = host.last_cache()
     readings = []
     for nbytes in memory_bandwidth.sizes(cache, host.available_memory()):
-        for count in sorted({1, threads}):
-            readings.append(memory_bandwidth.measure(nbytes, count))
+        for n_threads in sorted({1, threads}):
+            readings.append(memory_bandwidth.measure(nbytes, n_threads))
             watch()
     return Machine(host.cpu_name(), cache, tuple(readings))
 
@@ -115,12 +123,12 @@ def measure(
     repetitions: int,
     watch: Callable[[], None],
 ) -> Result:
-    """Measure prompts and generation with the settings of `base`; `watch` is called after each
+    """Measure prompts and generations with the settings of `base`. `on_test` is called after each
     test.
     """
-    reading = pace(lambda text: model.tokenize(text, special=False))
-    about = kernel.Subject(
-        str(header.path), model.description, model.nbytes, model.n_params, reading
+    reading_pace = pace(lambda text: model.tokenize(text, special=False))
+    subject = kernel.Subject(
+        str(header.path), model.description, model.nbytes, model.n_params, reading_pace
     )
 
     tests = []
@@ -138,18 +146,22 @@ def measure(
             base.n_gpu_layers,
             base.flash_attn,
         )
-        tests.append(kernel.measure(model, about, test, repetitions))
+        tests.append(kernel.measure(model, subject, test, repetitions))
         watch()
         return tests[-1].samples_ts
 
     prompts = {ubatch: max(rates(PROMPT, 0, 0, ubatch)) for ubatch in UBATCHES}
-    ubatch = max(prompts, key=lambda one: prompts[one])
+    ubatch = max(prompts, key=lambda size: prompts[size])
     points = []
     for depth in depths:
-        found = rates(0, GENERATED, depth, base.n_ubatch)
-        # A generation begins at its depth and goes on: its middle stands for it.
-        cost = work(header, depth + GENERATED // 2, base.type_k, base.type_v)
-        points.append(Point(depth, cost, kernel.average(found), kernel.deviation(found)))
+        rates_at_depth = rates(0, GENERATED, depth, base.n_ubatch)
+        # the cost in the middle of the generation
+        token_cost = work(header, depth + GENERATED // 2, base.type_k, base.type_v)
+        points.append(
+            Point(
+                depth, token_cost, kernel.average(rates_at_depth), kernel.deviation(rates_at_depth)
+            )
+        )
     operations = prefill(header, PROMPT)
-    rate = None if operations is None else operations / PROMPT * prompts[ubatch]
-    return Result(read, tuple(points), prompts[ubatch], ubatch, rate, tuple(tests))
+    operations_per_second = None if operations is None else operations / PROMPT * prompts[ubatch]
+    return Result(read, tuple(points), prompts[ubatch], ubatch, operations_per_second, tuple(tests))

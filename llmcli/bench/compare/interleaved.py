@@ -1,9 +1,8 @@
-"""Two things to be compared, open at once and measured in turn, a few tokens each.
+"""Interleaved comparison: two sides are open at once and measured in turn, a few tokens each.
 
-What a switch costs is not measured: after another model's weights have been through the caches, or
-another number of threads has slept, the first tokens take up to a fifth longer. Sides that are
-alike share weights and threads; they change after every token, so that the machine's moods meet
-both.
+The cost of a switch is not measured: after another model's weights passed through the caches, or
+another number of threads slept, the first tokens take up to a fifth longer. Sides that are alike
+share weights and threads, and alternate after every token, so that disturbances affect both.
 """
 
 import math
@@ -30,19 +29,19 @@ from llmcli.runtime.interrupt import on_interrupt
 from llmcli.types import Watcher
 from quant.model_file import load_checks, read_header
 
-SETTLING = 0.05  # seconds after which a switch is forgotten
+SETTLING = 0.05  # seconds after a switch until the speed is stable again
 MOST_SETTLING = 16  # tokens, or prompts
-TIMED = 2  # times as many tokens as settle
-SHORT = 512  # a cache of so many tokens is small beside the weights
-LONG = 10 * SETTLING  # what takes as long has no use for settling
+TIMED = 2  # timed tokens per settling token
+SHORT = 512  # up to this number of tokens, the KV cache is small compared with the weights
+LONG = 10 * SETTLING  # seconds; a measurement that takes this long needs no settling
 
 Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two: a file, and a test with its settings. Both have the same prompt, tokens and
-    depth.
+    """A model file and the test to run on it. Both sides of a comparison have the same prompt,
+    tokens and depth.
     """
 
     path: Path
@@ -50,11 +49,13 @@ class Side:
 
     @property
     def loaded(self) -> tuple[Path, int]:
-        """What two sides must agree in to share their weights."""
+        """What two sides must have in common to share their weights: the file and the GPU
+        layers.
+        """
         return self.path, self.test.n_gpu_layers
 
     def options(self) -> ContextOptions:
-        """The context it is measured in."""
+        """Return the options of the context in which the side is measured."""
         test = self.test
         cells = (
             test.n_depth
@@ -77,8 +78,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """How one measurement goes: so many tokens (or prompts) that do not count, then so many that
-    are timed.
+    """The size of one measurement: tokens (or prompts) to settle, which are not timed, then timed
+    ones.
     """
 
     settling: int
@@ -86,8 +87,8 @@ class Slot:
 
 
 class Generation:
-    """tg: every call gives the speed of the next few tokens; after the last one it begins anew
-    behind its depth.
+    """Measures generation (tg). Every call times the next few tokens; after the last one it rewinds
+    to the depth.
     """
 
     def __init__(self, context: Context, model: Model, test: Test, slot: Slot) -> None:
@@ -99,7 +100,7 @@ class Generation:
         rewind(context, 0, self.before)
 
     def __call__(self) -> float:
-        """Tokens per second."""
+        """Return the tokens per second."""
         if self.at == len(self.steps):
             rewind(self.context, self.depth, self.before)
             self.at = 0
@@ -112,7 +113,7 @@ class Generation:
 
 
 class Prompt:
-    """pp: every call gives the speed of one prompt."""
+    """Measures prompts (pp). Every call times one prompt."""
 
     def __init__(self, context: Context, model: Model, test: Test, slot: Slot) -> None:
         self.context, self.test, self.slot = context, test, slot
@@ -122,7 +123,7 @@ class Prompt:
         rewind(context, 0, self.before)
 
     def __call__(self) -> float:
-        """Tokens per second."""
+        """Return the tokens per second."""
         for _ in range(self.slot.settling):
             self._nanoseconds()
         return self.test.n_prompt * 1e9 / self._nanoseconds()
@@ -134,8 +135,8 @@ class Prompt:
 
 
 def rewind(context: Context, depth: int, before: Sequence[Callable[[], None]]) -> None:
-    """Go back to where a context holds what `before` computes: a cut where its memory can, else
-    anew.
+    """Restore the context to the tokens that `before` computes: by trimming if its memory can,
+    otherwise by computing them again.
     """
     if not (depth and context.trim(0, depth)):
         context.clear()
@@ -145,25 +146,27 @@ def rewind(context: Context, depth: int, before: Sequence[Callable[[], None]]) -
 def run(
     pairs: Sequence[tuple[Side, Side]], design: Design, watcher: Watcher, apart: bool | None = None
 ) -> list[Comparison]:
-    """Compare two sides in each of some tests; the doubt that `design` allows is for all of them
-    together.
+    """Compare two sides in each of several tests; the error probability of `design` covers all
+    tests.
 
-    `apart`: never both at once; None: where they do not fit the memory. Raises UserError for what
-    llama.cpp refuses, Refusal for a damaged file, KeyboardInterrupt at Ctrl-C.
+    `in_turn`: load the sides one after the other; None: only if they do not fit into memory
+    together. Raises UserError for a damaged file and for settings that llama.cpp refuses, and
+    KeyboardInterrupt on Ctrl-C.
     """
     for side in {side.path: side for pair in pairs for side in pair}.values():
         load_checks.check(read_header.read(side.path))
     for pair in pairs:
         for side in pair:
             kv_size.check(read_header.read(side.path).metadata, side.test.type_k, side.test.type_v)
-    each = replace(design, confidence=1 - (1 - design.confidence) / len(pairs))
+    test_design = replace(design, confidence=1 - (1 - design.confidence) / len(pairs))
     if apart is None:
         apart = not all(fit(*pair) for pair in pairs)
     if apart:
         watcher.note(
-            f"both do not fit the memory at once: each is loaded {each.least} times in turn"
+            "the models do not fit into memory at the same time: each one is loaded"
+            f" {test_design.least} times in turn"
         )
-    found = []
+    comparisons = []
     with watcher.bar("compare", len(pairs), "tests") as bar, ExitStack() as stack:
         models = {} if apart else _models(pairs, stack)
         for a, b in pairs:
@@ -171,11 +174,17 @@ def run(
             with (
                 _reloaded(a, b)
                 if apart
-                else together(models[a.loaded], models[b.loaded], a, b) as (one, other, tick)
+                else together(models[a.loaded], models[b.loaded], a, b) as (
+                    measure_a,
+                    measure_b,
+                    tick,
+                )
             ):
-                found.append(paired_test.compare(one, other, each, tick=tick))
+                comparisons.append(
+                    paired_test.compare(measure_a, measure_b, test_design, tick=tick)
+                )
             bar.advance(1)
-    return found
+    return comparisons
 
 
 def _models(pairs: Sequence[tuple[Side, Side]], stack: ExitStack) -> dict[tuple[Path, int], Model]:
@@ -185,17 +194,21 @@ def _models(pairs: Sequence[tuple[Side, Side]], stack: ExitStack) -> dict[tuple[
 
 
 @contextmanager
-def together(one: Model, other: Model, a: Side, b: Side) -> Iterator[tuple[Measure, Measure, Tick]]:
-    """Both sides warm, in contexts that are open at once. Ctrl-C ends the running pass; one that
-    comes just after it is KeyboardInterrupt where the third is called, between pairs.
+def together(
+    model_a: Model, model_b: Model, a: Side, b: Side
+) -> Iterator[tuple[Measure, Measure, Tick]]:
+    """Open both sides in contexts that exist at the same time, and warm them up. Yields a
+    measurement of each side, and a function to call between pairs.
 
-    A context that is opened later lies elsewhere in memory: of two that are alike the second was
-    0.5 % slower in each of 20 runs (SmolLM2 135M). So each side has two, opened in the order A B B
-    A, and its calls go to them in turn.
+    Ctrl-C ends the running pass; if it arrives between two passes, the yielded function raises
+    KeyboardInterrupt.
+
+    A context opened later is placed elsewhere in memory, which makes it up to half a percent slower
+    or faster. So each side has two contexts, opened in the order A B B A and measured in turn.
     """
     stopped = threading.Event()
     with ExitStack() as stack:
-        order = ((one, a), (other, b), (other, b), (one, a))
+        order = ((model_a, a), (model_b, b), (model_b, b), (model_a, a))
         contexts = [
             stack.enter_context(open_context(model, side.options())) for model, side in order
         ]
@@ -216,21 +229,25 @@ def together(one: Model, other: Model, a: Side, b: Side) -> Iterator[tuple[Measu
                 for context, (model, side) in zip(contexts, order, strict=True)
             )
             ready = (a_first, b_first, a_last, b_last)
-            slot = plan_slot(a, b, max(warm(*each) for each in ready))
-            made = [(Generation if each[2].n_gen else Prompt)(*each, slot) for each in ready]
-            yield in_turn(made[::2]), in_turn(made[1::2]), tick
+            slot = plan_slot(a, b, max(warm(*opened) for opened in ready))
+            measures = [
+                (Generation if opened[2].n_gen else Prompt)(*opened, slot) for opened in ready
+            ]
+            yield in_turn(measures[::2]), in_turn(measures[1::2]), tick
         except Aborted:
             raise KeyboardInterrupt from None
 
 
 def in_turn(measures: Sequence[Measure]) -> Measure:
-    """Each call is one of these, the next time the next one."""
+    """Return a measurement whose calls go to each of `measures` in turn."""
     turns = cycle(measures)
     return lambda: next(turns)()
 
 
 def warm(context: Context, model: Model, test: Test) -> float:
-    """Compute a prompt, or a few tokens; the seconds of the last prompt or token."""
+    """Compute a prompt or a few tokens twice. Returns the seconds of the second prompt or of its
+    last token.
+    """
     passes = RandomPasses(context, model)
     work = passes.steps(0, 4) if test.n_gen else passes.prompt(0, test.n_prompt)
     run_passes(work)
@@ -241,8 +258,8 @@ def warm(context: Context, model: Model, test: Test) -> float:
 
 
 def plan_slot(a: Side, b: Side, seconds: float) -> Slot:
-    """How many tokens settle and are timed where the slower side takes so many seconds for one (or
-    for its prompt).
+    """Choose how many tokens to settle and to time, if the slower side takes `seconds` for one
+    token (or one prompt).
     """
     alike = (
         a.loaded == b.loaded and a.test.n_threads == b.test.n_threads and a.test.n_depth <= SHORT
@@ -255,7 +272,9 @@ def plan_slot(a: Side, b: Side, seconds: float) -> Slot:
 
 @contextmanager
 def _reloaded(a: Side, b: Side) -> Iterator[tuple[Measure, Measure, Tick]]:
-    """Sides that are loaded anew each time they are measured: their whole test, after its warm-up."""
+    """Yield measurements that load their side for every call and run its whole test, after its
+    warm-up.
+    """
 
     def once(side: Side) -> float:
         with open_model(side.path, gpu_layers=side.test.n_gpu_layers) as model:
@@ -266,8 +285,8 @@ def _reloaded(a: Side, b: Side) -> Iterator[tuple[Measure, Measure, Tick]]:
 
 
 def fit(a: Side, b: Side) -> bool:
-    """Whether every device holds both at once, by `llmcli plan`'s figures; True where they cannot
-    be known.
+    """Return whether every device can hold both sides at once, according to the memory plan; True
+    if that is unknown.
     """
     needed: dict[str, int] = {}
     free: dict[str, int] = {}
@@ -276,16 +295,19 @@ def fit(a: Side, b: Side) -> bool:
         with planner(header, side.options(), side.test.n_gpu_layers) as plan:
             shares = plan.receipt().shares
         for share in shares:
-            held = _bytes(share, weights=not number or a.loaded != b.loaded)
-            needed[share.device] = needed.get(share.device, 0) + held
+            nbytes = _bytes(share, weights=not number or a.loaded != b.loaded)
+            needed[share.device] = needed.get(share.device, 0) + nbytes
             if share.available is not None:
                 free[share.device] = min(share.available, free.get(share.device, share.available))
-    return all(needed[device] <= room for device, room in free.items())
+    return all(needed[device] <= available for device, available in free.items())
 
 
 def _bytes(share: Share, weights: bool) -> int:
-    """What a side's two contexts take, and its weights unless the other's are the same."""
-    own = (share.kv or 0) + (share.compute or 0) + share.output
+    """Return the bytes of a side's two contexts, and of its weights if the other side does not
+    share them.
+    """
+    context_bytes = (share.kv or 0) + (share.compute or 0) + share.output
     return (
-        2 * own + ((share.weights or 0) + (share.repacked or 0) - (share.droppable or 0)) * weights
+        2 * context_bytes
+        + ((share.weights or 0) + (share.repacked or 0) - (share.droppable or 0)) * weights
     )

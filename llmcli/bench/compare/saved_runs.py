@@ -1,8 +1,8 @@
-"""Two runs measured before, compared: their samples are all there is, and nothing was interleaved.
+"""Comparison of two saved runs, whose measurements were not interleaved.
 
-Welch's interval on the logarithms of the rates, and more: whatever moved the whole of one run and
-not of the other is in no sample. Runs of one thing minutes apart differ at least as much as
-repetitions in a row do, so that much is added for each run, and never less than DRIFT.
+The interval is Welch's, on the logarithms of the rates, widened by the drift between the runs:
+whatever shifted one whole run is not visible in its samples. Runs that are minutes apart differ at
+least as much as consecutive repetitions, so that much is added for each run, and at least DRIFT.
 """
 
 import json
@@ -20,14 +20,14 @@ from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.bench.statistics.student_t import student
 from llmcli.errors import UserError
 
-# standard deviation of a run's logarithm: what runs of a quiet machine differ by, at the least
+# minimum standard deviation of the logarithm of a run's speed, on a quiet machine
 DRIFT = 0.03
-MOST_BYTES = 1 << 26  # of a file of runs
+MOST_BYTES = 1 << 26  # of a file with runs
 
 Row = Mapping[str, Any]
 
-# llama-bench's fields. A test is the same where TEST is; MACHINE is what may not differ without
-# being asked for.
+# llama-bench's fields. Two tests are the same if their TEST fields are; the MACHINE fields may only
+# differ with --anyway.
 TEST = ("n_prompt", "n_gen", "n_depth", "n_parallel", "sampling", "load", "mix", "shared")
 MACHINE = ("cpu_info", "gpu_info", "backends")
 SETTINGS = ("n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
@@ -36,26 +36,26 @@ ABSENT = {
     "n_depth": 0,
     "n_parallel": 1,
     "sampling": False,
-}  # in llama-bench's own JSON, and in its older ones
+}  # what a missing field means in llama-bench's own and older JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What one run, or one file of runs, holds."""
+    """The rows of one run, or of one file with runs."""
 
     name: str
     rows: tuple[Row, ...]
 
     @property
     def about(self) -> str:
-        """The file that the first of them measured, and when."""
-        told = [self.rows[0].get(field) for field in ("model_filename", "test_time")]
-        return ", ".join(one for one in told if isinstance(one, str))
+        """The model file and the time of the first row."""
+        values = [self.rows[0].get(field) for field in ("model_filename", "test_time")]
+        return ", ".join(text for text in values if isinstance(text, str))
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One test of both, and what differs between them: field, A's value, B's."""
+    """One test that both runs contain."""
 
     a: Row
     b: Row
@@ -63,15 +63,16 @@ class Match:
     def differing(
         self, fields: Sequence[str] = (*TEST, *MACHINE, *ABOUT)
     ) -> list[tuple[str, Any, Any]]:
-        """Of `fields` those that are not the same."""
+        """Return those of `fields` that differ, with A's and B's value."""
         values = [(field, value(self.a, field), value(self.b, field)) for field in fields]
-        return [one for one in values if one[1] != one[2]]
+        return [difference for difference in values if difference[1] != difference[2]]
 
 
 def read(text: str, find: Callable[[int], Row]) -> Saved | None:
-    """What a word of the command line names: a number of the history, which `find` looks up, or a
-    file of `bench -o json` (jsonl too). None: neither. Raises UserError for a file that cannot be
-    read or holds no run.
+    """Read a run of the history by its number, or a file of `bench -o json` or jsonl.
+
+    Returns None if `text` is neither. Raises UserError if the file cannot be read or contains no
+    run.
     """
     if text.isdecimal() and text.isascii() and len(text) < 19:
         return Saved(f"run {text}", (checked(find(int(text)), f"run {text}"),))
@@ -80,98 +81,104 @@ def read(text: str, find: Callable[[int], Row]) -> Saved | None:
         return None
     rows = tuple(checked(row, text) for row in _documents(path))
     if not rows:
-        raise UserError(f"{text} holds no run", hint="llmcli bench REF -o json > FILE makes one")
+        raise UserError(
+            f"{text} contains no run", hint="create such a file: llmcli bench REF -o json > FILE"
+        )
     return Saved(path.name, rows)
 
 
 def checked(row: Any, where: str) -> Row:
-    """A run that can be compared: whole numbers, words and rates are what they should be. Raises
-    UserError.
-    """
+    """Return the row if it is a valid run. Raises UserError otherwise."""
     rates = row.get("samples_ts") if isinstance(row, Mapping) else None
-    good = isinstance(rates, list) and rates and all(_rate(rate) for rate in rates)
-    if good:
-        known = [row[field] for field in (*TEST, *MACHINE, *ABOUT) if row.get(field) is not None]
-        good = all(
+    is_valid = isinstance(rates, list) and rates and all(_rate(rate) for rate in rates)
+    if is_valid:
+        values = [row[field] for field in (*TEST, *MACHINE, *ABOUT) if row.get(field) is not None]
+        is_valid = all(
             type(row.get(field)) is int and 0 <= row[field] < 2**31
             for field in ("n_prompt", "n_gen")
         )
-        good = good and all(isinstance(one, str | int) or _finite(one) for one in known)
-        good = good and isinstance(value(row, "n_depth"), int)
-    if not good:
-        raise UserError(
-            f"{where} holds something that is no run of bench",
-            hint="llmcli bench REF -o json > FILE",
+        is_valid = is_valid and all(
+            isinstance(number, str | int) or _finite(number) for number in values
         )
-    found: Row = row
-    return found
+        is_valid = is_valid and isinstance(value(row, "n_depth"), int)
+    if not is_valid:
+        raise UserError(
+            f"{where} contains an entry that is not a run of bench",
+            hint="create such a file: llmcli bench REF -o json > FILE",
+        )
+    valid_row: Row = row
+    return valid_row
 
 
 def value(row: Row, field: str) -> Any:
-    """A field, or what its absence means."""
-    found = row.get(field)
-    return ABSENT.get(field) if found is None else found
+    """Return a field, or its default if it is missing."""
+    stored = row.get(field)
+    return ABSENT.get(field) if stored is None else stored
 
 
 def name(row: Row) -> str:
-    """The test's name; a load has its own."""
-    if row.get("load") is not None and isinstance(told := row.get("test"), str):
-        return told
+    """Return the name of the test. Load tests store their own name."""
+    if row.get("load") is not None and isinstance(stored_name := row.get("test"), str):
+        return stored_name
     test = Test(row["n_prompt"], row["n_gen"], int(value(row, "n_depth")), 0, 0, "", "", 0, 0, "")
-    many = value(row, "n_parallel")
+    n_parallel = value(row, "n_parallel")
     return (
         test.name
-        + (f" x{many}" if many != 1 else "")
+        + (f" x{n_parallel}" if n_parallel != 1 else "")
         + (" sampled" if value(row, "sampling") else "")
     )
 
 
 def match(a: Saved, b: Saved, anyway: bool) -> list[Match]:
-    """The tests that both hold, where their settings differ those of the same settings if there are
-    several.
+    """Return the tests that both runs contain. If a test occurs several times, its settings must
+    agree, too.
 
-    Raises UserError where there is none, or another machine measured them: `anyway` compares single
-    runs whatever they are.
+    Raises UserError if there is no such test, or if different machines measured them.
+    `ignore_differences`: compare single runs regardless of these.
     """
-    found = list(_pairs(a.rows, b.rows, TEST))
-    if not _single(found):
-        found = list(_pairs(a.rows, b.rows, (*TEST, *SETTINGS)))
-    if not found and anyway and len(a.rows) == len(b.rows) == 1:
-        found = [Match(a.rows[0], b.rows[0])]
-    if not found or not _single(found):
+    matches = list(_pairs(a.rows, b.rows, TEST))
+    if not _single(matches):
+        matches = list(_pairs(a.rows, b.rows, (*TEST, *SETTINGS)))
+    if not matches and anyway and len(a.rows) == len(b.rows) == 1:
+        matches = [Match(a.rows[0], b.rows[0])]
+    if not matches or not _single(matches):
         tests = [", ".join(dict.fromkeys(name(row) for row in side.rows)) for side in (a, b)]
-        why = "were measured several times" if found else "are different tests"
+        why = "were measured several times" if matches else "have no test in common"
         hint = (
-            "the tests of two single runs: --anyway"
-            if not found
+            "--anyway compares two single runs of different tests"
+            if not matches
             else "name single runs: llmcli bench history"
         )
         raise UserError(f"{a.name} ({tests[0]}) and {b.name} ({tests[1]}) {why}", hint=hint)
-    others = [one for pair in found for one in pair.differing(MACHINE)]
-    if others and not anyway:
-        field, one, other = others[0]
+    machine_differences = [difference for pair in matches for difference in pair.differing(MACHINE)]
+    if machine_differences and not anyway:
+        field, value_a, value_b = machine_differences[0]
         raise UserError(
-            f"two machines: {field} is {one!r} in {a.name} and {other!r} in {b.name}",
-            hint="--anyway compares them",
+            f"different machines: {field} is {value_a!r} in {a.name} and {value_b!r} in {b.name}",
+            hint="--anyway compares the runs",
         )
-    return found
+    return matches
 
 
 def compare(a: Sequence[float], b: Sequence[float], confidence: float) -> Comparison:
-    """How fast B was, in units of A, from the rates of each one's repetitions; too few where one
-    was measured once.
+    """Return how fast B is relative to A, from the rates of each repetition. The interval is
+    infinite if a side has only one.
     """
     logs = [np.log(np.asarray(rates, float)) for rates in (a, b)]
     middle = float(logs[1].mean() - logs[0].mean())
     half = math.inf
-    if min(len(one) for one in logs) > 1:
-        spreads = [float(one.var(ddof=1)) for one in logs]
-        parts = [spread / len(one) for spread, one in zip(spreads, logs, strict=True)]
-        error, moved = sum(parts), sum(max(DRIFT**2, spread) for spread in spreads)
-        doubts = sum(part**2 / (len(one) - 1) for part, one in zip(parts, logs, strict=True))
+    if min(len(side_logs) for side_logs in logs) > 1:
+        spreads = [float(side_logs.var(ddof=1)) for side_logs in logs]
+        variances = [
+            spread / len(side_logs) for spread, side_logs in zip(spreads, logs, strict=True)
+        ]
+        error, drift = sum(variances), sum(max(DRIFT**2, spread) for spread in spreads)
+        weight = sum(
+            part**2 / (len(side_logs) - 1) for part, side_logs in zip(variances, logs, strict=True)
+        )
         tail = (1 + confidence) / 2
-        factor = student(tail, error**2 / doubts) if doubts else 0.0
-        half = math.sqrt(factor**2 * error + NormalDist().inv_cdf(tail) ** 2 * moved)
+        factor = student(tail, error**2 / weight) if weight else 0.0
+        half = math.sqrt(factor**2 * error + NormalDist().inv_cdf(tail) ** 2 * drift)
     return Comparison(
         math.exp(middle),
         math.exp(middle - half),
@@ -186,7 +193,8 @@ def _documents(path: Path) -> list[Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(
-                f"{path} is too large for runs of bench", hint="llmcli bench REF -o json > FILE"
+                f"{path} is too large for a file with runs of bench",
+                hint="create such a file: llmcli bench REF -o json > FILE",
             )
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -195,17 +203,19 @@ def _documents(path: Path) -> list[Any]:
     try:
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in text.split("\n") if line.strip()]
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         raise UserError(
-            f"{path} is no JSON", hint="llmcli bench REF -o json > FILE makes one"
+            f"{path} is not valid JSON", hint="create such a file: llmcli bench REF -o json > FILE"
         ) from None
-    return found if isinstance(found, list) else [found]
+    return parsed if isinstance(parsed, list) else [parsed]
 
 
-def _finite(value: Any) -> bool:
-    """Whether it is a number as JSON has them: what part of a load's prompts is shared."""
-    return type(value) is float and math.isfinite(value)
+def _finite(number: Any) -> bool:
+    """Return whether the value is a finite float, such as the shared fraction of a load test's
+    prompts.
+    """
+    return type(number) is float and math.isfinite(number)
 
 
 def _rate(rate: Any) -> bool:
@@ -213,13 +223,13 @@ def _rate(rate: Any) -> bool:
 
 
 def _pairs(a: Sequence[Row], b: Sequence[Row], fields: Sequence[str]) -> Iterator[Match]:
-    for one in a:
-        for other in b:
-            if all(value(one, field) == value(other, field) for field in fields):
-                yield Match(one, other)
+    for row_a in a:
+        for row_b in b:
+            if all(value(row_a, field) == value(row_b, field) for field in fields):
+                yield Match(row_a, row_b)
 
 
-def _single(found: Sequence[Match]) -> bool:
-    """Whether no run has two partners."""
-    sides = ([id(one.a) for one in found], [id(one.b) for one in found])
+def _single(matches: Sequence[Match]) -> bool:
+    """Return whether no run is part of two pairs."""
+    sides = ([id(pair.a) for pair in matches], [id(pair.b) for pair in matches])
     return all(len(set(side)) == len(side) for side in sides)

@@ -1,9 +1,9 @@
-"""What one token costs: the bytes that must be read and the operations, from a file's header and
-the depth.
+"""The cost of one token: the bytes that must be read and the operations, computed from a file's
+header and the depth.
 
-Weights count as they are stored; a lookup (the embedding) is one row of it, unless it is the head
-too; of experts those that are used. KV is that of the tokens before, in window layers no more than
-the window. It measures nothing.
+Weights count with their stored size. A lookup table such as the embedding counts one row, unless it
+is also the output head; of the experts only the used ones count. The KV cache is that of the
+preceding tokens, in sliding-window layers at most the window.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,12 @@ EXPERTS = "_exps."
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One token's work: bytes of weights by type, bytes of KV; operations (a multiplication and an
-    addition are two) on weights, of which `head` are the head's, and in attention. `kv` and
-    `attention` None: this cache is not known. `chosen`: a token goes through some of its experts
-    only.
+    """The cost of one token. One multiplication with its addition counts as two operations.
+
+    `weight_bytes`: by type. `kv_bytes`: bytes of the KV cache. `weight_operations`: operations on
+    weights, of which `head_operations` belong to the output head. `attention_operations`:
+    operations in attention. None: unknown for this cache. `has_routed_experts`: a token uses only
+    some of the experts.
     """
 
     weights: Mapping[str, int]
@@ -44,44 +46,46 @@ class Work:
 
     @property
     def intensity(self) -> float | None:
-        """Operations a byte, where one sequence is computed alone."""
+        """Operations per byte for a single sequence."""
         if self.nbytes is None or self.attention is None:
             return None
         return (self.operations + self.attention) / self.nbytes
 
 
 def work(header: Header, depth: int, type_k: str = "f16", type_v: str = "f16") -> Work:
-    """The work of the token behind `depth` others."""
+    """Return the cost of the token after `depth` others."""
     read: dict[str, int] = {}
-    values = head = 0
+    n_values = head = 0
     names = {tensor.name for tensor in header.tensors}
-    used = _used(header)
+    expert_share = _used(header)
     for tensor in header.tensors:
-        share = _share(tensor, names, used, header)
+        share = _share(tensor, names, expert_share, header)
         read[tensor.type] = read.get(tensor.type, 0) + int(tensor.nbytes * share)
         if len(tensor.shape) > 1 and share and not _lookup(tensor, names):
-            values += int(tensor.elements * share)
+            n_values += int(tensor.elements * share)
             head += tensor.elements if tensor.name in ("output.weight", "token_embd.weight") else 0
-    form = kv_size.shape(header.metadata)
-    if form is None:
-        return Work(read, None, 2 * values, 2 * head, None, used < 1)
+    cache_shape = kv_size.shape(header.metadata)
+    if cache_shape is None:
+        return Work(read, None, 2 * n_values, 2 * head, None, expert_share < 1)
     heads = header.number("attention.head_count") or 0
     cells = [
-        min(depth, form.window) if windowed and form.window else depth for windowed in form.windowed
+        min(depth, cache_shape.window) if windowed and cache_shape.window else depth
+        for windowed in cache_shape.windowed
     ]
     nbytes = sum(
         n * (kv_size.row_bytes(type_k, k) + kv_size.row_bytes(type_v, v))
-        for n, k, v in zip(cells, form.k, form.v, strict=True)
+        for n, k, v in zip(cells, cache_shape.k, cache_shape.v, strict=True)
     )
     attention = sum(
-        2 * n * heads * (k + v) for n, k, v in zip(cells, form.k_heads, form.v_heads, strict=False)
+        2 * n * heads * (k + v)
+        for n, k, v in zip(cells, cache_shape.k_heads, cache_shape.v_heads, strict=False)
     )
-    return Work(read, nbytes, 2 * values, 2 * head, attention, used < 1)
+    return Work(read, nbytes, 2 * n_values, 2 * head, attention, expert_share < 1)
 
 
 def prefill(header: Header, tokens: int) -> int | None:
-    """Operations of a prompt: every weight for each token, the head for the last alone, attention
-    to those before.
+    """Return the operations of a prompt: every weight for each token, the head for the last token,
+    and attention to the preceding tokens.
     """
     last = work(header, tokens // 2)
     if last.attention is None:
@@ -90,13 +94,13 @@ def prefill(header: Header, tokens: int) -> int | None:
 
 
 def _used(header: Header) -> float:
-    """The share of its experts that a token goes through; 1 where there are none."""
+    """Return the share of the experts that a token uses; 1 without experts."""
     count, used = header.number("expert_count"), header.number("expert_used_count")
     return used / count if count and used else 1.0
 
 
 def _share(tensor: TensorInfo, names: set[str], used: float, header: Header) -> float:
-    """How much of a tensor a token reads."""
+    """Return the share of a tensor that a token reads."""
     if _lookup(tensor, names):
         return 1 / tensor.rows
     if EXPERTS in tensor.name:
@@ -105,13 +109,15 @@ def _share(tensor: TensorInfo, names: set[str], used: float, header: Header) -> 
 
 
 def _lookup(tensor: TensorInfo, names: set[str]) -> bool:
-    """Whether only a row is read: not of an embedding that is the head as well."""
+    """Return whether only one row is read. An embedding that is also the head is read
+    completely.
+    """
     return tensor.name in LOOKUPS and (tensor.name != LOOKUPS[0] or "output.weight" in names)
 
 
 def _idle(name: str, header: Header) -> bool:
-    """Whether a tensor belongs to layers that predict further tokens, which plain decoding leaves
-    out.
+    """Return whether a tensor belongs to layers that predict further tokens, which plain decoding
+    does not run.
     """
     parts, extra = name.split("."), header.number("nextn_predict_layers") or 0
     trunk = (header.number("block_count") or 0) - extra

@@ -12,7 +12,7 @@ from pathlib import Path
 from llmcli.errors import UserError
 
 SCHEMA = 1
-WAIT = 10.0  # how long to wait for another writer
+WAIT = 10.0  # seconds to wait for another writer
 TABLES = (
     """CREATE TABLE runs (
         id INTEGER PRIMARY KEY AUTOINCREMENT, time TEXT NOT NULL, machine TEXT NOT NULL,

@@ -1,5 +1,5 @@
-"""Results in llama-bench's four formats: md, csv, json, jsonl; its field names and order, plus ours
-at the end.
+"""Bench results in llama-bench's four formats: md, csv, json and jsonl. Its field names and order
+come first, followed by additional fields.
 """
 
 import csv
@@ -16,7 +16,7 @@ from llmcli.runtime.binding.cache_types import FLASH
 from llmcli.runtime.binding.kernels import gemm
 
 FORMATS = ("md", "csv", "json", "jsonl")
-# A column of the table when it differs from llama-bench's default or between the rows.
+# Settings become columns of the table if they differ from these defaults or between the rows.
 DEFAULTS: dict[str, Any] = {
     "n_batch": 2048,
     "n_ubatch": 512,
@@ -27,23 +27,19 @@ DEFAULTS: dict[str, Any] = {
     "sampling": False,
 }
 TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa", "n_parallel": "np"}
-# the slowest repetition took so much longer than the fastest: on a quiet machine it is 0.02 or 0.03
+# how much longer the slowest repetition takes than the fastest when other programs disturb it; 0.02
+# to 0.03 on a quiet machine
 NOISY = 0.1
-LISTS = (
-    "samples_ns",
-    "samples_ts",
-    "itl_ms",
-    "sampling_extra",
-    "reading",
-)  # what has no place in a cell
+# lists and objects, which are omitted from CSV
+LISTS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading")
 FLASH_WORDS = {value: word for word, value in FLASH.items()}
 
 
 def document(result: Result) -> dict[str, Any]:
-    """One test as llama-bench's JSON object, then what it has no field for; null is what is not
-    known or not there.
+    """Return a test as llama-bench's JSON object with additional fields. Unknown and missing values
+    are null.
     """
-    test, about = result.test, result.subject
+    test, subject = result.test, result.subject
     gpus = [device.description for device in devices.devices() if device.kind in ("gpu", "igpu")]
     times = [float(ns) for ns in result.samples_ns]
     rates = result.samples_ts
@@ -53,10 +49,10 @@ def document(result: Result) -> dict[str, Any]:
         "cpu_info": host.cpu_name(),
         "gpu_info": ", ".join(gpus),
         "backends": backends(),
-        "model_filename": about.filename,
-        "model_type": about.kind,
-        "model_size": about.nbytes,
-        "model_n_params": about.n_params,
+        "model_filename": subject.filename,
+        "model_type": subject.kind,
+        "model_size": subject.nbytes,
+        "model_n_params": subject.n_params,
         "n_batch": test.n_batch,
         "n_ubatch": test.n_ubatch,
         "n_threads": test.n_threads,
@@ -81,14 +77,16 @@ def document(result: Result) -> dict[str, Any]:
         "itl_ms": result.itl_ms,
         "read_bandwidth_bytes_per_second": result.bandwidth,
         "roofline_fraction": result.reached,
-        "reading": about.pace.document(result.each_ts) if about.pace and _written(test) else None,
+        "reading": subject.pace.document(result.each_ts)
+        if subject.pace and _written(test)
+        else None,
         "id": result.id,
     }
 
 
 def _extra(result: Result) -> dict[str, Any] | None:
-    """What sampling added to a token's milliseconds, its 95 % interval, and that as a part of
-    decoding alone.
+    """Return the time that sampling adds per token, its 95 % interval, and its share of decoding
+    alone.
     """
     extra = result.extra
     if extra is None:
@@ -97,24 +95,29 @@ def _extra(result: Result) -> dict[str, Any] | None:
 
 
 def _written(test: Test) -> bool:
-    """Whether all its tokens were written one after the other, as somebody would read them."""
+    """Return whether the test only generates tokens, one after another, as a reader would see
+    them.
+    """
     return test.n_gen > 0 and not test.n_prompt
 
 
 def backends() -> str:
-    """The kinds of devices of this build, as llama-bench's column: CPU, or e.g. CUDA; BF16 for
-    products of our own.
+    """Return the kinds of devices of this build, as llama-bench does: CPU, or for example CUDA.
+    "BF16" is added if llmcli's own matrix products are available.
     """
-    found = [device for device in devices.devices() if device.kind != "cpu"]
+    accelerators = [device for device in devices.devices() if device.kind != "cpu"]
     names = [
-        one.name.rstrip("0123456789") if one.kind in devices.GPUS else one.name for one in found
+        accelerator.name.rstrip("0123456789")
+        if accelerator.kind in devices.GPUS
+        else accelerator.name
+        for accelerator in accelerators
     ]
     names += ["BF16"] if gemm.known() else []
     return ",".join(dict.fromkeys(names)) or "CPU"
 
 
 def text(results: Sequence[Result], form: str) -> str:
-    """All results in one of FORMATS."""
+    """Format all results in one of the OUTPUT_FORMATS."""
     rows = [document(result) for result in results]
     if form == "json":
         return json.dumps(rows, indent=2)
@@ -124,7 +127,7 @@ def text(results: Sequence[Result], form: str) -> str:
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    """llama-bench's CSV: every value quoted, flags as 0 and 1, no samples."""
+    """Format the rows as llama-bench's CSV: every value quoted, booleans as 0 and 1, no samples."""
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
     names = [name for name in rows[0] if name not in LISTS]
@@ -137,12 +140,14 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
-    lead = "n_threads" if devices.gpu_free() is None else "n_gpu_layers"
-    other = "n_gpu_layers" if lead == "n_threads" else "n_threads"
-    odd = [name for name, value in DEFAULTS.items() if any(row[name] != value for row in rows)]
-    odd += [other] if len({row[other] for row in rows}) > 1 else []
-    each = ["t/s each"] if "n_parallel" in odd else []
-    names = [TITLES[lead], *(TITLES.get(name, name) for name in odd)]
+    lead_name = "n_threads" if devices.gpu_free() is None else "n_gpu_layers"
+    second_name = "n_gpu_layers" if lead_name == "n_threads" else "n_threads"
+    shown_settings = [
+        name for name, value in DEFAULTS.items() if any(row[name] != value for row in rows)
+    ]
+    shown_settings += [second_name] if len({row[second_name] for row in rows}) > 1 else []
+    each = ["t/s each"] if "n_parallel" in shown_settings else []
+    names = [TITLES[lead_name], *(TITLES.get(name, name) for name in shown_settings)]
     header = ["model", "size", "params", "backend", *names, "test", "t/s", *each]
     table = [
         [
@@ -150,8 +155,8 @@ def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
             _size(row["model_size"]),
             _count(row["model_n_params"]),
             row["backends"],
-            str(row[lead]),
-            *(_cell(name, row[name]) for name in odd),
+            str(row[lead_name]),
+            *(_cell(name, row[name]) for name in shown_settings),
             result.test.name,
             f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
             *(f"{result.each_ts:.2f}" for _ in each),
@@ -159,12 +164,12 @@ def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
         for row, result in zip(rows, results, strict=True)
     ]
     widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
-    left = {0, 3}
-    rule = [("-" * w if i in left else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
+    left_aligned = {0, 3}
+    rule = [("-" * w if i in left_aligned else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
     lines = [
         "| "
         + " | ".join(
-            c.ljust(w) if i in left else c.rjust(w)
+            c.ljust(w) if i in left_aligned else c.rjust(w)
             for i, (c, w) in enumerate(zip(cells, widths, strict=True))
         )
         + " |"
@@ -187,32 +192,37 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _words(results: Sequence[Result]) -> list[str]:
-    """What the table does not say: sampling's share, memory's, and how fast that is to read."""
+    """Return the lines below the table: the cost of sampling, the share of the memory bandwidth,
+    and reading speeds.
+    """
     lines = []
-    for one in results:
-        if one.extra:
-            lines.append(f"{one.test.title}: sampling and detokenizing add {_added(one.extra)}")
-    reached = [
-        f"{one.reached:.0%} ({one.title})"
-        for one in results
-        if one.reached is not None and not one.extra
-    ]
-    if reached and results[0].bandwidth:
-        lines.append(
-            f"memory gives {results[0].bandwidth / 1e9:.1f} GB/s: of what that allows {', '.join(reached)}"
-        )
-        if any(one.reached and one.reached > 1 for one in results):
+    for result in results:
+        if result.extra:
             lines.append(
-                "above 100%: the last cache helps, or memory was read when others used it (--remeasure)"
+                f"{result.test.title}: sampling and detokenizing add {_added(result.extra)}"
             )
-    read = results[0].subject.pace
-    rates = [one.each_ts for one in results if _written(one.test)]
-    return [*lines, read.line(rates)] if read and rates else lines
+    shares = [
+        f"{result.reached:.0%} ({result.title})"
+        for result in results
+        if result.reached is not None and not result.extra
+    ]
+    if shares and results[0].bandwidth:
+        lines.append(
+            f"memory gives {results[0].bandwidth / 1e9:.1f} GB/s; share used: {', '.join(shares)}"
+        )
+        if any(result.reached and result.reached > 1 for result in results):
+            lines.append(
+                "above 100%: the last-level cache helps, or other programs used memory while it was"
+                " measured (--remeasure)"
+            )
+    reading_pace = results[0].subject.pace
+    rates = [result.each_ts for result in results if _written(result.test)]
+    return [*lines, reading_pace.line(rates)] if reading_pace and rates else lines
 
 
 def _added(extra: Extra) -> str:
     if extra.low is None or extra.high is None:
-        span = " (too few repetitions to tell)"
+        span = " (too few repetitions for an interval)"
     else:
         hidden = ", within the noise" if extra.low <= 0 <= extra.high else ""
         span = f" ({extra.low:.3f} to {extra.high:.3f}{hidden})"
@@ -220,13 +230,13 @@ def _added(extra: Extra) -> str:
 
 
 def noise(results: Sequence[Result]) -> str | None:
-    """A warning where repetitions are far apart; None where they agree."""
-    worst = max(results, key=lambda one: one.spread)
+    """Return a warning if the repetitions differ much, otherwise None."""
+    worst = max(results, key=lambda result: result.spread)
     if worst.spread < NOISY or len(worst.samples_ns) < 3:
         return None
     return (
-        f"the repetitions of {worst.title} differ by {worst.spread:.0%}: something else uses this machine; "
-        "compare by the deviations, or measure again when it is quiet"
+        f"the repetitions of {worst.title} differ by {worst.spread:.0%}: other programs use this"
+        " machine; compare by the deviations, or measure again when it is quiet"
     )
 
 

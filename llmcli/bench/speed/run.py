@@ -1,4 +1,4 @@
-"""Many tests over one file: each model loaded once, one after the other, progress shown."""
+"""Many tests of one model file: each model is loaded once, and a progress bar is shown."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,9 +20,11 @@ from quant.model_file import load_checks, read_header
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How tests are measured. `swept`: they are compared with one another, so that all are measured
-    in every round, and those that cannot be are left out. `sampling`: generation with the sampler
-    chain, too. `bandwidth` is the machine's, None: unknown.
+    """How tests are measured.
+
+    `is_sweep`: the tests are compared with each other, so all are measured in every round, and
+    unsupported tests are left out. `sampling`: also measure generation with the sampler chain.
+    `bandwidth`: the machine's memory bandwidth in bytes per second, None: unknown.
     """
 
     repetitions: int = 5
@@ -39,15 +41,12 @@ def run(
     watcher: Watcher,
     done: Callable[[Result], Result] = lambda result: result,
 ) -> list[Result]:
-    """Measure `tests` in order; raises Refusal for a damaged file, UserError where there is nothing
-    to run.
+    """Measure the tests in order. Raises UserError for a damaged file or an empty list of tests.
 
-    `done` gets every result as soon as it is there, and what it gives is the result.
+    `on_result` receives every result as soon as it is measured; the result that it returns is kept.
     """
     if not tests:
-        raise UserError(
-            "there is no test to run", hint="give -p or -n a number above 0, e.g. -p 512 -n 128"
-        )
+        raise UserError("no test to run", hint="give -p or -n a number above 0, e.g. -p 512 -n 128")
     header = read_header.read(path)
     load_checks.check(header)
     if how.swept:
@@ -61,54 +60,56 @@ def run(
     ) as bar:
         for layers, group in groupby(tests, key=lambda test: test.n_gpu_layers):
             with kernel.subject(path, layers) as (model, about):
-                for one in _measured(list(group), how, _Bench(model, about, how, bar)):
-                    whole = replace(
-                        one, bandwidth=how.bandwidth, reached=reached(header, one, how.bandwidth)
+                for measured in _measured(list(group), how, _Bench(model, about, how, bar)):
+                    complete = replace(
+                        measured,
+                        bandwidth=how.bandwidth,
+                        reached=reached(header, measured, how.bandwidth),
                     )
-                    results.append(done(whole))
+                    results.append(done(complete))
     return results
 
 
-def _measured(tests: list[Test], how: How, bench: "_Bench") -> Iterator[Result]:
-    if how.swept:
-        yield from sweep.rounds(tests, how.repetitions, bench.once)
+def _measured(tests: list[Test], settings: How, bench: "_Bench") -> Iterator[Result]:
+    if settings.swept:
+        yield from sweep.rounds(tests, settings.repetitions, bench.once)
         return
     for test in tests:
         yield from bench.measure(test)
 
 
 class _Bench:
-    """One loaded model, its tests one after the other."""
+    """One loaded model, whose tests are measured one after another."""
 
-    def __init__(self, model: Model, about: Subject, how: How, bar: Bar) -> None:
-        self.model, self.about, self.how, self.bar = model, about, how, bar
+    def __init__(self, model: Model, about: Subject, settings: How, bar: Bar) -> None:
+        self.model, self.about, self.how, self.bar = model, about, settings, bar
         self.depths = Depths()
 
     def measure(self, test: Test) -> tuple[Result, ...]:
-        """All repetitions of one test: decoding alone, and with sampling where that is wanted and
-        tokens are drawn.
+        """Measure all repetitions of a test: decoding alone, and also with sampling if requested
+        and tokens are generated.
         """
-        how, tick = self.how, self._tick(test, self.how.repetitions)
-        if how.sampling and test.n_gen:
-            found: tuple[Result, ...] = sampling_overhead.measure(
+        settings, tick = self.how, self._tick(test, self.how.repetitions)
+        if settings.sampling and test.n_gen:
+            results: tuple[Result, ...] = sampling_overhead.measure(
                 self.model,
                 self.about,
                 test,
-                how.repetitions,
-                warmup=how.warmup,
+                settings.repetitions,
+                warmup=settings.warmup,
                 depths=self.depths,
                 tick=tick,
             )
         else:
-            found = (self._alone(test, how.repetitions, tick),)
+            results = (self._alone(test, settings.repetitions, tick),)
         self.bar.advance(1)
-        return found
+        return results
 
     def once(self, test: Test) -> Result:
-        """One repetition of one test of a sweep."""
-        found = self._alone(test, 1, self._tick(test, 1))
+        """Measure one repetition of one test of a sweep."""
+        result = self._alone(test, 1, self._tick(test, 1))
         self.bar.advance(1)
-        return found
+        return result
 
     def _alone(self, test: Test, count: int, tick: Callable[[int], None]) -> Result:
         return kernel.measure(
@@ -122,7 +123,7 @@ class _Bench:
         )
 
     def _tick(self, test: Test, count: int) -> Callable[[int], None]:
-        """Shows the test, and which of its repetitions is measured."""
+        """Return a callback that shows the test and the current repetition."""
         return lambda number: self.bar.describe(
             f"bench {test.title}" + (f", {number + 1} of {count}" if count > 1 else "")
         )

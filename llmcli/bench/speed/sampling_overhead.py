@@ -1,9 +1,9 @@
-"""Generation with all that makes text of it: every token drawn by the sampler chain and turned into
-characters.
+"""Generation including sampling and detokenizing: every token is drawn by the sampler chain and
+converted to text.
 
-Measured in turn with decoding alone, in one context and at the same positions: the machine's drift
-hits both, and what is left is what the sampler, the detokenizer and laying out their batch cost.
-The settings are the defaults.
+It alternates with decoding alone, in one context and at the same positions. Drift of the machine
+affects both, and the difference is the cost of the sampler, the detokenizer and building the batch.
+The sampling settings are the defaults.
 """
 
 import time
@@ -34,7 +34,7 @@ from llmcli.runtime.sampling.chain import make_chain
 from llmcli.runtime.strategies.base import Vocabulary, refuse_nan
 from llmcli.runtime.text.detokenizer import Decoder
 
-STRETCH = 16  # tokens whose times are compared as one: a pair
+STRETCH = 16  # consecutive tokens whose mean time forms one side of a pair
 ERROR = 0.05
 
 
@@ -48,8 +48,8 @@ def measure(
     depths: Depths | None = None,
     tick: Callable[[int], None] = lambda number: None,
 ) -> tuple[Result, Result]:
-    """Decoding alone, and with sampling: `repetitions` of each, who is first changing. As
-    kernel.measure otherwise.
+    """Measure decoding alone and with sampling, `repetitions` of each, in alternating order.
+    Otherwise like `measure_test`.
     """
     began = moment()
     alone: list[Sample] = []
@@ -60,21 +60,23 @@ def measure(
             sample(trial)
         for number in range(repetitions):
             tick(number)
-            for side in (alone, sampled) if number % 2 == 0 else (sampled, alone):
-                side.append(trial.run() if side is alone else sample(trial))
+            for samples in (alone, sampled) if number % 2 == 0 else (sampled, alone):
+                samples.append(trial.run() if samples is alone else sample(trial))
     extra = compare(alone, sampled)
     return result(about, test, began, alone), result(about, test, began, sampled, extra)
 
 
 def sample(trial: Trial) -> Sample:
-    """One repetition with sampling."""
+    """Measure one repetition with sampling."""
     model, test = trial.model, trial.test
-    words = Vocabulary(model.piece, model.ends, model.n_vocab)
+    vocabulary = Vocabulary(model.piece, model.ends, model.n_vocab)
     native = NativeChains(model.n_vocab, model.vocab)
     with ExitStack() as stack:
         chains = [
-            stack.enter_context(closing(make_chain(defaults(), SEED + one, native, words)))
-            for one in range(test.n_parallel)
+            stack.enter_context(
+                closing(make_chain(defaults(), SEED + sequence, native, vocabulary))
+            )
+            for sequence in range(test.n_parallel)
         ]
         trial.bring()
         start = time.perf_counter_ns()
@@ -84,37 +86,45 @@ def sample(trial: Trial) -> Sample:
         texts: list[list[int]] = [[] for _ in chains]
         decoders = [Decoder() for _ in chains]
         for _ in range(test.n_gen):
-            found = trial.context.decode(rows)
+            logits = trial.context.decode(rows)
             if not texts[0]:
-                refuse_nan(found[0])
+                refuse_nan(logits[0])
             tokens = []
-            for row, chain, text, decoder in zip(found, chains, texts, decoders, strict=True):
+            for row, chain, text, decoder in zip(logits, chains, texts, decoders, strict=True):
                 token = chain.draw(row, text)
                 text.append(token)
                 tokens.append(token)
                 decoder.feed(model.piece(token))
-            rows = Rows(tokens, [place + 1 for place in rows.positions], rows.sequences, rows.wants)
+            rows = Rows(
+                tokens, [position + 1 for position in rows.positions], rows.sequences, rows.wants
+            )
             stamps.append(time.perf_counter_ns())
         return Sample(stamps[-1] - start, gaps(stamps))
 
 
 def compare(alone: Sequence[Sample], sampled: Sequence[Sample]) -> Extra:
-    """What sampling adds to a token, from the stretches of both at the same place of the same
+    """Return the time that sampling adds per token, from pairs at the same position of the same
     repetition.
     """
     pairs = [
-        pair for one, other in zip(alone, sampled, strict=True) for pair in _stretches(one, other)
+        pair
+        for plain_sample, sampled_sample in zip(alone, sampled, strict=True)
+        for pair in _stretches(plain_sample, sampled_sample)
     ]
     middle, low, high = shift([with_it - without for without, with_it in pairs], ERROR)
-    known = low != -float("inf")
+    has_interval = low != -float("inf")
     plain = median(without for without, _ in pairs)
-    return Extra(middle, low if known else None, high if known else None, middle / plain)
+    return Extra(
+        middle, low if has_interval else None, high if has_interval else None, middle / plain
+    )
 
 
-def _stretches(one: Sample, other: Sample) -> Iterator[tuple[float, float]]:
-    """Mean milliseconds a token of each side; the last stretch may be short."""
-    for start in range(0, len(one.tokens_ms), STRETCH):
+def _stretches(plain: Sample, sampled: Sample) -> Iterator[tuple[float, float]]:
+    """Yield the mean milliseconds per token of both sides for each stretch of PAIR_TOKENS
+    tokens.
+    """
+    for start in range(0, len(plain.tokens_ms), STRETCH):
         yield (
-            fmean(one.tokens_ms[start : start + STRETCH]),
-            fmean(other.tokens_ms[start : start + STRETCH]),
+            fmean(plain.tokens_ms[start : start + STRETCH]),
+            fmean(sampled.tokens_ms[start : start + STRETCH]),
         )

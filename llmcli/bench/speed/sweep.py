@@ -1,8 +1,7 @@
-"""A setting's values on this machine, measured in turn, and which of them is the fastest.
+"""Sweeps: the values of a setting measured on this machine, and which of them is the fastest.
 
-Every round visits every test, in a random order: what changes with time (heat, neighbours) meets
-them all, and two of them are compared round by round (paired.py). It knows nothing of how one test
-is measured.
+Every round measures every test in a random order, so that changes over time (heat, other programs)
+affect all of them. Two tests are compared round by round.
 """
 
 import math
@@ -18,7 +17,7 @@ from llmcli.errors import UserError
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache
 
-# The flag of a sweep, the options whose values it chooses, and the fields of a Test they become.
+# The option of a sweep, and the options whose values it chooses.
 SWEEPS = {
     "threads_sweep": ("threads",),
     "ubatch_sweep": ("ubatch",),
@@ -26,7 +25,7 @@ SWEEPS = {
     "fa_sweep": ("flash",),
 }
 EACH = 8  # threads: every number up to this one
-UBATCHES = tuple(64 << power for power in range(6))  # 64 to 2048
+UBATCHES = tuple(64 << power for power in range(6))  # 64 to 2048 tokens
 FLAGS = {
     "threads": "threads",
     "ubatch": "ubatch-size",
@@ -36,13 +35,16 @@ FLAGS = {
 }
 SHOWN = {"threads_sweep": "threads", "ubatch_sweep": "ubatch", "kv_sweep": "KV", "fa_sweep": "fa"}
 CONFIDENCE = 0.95
-ROUNDS = 10  # fewer cannot tell the fastest of nine from the others, however far ahead it is
+# with fewer rounds, the fastest of nine values could not be distinguished from the others
+ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One value's place: `against` is its speed in units of the fastest one's, None where it is
-    that one; `mark` is fastest, level (the noise does not tell them apart), or nothing.
+    """One value of a sweep.
+
+    `comparison`: its speed relative to the fastest value, None for the fastest. `mark`: "fastest",
+    "level" (not distinguishable from the fastest), or empty.
     """
 
     result: Result
@@ -51,8 +53,8 @@ class Standing:
 
 
 def values(sweep: str, cpus: int, cores: int, most: int) -> list[str]:
-    """What a sweep tries: threads up to the CPUs, micro-batches up to `most` tokens, all cache
-    types, fa on and off.
+    """Return the values of a sweep: threads up to the number of CPUs, micro-batches up to
+    `max_ubatch` tokens, all cache types, or flash attention on and off.
     """
     if sweep == "threads_sweep":
         return [str(count) for count in threads(cpus, cores)]
@@ -62,15 +64,17 @@ def values(sweep: str, cpus: int, cores: int, most: int) -> list[str]:
 
 
 def threads(cpus: int, cores: int) -> list[int]:
-    """Every number up to eight, then half as many again or a third more each time; the cores and
-    the CPUs always.
+    """Return every number up to eight, then steps of a half and a third; always including the cores
+    and the CPUs.
     """
     steps = {count << power for count in (8, 12) for power in range(cpus.bit_length())}
     return sorted({count for count in {*range(1, EACH + 1), *steps, cores, cpus} if count <= cpus})
 
 
 def allowed(tests: Sequence[Test], metadata: Mapping[str, Any]) -> list[Test]:
-    """Those that can be: K and V of one type, and what this model and flash attention take."""
+    """Return the tests that can run: with the same type for K and V, as far as the model and flash
+    attention support it.
+    """
     return [test for test in tests if test.type_k == test.type_v and not _refused(test, metadata)]
 
 
@@ -86,25 +90,25 @@ def _refused(test: Test, metadata: Mapping[str, Any]) -> bool:
 def rounds(
     tests: Sequence[Test], repetitions: int, measured: Callable[[Test], Result]
 ) -> list[Result]:
-    """Each test as often as that, all of them in every round; a test that llama.cpp refuses is left
-    out.
+    """Measure each test `repetitions` times, all of them in every round. A test that llama.cpp
+    refuses is left out.
     """
-    found: list[list[Result]] = [[] for _ in tests]
-    left = list(range(len(tests)))
+    measured_results: list[list[Result]] = [[] for _ in tests]
+    remaining = list(range(len(tests)))
     for number in range(repetitions):
-        random.shuffle(left)
-        for index in left:
+        random.shuffle(remaining)
+        for index in remaining:
             try:
-                found[index].append(measured(tests[index]))
+                measured_results[index].append(measured(tests[index]))
             except UserError:
                 if number:
                     raise
-        left = [index for index in left if found[index]]
-    return [_together(each) for each in found if each]
+        remaining = [index for index in remaining if measured_results[index]]
+    return [_together(results) for results in measured_results if results]
 
 
 def _together(results: Sequence[Result]) -> Result:
-    """Several measurements of one test as one."""
+    """Combine several measurements of one test."""
     samples = tuple(ns for result in results for ns in result.samples_ns)
     return replace(
         results[0],
@@ -114,7 +118,7 @@ def _together(results: Sequence[Result]) -> Result:
 
 
 def standings(results: Sequence[Result]) -> Iterator[list[Standing]]:
-    """For each kind of test (pp512, tg128, …) its values, in the order they were given."""
+    """Yield the ranked values of each kind of test (pp512, tg128, …), in their original order."""
     kinds: dict[str, list[Result]] = {}
     for result in results:
         kinds.setdefault(result.test.title, []).append(result)
@@ -123,39 +127,54 @@ def standings(results: Sequence[Result]) -> Iterator[list[Standing]]:
 
 def _ranked(results: list[Result]) -> list[Standing]:
     best = max(results, key=lambda result: average(result.samples_ts))
-    # One of many is looked for: each comparison gets its part of the doubt (Bonferroni).
-    sure = Design(confidence=1 - (1 - CONFIDENCE) / max(1, len(results) - 1))
+    # Bonferroni: each comparison gets an equal part of the error probability.
+    design = Design(confidence=1 - (1 - CONFIDENCE) / max(1, len(results) - 1))
     against = [
-        None if one is best else judge(best.samples_ts, one.samples_ts, sure) for one in results
+        None if result is best else judge(best.samples_ts, result.samples_ts, design)
+        for result in results
     ]
-    level = [found is not None and found.high >= 1 for found in against]
-    first = "level" if any(level) else "fastest"
+    level = [comparison is not None and comparison.high >= 1 for comparison in against]
+    best_mark = "level" if any(level) else "fastest"
     return [
-        Standing(one, found, first if found is None else "level" if same else "")
-        for one, found, same in zip(results, against, level, strict=True)
+        Standing(
+            result, comparison, best_mark if comparison is None else "level" if is_level else ""
+        )
+        for result, comparison, is_level in zip(results, against, level, strict=True)
     ]
 
 
 def table(
     results: Sequence[Result], swept: Sequence[str]
 ) -> tuple[list[str], list[list[str]], list[str]]:
-    """Columns, rows, and the columns to be aligned to the right."""
+    """Return the columns, the rows and the right-aligned columns of the table of a sweep."""
     columns = ["test", *(SHOWN[name] for name in swept), "tok/s", "of the fastest", ""]
     rows = []
     for group in standings(results):
-        for one in group:
-            test, rates, against = one.result.test, one.result.samples_ts, one.against
-            chosen = {
+        for entry in group:
+            test, rates, against = entry.result.test, entry.result.samples_ts, entry.against
+            values_by_sweep = {
                 "threads_sweep": test.n_threads,
                 "ubatch_sweep": test.n_ubatch,
                 "kv_sweep": test.type_k,
                 "fa_sweep": test.flash_attn,
             }
-            told = "" if against is None else f"{against.ratio:.3f} ({_span(against)})"
+            relative_speed = "" if against is None else f"{against.ratio:.3f} ({_span(against)})"
             speed = f"{average(rates):.2f} ± {deviation(rates):.2f}"
-            rows.append([test.title, *(str(chosen[name]) for name in swept), speed, told, one.mark])
+            rows.append(
+                [
+                    test.title,
+                    *(str(values_by_sweep[name]) for name in swept),
+                    speed,
+                    relative_speed,
+                    entry.mark,
+                ]
+            )
     return columns, rows, columns[1:-1]
 
 
-def _span(found: Comparison) -> str:
-    return "too few rounds" if math.isinf(found.high) else f"{found.low:.3f} to {found.high:.3f}"
+def _span(comparison: Comparison) -> str:
+    return (
+        "too few rounds"
+        if math.isinf(comparison.high)
+        else f"{comparison.low:.3f} to {comparison.high:.3f}"
+    )

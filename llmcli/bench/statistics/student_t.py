@@ -6,10 +6,10 @@ import numpy as np
 
 
 def student(share: float, freedom: float) -> float:
-    """Student's t below which `share` of the distribution lies; `freedom` need not be whole.
+    """Return the quantile of Student's t distribution at a probability.
 
-    With t = √ν tan θ the density is cos^(ν−1) θ, which is smooth and ends: its sum is taken on a
-    grid.
+    `degrees_of_freedom` need not be an integer. With t = √ν tan θ the density is cos^(ν−1) θ on a
+    finite interval, which is integrated on a grid.
     """
     angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
     density = np.cos(angles) ** (freedom - 1)

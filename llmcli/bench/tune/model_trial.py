@@ -1,9 +1,8 @@
-"""Settings measured on a model that is loaded once: contexts are kept between measurements as far
-as memory allows.
+"""Timing of settings on a loaded model. Contexts are kept between measurements as far as memory
+allows.
 
-After a change of context or threads the first passes take longer (threads have slept, the caches
-hold other things), which no answer does that goes on with its own: some are computed before the
-clock starts.
+After a change of the context or of the threads the first passes take longer, which does not occur
+within an answer. So some passes are computed before the clock starts.
 """
 
 import time
@@ -22,21 +21,21 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.interruptible import stopped
 
 N_BATCH = 2048
-PACE = (64, 8)  # tokens of a first look
-LOOKS, BRIEF = (
-    4,
-    0.1,
-)  # so many looks where a prompt's token and a generated one together take less than that
-SETTLING = 0.05  # seconds after which a change is forgotten (bench/sides.py)
-FEW = 8  # tokens of a prompt that is computed for nothing else
-PART = 4  # contexts together take no more than this part of the memory that is free
-UNKNOWN = 2  # contexts kept where their size cannot be asked
+PACE = (64, 8)  # prompt and generated tokens of a speed estimate
+# estimates to repeat if a prompt token and a generated token together take less than BRIEF seconds
+LOOKS, BRIEF = 4, 0.1
+SETTLING = 0.05  # seconds after which a change no longer matters, as in the interleaved comparison
+FEW = 8  # tokens of a prompt that is only computed to settle
+PART = 4  # the contexts together take at most this fraction (1 / PART) of the free memory
+UNKNOWN = 2  # contexts to keep if their size is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A context of some micro-batch and mode, warm, and what holds it open; passes by their number
-    of tokens (and how many they come behind), and the states of prompts of so many tokens.
+    """A warm context of one micro-batch size and mode, and its prepared passes.
+
+    `prompts`: passes by prompt length. `steps`: passes by depth and number of tokens. `states`:
+    saved KV states by depth.
     """
 
     context: Context
@@ -50,8 +49,8 @@ class Ready:
 
 
 class OnModel:
-    """tune.Trial on a real model. `longest` is the most tokens a measurement will have. Use it in a
-    `with`.
+    """The `TuningTrial` of a real model, a context manager. `longest`: the most tokens of a
+    measurement.
     """
 
     settling = SETTLING
@@ -77,30 +76,33 @@ class OnModel:
         self._ready.clear()
 
     def pace(self, setting: Setting) -> tuple[float, float]:
-        """Seconds of a prompt's token and of a generated one; of a fast model the best of a few
-        looks.
+        """Return the estimated seconds of a prompt token and of a generated token. For a fast
+        model, return the minimum of several estimates.
         """
-        looks = [(self.prompt(setting, PACE[0]) / PACE[0], self.decode(setting, PACE[1]) / PACE[1])]
-        while len(looks) < LOOKS and sum(looks[0]) < BRIEF:
-            looks.append(
+        estimates = [
+            (self.prompt(setting, PACE[0]) / PACE[0], self.decode(setting, PACE[1]) / PACE[1])
+        ]
+        while len(estimates) < LOOKS and sum(estimates[0]) < BRIEF:
+            estimates.append(
                 (self.prompt(setting, PACE[0]) / PACE[0], self.decode(setting, PACE[1]) / PACE[1])
             )
-        prompts, generated = zip(*looks, strict=True)
+        prompts, generated = zip(*estimates, strict=True)
         return min(prompts), min(generated)
 
     def prompt(self, setting: Setting, tokens: int) -> float:
-        """Seconds of a prompt in an empty context."""
+        """Return the seconds of a prompt of `tokens` tokens in an empty context."""
         ready = self._context(setting)
         if tokens not in ready.prompts:
             ready.prompts[tokens] = ready.passes.prompt(0, tokens)
-            self._run(
-                ready, setting, ready.prompts[tokens]
-            )  # the first one writes to memory nobody touched yet
+            # not timed: the first pass touches new memory
+            self._run(ready, setting, ready.prompts[tokens])
         self._settle(ready, setting, "prompt", ready.few)
         return self._run(ready, setting, ready.prompts[tokens])
 
     def decode(self, setting: Setting, tokens: int, behind: int = 0) -> float:
-        """Seconds of as many tokens, one after the other, behind a prompt."""
+        """Return the seconds of generating `tokens` tokens one by one after a prompt of `depth`
+        tokens.
+        """
         ready = self._context(setting)
         if (behind, tokens) not in ready.steps:
             ready.steps[behind, tokens] = ready.passes.steps(behind, tokens)
@@ -112,17 +114,21 @@ class OnModel:
     def _settle(
         self, ready: Ready, setting: Setting, part: str, passes: Sequence[Pass], behind: int = 0
     ) -> None:
-        """Compute until a change is forgotten; nothing where there was none."""
-        now = (id(ready), part, setting.threads, setting.threads_batch)
-        begun = time.perf_counter()
-        while now != self._last and time.perf_counter() - begun < SETTLING:
+        """Compute until a change of context, phase or threads no longer matters. Does nothing if
+        there was no change.
+        """
+        state = (id(ready), part, setting.threads, setting.threads_batch)
+        start_time = time.perf_counter()
+        while state != self._last and time.perf_counter() - start_time < SETTLING:
             self._run(ready, setting, passes, behind)
-        self._last = now
+        self._last = state
 
     def _run(
         self, ready: Ready, setting: Setting, passes: Sequence[Pass], behind: int = 0
     ) -> float:
-        """Seconds of these passes behind a prompt, which is computed once."""
+        """Return the seconds of these passes after a prompt of `depth` tokens, which is computed
+        only once.
+        """
         ready.context.clear()
         ready.context.use_threads(setting.threads, setting.threads_batch)
         with stopped(ready.context):
@@ -136,11 +142,12 @@ class OnModel:
 
     def _context(self, setting: Setting) -> Ready:
         key = setting.ubatch, setting.flash, setting.cache
-        found = self._ready.pop(key, None) or self._open(setting)
-        self._ready[key] = found  # the newest last
+        context = self._ready.pop(key, None) or self._open(setting)
+        # dictionaries keep insertion order: the most recently used context is last
+        self._ready[key] = context
         while len(self._ready) > 1 and self._full():
             self._ready.pop(next(iter(self._ready))).held.close()
-        return found
+        return context
 
     def _open(self, setting: Setting) -> Ready:
         options = ContextOptions(
@@ -154,12 +161,12 @@ class OnModel:
             setting.cache,
             setting.flash,
         )
-        held = ExitStack()
-        context = held.enter_context(open_context(self.model, options))
+        stack = ExitStack()
+        context = stack.enter_context(open_context(self.model, options))
         allocated = context.allocated()
         nbytes = allocated.context + allocated.compute if allocated else None
         passes = RandomPasses(context, self.model)
-        return Ready(context, passes, passes.prompt(0, FEW), held, nbytes, {}, {}, {})
+        return Ready(context, passes, passes.prompt(0, FEW), stack, nbytes, {}, {}, {})
 
     def _full(self) -> bool:
         sizes = [ready.nbytes for ready in self._ready.values() if ready.nbytes is not None]

@@ -1,11 +1,10 @@
-"""The fastest settings of a model on a machine, within a time that is given.
+"""Search for the fastest settings of a model on a machine within a time budget.
 
-One option after the other: threads, threads of a prompt, micro-batch, mode of attention. Each is a
-successive halving (Jamieson and Talwalkar 2016) among its values: all of them in a round, in random
-order, beside what has been best so far; the slower half leaves, and what is left of the time goes
-to the others. A value is taken only if its rounds show that it earns its place. What comes of it is
-then compared with the defaults anew, in pairs (paired.py): the best of many measurements is also
-the luckiest. It knows nothing of llama.cpp.
+The options are searched one after another: threads, prompt threads, micro-batch, and attention
+mode. Each is a successive halving (Jamieson and Talwalkar 2016) of its values: every round measures
+all remaining values and the best setting so far in random order; then the slower half is dropped. A
+value is adopted only if its rounds show a sufficient gain. The result is compared with the defaults
+again in pairs, because the best of many measurements is also the luckiest.
 """
 
 import math
@@ -21,17 +20,13 @@ from typing import Protocol
 from llmcli.bench.statistics.paired_test import Comparison, Design, compare, judge
 from llmcli.errors import UserError
 
-# What is to be fast: tokens of a prompt, and generated ones, whose time together counts.
+# prompt tokens and generated tokens whose total time is minimized
 OBJECTIVES = {"chat": (512, 128), "prompts": (2048, 0), "answers": (0, 128)}
-SIZES = (
-    (2048, 1024, 512, 256, 128, 64),
-    (32, 16, 8),
-)  # tokens of each that one measurement may take
-SEARCH = 0.5  # share of the time for the search; the rest is for the comparison
-FEWEST, MOST = 6, 20  # rounds of the last two of a search, rounds between two halvings
-EARN = Design(
-    confidence=0.9, allowance=0.01
-)  # a value is worth a change if it brings more than 1 %
+# lengths of a measurement: prompt tokens, generated tokens
+SIZES = ((2048, 1024, 512, 256, 128, 64), (32, 16, 8))
+SEARCH = 0.5  # share of the time for the search; the rest is for the final comparison
+FEWEST, MOST = 6, 20  # minimum rounds of the last two values, maximum rounds between two halvings
+EARN = Design(confidence=0.9, allowance=0.01)  # a value is adopted if it gains more than 1 %
 FINAL = Design(precision=0.005, least=10)
 Clock = Callable[[], float]
 Tick = Callable[[], None]
@@ -39,7 +34,7 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a model is run; `cache` is the type of K and V."""
+    """How a model is run. `cache`: the type of K and V."""
 
     threads: int
     threads_batch: int
@@ -50,7 +45,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The values that are tried; `modes` are flash attention and cache type together."""
+    """The values to try. `modes`: combinations of flash attention and cache type."""
 
     threads: Sequence[int]
     ubatches: Sequence[int]
@@ -58,27 +53,34 @@ class Space:
 
 
 class Trial(Protocol):
-    """Measures one setting at a time, in seconds; before each measurement `settling` of them may
-    pass. Generated tokens come `behind` so many of a prompt: attention is a part of what they take,
-    and the modes differ in it.
+    """Times one setting at a time.
+
+    `settling`: seconds that may pass before each measurement. Generated tokens come after a prompt
+    of `depth` tokens, because attention, which the modes change, grows with the depth.
     """
 
     settling: float
 
     def pace(self, setting: Setting) -> tuple[float, float]:
-        """About what a token of a prompt and a generated one take."""
+        """Return the approximate seconds of a prompt token and of a generated token."""
         ...
 
-    def prompt(self, setting: Setting, tokens: int) -> float: ...
+    def prompt(self, setting: Setting, tokens: int) -> float:
+        """Return the seconds of a prompt of `tokens` tokens."""
+        ...
 
-    def decode(self, setting: Setting, tokens: int, behind: int) -> float: ...
+    def decode(self, setting: Setting, tokens: int, behind: int) -> float:
+        """Return the seconds of generating `tokens` tokens after a prompt."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One measurement's tokens, prompt and generated; those `wanted` by the objective; the
-    defaults' `pace`, in seconds a token of each; the seconds before each part; the tokens that the
-    generated ones come `behind`.
+    """The tokens of one measurement.
+
+    `tokens`: measured prompt and generated tokens. `objective_tokens`: those of the objective.
+    `pace`: seconds per prompt and generated token with the default settings. `settling`: seconds
+    before each phase. `depth`: prompt tokens before the generated ones.
     """
 
     tokens: tuple[int, int]
@@ -88,19 +90,19 @@ class Work:
     behind: int = 0
 
     def part(self, index: int) -> "Work":
-        """The prompt (0) or the generation (1) alone."""
+        """Return the workload of the prompt (0) or of the generation (1) alone."""
         tokens, wanted = ([0, 0], [0, 0])
         tokens[index], wanted[index] = self.tokens[index], self.wanted[index]
         return replace(self, tokens=(tokens[0], tokens[1]), wanted=(wanted[0], wanted[1]))
 
     @property
     def seconds(self) -> float:
-        """About what one measurement takes with the defaults."""
+        """The approximate seconds of one measurement with the default settings."""
         parts = zip(self.tokens, self.pace, strict=True)
         return sum(count * each + self.settling for count, each in parts if count)
 
     def rate(self, trial: Trial, setting: Setting, tick: Tick) -> float:
-        """Measure how often a second a setting does what is wanted."""
+        """Measure how many times per second a setting completes the objective."""
         spent = 0.0
         prompt, generated = self.tokens
         if prompt:
@@ -114,8 +116,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One value of an `option`, beside what was best before: how many times its speed, and in how
-    many rounds.
+    """One tried value of an option: its speed relative to the best setting before, and the number
+    of rounds.
     """
 
     option: str
@@ -127,8 +129,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`best` is what the search found, `comparison` how fast it is in units of the defaults, None
-    where it is they.
+    """The result of a search. `comparison`: the speed of `best` relative to the defaults, None if
+    `best` is the default setting.
     """
 
     default: Setting
@@ -140,19 +142,19 @@ class Found:
 
     @property
     def faster(self) -> bool:
-        """Whether the noise supports that it is faster than the defaults."""
+        """Whether `best` is significantly faster than the defaults."""
         return self.comparison is not None and self.comparison.low > 1
 
     @property
     def setting(self) -> Setting:
-        """What to run the model with."""
+        """The setting to use: `best` if it is faster, otherwise the default."""
         return self.best if self.faster else self.default
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The search for one option: its values as settings made of the best so far, and the work it
-    matters for.
+    """The search of one option: its values, applied to the best setting so far, and the workload
+    that it affects.
     """
 
     option: str
@@ -160,11 +162,13 @@ class Board:
     work: Work
 
     def cost(self, setting: Setting) -> float:
-        """About the seconds of the fewest rounds; with fewer threads they take longer."""
+        """Return the approximate seconds of the minimum rounds. Settings with fewer threads take
+        longer.
+        """
         values = self.values(setting)
         slower = [
-            max(1.0, setting.threads / one.threads, setting.threads_batch / one.threads_batch)
-            for one in values
+            max(1.0, setting.threads / value.threads, setting.threads_batch / value.threads_batch)
+            for value in values
         ]
         return (
             self.work.seconds * (2 * sum(slower) + FEWEST + math.log2(2 + len(values)))
@@ -174,8 +178,8 @@ class Board:
 
 
 def threads(cores: int, cpus: int) -> list[int]:
-    """The numbers of threads worth trying: the cores, every hardware thread, half, three quarters;
-    few cores: one.
+    """Return the numbers of threads to try: cores, CPUs, a half, three quarters, and one if there
+    are at most four cores.
     """
     return sorted({cores, cpus, -(-cores // 2), -(-3 * cores // 4), *([1] if cores <= 4 else [])})
 
@@ -191,23 +195,23 @@ def find(
     tick: Tick = lambda: None,
     coin: random.Random | None = None,
 ) -> Found:
-    """Search for the fastest setting; raises UserError where the time is too short for this model.
+    """Search for the fastest setting. Raises UserError if the time is too short for this model.
 
     `tick` is called after each measurement.
     """
     coin = coin or random.Random()
     began = clock()
-    wanted = Work((0, 0), OBJECTIVES[objective], trial.pace(default), trial.settling)
-    work = _sized(wanted, space, default, seconds)
+    objective_work = Work((0, 0), OBJECTIVES[objective], trial.pace(default), trial.settling)
+    work = _sized(objective_work, space, default, seconds)
     boards = [
         board for board in _boards(space, work) if board.work.seconds and board.values(default)
     ]
     best = default
     tried: list[Tried] = []
     for index, board in enumerate(boards):
-        share = board.cost(best) / sum(one.cost(best) for one in boards[index:])
-        deadline = clock() + (SEARCH * seconds - (clock() - began)) * share
-        found = halve(
+        time_share = board.cost(best) / sum(setting.cost(best) for setting in boards[index:])
+        deadline = clock() + (SEARCH * seconds - (clock() - began)) * time_share
+        rates = halve(
             partial(board.work.rate, trial, tick=tick),
             best,
             board.values(best),
@@ -215,11 +219,11 @@ def find(
             clock,
             coin,
         )
-        best, told = _taken(board.option, best, found)
-        tried += told
+        best, tried_values = _taken(board.option, best, rates)
+        tried += tried_values
     comparison = None
     if best != default:
-        sides = [partial(work.rate, trial, one, tick) for one in (default, best)]
+        sides = [partial(work.rate, trial, setting, tick) for setting in (default, best)]
         design = replace(FINAL, seconds=max(1.0, seconds - (clock() - began)))
         comparison = compare(sides[0], sides[1], design, clock=clock, coin=coin)
     return Found(default, best, tuple(tried), work, clock() - began, comparison)
@@ -233,55 +237,61 @@ def halve(
     clock: Clock,
     coin: random.Random,
 ) -> dict[Setting, list[tuple[float, float]]]:
-    """Rounds of `values` beside `before`; the slower half of them leaves at each of equal parts of
-    the time.
+    """Measure rounds of `values` together with `best`, and drop the slower half at equal intervals
+    until `deadline`.
 
-    For each value its pairs of rates, `before`'s first; the last that is left has at least FEWEST.
+    Returns pairs of rates for each value, the rate of `best` first. The last remaining value has at
+    least MIN_ROUNDS pairs.
     """
-    rates: dict[Setting, list[tuple[float, float]]] = {one: [] for one in values}
-    left, began = list(values), clock()
-    rungs = len(left).bit_length()
+    rates: dict[Setting, list[tuple[float, float]]] = {value: [] for value in values}
+    remaining, began = list(values), clock()
+    rungs = len(remaining).bit_length()
     for rung in range(1, rungs + 1):
         for _ in range(MOST):
             started = clock()
-            found = {one: rate(one) for one in coin.sample([before, *left], len(left) + 1)}
-            for one in left:
-                rates[one].append((found[before], found[one]))
+            round_rates = {
+                value: rate(value)
+                for value in coin.sample([before, *remaining], len(remaining) + 1)
+            }
+            for value in remaining:
+                rates[value].append((round_rates[before], round_rates[value]))
             over = 2 * clock() - started > began + (deadline - began) * rung / rungs
-            if over and (rung < rungs or len(rates[left[0]]) >= FEWEST):
+            if over and (rung < rungs or len(rates[remaining[0]]) >= FEWEST):
                 break
         if rung < rungs:
-            left = sorted(left, key=lambda one: -_gain(rates[one]))[: len(left) // 2]
+            remaining = sorted(remaining, key=lambda value: -_gain(rates[value]))[
+                : len(remaining) // 2
+            ]
     return rates
 
 
 def _gain(pairs: Sequence[tuple[float, float]]) -> float:
-    """The logarithm of how many times the speed before."""
+    """Return the logarithm of the median speed ratio."""
     return statistics.median(math.log(after / before) for before, after in pairs)
 
 
 def _taken(
-    option: str, before: Setting, found: dict[Setting, list[tuple[float, float]]]
+    option: str, before: Setting, rates: dict[Setting, list[tuple[float, float]]]
 ) -> tuple[Setting, list[Tried]]:
-    """The value that was left at the end, if its rounds show that it earns the change; and what was
-    tried.
+    """Return the last remaining value if its gain is sufficient, otherwise the previous setting,
+    and all tried values.
     """
-    last = max(found, key=lambda one: (len(found[one]), _gain(found[one])))
-    old, new = zip(*found[last], strict=True)
+    survivor = max(rates, key=lambda value: (len(rates[value]), _gain(rates[value])))
+    old, new = zip(*rates[survivor], strict=True)
     verdict = judge(old, new, EARN)
-    chosen = last if verdict is not None and verdict.low > 1 else before
+    adopted = survivor if verdict is not None and verdict.low > 1 else before
     tried = [
-        Tried(option, one, math.exp(_gain(pairs)), len(pairs), one == chosen)
-        for one, pairs in found.items()
+        Tried(option, value, math.exp(_gain(pairs)), len(pairs), value == adopted)
+        for value, pairs in rates.items()
     ]
-    return chosen, sorted(tried, key=lambda one: -one.ratio)
+    return adopted, sorted(tried, key=lambda value: -value.ratio)
 
 
 def _boards(space: Space, work: Work) -> list[Board]:
     prompt, decode = work.part(0), work.part(1)
 
     def ubatches(best: Setting) -> list[Setting]:
-        # One that is longer than what is computed at once is as good as any other such.
+        # All sizes that cover the whole measured prompt behave the same.
         sizes = [size for size in space.ubatches if size <= prompt.tokens[0] or size <= best.ubatch]
         alike = min(best.ubatch, prompt.tokens[0])
         return [
@@ -315,22 +325,22 @@ def _boards(space: Space, work: Work) -> list[Board]:
 
 
 def _sized(wanted: Work, space: Space, default: Setting, seconds: float) -> Work:
-    """The longest measurements with which there is time for searching and comparing; raises
+    """Return the workload with the longest measurements for which the time suffices. Raises
     UserError.
     """
     least = math.inf
     sizes = (
-        [size for size in known if size <= most] or [0]
-        for known, most in zip(SIZES, wanted.wanted, strict=True)
+        [size for size in lengths if size <= most] or [0]
+        for lengths, most in zip(SIZES, wanted.wanted, strict=True)
     )
     for prompt, generated in product(*sizes):
         work = replace(wanted, tokens=(prompt, generated), behind=prompt)
-        search = sum(board.cost(default) for board in _boards(space, work))
-        needed = max(search / SEARCH, 2 * FINAL.least * work.seconds / (1 - SEARCH))
+        search_seconds = sum(board.cost(default) for board in _boards(space, work))
+        needed = max(search_seconds / SEARCH, 2 * FINAL.least * work.seconds / (1 - SEARCH))
         if needed <= seconds:
             return work
         least = min(least, needed)
     raise UserError(
-        f"{seconds:.0f} seconds are too few to compare anything with this model",
+        f"{seconds:.0f} seconds are too short to compare settings of this model",
         hint=f"--budget {math.ceil(least)}",
     )
