@@ -84,17 +84,17 @@ def compared(a: Sequence[Run], b: Sequence[Run], slo: Slo | None = None) -> Vers
     return Versus(metrics_a, metrics_b, tuple(finite), len(a))
 
 
-def _rate(one: Figures, other: Figures) -> Ratio:
+def _rate(metrics_a: Figures, metrics_b: Figures) -> Ratio:
     """Return the ratio of output tokens per second, with the signed-rank interval of the pairs."""
     comparison = paired_test.judge(
-        one.samples, other.samples, Design(confidence=CONFIDENCE, allowance=0.0)
+        metrics_a.samples, metrics_b.samples, Design(confidence=CONFIDENCE, allowance=0.0)
     )
     assert isinstance(comparison, Comparison)
     has_interval = comparison.low > 0 and comparison.high < np.inf
     return Ratio(
         "output tok/s",
-        one.output_rate,
-        other.output_rate,
+        metrics_a.output_rate,
+        metrics_b.output_rate,
         comparison.ratio,
         comparison.low if has_interval else None,
         comparison.high if has_interval else None,

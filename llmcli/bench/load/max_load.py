@@ -166,8 +166,8 @@ class _Search:
             return self.rules.warmup
         return math.ceil(level * min(SECONDS, max(2.0, 3 * max(self.alone, default=0.0))))
 
-    def told(self, found: level_search.Found) -> Edge:
-        levels, largest = self.levels, found.at
+    def told(self, estimate: level_search.Found) -> Edge:
+        levels, largest = self.levels, estimate.at
         runs = self.runs.get(largest, [])
         # None: the measurements or the levels ran out
         above = min((index for index in self.runs if index > largest), default=None)
@@ -176,9 +176,9 @@ class _Search:
             self.kind,
             levels[largest] if largest >= 0 else None,
             None if above is None else levels[above],
-            level_search.between(levels, found.low) if within else None,
-            level_search.between(levels, found.high) if within else None,
-            found.steps,
+            level_search.between(levels, estimate.low) if within else None,
+            level_search.between(levels, estimate.high) if within else None,
+            estimate.steps,
             tuple(self.points),
             figures(runs, self.rules.slo) if runs else None,
             tuple(self.alone),

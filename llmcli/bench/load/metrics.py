@@ -181,13 +181,13 @@ def seconds_of(name: str, good: Sequence[Answer]) -> list[float]:
     """Return the seconds of one of TIME_METRICS for complete answers."""
     match name:
         case "ttft":
-            return [one.ttft for one in good]
+            return [answer.ttft for answer in good]
         case "tpot":
-            return [one.tpot for one in good if one.tpot is not None]
+            return [answer.tpot for answer in good if answer.tpot is not None]
         case "itl":
-            return [gap for one in good for gap in one.gaps]
+            return [gap for answer in good for gap in answer.gaps]
         case _:
-            return [one.e2el for one in good]
+            return [answer.e2el for answer in good]
 
 
 def _inside(run: Run) -> tuple[float, float, float]:
@@ -196,14 +196,15 @@ def _inside(run: Run) -> tuple[float, float, float]:
     """
     began, ended = run.began, run.ended
     prompts = sum(
-        one.prompt_tokens or 0
-        for one in run.answers
-        if one.stamps and began <= one.stamps[0] <= ended
+        answer.prompt_tokens or 0
+        for answer in run.answers
+        if answer.stamps and began <= answer.stamps[0] <= ended
     )
     done = sum(
-        one.good and one.ended is not None and began <= one.ended <= ended for one in run.answers
+        answer.good and answer.ended is not None and began <= answer.ended <= ended
+        for answer in run.answers
     )
-    return sum(_arrived(one, began, ended) for one in run.answers), prompts, done
+    return sum(_arrived(answer, began, ended) for answer in run.answers), prompts, done
 
 
 def _arrived(answer: Answer, began: float, ended: float) -> float:

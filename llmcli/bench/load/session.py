@@ -77,7 +77,7 @@ class Session:
         )
         await asyncio.sleep(SETTLE)
         measured = run.measured
-        if not may_fail and measured and all(one.error for one in measured):
+        if not may_fail and measured and all(answer.error for answer in measured):
             first = measured[0]
             message = f"{first.error}: {first.says}" if first.says else str(first.error)
             raise UserError(f"every request failed ({message})", hint=_hint(str(first.error)))

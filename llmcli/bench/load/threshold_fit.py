@@ -60,7 +60,7 @@ class Crossing:
 def monotone(seen: Sequence[Seen]) -> dict[int, float]:
     """Return the fitted value of each measured level in order; the values never decrease."""
     blocks: list[tuple[list[int], list[float]]] = []
-    for at, group in groupby(_ordered(seen), lambda one: one.at):
+    for at, group in groupby(_ordered(seen), lambda measurement: measurement.at):
         blocks.append(([at], [measurement.clipped for measurement in group]))
         while len(blocks) > 1 and fmean(blocks[-2][1]) >= fmean(blocks[-1][1]):
             levels, values = blocks.pop()
@@ -85,7 +85,7 @@ def certain(seen: Sequence[Seen]) -> tuple[int | None, int | None]:
     """
     by_level = {
         at: [measurement.clipped for measurement in group]
-        for at, group in groupby(_ordered(seen), lambda one: one.at)
+        for at, group in groupby(_ordered(seen), lambda measurement: measurement.at)
     }
     means = {at: fmean(values) for at, values in by_level.items()}
     squares = sum((value - means[at]) ** 2 for at, values in by_level.items() for value in values)
@@ -103,7 +103,7 @@ def certain(seen: Sequence[Seen]) -> tuple[int | None, int | None]:
 
 
 def _ordered(seen: Sequence[Seen]) -> list[Seen]:
-    return sorted(seen, key=lambda one: one.at)
+    return sorted(seen, key=lambda measurement: measurement.at)
 
 
 def crossing(seen: Sequence[Seen], x: Sequence[float], below: int, above: int) -> Crossing:

@@ -103,7 +103,7 @@ from dataclasses import replace
 from pathlib import Path
 from llmcli.bench.history.history import History
 from llmcli.ui import UI
-from tests.bench.test_history import run
+from tests.bench.history.test_history import run
 history = History(Path(sys.argv[1]), UI())
 sys.stdin.readline()
 for number in range(25):

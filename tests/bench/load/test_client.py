@@ -82,7 +82,7 @@ def test_what_is_sent_is_openais(scripted: Servers) -> None:
         (
             streamed("a").replace(b'"choices"', b"choices"),
             "bad stream",
-            "its stream holds what is no JSON",
+            "the stream contains invalid JSON",
         ),
         (b"", "broken off", "Server disconnected"),
         (b"nonsense\r\n\r\n", "broken off", ""),
@@ -131,5 +131,5 @@ def test_an_address_is_taken_as_people_type_it(typed: str, base: str) -> None:
 
 @pytest.mark.parametrize("typed", ["ftp://h", "http://", "http://h:99999", "http://[::1"])
 def test_what_is_no_address_is_refused(typed: str) -> None:
-    with pytest.raises(UserError, match="no address"):
+    with pytest.raises(UserError, match="is not a server address"):
         clients.base(typed)

@@ -12,7 +12,7 @@ import pytest
 
 STARTER = """
 import sys
-from llmcli.hardware.served import served
+from llmcli.bench.load.local_server import served
 with served(sys.argv[1], ["-c", "64", "-np", "1"]) as url:
     print(url, flush=True)
     sys.stdin.read()
@@ -36,7 +36,7 @@ def test_a_server_does_not_outlive_the_one_who_started_it(stories_gguf: Path) ->
 
 
 def test_an_end_of_input_is_a_signal_to_stop() -> None:
-    tied = "import signal\nfrom llmcli.serve import tether\ntether.tie(0)\nsignal.pause()"
+    tied = "import signal\nfrom llmcli.serve.processes import parent_watch\nparent_watch.tie(0)\nsignal.pause()"
     with subprocess.Popen([sys.executable, "-c", tied], stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"words mean nothing")

@@ -20,7 +20,7 @@ def test_what_is_no_stream_of_objects_is_refused(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(sse.BadStream):
             sse.parsed(data)
     monkeypatch.setattr(sse, "MOST", 100)
-    with pytest.raises(sse.BadStream, match="no end"):
+    with pytest.raises(sse.BadStream, match="does not end"):
         list(sse.Events().feed(b"x" * 101))
 
 

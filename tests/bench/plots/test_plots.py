@@ -245,7 +245,7 @@ def test_a_noisy_machine_and_many_tests_are_said_first(header: model_header.Head
         "x", [slow, *(result(n_gen=count) for count in range(9, 20))], header, None
     ).lead
     assert "6 more tests in the table below" in lead
-    assert any("something else uses this machine" in line for line in lead)
+    assert any("other programs use this machine" in line for line in lead)
 
 
 def test_a_model_whose_cache_is_not_known_has_no_roof(tmp_path: Path):

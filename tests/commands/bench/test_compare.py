@@ -132,7 +132,7 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
     rows[0]["cpu_info"] = rows[1]["cpu_info"] = "another \x1b[31mcpu"
     files[1].write_text(json.dumps(rows))
     done = llmcli("bench", "compare", *map(str, files))
-    assert (done.code, "two machines" in done.err, "\x1b" in done.err) == (1, True, False)
+    assert (done.code, "different machines" in done.err, "\x1b" in done.err) == (1, True, False)
     assert "--anyway" in done.err
     assert llmcli("bench", "compare", *map(str, files), "--anyway").code == 0
 

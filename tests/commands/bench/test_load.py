@@ -46,7 +46,7 @@ def test_a_load_on_our_own_server_is_measured_kept_and_listed(llmcli: Llmcli, ou
     kept = json.loads(llmcli("bench", "history", "--json").out)
     assert [run["test"] for run in kept] == ["load 24+4 1 at once", "load 24+4 2 at once"]
     assert "24+4" in llmcli("bench", "history").out
-    assert "are different tests" in llmcli("bench", "compare", "1", "2").err
+    assert "have no test in common" in llmcli("bench", "compare", "1", "2").err
 
 
 def test_people_get_tables_definitions_and_a_page(
@@ -157,7 +157,7 @@ def test_a_server_of_something_else_is_told(
 ) -> None:
     done = llmcli("bench", "load", scripted().url + "/odd", *SMALL)
     assert (done.code, done.out) == (1, "")
-    assert "speaks something else" in done.err
+    assert "does not use OpenAI's API" in done.err
     assert "of a server with OpenAI's API" in done.err
 
 
@@ -200,7 +200,7 @@ def test_a_server_that_does_not_start_says_why(llmcli: Llmcli, tmp_path: Path) -
             2,
             "on one server",
         ),
-        (("http://h", "--slo", "tt:3"), 1, "does not know 'tt:3'"),
+        (("http://h", "--slo", "tt:3"), 1, "invalid limit 'tt:3'"),
         (("http://h", "--arrivals", "often"), 2, "'often' is unknown"),
         (("http://h", "--rate", "0"), 1, "'0' is invalid"),
         (("http://h", "--mix", "own.jsonl", "--shared", "0.5"), 2, "not to own.jsonl"),
@@ -225,7 +225,7 @@ def test_a_server_that_does_not_start_says_why(llmcli: Llmcli, tmp_path: Path) -
         (("http://h", "--body", "[1]"), 1, "not a JSON object"),
         (("http://h", "-o", "xml"), 2, "'xml' is unknown"),
         (("http://h.invalid", "--offline"), 1, "not this machine"),
-        (("ftp://h",), 1, "no address"),
+        (("ftp://h",), 1, "is not a server address"),
         (("http://127.0.0.1:1",), 1, "127.0.0.1:1"),
         (("http://h", "--mix", "none.jsonl", "--api-key-file", "none"), 1, "cannot read none"),
     ],

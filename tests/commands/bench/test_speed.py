@@ -90,7 +90,7 @@ def test_people_get_a_column_for_sequences_and_words_for_the_rest(
 def test_more_than_memory_gives_is_explained(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = "above 100%: the last cache helps"
+    words = "above 100%: the last-level cache helps"
     for bandwidth, told in ((1.0, True), (1e15, False)):
         monkeypatch.setattr(
             bandwidth_share, "known", lambda history, watcher, again, rate=bandwidth: rate

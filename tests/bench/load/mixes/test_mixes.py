@@ -97,12 +97,12 @@ def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no request"),
-        ('{"prompt": "a"}\n{', ":2 is no JSON"),
-        ('{"prompt": 3}', ":1 is no request"),
-        ("3", ":1 is no request"),
-        ('{"conversations": [{"from": "gpt", "value": "a"}]}', "nobody asks"),
-        ('{"conversations": [3]}', "a turn that is none"),
+        ("", "contains no request"),
+        ('{"prompt": "a"}\n{', ":2 is not valid JSON"),
+        ('{"prompt": 3}', ":1 is not a request"),
+        ("3", ":1 is not a request"),
+        ('{"conversations": [{"from": "gpt", "value": "a"}]}', "contains no user message"),
+        ('{"conversations": [3]}', "an invalid turn"),
     ],
 )
 def test_what_is_no_request_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
