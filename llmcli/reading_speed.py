@@ -1,8 +1,8 @@
-"""How fast people read, beside how fast a model writes: so that "fast enough" has a meaning.
+"""Human reading speeds, to put a model's generation speed into perspective.
 
-Words a minute at the model's own tokens per word, counted over a text that ships here. It is
-English prose: other languages, code and tables take more tokens a word in most vocabularies. The
-paces are rules of thumb.
+Words per minute follow from the model's own tokens per word, counted over the sample text below.
+The text is English prose: other languages, code and tables need more tokens per word in most
+vocabularies. The reading speeds are rules of thumb.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,22 +11,34 @@ from typing import Any
 
 PACES = {"silent reading": 250, "listening": 450, "skimming": 700}  # words a minute
 TEXT = """\
-On the morning of the market the ferry came in late, and the people who had waited on the quay since six were cold and
-a little cross. "It's the fog," said the harbour master, who had been saying so for an hour. "Nobody can sail through
-that." Then the bell rang, twice, and out of the grey came first a light, then a bow, and at last the whole ship.
+On the morning of the market the ferry came in late, and the people who had waited on the quay \
+since six were cold and
+a little cross. "It's the fog," said the harbour master, who had been saying so for an hour. \
+"Nobody can sail through
+that." Then the bell rang, twice, and out of the grey came first a light, then a bow, and at last \
+the whole ship.
 
-Hanna carried two baskets of apples and a letter that she had not opened. Her brother had written it in March; it had
-gone to the wrong island, come back, and lain in a drawer until yesterday. She did not want to read it among strangers.
-What could he have to say that would not keep until evening? The apples were another matter: by noon they would be
+Hanna carried two baskets of apples and a letter that she had not opened. Her brother had written \
+it in March; it had
+gone to the wrong island, come back, and lain in a drawer until yesterday. She did not want to \
+read it among strangers.
+What could he have to say that would not keep until evening? The apples were another matter: by \
+noon they would be
 sold, or they would be jam.
 
-Water boils at one hundred degrees at sea level, but on a mountain of three thousand metres it boils at about ninety,
-because the air above it presses less. That is why a stew takes longer in the hills, and why cooks there use a heavy
-lid. The same rule explains a good deal of weather: warm air rises, grows thin, cools, and lets its water fall as rain.
+Water boils at one hundred degrees at sea level, but on a mountain of three thousand metres it \
+boils at about ninety,
+because the air above it presses less. That is why a stew takes longer in the hills, and why cooks \
+there use a heavy
+lid. The same rule explains a good deal of weather: warm air rises, grows thin, cools, and lets \
+its water fall as rain.
 
-If you want to repair a bicycle chain, begin by cleaning it. Turn the pedals slowly backwards and look for a link that
-does not bend; mark it with chalk. Push the pin halfway out, never all the way, or you will spend the afternoon looking
-for it on the floor. Most people learn this twice. When the chain runs freely, add one drop of oil to each joint and
+If you want to repair a bicycle chain, begin by cleaning it. Turn the pedals slowly backwards and \
+look for a link that
+does not bend; mark it with chalk. Push the pin halfway out, never all the way, or you will spend \
+the afternoon looking
+for it on the floor. Most people learn this twice. When the chain runs freely, add one drop of oil \
+to each joint and
 wipe off the rest, since oil that stays outside collects sand and wears the teeth away.
 """
 WORDS = len(TEXT.split())
@@ -34,20 +46,22 @@ WORDS = len(TEXT.split())
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A model's tokens a word, and what speeds mean by it."""
+    """A model's tokens per word, and conversions of its speeds."""
 
     tokens_per_word: float
 
     def words_per_minute(self, rate: float) -> float:
-        """Words a minute at `rate` tokens a second."""
+        """Return the words per minute at `rate` tokens per second."""
         return rate * 60 / self.tokens_per_word
 
     def tokens_per_second(self, words: float) -> float:
-        """Tokens a second that make `words` a minute."""
+        """Return the tokens per second for `words` words per minute."""
         return words * self.tokens_per_word / 60
 
     def document(self, rate: float) -> dict[str, Any]:
-        """JSON: how many times as fast as each of PACES; below 1 is slower than people are."""
+        """Return a JSON object with the speed relative to each of READING_PACES; below 1 is slower
+        than people read.
+        """
         words = self.words_per_minute(rate)
         times = {name.replace(" ", "_"): round(words / pace, 3) for name, pace in PACES.items()}
         return {
@@ -57,8 +71,8 @@ class Pace:
         }
 
     def line(self, rates: Sequence[float]) -> str:
-        """One line for people: `98.0 tok/s are 4,455 words a minute (1.32 tokens a word): 18 ×
-        silent reading, …`.
+        """Return the speeds as one line: `98.0 tok/s are 4,455 words a minute (1.32 tokens a word):
+        18 × silent reading, …`.
         """
         low, high = min(rates), max(rates)
         ends = (low,) if f"{low:.1f}" == f"{high:.1f}" else (low, high)
@@ -68,11 +82,16 @@ class Pace:
             f"{_digits(self.words_per_minute(low) / pace)} × {name}" for name, pace in PACES.items()
         )
         slowest = "" if len(ends) == 1 else "at least "
-        return f"{speeds} tok/s are {words} words a minute ({self.tokens_per_word:.2f} tokens a word): {slowest}{times}"
+        return (
+            f"{speeds} tok/s are {words} words a minute ({self.tokens_per_word:.2f} tokens a word):"
+            f" {slowest}{times}"
+        )
 
 
 def pace(tokenize: Callable[[str], Sequence[int]]) -> Pace | None:
-    """Count a model's tokens over the text; None for a vocabulary that cannot spell it."""
+    """Measure a model's tokens per word over the sample text; None if its vocabulary cannot encode
+    the text.
+    """
     count = len(tokenize(TEXT))
     return Pace(count / WORDS) if count else None
 

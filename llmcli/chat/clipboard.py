@@ -1,4 +1,4 @@
-"""The desktop's clipboard through whichever program this machine has for it."""
+"""Copying to the desktop's clipboard with whichever program is installed."""
 
 import shutil
 import subprocess
@@ -11,11 +11,11 @@ PROGRAMS = (
     ("termux-clipboard-set",),
     ("clip.exe",),
 )
-PATIENCE = 5.0  # seconds; a program without its display may wait for ever
+PATIENCE = 5.0  # seconds; without a display some programs wait forever
 
 
 def copy(text: str) -> str | None:
-    """Give `text` to the first program that takes it: that program's name; None where there is
+    """Copy `text` with the first program that works. Returns the program's name, None if there is
     none.
     """
     for command in PROGRAMS:
@@ -25,8 +25,9 @@ def copy(text: str) -> str | None:
 
 
 def _took(command: tuple[str, ...], text: bytes) -> bool:
-    """Whether a program ended well; those that stay behind to serve the text have a session of
-    their own.
+    """Run a clipboard program, and return whether it succeeded.
+
+    A program that keeps running to serve the text gets its own session.
     """
     try:
         done = subprocess.run(

@@ -1,9 +1,9 @@
-"""What this processor can do, in ggml's words, against what the llama.cpp that is installed was
-built for.
+"""The CPU features of this machine in ggml's terms, compared with those llama.cpp was built for.
 
-A build has kernels for the features that its compiler was told of (ggml_backend_cpu_get_features of
-ggml/src/ggml-cpu/ggml-cpu.cpp); what a processor has besides lies idle, and what it lacks ends the
-process.
+A build contains kernels for the features known to its compiler. It does not use other features of
+the processor, and using a missing feature ends the process.
+
+Source: ggml_backend_cpu_get_features of ggml/src/ggml-cpu/ggml-cpu.cpp.
 """
 
 import platform
@@ -16,7 +16,7 @@ from pathlib import Path
 from llmcli.runtime.binding import library
 
 INFO = Path("/proc/cpuinfo")
-# ggml's word -> the kernel's (Linux), macOS's last words of sysctl.
+# ggml's name -> the names of the Linux kernel and of macOS's sysctl
 WORDS: dict[str, tuple[str, ...]] = {
     "SSE3": ("pni", "sse3"),
     "SSSE3": ("ssse3",),
@@ -42,7 +42,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature: whether the processor has it, and whether the build uses it. None: not known."""
+    """One feature: whether the processor has it, and whether the build uses it. None: unknown."""
 
     name: str
     cpu: bool | None
@@ -50,28 +50,30 @@ class Feature:
 
 
 def built() -> dict[str, frozenset[str]]:
-    """Features of each backend of the build: {"CPU": {"AVX2", …}}. Raises UserError where it does
-    not load.
+    """Return the features of each backend of the build: {"CPU": {"AVX2", …}}. Raises UserError if
+    llama.cpp does not load.
     """
     return parse(library.lib().llama_print_system_info().decode("utf-8", "replace"))
 
 
 def parse(text: str) -> dict[str, frozenset[str]]:
-    """llama_print_system_info's line, "CPU : SSE3 = 1 | AVX2 = 0 | CUDA : ARCHS = 900 | "."""
-    found: dict[str, set[str]] = {}
+    """Parse the output of llama_print_system_info: "CPU : SSE3 = 1 | AVX2 = 0 | CUDA : ARCHS = 900
+    | ".
+    """
+    by_backend: dict[str, set[str]] = {}
     backend = "CPU"
     for part in text.split("|"):
-        name, colon, rest = part.partition(" : ")
+        name, colon, tail = part.partition(" : ")
         if colon:
             backend = name.strip()
-        feature, equals, value = (rest if colon else name).partition("=")
+        feature, equals, value = (tail if colon else name).partition("=")
         if equals and value.strip() != "0":
-            found.setdefault(backend, set()).add(feature.strip())
-    return {backend: frozenset(features) for backend, features in found.items()}
+            by_backend.setdefault(backend, set()).add(feature.strip())
+    return {backend: frozenset(features) for backend, features in by_backend.items()}
 
 
 def words() -> frozenset[str] | None:
-    """The processor's features in the operating system's words; None where it does not tell."""
+    """Return the processor's features by the operating system's names; None if they are unknown."""
     if INFO.exists():
         lines = re.findall(
             r"^(?:flags|Features)\s*:\s*(.*)$", INFO.read_text(errors="replace"), re.MULTILINE
@@ -96,22 +98,24 @@ def _sysctl() -> frozenset[str] | None:
 def compare(
     build: Mapping[str, frozenset[str]] | None, told: frozenset[str] | None
 ) -> tuple[Feature, ...]:
-    """Every feature that the processor has or the build uses; of those that ggml has a word for."""
+    """Return every feature that the processor has or the build uses, as far as ggml has a name for
+    it.
+    """
     used = None if build is None else build.get("CPU", frozenset())
-    found = []
-    for name, spelled in WORDS.items():
-        cpu = None if told is None else bool(told & set(spelled))
-        mine = None if used is None else name in used
-        if cpu or mine:
-            found.append(Feature(name, cpu, mine))
-    return tuple(found)
+    features = []
+    for name, flags in WORDS.items():
+        cpu = None if told is None else bool(told & set(flags))
+        in_build = None if used is None else name in used
+        if cpu or in_build:
+            features.append(Feature(name, cpu, in_build))
+    return tuple(features)
 
 
 def idle(features: tuple[Feature, ...]) -> tuple[str, ...]:
-    """What the processor has and the build does not use."""
-    return tuple(one.name for one in features if one.cpu and one.build is False)
+    """Return the features that the processor has and the build does not use."""
+    return tuple(feature.name for feature in features if feature.cpu and feature.build is False)
 
 
 def missing(features: tuple[Feature, ...]) -> tuple[str, ...]:
-    """What the build uses and the processor has not: such an instruction ends the process."""
-    return tuple(one.name for one in features if one.build and one.cpu is False)
+    """Return the features that the build uses and the processor does not have."""
+    return tuple(feature.name for feature in features if feature.build and feature.cpu is False)

@@ -1,8 +1,7 @@
-"""What `llmcli doctor` looks at: versions, processor and build, devices, memory, load, folders. It
-only looks.
+"""The diagnostics of `llmcli doctor`: versions, processor and build, devices, memory, load and
+folders.
 
-Nothing of it needs a model, and nothing goes over the network. What a machine does not tell is
-None.
+They need no model and no network, and change nothing. Unknown values are None.
 """
 
 import os
@@ -33,14 +32,14 @@ PACKAGES = (
     "torch",
     "ray",
 )
-BUSY = 0.5  # running programs a core, beside which threads that wait for one another are slow
+BUSY = 0.5  # running programs per core above which llama.cpp's threads are slowed down
 SETUP = Path("scripts/setup")
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that may grow: what lies in it, bytes of its files (links are not followed), their
-    number.
+    """A folder that may grow: a label, its path, the bytes and the number of its files. Links are
+    not followed.
     """
 
     what: str
@@ -51,8 +50,8 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """Everything. `broken`: why llama.cpp does not load. `load`: programs that ran or waited in the
-    last minute.
+    """All diagnostics. `load_error`: why llama.cpp does not load. `load_average`: programs that ran
+    or waited in the last minute.
     """
 
     versions: dict[str, str | None]
@@ -69,53 +68,54 @@ class Checkup:
 
     @property
     def warnings(self) -> tuple[tuple[str, str], ...]:
-        """What is wrong, and what to type."""
-        found = []
+        """Problems, each with the command that helps."""
+        warnings = []
         if self.broken:
-            found.append((f"llama.cpp does not load: {self.broken}", rebuild(self.devices)))
-        if lacks := cpu_features.missing(self.features):
-            found.append(
+            warnings.append((f"llama.cpp does not load: {self.broken}", rebuild(self.devices)))
+        if unsupported := cpu_features.missing(self.features):
+            warnings.append(
                 (
-                    f"llama.cpp was built for {', '.join(lacks)}, which this processor lacks: it may end with an illegal "
-                    "instruction",
+                    f"llama.cpp was built for {', '.join(unsupported)}, which this processor does"
+                    " not support: it may end with an illegal instruction",
                     rebuild(self.devices),
                 )
             )
-        if idle := cpu_features.idle(self.features):
-            found.append(
+        if unused := cpu_features.idle(self.features):
+            warnings.append(
                 (
-                    f"this processor has {', '.join(idle)} and llama.cpp was built without: it is slower than it could be",
+                    f"this processor supports {', '.join(unused)}, but llama.cpp was built without:"
+                    " it is slower than possible",
                     rebuild(self.devices),
                 )
             )
         cores = host.cores()
         if self.load is not None and self.load > BUSY * cores:
-            found.append(
+            warnings.append(
                 (
-                    f"{self.load:.1f} programs ran in the last minute on {cores} cores: llama.cpp's threads wait for the "
-                    "slowest of them",
-                    f"-t {max(1, cores - round(self.load))} leaves the others their cores",
+                    f"{self.load:.1f} programs ran in the last minute on {cores} cores: they slow"
+                    " down llama.cpp's threads, which wait for each other",
+                    f"-t {max(1, cores - round(self.load))} leaves cores to the other programs",
                 )
             )
-        return tuple(found)
+        return tuple(warnings)
 
 
 def look(config: Config) -> Checkup:
-    """Look at all of it."""
-    broken, build = "", None
-    found: tuple[Device, ...] = ()
+    """Run all diagnostics."""
+    load_error, build = "", None
+    found_devices: tuple[Device, ...] = ()
     try:
         build = cpu_features.built()
-        found = tuple(devices.devices())
+        found_devices = tuple(devices.devices())
     except UserError as error:
-        broken = f"{error}; {error.hint}"
+        load_error = f"{error}; {error.hint}"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return Checkup(
         versions(),
         cpu_features.compare(build, cpu_features.words()),
         tuple(build or ()),
-        broken,
-        found,
+        load_error,
+        found_devices,
         host.total_memory(),
         host.available_memory(),
         memory_limits.group_room(),
@@ -126,7 +126,7 @@ def look(config: Config) -> Checkup:
 
 
 def versions() -> dict[str, str | None]:
-    """Of the program, of Python and of what they stand on; None: not installed."""
+    """Return the versions of llmcli, Python and the libraries; None: not installed."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     return {"llmcli": __version__, "python": platform.python_version(), "system": system} | {
         name: _version(name) for name in PACKAGES
@@ -134,19 +134,24 @@ def versions() -> dict[str, str | None]:
 
 
 def rebuild(found: tuple[Device, ...]) -> str:
-    """The command that builds llama.cpp anew for this machine, with the GPU backend that is there."""
-    names = {one.name.rstrip("0123456789") for one in found if one.kind in devices.GPUS}
+    """Return the command that rebuilds llama.cpp for this machine, with the GPU backend that is
+    present.
+    """
+    names = {device.name.rstrip("0123456789") for device in found if device.kind in devices.GPUS}
     flags = next((f"-DGGML_{name.upper()}=on" for name in ("CUDA", "Vulkan") if name in names), "")
     if (Path(__file__).parents[2] / SETUP).exists():
         return f"CMAKE_ARGS='{flags}' {SETUP} --again"
     args = f"CMAKE_ARGS='{flags}' " if flags else ""
-    wanted = f"llama-cpp-python=={_version('llama-cpp-python') or ''}".removesuffix("==")
-    return f"{args}{sys.executable} -m pip install --force-reinstall --no-cache-dir --no-binary :all: --no-deps {wanted}"
+    requirement = f"llama-cpp-python=={_version('llama-cpp-python') or ''}".removesuffix("==")
+    install = "-m pip install --force-reinstall --no-cache-dir --no-binary :all: --no-deps"
+    return f"{args}{sys.executable} {install} {requirement}"
 
 
 def folders(config: Config) -> tuple[Folder, ...]:
-    """What llmcli keeps, and the cache of the hub that it shares with others."""
-    places = [
+    """Return the folders of llmcli, and the Hugging Face cache that it shares with other
+    programs.
+    """
+    labeled_paths = [
         ("models", store.root(config)),
         ("Hugging Face cache", config.hub_cache),
         ("llama.cpp builds", wheel_cache()),
@@ -154,18 +159,20 @@ def folders(config: Config) -> tuple[Folder, ...]:
         ("conversations and profiles", config.state),
         ("benchmark history", config.data / "bench.sqlite"),
     ]
-    return tuple(Folder(what, path, *size(path)) for what, path in places)
+    return tuple(Folder(label, path, *size(path)) for label, path in labeled_paths)
 
 
 def size(path: Path) -> tuple[int, int]:
-    """Bytes and number of the regular files under a path; what may not be read does not count."""
+    """Return the bytes and the number of the regular files under a path. Unreadable files do not
+    count.
+    """
     if path.is_file():
         return path.stat().st_size, 1
     nbytes = count = 0
-    for place, _, names in os.walk(path):
+    for folder, _, names in os.walk(path):
         for name in names:
             try:
-                info = (Path(place) / name).lstat()
+                info = (Path(folder) / name).lstat()
             except OSError:
                 continue
             if stat.S_ISREG(info.st_mode):

@@ -1,5 +1,5 @@
-"""This machine as the operating system tells it: cores, memory. Unknown figures are None, never
-guessed.
+"""Facts about this machine from the operating system: cores, caches and memory. Unknown values are
+None.
 """
 
 import os
@@ -10,27 +10,27 @@ from pathlib import Path
 
 from llmcli.hardware.memory_limits import group_room
 
-MOST_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far above it, starting them crashes the process
+MOST_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far more threads crash the process
 
 
 def cores() -> int:
-    """Cores this process may use: physical ones where Linux tells, within affinity and a
-    container's CPU quota.
+    """Return the number of cores this process may use: physical ones if known, within its CPU
+    affinity and a container's quota.
     """
     pairs = {_core(cpu) for cpu in _allowed()}
     return max(1, min(len(pairs), _quota() or len(pairs)))
 
 
 def cpus() -> int:
-    """CPUs this process may use, every hardware thread counted, within affinity and a container's
-    quota.
+    """Return the number of CPUs (hardware threads) this process may use, within its affinity and a
+    container's quota.
     """
     count = len(_allowed())
     return max(1, min(count, _quota() or count))
 
 
 def cpu_name() -> str:
-    """The processor's own name, as llama-bench prints it."""
+    """Return the processor's name, as llama-bench prints it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(errors="replace").splitlines():
@@ -40,8 +40,8 @@ def cpu_name() -> str:
 
 
 def identity() -> str:
-    """What a measurement of this machine holds for: processor as exactly as Linux tells it, cores,
-    cache, memory.
+    """Return the identity for which a measurement is valid: processor, cores, last-level cache and
+    memory.
     """
     cache, memory = last_cache(), total_memory()
     parts = [
@@ -54,35 +54,35 @@ def identity() -> str:
 
 
 def last_cache() -> int | None:
-    """Bytes of the largest caches of the CPUs this process may use, together; None where Linux does
-    not tell.
+    """Return the total bytes of the last-level caches of the CPUs this process may use; None if
+    unknown.
 
-    A virtual machine may show its host's, of which others have their part.
+    A virtual machine may report the cache of its host, which it shares with others.
     """
-    found: dict[str, int] = {}
+    by_cpus: dict[str, int] = {}
     for cpu in os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ():
-        kept = [one for one in (_cache(path) for path in _caches(cpu)) if one]
-        if kept:
-            _, shared, nbytes = max(kept)
-            found[shared] = nbytes
-    return sum(found.values()) or None
+        caches = [cache for cache in (_cache(path) for path in _caches(cpu)) if cache]
+        if caches:
+            _, shared, nbytes = max(caches)
+            by_cpus[shared] = nbytes
+    return sum(by_cpus.values()) or None
 
 
 def available_memory() -> int | None:
-    """Bytes that could be had without swapping (Linux MemAvailable, macOS vm_stat), within a
+    """Return the bytes available without swapping (Linux MemAvailable, macOS vm_stat), within a
     container's limit.
     """
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return _vm_stat()
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    found = int(fields["MemAvailable"].split()[0]) * 1024
-    room = group_room()
-    return found if room is None else min(found, room)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit = group_room()
+    return available if limit is None else min(available, limit)
 
 
 def total_memory() -> int | None:
-    """Bytes of memory that this machine has."""
+    """Return the bytes of this machine's memory."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -90,7 +90,7 @@ def total_memory() -> int | None:
 
 
 def resident_memory() -> int | None:
-    """Bytes of this process that are in memory now, shared libraries and mapped files among them."""
+    """Return the resident bytes of this process, including shared libraries and mapped files."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -99,24 +99,26 @@ def resident_memory() -> int | None:
 
 
 def _stepping() -> str:
-    """Family, model and stepping: a virtual machine's processor may have no name that tells."""
+    """Return family, model and stepping, since a virtual machine's processor name may be
+    generic.
+    """
     info = Path("/proc/cpuinfo")
-    wanted = ("cpu family", "model", "stepping")
+    names = ("cpu family", "model", "stepping")
     lines = info.read_text(errors="replace").splitlines() if info.exists() else []
-    found = {
+    fields = {
         name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
     }
-    return f" ({'/'.join(found[name] for name in wanted)})" if found.keys() >= set(wanted) else ""
+    return f" ({'/'.join(fields[name] for name in names)})" if fields.keys() >= set(names) else ""
 
 
 def _vm_stat() -> int | None:
-    """macOS: the pages that are free, and those of files and caches that are given back."""
+    """Return macOS's free pages and reclaimable file pages, in bytes."""
     try:
-        told = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    size = re.search(r"page size of (\d+) bytes", told)
-    pages = dict(re.findall(r"^Pages ([a-z]+): +(\d+)\.", told, re.MULTILINE))
+    size = re.search(r"page size of (\d+) bytes", output)
+    pages = dict(re.findall(r"^Pages ([a-z]+): +(\d+)\.", output, re.MULTILINE))
     if not size or "free" not in pages:
         return None
     return int(size[1]) * sum(
@@ -133,7 +135,7 @@ def _allowed() -> set[int]:
 
 
 def _core(cpu: int) -> str:
-    """Two hardware threads of one core share this name."""
+    """Return a name that the hardware threads of one core share."""
     siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return siblings.read_text().strip()
@@ -146,7 +148,9 @@ def _caches(cpu: int) -> list[Path]:
 
 
 def _cache(folder: Path) -> tuple[int, str, int] | None:
-    """Level, the CPUs that share it, and bytes of one cache; None for one of instructions."""
+    """Return the level of a cache, the CPUs that share it, and its bytes; None for an instruction
+    cache.
+    """
     try:
         kind, level, shared, size = (
             (folder / name).read_text().strip()

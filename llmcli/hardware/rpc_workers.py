@@ -1,9 +1,11 @@
-"""Workers: other processes or machines whose devices hold part of a model (llama.cpp's RPC
+"""RPC workers: other processes or machines whose devices hold a part of a model (llama.cpp's RPC
 backend).
 
-llama.cpp aborts where a worker does not answer, speaks another protocol, or is lost, and it waits
-for ever for one that is busy with somebody else. So everything is asked here first, in its own
-words (ggml-rpc.cpp), with a time limit.
+llama.cpp aborts if a worker does not answer, uses another protocol version, or is lost, and it
+waits forever for a worker that is serving another client. So each worker is probed first, in the
+same protocol and with a time limit.
+
+Source: ggml-rpc.cpp.
 """
 
 import ipaddress
@@ -16,17 +18,17 @@ from llmcli.errors import UserError
 from llmcli.hardware.host import identity as host_identity
 from llmcli.runtime.binding import devices, rpc
 
-PORT = 50052  # ggml-rpc-server's own
+PORT = 50052  # default of ggml-rpc-server
 PROTOCOL = (7, 0)  # RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERSION of ggml-rpc.h
 PATIENCE = 5.0  # seconds until a worker counts as busy
 HELLO, DEVICE_COUNT, DEVICE_MEMORY = 14, 15, 11  # enum rpc_cmd
-CAPABILITIES = 24  # bytes; zeros: plain TCP
-MOST_DEVICES = 64  # of one worker; more is no count
+CAPABILITIES = 24  # bytes; all zero means plain TCP
+MOST_DEVICES = 64  # of one worker; a larger number is invalid
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker as it answered: its address, protocol, and each device's free and total bytes."""
+    """One worker: its address, protocol version, and the free and total bytes of each device."""
 
     endpoint: str
     protocol: tuple[int, int, int]
@@ -34,17 +36,17 @@ class Worker:
 
 
 def endpoints(text: str) -> tuple[str, ...]:
-    """ "host:port,host:port" as a list, each with its port; raises UserError."""
-    found = []
+    """Parse "host:port,host:port" into endpoints, each with a port. Raises UserError."""
+    addresses = []
     for word in (part.strip() for part in text.split(",")):
         host, colon, port = word.partition(":")
         number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
         if not host or (colon and not 1 <= number <= 65535):
             raise UserError(
-                f"--rpc: {word!r} is no worker's address", hint=f"--rpc HOST:{PORT},HOST:{PORT}"
+                f"--rpc: invalid worker address {word!r}", hint=f"--rpc HOST:{PORT},HOST:{PORT}"
             )
-        found.append(f"{host}:{number or PORT}")
-    unique = tuple(dict.fromkeys(found))
+        addresses.append(f"{host}:{number or PORT}")
+    unique = tuple(dict.fromkeys(addresses))
     if len(unique) > rpc.MOST_WORKERS:
         raise UserError(
             f"--rpc names {len(unique)} workers",
@@ -54,29 +56,29 @@ def endpoints(text: str) -> tuple[str, ...]:
 
 
 def join(addresses: Sequence[str], parts: Sequence[float] = ()) -> tuple[Worker, ...]:
-    """Let models of this process lie on these workers, too; `parts`: in which proportions, instead
-    of by free memory.
+    """Register workers, so that models of this process use their devices, too.
 
-    Raises UserError where one cannot be used. None is joined before all have answered.
+    `parts`: the proportions of the devices, instead of their free memory. Raises UserError if a
+    worker is not usable; none is registered then.
     """
-    found = tuple(ask(one) for one in addresses if one not in rpc.joined())
-    for one in found:
-        rpc.join(one.endpoint)
-    places = sum(one.kind in devices.GPUS for one in devices.devices()) if parts else 0
-    if len(parts) > places:
+    workers = tuple(ask(worker) for worker in addresses if worker not in rpc.joined())
+    for worker in workers:
+        rpc.join(worker.endpoint)
+    n_devices = sum(worker.kind in devices.GPUS for worker in devices.devices()) if parts else 0
+    if len(parts) > n_devices:
         raise UserError(
-            f"--tensor-split has {len(parts)} parts for {places} devices",
-            hint="one number for each worker's device, in their order, then one for each GPU here",
+            f"--tensor-split has {len(parts)} numbers for {n_devices} devices",
+            hint="give one number for each worker's device in order, then one for each local GPU",
         )
     devices.share_out(parts)
-    return found
+    return workers
 
 
 def ask(endpoint: str) -> Worker:
-    """What a worker says of itself; raises UserError where it cannot be used."""
+    """Probe a worker. Raises UserError if it is not usable."""
     host, _, port = endpoint.rpartition(":")
     try:
-        # llama.cpp knows IPv4 alone, and takes the first address of a name.
+        # llama.cpp only supports IPv4, and uses the first address of a name.
         address = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)[0][4]
     except OSError as error:
         raise UserError(
@@ -87,8 +89,9 @@ def ask(endpoint: str) -> Worker:
             return _ask(link, endpoint)
     except TimeoutError:
         raise UserError(
-            f"the worker at {endpoint} does not answer within {PATIENCE:.0f} seconds",
-            hint="it serves one client at a time: end the other one, or start another worker on another port",
+            f"the worker at {endpoint} did not answer within {PATIENCE:.0f} seconds",
+            hint="a worker serves one client at a time: end the other client, or start a worker on"
+            " another port",
         ) from None
     except OSError as error:
         raise UserError(
@@ -98,7 +101,7 @@ def ask(endpoint: str) -> Worker:
 
 
 def gone(addresses: Sequence[str]) -> list[str]:
-    """Those of them where nobody listens."""
+    """Return the addresses at which no worker listens."""
 
     def listens(endpoint: str) -> bool:
         host, _, port = endpoint.rpartition(":")
@@ -108,70 +111,74 @@ def gone(addresses: Sequence[str]) -> list[str]:
         except OSError:
             return False
 
-    return [one for one in addresses if not listens(one)]
+    return [address for address in addresses if not listens(address)]
 
 
 def identity() -> str:
-    """What a measurement of this process holds for: the machine, and the workers that its models
-    lie on.
+    """Return the identity for which a measurement is valid: this machine, and the workers of its
+    models.
     """
-    found = rpc.joined()
-    return host_identity() + (f", workers {' '.join(found)}" if found else "")
+    workers = rpc.joined()
+    return host_identity() + (f", workers {' '.join(workers)}" if workers else "")
 
 
 def loopback(host: str) -> bool:
-    """Whether an address is this machine's own, seen by nobody else; raises UserError for what is
-    no IPv4 address.
+    """Return whether an address is only reachable from this machine. Raises UserError for an
+    invalid IPv4 address.
     """
     try:
         return ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host).is_loopback
     except ValueError:
         raise UserError(
-            f"--host {host!r} is no IPv4 address", hint="--host 127.0.0.1, or 0.0.0.0 for all"
+            f"--host {host!r} is not an IPv4 address",
+            hint="--host 127.0.0.1, or 0.0.0.0 for all interfaces",
         ) from None
 
 
 def _ask(link: socket.socket, endpoint: str) -> Worker:
-    stranger = UserError(
-        f"what answers at {endpoint} is no llama.cpp worker", hint="check the port"
+    not_a_worker = UserError(
+        f"the program at {endpoint} is not a llama.cpp worker", hint="check the port"
     )
     try:
         answer = _call(link, HELLO, bytes(CAPABILITIES), 4 + CAPABILITIES)
     except EOFError:
-        raise stranger from None
+        raise not_a_worker from None
     major, minor, patch = answer[0], answer[1], answer[2]
     if major != PROTOCOL[0] or minor > PROTOCOL[1]:
         raise UserError(
-            f"the worker at {endpoint} speaks protocol {major}.{minor}, this build {PROTOCOL[0]}.{PROTOCOL[1]}",
+            f"the worker at {endpoint} uses protocol {major}.{minor}, this build"
+            f" {PROTOCOL[0]}.{PROTOCOL[1]}",
             hint="use the same version of llmcli on both machines",
         )
     try:
         (count,) = struct.unpack("<I", _call(link, DEVICE_COUNT, b"", 4))
         if not 0 < count <= MOST_DEVICES:
-            raise stranger
+            raise not_a_worker
         memory = [
             struct.unpack("<QQ", _call(link, DEVICE_MEMORY, struct.pack("<I", n), 16))
             for n in range(count)
         ]
     except EOFError:
-        raise stranger from None
+        raise not_a_worker from None
     return Worker(endpoint, (major, minor, patch), tuple((free, total) for free, total in memory))
 
 
 def _call(link: socket.socket, command: int, body: bytes, size: int) -> bytes:
-    """One question and its answer of `size` bytes; raises EOFError for any other."""
+    """Send a command and return its answer of `size` bytes. Raises EOFError for any other
+    answer.
+    """
     link.sendall(struct.pack("<BQ", command, len(body)) + body)
-    (told,) = struct.unpack("<Q", _read(link, 8))
-    if told != size:
+    (length,) = struct.unpack("<Q", _read(link, 8))
+    if length != size:
         raise EOFError
     return _read(link, size)
 
 
 def _read(link: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        more = link.recv(size - len(found))
-        if not more:
+    received = b""
+    while len(received) < size:
+        chunk = link.recv(size - len(received))
+        if not chunk:
             raise EOFError
-        found += more
-    return found
+        received += chunk
+    return received

@@ -1,10 +1,10 @@
-"""Whether a run may begin: it would not die of what it allocates, or there is a nearest setting
-that fits.
+"""The memory check before a run: accept it, change it to the nearest settings that fit, or refuse
+it.
 
-First the arithmetic of the header (estimate.py), which answers nearly always; near the limit
-llama.cpp's own dry run (scales.py), the draft model's beside it. Weights in the mapped file may be
-larger than the memory, that is only slow: they are read again. What is allocated must fit: KV,
-compute and output buffers, weights laid out anew.
+An upper bound from the file's header suffices nearly always. Near the limit, llama.cpp's own dry
+run decides, including the draft model. Weights in the mapped file may exceed the memory, which only
+makes the run slow because they are read again. What is allocated must fit: KV cache, compute and
+output buffers, and repacked weights.
 """
 
 from collections.abc import Callable
@@ -16,21 +16,20 @@ from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
 from quant.model_file import load_checks, read_header
 
-PROCESS = (
-    256 << 20
-)  # bytes of the interpreter with the vocabulary and the graphs, and of what prompts and answers take
+# bytes of the interpreter, the vocabulary, the graphs, and of prompts and answers
+PROCESS = 256 << 20
 
 
 def admit(wish: Wish, fit: str, note: Callable[[str], None]) -> Wish:
-    """The wish as it may be run: itself, or with `fit` "on" the nearest setting that fits; "off"
-    asks nothing.
+    """Return the plan itself if it fits, otherwise the nearest plan that fits, if it may be used.
 
-    A context that nobody asked for becomes shorter without a word of --fit. Raises UserError with
-    the nearest setting.
+    With `fit` "on" any change may be made. Without it, only a context whose size was not requested
+    is shortened. "off" skips the check. `note` receives messages. Raises UserError with the nearest
+    settings that fit.
     """
     if fit == "off" or _plenty(wish):
         return wish
-    from llmcli.planning import nearest_fit  # rarely needed, and every start would pay for it
+    from llmcli.planning import nearest_fit  # rarely needed, and slow to import
 
     load_checks.check(wish.header)
     options = wish.options
@@ -40,19 +39,21 @@ def admit(wish: Wish, fit: str, note: Callable[[str], None]) -> Wish:
         options.cache_type_v,
         reproducible=options.reproducible,
     )
-    with nearest_fit.scales(wish) as held:
-        room, slow = held.room(wish), held.slow(wish)
-        fits = room is None or room >= 0
-        if fits and (not slow or (wish.asked and fit != "on")):
-            return _told(wish, slow, note)
-        found = held.nearest(wish)
-        taken = found and (fit == "on" or (not wish.asked and wish.shortened(found)))
-        if found and taken and not (fits and held.slow(found)):  # slow for slow gains nothing
-            note(f"{'--fit' if fit == 'on' else 'as much as the memory holds'}: {wish.told(found)}")
-            return _told(found, held.slow(found), note)
+    with nearest_fit.scales(wish) as dry_run:
+        free, disk_note = dry_run.room(wish), dry_run.slow(wish)
+        fits = free is None or free >= 0
+        if fits and (not disk_note or (wish.asked and fit != "on")):
+            return _told(wish, disk_note, note)
+        found = dry_run.nearest(wish)
+        may_use = found and (fit == "on" or (not wish.asked and wish.shortened(found)))
+        # a change from slow to slow gains nothing
+        if found and may_use and not (fits and dry_run.slow(found)):
+            label = "--fit" if fit == "on" else "limited by the available memory"
+            note(f"{label}: {wish.told(found)}")
+            return _told(found, dry_run.slow(found), note)
         if fits:
-            return _told(wish, slow, note)
-        raise held.refusal(wish, found)
+            return _told(wish, disk_note, note)
+        raise dry_run.refusal(wish, found)
 
 
 def _told(wish: Wish, slow: str, note: Callable[[str], None]) -> Wish:
@@ -62,7 +63,7 @@ def _told(wish: Wish, slow: str, note: Callable[[str], None]) -> Wish:
 
 
 def _plenty(wish: Wish) -> bool:
-    """Whether there is more memory than this can take, whatever it is in detail."""
+    """Return whether an upper bound of the memory is below what is available."""
     need = upper_bound.bound(wish.header, wish.context) + PROCESS
     if wish.drafting.model:
         need += upper_bound.bound(read_header.read(wish.drafting.model), wish.draft)
@@ -70,9 +71,9 @@ def _plenty(wish: Wish) -> bool:
         memory_limits.address_room(),
         max(wish.context.n_threads, wish.context.n_threads_batch),
     )
-    rooms = (
+    capacities = (
         host.available_memory(),
         devices.gpu_free() if wish.gpu_layers else None,
         None if addresses is None else addresses - threads * memory_limits.THREAD,
     )
-    return all(room is None or need <= room for room in rooms)
+    return all(capacity is None or need <= capacity for capacity in capacities)

@@ -1,8 +1,8 @@
-"""A model with the attention of another one and little else, as a GGUF: to measure attention
-without its weights.
+"""A stub model (GGUF) with the attention of another model and hardly anything else, to measure
+attention without its weights.
 
-A Llama of a few narrow blocks, all its weights zero, with as many heads of the same sizes: ggml
-takes its kernels by those, by the types of the cache, and by the rows of a pass.
+It is a Llama of a few narrow blocks whose weights are zero, with the same number and sizes of
+heads: these, the cache types and the rows of a pass determine which kernels ggml uses.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from quant.gguf import layout
 from quant.model_file.model_header import Header
 
 BLOCKS = 4
-WIDTH = 32  # of the residual: what is multiplied beside attention is small
+WIDTH = 32  # of the residual stream, so that the matrix products besides attention are small
 WORDS = 32
 ALIGNMENT = 32
-EVEN = 8  # sizes of heads are multiples of it
+EVEN = 8  # head sizes must be a multiple of this
 ARCH = "llama"
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How many query heads a block has, how many of keys and values, and the size of one."""
+    """The query heads and the key-value heads of a block, and the size of a head."""
 
     queries: int
     pairs: int
@@ -30,21 +30,27 @@ class Heads:
 
     @classmethod
     def of(cls, header: Header, form: kv_size.Shape) -> Self | None:
-        """Those of a model's largest block; None where they are not known, or keys and values
-        differ in size, or it is one at which nobody has heads: of an odd one llama.cpp aborts,
-        which turns pairs of values.
+        """Return the heads of a model's largest block.
+
+        Returns None if they are unknown, if keys and values differ in size, or for unusual head
+        sizes: llama.cpp aborts for an odd one, because RoPE rotates pairs of values.
         """
         queries = header.number("attention.head_count")
-        most = max(range(len(form.k)), key=form.k.__getitem__, default=None)
-        if not queries or most is None or form.latent or form.k_heads[most] != form.v_heads[most]:
+        largest = max(range(len(form.k)), key=form.k.__getitem__, default=None)
+        if (
+            not queries
+            or largest is None
+            or form.latent
+            or form.k_heads[largest] != form.v_heads[largest]
+        ):
             return None
-        size = form.k_heads[most]
-        whole = size and size % EVEN == 0 and queries * size % form.k[most] == 0
-        return cls(queries, form.k[most] // size, size) if whole else None
+        size = form.k_heads[largest]
+        is_regular = size and size % EVEN == 0 and queries * size % form.k[largest] == 0
+        return cls(queries, form.k[largest] // size, size) if is_regular else None
 
 
 def written(heads: Heads, n_ctx: int) -> bytes:
-    """The whole file."""
+    """Return the complete file."""
     numbers = {
         "context_length": n_ctx,
         "embedding_length": WIDTH,
@@ -82,5 +88,5 @@ def written(heads: Heads, n_ctx: int) -> bytes:
         tensors += [
             (f"blk.{block}.{name}.weight", (WIDTH,), "F32") for name in ("attn_norm", "ffn_norm")
         ]
-    made = layout.layout(entries, tensors, ALIGNMENT)
-    return made.header + bytes(made.nbytes - len(made.header))
+    file_layout = layout.layout(entries, tensors, ALIGNMENT)
+    return file_layout.header + bytes(file_layout.nbytes - len(file_layout.header))

@@ -1,10 +1,8 @@
-"""Whether attention answers sooner without flash attention on this CPU: measured once for heads of
-a shape, and kept.
+"""Whether attention on this CPU is faster without flash attention, measured once for each head
+shape and saved.
 
-It is the processor's affair. Behind 512 tokens each, a pass of one, four and eight answers of
-SmolLM2-135M took 20, 53 and 98 ms with it and 12, 36 and 76 without on two threads of a Xeon with
-AMX, and 11, 33 and 58 against 12, 46 and 100 on an EPYC with AVX-512 (2026-11-22). So a stand-in
-(standin.py) is asked, which has the heads and hardly any weights.
+The answer depends on the processor. It is measured on a stub model that has the same heads and
+hardly any weights.
 """
 
 import hashlib
@@ -29,25 +27,26 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 
-BEHIND, CELLS = 512, 2048  # tokens before an answer's next one; of all answers together, at most
-# of a prompt that is measured, and of a micro-batch: without flash attention its scores are written
-# out
+BEHIND, CELLS = 512, 2048  # tokens before an answer's next one; cells of all answers together
+# rows of a measured prompt and of a micro-batch: without flash attention the scores of a
+# micro-batch are stored
 ROWS = 256
-EXCHANGE = 512 // ROWS, 128  # times those, and tokens of the answer: bench tune's "chat"
-TIMES, FEW = (
-    12,
-    3,
-)  # passes of each way, in turn: the shortest counts, for others' work only lengthens them
-WORTH = 0.85  # of the other way's time: a busy machine has told 0.89 where a quiet one tells 1.9
-# times the shortest pass may the median one take: else the machine was busy, and nothing is kept
+# prompts and tokens of one exchange, after the "chat" objective of bench tune
+EXCHANGE = 512 // ROWS, 128
+# alternating passes of each variant: token passes, prompt passes. The shortest one counts, because
+# other programs only lengthen them.
+TIMES, FEW = 12, 3
+WORTH = 0.85  # relative to the time with flash attention; the margin covers disturbances
+# maximum ratio of the median pass to the shortest one; above it the machine was busy, and the
+# result is not saved
 STEADY = 1.3
-LARGEST = 1 << 12  # bytes of a kept answer that are read at all
+LARGEST = 1 << 12  # maximum bytes of a saved result
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the answer depends on: `parallel` answers at once, whose prompts are read apart where
-    there are several.
+    """What the answer depends on. `parallel`: answers at a time; if there are several, their
+    prompts are computed in a separate context.
     """
 
     heads: Heads
@@ -60,56 +59,59 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one exchange in the stand-in, with flash attention and without."""
+    """Seconds of one exchange with the stub model, with flash attention and without."""
 
     flash: float
     plain: float
 
     @property
     def sooner_without(self) -> bool:
-        """Whether it is clearly faster to do without."""
+        """Whether the variant without flash attention is clearly faster."""
         return self.plain < WORTH * self.flash
 
 
 def sooner_without(question: Question, config: Config) -> bool:
-    """Whether answers come clearly sooner without flash attention: as measured here before, or now."""
+    """Return whether answers are clearly faster without flash attention, from a saved or a new
+    measurement.
+    """
     path = place(question, config)
-    known = _read(path)
-    if known is None:
+    times = _read(path)
+    if times is None:
         try:
-            known, steady = measure(question)
-        except (
-            UserError,
-            OSError,
-        ):  # no room for the stand-in, or for its file: the model's own may still be had
+            times, steady = measure(question)
+        # there is no space for the stub model or its file; the real model may still fit
+        except (UserError, OSError):
             return False
         if steady:
-            with suppress(
-                UserError
-            ):  # of a folder that cannot be written: next time it is measured again
-                write_whole(path, (json.dumps({"version": 1, **asdict(known)}) + "\n").encode())
-    return known.sooner_without
+            # if the folder is not writable, the next run measures again
+            with suppress(UserError):
+                write_whole(path, (json.dumps({"version": 1, **asdict(times)}) + "\n").encode())
+    return times.sooner_without
 
 
 def place(question: Question, config: Config) -> Path:
-    """Where an answer is kept, for this machine and build."""
-    world = json.dumps([asdict(question), rpc_workers.identity(), tuned_profile.build()])
-    return config.cache / "attention" / f"{hashlib.sha256(world.encode()).hexdigest()[:32]}.json"
+    """Return the file of a saved result for this machine and build."""
+    key = json.dumps([asdict(question), rpc_workers.identity(), tuned_profile.build()])
+    return config.cache / "attention" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def _read(path: Path) -> Times | None:
-    """What was kept; None where nothing was that can be used."""
+    """Return the saved result, None if there is no usable one."""
     try:
         with path.open("rb") as file:
-            told = json.loads(file.read(LARGEST))
-        return Times(float(told["flash"]), float(told["plain"])) if told["version"] == 1 else None
+            stored = json.loads(file.read(LARGEST))
+        return (
+            Times(float(stored["flash"]), float(stored["plain"]))
+            if stored["version"] == 1
+            else None
+        )
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
 def measure(question: Question) -> tuple[Times, bool]:
-    """Both ways in turn, half a second for small heads; and whether the machine was quiet enough to
-    tell.
+    """Measure both variants alternately, and return whether the machine was quiet enough. Takes
+    half a second for small heads.
     """
     behind = min(BEHIND, CELLS // question.parallel)
     n_ctx = (behind + 2 * TIMES) * question.parallel + ROWS
@@ -127,37 +129,42 @@ def measure(question: Question) -> tuple[Times, bool]:
         path = Path(folder) / "standin.gguf"
         path.write_bytes(attention_stub.written(question.heads, n_ctx))
         model = stack.enter_context(open_model(path, gpu_layers=0, latent=False))
-        ways = [
+        contexts = [
             stack.enter_context(open_context(model, replace(options, flash_attn=flash)))
             for flash in ("on", "off")
         ]
-        for context in ways:
+        for context in contexts:
             _fill(context, question.parallel, behind)
         passes = _timed(
-            ways,
+            contexts,
             TIMES,
             lambda context, number: _answer(context, question.parallel, behind + number),
         )
-        steady = all(statistics.median(each) < STEADY * min(each) for each in passes)
-        answers = [min(each) for each in passes]
-        if question.parallel > 1:  # prompts are read apart, with flash attention
+        steady = all(statistics.median(seconds) < STEADY * min(seconds) for seconds in passes)
+        answers = [min(seconds) for seconds in passes]
+        # prompts are computed in a separate context, with flash attention
+        if question.parallel > 1:
             return Times(*answers), steady
         prompts = [
-            min(each) for each in _timed(ways, FEW, lambda context, number: _prompt(context))
+            min(seconds)
+            for seconds in _timed(contexts, FEW, lambda context, number: _prompt(context))
         ]
-        often, tokens = EXCHANGE
+        n_prompts, tokens = EXCHANGE
         return Times(
-            *(often * prompt + tokens * each for prompt, each in zip(prompts, answers, strict=True))
+            *(
+                n_prompts * prompt + tokens * seconds
+                for prompt, seconds in zip(prompts, answers, strict=True)
+            )
         ), steady
 
 
 def _fill(context: Context, parallel: int, behind: int) -> None:
-    """Let each sequence hold so many tokens, all the same."""
+    """Fill each sequence with the same `behind` tokens."""
     context.decode(Rows([1] * behind, list(range(behind)), [0] * behind, [False] * behind))
     state = context.state(0)
     for sequence in range(1, parallel):
-        good = context.put_state(sequence, state)
-        assert good, "there is room for all"
+        restored = context.put_state(sequence, state)
+        assert restored, "there is room for all"
 
 
 def _answer(context: Context, parallel: int, at: int) -> None:
@@ -173,11 +180,13 @@ def _prompt(context: Context) -> None:
 def _timed(
     ways: list[Context], times: int, work: Callable[[Context, int], None]
 ) -> list[list[float]]:
-    """Seconds that each way took so many times, in turn; the first of each is not counted."""
-    found: list[list[float]] = [[] for _ in ways]
+    """Return the seconds of each variant's `times` passes, measured alternately after one pass that
+    does not count.
+    """
+    seconds: list[list[float]] = [[] for _ in ways]
     for number in range(times + 1):
-        for way, context in zip(found, ways, strict=True):
+        for samples, context in zip(seconds, ways, strict=True):
             begun = time.perf_counter()
             work(context, number)
-            way.append(time.perf_counter() - begun)
-    return [each[1:] for each in found]
+            samples.append(time.perf_counter() - begun)
+    return [each[1:] for each in seconds]

@@ -1,9 +1,8 @@
-"""What a run will take, before anything is allocated: the receipt of `llmcli plan`.
+"""The memory plan of a run, before anything is allocated.
 
-Weights, KV and compute buffers are llama.cpp's own dry run (runtime/binding/rehearsal.py), the KV
-of each layer runtime/kv.py's arithmetic, and the interpreter is this process itself, weighed while
-the dry run stands. What cannot be known on this machine is None, never a guess. It knows no names
-of models and prints nothing.
+Weights, KV cache and compute buffers come from llama.cpp's own dry run, the KV cache of each layer
+from arithmetic, and the interpreter's memory from this process during the dry run. Unknown values
+are None.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,9 +24,9 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.speculation import draft_options
 from quant.model_file.model_header import Header
 
-KINDS = ("f16", "q8_0", "q4_0")  # cache types whose largest context is told
-# Rehearsing a context takes llama.cpp's notes of its cells, some 80 bytes each: none is longer than
-# this.
+KINDS = ("f16", "q8_0", "q4_0")  # cache types for which `plan` states the largest context
+# A dry run takes some 80 bytes per cell for llama.cpp's bookkeeping, so longer contexts are not
+# run.
 MOST_CELLS = 1 << 20
 
 
@@ -36,9 +35,10 @@ PARTS = ("weights", "repacked", "kv", "compute", "output", "droppable")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device holds, in bytes; None: not known. `weights` are those in the mapped file's
-    place or the device's own memory, `repacked` copies in another layout, `droppable` the mapped
-    bytes that nobody reads after loading.
+    """The memory of one device in bytes; None: unknown.
+
+    `weights`: in the mapped file or in the device's own memory. `repacked`: copies in another
+    layout. `droppable`: mapped bytes that are not read after loading.
     """
 
     device: str
@@ -52,12 +52,12 @@ class Share:
 
     @property
     def total(self) -> int | None:
-        """All that llama.cpp maps and allocates there."""
+        """Everything that llama.cpp maps and allocates on the device."""
         parts = (self.weights, self.repacked, self.kv, self.compute, self.output)
         return None if None in parts else sum(part for part in parts if part)
 
     def plus(self, other: "Share") -> "Share":
-        """Both on one device."""
+        """Return the sum of both on one device."""
         sums: dict[str, Any] = {
             part: _sum(getattr(self, part), getattr(other, part)) for part in PARTS
         }
@@ -65,8 +65,8 @@ class Share:
 
     @property
     def held(self) -> int | None:
-        """What of it must stay in memory: all but the weights in the mapped file, which can be read
-        again.
+        """The bytes that must stay in memory: everything except the weights in the mapped file,
+        which can be read again.
         """
         parts = (
             0 if self.device == HOST else self.weights,
@@ -79,8 +79,8 @@ class Share:
 
     @property
     def left(self) -> int | None:
-        """Bytes that would stay free, negative where it does not fit; a lower bound where not all
-        is known.
+        """The bytes that would stay free, negative if it does not fit; a lower bound if a part is
+        unknown.
         """
         if self.available is None:
             return None
@@ -89,7 +89,7 @@ class Share:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it can be held without the disk's help."""
+        """Whether everything fits without reading from the disk again."""
         if self.left is None or (self.left >= 0 and self.total is None):
             return None
         return self.left >= 0
@@ -97,9 +97,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """All devices' shares of one context. `overhead` is the process without them: interpreter,
-    libraries, vocabulary, graphs. `resident` is what the process was seen to hold, where it was
-    loaded. `draft`: bytes of all this that are a draft model's.
+    """The memory of one context on all devices.
+
+    `overhead`: the process without the model: interpreter, libraries, vocabulary, graphs.
+    `resident`: the measured memory of the process, if the model was loaded. `draft`: the bytes that
+    belong to a draft model.
     """
 
     n_ctx: int
@@ -110,34 +112,34 @@ class Receipt:
     draft: int | None = None
 
     def sum(self, part: str) -> int | None:
-        """A part over all devices."""
+        """Return the sum of a part over all devices, None if it is unknown for a device."""
         values = [getattr(share, part) for share in self.shares]
         return None if None in values else sum(values)
 
     @property
     def process(self) -> int | None:
-        """Memory of the whole process once the context is full, all that is mapped included: what
-        `top` shows.
+        """The memory of the whole process with a full context, including mapped files, as `top`
+        shows it.
         """
-        own = [share.total for share in self.shares if share.device == HOST]
-        if self.resident is not None or self.overhead is None or None in own:
+        host_totals = [share.total for share in self.shares if share.device == HOST]
+        if self.resident is not None or self.overhead is None or None in host_totals:
             return self.resident
-        return self.overhead + sum(one for one in own if one)
+        return self.overhead + sum(total for total in host_totals if total)
 
     @property
     def runs(self) -> bool | None:
-        """Whether it could be run at all, be it at the speed of the disk: what must stay in memory
-        has room.
+        """Whether the run is possible at all, possibly at the speed of the disk: everything that
+        must stay in memory fits.
         """
-        rooms = [
+        answers = [
             None if share.held is None or share.available is None else share.held <= share.available
             for share in self.shares
         ]
-        return False if False in rooms else None if None in rooms else True
+        return False if False in answers else None if None in answers else True
 
     @property
     def fits(self) -> bool | None:
-        """Whether every device holds its share; None where one cannot be told and none is too
+        """Whether every device holds its share. None: unknown for a device, and no device is too
         small.
         """
         answers = [share.fits for share in self.shares]
@@ -145,12 +147,11 @@ class Receipt:
 
 
 class Planner:
-    """A model file rehearsed: any number of contexts of it may be asked for. Made by `planner`.
+    """The dry run of a model file, from which any number of contexts can be planned. Created by
+    `open_planner`.
 
-    `beside`: a draft model's, which counts wherever something is said of this one.
-
-    `types`: for each device the bytes that its weights have in the file, by type; empty where that
-    is not known.
+    `draft_planner`: the planner of a draft model, whose memory is included. `bytes_by_type`: for
+    each device the bytes of its weights in the file by type; empty if unknown.
     """
 
     def __init__(
@@ -171,92 +172,110 @@ class Planner:
         self._mapped, self._droppable = _mapped(header, placed)
         self.types = _types(header, placed)
         self._free = {HOST: host.available_memory()}
-        self._free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
+        self._free |= {
+            device.name: device.free for device in devices.devices() if device.kind in devices.GPUS
+        }
 
     def receipt(self) -> Receipt:
-        """What the context that is wanted will take."""
+        """Return the memory plan of the requested context."""
         options = self.options
         if options.n_ctx > MOST_CELLS:
             return self._unrehearsed()
-        with self._rehearsal.context(options) as made:
-            held = host.resident_memory()
-            shares, draft = self._shares(made.allocated, made.output), self._draft(options)
-            cache = self._cache(options, made.n_ctx, sum(share.kv or 0 for share in shares))
-            totals = [share.total for share in draft]
-            whole = None if None in totals or not draft else sum(one for one in totals if one)
-            return Receipt(made.n_ctx, together(shares, draft), cache, held, draft=whole)
+        with self._rehearsal.context(options) as context:
+            overhead = host.resident_memory()
+            shares, draft = self._shares(context.allocated, context.output), self._draft(options)
+            cache = self._cache(options, context.n_ctx, sum(share.kv or 0 for share in shares))
+            draft_totals = [share.total for share in draft]
+            draft_bytes = (
+                None
+                if None in draft_totals or not draft
+                else sum(total for total in draft_totals if total)
+            )
+            return Receipt(
+                context.n_ctx, together(shares, draft), cache, overhead, draft=draft_bytes
+            )
 
     def largest(self, kind: str) -> int | None:
-        """The longest context with K and V of one type that fits, in steps of 256 cells; 0: none.
+        """Return the longest context with K and V of one type that fits, in steps of 256 cells; 0:
+        none, None: unknown.
 
-        None where this machine or this model cannot tell; no longer than MOST_CELLS, whatever would
-        fit.
+        At most MAX_CELLS.
         """
         if None in self._free.values() or not self.takes(kind):
             return None
         step = kv_size.CELL_STEP * (1 if self.options.unified else self.options.n_seq_max)
-        flash = (
-            self.options.flash_attn if kind in kv_size.PLAIN else "auto"
-        )  # which the others cannot do without
+        # the other types require flash attention
+        flash = self.options.flash_attn if kind in kv_size.PLAIN else "auto"
 
         def room(steps: int) -> int | None:
             options = replace(
                 self.options, n_ctx=steps * step, type_k=kind, type_v=kind, flash_attn=flash
             )
-            left = [
+            free_bytes = [
                 share.left if share.total is not None else None for share in self.shares(options)
             ]
-            return None if None in left else min(one for one in left if one is not None)
+            return (
+                None if None in free_bytes else min(free for free in free_bytes if free is not None)
+            )
 
         try:
-            found = last(room, MOST_CELLS // step)
-        except UserError:  # this type is refused for this model
+            largest = last(room, MOST_CELLS // step)
+        except UserError:  # the model does not support this type
             return None
-        return None if found is None else found * step
+        return None if largest is None else largest * step
 
     def sequences(self) -> int | None:
-        """How many sequences that each have this context's tokens would fit at once; 0: not one,
-        None: not known.
+        """Return how many sequences of this context's length would fit at a time; 0: none, None:
+        unknown.
 
-        No more than llama.cpp takes (MAX_SEQUENCES), and MOST_CELLS together; many are not read
-        apart (fit.attention).
+        At most MAX_SEQUENCES, and MAX_CELLS in total. Several sequences share one context, without
+        a separate prefill context.
         """
-        each = -(-self.options.n_ctx // self.options.n_seq_max)
-        many = (
+        tokens_per_sequence = -(-self.options.n_ctx // self.options.n_seq_max)
+        parallel_options = (
             replace(self.options, flash_attn="auto", appends=False)
             if self.options.appends
             else self.options
         )
-        if None in self._free.values() or each > MOST_CELLS:
+        if None in self._free.values() or tokens_per_sequence > MOST_CELLS:
             return None
 
         def room(count: int) -> int | None:
-            left = [
+            free_bytes = [
                 share.left if share.total is not None else None
                 for share in self.shares(
-                    replace(many, n_ctx=each * count, n_seq_max=count, n_outputs=count)
+                    replace(
+                        parallel_options,
+                        n_ctx=tokens_per_sequence * count,
+                        n_seq_max=count,
+                        n_outputs=count,
+                    )
                 )
             ]
-            return None if None in left else min(one for one in left if one is not None)
+            return (
+                None if None in free_bytes else min(free for free in free_bytes if free is not None)
+            )
 
-        return last(room, min(MAX_SEQUENCES, MOST_CELLS // each))
+        return last(room, min(MAX_SEQUENCES, MOST_CELLS // tokens_per_sequence))
 
     def shares(self, options: ContextOptions) -> tuple[Share, ...]:
-        """Each device's share of another context, the machine's own memory first; raises UserError
-        where llama.cpp refuses it.
+        """Return the memory of another context on each device, the host first. Raises UserError if
+        llama.cpp refuses the context.
         """
-        with self._rehearsal.context(options) as made:
-            return together(self._shares(made.allocated, made.output), self._draft(options))
+        with self._rehearsal.context(options) as context:
+            return together(self._shares(context.allocated, context.output), self._draft(options))
 
     def _draft(self, options: ContextOptions) -> tuple[Share, ...]:
         return self._beside.shares(draft_options(options)) if self._beside else ()
 
     def takes(self, kind: str) -> bool:
-        """Whether K and V may be of this type: the size of the model's heads decides."""
+        """Return whether the model supports this type for K and V, which depends on the head
+        size.
+        """
         return self._form is None or not kv_size.refusal(self._form, kind, kind)
 
     def _shares(self, allocated: Allocated | None, output: int) -> tuple[Share, ...]:
-        """Each device's share, the machine's own memory first."""
+        """Return the memory on each device, the host first."""
         if allocated is None:
             return (
                 Share(
@@ -273,26 +292,28 @@ class Planner:
         return shares(allocated, output, self._free, self._mapped, self._droppable)
 
     def _cache(self, options: ContextOptions, n_ctx: int, nbytes: int) -> kv_size.KVCache | None:
-        """The cache layer by layer; None where its rules are not known, or llama.cpp's sum is
-        another.
+        """Return the cache layer by layer; None if its rules are unknown or its size differs from
+        llama.cpp's.
         """
         if self._form is None:
             return None
-        flash, slots = options.flash_attn != "off", options.n_seq_max
+        flash, n_sequences = options.flash_attn != "off", options.n_seq_max
         cache = kv_size.predict(
             self._form,
             n_ctx,
             options.type_k,
             options.type_v,
             n_ubatch=options.n_ubatch,
-            n_seq_max=slots,
+            n_seq_max=n_sequences,
             flash=flash,
             unified=options.unified,
         )
         return cache if not nbytes or cache.nbytes == nbytes else None
 
     def _unrehearsed(self) -> Receipt:
-        """A context too long to rehearse: its KV by arithmetic, and no more."""
+        """Return the plan of a context that is too long for a dry run: only its KV cache, by
+        arithmetic.
+        """
         options = self.options
         cache = self._cache(options, options.n_ctx, 0)
         known = cache.nbytes if cache else None
@@ -304,9 +325,7 @@ class Planner:
 def planner(
     header: Header, options: ContextOptions, gpu_layers: int, beside: Planner | None = None
 ) -> Iterator[Planner]:
-    """Rehearse a checked GGUF (quant.container.check) with `options` decided, a draft model
-    `beside` it; raises as loading it would.
-    """
+    """Open a dry run of a checked GGUF with resolved `options`. Raises the errors of loading it."""
     with rehearse(header.path, gpu_layers=gpu_layers, latent=header.latent) as rehearsal:
         yield Planner(rehearsal, header, options, beside)
 
@@ -314,25 +333,29 @@ def planner(
 def most_layers(
     header: Header, options: ContextOptions, beside: Planner | None = None
 ) -> int | None:
-    """How many of the model's layers (the output counts as one) the GPUs hold with this context;
-    None: no GPU here, or it does not tell.
+    """Return how many of the model's layers the GPUs hold with this context, where the output
+    counts as a layer. None: no GPU, or unknown.
     """
-    gpus = {one.name for one in devices.devices() if one.kind in devices.GPUS}
+    gpus = {device.name for device in devices.devices() if device.kind in devices.GPUS}
     if not gpus:
         return None
 
     def room(number: int) -> int | None:
-        with planner(header, options, number - 1, beside) as held:
-            shares = [share for share in held.shares(options) if share.device in gpus]
-        left = [share.left if share.total is not None else None for share in shares]
-        return None if None in left else min((one for one in left if one is not None), default=0)
+        with planner(header, options, number - 1, beside) as planned:
+            shares = [share for share in planned.shares(options) if share.device in gpus]
+        free_bytes = [share.left if share.total is not None else None for share in shares]
+        return (
+            None
+            if None in free_bytes
+            else min((device for device in free_bytes if device is not None), default=0)
+        )
 
-    found = last(room, (header.number("block_count") or 0) + 2)
-    return None if found is None else max(0, found - 1)
+    largest = last(room, (header.number("block_count") or 0) + 2)
+    return None if largest is None else max(0, largest - 1)
 
 
 def measure(header: Header, options: ContextOptions, gpu_layers: int) -> Receipt:
-    """The same receipt read off the model really loaded, after one micro-batch has been computed."""
+    """Return the memory plan measured on the loaded model after computing one micro-batch."""
     with (
         open_model(header.path, gpu_layers=gpu_layers, latent=header.latent) as model,
         open_context(model, options) as context,
@@ -345,14 +368,16 @@ def measure(header: Header, options: ContextOptions, gpu_layers: int) -> Receipt
         )
         resident = host.resident_memory()
         free: dict[str, int | None] = {HOST: host.available_memory()}
-        free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
+        free |= {
+            device.name: device.free for device in devices.devices() if device.kind in devices.GPUS
+        }
         if allocated is None:
-            found: tuple[Share, ...] = (
+            devices_memory: tuple[Share, ...] = (
                 Share(HOST, None, None, None, None, context.output_bytes, None, free[HOST]),
             )
         else:
-            found = shares(allocated, context.output_bytes, free, None, None)
-        return Receipt(context.n_ctx, found, None, None, resident)
+            devices_memory = shares(allocated, context.output_bytes, free, None, None)
+        return Receipt(context.n_ctx, devices_memory, None, None, resident)
 
 
 def shares(
@@ -362,35 +387,39 @@ def shares(
     mapped: int | None,
     droppable: int | None,
 ) -> tuple[Share, ...]:
-    """llmcli's columns of llama.cpp's accounts. `mapped` replaces the weights that a dry run counts
-    in the machine's own memory: really loaded, they are one piece of the mapped file.
+    """Convert llama.cpp's memory breakdown to the memory of each device.
+
+    `mapped`: replaces the host weights of a dry run, because a loaded model maps them as one piece
+    of the file.
     """
-    names = [HOST, *sorted({one.place.device for one in allocated.buffers} - {HOST})]
-    found = []
+    names = [HOST, *sorted({buffer.place.device for buffer in allocated.buffers} - {HOST})]
+    device_shares = []
     for name in names:
-        own = [one for one in allocated.buffers if one.place.device == name]
-        weights = sum(one.model for one in own if not one.place.repacks)
-        found.append(
+        buffers = [buffer for buffer in allocated.buffers if buffer.place.device == name]
+        weights = sum(buffer.model for buffer in buffers if not buffer.place.repacks)
+        device_shares.append(
             Share(
                 name,
                 mapped if mapped is not None and name == HOST else weights,
-                sum(one.model for one in own if one.place.repacks),
-                sum(one.context for one in own),
-                sum(one.compute for one in own),
+                sum(buffer.model for buffer in buffers if buffer.place.repacks),
+                sum(buffer.context for buffer in buffers),
+                sum(buffer.compute for buffer in buffers),
                 output if name == HOST else 0,
                 droppable if name == HOST else 0,
                 free.get(name),
             )
         )
-    return tuple(found)
+    return tuple(device_shares)
 
 
 def together(shares: tuple[Share, ...], others: tuple[Share, ...]) -> tuple[Share, ...]:
-    """What two models hold, device by device."""
-    found = {share.device: share for share in shares}
+    """Return the sum of two models' memory, device by device."""
+    by_device = {share.device: share for share in shares}
     for other in others:
-        found[other.device] = found[other.device].plus(other) if other.device in found else other
-    return tuple(found.values())
+        by_device[other.device] = (
+            by_device[other.device].plus(other) if other.device in by_device else other
+        )
+    return tuple(by_device.values())
 
 
 def _sum(one: int | None, other: int | None) -> int | None:
@@ -400,46 +429,48 @@ def _sum(one: int | None, other: int | None) -> int | None:
 def _mapped(
     header: Header, placed: list[tuple[str, Place]] | None
 ) -> tuple[int | None, int | None]:
-    """Bytes of the file that stay mapped, and how many of them nobody reads once the model is
-    loaded.
+    """Return the bytes of the file that stay mapped, and how many of them are not read after
+    loading.
 
-    As llama_model_loader::get_mapping_range has it: of each file one piece, from the first tensor
-    that stays in it to the last. (None, None): this build cannot be asked.
+    Each file is mapped as one piece, from the first to the last tensor that stays in it. (None,
+    None): unknown in this build. Source: llama_model_loader::get_mapping_range.
     """
     tensors = {tensor.name: tensor for tensor in header.tensors}
     if placed is None or any(name not in tensors for name, _ in placed):
         return None, None
-    stay = {name for name, place in placed if place.device == HOST and not place.repacks}
+    mapped_names = {name for name, place in placed if place.device == HOST and not place.repacks}
     spans = read = 0
     for file in header.files:
-        ends = [
+        ranges = [
             (t.offset, t.offset + t.nbytes)
             for t in header.tensors
-            if t.file == file and t.name in stay
+            if t.file == file and t.name in mapped_names
         ]
-        if ends:
-            spans += max(end for _, end in ends) - min(start for start, _ in ends)
-            read += sum(end - start for start, end in ends)
+        if ranges:
+            spans += max(end for _, end in ranges) - min(start for start, _ in ranges)
+            read += sum(end - start for start, end in ranges)
     return spans, spans - read
 
 
 def _types(header: Header, placed: list[tuple[str, Place]] | None) -> dict[str, dict[str, int]]:
-    """Device -> type -> bytes in the file; a tensor that lies on one device twice counts once."""
+    """Return the bytes in the file by device and type. A tensor that is stored twice on a device
+    counts once.
+    """
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    found: dict[str, dict[str, int]] = {}
+    by_device: dict[str, dict[str, int]] = {}
     for name, device in dict.fromkeys(
         (name, place.device) for name, place in placed or () if name in tensors
     ):
-        types, tensor = found.setdefault(device, {}), tensors[name]
+        types, tensor = by_device.setdefault(device, {}), tensors[name]
         types[tensor.type] = types.get(tensor.type, 0) + tensor.nbytes
-    return found
+    return by_device
 
 
 def last(room: Callable[[int], int | None], most: int) -> int | None:
-    """The largest n of 1…most with room(n) >= 0, 0 where there is none, None where it is not told;
-    room falls.
+    """Return the largest n of 1…`most` with room(n) >= 0, where room decreases; 0: none, None:
+    unknown.
 
-    It falls nearly in a line: the root of the secant, then its neighbour, is mostly the answer.
+    `room` is nearly linear: the root of the secant, then its neighbor, is usually the answer.
     """
     low, high = 1, most
     at_low, at_high = room(low), room(high)
@@ -452,9 +483,9 @@ def last(room: Callable[[int], int | None], most: int) -> int | None:
         line = low + int((high - low) * at_low / (at_low - at_high))
         guess = min(max(line if line != guess else (low + high) // 2, low + 1), high - 1)
         for n in (guess, guess + 1):
-            left = room(n) if low < n < high else None
-            if left is not None and left >= 0:
-                low, at_low = n, left
-            elif left is not None:
-                high, at_high = n, left
+            free = room(n) if low < n < high else None
+            if free is not None and free >= 0:
+                low, at_low = n, free
+            elif free is not None:
+                high, at_high = n, free
     return low

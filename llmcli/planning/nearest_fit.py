@@ -1,6 +1,7 @@
-"""What settings would leave free, by llama.cpp's own dry run, and which of them are near.
+"""What settings would leave free according to llama.cpp's dry run, and the nearest settings that
+fit.
 
-Used near the limit alone (admit.py): a rehearsal takes as long as reading the vocabulary.
+Only used near the memory limit: a dry run takes as long as reading the vocabulary.
 """
 
 from collections.abc import Iterator
@@ -17,57 +18,66 @@ from llmcli.runtime.binding.devices import HOST
 from llmcli.units import size
 from quant.model_file import load_checks, read_header
 
-GROWTH = 64 << 20  # bytes that Python, prompts and answers take beside what is planned
-# tokens: a context is not made shorter than this while smaller types, or fewer sequences, are left
+GROWTH = 64 << 20  # bytes that Python, prompts and answers take in addition
+# tokens; the context is not shortened below this while smaller types or fewer sequences are
+# possible
 USEFUL = 2048
-SMALLER = ("q8_0", "q4_0")  # cache types that are tried, the better one first
+SMALLER = ("q8_0", "q4_0")  # cache types to try, in order of quality
 
 
 class Scales:
-    """The model, and the draft model beside it, rehearsed together: what each setting would leave
-    free.
+    """The dry run of a model with its draft model, from which the free memory of each setting
+    follows.
     """
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
         self.free = {HOST: host.available_memory()}
-        self.free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
+        self.free |= {
+            device.name: device.free for device in devices.devices() if device.kind in devices.GPUS
+        }
         self._addresses = memory_limits.address_room()
 
     def shares(self, wish: Wish) -> tuple[Share, ...]:
-        """What both hold on each device; of a context too long to rehearse its KV alone."""
+        """Return the memory of both models on each device; for a context too long for a dry run
+        only its KV cache.
+        """
         if wish.context.n_ctx <= MOST_CELLS:
             return self._planner.shares(wish.context)
         cache = upper_bound.cache(wish.header, wish.context)
         return (Share(HOST, None, None, cache.nbytes if cache else None, None, 0, None, None),)
 
     def room(self, wish: Wish, *, weights: bool = False) -> int | None:
-        """Bytes that stay free where least does, negative where it does not fit; None where it
-        cannot be told.
+        """Return the bytes that stay free on the fullest device, negative if it does not fit; None:
+        unknown.
 
-        With `weights` those in the mapped file must stay in memory, too, as far as they are read
-        again.
+        With `weights`, the mapped weights that are read repeatedly must stay in memory, too.
         """
         cache, free = upper_bound.cache(wish.header, wish.context), self.free[HOST]
         if cache and free is not None and not wish.gpu_layers and cache.nbytes > free:
-            return free - cache.nbytes  # not to be rehearsed
-        left = dict(self.free)
+            return free - cache.nbytes  # too large for a dry run
+        free_by_device = dict(self.free)
         shares = self.shares(wish)
         for share in shares:
-            held, free = _whole(share) if weights else share.held, left.get(share.device)
-            left[share.device] = None if held is None or free is None else free - held
-        rooms = [room for room in left.values() if room is not None]
-        if left[HOST] is None or len(rooms) < len(left):
+            needed, free = (
+                _whole(share) if weights else share.held,
+                free_by_device.get(share.device),
+            )
+            free_by_device[share.device] = None if needed is None or free is None else free - needed
+        free_values = [value for value in free_by_device.values() if value is not None]
+        if free_by_device[HOST] is None or len(free_values) < len(free_by_device):
             return None
-        rooms[0] -= GROWTH
+        free_values[0] -= GROWTH
         if self._addresses is not None:
             mapped = sum(share.total or 0 for share in shares if share.device == HOST)
             threads = max(wish.context.n_threads, wish.context.n_threads_batch)
-            rooms.append(self._addresses - mapped - threads * memory_limits.THREAD)
-        return min(rooms)
+            free_values.append(self._addresses - mapped - threads * memory_limits.THREAD)
+        return min(free_values)
 
     def longest(self, wish: Wish, *, weights: bool) -> int:
-        """The longest context up to the one that is wished that fits (as `room` says); 0: none."""
+        """Return the longest context that fits, at most the requested one; 0: none. `weights` as in
+        `free_after`.
+        """
         most = min(wish.context.n_ctx, MOST_CELLS)
 
         def room(steps: int) -> int | None:
@@ -77,45 +87,45 @@ class Scales:
 
         try:
             return min((last(room, -(-most // kv_size.CELL_STEP)) or 0) * kv_size.CELL_STEP, most)
-        except UserError:  # this type is refused for this model
+        except UserError:  # the model does not support this type
             return 0
 
     def slow(self, wish: Wish) -> str:
-        """What to say where the file will be read again and again; nothing elsewhere."""
+        """Return a warning if the file would be read again and again, otherwise an empty string."""
         room, free = self.room(wish, weights=True), self.free[HOST]
         if room is None or room >= -GROWTH or free is None:
             return ""
         weights = sum(share.weights or 0 for share in self.shares(wish) if share.device == HOST)
         return (
-            f"warning: beside all else the weights in the file ({size(weights)}) do not fit the memory "
+            f"warning: the weights ({size(weights)}) do not fit into memory with everything else "
             f"({size(free)} are available): expect the speed of the disk"
         )
 
     def nearest(self, wish: Wish) -> Wish | None:
-        """The nearest setting that fits: a shorter context, smaller cache types, fewer answers;
-        None: none does.
+        """Return the nearest plan that fits: a shorter context, smaller cache types, fewer parallel
+        answers; None if none does.
 
-        As long as one of USEFUL tokens is to be had the context is not made shorter than that. The
-        weights of the file have room beside it, unless they are too large for any setting.
+        The context is not shortened below MIN_USEFUL_TOKENS while another change suffices. The
+        weights fit, too, unless they are too large for any setting.
         """
         return self._nearest(wish, weights=True) or self._nearest(wish, weights=False)
 
     def _nearest(self, wish: Wish, *, weights: bool) -> Wish | None:
         useful = min(wish.context.n_ctx, USEFUL)
-        found: list[Wish] = []
+        shorter: list[Wish] = []
         slots = wish.needed
         while slots:
             for kinds in _kinds(wish):
-                tried = wish.but(slots=slots, cache_type_k=kinds[0], cache_type_v=kinds[1])
-                longest = self.longest(tried, weights=weights)
+                candidate = wish.but(slots=slots, cache_type_k=kinds[0], cache_type_v=kinds[1])
+                longest = self.longest(candidate, weights=weights)
                 if longest >= useful:
-                    return tried.but(ctx_size=longest)
-                found += [tried.but(ctx_size=longest)] if longest else []
+                    return candidate.but(ctx_size=longest)
+                shorter += [candidate.but(ctx_size=longest)] if longest else []
             slots //= 2
-        return max(found, key=lambda one: one.context.n_ctx, default=None)
+        return max(shorter, key=lambda one: one.context.n_ctx, default=None)
 
     def refusal(self, wish: Wish, found: Wish | None) -> UserError:
-        """What is missing, in words, with the nearest setting as its hint."""
+        """Return the error that says what does not fit, with the nearest plan as its hint."""
         shares, free = self.shares(wish), self.free[HOST]
         parts = {
             "KV cache": "kv",
@@ -128,53 +138,64 @@ class Scales:
         }
         if not sums["KV cache"] and (cache := upper_bound.cache(wish.header, wish.context)):
             sums["KV cache"] = cache.nbytes
-        beside = " and a draft model" if wish.drafting.model else ""
-        told = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in sums.items() if nbytes)
-        what = f"{wish.name} with {wish.context.n_ctx:,} tokens of context{beside} does not fit: {told}"
-        rooms = "unknown" if free is None else size(free)
+        draft_text = " and a draft model" if wish.drafting.model else ""
+        parts_text = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in sums.items() if nbytes)
+        message = (
+            f"{wish.name} with {wish.context.n_ctx:,} tokens of context{draft_text} does not fit:"
+            f" {parts_text}"
+        )
+        available = "unknown" if free is None else size(free)
         if len(self.free) > 1:
-            rooms = ", ".join(
-                f"{size(room)} on {name}" for name, room in self.free.items() if room is not None
+            available = ", ".join(
+                f"{size(free_bytes)} on {name}"
+                for name, free_bytes in self.free.items()
+                if free_bytes is not None
             )
         if self._addresses is not None:
-            rooms += f", and {size(self._addresses)} of addresses (ulimit -v)"
+            available += f", and {size(self._addresses)} of address space (ulimit -v)"
         hint = (
-            f"{wish.flags(found)} would fit, and --fit takes that"
+            f"{wish.flags(found)} would fit; --fit applies this"
             if found
-            else f"nothing of this model fits: a smaller one may (llmcli plan {wish.name}), or fewer other programs"
+            else f"no setting of this model fits: use a smaller model (llmcli plan {wish.name}) or"
+            " close other programs"
         )
-        return UserError(f"{what}; {rooms} are available", hint=hint)
+        return UserError(f"{message}; {available} are available", hint=hint)
 
 
 @contextmanager
 def scales(wish: Wish) -> Iterator[Scales]:
-    """Rehearse the models of a checked wish."""
-    with ExitStack() as held:
+    """Open the dry run of the models of a checked plan."""
+    with ExitStack() as stack:
         draft = None
         if wish.drafting.model:
-            other = read_header.read(wish.drafting.model)
-            load_checks.check(other)
-            draft = held.enter_context(planner(other, wish.draft, -1 if wish.gpu_layers else 0))
-        yield Scales(held.enter_context(planner(wish.header, wish.context, wish.gpu_layers, draft)))
+            draft_header = read_header.read(wish.drafting.model)
+            load_checks.check(draft_header)
+            draft = stack.enter_context(
+                planner(draft_header, wish.draft, -1 if wish.gpu_layers else 0)
+            )
+        yield Scales(
+            stack.enter_context(planner(wish.header, wish.context, wish.gpu_layers, draft))
+        )
 
 
 def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:
-    """The cache types of the wish, then smaller ones that this model takes."""
-    mine, form = (
+    """Yield the cache types of the plan, then smaller ones that the model supports."""
+    current, cache_shape = (
         (wish.options.cache_type_k, wish.options.cache_type_v),
         kv_size.shape(wish.header.metadata),
     )
-    yield mine
+    yield current
     if wish.options.reproducible or wish.options.flash_attn == "off":
         return
     for kind in SMALLER:
         smaller = all(
-            kv_size.BYTES_PER_32[kind] <= kv_size.BYTES_PER_32[one] for one in mine
-        ) and mine != (
+            kv_size.BYTES_PER_32[kind] <= kv_size.BYTES_PER_32[current_kind]
+            for current_kind in current
+        ) and current != (
             kind,
             kind,
         )
-        if smaller and not (form and kv_size.refusal(form, kind, kind)):
+        if smaller and not (cache_shape and kv_size.refusal(cache_shape, kind, kind)):
             yield kind, kind
 
 

@@ -1,4 +1,4 @@
-"""What was left open in the run options, decided from the machine and the file before anything is
+"""Run options that the user left open, resolved from the machine and the file before anything is
 loaded.
 """
 
@@ -21,21 +21,18 @@ from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file.model_header import Header
 
-ROOMY = 8192  # a context nobody asked for stays below this
-# Sequences of a chat: the branch that goes on and the three used before it, so that going back to
-# one computes nothing. Each takes a row of logits (four bytes a word), and their cells cost the
-# others: with 1,000 cells of another branch in the pool a token of SmolLM2 took 4 to 8 % longer,
-# with 3,000 18 % (200 tokens of its own, one AVX2 thread, 2026-11).
+ROOMY = 8192  # maximum of a context size that was not requested
+# Sequences of a chat: the current branch and the three used before it, so that returning to one of
+# them computes nothing. Each needs a row of logits, and its cells slow down the others.
 BRANCHES = 4
-SCORED = 40 << 20  # bytes of logits that scored prompts may take in a pass
+SCORED = 40 << 20  # bytes of logits of scored prompts in a pass
 SWAP = Schedule().swap_bytes
-SPARE = 256 << 20  # bytes left for compute buffers and everybody else
-# answers at once; a Xeon took 251 ms for a pass of sixteen without flash attention and 203 with it
+SPARE = 256 << 20  # bytes left for compute buffers and other programs
+# maximum number of parallel answers without flash attention
 FEW = 8
-COUNTS = (
-    4 << 10
-)  # bytes of a token's keys and values, below which a pass spends its time elsewhere: not measured
-SCORES = 512 << 20  # bytes of attention's scores that a pass may write out
+# bytes of a token's keys and values below which attention hardly matters and is not measured
+COUNTS = 4 << 10
+SCORES = 512 << 20  # bytes of attention scores that a pass may store
 
 
 def decide(
@@ -45,12 +42,12 @@ def decide(
     slots: int = 1,
     predict: int | None = None,
 ) -> tuple[RunOptions, int]:
-    """Fill in context size and threads; the second value is the number of layers for the GPU (-1:
-    all).
+    """Fill in the context size and threads. The second value is the number of layers on the GPU
+    (-1: all).
 
-    The context is the model's own, capped by 8192 and by the memory that is free; each of further
-    `slots` adds what it may `predict`, and a row of logits. Raises UserError for a wish that no
-    model could be run with; whether this one can be run is admit.py's to say.
+    The context is the model's own, limited to 8192 and by the free memory; each of the further
+    `slots` adds the tokens that it may `predict`, and a row of logits. Raises UserError for options
+    that no model supports; `check_memory` decides whether this model can run.
     """
     check(options)
     threads = options.threads or host.cores()
@@ -64,7 +61,7 @@ def decide(
         wanted, _fitting(header, options, slots, max(wanted, ROOMY), on_gpu=gpu != 0)
     )
     if size > trained * slots:
-        warn(f"a context of {size} is longer than the {trained} tokens this model was trained on")
+        warn(f"a context of {size} exceeds the {trained} tokens this model was trained on")
     filled = replace(
         options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads
     )
@@ -79,15 +76,14 @@ def attention(
     slots: int = 1,
     parallel: int = 1,
 ) -> RunOptions:
-    """The decided options with flash attention off where nobody asked for it and this CPU answers
-    sooner without.
+    """Return the resolved options, with flash attention off if it was left open and this CPU is
+    faster without.
 
-    ggml's goes over the cells one by one in passes of fewer than 64 rows (ggml-cpu/ops.cpp,
-    use_tiled); what that costs beside the other way is the processor's affair, and measured
-    (attention.py). Where it is off, prompts read slower: on a Xeon with AMX 815 tokens a second
-    instead of 1,180 (SmolLM2-135M, llama-bench, 2026-11). So where several are answered they are
-    read apart (runtime/reader.py); with more than FEW at once it stays on. Without it a pass's
-    scores are written out, for which there must be room.
+    ggml's flash attention processes the cells one by one in passes of fewer than 64 rows
+    (ggml-cpu/ops.cpp, use_tiled); the cost relative to plain attention depends on the processor and
+    is measured. Prompts are slower without flash attention, so parallel prompts are then computed
+    in a separate context with it. With more than MAX_PLAIN_ANSWERS parallel answers it stays on.
+    Plain attention stores the scores of a pass, for which there must be memory.
     """
     types = options.cache_type_k, options.cache_type_v
     decided = (
@@ -122,84 +118,83 @@ def attention(
 
 
 def _moves(header: Header, form: kv_size.Shape) -> bool:
-    """Whether what one context computed can be put into another that keeps values otherwise
-    (binding/carved.py).
+    """Return whether KV cells can be moved between two contexts that store values differently
+    (state slicing).
     """
     sections = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
     return not form.window and sections is None
 
 
 def branches(header: Header, options: RunOptions) -> int:
-    """How many sequences a chat's context should hold, `options` being decided.
+    """Return the number of sequences of a chat's context. `options` must be resolved.
 
-    One where branches cannot share cells: a window wants cells for each sequence, recurrent state
-    is kept whole, and in the reproducible mode cells stand in the order of one text.
+    It is 1 if branches cannot share cells: with a sliding window, which needs cells for each
+    sequence, with recurrent state, and in the reproducible mode, where cells are in the order of
+    one text.
     """
-    form = kv_size.shape(header.metadata)
+    cache_shape = kv_size.shape(header.metadata)
     if (
         options.reproducible
-        or form is None
-        or (form.window and kv_size.round_up(options.ctx_size or 0) > form.window)
+        or cache_shape is None
+        or (cache_shape.window and kv_size.round_up(options.ctx_size or 0) > cache_shape.window)
     ):
         return 1
     return BRANCHES
 
 
 def scored(header: Header) -> int:
-    """Rows of logits that a pass of several answers has room for beside theirs (RunOptions.scored):
-    two tiles, or what SCORED bytes hold; none where they hold no tile.
+    """Return the rows of logits that a pass of several answers reserves for scored prompts: two
+    tiles, or as much as SCORING_BYTES allow; 0 if not even one tile fits.
 
-    A pass computes no more rows of a prompt that is scored than it gives logits. SmolLM2, 512
-    tokens, CPU seconds of one AVX-512 thread, 1.0 unscored: 6.0 with 16 rows, 2.0 with 80 (compute
-    buffer as large as with 16), 1.3 with 144 (13 MB larger); logits take 4 bytes a word and row
-    beside that once they are asked for (2026-11).
+    A pass computes at most as many rows of a scored prompt as it returns rows of logits, so few
+    rows make scoring slow.
     """
     tile = 4 * _words(header) * TILE
     return min(2, SCORED // tile) * TILE if tile else 0
 
 
 def outside(free: int | None) -> int:
-    """Bytes that answers which gave way in a full pool may take beside it, and as many again those
-    that are over: together at most half of what is `free` then (Schedule.swap_bytes).
+    """Return the bytes of host memory for offloaded answers in a full pool, and the same amount for
+    finished ones. Together they take at most half of the `free` bytes.
     """
     return SWAP if free is None else min(SWAP, max(0, free) // 4)
 
 
 def check(options: RunOptions) -> None:
-    """Raise UserError for an option that no model could be run with."""
-    for flag, value, most in (
+    """Raise UserError for an option value that no model supports."""
+    for flag, value, limit in (
         ("--ctx-size", options.ctx_size, 2**31 - 1),
         ("--threads", options.threads, host.MOST_THREADS),
         ("--threads-batch", options.threads_batch, host.MOST_THREADS),
         ("--batch-size", options.batch_size, 2**31 - 1),
         ("--ubatch-size", options.ubatch_size, 2**31 - 1),
     ):
-        if value is not None and not 1 <= value <= most:
+        if value is not None and not 1 <= value <= limit:
             raise UserError(
-                f"{flag} is {value}", hint=f"{flag} takes a whole number from 1 to {most}"
+                f"{flag} is {value}", hint=f"{flag} takes a whole number from 1 to {limit}"
             )
     check_cache(options.cache_type_k, options.cache_type_v, options.flash_attn)
     gemm.check(options.gemm)
 
 
 def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
-    """The longest context up to `most`, in steps of 256, whose cache fits beside the weights; at
-    least 512 is tried.
+    """Return the longest context up to `most` tokens, in steps of 256, whose cache fits next to the
+    weights. At least 512 is assumed to fit.
     """
     free = devices.gpu_free() if on_gpu else host.available_memory()
-    form = _shape(header, options)
-    if free is None or form is None:
+    cache_shape = _shape(header, options)
+    if free is None or cache_shape is None:
         return most
-    left = free - header.tensor_bytes - SPARE - _output_bytes(header, slots)
+    available = free - header.tensor_bytes - SPARE - _output_bytes(header, slots)
     size = most
 
     def needed(cells: int) -> int:
         types = options.cache_type_k, options.cache_type_v
         return kv_size.predict(
-            form, cells, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
+            cache_shape, cells, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
         ).nbytes
 
-    while size > 512 and needed(size) > left:
+    while size > 512 and needed(size) > available:
         size -= kv_size.CELL_STEP
     return size
 
@@ -210,7 +205,7 @@ def _shape(header: Header, options: RunOptions) -> kv_size.Shape | None:
 
 
 def _output_bytes(header: Header, slots: int) -> int:
-    """The logits of every sequence beyond the first, whose row SPARE has room for."""
+    """Return the bytes of the logits of all sequences except the first, which SPARE covers."""
     return 4 * _words(header) * (slots - 1)
 
 
@@ -221,16 +216,16 @@ def _words(header: Header) -> int:
 
 
 def _gpu_layers(header: Header, options: RunOptions) -> int:
-    wish = options.gpu_layers.strip().lower()
-    if wish == "all":
+    requested = options.gpu_layers.strip().lower()
+    if requested == "all":
         return -1
-    if wish != "auto":
-        if not re.fullmatch(r"-?[0-9]{1,6}", wish):
+    if requested != "auto":
+        if not re.fullmatch(r"-?[0-9]{1,6}", requested):
             raise UserError(
                 f"--gpu-layers is {options.gpu_layers!r}",
                 hint="-ngl takes a number of layers, auto or all",
             )
-        return int(wish)
+        return int(requested)
     free = devices.gpu_free()
     if free is None:
         return 0  # no GPU in this build or machine

@@ -1,4 +1,4 @@
-"""RunPlan: model, options and sequences of a run."""
+"""The plan of a run: model, options and number of sequences."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +13,10 @@ from quant.model_file.model_header import Header
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be run. `options` are decided (fit.py); `asked`: the context's size is the user's
-    wish, not ours.
+    """A run to check. `options` are resolved.
 
-    Of `slots` sequences `needed` are for answers at once, the rest keep branches.
+    `is_ctx_requested`: the user chose the context size. Of the `slots` sequences, `required_slots`
+    are for parallel answers; the others keep branches of a chat.
     """
 
     name: str
@@ -29,38 +29,47 @@ class Wish:
     asked: bool = False
 
     def but(self, slots: int | None = None, **options: Any) -> "Wish":
-        """The same with another number of sequences, or other options."""
+        """Return a copy with another number of sequences or other options."""
         return replace(self, slots=slots or self.slots, options=replace(self.options, **options))
 
     @property
     def draft(self) -> ContextOptions:
-        """The draft model's context beside it."""
+        """The context options of the draft model."""
         return draft_options(self.context)
 
     def shortened(self, other: "Wish") -> bool:
-        """Whether `other` has a shorter context, and no more is changed that anybody would see."""
-        kinds = [(one.options.cache_type_k, one.options.cache_type_v) for one in (self, other)]
+        """Return whether `other` only has a shorter context and nothing else that a user would
+        notice.
+        """
+        kinds = [(plan.options.cache_type_k, plan.options.cache_type_v) for plan in (self, other)]
         return kinds[0] == kinds[1] and other.slots >= self.needed
 
     @property
     def context(self) -> ContextOptions:
-        """The context that this would be."""
+        """The context options of the run."""
         return context_options(self.options, self.slots, self.drafting, self.gpu_layers)
 
     def told(self, other: "Wish") -> str:
-        """What `other` has that this has not, in words."""
-        mine, its = self.options, other.options
+        """Describe the changes from this run to `other` in words."""
+        own_options, other_options = self.options, other.options
         changes = []
-        if mine.ctx_size != its.ctx_size:
-            changes.append(f"{its.ctx_size:,} tokens of context instead of {mine.ctx_size:,}")
-        if (mine.cache_type_k, mine.cache_type_v) != (its.cache_type_k, its.cache_type_v):
-            changes.append(f"a {its.cache_type_k} KV cache instead of {mine.cache_type_k}")
+        if own_options.ctx_size != other_options.ctx_size:
+            changes.append(
+                f"{other_options.ctx_size:,} tokens of context instead of {own_options.ctx_size:,}"
+            )
+        if (own_options.cache_type_k, own_options.cache_type_v) != (
+            other_options.cache_type_k,
+            other_options.cache_type_v,
+        ):
+            changes.append(
+                f"a {other_options.cache_type_k} KV cache instead of {own_options.cache_type_k}"
+            )
         if self.needed > other.slots:
             changes.append(f"{several(other.slots, 'sequence')} instead of {self.needed}")
-        return ", ".join(changes) or "one branch of the chat, others are computed again"
+        return ", ".join(changes) or "one branch of the chat; other branches are computed again"
 
     def flags(self, other: "Wish") -> str:
-        """The same as flags to type."""
+        """Describe the changes from this run to `other` as flags to type."""
         kinds = other.options.cache_type_k, other.options.cache_type_v
         words = [f"-c {other.options.ctx_size}"]
         if kinds != (self.options.cache_type_k, self.options.cache_type_v):

@@ -1,9 +1,7 @@
-"""Profiles: the settings with which a model was measured to be fastest on a machine, kept for
-`chat` and `run`.
+"""Profiles: the fastest measured settings of a model on a machine, which `chat` and `run` apply.
 
-One small file for each model, machine and build of llama.cpp, in state/profiles. What is not of
-this model, this machine and this build is not used. How the settings are found is bench/tune.py's;
-what was typed always wins.
+Each profile is a small file for one model, machine and build of llama.cpp in state/profiles, and
+only applies to these. Typed options always take precedence.
 """
 
 import hashlib
@@ -33,25 +31,24 @@ FLAGS = {
     "cache_type_k": "-ctk",
     "cache_type_v": "-ctv",
 }
-MODE = (
-    "flash_attn",
-    "cache_type_k",
-    "cache_type_v",
-)  # measured with one another: taken together or not at all
+# measured together: applied together or not at all
+MODE = ("flash_attn", "cache_type_k", "cache_type_v")
 NUMBERS = {
     "threads": host.MOST_THREADS,
     "threads_batch": host.MOST_THREADS,
     "ubatch_size": 2**31 - 1,
 }
 CHOSEN = tuple(FLAGS)
-LARGEST = 1 << 16  # bytes of a profile that are read at all
+LARGEST = 1 << 16  # maximum bytes of a profile
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`settings`: those of RunOptions that differ from the defaults; none where the defaults are as
-    fast. `fingerprint` is the model's (runtime/identity.py), `objective` what was to be fast,
-    `ratio` how many times the defaults' speed, with its interval, `date` as 2026-11-22.
+    """The fastest settings of one model.
+
+    `settings`: the fields of RunOptions that differ from the defaults; empty if the defaults are as
+    fast. `fingerprint`: content fingerprint of the model. `objective`: what was optimized. `ratio`:
+    the speed relative to the defaults, with its interval. `date`: as 2026-11-22.
     """
 
     model: str
@@ -67,21 +64,19 @@ class Profile:
 
     @property
     def here(self) -> bool:
-        """Whether it is of this machine and this build."""
+        """Whether the profile belongs to this machine and build."""
         return (self.machine, self.build) == (rpc_workers.identity(), build())
 
 
 def build() -> str:
-    """What of llama.cpp a measurement holds for: its version, devices, and the CPU features it was
-    built for.
-    """
+    """Return the identity of the llama.cpp build: its version, devices and CPU features."""
     kinds = dict.fromkeys(device.name.rstrip("0123456789") for device in devices.devices())
     features = library.lib().llama_print_system_info().decode("utf-8", "replace").strip(" |")
     return f"{library.version()} {'+'.join(kinds)}, {features}"
 
 
 def words(settings: Mapping[str, Any]) -> str:
-    """Settings as they would be typed: -t 2 -ub 256."""
+    """Return settings as flags: -t 2 -ub 256."""
     return " ".join(f"{FLAGS[name]} {settings[name]}" for name in CHOSEN if name in settings)
 
 
@@ -92,67 +87,70 @@ def chosen(
     config: Config,
     warn: Callable[[str], None],
 ) -> RunOptions:
-    """The options with what the model's profile adds to what was `typed`: `profile` of them says
-    which.
+    """Return the options with the settings of the model's profile, except those that were typed.
+    Their `profile` field describes the settings.
 
-    Without a change in the reproducible mode, and where layers are put on a GPU by hand.
+    Profiles are not used in the reproducible mode, or if the GPU layers were typed.
     """
-    placed = "gpu_layers" in typed and devices.gpu_free() is not None
-    found = (
+    layers_typed = "gpu_layers" in typed and devices.gpu_free() is not None
+    profile = (
         None
-        if options.reproducible or placed or not _any(config, warn)
+        if options.reproducible or layers_typed or not _any(config, warn)
         else find(header, config, warn)
     )
-    if found is None:
+    if profile is None:
         return options
-    taken = dict(found.settings)
+    settings = dict(profile.settings)
     for name in CHOSEN:
-        others = (
+        related = (
             MODE if name in MODE else ("threads", "threads_batch") if name == "threads" else (name,)
         )
         if name in typed:
-            for other in others:
-                taken.pop(other, None)
-    if not taken:
+            for related_name in related:
+                settings.pop(related_name, None)
+    if not settings:
         return options
-    told = f"{words(taken)} (bench tune, {found.date})"
-    filled: dict[str, Any] = {**taken, "profile": told}
+    description = f"{words(settings)} (bench tune, {profile.date})"
+    filled: dict[str, Any] = {**settings, "profile": description}
     return replace(options, **filled)
 
 
 def _any(config: Config, warn: Callable[[str], None]) -> bool:
-    """Whether there is any profile: only then the model is looked at, which takes some
+    """Return whether any profile exists. Only then the model file is read, which takes some
     milliseconds.
     """
     root = folder(config)
     try:
         return root.is_dir() and any(root.iterdir())
     except OSError as error:
-        warn(f"profiles are not used: cannot read {root}: {_why(error)}")
+        warn(f"profiles are ignored: cannot read {root}: {_why(error)}")
         return False
 
 
 def find(header: Header, config: Config, warn: Callable[[str], None]) -> Profile | None:
-    """The profile of this model on this machine; `warn` is told of one that is damaged."""
+    """Return the profile of this model on this machine. `warn` receives a message about a damaged
+    one.
+    """
     try:
         fingerprint = content(header)
-    except OSError:  # the file is going; who loads it will say so
+    except OSError:  # loading the model will report this error
         return None
     path = place(config, fingerprint, rpc_workers.identity(), build())
     try:
-        found = read(path)
+        profile = read(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         warn(
-            f"the profile {path} cannot be read and is not used ({_why(error)}); bench tune writes it anew"
+            f"the profile {path} cannot be read and is ignored ({_why(error)}); bench tune rewrites"
+            " it"
         )
         return None
-    return found if found.here and found.fingerprint == fingerprint else None
+    return profile if profile.here and profile.fingerprint == fingerprint else None
 
 
 def save(profile: Profile, config: Config) -> Path:
-    """Keep a profile in place of an earlier one, whole or not at all; raises UserError."""
+    """Save a profile atomically, replacing an earlier one. Raises UserError."""
     path = place(config, profile.fingerprint, profile.machine, profile.build)
     document = {"version": 1, **asdict(profile)}
     write_whole(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
@@ -160,23 +158,23 @@ def save(profile: Profile, config: Config) -> Path:
 
 
 def forget(config: Config, name: str, header: Header | None) -> list[Path]:
-    """Delete the profiles of a model, or of what was quantized from it, on every machine; raises
+    """Delete the profiles of a model and of its quantized versions, on every machine. Raises
     UserError.
 
-    Known by its name, and where its file is here by what is in it.
+    They are found by the model's name and, if its file exists, by its content.
     """
     start = f"{content(header)[:16]}-" if header else None
-    gone = [
+    matching = [
         path for path in paths(config) if _of(path, name) or (start and path.name.startswith(start))
     ]
-    for path in gone:
+    for path in matching:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(
                 f"cannot delete {path}: {error.strerror}", hint="check the folder's permissions"
             ) from None
-    return gone
+    return matching
 
 
 def _of(path: Path, name: str) -> bool:
@@ -188,65 +186,66 @@ def _of(path: Path, name: str) -> bool:
 
 
 def kept(config: Config, warn: Callable[[str], None]) -> list[Profile]:
-    """Every profile that can be read; `warn` is told of the others."""
-    found = []
+    """Return every readable profile. `warn` receives messages about the others."""
+    profiles = []
     for path in paths(config):
         try:
-            found.append(read(path))
+            profiles.append(read(path))
         except (OSError, ValueError) as error:
             warn(
-                f"the profile {path} cannot be read ({_why(error)}); delete it, or let bench tune write it anew"
+                f"the profile {path} cannot be read ({_why(error)}); delete it, or rewrite it with"
+                " bench tune"
             )
-    return found
+    return profiles
 
 
 def folder(config: Config) -> Path:
-    """Where profiles are."""
+    """Return the folder of the profiles."""
     return config.state / "profiles"
 
 
 def paths(config: Config) -> list[Path]:
-    """Their files, in order of their names."""
+    """Return the files of all profiles, sorted by name."""
     return sorted(folder(config).glob("*.json"))
 
 
 def place(config: Config, fingerprint: str, machine: str, build: str) -> Path:
-    """The file of one model, machine and build."""
-    world = hashlib.sha256(f"{machine}\0{build}".encode()).hexdigest()
-    return folder(config) / f"{fingerprint[:16]}-{world[:16]}.json"
+    """Return the file of one model, machine and build."""
+    digest = hashlib.sha256(f"{machine}\0{build}".encode()).hexdigest()
+    return folder(config) / f"{fingerprint[:16]}-{digest[:16]}.json"
 
 
 def read(path: Path) -> Profile:
-    """A profile from its file; raises OSError, or ValueError saying what is wrong with it."""
+    """Read a profile. Raises OSError, or ValueError with the reason."""
     with path.open("rb") as file:
         raw = file.read(LARGEST + 1)
     if len(raw) > LARGEST:
         raise ValueError("it is too large")
     try:
-        told = json.loads(raw)
+        document = json.loads(raw)
     except (ValueError, RecursionError):
-        raise ValueError("it is no JSON") from None
-    if not isinstance(told, dict) or told.get("version") != 1:
-        raise ValueError("it is no profile")
+        raise ValueError("it is not valid JSON") from None
+    if not isinstance(document, dict) or document.get("version") != 1:
+        raise ValueError("it is not a profile")
     texts = {
-        name: told.get(name)
+        name: document.get(name)
         for name in ("model", "fingerprint", "machine", "build", "objective", "date")
     }
-    speeds = {name: told.get(name) for name in ("ratio", "low", "high")}
+    speeds = {name: document.get(name) for name in ("ratio", "low", "high")}
     if not all(isinstance(value, str) for value in texts.values()):
-        raise ValueError("it does not say of what it is")
+        raise ValueError("the model or machine is missing")
     if not all(
         isinstance(value, int | float) and 0 <= value < math.inf for value in speeds.values()
     ):
-        raise ValueError("its speeds are none")
+        raise ValueError("its speeds are invalid")
     values: dict[str, Any] = {**texts, **speeds}
-    return Profile(**values, settings=_settings(told.get("settings")))
+    return Profile(**values, settings=_settings(document.get("settings")))
 
 
 def _settings(told: Any) -> dict[str, Any]:
-    """Checked settings; raises ValueError."""
+    """Return the validated settings. Raises ValueError."""
     if not isinstance(told, dict) or not told.keys() <= FLAGS.keys():
-        raise ValueError("its settings are none of ours")
+        raise ValueError("it contains unknown settings")
     for name, most in NUMBERS.items():
         value = told.get(name, 1)
         if type(value) is not int or not 1 <= value <= most:
@@ -262,7 +261,7 @@ def _settings(told: Any) -> dict[str, Any]:
             told.get("flash_attn", mode.flash_attn),
         )
         return dict(told)
-    raise ValueError("its cache types and flash attention do not go together")
+    raise ValueError("its cache types and flash attention are incompatible")
 
 
 def _why(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""A bound of what a run can take, from the header alone, in well under a millisecond.
+"""An upper bound of a run's memory, computed from the file's header in well under a millisecond.
 
-Whoever has more memory than this need not rehearse (plan.py), which takes as long as reading the
-vocabulary. It is generous on purpose: weights copied once more, attention as if its scores were
-written out, wide activations.
+If more memory than this is available, no dry run is needed, which takes as long as reading the
+vocabulary. The bound is generous: it assumes a repacked copy of the weights, stored attention
+scores and wide activations.
 """
 
 from llmcli.runtime import kv_size
@@ -10,25 +10,27 @@ from llmcli.runtime.binding.batch import reserved
 from llmcli.runtime.binding.context_options import ContextOptions
 from quant.model_file.model_header import Header
 
-NOTES = 128  # bytes a cell that llama.cpp writes down about it
-ACTIVATIONS = 12  # rows as wide as the widest matrix that live at once
-COPY = 1.25  # of the weights, laid out anew: AMX pads a little
+NOTES = 128  # bytes per cell of llama.cpp's own bookkeeping
+ACTIVATIONS = 12  # rows as wide as the widest matrix that exist at a time
+COPY = 1.25  # size of repacked weights relative to the original; AMX adds padding
 
 
 def bound(header: Header, options: ContextOptions) -> int:
-    """Bytes that weights (mapped and copied), KV, compute and output buffers stay below."""
+    """Return an upper bound in bytes of weights (mapped and repacked), KV cache, compute and output
+    buffers.
+    """
     return (
         int(header.tensor_bytes * (1 + COPY)) + _cache(header, options) + _compute(header, options)
     )
 
 
 def cache(header: Header, options: ContextOptions) -> kv_size.KVCache | None:
-    """The KV cache to the byte; None where its rules are not known."""
-    form = kv_size.shape(header.metadata)
-    if form is None:
+    """Return the exact KV cache; None if its rules are unknown."""
+    cache_shape = kv_size.shape(header.metadata)
+    if cache_shape is None:
         return None
     return kv_size.predict(
-        kv_size.whole(form) if options.whole else form,
+        kv_size.whole(cache_shape) if options.whole else cache_shape,
         options.n_ctx,
         options.type_k,
         options.type_v,
@@ -40,33 +42,34 @@ def cache(header: Header, options: ContextOptions) -> kv_size.KVCache | None:
 
 
 def _cache(header: Header, options: ContextOptions) -> int:
-    """The cache, or more than any cache of this many layers: as many key heads as query heads, 32
-    bits a value.
+    """Return the bytes of the cache, or an upper bound for this number of layers: as many key heads
+    as query heads, 32 bits per value.
     """
-    known = cache(header, options)
-    if known:
-        return known.nbytes
+    exact = cache(header, options)
+    if exact:
+        return exact.nbytes
     layers, widest = header.number("block_count") or 1, _widest(header)
-    state = (
-        header.number("ssm.state_size") or 256
-    )  # recurrent: kept once a sequence, whatever is said
+    # recurrent state is stored once per sequence, whatever the header says
+    state = header.number("ssm.state_size") or 256
     return 4 * layers * widest * (2 * kv_size.round_up(options.n_ctx) + state * options.n_seq_max)
 
 
 def _compute(header: Header, options: ContextOptions) -> int:
-    words = next(
+    n_vocab = next(
         (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0
     )
     outputs = reserved(max(options.n_outputs, options.sequences))
     rows, cells = min(options.n_ubatch, options.n_batch), kv_size.round_up(options.n_ctx)
     heads = header.number("attention.head_count") or 1
-    scores = rows * cells * (8 * heads + 12)  # of floats, and a mask in two types
-    return scores + 4 * rows * ACTIVATIONS * _widest(header) + 12 * words * outputs + NOTES * cells
+    scores = rows * cells * (8 * heads + 12)  # floats, and a mask in two types
+    return (
+        scores + 4 * rows * ACTIVATIONS * _widest(header) + 12 * n_vocab * outputs + NOTES * cells
+    )
 
 
 def _widest(header: Header) -> int:
-    """Values of a token's widest row: of the matrices, those of the experts counted as often as
-    they are chosen.
+    """Return the values of a token's widest row over all matrices. Expert matrices count once for
+    each used expert.
     """
     used = max(1, header.number("expert_used_count") or 1)
     rows = [

@@ -1,5 +1,5 @@
-"""A server of our own in another process: `llmcli serve REF` on a free port of this machine,
-stopped at the end.
+"""A local server for load tests: `llmcli serve REF` in a child process on a free port, stopped at
+the end.
 """
 
 import json
@@ -16,14 +16,14 @@ from typing import IO
 from llmcli import config
 from llmcli.errors import UserError
 
-STOPPING = 20.0  # seconds in which it must have stopped
-MOST_LOG = 1 << 20  # bytes of its words that are read
+STOPPING = 20.0  # seconds to wait for the server to stop
+MOST_LOG = 1 << 20  # bytes of its log that are read
 
 
 @contextmanager
 def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
-    """Its address, as soon as it is ready and while the block runs. Raises UserError with its last
-    words where it does not come up.
+    """Start a server, and yield its address when it is ready. Raises UserError with its last
+    message if it does not start.
     """
     command = [
         sys.executable,
@@ -38,8 +38,8 @@ def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
         *flags,
     ]
     with tempfile.TemporaryFile() as log, _leaving_at_sigterm():
-        # A session of its own: Ctrl-C is for us, and we stop it. Its stdin is ours: it ends also
-        # where we are killed.
+        # In its own session, Ctrl-C does not reach the server; this process stops it. The server
+        # also ends when its stdin closes, for example if this process is killed.
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -50,12 +50,12 @@ def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
         )
         assert process.stdin is not None and process.stdout is not None
         try:
-            line = process.stdout.readline()
-            if not line:
+            ready_line = process.stdout.readline()
+            if not ready_line:
                 raise UserError(
                     f"the server of {ref} did not start: {_last(log)}", hint=f"llmcli serve {ref}"
                 )
-            yield str(json.loads(line)["url"])
+            yield str(json.loads(ready_line)["url"])
         finally:
             stop(process)
             process.stdin.close()
@@ -64,7 +64,7 @@ def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
 
 @contextmanager
 def _leaving_at_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process as an exception does, so that it takes the server along."""
+    """Let SIGTERM end this process with an exception, so that the server is stopped, too."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -80,7 +80,7 @@ def _leaving_at_sigterm() -> Iterator[None]:
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ask a process to end, and end it where it does not."""
+    """Terminate a process, and kill it if it does not end."""
     process.terminate()
     try:
         process.wait(STOPPING)
@@ -90,10 +90,10 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _last(log: IO[bytes]) -> str:
-    """What it said at the end: its error where it told one."""
+    """Return the last error message of the log, or its last line."""
     log.seek(0)
     lines = [
         line for line in log.read(MOST_LOG).decode("utf-8", "replace").splitlines() if line.strip()
     ]
     errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
+    return (errors or lines or ["no output"])[-1].removeprefix("error: ")
