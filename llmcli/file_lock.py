@@ -1,4 +1,4 @@
-"""One process at a time."""
+"""Lock files between processes."""
 
 import fcntl
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Decoding of UTF-8 text from the user."""
+"""Text from the user: files, arguments and templates, decoded as UTF-8."""
 
 from pathlib import Path
 

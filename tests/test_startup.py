@@ -135,7 +135,7 @@ def test_what_runs_a_model_loads_no_grammar_engine() -> None:
         "-X",
         "importtime",
         "-c",
-        "import llmcli.runtime.runner, llmcli.chat.loop",
+        "import llmcli.runtime.runner, llmcli.chat.input_loop",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     names = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}

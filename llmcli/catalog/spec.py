@@ -1,4 +1,4 @@
-"""Spec and WeightFile: where weights come from."""
+"""Where weights come from: the sources of a catalog entry."""
 
 from dataclasses import dataclass
 

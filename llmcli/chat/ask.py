@@ -1,4 +1,4 @@
-"""Asks, streams the answer, prints its timing."""
+"""Asks a question, streams the answer, and prints notes and the timing."""
 
 from llmcli.chat import context_overflow
 from llmcli.chat.chat_session import Talk
@@ -11,17 +11,17 @@ FENCE = '"""'
 
 
 def answer(talk: Talk, text: str) -> Answer:
-    """Ask, stream the answer to stdout, then what the screen tells of its time on stderr."""
-    made = talk.ask(text, talk.stream())
-    for line in answer_report.told(talk.runner, made, talk.screen.timing):
+    """Ask, stream the answer to stdout, then print notes and the timing on stderr."""
+    reply = talk.ask(text, talk.stream())
+    for line in answer_report.told(talk.runner, reply, talk.screen.timing):
         aside(talk.ui, line)
-    if not whole(talk, made):
-        talk.ui.note(incomplete(talk, made)[0])
-    if made.finish == "context_full":
+    if not whole(talk, reply):
+        talk.ui.note(incomplete(talk, reply)[0])
+    if reply.finish == "context_full":
         talk.ui.note(context_overflow.full(talk))
-    return made
+    return reply
 
 
 def unfenced(text: str) -> str:
-    """The text between the fences."""
+    """Return the text between the fences."""
     return text.strip().removeprefix(FENCE).removesuffix(FENCE).strip("\n")

@@ -1,4 +1,4 @@
-"""OpenedModel: name, runner, system text, settings."""
+"""OpenedModel: a loaded model with the defaults of its catalog entry."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from llmcli.runtime.runner import Runner
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model ready to answer, and the system text and settings that its name brings along."""
+    """An open model, with the system text and settings of its catalog entry."""
 
     name: str
     runner: Runner

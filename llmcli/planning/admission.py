@@ -44,16 +44,16 @@ def admit(wish: Wish, fit: str, note: Callable[[str], None]) -> Wish:
         fits = free is None or free >= 0
         if fits and (not disk_note or (wish.asked and fit != "on")):
             return _told(wish, disk_note, note)
-        found = dry_run.nearest(wish)
-        may_use = found and (fit == "on" or (not wish.asked and wish.shortened(found)))
+        nearest = dry_run.nearest(wish)
+        may_use = nearest and (fit == "on" or (not wish.asked and wish.shortened(nearest)))
         # a change from slow to slow gains nothing
-        if found and may_use and not (fits and dry_run.slow(found)):
+        if nearest and may_use and not (fits and dry_run.slow(nearest)):
             label = "--fit" if fit == "on" else "limited by the available memory"
-            note(f"{label}: {wish.told(found)}")
-            return _told(found, dry_run.slow(found), note)
+            note(f"{label}: {wish.told(nearest)}")
+            return _told(nearest, dry_run.slow(nearest), note)
         if fits:
             return _told(wish, disk_note, note)
-        raise dry_run.refusal(wish, found)
+        raise dry_run.refusal(wish, nearest)
 
 
 def _told(wish: Wish, slow: str, note: Callable[[str], None]) -> Wish:

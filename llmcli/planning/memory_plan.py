@@ -316,8 +316,10 @@ class Planner:
         """
         options = self.options
         cache = self._cache(options, options.n_ctx, 0)
-        known = cache.nbytes if cache else None
-        share = Share(HOST, self._header.tensor_bytes, None, known, None, 0, None, self._free[HOST])
+        kv_bytes = cache.nbytes if cache else None
+        share = Share(
+            HOST, self._header.tensor_bytes, None, kv_bytes, None, 0, None, self._free[HOST]
+        )
         return Receipt(options.n_ctx, (share,), cache, None)
 
 
@@ -422,8 +424,8 @@ def together(shares: tuple[Share, ...], others: tuple[Share, ...]) -> tuple[Shar
     return tuple(by_device.values())
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
 
 
 def _mapped(

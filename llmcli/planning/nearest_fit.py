@@ -122,7 +122,7 @@ class Scales:
                     return candidate.but(ctx_size=longest)
                 shorter += [candidate.but(ctx_size=longest)] if longest else []
             slots //= 2
-        return max(shorter, key=lambda one: one.context.n_ctx, default=None)
+        return max(shorter, key=lambda plan: plan.context.n_ctx, default=None)
 
     def refusal(self, wish: Wish, found: Wish | None) -> UserError:
         """Return the error that says what does not fit, with the nearest plan as its hint."""

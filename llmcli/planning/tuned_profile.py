@@ -242,25 +242,25 @@ def read(path: Path) -> Profile:
     return Profile(**values, settings=_settings(document.get("settings")))
 
 
-def _settings(told: Any) -> dict[str, Any]:
+def _settings(stored: Any) -> dict[str, Any]:
     """Return the validated settings. Raises ValueError."""
-    if not isinstance(told, dict) or not told.keys() <= FLAGS.keys():
+    if not isinstance(stored, dict) or not stored.keys() <= FLAGS.keys():
         raise ValueError("it contains unknown settings")
     for name, most in NUMBERS.items():
-        value = told.get(name, 1)
+        value = stored.get(name, 1)
         if type(value) is not int or not 1 <= value <= most:
             raise ValueError(f"{name} is {value!r}")
     mode = RunOptions()
     for name in MODE:
-        if not isinstance(told.get(name, ""), str):
-            raise ValueError(f"{name} is {told[name]!r}")
+        if not isinstance(stored.get(name, ""), str):
+            raise ValueError(f"{name} is {stored[name]!r}")
     with suppress(UserError):
         check_cache(
-            told.get("cache_type_k", mode.cache_type_k),
-            told.get("cache_type_v", mode.cache_type_v),
-            told.get("flash_attn", mode.flash_attn),
+            stored.get("cache_type_k", mode.cache_type_k),
+            stored.get("cache_type_v", mode.cache_type_v),
+            stored.get("flash_attn", mode.flash_attn),
         )
-        return dict(told)
+        return dict(stored)
     raise ValueError("its cache types and flash attention are incompatible")
 
 

@@ -35,7 +35,7 @@ CHAT = f"chat tales --no-profile {STEADY} -c 256 -n 20 --temp 0 -s 3 --chat-temp
 BATCH = (
     f"batch tales --no-profile batch.jsonl -o answers.jsonl -np 1 --temp 0 -c 256 {STEADY} --json"
 )
-CALIBRATE = f"calibrate little.gguf --text prose.txt -c 32 --chunks 8 {STEADY} --json"
+CALIBRATE = "calibrate little.gguf --text prose.txt -c 32 --chunks 8 -fa off -t 1 --json"
 EVAL = f"--text prose.txt -c 64 --chunks 3 {STEADY} --json"
 BENCH = f"bench tales {STEADY} -p 16 -n 8 -r 2 --json"
 # The template names the tags, so that answers are split into thinking and content.
@@ -63,8 +63,10 @@ SAVED = "Who was there?\n/save kept\n"
 # Prefixes of the program: each ends its process in the middle of the work, as kill -9 does.
 KILL_CALIBRATE = """
 import os
-from quant import interim
+from quant import gather, interim
 interim.EVERY = interim.SHARE = 0
+groups = gather.groups
+gather.groups = lambda survey, left, memory: groups(survey, left, 600_000)  # several passes
 save, saves = interim.Interim.save, []
 def save_and_count(self, progress):
     save(self, progress)
@@ -263,7 +265,7 @@ def write_calibrations(earlier: EarlierTree) -> None:
     earlier.run(f"{CALIBRATE} -o imatrix.gguf --moments moments.gguf")
     earlier.kill(KILL_CALIBRATE.replace("SAVES", "5"), f"{CALIBRATE} -o killed-imatrix.gguf")
     earlier.kill(
-        KILL_CALIBRATE.replace("SAVES", "1"),
+        KILL_CALIBRATE.replace("SAVES", "4"),
         f"{CALIBRATE} -o killed-both.gguf --moments killed-moments.gguf",
     )
 

@@ -45,7 +45,8 @@ def test_stop_refuses_what_does_not_fit_and_says_what_to_type(talk: Make) -> Non
     one = mode(talk(ANSWER, n_ctx=150), "stop")
     assert ask(one, "first question") == "stop"
     with pytest.raises(
-        UserError, match=r"the conversation and this message have \d+ tokens, the context holds 150"
+        UserError,
+        match=r"the conversation and this message have \d+ tokens, but the context holds 150",
     ) as e:
         ask(one, "x" * 60)
     assert "/set on_full shift" in e.value.hint and "/context drop" in e.value.hint
@@ -78,7 +79,7 @@ def turn(which: str) -> str:
     return f"<user>{which} question\n<assistant>{ANSWER.decode()}\n"
 
 
-@pytest.mark.parametrize("moves", [True, False], ids=["moved", "computed anew"])
+@pytest.mark.parametrize("moves", [True, False], ids=["moved", "recomputed"])
 def test_an_answer_that_fills_the_context_goes_on_when_turns_have_left(
     moves: bool, talk: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,7 +95,7 @@ def test_an_answer_that_fills_the_context_goes_on_when_turns_have_left(
     assert (answer.left.recomputed == 0) is moves
     told = capsys.readouterr().err
     assert f"2 turns left the context ({answer.left.tokens} tokens)" in told
-    assert ("computed anew" in told) is not moves
+    assert ("recomputed" in told) is not moves
     assert sent(one).startswith(b"<system>be kind\n<user>third question\n<assistant>")
     assert sent(one).decode().endswith(answer.text[:-1])  # the last token is never computed
 
@@ -106,7 +107,7 @@ def test_an_answer_that_is_alone_in_the_context_ends_with_it_and_the_next_takes_
     one.endless = True
     say(one, "tell me all")
     assert one.last is not None and one.last.finish == "context_full"
-    assert "the context is full of this answer alone" in capsys.readouterr().err
+    assert "the context is full with this answer alone" in capsys.readouterr().err
     one.session.predict = 5
     say(one, "and now?")
     assert one.last.finish == "length"
@@ -146,7 +147,7 @@ def test_an_endless_answer_keeps_its_first_tokens_and_the_last(
     keep = len("<system>be kind\n<user>") + 4
     assert answer.left.times > 10
     assert (
-        f"tokens left the context, its first {keep + 1} stay, in {answer.left.times} steps"
+        f"tokens left the context; its first {keep + 1} stay, in {answer.left.times} steps"
         in capsys.readouterr().err
     )
     held = sent(one)
@@ -170,7 +171,7 @@ def test_sinks_without_a_template_keep_the_beginning_of_the_text(talk: Make) -> 
 def test_sinks_are_refused_where_cells_cannot_move(why: dict[str, bool], talk: Make) -> None:
     one = talk(**why)
     with pytest.raises(
-        UserError, match="recurrent" if "recurrent" in why else "cannot be turned"
+        UserError, match="recurrent" if "recurrent" in why else "cannot be rotated"
     ) as error:
         say(one, "/set on_full sinks")
     assert "--on-full shift" in error.value.hint
@@ -180,7 +181,7 @@ def test_sinks_are_refused_where_cells_cannot_move(why: dict[str, bool], talk: M
 def test_a_system_text_that_leaves_no_window_is_refused(talk: Make) -> None:
     one = mode(talk(n_ctx=128), "sinks")
     one.session.system = "x" * 80
-    with pytest.raises(UserError, match="too many for sinks"):
+    with pytest.raises(UserError, match="too much for sinks"):
         ask(one, "hello")
 
 
@@ -189,7 +190,7 @@ def test_a_long_paste_is_cut_to_a_window_and_that_is_told(
 ) -> None:
     one = mode(talk(n_ctx=128), "sinks")
     assert ask(one, "y" * 1000) == "stop"
-    assert "tokens left the context, its first" in capsys.readouterr().err
+    assert "tokens left the context; its first" in capsys.readouterr().err
 
 
 def test_reproducible_talks_move_nothing(talk: Make) -> None:
@@ -224,7 +225,7 @@ def test_recurrent_state_shifts_by_computing_anew(talk: Make) -> None:
 LONG = {"type": "array", "items": {"enum": ["one more", "another"]}, "minItems": 9, "maxItems": 9}
 
 
-@pytest.mark.parametrize("moves", [True, False], ids=["moved", "computed anew"])
+@pytest.mark.parametrize("moves", [True, False], ids=["moved", "recomputed"])
 def test_a_document_is_finished_over_a_full_context_when_turns_have_left(
     moves: bool, talk: Make
 ) -> None:

@@ -69,7 +69,7 @@ def test_the_cells_of_the_conversation_before_are_given_up(
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda model, state: state.unlink(), "no KV state is kept with it"),
+        (lambda model, state: state.unlink(), "it was saved without a KV state"),
         (
             lambda model, state: state.write_bytes(state.read_bytes()[:-1]),
             "its KV state is not used: it is damaged",
@@ -124,7 +124,7 @@ def test_a_disk_that_takes_no_state_keeps_the_transcript(
     state.rmdir()
     model.write_bytes(b"another")
     perform(one, "/save trip")
-    assert "without its KV state: the model's file has changed" in capsys.readouterr().out
+    assert "without its KV state: the model file has changed" in capsys.readouterr().out
     perform(one, "/clear")
     perform(one, "/save trip")
     assert "KV state" not in capsys.readouterr().out

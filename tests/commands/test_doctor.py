@@ -83,7 +83,7 @@ def test_a_build_without_avx2_is_told_with_the_rebuild_command(
     monkeypatch.setattr(cpu_features, "words", lambda: frozenset({"pni", "avx", "avx2", "fma"}))
     done = llmcli("doctor")
     assert done.code == 0
-    assert "this processor has AVX2, FMA and llama.cpp was built without" in done.err
+    assert "this processor supports AVX2, FMA, but llama.cpp was built without" in done.err
     assert "hint: CMAKE_ARGS='' scripts/setup --again" in done.err
     assert document(llmcli("doctor", "--json"))["cpu"]["unused"] == ["AVX2", "FMA"]
     monkeypatch.setattr(diagnostics, "SETUP", Path("nowhere"))
@@ -97,7 +97,7 @@ def test_a_build_for_another_processor_is_told(
     monkeypatch.setattr(
         cpu_features, "built", lambda: cpu_features.parse("CPU : SSE3 = 1 | AVX512 = 1 | ")
     )
-    assert "AVX512, which this processor lacks" in llmcli("doctor").err
+    assert "AVX512, which this processor does not support" in llmcli("doctor").err
 
 
 def test_a_library_that_does_not_load_is_told_and_the_rest_goes_on(
@@ -120,7 +120,7 @@ def test_a_busy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(host, "cores", lambda: 4)
     done = llmcli("doctor")
     assert "3.0 programs ran in the last minute on 4 cores" in done.err
-    assert "-t 1 leaves the others" in done.err
+    assert "-t 1 leaves cores to the other programs" in done.err
 
 
 def test_without_proc_and_with_little_memory_figures_are_unknown(

@@ -39,7 +39,7 @@ def test_a_sitting_goes_on_where_it_was_with_the_model_it_had(
     name = aged(home)
     done = llmcli("chat", "--resume", stdin=b"c?\n/set temp\n/system\n")
     assert (done.code, done.out.splitlines()[0][:28]) == (0, f"loaded {name}: 1 "[:28])
-    assert "no KV state is kept with it; " in done.out
+    assert "it was saved without a KV state; " in done.out
     assert "Be brief." in done.out
     assert " 0.5 " in done.out
     assert kept(home) == [name]
@@ -157,7 +157,7 @@ def test_nothing_to_go_on_with_is_told(llmcli: Llmcli, fake: Fake) -> None:
     done = llmcli("chat", "--resume")
     assert (done.code, done.err) == (
         1,
-        "error: there is no sitting to go on with yet\nhint: llmcli chat begins one\n",
+        "error: there is no session to resume yet\nhint: start one with: llmcli chat\n",
     )
 
 
@@ -196,7 +196,7 @@ def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -
     done = llmcli("sessions", "rm", name)
     assert (done.code, done.err.splitlines()[0]) == (1, f"error: {name} is going on")
     again = llmcli("chat", "fake", "--resume", name, stdin=b"b?\n")
-    assert "another chat goes on with that sitting" in again.err
+    assert "another chat is using that session" in again.err
     assert len(kept(home)) == 2
     log.close()
 

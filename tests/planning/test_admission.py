@@ -79,7 +79,7 @@ def test_the_refusal_names_the_nearest_setting_and_fit_takes_it(model, monkeypat
         UserError, match="tiny with 65,536 tokens of context does not fit: KV cache "
     ) as caught:
         told(wanted, memory, monkeypatch)
-    assert caught.value.hint == f"-c {LONG // 2} would fit, and --fit takes that"
+    assert caught.value.hint == f"-c {LONG // 2} would fit; --fit applies this"
     taken, words = told(wanted, memory, monkeypatch, "on")
     assert taken == wanted.but(ctx_size=LONG // 2)
     assert words == [f"--fit: {LONG // 2:,} tokens of context instead of {LONG:,}"]
@@ -102,7 +102,7 @@ def test_smaller_types_come_before_a_context_that_is_of_no_use(model, monkeypatc
     assert told(wanted, least, monkeypatch, "on")[0].options.cache_type_k == "q4_0"
     with pytest.raises(UserError) as caught:
         told(wanted, least - 1, monkeypatch, "on")
-    assert caught.value.hint.startswith("nothing of this model fits")
+    assert caught.value.hint.startswith("no setting of this model fits")
 
 
 def test_a_context_that_nobody_asked_for_is_shortened_without_a_word_of_fit(model, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_context_that_nobody_asked_for_is_shortened_without_a_word_of_fit(mode
     memory = need(wish(model, options=replace(OPTIONS, ctx_size=4096)))
     taken, words = told(wanted, memory, monkeypatch)
     assert (taken.options.ctx_size, taken.slots) == (4096, 1)
-    assert words == ["as much as the memory holds: 4,096 tokens of context instead of 65,536"]
+    assert words == ["limited by the available memory: 4,096 tokens of context instead of 65,536"]
     small = need(wish(model, options=replace(OPTIONS, ctx_size=512)))
     with pytest.raises(UserError, match="does not fit"):  # other types are not ours to choose
         told(wanted, small, monkeypatch)
@@ -135,7 +135,7 @@ def test_branches_of_a_chat_go_first(model, monkeypatch):
     taken, words = told(wanted, need(wanted.but(slots=1)), monkeypatch)
     assert taken == wanted.but(slots=1)
     assert words == [
-        "as much as the memory holds: one branch of the chat, others are computed again"
+        "limited by the available memory: one branch of the chat; other branches are computed again"
     ]
 
 
@@ -249,7 +249,7 @@ def test_a_limit_on_addresses_is_kept_for_real(stories_gguf: Path, home: Path):
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "1,000,000 tokens of context does not fit" in refused.stderr
     assert "(ulimit -v)" in refused.stderr
-    assert "and --fit takes that" in refused.stderr
+    assert "--fit applies this" in refused.stderr
     fitted = run("-c", "1000000", "--fit")
     assert fitted.returncode == 0, fitted.stderr
     assert fitted.stdout == good.stdout

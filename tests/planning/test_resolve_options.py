@@ -101,10 +101,10 @@ def test_a_chat_holds_several_branches_where_they_share_cells(
 ):
     form = resolve_options.kv.shape(fake_header().metadata)
     assert form
-    monkeypatch.setattr(resolve_options.kv, "shape", lambda metadata: replace(form, window=window))
+    monkeypatch.setattr(resolve_options.kv_size, "shape", lambda metadata: replace(form, window=window))
     assert resolve_options.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == count
     monkeypatch.setattr(
-        resolve_options.kv, "shape", lambda metadata: None
+        resolve_options.kv_size, "shape", lambda metadata: None
     )  # recurrent, or a cache of other rules
     assert resolve_options.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == 1
 

@@ -8,7 +8,7 @@ PROMPT, GENERATED = 128, 32
 
 
 def bench(talk: Talk, rest: str) -> None:
-    """Measure the prompt and generation speed of this model, with its current settings.
+    """Measure the prompt and generation speed of this model.
 
     As in `llmcli bench`, only forward passes over random tokens are measured, in a separate
     context, so that the conversation's cells stay. `/bench 512 128` measures 512 prompt and 128

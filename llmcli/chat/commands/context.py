@@ -13,7 +13,7 @@ SHOWN = 48  # characters of a question
 
 
 def show_context(talk: Talk, rest: str) -> None:
-    """List the turns that are sent to the model, with their tokens; drop or restore turns.
+    """List the turns that are sent to the model; drop or restore turns.
 
     Dropped turns are not sent again, but stay in the tree. With --on-full shift, the turns marked
     as next leave automatically when the context is full. Where the cache allows it, the remaining

@@ -15,7 +15,7 @@ DOUBTED = 3  # unlikely tokens listed below the colored text
 
 
 def show_probs(talk: Talk, rest: str) -> None:
-    """Show the last answer's token probabilities; with a number, that token's alternatives.
+    """Show the last answer's probabilities; with a number, a token's alternatives.
 
     `/probs on` keeps probabilities and ten alternatives of each token from the next answer on;
     `/probs off` stops that.

@@ -8,7 +8,7 @@ from llmcli.runtime.text.reasoning import split
 
 
 def show_stats(talk: Talk, rest: str) -> None:
-    """Show the session's tokens, times and speeds, and the conversation's tokens by kind.
+    """Show the session's totals and speeds, and the conversation's tokens by kind.
 
     Prompt tokens count each time they are sent; tokens whose KV cells were still cached count as
     reused. The best speed is that of the fastest answer with at least eight tokens.
@@ -90,6 +90,7 @@ def _kinds(talk: Talk) -> list[tuple[str, str]]:
     rows.append((f"total, of {talk.runner.n_ctx}", total))
     if thinking:
         rows.append(("thinking, not sent again", thinking))
+    return [(name, str(count)) for name, count in rows]
 
 
 def _count(talk: Talk, text: str) -> int:

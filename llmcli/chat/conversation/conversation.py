@@ -11,7 +11,7 @@ from llmcli.types import Finish, Message
 MODES = {
     "stop": "the answer ends, the next message is refused",
     "shift": "the oldest turns leave, the system text stays",
-    "sinks": "the first tokens and the last ones stay",
+    "sinks": "the first and the last tokens stay",
 }
 
 

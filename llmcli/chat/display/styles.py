@@ -1,4 +1,4 @@
-"""Dim, colours, bars."""
+"""Terminal styles: dimming, probability colors, bars."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 WIDTH = 40
 
 
-# A token at least as likely as that, and its colour: of the sixteen that every terminal has.
+# Lower bounds of a token's probability, and the terminal color of each band.
 BANDS = ((0.9, "≥90%"), (0.5, "≥50%"), (0.2, "≥20%"), (0.05, "≥5%"), (0.0, "less"))
 
 
@@ -19,38 +19,41 @@ SHADES = ("\x1b[32m", "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[31m")
 
 
 def dimmed(text: str) -> str:
-    """Shown text, dimmed; a line's end stays outside, so that whoever looks finds it last."""
+    """Dim text, except for trailing line breaks, so that the text still ends with them."""
     body = text.rstrip("\n")
     return f"{DIM}{body}{PLAIN}{text[len(body) :]}" if body else text
 
 
 def colored(ui: UI) -> bool:
-    """Whether stdout is a terminal that may be coloured."""
+    """Return whether stdout is a terminal that may be colored."""
     return ui.color and not ui.json and sys.stdout.isatty()
 
 
 def shaded(parts: Sequence[tuple[str, float | None]]) -> None:
-    """Texts on a terminal, each in the colour of its probability; None has none."""
+    """Print texts on one line, each in the color of its probability; None has no color."""
     line = ""
-    for text, share in parts:
-        if share is None:
+    for text, probability in parts:
+        if probability is None:
             line += visible(text)
         else:
-            shade = next(
-                shade for shade, (least, _) in zip(SHADES, BANDS, strict=True) if share >= least
+            color = next(
+                color
+                for color, (lower_bound, _) in zip(SHADES, BANDS, strict=True)
+                if probability >= lower_bound
             )
-            line += f"{shade}{visible(text)}{PLAIN}"
+            line += f"{color}{visible(text)}{PLAIN}"
     put(sys.stdout, line + "\n")
 
 
 def one_line(text: str) -> str:
-    """A token's text in a table cell: line breaks and tabs as their pictures, too."""
+    """Make a token's text fit a table cell: line breaks and tabs become pictures, too."""
     return visible(text).replace("\n", "␊").replace("\t", "␉")
 
 
 def bar(parts: Sequence[tuple[str, float]], total: float, width: int = WIDTH) -> str:
-    """`parts` of (character, amount) as a bar of `width` for `total`; a part above 0 gets at least
-    one column.
+    """Draw (character, amount) parts as a bar of `width` columns that stand for `total`.
+
+    A part above 0 gets at least one column.
     """
     line = ""
     for character, amount in parts:

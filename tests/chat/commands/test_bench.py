@@ -46,7 +46,7 @@ def test_speeds_are_a_table_and_lengths_are_checked(
     perform(one, "/bench 64 8")
     assert asked == [(128, 32), (64, 32), (64, 8)]
     for rest in ("0", "many", "1 2 3", "257", "1 -1", "9" * 30):
-        with pytest.raises(UserError, match="not lengths") as error:
+        with pytest.raises(UserError, match="not valid lengths") as error:
             perform(one, f"/bench {rest}")
         assert "up to 256" in error.value.hint
 

@@ -185,7 +185,7 @@ def test_kv_tells_the_cells_of_a_first_question_that_has_no_answer(
 
 def test_kv_refuses_lengths_that_are_none(talk: Make) -> None:
     for rest in ("many", "0", "-1", "1e9", "99999999999"):
-        with pytest.raises(UserError, match="not context lengths"):
+        with pytest.raises(UserError, match="not valid context lengths"):
             perform(talk(), f"/kv {rest}")
 
 
@@ -269,12 +269,12 @@ def test_save_and_load_bring_a_conversation_back(
     one.ask("a?", Stream(silent=True))
     perform(one, "/save trip")
     perform(one, "/save")
-    assert "in place of the chat of that name" in capsys.readouterr().out
+    assert "replacing the chat of that name" in capsys.readouterr().out
     other = talk(b"yes")
     other.name = "another"
     perform(other, "/load trip")
     assert other.session.messages == one.session.messages
-    assert "was held with fake" in capsys.readouterr().err
+    assert "that chat used fake" in capsys.readouterr().err
     perform(other, "/load")
     assert capsys.readouterr().out == "saved chats: trip\n"
     assert list(commands()["load"].completions(other)) == ["trip"]

@@ -45,7 +45,7 @@ def test_every_turn_is_listed_with_its_tokens(
         assert question in lines[f"turn {number}"]
     assert "next to leave" in lines["turn 1"]
     held_now = three.held()
-    assert f" {held_now} " in lines["in all"] and f" {400 - held_now} " in lines["free"]
+    assert f" {held_now} " in lines["total"] and f" {400 - held_now} " in lines["free"]
     say(three, "/context drop 2")
     assert (
         f"turn 2 left the context ({len(TURN.format('and the second'))} tokens)"
@@ -89,7 +89,7 @@ def test_only_turns_that_are_there_can_leave(line: str, three: Talk) -> None:
         say(three, line)
     assert "1, 2, 3" in error.value.hint
     assert three.session.tree.left == set()
-    with pytest.raises(UserError, match="not known"):
+    with pytest.raises(UserError, match="unknown argument"):
         say(three, "/context drop")
 
 

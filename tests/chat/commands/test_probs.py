@@ -22,7 +22,7 @@ def test_without_probabilities_it_says_what_to_type(talk: Make) -> None:
     one.ask("a?", Stream(silent=True))
     assert one.last
     assert one.last.top == ()
-    with pytest.raises(UserError, match="no probabilities") as error:
+    with pytest.raises(UserError, match="without probabilities") as error:
         perform(one, "/probs")
     assert error.value.hint == "/probs on, then /regen"
     perform(one, "/probs on")

@@ -69,10 +69,10 @@ def test_files_that_cannot_be_read_are_one_line_each(talk: Make, folder: Path) -
         ("nothing.txt", "No such file"),
         (".", "is a folder"),
         ("latin1.txt", "byte 3 is 0xe9"),
-        ("pipe", "no ordinary"),
+        ("pipe", "not a regular"),
         ("long.txt", "has 324 tokens: the context holds 256"),
-        ("huge.txt", "are 4098 tokens, the context holds 256"),
-        ("a\0b", "names no file"),
+        ("huge.txt", "are 4098 tokens, but the context holds 256"),
+        ("a\0b", "is not a file name"),
         ("~nobody-at-all/x", "no such home"),
     ):
         with pytest.raises(UserError, match=reason) as error:
@@ -125,10 +125,10 @@ def test_export_leaves_what_is_there_alone(talk: Make, folder: Path) -> None:
     one = talk(b"yes")
     (folder / "talk.md").write_text("mine")
     for line, reason in (
-        ("md talk.md", "is there already"),
-        ("md .", "is there already"),
+        ("md talk.md", "already exists"),
+        ("md .", "already exists"),
         ("md no/such/talk.md", "no folder"),
-        ("pdf", "does not know 'pdf'"),
+        ("pdf", "unknown export format 'pdf'"),
         ("", "needs a form"),
     ):
         with pytest.raises(UserError, match=reason) as error:
@@ -145,7 +145,7 @@ def test_copy_gives_the_last_answer_to_the_terminal(
     with pytest.raises(UserError, match="no answer yet"):
         perform(one, "/copy")
     one.ask("x", Stream(silent=True))
-    with pytest.raises(UserError, match="no terminal") as error:
+    with pytest.raises(UserError, match="needs a terminal") as error:
         perform(one, "/copy")
     assert "/export" in error.value.hint
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -153,9 +153,9 @@ def test_copy_gives_the_last_answer_to_the_terminal(
     perform(one, "/copy")
     sequence, told = capsys.readouterr().out.split("\x07")
     assert base64.b64decode(sequence.removeprefix("\x1b]52;c;")).decode() == "grün\x1b[0m"
-    assert told == "copied 8 characters through the terminal, if it allows that (OSC 52)\n"
+    assert told == "copied 8 characters with the terminal, if it allows that (OSC 52)\n"
     one.session.add("y", "x" * 60_000, "stop")
-    with pytest.raises(UserError, match="60000 characters: too many"):
+    with pytest.raises(UserError, match="60000 characters, too many"):
         perform(one, "/copy")
 
 

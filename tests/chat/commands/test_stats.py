@@ -69,7 +69,7 @@ def test_stats_tells_the_sitting_and_the_conversation(
     )
     assert re.search(r"answers +2 *\n", out)
     assert f"{prompt}: {reused} reused, {prompt - reused} computed" in out
-    assert "46: 10 said, 36 thought" in out
+    assert "46: 10 answer, 36 thinking" in out
     assert re.search(r"reading +[0-9.]+ tok/s are [0-9,]+ words a minute", out)
     rows = dict(re.findall(r"^(\w[\w ,]*?) {2,}(\d+) *$", out, re.MULTILINE))
     assert (rows["before the first message"], rows["questions"], rows["answers"]) == (
@@ -77,7 +77,7 @@ def test_stats_tells_the_sitting_and_the_conversation(
         "9",
         "10",
     )
-    assert rows["thought, and not sent again"] == "36"
+    assert rows["thinking, not sent again"] == "36"
     assert int(rows["all, of 512"]) == one.held() == 7 + 9 + 10 + int(rows["around them"])
 
 

@@ -26,7 +26,7 @@ def spoken(talk: Make, *texts: str, **more: int) -> Talk:
 def test_undo_takes_a_turn_back_and_switch_brings_it_back(talk: Make, capsys: Out) -> None:
     one = spoken(talk, "a?", "b?")
     perform(one, "/undo")
-    assert capsys.readouterr().out == "took back 'b?': /switch 2 brings it back\n"
+    assert capsys.readouterr().out == "undid 'b?': /switch 2 brings it back\n"
     assert said(one) == ["a?", "yes"]
     perform(one, "/switch 2")
     assert said(one) == ["a?", "yes", "b?", "yes"]
@@ -64,7 +64,7 @@ def test_edit_asks_in_other_words_and_keeps_the_old(line: str, now: list[str], t
 
 def test_edit_alone_offers_the_old_text_where_lines_are_typed(talk: Make) -> None:
     one = spoken(talk, "a?", "b?\nc")
-    with pytest.raises(UserError, match="no new text") as error:
+    with pytest.raises(UserError, match="needs the new text") as error:
         perform(one, "/edit")
     assert "/edit 2 TEXT" in error.value.hint
     one.prefills = True
@@ -100,7 +100,7 @@ def test_branches_are_begun_listed_and_gone_to(talk: Make, capsys: Out) -> None:
     assert list(commands()["switch"].completions(one)) == ["main", "other", "2", "3"]
     perform(one, "/switch other")
     assert said(one) == ["a?", "yes", "b?", "yes"]
-    with pytest.raises(UserError, match="no branch or turn 'nowhere'"):
+    with pytest.raises(UserError, match="no branch or turn called 'nowhere'"):
         perform(one, "/switch nowhere")
     with pytest.raises(UserError, match="there is a branch called main"):
         perform(one, "/branch main")

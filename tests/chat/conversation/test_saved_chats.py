@@ -75,7 +75,7 @@ def test_a_form_that_cannot_be_followed_is_left_out(
     perform(one, "/load odd")
     assert one.session.constraint is None
     assert (
-        "that chat's answers is left out: the schema cannot be enforced: not at #"
+        "answer format of that chat is not used: the schema cannot be enforced: not at #"
         in capsys.readouterr().err
     )
 
@@ -88,7 +88,7 @@ def test_saving_under_a_name_again_says_that_it_replaces() -> None:
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "x" * 101, "nul\0"])
 def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) -> None:
-    with pytest.raises(UserError, match="cannot name a chat"):
+    with pytest.raises(UserError, match="is not a valid chat name"):
         save(held(), config.load(), name, "model")
     assert list(home.rglob("*.jsonl")) == []
 
@@ -96,20 +96,20 @@ def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) ->
 @pytest.mark.parametrize(
     ("line", "text", "problem"),
     [
-        (1, "{}", "line 1 is damaged: it is not the head"),
+        (1, "{}", "line 1 is damaged: it is not the first line"),
         (1, '{"chat": 2, "settings": 3}', "line 1 is damaged"),
-        (1, '{"chat": 3, "settings": {}}', "line 1 is damaged: it is not the head"),
+        (1, '{"chat": 3, "settings": {}}', "line 1 is damaged: it is not the first line"),
         (
             1,
             '{"chat": 2, "settings": {"temp": -1}, "at": 0, "branch": "", "names": {}}',
             "temp must be from 0 to 100",
         ),
         (1, '{"chat": 2, "settings": {}, "predict": "x"}', "line 1 is damaged"),
-        (1, '{"chat": 2, "settings": {}}', "line 1 is damaged: it does not tell where"),
+        (1, '{"chat": 2, "settings": {}}', "line 1 is damaged: it does not contain the position"),
         (
             1,
             '{"chat": 2, "settings": {}, "at": 3, "branch": "", "names": {}}',
-            "line 1 is damaged: it leads to a turn",
+            "line 1 is damaged: it refers to a missing turn",
         ),
         (
             1,
@@ -119,7 +119,7 @@ def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) ->
         (
             1,
             '{"chat": 2, "settings": {}, "at": 0, "branch": "", "names": {}, "format": {"kind": 1}}',
-            "no schema",
+            "not a schema",
         ),
         (2, '{"parent": 0, "questi', "line 2 is damaged: it is not JSON"),
         (2, "[]", "line 2 is damaged"),

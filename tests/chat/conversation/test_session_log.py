@@ -272,10 +272,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from llmcli import config
-from llmcli.chat.log import Log
-from llmcli.chat.loop import say
-from llmcli.chat.session import Session
-from llmcli.chat.talk import Talk
+from llmcli.chat.conversation.session_log import Log
+from llmcli.chat.input_loop import say
+from llmcli.chat.conversation.conversation import Session
+from llmcli.chat.chat_session import Talk
 from llmcli.runtime.sampling import defaults
 from llmcli.ui import UI
 from tests.fakes import fake_runner
@@ -330,11 +330,11 @@ def test_what_resume_takes_up_is_what_was_there(
     told = capsys.readouterr()
     assert other.session.tree == one.session.tree
     assert told.out == (
-        f"loaded {path.stem}: 1 turn, no KV state is kept with it;"
+        f"loaded {path.stem}: 1 turn, it was saved without a KV state;"
         f" {len(other.spoken())} tokens are computed with the next message\n"
     )
     assert told.err == (
-        "warning: that chat was held with fake; another goes on with it\n"
+        "warning: that chat used fake; another continues it\n"
         "'half?' was not answered: /retry asks it again\n"
     )
     say(other, "/retry")
@@ -349,7 +349,7 @@ def test_a_disk_that_takes_no_log_is_told_once(home: Path) -> None:
         log.asked({"prompt": "a"})
         log.answered({"text": "b"}, Session(defaults()))
     assert len(told) == 1
-    assert "not recorded" in told[0]
+    assert "not logged" in told[0]
 
 
 def test_a_disk_that_fills_up_leaves_no_half_word() -> None:

@@ -131,7 +131,7 @@ def test_an_answer_without_thinking_has_no_such_fields(talk: Make) -> None:
 
 def test_think_shows_what_was_folded(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
     one = talk(b"<think>Hm \x1b.</think>\n\nFour.", n_ctx=512)
-    with pytest.raises(UserError, match="thought nothing"):
+    with pytest.raises(UserError, match="contains no thinking"):
         perform(one, "/think")
     say(one, "/think hide")
     say(one, "2+2?")
@@ -145,7 +145,7 @@ def test_the_model_is_asked_to_think_where_its_template_can(
 ) -> None:
     one = talk(b"yes")
     for line in ("/set think", "/set nothink", "/think off", "/set reasoning on"):
-        with pytest.raises(UserError, match="no switch for thinking"):
+        with pytest.raises(UserError, match="cannot turn thinking on or off"):
             perform(one, line)
     one.runner.template = Template(
         "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}hi"

@@ -55,7 +55,9 @@ def test_the_line_for_people(runner) -> None:
         "[ttft 100 ms · prefill 8 tok 100 tok/s (+4 reused) · 4 tok 50.0 tok/s · p50 20.0 p99 30.0 ms"
         " · KV 0/256 cells 0 B of 128.0 KiB]"
     )
-    assert timing_line(runner, replace(ANSWER, finish="cancelled")).endswith("(cut)")
+    assert timing_line(runner, replace(ANSWER, finish="cancelled")).endswith(
+        "(stopped by the user)"
+    )
 
 
 def test_a_window_never_holds_more_than_itself() -> None:

@@ -190,9 +190,9 @@ def test_any_text_can_be_drawn() -> None:
 
 PROGRAM = """
 import sys
-from llmcli.chat.paint import painted
-from llmcli.chat.render import Stream
-from llmcli.chat.screen import Screen
+from llmcli.chat.display.answer_formatter import painted
+from llmcli.chat.display.stream_writer import Stream
+from llmcli.chat.display.display_settings import Screen
 from llmcli.types import Event
 from llmcli.ui import UI
 stream = Stream(paint=painted(Screen(markdown=True, thinking=sys.argv[1]), UI(color=sys.argv[2] == "color")))

@@ -44,11 +44,11 @@ def test_a_file_is_bounded_and_an_ordinary_one(talk: Make, tmp_path: Path) -> No
     (tmp_path / "odd").write_bytes(b"{\xff}")
     (tmp_path / "words").write_text("root ::= no schema")
     for name, message in (
-        ("pipe", "no ordinary file"),
+        ("pipe", "not a regular file"),
         ("long", "too long"),
         ("odd", "not UTF-8"),
         ("words", "not JSON"),
-        (".", "no ordinary file"),
+        (".", "not a regular file"),
         ("none", "cannot read"),
     ):
         with pytest.raises(UserError, match=message) as error:

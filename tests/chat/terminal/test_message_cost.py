@@ -46,7 +46,7 @@ def test_attached_files_count(talk: Make) -> None:
     [
         ("stop", "no room: 163 of 256 left"),
         ("shift", "2 turns will leave"),
-        ("sinks", "the window moves on"),
+        ("sinks", "the window moves"),
     ],
 )
 def test_what_happens_to_a_message_that_does_not_fit_is_told_before(

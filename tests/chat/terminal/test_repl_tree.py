@@ -41,7 +41,7 @@ def test_edit_offers_the_old_question_and_a_killed_sitting_is_resumed(
     assert (held.tree.path(), held.damaged, held.unanswered) == ([2], 0, None)
 
     again = Terminal(smollm2, "chat", "--resume")
-    again.child.expect(f"loaded {path.stem}: 1 turn, no KV state is kept with it")
+    again.child.expect(f"loaded {path.stem}: 1 turn, it was saved without a KV state")
     again.type("And again")
     again.answer()
     assert again.leave() == 0

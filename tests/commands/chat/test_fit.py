@@ -37,7 +37,7 @@ def test_a_run_that_would_not_fit_is_refused_with_what_would(
     assert "are available" in refused.err
     hint = next(line for line in refused.err.splitlines() if line.startswith("hint: "))
     size = hint.split()[2]
-    assert hint.endswith("would fit, and --fit takes that")
+    assert hint.endswith("would fit; --fit applies this")
     typed, fitted = llmcli(*words, "-c", size), llmcli(*words, "-c", "60000", "--fit")
     assert typed.code == fitted.code == 0, typed.err + fitted.err
     assert typed.out == fitted.out != ""
@@ -71,7 +71,7 @@ def test_samples_that_do_not_fit_become_fewer(
     monkeypatch.setattr(host, "available_memory", lambda: room)
     refused = llmcli(*words)
     assert refused.code == 1, refused.err
-    assert "sequences at once would fit, and --fit takes that" in refused.err
+    assert "sequences at once would fit; --fit applies this" in refused.err
     done = llmcli(*words, "--fit")
     assert done.code == 0, done.err
     count = len(json.loads(done.out)["samples"])

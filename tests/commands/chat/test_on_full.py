@@ -27,7 +27,7 @@ def test_a_pipe_of_three_questions_goes_on_when_the_first_answer_filled_the_cont
     done = llmcli("chat", "fake", "--temp", "0", "--endless", "--on-full", "shift", stdin=THREE)
     assert (done.code, len(done.out.splitlines())) == (0, 3)
     assert done.err.count("1 turn left the context") == 2
-    assert done.err.count("the context is full of this answer alone") == 3
+    assert done.err.count("the context is full with this answer alone") == 3
 
 
 def test_stop_refuses_the_others_and_says_what_to_type(llmcli: Llmcli, fake: Fake) -> None:
@@ -54,7 +54,7 @@ def test_an_endless_answer_is_windowed_and_counted(llmcli: Llmcli, fake: Fake) -
     told = json.loads(done.out)
     assert (done.code, told["finish"], len(told["tokens"])) == (0, "length", 300)
     assert told["overflow"]["times"] > 5 and told["overflow"]["recomputed"] == 0
-    assert "tokens left the context, its first 5 stay" in done.err
+    assert "tokens left the context; its first 5 stay" in done.err
     runners[0].engine.ledger.check()
 
 

@@ -48,7 +48,7 @@ def test_a_line_and_the_json_tell_what_was_guessed_where_something_was(
     monkeypatch.setattr(Runner, "__init__", _guessing(Runner.__init__))
     timing = json.loads(_run(llmcli, fake, monkeypatch, "--json").out)["timing"]
     assert timing["drafted_tokens"] >= timing["accepted_tokens"] > 0
-    assert "guessed tokens right" in _run(llmcli, fake, monkeypatch).err
+    assert "drafted tokens accepted" in _run(llmcli, fake, monkeypatch).err
 
 
 def _run(

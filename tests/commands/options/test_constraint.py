@@ -67,7 +67,7 @@ def test_an_answer_that_was_cut_is_no_success_and_says_why(llmcli: Llmcli, fake:
     assert done.code == 1
     assert done.out == '{"radiu\n'
     assert (
-        "error: the JSON document is incomplete: its limit of 7 tokens came first\nhint: "
+        "error: the JSON document is incomplete: the limit of 7 tokens was reached\nhint: "
         in done.err
     )
     done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "-r", "unit", "--json")
@@ -109,7 +109,7 @@ def test_beams_are_documents_of_the_schema_all_of_them(
     )
     cut = llmcli("run", "fake", "Which radius?", "-jf", str(file), "--beams", "4", "-n", "7")
     assert (cut.code, cut.out) == (1, '{"radiu\n')
-    assert "error: the JSON document is incomplete: its limit of 7 tokens came first\n" in cut.err
+    assert "error: the JSON document is incomplete: the limit of 7 tokens was reached\n" in cut.err
 
 
 def test_samples_are_told_apart(llmcli: Llmcli, fake: Fake) -> None:
