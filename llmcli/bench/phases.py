@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from llmcli.bench.function_timers import Place, Probe
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.binding.sampler import Likeliest, NativeChain
+from llmcli.runtime.binding.sampler import GreedyNative, NativeChain
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import Sampling
-from llmcli.runtime.sampling.chain import Greedy, NumpyChain
-from llmcli.runtime.text.detokenizer import Decoder
+from llmcli.runtime.sampling.chain import GreedyChain, NumpyChain
+from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.types import Event, Message
 
 PHASES = ("tokenize", "prefill", "decode", "sample", "detokenize", "screen", "python")
@@ -132,14 +132,16 @@ def _answer(
     """One answer; and of each token after the first the seconds that its decode, as the engine sees
     it, leaves over.
     """
-    runner.engine.ledger.forget_idle()
+    runner.engine.ledger.evict_idle()
     clock = probe.clock
     screen = probe.wrap(SCREEN, show)
     probe.take()
     begun = clock()
     tokens = encode(runner, prompt)
     encoded = clock()
-    request = Request(tokens, sampling, n_gen, endless=True, started=time.perf_counter())
+    request = Request(
+        tokens, sampling, n_gen, allow_repetition=True, start_time=time.perf_counter()
+    )
     reply = runner.reply(request)
     parts: list[dict[str, float]] = []  # the last one is what comes after the last token
     last = encoded
@@ -170,12 +172,14 @@ def _phases(part: Parts, compute: str) -> dict[str, float]:
 
 def _places() -> list[Place]:
     """The functions that are a phase; asking for a row waits where a GPU computes."""
-    draws = [(SAMPLE, owner, "draw") for owner in (NativeChain, Likeliest, Greedy, NumpyChain)]
+    draws = [
+        (SAMPLE, owner, "draw") for owner in (NativeChain, GreedyNative, GreedyChain, NumpyChain)
+    ]
     return [
         (COMPUTE, lib(), "llama_decode"),
         (COMPUTE, Context, "row"),
         *draws,
-        (DETOKENIZE, Decoder, "feed"),
+        (DETOKENIZE, Detokenizer, "feed"),
     ]
 
 
@@ -184,12 +188,12 @@ def unending(runner: Runner, probe: Probe | None = None) -> Iterator[None]:
     """Ask of every token whether it ends the answer, and go on whatever is said; `probe` times its
     bytes.
     """
-    engine, means = runner.engine, runner.engine.means
-    ends, piece = means.vocabulary.ends, means.vocabulary.piece
+    engine, means = runner.engine, runner.engine.resources
+    ends, piece = means.vocabulary.is_end, means.vocabulary.piece
     timed = probe.wrap(DETOKENIZE, piece) if probe else piece
-    vocabulary = replace(means.vocabulary, ends=lambda token: ends(token) and False, piece=timed)
-    engine.means = replace(means, vocabulary=vocabulary)
+    vocabulary = replace(means.vocabulary, is_end=lambda token: ends(token) and False, piece=timed)
+    engine.resources = replace(means, vocabulary=vocabulary)
     try:
         yield
     finally:
-        engine.means = means
+        engine.resources = means

@@ -20,12 +20,12 @@ from llmcli.planning import memory_plan
 from llmcli.planning.memory_plan import Receipt
 from llmcli.runtime.binding import devices, library
 from llmcli.units import size
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 MOST, LEAD = 12, 6  # bars of memory, tests that are named first
 
 
-def charts(results: Sequence[Result], header: Header, bandwidth: float | None) -> list[Chart]:
+def charts(results: Sequence[Result], header: ModelHeader, bandwidth: float | None) -> list[Chart]:
     """The pictures that tests allow; above them the roof of a memory that gives so many bytes a
     second.
     """
@@ -39,7 +39,7 @@ def charts(results: Sequence[Result], header: Header, bandwidth: float | None) -
 def of_tests(
     name: str,
     results: Sequence[Result],
-    header: Header,
+    header: ModelHeader,
     bandwidth: float | None,
     more: Sequence[Chart] = (),
 ) -> Page:
@@ -84,7 +84,7 @@ def of_others(
     cpu = ("CPU", host.cpu_name()), ("last cache", _size(host.last_cache()))
     build = (
         ("llmcli", __version__),
-        ("llama-cpp-python", library.version()),
+        ("llama-cpp-python", library.llama_cpp_version()),
         ("backends", llama_bench_output.backends()),
     )
     return Page(
@@ -92,7 +92,7 @@ def of_others(
     )
 
 
-def receipts(header: Header, tests: Iterable[Test]) -> list[tuple[str, Receipt]]:
+def receipts(header: ModelHeader, tests: Iterable[Test]) -> list[tuple[str, Receipt]]:
     """What the contexts of tests hold, as llama.cpp's dry run tells; of many the longest of each
     kind.
     """
@@ -200,5 +200,5 @@ def _elsewhere(results: Sequence[Result]) -> bool:
     """Whether a GPU computed: what its memory gives is not known, and the CPU's roof is not above
     it.
     """
-    gpus = any(one.kind in devices.GPUS for one in devices.devices())
+    gpus = any(one.kind in devices.GPU_KINDS for one in devices.list_devices())
     return gpus and any(one.test.n_gpu_layers != 0 for one in results)

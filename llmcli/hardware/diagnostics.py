@@ -106,7 +106,7 @@ def look(config: Config) -> Checkup:
     found: tuple[Device, ...] = ()
     try:
         build = cpu_features.built()
-        found = tuple(devices.devices())
+        found = tuple(devices.list_devices())
     except UserError as error:
         broken = f"{error}; {error.hint}"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -135,7 +135,7 @@ def versions() -> dict[str, str | None]:
 
 def rebuild(found: tuple[Device, ...]) -> str:
     """The command that builds llama.cpp anew for this machine, with the GPU backend that is there."""
-    names = {one.name.rstrip("0123456789") for one in found if one.kind in devices.GPUS}
+    names = {one.name.rstrip("0123456789") for one in found if one.kind in devices.GPU_KINDS}
     flags = next((f"-DGGML_{name.upper()}=on" for name in ("CUDA", "Vulkan") if name in names), "")
     if (Path(__file__).parents[2] / SETUP).exists():
         return f"CMAKE_ARGS='{flags}' {SETUP} --again"

@@ -45,10 +45,10 @@ def endpoints(text: str) -> tuple[str, ...]:
             )
         found.append(f"{host}:{number or PORT}")
     unique = tuple(dict.fromkeys(found))
-    if len(unique) > rpc.MOST_WORKERS:
+    if len(unique) > rpc.MAX_WORKERS:
         raise UserError(
             f"--rpc names {len(unique)} workers",
-            hint=f"llama.cpp takes up to {rpc.MOST_WORKERS}",
+            hint=f"llama.cpp takes up to {rpc.MAX_WORKERS}",
         )
     return unique
 
@@ -59,16 +59,16 @@ def join(addresses: Sequence[str], parts: Sequence[float] = ()) -> tuple[Worker,
 
     Raises UserError where one cannot be used. None is joined before all have answered.
     """
-    found = tuple(ask(one) for one in addresses if one not in rpc.joined())
+    found = tuple(ask(one) for one in addresses if one not in rpc.joined_workers())
     for one in found:
-        rpc.join(one.endpoint)
-    places = sum(one.kind in devices.GPUS for one in devices.devices()) if parts else 0
+        rpc.join_worker(one.endpoint)
+    places = sum(one.kind in devices.GPU_KINDS for one in devices.list_devices()) if parts else 0
     if len(parts) > places:
         raise UserError(
             f"--tensor-split has {len(parts)} parts for {places} devices",
             hint="one number for each worker's device, in their order, then one for each GPU here",
         )
-    devices.share_out(parts)
+    devices.set_tensor_split(parts)
     return found
 
 
@@ -115,7 +115,7 @@ def identity() -> str:
     """What a measurement of this process holds for: the machine, and the workers that its models
     lie on.
     """
-    found = rpc.joined()
+    found = rpc.joined_workers()
     return host_identity() + (f", workers {' '.join(found)}" if found else "")
 
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from llmcli.runtime import kv_size
 from quant.gguf import layout
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 BLOCKS = 4
 WIDTH = 32  # of the residual: what is multiplied beside attention is small
@@ -29,18 +29,23 @@ class Heads:
     size: int
 
     @classmethod
-    def of(cls, header: Header, form: kv_size.Shape) -> Self | None:
+    def of(cls, header: ModelHeader, form: kv_size.CacheShape) -> Self | None:
         """Those of a model's largest block; None where they are not known, or keys and values
         differ in size, or it is one at which nobody has heads: of an odd one llama.cpp aborts,
         which turns pairs of values.
         """
-        queries = header.number("attention.head_count")
-        most = max(range(len(form.k)), key=form.k.__getitem__, default=None)
-        if not queries or most is None or form.latent or form.k_heads[most] != form.v_heads[most]:
+        queries = header.get_int("attention.head_count")
+        most = max(range(len(form.k_values)), key=form.k_values.__getitem__, default=None)
+        if (
+            not queries
+            or most is None
+            or form.is_latent
+            or form.k_heads[most] != form.v_heads[most]
+        ):
             return None
         size = form.k_heads[most]
-        whole = size and size % EVEN == 0 and queries * size % form.k[most] == 0
-        return cls(queries, form.k[most] // size, size) if whole else None
+        whole = size and size % EVEN == 0 and queries * size % form.k_values[most] == 0
+        return cls(queries, form.k_values[most] // size, size) if whole else None
 
 
 def written(heads: Heads, n_ctx: int) -> bytes:
@@ -57,10 +62,13 @@ def written(heads: Heads, n_ctx: int) -> bytes:
         "vocab_size": WORDS,
     }
     entries = [
-        ("general.architecture", layout.entry("string", ARCH)),
-        ("tokenizer.ggml.model", layout.entry("string", "no_vocab")),
-        *((f"{ARCH}.{key}", layout.entry("uint32", number)) for key, number in numbers.items()),
-        (f"{ARCH}.attention.layer_norm_rms_epsilon", layout.entry("float32", 1e-5)),
+        ("general.architecture", layout.encode_entry("string", ARCH)),
+        ("tokenizer.ggml.model", layout.encode_entry("string", "no_vocab")),
+        *(
+            (f"{ARCH}.{key}", layout.encode_entry("uint32", number))
+            for key, number in numbers.items()
+        ),
+        (f"{ARCH}.attention.layer_norm_rms_epsilon", layout.encode_entry("float32", 1e-5)),
     ]
     matrices = {
         "attn_q": (WIDTH, heads.queries * heads.size),
@@ -82,5 +90,5 @@ def written(heads: Heads, n_ctx: int) -> bytes:
         tensors += [
             (f"blk.{block}.{name}.weight", (WIDTH,), "F32") for name in ("attn_norm", "ffn_norm")
         ]
-    made = layout.layout(entries, tensors, ALIGNMENT)
+    made = layout.lay_out_file(entries, tensors, ALIGNMENT)
     return made.header + bytes(made.nbytes - len(made.header))

@@ -15,15 +15,15 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
-from llmcli.runtime.binding.devices import HOST, Place
-from llmcli.runtime.binding.dry_run import Rehearsal, rehearse
-from llmcli.runtime.binding.memory_breakdown import Allocated
+from llmcli.runtime.binding.devices import HOST_DEVICE, BufferType
+from llmcli.runtime.binding.dry_run import DryRun, dry_run
+from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.speculation import draft_options
-from quant.model_file.model_header import Header
+from llmcli.runtime.speculation import draft_context_options
+from quant.model_file.model_header import ModelHeader
 
 KINDS = ("f16", "q8_0", "q4_0")  # cache types whose largest context is told
 # Rehearsing a context takes llama.cpp's notes of its cells, some 80 bytes each: none is longer than
@@ -69,7 +69,7 @@ class Share:
         again.
         """
         parts = (
-            0 if self.device == HOST else self.weights,
+            0 if self.device == HOST_DEVICE else self.weights,
             self.repacked,
             self.kv,
             self.compute,
@@ -119,7 +119,7 @@ class Receipt:
         """Memory of the whole process once the context is full, all that is mapped included: what
         `top` shows.
         """
-        own = [share.total for share in self.shares if share.device == HOST]
+        own = [share.total for share in self.shares if share.device == HOST_DEVICE]
         if self.resident is not None or self.overhead is None or None in own:
             return self.resident
         return self.overhead + sum(one for one in own if one)
@@ -155,8 +155,8 @@ class Planner:
 
     def __init__(
         self,
-        rehearsal: Rehearsal,
-        header: Header,
+        rehearsal: DryRun,
+        header: ModelHeader,
         options: ContextOptions,
         beside: "Planner | None" = None,
     ) -> None:
@@ -166,21 +166,25 @@ class Planner:
             options,
             beside,
         )
-        self._form = kv_size.shape(header.metadata)
-        placed = rehearsal.placed()
+        self._form = kv_size.read_shape(header.metadata)
+        placed = rehearsal.tensor_buffers()
         self._mapped, self._droppable = _mapped(header, placed)
         self.types = _types(header, placed)
-        self._free = {HOST: host.available_memory()}
-        self._free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
+        self._free = {HOST_DEVICE: host.available_memory()}
+        self._free |= {
+            one.name: one.free_bytes
+            for one in devices.list_devices()
+            if one.kind in devices.GPU_KINDS
+        }
 
     def receipt(self) -> Receipt:
         """What the context that is wanted will take."""
         options = self.options
         if options.n_ctx > MOST_CELLS:
             return self._unrehearsed()
-        with self._rehearsal.context(options) as made:
+        with self._rehearsal.open_context(options) as made:
             held = host.resident_memory()
-            shares, draft = self._shares(made.allocated, made.output), self._draft(options)
+            shares, draft = self._shares(made.breakdown, made.output_bytes), self._draft(options)
             cache = self._cache(options, made.n_ctx, sum(share.kv or 0 for share in shares))
             totals = [share.total for share in draft]
             whole = None if None in totals or not draft else sum(one for one in totals if one)
@@ -196,7 +200,7 @@ class Planner:
             return None
         step = kv_size.CELL_STEP * (1 if self.options.unified else self.options.n_seq_max)
         flash = (
-            self.options.flash_attn if kind in kv_size.PLAIN else "auto"
+            self.options.flash_attn if kind in kv_size.FLOAT_TYPES else "auto"
         )  # which the others cannot do without
 
         def room(steps: int) -> int | None:
@@ -223,8 +227,8 @@ class Planner:
         """
         each = -(-self.options.n_ctx // self.options.n_seq_max)
         many = (
-            replace(self.options, flash_attn="auto", appends=False)
-            if self.options.appends
+            replace(self.options, flash_attn="auto", can_append=False)
+            if self.options.can_append
             else self.options
         )
         if None in self._free.values() or each > MOST_CELLS:
@@ -245,29 +249,29 @@ class Planner:
         """Each device's share of another context, the machine's own memory first; raises UserError
         where llama.cpp refuses it.
         """
-        with self._rehearsal.context(options) as made:
-            return together(self._shares(made.allocated, made.output), self._draft(options))
+        with self._rehearsal.open_context(options) as made:
+            return together(self._shares(made.breakdown, made.output_bytes), self._draft(options))
 
     def _draft(self, options: ContextOptions) -> tuple[Share, ...]:
-        return self._beside.shares(draft_options(options)) if self._beside else ()
+        return self._beside.shares(draft_context_options(options)) if self._beside else ()
 
     def takes(self, kind: str) -> bool:
         """Whether K and V may be of this type: the size of the model's heads decides."""
-        return self._form is None or not kv_size.refusal(self._form, kind, kind)
+        return self._form is None or not kv_size.find_refusal(self._form, kind, kind)
 
-    def _shares(self, allocated: Allocated | None, output: int) -> tuple[Share, ...]:
+    def _shares(self, allocated: MemoryBreakdown | None, output: int) -> tuple[Share, ...]:
         """Each device's share, the machine's own memory first."""
         if allocated is None:
             return (
                 Share(
-                    HOST,
+                    HOST_DEVICE,
                     self._header.tensor_bytes,
                     None,
                     None,
                     None,
                     output,
                     None,
-                    self._free[HOST],
+                    self._free[HOST_DEVICE],
                 ),
             )
         return shares(allocated, output, self._free, self._mapped, self._droppable)
@@ -279,7 +283,7 @@ class Planner:
         if self._form is None:
             return None
         flash, slots = options.flash_attn != "off", options.n_seq_max
-        cache = kv_size.predict(
+        cache = kv_size.predict_cache(
             self._form,
             n_ctx,
             options.type_k,
@@ -296,28 +300,39 @@ class Planner:
         options = self.options
         cache = self._cache(options, options.n_ctx, 0)
         known = cache.nbytes if cache else None
-        share = Share(HOST, self._header.tensor_bytes, None, known, None, 0, None, self._free[HOST])
+        share = Share(
+            HOST_DEVICE,
+            self._header.tensor_bytes,
+            None,
+            known,
+            None,
+            0,
+            None,
+            self._free[HOST_DEVICE],
+        )
         return Receipt(options.n_ctx, (share,), cache, None)
 
 
 @contextmanager
 def planner(
-    header: Header, options: ContextOptions, gpu_layers: int, beside: Planner | None = None
+    header: ModelHeader, options: ContextOptions, gpu_layers: int, beside: Planner | None = None
 ) -> Iterator[Planner]:
     """Rehearse a checked GGUF (quant.container.check) with `options` decided, a draft model
     `beside` it; raises as loading it would.
     """
-    with rehearse(header.path, gpu_layers=gpu_layers, latent=header.latent) as rehearsal:
+    with dry_run(
+        header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention
+    ) as rehearsal:
         yield Planner(rehearsal, header, options, beside)
 
 
 def most_layers(
-    header: Header, options: ContextOptions, beside: Planner | None = None
+    header: ModelHeader, options: ContextOptions, beside: Planner | None = None
 ) -> int | None:
     """How many of the model's layers (the output counts as one) the GPUs hold with this context;
     None: no GPU here, or it does not tell.
     """
-    gpus = {one.name for one in devices.devices() if one.kind in devices.GPUS}
+    gpus = {one.name for one in devices.list_devices() if one.kind in devices.GPU_KINDS}
     if not gpus:
         return None
 
@@ -327,28 +342,41 @@ def most_layers(
         left = [share.left if share.total is not None else None for share in shares]
         return None if None in left else min((one for one in left if one is not None), default=0)
 
-    found = last(room, (header.number("block_count") or 0) + 2)
+    found = last(room, (header.get_int("block_count") or 0) + 2)
     return None if found is None else max(0, found - 1)
 
 
-def measure(header: Header, options: ContextOptions, gpu_layers: int) -> Receipt:
+def measure(header: ModelHeader, options: ContextOptions, gpu_layers: int) -> Receipt:
     """The same receipt read off the model really loaded, after one micro-batch has been computed."""
     with (
-        open_model(header.path, gpu_layers=gpu_layers, latent=header.latent) as model,
+        open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention) as model,
         open_context(model, options) as context,
     ):
-        allocated = context.allocated()
+        allocated = context.memory_breakdown()
         count = min(context.n_ubatch, context.n_batch, context.n_ctx - 1)
         token = model.bos if model.bos is not None else 0
         context.decode(
-            Rows([token] * count, range(count), [0] * count, [False] * (count - 1) + [True])
+            BatchRows([token] * count, range(count), [0] * count, [False] * (count - 1) + [True])
         )
         resident = host.resident_memory()
-        free: dict[str, int | None] = {HOST: host.available_memory()}
-        free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
+        free: dict[str, int | None] = {HOST_DEVICE: host.available_memory()}
+        free |= {
+            one.name: one.free_bytes
+            for one in devices.list_devices()
+            if one.kind in devices.GPU_KINDS
+        }
         if allocated is None:
             found: tuple[Share, ...] = (
-                Share(HOST, None, None, None, None, context.output_bytes, None, free[HOST]),
+                Share(
+                    HOST_DEVICE,
+                    None,
+                    None,
+                    None,
+                    None,
+                    context.output_bytes,
+                    None,
+                    free[HOST_DEVICE],
+                ),
             )
         else:
             found = shares(allocated, context.output_bytes, free, None, None)
@@ -356,7 +384,7 @@ def measure(header: Header, options: ContextOptions, gpu_layers: int) -> Receipt
 
 
 def shares(
-    allocated: Allocated,
+    allocated: MemoryBreakdown,
     output: int,
     free: dict[str, int | None],
     mapped: int | None,
@@ -365,20 +393,23 @@ def shares(
     """llmcli's columns of llama.cpp's accounts. `mapped` replaces the weights that a dry run counts
     in the machine's own memory: really loaded, they are one piece of the mapped file.
     """
-    names = [HOST, *sorted({one.place.device for one in allocated.buffers} - {HOST})]
+    names = [
+        HOST_DEVICE,
+        *sorted({one.buffer_type.device for one in allocated.buffers} - {HOST_DEVICE}),
+    ]
     found = []
     for name in names:
-        own = [one for one in allocated.buffers if one.place.device == name]
-        weights = sum(one.model for one in own if not one.place.repacks)
+        own = [one for one in allocated.buffers if one.buffer_type.device == name]
+        weights = sum(one.model_bytes for one in own if not one.buffer_type.is_repacked)
         found.append(
             Share(
                 name,
-                mapped if mapped is not None and name == HOST else weights,
-                sum(one.model for one in own if one.place.repacks),
-                sum(one.context for one in own),
-                sum(one.compute for one in own),
-                output if name == HOST else 0,
-                droppable if name == HOST else 0,
+                mapped if mapped is not None and name == HOST_DEVICE else weights,
+                sum(one.model_bytes for one in own if one.buffer_type.is_repacked),
+                sum(one.context_bytes for one in own),
+                sum(one.compute_bytes for one in own),
+                output if name == HOST_DEVICE else 0,
+                droppable if name == HOST_DEVICE else 0,
                 free.get(name),
             )
         )
@@ -398,7 +429,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def _mapped(
-    header: Header, placed: list[tuple[str, Place]] | None
+    header: ModelHeader, placed: list[tuple[str, BufferType]] | None
 ) -> tuple[int | None, int | None]:
     """Bytes of the file that stay mapped, and how many of them nobody reads once the model is
     loaded.
@@ -409,7 +440,7 @@ def _mapped(
     tensors = {tensor.name: tensor for tensor in header.tensors}
     if placed is None or any(name not in tensors for name, _ in placed):
         return None, None
-    stay = {name for name, place in placed if place.device == HOST and not place.repacks}
+    stay = {name for name, place in placed if place.device == HOST_DEVICE and not place.is_repacked}
     spans = read = 0
     for file in header.files:
         ends = [
@@ -423,7 +454,9 @@ def _mapped(
     return spans, spans - read
 
 
-def _types(header: Header, placed: list[tuple[str, Place]] | None) -> dict[str, dict[str, int]]:
+def _types(
+    header: ModelHeader, placed: list[tuple[str, BufferType]] | None
+) -> dict[str, dict[str, int]]:
     """Device -> type -> bytes in the file; a tensor that lies on one device twice counts once."""
     tensors = {tensor.name: tensor for tensor in header.tensors}
     found: dict[str, dict[str, int]] = {}

@@ -13,7 +13,7 @@ from llmcli.planning.memory_plan import MOST_CELLS, Planner, Share, last, planne
 from llmcli.planning.run_plan import Wish
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.devices import HOST
+from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import size
 from quant.model_file import load_checks, read_header
 
@@ -30,8 +30,12 @@ class Scales:
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
-        self.free = {HOST: host.available_memory()}
-        self.free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
+        self.free = {HOST_DEVICE: host.available_memory()}
+        self.free |= {
+            one.name: one.free_bytes
+            for one in devices.list_devices()
+            if one.kind in devices.GPU_KINDS
+        }
         self._addresses = memory_limits.address_room()
 
     def shares(self, wish: Wish) -> tuple[Share, ...]:
@@ -39,7 +43,9 @@ class Scales:
         if wish.context.n_ctx <= MOST_CELLS:
             return self._planner.shares(wish.context)
         cache = upper_bound.cache(wish.header, wish.context)
-        return (Share(HOST, None, None, cache.nbytes if cache else None, None, 0, None, None),)
+        return (
+            Share(HOST_DEVICE, None, None, cache.nbytes if cache else None, None, 0, None, None),
+        )
 
     def room(self, wish: Wish, *, weights: bool = False) -> int | None:
         """Bytes that stay free where least does, negative where it does not fit; None where it
@@ -48,7 +54,7 @@ class Scales:
         With `weights` those in the mapped file must stay in memory, too, as far as they are read
         again.
         """
-        cache, free = upper_bound.cache(wish.header, wish.context), self.free[HOST]
+        cache, free = upper_bound.cache(wish.header, wish.context), self.free[HOST_DEVICE]
         if cache and free is not None and not wish.gpu_layers and cache.nbytes > free:
             return free - cache.nbytes  # not to be rehearsed
         left = dict(self.free)
@@ -57,11 +63,11 @@ class Scales:
             held, free = _whole(share) if weights else share.held, left.get(share.device)
             left[share.device] = None if held is None or free is None else free - held
         rooms = [room for room in left.values() if room is not None]
-        if left[HOST] is None or len(rooms) < len(left):
+        if left[HOST_DEVICE] is None or len(rooms) < len(left):
             return None
         rooms[0] -= GROWTH
         if self._addresses is not None:
-            mapped = sum(share.total or 0 for share in shares if share.device == HOST)
+            mapped = sum(share.total or 0 for share in shares if share.device == HOST_DEVICE)
             threads = max(wish.context.n_threads, wish.context.n_threads_batch)
             rooms.append(self._addresses - mapped - threads * memory_limits.THREAD)
         return min(rooms)
@@ -82,10 +88,12 @@ class Scales:
 
     def slow(self, wish: Wish) -> str:
         """What to say where the file will be read again and again; nothing elsewhere."""
-        room, free = self.room(wish, weights=True), self.free[HOST]
+        room, free = self.room(wish, weights=True), self.free[HOST_DEVICE]
         if room is None or room >= -GROWTH or free is None:
             return ""
-        weights = sum(share.weights or 0 for share in self.shares(wish) if share.device == HOST)
+        weights = sum(
+            share.weights or 0 for share in self.shares(wish) if share.device == HOST_DEVICE
+        )
         return (
             f"warning: beside all else the weights in the file ({size(weights)}) do not fit the memory "
             f"({size(free)} are available): expect the speed of the disk"
@@ -116,13 +124,15 @@ class Scales:
 
     def refusal(self, wish: Wish, found: Wish | None) -> UserError:
         """What is missing, in words, with the nearest setting as its hint."""
-        shares, free = self.shares(wish), self.free[HOST]
+        shares, free = self.shares(wish), self.free[HOST_DEVICE]
         parts = {
             "KV cache": "kv",
             "weights in another layout": "repacked",
             "compute buffers": "compute",
         }
-        sums = {"weights": sum(share.weights or 0 for share in shares if share.device != HOST)}
+        sums = {
+            "weights": sum(share.weights or 0 for share in shares if share.device != HOST_DEVICE)
+        }
         sums |= {
             name: sum(getattr(share, part) or 0 for share in shares) for name, part in parts.items()
         }
@@ -152,8 +162,8 @@ def scales(wish: Wish) -> Iterator[Scales]:
     with ExitStack() as held:
         draft = None
         if wish.drafting.model:
-            other = read_header.read(wish.drafting.model)
-            load_checks.check(other)
+            other = read_header.read_header(wish.drafting.model)
+            load_checks.check_loadable(other)
             draft = held.enter_context(planner(other, wish.draft, -1 if wish.gpu_layers else 0))
         yield Scales(held.enter_context(planner(wish.header, wish.context, wish.gpu_layers, draft)))
 
@@ -162,7 +172,7 @@ def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:
     """The cache types of the wish, then smaller ones that this model takes."""
     mine, form = (
         (wish.options.cache_type_k, wish.options.cache_type_v),
-        kv_size.shape(wish.header.metadata),
+        kv_size.read_shape(wish.header.metadata),
     )
     yield mine
     if wish.options.reproducible or wish.options.flash_attn == "off":
@@ -174,7 +184,7 @@ def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:
             kind,
             kind,
         )
-        if smaller and not (form and kv_size.refusal(form, kind, kind)):
+        if smaller and not (form and kv_size.find_refusal(form, kind, kind)):
             yield kind, kind
 
 

@@ -13,13 +13,13 @@ from llmcli.planning.attention_stub import Heads
 from llmcli.planning.flash_attention_probe import Question, sooner_without
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.cache_types import check_cache
+from llmcli.runtime.binding.cache_types import check_cache_types
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.engine import prefill_context
-from llmcli.runtime.engine.forward_pass import TILE
+from llmcli.runtime.engine.forward_pass import TILE_ROWS
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import RunOptions
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 ROOMY = 8192  # a context nobody asked for stays below this
 # Sequences of a chat: the branch that goes on and the three used before it, so that going back to
@@ -39,7 +39,7 @@ SCORES = 512 << 20  # bytes of attention's scores that a pass may write out
 
 
 def decide(
-    header: Header,
+    header: ModelHeader,
     options: RunOptions,
     warn: Callable[[str], None],
     slots: int = 1,
@@ -58,7 +58,9 @@ def decide(
     trained = header.context_length or 4096
     roomy = min(trained, ROOMY)
     wanted = (
-        kv_size.round_up(roomy + (slots - 1) * min(predict or 0, roomy)) if slots > 1 else roomy
+        kv_size.round_up_cells(roomy + (slots - 1) * min(predict or 0, roomy))
+        if slots > 1
+        else roomy
     )
     size = options.ctx_size or min(
         wanted, _fitting(header, options, slots, max(wanted, ROOMY), on_gpu=gpu != 0)
@@ -72,7 +74,7 @@ def decide(
 
 
 def attention(
-    header: Header,
+    header: ModelHeader,
     options: RunOptions,
     gpu_layers: int,
     config: Config,
@@ -91,24 +93,29 @@ def attention(
     """
     types = options.cache_type_k, options.cache_type_v
     decided = (
-        options.flash_attn != "auto" or not kv_size.PLAIN.issuperset(types) or options.reproducible
+        options.flash_attn != "auto"
+        or not kv_size.FLOAT_TYPES.issuperset(types)
+        or options.reproducible
     )
-    if decided or gpu_layers or header.latent or parallel > FEW:
+    if decided or gpu_layers or header.has_latent_attention or parallel > FEW:
         return options
     form, cells, free = _shape(header, options), options.ctx_size, host.available_memory()
     heads = Heads.of(header, form) if form else None
     if form is None or heads is None or not cells or free is None or not options.threads:
         return options
-    rows, reading = options.rows, 0
+    rows, reading = options.max_rows, 0
     if parallel > 1:
         if not _moves(header, form):
             return options
-        rows, reading = min(rows, prefill_context.BESIDE), min(cells, prefill_context.CELLS)
-    scores = int(4 * heads.queries * rows * kv_size.round_up(cells))
-    cache = kv_size.predict(form, cells, *types, n_ubatch=rows, n_seq_max=slots, flash=False)
+        rows, reading = (
+            min(rows, prefill_context.DECODE_UBATCH_ROWS),
+            min(cells, prefill_context.MAX_CELLS),
+        )
+    scores = int(4 * heads.queries * rows * kv_size.round_up_cells(cells))
+    cache = kv_size.predict_cache(form, cells, *types, n_ubatch=rows, n_seq_max=slots, flash=False)
     left = free - header.tensor_bytes - cache.nbytes - SPARE
     if reading:
-        left -= kv_size.predict(
+        left -= kv_size.predict_cache(
             form, reading, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
         ).nbytes
     if scores > min(SCORES, left // 2):
@@ -118,10 +125,10 @@ def attention(
     )
     if cache.bytes_per_token >= COUNTS and not sooner_without(question, config):
         return options
-    return replace(options, flash_attn="off", reading=reading)
+    return replace(options, flash_attn="off", prefill_cells=reading)
 
 
-def _moves(header: Header, form: kv_size.Shape) -> bool:
+def _moves(header: ModelHeader, form: kv_size.CacheShape) -> bool:
     """Whether what one context computed can be put into another that keeps values otherwise
     (binding/carved.py).
     """
@@ -129,23 +136,23 @@ def _moves(header: Header, form: kv_size.Shape) -> bool:
     return not form.window and sections is None
 
 
-def branches(header: Header, options: RunOptions) -> int:
+def branches(header: ModelHeader, options: RunOptions) -> int:
     """How many sequences a chat's context should hold, `options` being decided.
 
     One where branches cannot share cells: a window wants cells for each sequence, recurrent state
     is kept whole, and in the reproducible mode cells stand in the order of one text.
     """
-    form = kv_size.shape(header.metadata)
+    form = kv_size.read_shape(header.metadata)
     if (
         options.reproducible
         or form is None
-        or (form.window and kv_size.round_up(options.ctx_size or 0) > form.window)
+        or (form.window and kv_size.round_up_cells(options.ctx_size or 0) > form.window)
     ):
         return 1
     return BRANCHES
 
 
-def scored(header: Header) -> int:
+def scored(header: ModelHeader) -> int:
     """Rows of logits that a pass of several answers has room for beside theirs (RunOptions.scored):
     two tiles, or what SCORED bytes hold; none where they hold no tile.
 
@@ -154,8 +161,8 @@ def scored(header: Header) -> int:
     buffer as large as with 16), 1.3 with 144 (13 MB larger); logits take 4 bytes a word and row
     beside that once they are asked for (2026-11).
     """
-    tile = 4 * _words(header) * TILE
-    return min(2, SCORED // tile) * TILE if tile else 0
+    tile = 4 * _words(header) * TILE_ROWS
+    return min(2, SCORED // tile) * TILE_ROWS if tile else 0
 
 
 def outside(free: int | None) -> int:
@@ -178,15 +185,15 @@ def check(options: RunOptions) -> None:
             raise UserError(
                 f"{flag} is {value}", hint=f"{flag} takes a whole number from 1 to {most}"
             )
-    check_cache(options.cache_type_k, options.cache_type_v, options.flash_attn)
-    gemm.check(options.gemm)
+    check_cache_types(options.cache_type_k, options.cache_type_v, options.flash_attn)
+    gemm.check_mode(options.gemm)
 
 
-def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
+def _fitting(header: ModelHeader, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
     """The longest context up to `most`, in steps of 256, whose cache fits beside the weights; at
     least 512 is tried.
     """
-    free = devices.gpu_free() if on_gpu else host.available_memory()
+    free = devices.free_gpu_bytes() if on_gpu else host.available_memory()
     form = _shape(header, options)
     if free is None or form is None:
         return most
@@ -195,7 +202,7 @@ def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu:
 
     def needed(cells: int) -> int:
         types = options.cache_type_k, options.cache_type_v
-        return kv_size.predict(
+        return kv_size.predict_cache(
             form, cells, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
         ).nbytes
 
@@ -204,23 +211,23 @@ def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu:
     return size
 
 
-def _shape(header: Header, options: RunOptions) -> kv_size.Shape | None:
-    form = kv_size.shape(header.metadata)
-    return kv_size.whole(form) if form and options.reproducible else form
+def _shape(header: ModelHeader, options: RunOptions) -> kv_size.CacheShape | None:
+    form = kv_size.read_shape(header.metadata)
+    return kv_size.without_windows(form) if form and options.reproducible else form
 
 
-def _output_bytes(header: Header, slots: int) -> int:
+def _output_bytes(header: ModelHeader, slots: int) -> int:
     """The logits of every sequence beyond the first, whose row SPARE has room for."""
     return 4 * _words(header) * (slots - 1)
 
 
-def _words(header: Header) -> int:
+def _words(header: ModelHeader) -> int:
     return next(
         (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0
     )
 
 
-def _gpu_layers(header: Header, options: RunOptions) -> int:
+def _gpu_layers(header: ModelHeader, options: RunOptions) -> int:
     wish = options.gpu_layers.strip().lower()
     if wish == "all":
         return -1
@@ -231,9 +238,9 @@ def _gpu_layers(header: Header, options: RunOptions) -> int:
                 hint="-ngl takes a number of layers, auto or all",
             )
         return int(wish)
-    free = devices.gpu_free()
+    free = devices.free_gpu_bytes()
     if free is None:
         return 0  # no GPU in this build or machine
-    layers = int(header.number(f"{header.architecture}.block_count") or 1)
+    layers = int(header.get_int(f"{header.architecture}.block_count") or 1)
     share = (free - SPARE) * 0.9 / max(1, header.tensor_bytes)
     return -1 if share >= 1 else max(0, int(layers * share))

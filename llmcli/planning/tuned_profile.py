@@ -20,10 +20,10 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host, rpc_workers
 from llmcli.runtime.binding import devices, library
-from llmcli.runtime.binding.cache_types import check_cache
-from llmcli.runtime.model_identity import content
+from llmcli.runtime.binding.cache_types import check_cache_types
+from llmcli.runtime.model_identity import content_hash
 from llmcli.runtime.requests.request import RunOptions
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 FLAGS = {
     "threads": "-t",
@@ -75,9 +75,9 @@ def build() -> str:
     """What of llama.cpp a measurement holds for: its version, devices, and the CPU features it was
     built for.
     """
-    kinds = dict.fromkeys(device.name.rstrip("0123456789") for device in devices.devices())
+    kinds = dict.fromkeys(device.name.rstrip("0123456789") for device in devices.list_devices())
     features = library.lib().llama_print_system_info().decode("utf-8", "replace").strip(" |")
-    return f"{library.version()} {'+'.join(kinds)}, {features}"
+    return f"{library.llama_cpp_version()} {'+'.join(kinds)}, {features}"
 
 
 def words(settings: Mapping[str, Any]) -> str:
@@ -86,7 +86,7 @@ def words(settings: Mapping[str, Any]) -> str:
 
 
 def chosen(
-    header: Header,
+    header: ModelHeader,
     options: RunOptions,
     typed: Collection[str],
     config: Config,
@@ -97,7 +97,7 @@ def chosen(
 
     Without a change in the reproducible mode, and where layers are put on a GPU by hand.
     """
-    placed = "gpu_layers" in typed and devices.gpu_free() is not None
+    placed = "gpu_layers" in typed and devices.free_gpu_bytes() is not None
     found = (
         None
         if options.reproducible or placed or not _any(config, warn)
@@ -132,10 +132,10 @@ def _any(config: Config, warn: Callable[[str], None]) -> bool:
         return False
 
 
-def find(header: Header, config: Config, warn: Callable[[str], None]) -> Profile | None:
+def find(header: ModelHeader, config: Config, warn: Callable[[str], None]) -> Profile | None:
     """The profile of this model on this machine; `warn` is told of one that is damaged."""
     try:
-        fingerprint = content(header)
+        fingerprint = content_hash(header)
     except OSError:  # the file is going; who loads it will say so
         return None
     path = place(config, fingerprint, rpc_workers.identity(), build())
@@ -159,13 +159,13 @@ def save(profile: Profile, config: Config) -> Path:
     return path
 
 
-def forget(config: Config, name: str, header: Header | None) -> list[Path]:
+def forget(config: Config, name: str, header: ModelHeader | None) -> list[Path]:
     """Delete the profiles of a model, or of what was quantized from it, on every machine; raises
     UserError.
 
     Known by its name, and where its file is here by what is in it.
     """
-    start = f"{content(header)[:16]}-" if header else None
+    start = f"{content_hash(header)[:16]}-" if header else None
     gone = [
         path for path in paths(config) if _of(path, name) or (start and path.name.startswith(start))
     ]
@@ -256,7 +256,7 @@ def _settings(told: Any) -> dict[str, Any]:
         if not isinstance(told.get(name, ""), str):
             raise ValueError(f"{name} is {told[name]!r}")
     with suppress(UserError):
-        check_cache(
+        check_cache_types(
             told.get("cache_type_k", mode.cache_type_k),
             told.get("cache_type_v", mode.cache_type_v),
             told.get("flash_attn", mode.flash_attn),

@@ -90,10 +90,10 @@ def test_an_answer_that_fills_the_context_goes_on_when_turns_have_left(
     answer = one.ask("third question", Stream(silent=True))
     one.runner.engine.ledger.check()
     assert (answer.finish, len(answer.tokens)) == ("length", 120)
-    assert answer.left.turns == len(one.session.tree.left) == 2
-    assert (answer.left.recomputed == 0) is moves
+    assert answer.overflow_stats.turns == len(one.session.tree.left) == 2
+    assert (answer.overflow_stats.recomputed == 0) is moves
     told = capsys.readouterr().err
-    assert f"2 turns left the context ({answer.left.tokens} tokens)" in told
+    assert f"2 turns left the context ({answer.overflow_stats.tokens} tokens)" in told
     assert ("computed anew" in told) is not moves
     assert sent(one).startswith(b"<system>be kind\n<user>third question\n<assistant>")
     assert sent(one).decode().endswith(answer.text[:-1])  # the last token is never computed
@@ -144,15 +144,15 @@ def test_an_endless_answer_keeps_its_first_tokens_and_the_last(
     one.runner.engine.ledger.check()
     assert (answer.finish, len(answer.tokens)) == ("length", 1000)
     keep = len("<system>be kind\n<user>") + 4
-    assert answer.left.times > 10
+    assert answer.overflow_stats.times > 10
     assert (
-        f"tokens left the context, its first {keep + 1} stay, in {answer.left.times} steps"
+        f"tokens left the context, its first {keep + 1} stay, in {answer.overflow_stats.times} steps"
         in capsys.readouterr().err
     )
     held = sent(one)
     assert held[:keep] == b"<system>be kind\n<user>go o"
     assert answer.text.encode()[:-1].endswith(held[keep:])
-    assert one.runner.engine.ledger.used <= 128
+    assert one.runner.engine.ledger.used_cells <= 128
     assert ask(one, "more?") == "length"  # the conversation goes on, windowed
 
 
@@ -234,7 +234,7 @@ def test_a_document_is_finished_over_a_full_context_when_turns_have_left(
     say(one, f"/set format {json.dumps(LONG)}")
     answer = one.ask("third question", Stream(silent=True))
     one.runner.engine.ledger.check()
-    assert (answer.finish, answer.left.turns) == ("stop", 2)
+    assert (answer.finish, answer.overflow_stats.turns) == ("stop", 2)
     jsonschema.validate(json.loads(answer.text), LONG)
     assert whole(one, answer)
 
@@ -245,7 +245,7 @@ def test_a_document_is_finished_over_a_window_that_moves_on(talk: Make) -> None:
     for question in ("first", "second"):
         answer = one.ask(question, Stream(silent=True))
         one.runner.engine.ledger.check()
-        assert answer.finish == "stop" and answer.left.times > 1
+        assert answer.finish == "stop" and answer.overflow_stats.times > 1
         jsonschema.validate(json.loads(answer.text), LONG)
         assert whole(one, answer)
 
@@ -260,7 +260,7 @@ def test_beams_go_on_when_turns_have_left(talk: Make, capsys: pytest.CaptureFixt
     answer = one.ask("third question", Stream(silent=True))
     one.runner.engine.ledger.check()
     assert (answer.finish, len(answer.tokens), len(answer.beams)) == ("length", 100, 3)
-    assert answer.left.turns == len(one.session.tree.left) > 0
-    assert f"left the context ({answer.left.tokens} tokens)" in capsys.readouterr().err
+    assert answer.overflow_stats.turns == len(one.session.tree.left) > 0
+    assert f"left the context ({answer.overflow_stats.tokens} tokens)" in capsys.readouterr().err
     one.session.predict = 5
     assert ask(one, "and now?") == "length"

@@ -31,7 +31,7 @@ def test_the_context_is_the_model_s_own_where_it_fits(monkeypatch):
 
 
 def test_too_little_memory_shortens_it_to_what_fits(monkeypatch):
-    monkeypatch.setattr(resolve_options.Header, "context_length", property(lambda _: 8192))
+    monkeypatch.setattr(resolve_options.ModelHeader, "context_length", property(lambda _: 8192))
     # 512 bytes a cell: beside the weights (66,560 bytes) and the spare there is room for 1100 cells
     options, _, _ = decide(monkeypatch, resolve_options.SPARE + 66_560 + 512 * 1100)
     assert options.ctx_size == 1024

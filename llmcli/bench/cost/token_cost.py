@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llmcli.runtime import kv_size
 from quant.gguf.header import TensorInfo
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 LOOKUPS = (
     "token_embd.weight",
@@ -50,7 +50,7 @@ class Work:
         return (self.operations + self.attention) / self.nbytes
 
 
-def work(header: Header, depth: int, type_k: str = "f16", type_v: str = "f16") -> Work:
+def work(header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f16") -> Work:
     """The work of the token behind `depth` others."""
     read: dict[str, int] = {}
     values = head = 0
@@ -62,16 +62,17 @@ def work(header: Header, depth: int, type_k: str = "f16", type_v: str = "f16") -
         if len(tensor.shape) > 1 and share and not _lookup(tensor, names):
             values += int(tensor.elements * share)
             head += tensor.elements if tensor.name in ("output.weight", "token_embd.weight") else 0
-    form = kv_size.shape(header.metadata)
+    form = kv_size.read_shape(header.metadata)
     if form is None:
         return Work(read, None, 2 * values, 2 * head, None, used < 1)
-    heads = header.number("attention.head_count") or 0
+    heads = header.get_int("attention.head_count") or 0
     cells = [
-        min(depth, form.window) if windowed and form.window else depth for windowed in form.windowed
+        min(depth, form.window) if windowed and form.window else depth
+        for windowed in form.is_windowed
     ]
     nbytes = sum(
         n * (kv_size.row_bytes(type_k, k) + kv_size.row_bytes(type_v, v))
-        for n, k, v in zip(cells, form.k, form.v, strict=True)
+        for n, k, v in zip(cells, form.k_values, form.v_values, strict=True)
     )
     attention = sum(
         2 * n * heads * (k + v) for n, k, v in zip(cells, form.k_heads, form.v_heads, strict=False)
@@ -79,7 +80,7 @@ def work(header: Header, depth: int, type_k: str = "f16", type_v: str = "f16") -
     return Work(read, nbytes, 2 * values, 2 * head, attention, used < 1)
 
 
-def prefill(header: Header, tokens: int) -> int | None:
+def prefill(header: ModelHeader, tokens: int) -> int | None:
     """Operations of a prompt: every weight for each token, the head for the last alone, attention
     to those before.
     """
@@ -89,13 +90,13 @@ def prefill(header: Header, tokens: int) -> int | None:
     return tokens * (last.operations - last.head + last.attention) + last.head
 
 
-def _used(header: Header) -> float:
+def _used(header: ModelHeader) -> float:
     """The share of its experts that a token goes through; 1 where there are none."""
-    count, used = header.number("expert_count"), header.number("expert_used_count")
+    count, used = header.get_int("expert_count"), header.get_int("expert_used_count")
     return used / count if count and used else 1.0
 
 
-def _share(tensor: TensorInfo, names: set[str], used: float, header: Header) -> float:
+def _share(tensor: TensorInfo, names: set[str], used: float, header: ModelHeader) -> float:
     """How much of a tensor a token reads."""
     if _lookup(tensor, names):
         return 1 / tensor.rows
@@ -109,10 +110,10 @@ def _lookup(tensor: TensorInfo, names: set[str]) -> bool:
     return tensor.name in LOOKUPS and (tensor.name != LOOKUPS[0] or "output.weight" in names)
 
 
-def _idle(name: str, header: Header) -> bool:
+def _idle(name: str, header: ModelHeader) -> bool:
     """Whether a tensor belongs to layers that predict further tokens, which plain decoding leaves
     out.
     """
-    parts, extra = name.split("."), header.number("nextn_predict_layers") or 0
-    trunk = (header.number("block_count") or 0) - extra
+    parts, extra = name.split("."), header.get_int("nextn_predict_layers") or 0
+    trunk = (header.get_int("block_count") or 0) - extra
     return bool(extra) and parts[0] == "blk" and parts[1].isdigit() and int(parts[1]) >= trunk

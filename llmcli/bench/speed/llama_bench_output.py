@@ -12,7 +12,7 @@ from llmcli.bench.speed.measure import Extra, Result, average, deviation
 from llmcli.bench.speed.parameter_grid import Test
 from llmcli.hardware import host
 from llmcli.runtime.binding import devices, library
-from llmcli.runtime.binding.cache_types import FLASH
+from llmcli.runtime.binding.cache_types import FLASH_MODES
 from llmcli.runtime.binding.kernels import gemm
 
 FORMATS = ("md", "csv", "json", "jsonl")
@@ -36,7 +36,7 @@ LISTS = (
     "sampling_extra",
     "reading",
 )  # what has no place in a cell
-FLASH_WORDS = {value: word for word, value in FLASH.items()}
+FLASH_WORDS = {value: word for word, value in FLASH_MODES.items()}
 
 
 def document(result: Result) -> dict[str, Any]:
@@ -44,11 +44,13 @@ def document(result: Result) -> dict[str, Any]:
     known or not there.
     """
     test, about = result.test, result.subject
-    gpus = [device.description for device in devices.devices() if device.kind in ("gpu", "igpu")]
+    gpus = [
+        device.description for device in devices.list_devices() if device.kind in ("gpu", "igpu")
+    ]
     times = [float(ns) for ns in result.samples_ns]
     rates = result.samples_ts
     return {
-        "build_commit": f"llama-cpp-python-{library.version()}",
+        "build_commit": f"llama-cpp-python-{library.llama_cpp_version()}",
         "build_number": 0,
         "cpu_info": host.cpu_name(),
         "gpu_info": ", ".join(gpus),
@@ -63,7 +65,7 @@ def document(result: Result) -> dict[str, Any]:
         "type_k": test.type_k,
         "type_v": test.type_v,
         "n_gpu_layers": test.n_gpu_layers,
-        "flash_attn": FLASH[test.flash_attn],
+        "flash_attn": FLASH_MODES[test.flash_attn],
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
@@ -105,11 +107,12 @@ def backends() -> str:
     """The kinds of devices of this build, as llama-bench's column: CPU, or e.g. CUDA; BF16 for
     products of our own.
     """
-    found = [device for device in devices.devices() if device.kind != "cpu"]
+    found = [device for device in devices.list_devices() if device.kind != "cpu"]
     names = [
-        one.name.rstrip("0123456789") if one.kind in devices.GPUS else one.name for one in found
+        one.name.rstrip("0123456789") if one.kind in devices.GPU_KINDS else one.name
+        for one in found
     ]
-    names += ["BF16"] if gemm.known() else []
+    names += ["BF16"] if gemm.is_available() else []
     return ",".join(dict.fromkeys(names)) or "CPU"
 
 
@@ -137,7 +140,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
-    lead = "n_threads" if devices.gpu_free() is None else "n_gpu_layers"
+    lead = "n_threads" if devices.free_gpu_bytes() is None else "n_gpu_layers"
     other = "n_gpu_layers" if lead == "n_threads" else "n_threads"
     odd = [name for name, value in DEFAULTS.items() if any(row[name] != value for row in rows)]
     odd += [other] if len({row[other] for row in rows}) > 1 else []

@@ -16,7 +16,7 @@ from llmcli.bench.speed.parameter_grid import Test
 from llmcli.bench.statistics.paired_test import Comparison, Design, judge
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache
+from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache_types
 
 # The flag of a sweep, the options whose values it chooses, and the fields of a Test they become.
 SWEEPS = {
@@ -76,8 +76,8 @@ def allowed(tests: Sequence[Test], metadata: Mapping[str, Any]) -> list[Test]:
 
 def _refused(test: Test, metadata: Mapping[str, Any]) -> bool:
     try:
-        check_cache(test.type_k, test.type_v, test.flash_attn)
-        kv_size.check(metadata, test.type_k, test.type_v)
+        check_cache_types(test.type_k, test.type_v, test.flash_attn)
+        kv_size.check_cache(metadata, test.type_k, test.type_v)
     except UserError:
         return True
     return False

@@ -89,7 +89,7 @@ def _overview(talk: Talk, answer: Answer) -> None:
 
 def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
     chosen = answer.tokens[number - 1]
-    likeliest = answer.top[number - 1] if answer.top else ()
+    likeliest = answer.top_logprobs[number - 1] if answer.top_logprobs else ()
     if not likeliest:
         hint = "type /probs on, then /regen; beams and forced tokens have no alternatives"
         raise UserError(f"no alternatives were kept for token {number}", hint=hint)

@@ -13,7 +13,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.display.stream_writer import Stream
 from llmcli.chat.terminal import repl, status_line
 from llmcli.chat.terminal.message_cost import Cost
-from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.text.chat_template import ChatTemplate
 
 Make = Callable[..., Talk]
 
@@ -65,7 +65,7 @@ def test_what_happens_to_a_message_that_does_not_fit_is_told_before(
 
 def test_a_template_that_cannot_tell_tells_nothing(talk: Make) -> None:
     one = talk()
-    one.runner.template = Template("{{ raise_exception('no') }}")
+    one.runner.template = ChatTemplate("{{ raise_exception('no') }}")
     assert Cost(one).line("hello") == ""
 
 
