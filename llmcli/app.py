@@ -38,7 +38,6 @@ def _run() -> None:
     from llmcli.commands.cli import app
     from llmcli.errors import ReaderGone, UsageError, UserError
     from llmcli.ui import UI
-    from quant.errors import Refusal
 
     try:
         try:
@@ -62,7 +61,7 @@ def _run() -> None:
             raise UserError(
                 "cannot expand ~: no such home directory", hint="write the full path"
             ) from error
-    except Refusal as error:
+    except UserError as error:
         UI().error(str(error), error.hint)
         _settle_output()
         if config.load().debug:

@@ -1,6 +1,6 @@
 """Errors that the user can resolve. Bugs are not caught: they end with a traceback."""
 
-from quant.errors import Refusal as UserError
+from quant.errors import UserError as UserError
 
 
 class ReaderGone(Exception):

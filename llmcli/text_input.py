@@ -20,34 +20,34 @@ def decoded(raw: bytes, what: str, start: int = 0, left_out: str = "") -> str:
         ) from None
 
 
-MOST_BYTES = 1 << 26  # largest text file that is read whole
+MAX_TEXT_BYTES = 1 << 26  # largest text file that is read whole
 
 
-def proper(what: str, text: str) -> None:
+def require_utf8(label: str, text: str) -> None:
     """Raise UserError if `text`, an argument named `label`, is not UTF-8."""
-    decoded(text.encode("utf-8", "surrogateescape"), what)
+    decoded(text.encode("utf-8", "surrogateescape"), label)
 
 
-def template_text(given: str) -> str:
+def read_template(file_or_text: str) -> str:
     """Return the Jinja text that --chat-template names: a file's content, or `file_or_text` itself.
 
     Raises UserError if it is neither.
     """
-    path = Path(given).expanduser()
+    path = Path(file_or_text).expanduser()
     try:
         if path.is_file():
-            return text_file(path)
+            return read_text(path)
     except OSError:  # a Jinja text may not be a valid file name
         pass
-    if "{" not in given:
+    if "{" not in file_or_text:
         raise UserError(
-            f"there is no template file {given}",
+            f"there is no template file {file_or_text}",
             hint="--chat-template takes a file, or a Jinja text",
         )
-    return given
+    return file_or_text
 
 
-def text_file(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises UserError if the file cannot be read, is too large or is not UTF-8; the error names the
@@ -55,12 +55,12 @@ def text_file(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:  # may be a pipe or an endless device
-            raw = file.read(MOST_BYTES + 1)
+            raw = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", hint="check the name") from None
-    if len(raw) > MOST_BYTES:
+    if len(raw) > MAX_TEXT_BYTES:
         raise UserError(
-            f"{path} has more than {MOST_BYTES:,} bytes",
+            f"{path} has more than {MAX_TEXT_BYTES:,} bytes",
             hint="no context can hold that much text: split the file",
         )
     return decoded(raw, str(path))

@@ -4,7 +4,7 @@
 """
 
 
-class Refusal(Exception):
+class UserError(Exception):
     """An error that the user can fix.
 
     The message says what happened; `hint` is a command or one instruction.
@@ -15,11 +15,11 @@ class Refusal(Exception):
         self.hint = hint
 
 
-class Damaged(Refusal):
+class DamagedSourceError(UserError):
     """An error in the content of the source itself. Partial output made from it is deleted, because
     it cannot be resumed.
     """
 
 
-class Pickled(Refusal):
+class PickleNotAllowedError(UserError):
     """A checkpoint has only pickled weights, and reading pickles was not allowed."""

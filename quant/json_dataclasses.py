@@ -12,43 +12,43 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-LARGEST = 2**63
+MAX_NUMBER = 2**63
 
 
-def parse(kind: type[T], text: str, longest: int) -> T:
+def parse_json(kind: type[T], text: str, max_chars: int) -> T:
     """Return the object that `text` describes.
 
     `max_chars` limits the text's length in characters. Raises ValueError, with the path of the
     field, if the text does not fit `kind`.
     """
-    if len(text) > longest:
-        raise ValueError(f"{len(text):,} characters, more than {longest:,}")
+    if len(text) > max_chars:
+        raise ValueError(f"{len(text):,} characters, more than {max_chars:,}")
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    result: T = decoded(kind, value, "")
+    result: T = decode_value(kind, value, "")
     return result
 
 
-def decoded(kind: Any, value: Any, where: str) -> Any:
+def decode_value(kind: Any, value: Any, path: str) -> Any:
     """Return `value` as `kind`; `path` names it in errors. Raises ValueError if it does not fit."""
     if is_dataclass(kind):
-        return _decode_object(kind, value, where)
+        return _decode_object(kind, value, path)
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, Union):
         if value is None:
             return None
-        return decoded(next(item for item in inner if item is not type(None)), value, where)
+        return decode_value(next(item for item in inner if item is not type(None)), value, path)
     if origin is tuple:
         if not isinstance(value, list):
-            raise ValueError(f"{where} is not a list")
-        return tuple(decoded(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+            raise ValueError(f"{path} is not a list")
+        return tuple(decode_value(inner[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin in (dict, Mapping):
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is not an object")
-        return {key: decoded(inner[1], item, f"{where}.{key}") for key, item in value.items()}
-    return _decode_scalar(kind, value, where)
+            raise ValueError(f"{path} is not an object")
+        return {key: decode_value(inner[1], item, f"{path}.{key}") for key, item in value.items()}
+    return _decode_scalar(kind, value, path)
 
 
 def _decode_object(kind: Any, value: Any, where: str) -> Any:
@@ -58,7 +58,7 @@ def _decode_object(kind: Any, value: Any, where: str) -> Any:
     for field in fields(kind):
         path = f"{where}.{field.name}" if where else field.name
         if field.name in value:
-            arguments[field.name] = decoded(hints[field.name], value[field.name], path)
+            arguments[field.name] = decode_value(hints[field.name], value[field.name], path)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{path} is missing")
     return kind(**arguments)
@@ -68,9 +68,9 @@ def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if isinstance(value, float) and math.isfinite(value):
             return value
-        if isinstance(value, int) and abs(value) < LARGEST:
+        if isinstance(value, int) and abs(value) < MAX_NUMBER:
             return float(value)
-    elif type(value) is kind and (kind is not int or abs(value) < LARGEST):
+    elif type(value) is kind and (kind is not int or abs(value) < MAX_NUMBER):
         if kind is str:
             value.encode()  # rejects half a surrogate pair: UnicodeEncodeError is a ValueError
         return value

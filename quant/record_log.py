@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 MAGIC = "llmcli records 1"
-RECORD = struct.Struct("<IQI")  # number, length in bytes, CRC-32
-LONGEST_HEAD = 1 << 16
+RECORD_HEADER = struct.Struct("<IQI")  # number, length in bytes, CRC-32
+MAX_HEAD_BYTES = 1 << 16
 
 
-class Records:
+class RecordLog:
     """One open record file.
 
     `head` is the JSON object of the first line; `numbers` are the numbers of the records in the
@@ -33,7 +33,7 @@ class Records:
         return set(self._spans)
 
     @classmethod
-    def begin(cls, path: Path, head: dict[str, Any]) -> Self:
+    def create(cls, path: Path, head: dict[str, Any]) -> Self:
         """Create a file with this head, replacing any existing file."""
         stream = path.open("w+b")
         stream.write(json.dumps({"format": MAGIC, **head}).encode() + b"\n")
@@ -59,7 +59,7 @@ class Records:
 
     @classmethod
     def _read(cls, stream: BinaryIO) -> Self | None:
-        line = stream.readline(LONGEST_HEAD)
+        line = stream.readline(MAX_HEAD_BYTES)
         try:
             head = json.loads(line) if line.endswith(b"\n") else None
         except (ValueError, RecursionError):
@@ -69,19 +69,19 @@ class Records:
         records, size = cls(stream, head), os.fstat(stream.fileno()).st_size
         while True:
             start = stream.tell()
-            raw = stream.read(RECORD.size)
-            if len(raw) == RECORD.size:
-                number, nbytes, checksum = RECORD.unpack(raw)
+            raw = stream.read(RECORD_HEADER.size)
+            if len(raw) == RECORD_HEADER.size:
+                number, nbytes, checksum = RECORD_HEADER.unpack(raw)
                 if (
-                    nbytes <= size - start - RECORD.size
+                    nbytes <= size - start - RECORD_HEADER.size
                     and zlib.crc32(stream.read(nbytes)) == checksum
                 ):
-                    records._spans[number] = (start + RECORD.size, nbytes)
+                    records._spans[number] = (start + RECORD_HEADER.size, nbytes)
                     continue
             stream.seek(start)
             return records
 
-    def get(self, number: int) -> bytes:
+    def read(self, number: int) -> bytes:
         """Return the bytes of one record. Raises KeyError for an unknown number."""
         offset, nbytes = self._spans[number]
         end = self._stream.tell()
@@ -90,10 +90,10 @@ class Records:
         self._stream.seek(end)
         return raw
 
-    def put(self, records: Mapping[int, bytes | memoryview]) -> None:
+    def append(self, records: Mapping[int, bytes | memoryview]) -> None:
         """Append records and flush them to the disk."""
         for number, raw in records.items():
-            self._stream.write(RECORD.pack(number, len(raw), zlib.crc32(raw)))
+            self._stream.write(RECORD_HEADER.pack(number, len(raw), zlib.crc32(raw)))
             self._spans[number] = (self._stream.tell(), len(raw))
             self._stream.write(raw)
         _sync(self._stream)

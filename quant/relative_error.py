@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def squares(values: "NDArray[np.floating]") -> float:
+def sum_of_squares(values: "NDArray[np.floating]") -> float:
     """Return the sum of squares, added in float64."""
     import numpy as np
 
     return float(np.square(values, dtype=np.float64).sum())
 
 
-def relative(noise: float, signal: float) -> float | None:
+def relative_rms(noise: float, signal: float) -> float | None:
     """Return the relative RMS error from the sums of squares of difference and signal; None if
     either is NaN or infinite, or the signal is 0.
     """

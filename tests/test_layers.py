@@ -1,7 +1,6 @@
 """Imports point downward without circles, each foreign library has one door, and public names say something."""
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -307,9 +306,7 @@ def test_each_library_has_one_door() -> None:
 
 
 def test_a_public_class_name_has_one_meaning() -> None:
-    assert {
-        name: places for name, places in public_classes(ROOT).items() if len(places) > 1
-    } == {}
+    assert {name: places for name, places in public_classes(ROOT).items() if len(places) > 1} == {}
 
 
 def test_public_names_are_not_riddles() -> None:

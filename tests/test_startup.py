@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.commands.cli import MODULES, WORDS, made
+from llmcli.commands.cli import COMMANDS_OF_MODULE, MODULE_OF_COMMAND, load_commands
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {
@@ -61,12 +61,12 @@ def test_every_word_is_registered_by_the_module_that_is_said_to() -> None:
     files = {path: path.stem for path in folder.glob("*.py")}
     files |= {path: path.parent.name for path in folder.glob("*/__init__.py")}
     register = "def register(app: typer.Typer) -> None:"
-    assert set(WORDS) == {
+    assert set(COMMANDS_OF_MODULE) == {
         name for path, name in files.items() if register in path.read_text(encoding="utf-8")
     }
-    for module, words in WORDS.items():
-        assert tuple(made(module)) == words
-    assert len(MODULES) == sum(map(len, WORDS.values()))
+    for module, words in COMMANDS_OF_MODULE.items():
+        assert tuple(load_commands(module)) == words
+    assert len(MODULE_OF_COMMAND) == sum(map(len, COMMANDS_OF_MODULE.values()))
 
 
 LOADED = """

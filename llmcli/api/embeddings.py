@@ -6,44 +6,47 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.api.errors import Problem, unknown_model
-from llmcli.api.fields import Fields, kind
-from llmcli.api.server_settings import Settings
+from llmcli.api.errors import ApiError, unknown_model
+from llmcli.api.fields import Fields, json_type
+from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.binding.pooled_context import Vector
-from llmcli.runtime.scoring.embedder import Embedder, unit
+from llmcli.runtime.scoring.embedder import Embedder, normalize
 
-Text = str | Sequence[int]
-
-
-MOST_TEXTS = 2048  # OpenAI's limits for one request
+EmbeddingInput = str | Sequence[int]
 
 
-MOST_TOKENS = 300_000
+MAX_TEXTS = 2048  # OpenAI's limits for one request
 
 
-class Asked:
+MAX_TOKENS = 300_000
+
+
+class EmbeddingsRequest:
     """A parsed embeddings request. Raises ApiError for invalid fields."""
 
-    def __init__(self, document: Mapping[str, Any], settings: Settings) -> None:
+    def __init__(self, document: Mapping[str, Any], settings: ServerSettings) -> None:
         self._fields = Fields(document)
-        self.model = self._fields.text("model") or settings.name
+        self.model = self._fields.text("model") or settings.model_name
         if self.model not in settings.names:
             raise unknown_model(self.model, settings.names)
         self._form = self._fields.choice("encoding_format", ("float", "base64"), "float")
-        self.texts = texts(self._fields)
+        self.texts = read_texts(self._fields)
 
-    def length(self, embedder: Embedder) -> int:
+    def vector_length(self, embedder: Embedder) -> int:
         """Return the number of values of each vector that the request asks for. Raises ApiError if
         the model has no embeddings.
         """
-        if embedder.ranks:
-            raise Problem(
+        if embedder.is_reranker:
+            raise ApiError(
                 "this model ranks pairs of texts and has no embeddings: use /v1/rerank",
                 501,
             )
-        return self._fields.whole("dimensions", 1, embedder.size, embedder.size) or embedder.size
+        return (
+            self._fields.integer("dimensions", 1, embedder.vector_size, embedder.vector_size)
+            or embedder.vector_size
+        )
 
-    def answer(
+    def build_document(
         self, ids: list[list[int]], vectors: Sequence[Vector], length: int
     ) -> dict[str, Any]:
         """Return OpenAI's document. `vectors`: `[texts, embedding_size]`; `length`: values that are
@@ -53,7 +56,7 @@ class Asked:
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": written(shortened(vector, length), self._form),
+                "embedding": encode_vector(shorten_vector(vector, length), self._form),
             }
             for index, vector in enumerate(vectors)
         ]
@@ -62,79 +65,81 @@ class Asked:
         return {"object": "list", "data": data, "model": self.model, "usage": usage}
 
 
-def texts(fields: Fields) -> list[Text]:
+def read_texts(fields: Fields) -> list[EmbeddingInput]:
     """Read `input`: a text, several texts, the token ids of a text, or several such lists. Raises
     ApiError.
     """
     values = fields.values.get("input")
     if values is None:
-        raise Problem("input is missing", param="input")
+        raise ApiError("input is missing", param="input")
     if isinstance(values, str) or (
         isinstance(values, list) and values and all(type(id_) is int for id_ in values)
     ):
         values = [values]
     if not isinstance(values, list) or not values:
-        raise Problem(f"input must be text, texts or token ids, not {kind(values)}", param="input")
-    if len(values) > MOST_TEXTS:
-        raise Problem(
-            f"input has {len(values):,} texts; the limit is {MOST_TEXTS:,}", param="input"
+        raise ApiError(
+            f"input must be text, texts or token ids, not {json_type(values)}", param="input"
+        )
+    if len(values) > MAX_TEXTS:
+        raise ApiError(
+            f"input has {len(values):,} texts; the limit is {MAX_TEXTS:,}", param="input"
         )
     for index, text in enumerate(values):
         if not isinstance(text, str) and not (
             isinstance(text, list) and all(type(token) is int for token in text)
         ):
-            raise Problem(
-                f"input[{index}] must be text or token ids, not {kind(text)}",
+            raise ApiError(
+                f"input[{index}] must be text or token ids, not {json_type(text)}",
                 param=f"input[{index}]",
             )
         if not text:
-            raise Problem(f"input[{index}] is empty", param=f"input[{index}]")
+            raise ApiError(f"input[{index}] is empty", param=f"input[{index}]")
     return values
 
 
-def encoded(texts_: list[Text], embedder: Embedder) -> list[list[int]]:
+def encode_texts(texts_: list[EmbeddingInput], embedder: Embedder) -> list[list[int]]:
     """Return the token ids of each text. Raises ApiError for a text without tokens, an unknown
     token, or too many tokens, and at once for a text that is certainly too long: megabytes of
     spaces would occupy the tokenizer for many seconds.
     """
     tokens: list[list[int]] = []
     for index, text in enumerate(texts_):
-        if isinstance(text, str) and (least := embedder.least(text)) > embedder.most:
+        if isinstance(text, str) and (least := embedder.min_tokens(text)) > embedder.max_tokens:
             raise _too_long(index, f"{least} tokens or more", least, embedder)
         ids = embedder.encode(text) if isinstance(text, str) else list(text)
         if not ids:
-            raise Problem(f"input[{index}] has no tokens", param=f"input[{index}]")
+            raise ApiError(f"input[{index}] has no tokens", param=f"input[{index}]")
         if unknown := next((token for token in ids if not 0 <= token < embedder.n_vocab), None):
-            raise Problem(
+            raise ApiError(
                 f"input[{index}]: {unknown} is not a token of this model", param=f"input[{index}]"
             )
         tokens.append(ids)
-        if len(ids) > embedder.most:
+        if len(ids) > embedder.max_tokens:
             raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)
-    if (count := sum(map(len, tokens))) > MOST_TOKENS:
-        raise Problem(f"input has {count:,} tokens; the limit is {MOST_TOKENS:,}", param="input")
+    if (count := sum(map(len, tokens))) > MAX_TOKENS:
+        raise ApiError(f"input has {count:,} tokens; the limit is {MAX_TOKENS:,}", param="input")
     return tokens
 
 
-def _too_long(index: int, words: str, count: int, embedder: Embedder) -> Problem:
-    return Problem(
-        f"input[{index}] has {words}; this model embeds at most {embedder.most}",
+def _too_long(index: int, words: str, count: int, embedder: Embedder) -> ApiError:
+    return ApiError(
+        f"input[{index}] has {words}; this model embeds at most {embedder.max_tokens}",
         param=f"input[{index}]",
         code="context_length_exceeded",
         type="exceed_context_size_error",
         n_prompt_tokens=count,
-        n_ctx=embedder.most,
+        n_ctx=embedder.max_tokens,
     )
 
 
-def shortened(vector: Vector, size: int) -> Vector:
+def shorten_vector(vector: Vector, size: int) -> Vector:
     """Return the first `size` values of a vector, scaled to length 1 again, as OpenAI does with
     models trained for it. Shapes: `[embedding_size]` to `[size]`.
     """
-    return vector if size == len(vector) else unit(vector[:size])
+    return vector if size == len(vector) else normalize(vector[:size])
 
 
-def written(vector: Vector, form: str) -> list[float] | str:
+def encode_vector(vector: Vector, form: str) -> list[float] | str:
     """Return the values, or the bytes of float32 in base64."""
     if form == "float":
         values: list[float] = vector.tolist()

@@ -7,12 +7,11 @@ Free of HTTP: lines of a batch and messages of a WebSocket fail with the same ob
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.constraint.base import Unfollowable
+from llmcli.runtime.constraint.base import UnsatisfiableConstraint
 from llmcli.runtime.requests.beam_settings import TooManyBeams
-from quant.errors import Refusal
 
 
-class Busy(UserError):
+class ServerBusy(UserError):
     """The queue is full; `retry_after` is in seconds."""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
@@ -23,38 +22,38 @@ class Busy(UserError):
         self.retry_after = retry_after
 
 
-class Stopping(UserError):
+class ServerStopping(UserError):
     """The server is stopping and accepts no requests."""
 
     def __init__(self) -> None:
         super().__init__("the server is stopping", hint="start it again")
 
 
-class Failed(UserError):
+class AnswerFailed(UserError):
     """The model or the machine could not complete an answer."""
 
 
-def failure(error: UserError) -> UserError:
+def answer_error(error: UserError) -> UserError:
     """Return the error that a client receives for a failed answer. A grammar that no token can
     continue is the request's own mistake.
     """
     return (
         error
-        if isinstance(error, Unfollowable)
-        else Failed(str(error), hint="try again, or send another request")
+        if isinstance(error, UnsatisfiableConstraint)
+        else AnswerFailed(str(error), hint="try again, or send another request")
     )
 
 
-WRONG = "invalid_request_error"
-TYPES = {
-    400: WRONG,
+INVALID_REQUEST = "invalid_request_error"
+ERROR_TYPES = {
+    400: INVALID_REQUEST,
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: WRONG,
-    408: WRONG,
-    413: WRONG,
-    415: WRONG,
+    405: INVALID_REQUEST,
+    408: INVALID_REQUEST,
+    413: INVALID_REQUEST,
+    415: INVALID_REQUEST,
     429: "rate_limit_error",
     500: "server_error",
     501: "not_supported_error",
@@ -62,10 +61,10 @@ TYPES = {
 }
 
 
-ANTHROPIC = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+ANTHROPIC_ERROR_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 
 
-class Problem(Refusal):
+class ApiError(UserError):
     """A request that cannot be answered. `param`: the field that is wrong; `more`: further fields
     of the error object.
     """
@@ -82,16 +81,16 @@ class Problem(Refusal):
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
-        self.type, self.more = type or TYPES[status], more
+        self.type, self.more = type or ERROR_TYPES[status], more
 
 
-def unknown_model(name: str, names: tuple[str, ...]) -> Problem:
+def unknown_model(name: str, names: tuple[str, ...]) -> ApiError:
     """Return the error of a request for a model that is not served."""
     message = f"the model {name[:100]!r} is not served here; available: {', '.join(names)}"
-    return Problem(message, 404, param="model", code="model_not_found")
+    return ApiError(message, 404, param="model", code="model_not_found")
 
 
-def problem(error: Refusal) -> Problem:
+def as_api_error(error: UserError) -> ApiError:
     """Return any UserError as an ApiError: what the engine, a template or a grammar refuses is a
     mistake of the request (400).
 
@@ -99,22 +98,22 @@ def problem(error: Refusal) -> Problem:
     it in the server's terms.
     """
     match error:
-        case Problem():
+        case ApiError():
             return error
-        case Busy():
-            return Problem(str(error), 429, code="busy")
-        case Failed():
-            return Problem(str(error), 500)
-        case Stopping():
-            return Problem(str(error), 503)
+        case ServerBusy():
+            return ApiError(str(error), 429, code="busy")
+        case AnswerFailed():
+            return ApiError(str(error), 500)
+        case ServerStopping():
+            return ApiError(str(error), 503)
         case TooManyBeams():
-            return Problem(
+            return ApiError(
                 f"{error}: ask for fewer, or start with a larger --parallel", param="beams"
             )
-    return Problem(str(error))
+    return ApiError(str(error))
 
 
-def document(error: Problem, path: str = "") -> dict[str, Any]:
+def error_document(error: ApiError, path: str = "") -> dict[str, Any]:
     """Return the error document in the form of a path's API: ollama's has only a message,
     Anthropic's has its own types.
     """
@@ -130,6 +129,6 @@ def document(error: Problem, path: str = "") -> dict[str, Any]:
     if path.removeprefix("/v1").startswith("/messages"):
         return {
             "type": "error",
-            "error": {**about, "type": ANTHROPIC.get(error.status, error.type)},
+            "error": {**about, "type": ANTHROPIC_ERROR_TYPES.get(error.status, error.type)},
         }
     return {"error": about}

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 
-KINDS = {
+TYPE_NAMES = {
     dict: "an object",
     list: "a list",
     str: "text",
@@ -16,12 +16,12 @@ KINDS = {
 }
 
 
-def kind(value: object) -> str:
+def json_type(value: object) -> str:
     """Return the kind of a JSON value in words."""
     if value is None:
         return "null"
     return next(
-        (words for type_, words in KINDS.items() if type(value) is type_), type(value).__name__
+        (words for type_, words in TYPE_NAMES.items() if type(value) is type_), type(value).__name__
     )
 
 
@@ -34,19 +34,19 @@ class Fields:
     values: Mapping[str, Any]
     path: str = ""
 
-    def at(self, name: str | int) -> str:
+    def path_of(self, name: str | int) -> str:
         """Return the path of a field."""
         if isinstance(name, int):
             return f"{self.path}[{name}]"
         return f"{self.path}.{name}" if self.path else name
 
-    def wrong(self, name: str, must: str) -> Problem:
+    def type_error(self, name: str, expected: str) -> ApiError:
         """Return the error of a field whose value is not what it must be."""
         value = self.values.get(name)
-        shown = repr(value)[:60] if isinstance(value, str | int | float) else kind(value)
+        shown = repr(value)[:60] if isinstance(value, str | int | float) else json_type(value)
         shown = shown.lower() if isinstance(value, bool) else shown
-        path = self.at(name)
-        return Problem(f"{path} must be {must}, not {shown}", param=path)
+        path = self.path_of(name)
+        return ApiError(f"{path} must be {expected}, not {shown}", param=path)
 
     def has(self, name: str) -> bool:
         """Return whether the field is present and not null."""
@@ -57,7 +57,7 @@ class Fields:
         if value is None:
             return default
         if type(value) is not type_ and not (type_ is float and type(value) is int):
-            raise self.wrong(name, KINDS[type_])
+            raise self.type_error(name, TYPE_NAMES[type_])
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
@@ -65,24 +65,24 @@ class Fields:
         value: str | None = self._typed(name, str, default)
         return value
 
-    def needed(self, name: str) -> str:
+    def required_text(self, name: str) -> str:
         """Return a text. Raises ApiError if it is missing."""
         value = self.text(name)
         if value is None:
-            raise Problem(f"{self.at(name)} is missing", param=self.at(name))
+            raise ApiError(f"{self.path_of(name)} is missing", param=self.path_of(name))
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return a Boolean."""
         return bool(self._typed(name, bool, default))
 
-    def whole(self, name: str, low: int, high: int, default: int | None = None) -> int | None:
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int | None:
         """Return a whole number from `low` to `high`, both included."""
         value = self._typed(name, int, None)
         if value is None:
             return default
         if not low <= value <= high:
-            raise self.wrong(name, f"a whole number from {low} to {high}")
+            raise self.type_error(name, f"a whole number from {low} to {high}")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float | None:
@@ -94,44 +94,44 @@ class Fields:
         """Return one of the allowed words."""
         value = self.text(name, default)
         if value not in allowed:
-            raise self.wrong(name, f"one of {', '.join(allowed)}")
+            raise self.type_error(name, f"one of {', '.join(allowed)}")
         return value or default
 
     def table(self, name: str) -> "Fields | None":
         """Return the object in a field, or None."""
         value = self._typed(name, dict, None)
-        return None if value is None else Fields(value, self.at(name))
+        return None if value is None else Fields(value, self.path_of(name))
 
-    def list(self, name: str, most: int = 1 << 20) -> list[Any]:
+    def list(self, name: str, max_count: int = 1 << 20) -> list[Any]:
         """Return a list of at most `max_count` entries; an absent list is empty."""
         value: list[Any] = self._typed(name, list, [])
-        if len(value) > most:
-            raise self._too_many(name, len(value), most)
+        if len(value) > max_count:
+            raise self._too_many(name, len(value), max_count)
         return value
 
-    def tables(self, name: str, most: int = 1 << 20) -> "Iterator[Fields]":
+    def tables(self, name: str, max_count: int = 1 << 20) -> "Iterator[Fields]":
         """Yield the objects of a list of at most `max_count` entries."""
-        inner = Fields({}, self.at(name))
-        for index, value in enumerate(self.list(name, most)):
+        inner = Fields({}, self.path_of(name))
+        for index, value in enumerate(self.list(name, max_count)):
             if type(value) is not dict:
-                path = inner.at(index)
-                raise Problem(f"{path} must be an object, not {kind(value)}", param=path)
-            yield Fields(value, inner.at(index))
+                path = inner.path_of(index)
+                raise ApiError(f"{path} must be an object, not {json_type(value)}", param=path)
+            yield Fields(value, inner.path_of(index))
 
-    def words(self, name: str, most: int) -> tuple[str, ...]:
+    def texts(self, name: str, max_count: int) -> tuple[str, ...]:
         """Return a text or a list of at most `max_count` texts as a tuple."""
         value = self.values.get(name)
         if value is None:
             return ()
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise self.wrong(name, "text or a list of texts")
-        if len(texts) > most:
-            raise self._too_many(name, len(texts), most)
+            raise self.type_error(name, "text or a list of texts")
+        if len(texts) > max_count:
+            raise self._too_many(name, len(texts), max_count)
         return tuple(texts)
 
-    def _too_many(self, name: str, count: int, most: int) -> Problem:
-        return Problem(
-            f"{self.at(name)} has {count:,} entries; the limit is {most:,}",
-            param=self.at(name),
+    def _too_many(self, name: str, count: int, most: int) -> ApiError:
+        return ApiError(
+            f"{self.path_of(name)} has {count:,} entries; the limit is {most:,}",
+            param=self.path_of(name),
         )

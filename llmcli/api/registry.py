@@ -12,6 +12,6 @@ def forms() -> dict[str, Any]:
     return collect("llmcli.api.forms", "FORMS", key="path")
 
 
-def form(path: str) -> Any:
+def find_form(path: str) -> Any:
     """Return the ApiForm of a path, with or without the prefix /v1; None if there is none."""
     return forms().get(path) or forms().get(f"/v1{path}")

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmcli.runtime.sampling import Sampling, defaults
+from llmcli.runtime.sampling import Sampling, default_sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     """`names`: what a request may call the model; the first is its own name. `sampling`, `system`,
     `stops` and `max_tokens` are defaults of a request. `most_tokens` limits every answer,
     `most_context` prompt and answer together (None: the cache does). Without `keys` no request
@@ -17,7 +17,7 @@ class Settings:
 
     names: tuple[str, ...]
     created: int = 0
-    sampling: Sampling = defaults()  # noqa: RUF009 (frozen)
+    sampling: Sampling = default_sampling()  # noqa: RUF009 (frozen)
     system: str | None = None
     stops: tuple[str, ...] = ()
     max_tokens: int | None = None
@@ -35,6 +35,6 @@ class Settings:
     ssl_cert: Path | None = None
 
     @property
-    def name(self) -> str:
+    def model_name(self) -> str:
         """The model's own name."""
         return self.names[0]

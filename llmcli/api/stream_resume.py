@@ -20,20 +20,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from llmcli.runtime.requests.request import Begun
-from llmcli.runtime.sampling import RANDOM
-from llmcli.runtime.sampling.chain import concrete_seed
+from llmcli.runtime.requests.request import ReplayedAnswer
+from llmcli.runtime.sampling import RANDOM_SEED
+from llmcli.runtime.sampling.chain import resolve_seed
 from llmcli.types import Event, Finish
 
-SCOPE = "llmcli.known"  # in a scope: the position
-TOLD = "llmcli.told"  # in a message: the marks of its bytes
+POSITION_KEY = "llmcli.known"  # in a scope: the position
+MARKS_KEY = "llmcli.told"  # in a message: the marks of its bytes
 # An event as plain values, which can be sent to another process: number of the answer, token id,
 # finish reason.
-Told = tuple[int, int | None, Finish | None]
+StreamMark = tuple[int, int | None, Finish | None]
 
 
 @dataclass(slots=True)
-class Known:
+class StreamPosition:
     """The position of a request's answers. `name`: digits of a UUID; `created`: Unix seconds;
     `seed`: for requests without one. By the number of the answer: `tokens` that were sent (an empty
     list if the answer has only begun), and `ends`, the finish reasons.
@@ -45,7 +45,7 @@ class Known:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, Finish] = field(default_factory=dict)
 
-    def hear(self, marks: Iterable[Told]) -> None:
+    def advance(self, marks: Iterable[StreamMark]) -> None:
         """Add the marks of events that were sent."""
         for number, token, finish in marks:
             tokens = self.tokens.setdefault(number, [])
@@ -54,28 +54,28 @@ class Known:
             if finish is not None:
                 self.ends[number] = finish
 
-    def begun(self, number: int) -> Begun:
+    def replayed_answer(self, number: int) -> ReplayedAnswer:
         """Return the beginning of one answer, to be replayed."""
-        return Begun(tuple(self.tokens.get(number, ())), self.ends.get(number))
+        return ReplayedAnswer(tuple(self.tokens.get(number, ())), self.ends.get(number))
 
-    def put(self, scope: Mapping[str, Any]) -> dict[str, Any]:
+    def attach_to(self, scope: Mapping[str, Any]) -> dict[str, Any]:
         """Return a scope that carries the position as plain values."""
-        return {**scope, SCOPE: asdict(self)}
+        return {**scope, POSITION_KEY: asdict(self)}
 
 
-class Past:
+class PastAnswer:
     """Recognizes the events of a stream that were sent before. `has_started`: at least one was
     sent.
     """
 
-    def __init__(self, position: Known | None) -> None:
+    def __init__(self, position: StreamPosition | None) -> None:
         self._left = (
             {number: len(tokens) for number, tokens in position.tokens.items()} if position else {}
         )
         self._ends = position.ends if position else {}
-        self.begun = bool(self._left)
+        self.has_started = bool(self._left)
 
-    def has(self, event: Event) -> bool:
+    def includes(self, event: Event) -> bool:
         """Return whether this event was sent before; call it once for each event."""
         if event.token is None:
             return event.finish is not None and event.sequence in self._ends
@@ -84,19 +84,19 @@ class Past:
         return remaining > 0
 
 
-def told(events: Iterable[Event]) -> tuple[Told, ...]:
+def stream_marks(events: Iterable[Event]) -> tuple[StreamMark, ...]:
     """Return the marks of events."""
     return tuple(
         (event.sequence, event.token.id if event.token else None, event.finish) for event in events
     )
 
 
-def fresh() -> Known:
+def new_position() -> StreamPosition:
     """Return the position of a request that has no answer yet."""
-    return Known(uuid.uuid4().hex, int(time.time()), concrete_seed(RANDOM))
+    return StreamPosition(uuid.uuid4().hex, int(time.time()), resolve_seed(RANDOM_SEED))
 
 
-def known(scope: Mapping[str, Any]) -> Known | None:
+def read_position(scope: Mapping[str, Any]) -> StreamPosition | None:
     """Return the position that a scope carries, or None if the stream cannot be continued."""
-    values = scope.get(SCOPE)
-    return Known(**values) if values else None
+    values = scope.get(POSITION_KEY)
+    return StreamPosition(**values) if values else None

@@ -2,31 +2,33 @@
 
 from typing import Any
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
 from llmcli.runtime.binding.model import Model
 
-MOST_TEXT, MOST_PIECES = 1 << 21, 1 << 17
+MAX_TEXT_CHARACTERS, MAX_PIECES = 1 << 21, 1 << 17
 
 
-def tokens_of(model: Model, text: str, around: bool, special: bool, pieces: bool) -> list[Any]:
+def encode_text(
+    model: Model, text: str, add_special: bool, parse_special: bool, with_pieces: bool
+) -> list[Any]:
     """Return the token ids of a text, or ids with pieces. `add_special`: add the tokens that the
     file puts around a text; `parse_special`: parse control tokens.
 
     Raises ApiError for a text that is too long.
     """
-    if len(text) > MOST_TEXT:
-        raise Problem(
-            f"content has {len(text):,} characters; the limit is {MOST_TEXT:,}",
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise ApiError(
+            f"content has {len(text):,} characters; the limit is {MAX_TEXT_CHARACTERS:,}",
             param="content",
         )
-    ids = model.tokenize(text, special=special, add_special=around)
-    if pieces and len(ids) > MOST_PIECES:
-        raise Problem(
-            f"content has {len(ids):,} tokens; the limit with pieces is {MOST_PIECES:,}",
+    ids = model.tokenize(text, special=parse_special, add_special=add_special)
+    if with_pieces and len(ids) > MAX_PIECES:
+        raise ApiError(
+            f"content has {len(ids):,} tokens; the limit with pieces is {MAX_PIECES:,}",
             param="with_pieces",
         )
-    return [{"id": id_, "piece": _piece(model, id_)} for id_ in ids] if pieces else ids
+    return [{"id": id_, "piece": _piece(model, id_)} for id_ in ids] if with_pieces else ids
 
 
 def _piece(model: Model, token: int) -> str | list[int]:
@@ -37,12 +39,14 @@ def _piece(model: Model, token: int) -> str | list[int]:
         return list(raw)
 
 
-def text_of(model: Model, fields: Fields) -> str:
+def decode_tokens(model: Model, fields: Fields) -> str:
     """Return the text of the field `tokens`. Raises ApiError for a value that is not a token of the
     model.
     """
     ids = fields.list("tokens")
     for index, id_ in enumerate(ids):
         if type(id_) is not int or not 0 <= id_ < model.n_vocab:
-            raise Problem(f"tokens[{index}] is not a token of this model", param=f"tokens[{index}]")
+            raise ApiError(
+                f"tokens[{index}] is not a token of this model", param=f"tokens[{index}]"
+            )
     return b"".join(model.piece(id_, special=True) for id_ in ids).decode("utf-8", "replace")

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from llmcli.api.errors import failure, problem
+from llmcli.api.errors import answer_error, as_api_error
 from llmcli.api.forms.base import Document
-from llmcli.batch.plans import Plan, Wanted
-from llmcli.batch.rounds import admission
+from llmcli.batch.plans import AnswerPlan, SampleRequest
+from llmcli.batch.rounds import admission_rule
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
-from quant.errors import Refusal
+from quant.errors import UserError
 
 # Lines that are prepared at once, and tokens of their prompts.
-WINDOW, MOST_TOKENS = 1024, 1 << 18
+WINDOW_LINES, WINDOW_TOKENS = 1024, 1 << 18
 
 
 @dataclass(slots=True, eq=False)
-class Task:
+class BatchTask:
     """One line: its plan, the requests that the plan waits for, and their answers.
 
     `error`: the error of a line that cannot be answered at all. `engine_work` computes the document
@@ -34,60 +34,60 @@ class Task:
     """
 
     index: int
-    plan: Plan | None
-    wanted: Sequence[Wanted] = ()
-    got: list[dict[int, Answer]] = field(default_factory=list)  # by request: answers by sample
-    open: int = 0  # answers that are missing
-    refusal: Refusal | None = None
-    aside: "Iterator[Document | None] | None" = None
+    plan: AnswerPlan | None
+    requests: Sequence[SampleRequest] = ()
+    answers: list[dict[int, Answer]] = field(default_factory=list)  # by request: answers by sample
+    n_missing: int = 0  # answers that are missing
+    error: UserError | None = None
+    engine_work: "Iterator[Document | None] | None" = None
 
     @classmethod
-    def begin(cls, index: int, plan: Plan) -> "Task":
+    def begin(cls, index: int, plan: AnswerPlan) -> "BatchTask":
         """Return a task with the plan's first requests. Raises what the plan raises."""
         task = cls(index, plan)
-        task.ask(next(plan))
+        task.set_requests(next(plan))
         return task
 
-    def ask(self, wanted: Sequence[Wanted]) -> None:
+    def set_requests(self, requests: Sequence[SampleRequest]) -> None:
         """Set the requests that the plan waits for."""
-        self.wanted, self.got = wanted, [{} for _ in wanted]
-        self.open = sum(request.samples for request in wanted)
+        self.requests, self.answers = requests, [{} for _ in requests]
+        self.n_missing = sum(request.samples for request in requests)
 
-    def go_on(self) -> "Document | Refusal | None":
+    def advance(self) -> "Document | UserError | None":
         """Give the plan its answers. Return its document or error, or None if it has further
         requests.
         """
         assert self.plan is not None
         answers = [
-            [by_sample[number] for number in range(len(by_sample))] for by_sample in self.got
+            [by_sample[number] for number in range(len(by_sample))] for by_sample in self.answers
         ]
         for answer in (drawn for samples in answers for drawn in samples):
             if answer.finish == "failed":
                 assert answer.error
-                return problem(failure(answer.error))
+                return as_api_error(answer_error(answer.error))
         try:
-            self.ask(self.plan.send(answers))
+            self.set_requests(self.plan.send(answers))
         except StopIteration as over:
             document: Document = over.value
             return document
-        except Refusal as error:
+        except UserError as error:
             return error
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TaskRequest:
     """One request of a task."""
 
-    task: Task
+    task: BatchTask
     number: int
 
     @property
-    def wanted(self) -> Wanted:
-        return self.task.wanted[self.number]
+    def request(self) -> SampleRequest:
+        return self.task.requests[self.number]
 
 
-class Work:
+class BatchExecutor:
     """Runs tasks on one engine; `on_done` is called with the index and the result of each, in the
     order in which they end.
 
@@ -97,30 +97,30 @@ class Work:
     """
 
     def __init__(
-        self, runner: Runner, parallel: int, done: Callable[[int, Document | Refusal], None]
+        self, runner: Runner, parallel: int, on_done: Callable[[int, Document | UserError], None]
     ) -> None:
         self.runner, self.engine, self.parallel = runner, runner.engine, parallel
-        self._done, self._admit = done, admission(runner)
-        self.tell: Callable[[], None] = lambda: None
-        self._ready: deque[Part] = deque()
-        self._asides: deque[Task] = deque()
+        self._done, self._admit = on_done, admission_rule(runner)
+        self.on_progress: Callable[[], None] = lambda: None
+        self._ready: deque[TaskRequest] = deque()
+        self._asides: deque[BatchTask] = deque()
         # By the engine's id: the request, and the number of the sample.
-        self._running: dict[int, tuple[Part, int]] = {}
-        self.tokens = self.prompted = self.cached = 0
-        self.stopped = False
+        self._running: dict[int, tuple[TaskRequest, int]] = {}
+        self.tokens = self.prompt_tokens = self.cached_tokens = 0
+        self.is_stopped = False
 
     def stop(self) -> None:
         """End the run within milliseconds. Callable from another thread."""
-        self.stopped = True
+        self.is_stopped = True
         self.runner.context.interrupt()
 
-    def run(self, tasks: Iterator[Task]) -> None:
+    def run(self, tasks: Iterator[BatchTask]) -> None:
         """Run all tasks, or until stop() or Ctrl-C."""
         with ThreadPoolExecutor(1, "lines") as reader, on_interrupt(self.stop):
             window = reader.submit(_next_window, tasks)
             more = True
             try:
-                while not self.stopped:
+                while not self.is_stopped:
                     if more and self._needs_requests and (window.done() or not self._running):
                         more = self._accept_window(window)
                         window = reader.submit(_next_window, tasks)
@@ -130,10 +130,10 @@ class Work:
                     self._advance_aside()
                     if self._running:
                         self._step()
-                    self.tell()
+                    self.on_progress()
             finally:
                 for sequence in self._running:
-                    self.engine.drop(sequence)
+                    self.engine.abort(sequence)
                 self._running.clear()
 
     @property
@@ -141,16 +141,16 @@ class Work:
         """Whether the engine will soon have too few requests."""
         return len(self._ready) < self.parallel and not self._asides
 
-    def _accept_window(self, window: "Future[list[Task]]") -> bool:
+    def _accept_window(self, window: "Future[list[BatchTask]]") -> bool:
         """Accept the tasks of a prepared window; return whether there were any."""
         tasks = window.result()
         for task in tasks:
-            if task.refusal:
-                self._done(task.index, task.refusal)
-            elif task.aside:
+            if task.error:
+                self._done(task.index, task.error)
+            elif task.engine_work:
                 self._asides.append(task)
         self._ready.extend(
-            Part(task, number) for task in tasks for number in range(len(task.wanted))
+            TaskRequest(task, number) for task in tasks for number in range(len(task.requests))
         )
         return bool(tasks)
 
@@ -159,12 +159,12 @@ class Work:
         while self._ready:
             request = self._ready[0]
             busy = len(self._running)
-            if (busy and busy + request.wanted.samples > self.parallel) or not self._admit(
-                request.wanted, bool(busy)
+            if (busy and busy + request.request.samples > self.parallel) or not self._admit(
+                request.request, bool(busy)
             ):
                 return
             self._ready.popleft()
-            ids = self.engine.sample(request.wanted.request, request.wanted.samples)
+            ids = self.engine.submit_samples(request.request.request, request.request.samples)
             self._running |= {id_: (request, number) for number, id_ in enumerate(ids)}
 
     def _advance_aside(self) -> None:
@@ -172,10 +172,10 @@ class Work:
         if not self._asides:
             return
         task = self._asides[0]
-        assert task.aside is not None
+        assert task.engine_work is not None
         try:
-            result: Document | Refusal | None = next(task.aside)
-        except Refusal as error:
+            result: Document | UserError | None = next(task.engine_work)
+        except UserError as error:
             result = error
         if result is not None:
             self._asides.popleft()
@@ -189,30 +189,31 @@ class Work:
 
     def _finish_sample(self, sequence: int) -> None:
         request, number = self._running.pop(sequence)
-        answer = request.task.got[request.number][number] = self.engine.answer(sequence)
+        answer = request.task.answers[request.number][number] = self.engine.pop_answer(sequence)
         if not number:
-            self.prompted += answer.prompt_tokens
-            self.cached += answer.cached_tokens
-        request.task.open -= 1
-        if request.task.open:
+            self.prompt_tokens += answer.prompt_tokens
+            self.cached_tokens += answer.cached_tokens
+        request.task.n_missing -= 1
+        if request.task.n_missing:
             return
-        result = request.task.go_on()
+        result = request.task.advance()
         # Follow-up requests go first: the beginning of their prompts is in the cache.
         if result is None:
             self._ready.extendleft(
-                Part(request.task, number) for number in reversed(range(len(request.task.wanted)))
+                TaskRequest(request.task, number)
+                for number in reversed(range(len(request.task.requests)))
             )
         else:
             self._done(request.task.index, result)
 
 
-def _next_window(tasks: Iterator[Task]) -> list[Task]:
+def _next_window(tasks: Iterator[BatchTask]) -> list[BatchTask]:
     """Return the tasks of the next window, sorted by their tokens."""
-    window: list[Task] = []
+    window: list[BatchTask] = []
     tokens = 0
     for task in tasks:
         window.append(task)
-        tokens += sum(len(request.request.tokens) for request in task.wanted)
-        if len(window) >= WINDOW or tokens >= MOST_TOKENS:
+        tokens += sum(len(request.request.tokens) for request in task.requests)
+        if len(window) >= WINDOW_LINES or tokens >= WINDOW_TOKENS:
             break
-    return sorted(window, key=lambda task: task.wanted[0].request.tokens if task.wanted else ())
+    return sorted(window, key=lambda task: task.requests[0].request.tokens if task.requests else ())

@@ -19,13 +19,13 @@ from typing import BinaryIO
 
 from llmcli.errors import UserError
 
-MOST = 16 << 20  # bytes of a line; a context of a million tokens is 4 MB of text
-PIECE = 1 << 20
-GZIP, BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
+MAX_LINE_BYTES = 16 << 20  # bytes of a line; a context of a million tokens is 4 MB of text
+READ_BYTES = 1 << 20
+GZIP_MAGIC, UTF8_BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class InputLine:
     """A line that is not blank. `index` counts these lines from 0, `number` counts all lines from
     1. `raw` has no newline; it is empty if the line is too long. `too_long`: the size in bytes of
     such a line, else 0.
@@ -38,7 +38,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class LineSurvey:
     """Result of the first reading: number of lines that are not blank, sha256 of all bytes, and the
     number of the last line if it has no newline (else 0).
     """
@@ -48,29 +48,29 @@ class Survey:
     unended: int
 
 
-class Input:
+class BatchInput:
     """An input that can be read several times; `name` is its name in messages."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self._stream, self.name = stream, name
 
-    def survey(self) -> Survey:
+    def survey(self) -> LineSurvey:
         """Read the whole input once."""
         sha, count, unended = hashlib.sha256(), 0, 0
         for number, raw, size in self._read(sha.update):
-            count += bool(raw.strip()) or size > MOST
+            count += bool(raw.strip()) or size > MAX_LINE_BYTES
             unended = 0 if raw.endswith(b"\n") else number
-        return Survey(count, sha.hexdigest(), unended)
+        return LineSurvey(count, sha.hexdigest(), unended)
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[InputLine]:
         """Yield the lines that are not blank, in order."""
         index = 0
         for number, raw, size in self._read():
-            if size > MOST or raw.strip():
+            if size > MAX_LINE_BYTES or raw.strip():
                 yield (
-                    Line(index, number, b"", size)
-                    if size > MOST
-                    else Line(index, number, raw.strip())
+                    InputLine(index, number, b"", size)
+                    if size > MAX_LINE_BYTES
+                    else InputLine(index, number, raw.strip())
                 )
                 index += 1
 
@@ -83,14 +83,14 @@ class Input:
         self._stream.seek(0)
         number = 0
         try:
-            while raw := self._stream.readline(MOST):
+            while raw := self._stream.readline(MAX_LINE_BYTES):
                 see(raw)
                 number += 1
                 size = len(raw)
-                while not raw.endswith(b"\n") and (more := self._stream.readline(PIECE)):
+                while not raw.endswith(b"\n") and (more := self._stream.readline(READ_BYTES)):
                     see(raw := more)
                     size += len(more)
-                yield number, raw.removeprefix(BOM if number == 1 else b""), size
+                yield number, raw.removeprefix(UTF8_BOM if number == 1 else b""), size
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(
                 f"{self.name} is damaged gzip: {error}",
@@ -99,7 +99,7 @@ class Input:
 
 
 @contextmanager
-def opened(name: str, beside: Path) -> Iterator[Input]:
+def open_input(name: str, copy_folder: Path) -> Iterator[BatchInput]:
     """Open the input called `name`; `-` is stdin. A pipe is first copied into an unnamed file in
     the folder `copy_folder`.
 
@@ -107,7 +107,7 @@ def opened(name: str, beside: Path) -> Iterator[Input]:
     """
     with ExitStack() as stack:
         if name == "-":
-            stream: BinaryIO = stack.enter_context(tempfile.TemporaryFile(dir=beside))
+            stream: BinaryIO = stack.enter_context(tempfile.TemporaryFile(dir=copy_folder))
             shutil.copyfileobj(sys.stdin.buffer, stream)
         else:
             try:
@@ -118,11 +118,11 @@ def opened(name: str, beside: Path) -> Iterator[Input]:
                 ) from None
             if not stream.seekable():
                 pipe = stream
-                stream = stack.enter_context(tempfile.TemporaryFile(dir=beside))
+                stream = stack.enter_context(tempfile.TemporaryFile(dir=copy_folder))
                 shutil.copyfileobj(pipe, stream)
         stream.seek(0)
-        is_gzip = stream.read(len(GZIP)) == GZIP
+        is_gzip = stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         stream.seek(0)
         if is_gzip:
             stream = stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream)))
-        yield Input(stream, "stdin" if name == "-" else name)
+        yield BatchInput(stream, "stdin" if name == "-" else name)

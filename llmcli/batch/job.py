@@ -10,48 +10,54 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.api import embeddings
-from llmcli.api.errors import Problem, problem
-from llmcli.api.forms.base import Document, Form
+from llmcli.api.errors import ApiError, as_api_error
+from llmcli.api.forms.base import ApiForm, Document
 from llmcli.api.registry import forms
-from llmcli.api.server_settings import Settings
+from llmcli.api.server_settings import ServerSettings
 from llmcli.batch import output_line
-from llmcli.batch.executor import Task
-from llmcli.batch.input_lines import Line, Survey
-from llmcli.batch.plans import Plan, plain
-from llmcli.batch.request_line import VECTORS, Asked, Damaged, asked, named
+from llmcli.batch.executor import BatchTask
+from llmcli.batch.input_lines import InputLine, LineSurvey
+from llmcli.batch.plans import AnswerPlan, plain
+from llmcli.batch.request_line import (
+    EMBEDDINGS_PATH,
+    BatchRequest,
+    DamagedLine,
+    parse_line,
+    read_line_name,
+)
 from llmcli.runtime import kv_state_file
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import RANDOM, SEEDS
-from quant.errors import Refusal
+from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED
+from quant.errors import UserError
 
 # Request fields that set the form of an answer.
-FORMS = ("response_format", "json_schema", "grammar", "tools")
+FORM_FIELDS = ("response_format", "json_schema", "grammar", "tools")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class BatchRules:
     """How lines are answered. `settings`: the server settings, for what a line leaves open; `seed`:
     the base of the seeds of lines without one; `defaults`: request fields for lines that do not set
     them; `plan`: makes a form's answer plan.
     """
 
-    settings: Settings
+    settings: ServerSettings
     seed: int = 0
     defaults: Mapping[str, Any] | None = None
-    plan: Callable[[Form], Plan] = plain
+    plan: Callable[[ApiForm], AnswerPlan] = plain
 
 
-def fingerprint(runner: Runner, rules: Rules, survey: Survey) -> dict[str, Any]:
+def batch_identity(runner: Runner, rules: BatchRules, survey: LineSurvey) -> dict[str, Any]:
     """Return the identity of a batch: everything that its answers depend on. Threads, batch sizes
     and the number of answers at once are not part of it: they only change how llama.cpp rounds,
     and --reproducible avoids that.
     """
-    model, settings = kv_state_file.world(runner), rules.settings
+    model, settings = kv_state_file.state_identity(runner), rules.settings
     return {
         "input": survey.sha256,
         "lines": survey.count,
-        "model": model.as_dict() if model else settings.name,
-        "name": settings.name,
+        "model": model.as_dict() if model else settings.model_name,
+        "name": settings.model_name,
         "context": runner.n_ctx,
         "sampling": settings.sampling.as_dict(),
         "system": settings.system,
@@ -63,69 +69,72 @@ def fingerprint(runner: Runner, rules: Rules, survey: Survey) -> dict[str, Any]:
     }
 
 
-class Job:
+class BatchJob:
     """One batch: turns lines into tasks, and their results into lines of the journal.
 
     `other_models`: other model names in the lines; this model answers them.
     """
 
-    def __init__(self, runner: Runner, rules: Rules, identity: Mapping[str, Any]) -> None:
+    def __init__(self, runner: Runner, rules: BatchRules, identity: Mapping[str, Any]) -> None:
         self.runner, self.rules = runner, rules
-        self.id = id_of(identity)
-        self.renamed: set[str] = set()
+        self.id = batch_id(identity)
+        self.other_models: set[str] = set()
         # Name and number of the lines whose tasks have not ended.
         self._lines: dict[int, tuple[str, int]] = {}
 
-    def tasks(self, lines: Iterable[Line]) -> Iterator[Task]:
+    def make_tasks(self, lines: Iterable[InputLine]) -> Iterator[BatchTask]:
         """Yield a task for each line."""
         return map(self._task, lines)
 
-    def _task(self, line: Line) -> Task:
-        self._lines[line.index] = named(line), line.number
+    def _task(self, line: InputLine) -> BatchTask:
+        self._lines[line.index] = read_line_name(line), line.number
         try:
-            request = asked(line, templated=self.runner.template is not None)
-            if request.url == VECTORS:
-                return Task(
+            request = parse_line(line, has_template=self.runner.template is not None)
+            if request.url == EMBEDDINGS_PATH:
+                return BatchTask(
                     line.index,
                     None,
-                    aside=self._embed(self._without_other_model(dict(request.body))),
+                    engine_work=self._embed(self._without_other_model(dict(request.body))),
                 )
-            return Task.begin(line.index, self.rules.plan(self._build_form(request)))
-        except Refusal as error:
-            return Task(line.index, None, refusal=error)
+            return BatchTask.begin(line.index, self.rules.plan(self._build_form(request)))
+        except UserError as error:
+            return BatchTask(line.index, None, error=error)
 
-    def line(self, index: int, came: Document | Refusal) -> bytes:
+    def output_line(self, index: int, result: Document | UserError) -> bytes:
         """Return the output line of a task that has ended."""
         name, number = self._lines.pop(index)
-        if isinstance(came, Damaged):
-            return output_line.damaged(self.id, index, name, number, came.code, str(came))
-        if isinstance(came, Refusal):
-            return output_line.refused(self.id, index, name, problem(came))
-        return output_line.answered(self.id, index, name, came)
+        if isinstance(result, DamagedLine):
+            return output_line.damaged_line(self.id, index, name, number, result.code, str(result))
+        if isinstance(result, UserError):
+            return output_line.error_line(self.id, index, name, as_api_error(result))
+        return output_line.answered_line(self.id, index, name, result)
 
     def _without_other_model(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a request body without the name of another model."""
         if isinstance(body.get("model"), str) and body["model"] not in self.rules.settings.names:
-            self.renamed.add(body.pop("model"))
+            self.other_models.add(body.pop("model"))
         return body
 
     def _embed(self, body: Mapping[str, Any]) -> Iterator[Document | None]:
         """Yield None after each pass over the texts but the last, then the embeddings document.
         Runs on the engine's thread.
         """
-        request, embedder = embeddings.Asked(body, self.rules.settings), self.runner.embedder()
-        length = request.length(embedder)
-        ids = embeddings.encoded(request.texts, embedder)
-        embedding = embedder.work(ids)
+        request, embedder = (
+            embeddings.EmbeddingsRequest(body, self.rules.settings),
+            self.runner.embedder(),
+        )
+        length = request.vector_length(embedder)
+        ids = embeddings.encode_texts(request.texts, embedder)
+        embedding = embedder.start_job(ids)
         while embedding.step():
             yield None
-        yield request.answer(ids, embedding.vectors, length)
+        yield request.build_document(ids, embedding.vectors, length)
 
-    def _build_form(self, wants: Asked) -> Form:
+    def _build_form(self, wants: BatchRequest) -> ApiForm:
         make = forms().get(wants.url)
         if make is None:
-            available = ", ".join(sorted([*forms(), VECTORS]))
-            raise Problem(
+            available = ", ".join(sorted([*forms(), EMBEDDINGS_PATH]))
+            raise ApiError(
                 f"the url {wants.url[:100]!r} is not supported; available: {available}",
                 404,
                 param="url",
@@ -135,12 +144,12 @@ class Job:
             self.rules.settings,
         )
         if body.pop("stream", None):
-            raise Problem("a batch cannot stream its answers: leave out stream", param="stream")
-        form: Form = make(body, self.runner, settings)
-        if any(request.sampling.seed == RANDOM for request in form.requests):
+            raise ApiError("a batch cannot stream its answers: leave out stream", param="stream")
+        form: ApiForm = make(body, self.runner, settings)
+        if any(request.sampling.seed == RANDOM_SEED for request in form.requests):
             seed = self._seed(wants.custom_id)
             form.requests = tuple(
-                replace(request, sampling=replace(request.sampling, seed=(seed + number) % SEEDS))
+                replace(request, sampling=replace(request.sampling, seed=(seed + number) % N_SEEDS))
                 for number, request in enumerate(form.requests)
             )
         return form
@@ -149,11 +158,11 @@ class Job:
         """Return the default fields that apply to a body; none about the answer's form if the body
         sets one.
         """
-        sets_form = any(name in body for name in FORMS)
+        sets_form = any(name in body for name in FORM_FIELDS)
         return {
             name: value
             for name, value in (self.rules.defaults or {}).items()
-            if not (sets_form and name in FORMS)
+            if not (sets_form and name in FORM_FIELDS)
         }
 
     def _seed(self, name: str) -> int:
@@ -162,16 +171,16 @@ class Job:
         """
         return (
             int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8])
-            % SEEDS
+            % N_SEEDS
         )
 
 
-def id_of(identity: Mapping[str, Any]) -> str:
+def batch_id(identity: Mapping[str, Any]) -> str:
     """Return a batch's id; another input, model or setting gives another id."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def failed(batch: str, out: Path, count: int) -> int | None:
+def count_failed(batch: str, out: Path, count: int) -> int | None:
     """Return the number of lines of OUT without an answer, or None if OUT is not the complete
     output of this batch.
 
@@ -187,7 +196,7 @@ def failed(batch: str, out: Path, count: int) -> int | None:
                     b"\n"
                 ):
                     return None
-                failures += output_line.ANSWERED not in line
+                failures += output_line.ANSWERED_MARK not in line
             return None if stream.read(1) else failures
     except OSError:
         return None

@@ -25,37 +25,37 @@ from typing import Any, BinaryIO
 from llmcli.atomic_files import sync_folder
 from llmcli.errors import UserError
 
-FORM = "llmcli batch 1"
-OFTEN = 2.0  # seconds between two flushes to the disk
-NOWHERE = -1
+JOURNAL_FORM = "llmcli batch 1"
+SYNC_SECONDS = 2.0  # seconds between two flushes to the disk
+NO_OFFSET = -1
 
 
-class Journal:
+class BatchJournal:
     """The journal of one batch that will become OUT; used inside open(). `count`: number of lines;
     `n_finished`: lines in the journal.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], count: int) -> None:
-        self.out, self.count, self.finished = out, count, 0
-        self.path, self.part = (
+        self.out, self.count, self.n_finished = out, count, 0
+        self.path, self.unfinished_path = (
             out.with_name(f".{out.name}.journal"),
             out.with_name(f".{out.name}.part"),
         )
-        self._head = {"form": FORM, **json.loads(json.dumps(identity))}
-        self._offsets = array("q", [NOWHERE]) * count
+        self._head = {"form": JOURNAL_FORM, **json.loads(json.dumps(identity))}
+        self._offsets = array("q", [NO_OFFSET]) * count
         self._synced = time.monotonic()
 
     @contextmanager
-    def open(self, *, force: bool = False) -> Iterator["Journal"]:
+    def open(self, *, force: bool = False) -> Iterator["BatchJournal"]:
         """Resume from an interrupted run, or start. Only one process at a time.
 
         Raises UserError if the journal belongs to another input or other settings (`force` discards
         it), if another process uses it, or if it cannot be written.
         """
-        for file in (self.path, self.part, self.out):
+        for file in (self.path, self.unfinished_path, self.out):
             if (file.is_symlink() and not file.exists()) or (file.exists() and not file.is_file()):
                 raise UserError(f"{file} is not a regular file", hint="choose another path with -o")
-        with told(self.out), self.path.open("a+b", buffering=0) as stream:
+        with explain_write_errors(self.out), self.path.open("a+b", buffering=0) as stream:
             _lock(stream, self.path, self.out)
             self._stream = stream
             if force:
@@ -70,9 +70,9 @@ class Journal:
 
     def has(self, index: int) -> bool:
         """Return whether the line with this index is finished."""
-        return self._offsets[index] != NOWHERE
+        return self._offsets[index] != NO_OFFSET
 
-    def put(self, index: int, line: bytes) -> None:
+    def append(self, index: int, line: bytes) -> None:
         """Append a finished output line, without its newline. It survives the end of the
         process.
         """
@@ -83,8 +83,8 @@ class Journal:
         while record:  # a full disk may accept a part of the record before it fails
             record = record[self._stream.write(record) :]
         self._offsets[index] = offset
-        self.finished += 1
-        if time.monotonic() - self._synced > OFTEN:
+        self.n_finished += 1
+        if time.monotonic() - self._synced > SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
@@ -94,14 +94,14 @@ class Journal:
 
     def finish(self) -> None:
         """Write OUT in the input's order and remove the journal."""
-        assert self.finished == self.count, (self.finished, self.count)
-        with self.path.open("rb") as journal, self.part.open("wb") as output:
+        assert self.n_finished == self.count, (self.n_finished, self.count)
+        with self.path.open("rb") as journal, self.unfinished_path.open("wb") as output:
             for offset in self._offsets:
                 journal.seek(offset)
                 output.write(journal.readline().split(b" ", 2)[2])
             output.flush()
             os.fsync(output.fileno())
-        self.part.replace(self.out)
+        self.unfinished_path.replace(self.out)
         self.path.unlink()
         sync_folder(self.out.parent)
 
@@ -120,7 +120,7 @@ class Journal:
                     break
                 if not self.has(index):
                     self._offsets[index] = end
-                    self.finished += 1
+                    self.n_finished += 1
                 end = stream.tell()
         self._stream.truncate(end)
 
@@ -138,7 +138,7 @@ class Journal:
             stored = json.loads(first)
         except (ValueError, RecursionError):
             stored = None
-        if not isinstance(stored, dict) or stored.get("form") != FORM:
+        if not isinstance(stored, dict) or stored.get("form") != JOURNAL_FORM:
             raise UserError(
                 f"{self.path} is not the journal of a batch",
                 hint="remove it, or choose another name with -o",
@@ -170,7 +170,7 @@ class Journal:
 
 
 @contextmanager
-def told(out: Path) -> Iterator[None]:
+def explain_write_errors(out: Path) -> Iterator[None]:
     """Turn an OSError into a UserError. The files stay, so that a later run can resume."""
     try:
         yield

@@ -11,16 +11,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.api.errors import Problem, document
-from llmcli.api.forms.base import Document, encoded
+from llmcli.api.errors import ApiError, error_document
+from llmcli.api.forms.base import Document, encode_json
 
-MOMENTS = ("created", "created_at", "completed_at")  # fields with seconds since 1970
+TIME_FIELDS = ("created", "created_at", "completed_at")  # fields with seconds since 1970
 # Fields about the cache and about time, which differ from run to run.
-LEFT_OUT = ("timings", "prompt_tokens_details", "input_tokens_details")
-IDS = ("id", "call_id", "item_id")
+VOLATILE_FIELDS = ("timings", "prompt_tokens_details", "input_tokens_details")
+ID_FIELDS = ("id", "call_id", "item_id")
 # part of every line that has an answer; inside texts, JSON escapes the quotes
-ANSWERED = b',"response":{"status_code":200,'
-HEX = re.compile(r"[0-9a-f]{8,}$")
+ANSWERED_MARK = b',"response":{"status_code":200,'
+HEX_ENDING_PATTERN = re.compile(r"[0-9a-f]{8,}$")
 
 
 def line_id(batch: str, index: int) -> str:
@@ -28,20 +28,22 @@ def line_id(batch: str, index: int) -> str:
     return f"batch_req_{_hex_digits(batch, index)}"
 
 
-def answered(batch: str, index: int, custom_id: str, body: Document) -> bytes:
+def answered_line(batch: str, index: int, custom_id: str, body: Document) -> bytes:
     """Return the line of an answered request."""
     return _line(batch, index, custom_id, 200, _StableCopy(batch, index).document(body))
 
 
-def refused(batch: str, index: int, custom_id: str, error: Problem) -> bytes:
+def error_line(batch: str, index: int, custom_id: str, error: ApiError) -> bytes:
     """Return the line of a request that failed, with the error that the server would have sent."""
-    return _line(batch, index, custom_id, error.status, document(error))
+    return _line(batch, index, custom_id, error.status, error_document(error))
 
 
-def damaged(batch: str, index: int, custom_id: str, number: int, code: str, message: str) -> bytes:
+def damaged_line(
+    batch: str, index: int, custom_id: str, number: int, code: str, message: str
+) -> bytes:
     """Return the line of an input line that cannot be read."""
     about = {"code": code, "message": message, "line": number}
-    return encoded(
+    return encode_json(
         {"id": line_id(batch, index), "custom_id": custom_id, "response": None, "error": about}
     )
 
@@ -52,7 +54,7 @@ def _line(batch: str, index: int, custom_id: str, status: int, body: Mapping[str
         "request_id": f"req_{_hex_digits(batch, index)}",
         "body": body,
     }
-    return encoded(
+    return encode_json(
         {"id": line_id(batch, index), "custom_id": custom_id, "response": response, "error": None}
     )
 
@@ -74,12 +76,16 @@ class _StableCopy:
             return [self.document(inner) for inner in value]
         if not isinstance(value, dict):
             return value
-        return {key: self._value(key, inner) for key, inner in value.items() if key not in LEFT_OUT}
+        return {
+            key: self._value(key, inner)
+            for key, inner in value.items()
+            if key not in VOLATILE_FIELDS
+        }
 
     def _value(self, key: str, value: Any) -> Any:
-        if key in MOMENTS and isinstance(value, int | float):
+        if key in TIME_FIELDS and isinstance(value, int | float):
             return 0
-        if key in IDS and isinstance(value, str) and HEX.search(value):
-            replacement = HEX.sub(_hex_digits(*self._seed, len(self._ids)), value)
+        if key in ID_FIELDS and isinstance(value, str) and HEX_ENDING_PATTERN.search(value):
+            replacement = HEX_ENDING_PATTERN.sub(_hex_digits(*self._seed, len(self._ids)), value)
             return self._ids.setdefault(value, replacement)
         return self.document(value)

@@ -6,24 +6,24 @@ A plan yields requests, receives their answers in the same order, and returns th
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from llmcli.api.forms.base import Document, Form
+from llmcli.api.forms.base import ApiForm, Document
 from llmcli.runtime.requests.request import Answer, Request
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SampleRequest:
     """A prompt and the number of answers to it."""
 
     request: Request
     samples: int = 1
 
 
-Plan = Generator[Sequence[Wanted], list[list[Answer]], Document]
+AnswerPlan = Generator[Sequence[SampleRequest], list[list[Answer]], Document]
 
 
-def plain(form: Form) -> Plan:
+def plain(form: ApiForm) -> AnswerPlan:
     """Answer a form directly. The journal stores this function's name."""
-    form.ready()
-    answers = yield [Wanted(request, form.each) for request in form.requests]
-    document: Document = form.whole([answer for samples in answers for answer in samples])
+    form.compile_constraint()
+    answers = yield [SampleRequest(request, form.n_samples) for request in form.requests]
+    document: Document = form.document([answer for samples in answers for answer in samples])
     return document

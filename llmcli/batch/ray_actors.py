@@ -15,20 +15,20 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-from llmcli.batch.executor import Work
-from llmcli.batch.input_lines import Line, Survey
-from llmcli.batch.job import Job, fingerprint
+from llmcli.batch.executor import BatchExecutor
+from llmcli.batch.input_lines import InputLine, LineSurvey
+from llmcli.batch.job import BatchJob, batch_identity
 from llmcli.errors import UserError
 
 # Lines of a block for each answer at once; the last lines of a block run with fewer beside them.
-BLOCK = 4
-HINT = "every machine of the cluster needs llmcli, Ray and the model under the same names"
+LINES_PER_ANSWER = 4
+CLUSTER_HINT = "every machine of the cluster needs llmcli, Ray and the model under the same names"
 # returns a BatchJob without its identity; pickled by name
-Open = Callable[[], AbstractContextManager[Any]]
+OpenJob = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClusterPlan:
     """How a batch is distributed: number of actors, answers at once of each, and CPUs that Ray
     counts for an actor.
     """
@@ -39,31 +39,35 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Counts:
+class ClusterCounts:
     """Counters of all actors, with the attributes that BatchExecutor has."""
 
     tokens: int = 0
-    prompted: int = 0
-    cached: int = 0
-    stopped: bool = False
-    tell: Callable[[], None] = lambda: None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    is_stopped: bool = False
+    on_progress: Callable[[], None] = lambda: None
 
 
-class Answerer:
+class LineActor:
     """One actor: opened once, then called with blocks of lines."""
 
     def __init__(
-        self, open_job: Open, survey: Survey, parallel: int, about: Mapping[str, Any]
+        self,
+        open_job: OpenJob,
+        survey: LineSurvey,
+        parallel: int,
+        expected_identity: Mapping[str, Any],
     ) -> None:
         self._stack, self._parallel = ExitStack(), parallel
         runner, rules = self._stack.enter_context(open_job())
-        identity_ = fingerprint(runner, rules, survey)
-        differences = [name for name in identity_ if identity_[name] != about[name]]
+        identity_ = batch_identity(runner, rules, survey)
+        differences = [name for name in identity_ if identity_[name] != expected_identity[name]]
         if differences:
             raise UserError(
-                f"a machine of the cluster differs in {', '.join(differences)}", hint=HINT
+                f"a machine of the cluster differs in {', '.join(differences)}", hint=CLUSTER_HINT
             )
-        self._job = Job(runner, rules, about)
+        self._job = BatchJob(runner, rules, expected_identity)
 
     def __call__(self, block: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Answer the lines in the columns of a block; return columns of answers in the order in
@@ -71,19 +75,19 @@ class Answerer:
         """
         columns = (block[name] for name in ("index", "number", "raw", "too_long"))
         lines = [
-            Line(int(i), int(n), bytes(raw), int(size))
+            InputLine(int(i), int(n), bytes(raw), int(size))
             for i, n, raw, size in zip(*columns, strict=True)
         ]
         answers: list[tuple[int, bytes]] = []
         job = self._job
-        executor = Work(
+        executor = BatchExecutor(
             job.runner,
             self._parallel,
-            lambda index, came: answers.append((index, job.line(index, came))),
+            lambda index, came: answers.append((index, job.output_line(index, came))),
         )
-        executor.run(job.tasks(lines))
+        executor.run(job.make_tasks(lines))
         counts = [
-            (executor.tokens, executor.prompted, executor.cached),
+            (executor.tokens, executor.prompt_tokens, executor.cached_tokens),
             *[(0, 0, 0)] * (len(answers) - 1),
         ]
         return {
@@ -95,31 +99,31 @@ class Answerer:
         }
 
 
-def identity(open_job: Open, survey: Survey, cpus: float) -> dict[str, Any]:
+def read_identity(open_job: OpenJob, survey: LineSurvey, cpus: float) -> dict[str, Any]:
     """Return the batch's identity as a machine of the cluster computes it. Raises UserError if the
     model cannot be opened there.
     """
 
     def compute() -> dict[str, Any]:
         with open_job() as (runner, rules):
-            return fingerprint(runner, rules, survey)
+            return batch_identity(runner, rules, survey)
 
     try:
         value: dict[str, Any] = ray.get(
             ray.remote(compute).options(num_cpus=cpus, max_retries=0).remote()
         )
     except RayError as error:
-        raise refused(error) from None
+        raise cluster_error(error) from None
     return value
 
 
-def spread(
-    lines: Iterable[Line],
-    open_job: Open,
-    survey: Survey,
-    about: Mapping[str, Any],
-    plan: Plan,
-    counts: Counts,
+def answer_lines(
+    lines: Iterable[InputLine],
+    open_job: OpenJob,
+    survey: LineSurvey,
+    expected_identity: Mapping[str, Any],
+    plan: ClusterPlan,
+    counts: ClusterCounts,
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the answers to these lines in the order in which they arrive. Raises UserError if the
     actors do not start.
@@ -132,11 +136,11 @@ def spread(
         return
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    size = min(BLOCK * plan.parallel, -(-len(items) // plan.actors))
+    size = min(LINES_PER_ANSWER * plan.parallel, -(-len(items) // plan.actors))
     blocks = max(1, -(-len(items) // size))
     answers = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
-        Answerer,
-        fn_constructor_args=(open_job, survey, plan.parallel, about),
+        LineActor,
+        fn_constructor_args=(open_job, survey, plan.parallel, expected_identity),
         batch_size=size,
         num_cpus=plan.cpus,
         compute=ray.data.ActorPoolStrategy(size=plan.actors),
@@ -144,16 +148,17 @@ def spread(
     try:
         for row in answers.iter_rows():
             counts.tokens += row["tokens"]
-            counts.prompted += row["prompted"]
-            counts.cached += row["cached"]
+            counts.prompt_tokens += row["prompted"]
+            counts.cached_tokens += row["cached"]
             yield row["index"], row["line"]
     except RayError as error:
-        raise refused(error) from None
+        raise cluster_error(error) from None
 
 
-def refused(error: RayError) -> UserError:
+def cluster_error(error: RayError) -> UserError:
     """Return the error of a machine of the cluster, in its own words if it has any."""
     cause = getattr(error, "cause", None)
     return UserError(
-        f"the cluster did not answer: {cause or error}", hint=getattr(cause, "hint", "") or HINT
+        f"the cluster did not answer: {cause or error}",
+        hint=getattr(cause, "hint", "") or CLUSTER_HINT,
     )

@@ -11,18 +11,18 @@ from llmcli.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmcli.batch.input_lines import Input, Survey
-    from llmcli.batch.job import Rules
-    from llmcli.batch.journal import Journal
-    from llmcli.batch.ray_actors import Counts
+    from llmcli.batch.input_lines import BatchInput, LineSurvey
+    from llmcli.batch.job import BatchRules
+    from llmcli.batch.journal import BatchJournal
+    from llmcli.batch.ray_actors import ClusterCounts
     from llmcli.config import Config
-    from llmcli.model_loader.run_flags import Flags
+    from llmcli.model_loader.run_flags import RunFlags
     from llmcli.runtime.runner import Runner
     from llmcli.ui import UI
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class ClusterTarget:
     """The address of the cluster, and the number of models on it (0: one per machine)."""
 
     address: str
@@ -30,14 +30,14 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ClusterRequest:
     """The model to open on each machine, as a value that can be sent to the cluster.
 
     `slots`: sequences, of which `parallel` run at once.
     """
 
     ref: str
-    given: "Flags"
+    run_flags: "RunFlags"
     config: "Config"
     ui: "UI"
     slots: int
@@ -46,77 +46,87 @@ class Wish:
 
 
 @contextmanager
-def opened(request: Wish) -> "Iterator[tuple[Runner, Rules]]":
+def open_model(request: ClusterRequest) -> "Iterator[tuple[Runner, BatchRules]]":
     """Open the model; yield it and the rules by which lines are answered."""
-    from llmcli.batch.run import opening, rules
+    from llmcli.batch.run import build_rules, without_line_options
     from llmcli.model_loader import open_server_model
 
-    with open_server_model.host(
-        request.ref, opening(request.given), request.config, request.ui, request.slots, gap=None
+    with open_server_model.open_server_model(
+        request.ref,
+        without_line_options(request.run_flags),
+        request.config,
+        request.ui,
+        request.slots,
+        max_gap_seconds=None,
     ) as hosted:
-        yield hosted.runner, rules(hosted, request.given, request.skeleton)
+        yield hosted.runner, build_rules(hosted, request.run_flags, request.skeleton)
 
 
-def through(
-    request: Wish, where: Where, source: "Input", survey: "Survey", out: "Path", force: bool
+def run_on_cluster(
+    request: ClusterRequest,
+    target: ClusterTarget,
+    source: "BatchInput",
+    survey: "LineSurvey",
+    out: "Path",
+    force: bool,
 ) -> None:
     """Answer the lines on the cluster and write the output file.
 
     Raises UserError, and typer.Exit if the run was stopped or lines have no answer.
     """
     from llmcli.batch import run
-    from llmcli.batch.job import id_of
-    from llmcli.batch.journal import Journal
+    from llmcli.batch.job import batch_id
+    from llmcli.batch.journal import BatchJournal
     from llmcli.hardware import ray_cluster
     from llmcli.model_loader import run_flags
 
-    if request.given.rpc:
+    if request.run_flags.rpc:
         raise UsageError(
             "an RPC worker serves one client, not several models", hint="leave out --ray or --rpc"
         )
-    local = where.address == ray_cluster.HERE
-    ray_cluster.need_ray(local)
+    local = target.address == ray_cluster.LOCAL_RAY
+    ray_cluster.require_ray(local)
     from llmcli.batch import ray_actors
-    from llmcli.hardware.ray_cluster import cluster
+    from llmcli.hardware.ray_cluster import open_cluster
 
-    n_replicas = where.replicas or 1
+    n_replicas = target.replicas or 1
     if local:
-        request = replace(request, given=run_flags.shared(request.given, n_replicas))
-    open_job, counts = partial(opened, request), ray_actors.Counts()
-    with cluster(
-        None if local else where.address, n_replicas + 1
+        request = replace(request, run_flags=run_flags.split_threads(request.run_flags, n_replicas))
+    open_job, counts = partial(open_model, request), ray_actors.ClusterCounts()
+    with open_cluster(
+        None if local else target.address, n_replicas + 1
     ) as machines:  # one CPU is for Ray Data itself
-        identity = ray_actors.identity(open_job, survey, 1.0)
+        identity = ray_actors.read_identity(open_job, survey, 1.0)
         journal, plan = (
-            Journal(out, identity, survey.count),
-            ray_actors.Plan(where.replicas or machines, request.parallel),
+            BatchJournal(out, identity, survey.count),
+            ray_actors.ClusterPlan(target.replicas or machines, request.parallel),
         )
 
         def answer() -> None:
             missing = (line for line in source.lines() if not journal.has(line.index))
             _store_answers(
-                ray_actors.spread(missing, open_job, survey, identity, plan, counts),
+                ray_actors.answer_lines(missing, open_job, survey, identity, plan, counts),
                 journal,
                 counts,
             )
 
-        run.carry_on(counts, journal, id_of(identity), answer, force, request.ui)
+        run.run_or_resume(counts, journal, batch_id(identity), answer, force, request.ui)
 
 
 def _store_answers(
-    answers: "Iterator[tuple[int, bytes]]", journal: "Journal", counts: "Counts"
+    answers: "Iterator[tuple[int, bytes]]", journal: "BatchJournal", counts: "ClusterCounts"
 ) -> None:
     """Store each line once as it arrives; Ctrl-C stops with the lines that have arrived."""
     try:
         for index, line in answers:
             if not journal.has(index):  # a block that failed halfway is answered twice
-                journal.put(index, line)
-            counts.tell()
+                journal.append(index, line)
+            counts.on_progress()
     except KeyboardInterrupt:
-        counts.stopped = True
+        counts.is_stopped = True
 
 
-def check(address: str | None, replicas: int) -> Where | None:
+def parse_target(address: str | None, replicas: int) -> ClusterTarget | None:
     """Return the requested cluster, None without --ray; raises UsageError."""
     if address is None:
         if replicas:
@@ -125,4 +135,4 @@ def check(address: str | None, replicas: int) -> Where | None:
                 hint="add --ray ADDRESS (local: on this machine)",
             )
         return None
-    return Where(address, replicas)
+    return ClusterTarget(address, replicas)

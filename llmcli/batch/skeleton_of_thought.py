@@ -10,75 +10,82 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llmcli.api.errors import Problem
-from llmcli.api.forms.base import Form
-from llmcli.api.forms.conversation import Conversation
-from llmcli.api.forms.openai_chat import Chat
-from llmcli.batch.plans import Plan, Wanted, plain
+from llmcli.api.errors import ApiError
+from llmcli.api.forms.base import ApiForm
+from llmcli.api.forms.conversation import ConversationForm
+from llmcli.api.forms.openai_chat import ChatForm
+from llmcli.batch.plans import AnswerPlan, SampleRequest, plain
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.request import Answer, Request
-from llmcli.runtime.sampling import SEEDS
-from llmcli.runtime.text.reasoning import TAGS
+from llmcli.runtime.sampling import N_SEEDS
+from llmcli.runtime.text.reasoning import THINKING_TAGS
 
-LEAST, MOST = 3, 10  # points of an outline
-LONGEST, WORDS = 80, 8  # characters of a point that are drawn, and words of it that are kept
-OUTLINE = (
+MIN_POINTS, MAX_POINTS = 3, 10  # points of an outline
+MAX_POINT_CHARACTERS, MAX_POINT_WORDS = (
+    80,
+    8,
+)  # characters of a point that are drawn, and words of it that are kept
+OUTLINE_PROMPT = (
     "{question}\n\nGive only the outline of an answer to this: {least} to {most} numbered points "
     "in the order in which to read them, each of three to five words."
 )
-POINT = (
+POINT_PROMPT = (
     "{question}\n\nThe outline of the answer:\n{outline}\n\nWrite one or two plain sentences for "
     "one point of it and nothing of the others. The point: {point}"
 )
 # Fields of a request that only make sense for a single text.
-ASIDE = ("n", "response_format", "tools", "logprobs")
+SINGLE_TEXT_FIELDS = ("n", "response_format", "tools", "logprobs")
 
 
-def skeleton(form: Form) -> Plan:
+def skeleton(form: ApiForm) -> AnswerPlan:
     """Write an outline, its points in parallel, and return all of it as one message; the document
     also has the points in `skeleton`. The journal stores this function's name.
 
     If the outline is not completed, the plain answer is returned. Raises ApiError for a request
     that is not a conversation with a question at its end, or that asks for more than one text.
     """
-    if not isinstance(form, Conversation):
-        raise Problem("a skeleton needs a conversation: use /v1/chat/completions")
-    for name in ASIDE:
+    if not isinstance(form, ConversationForm):
+        raise ApiError("a skeleton needs a conversation: use /v1/chat/completions")
+    for name in SINGLE_TEXT_FIELDS:
         if form.fields.values.get(name) not in (None, False, 1):
-            raise Problem(f"a skeleton is one text of several points: leave out {name}", param=name)
+            raise ApiError(
+                f"a skeleton is one text of several points: leave out {name}", param=name
+            )
     question = _question(form)
     outline = yield from _ask_outline(form, question)
     points = _points(outline)
     if points is None:
         return (yield from plain(form))
     requests = [_point(form, question, points, number) for number in range(len(points))]
-    answers = [answer for (answer,) in (yield [Wanted(request) for request in requests])]
+    answers = [answer for (answer,) in (yield [SampleRequest(request) for request in requests])]
     texts = [_content(answer) for answer in answers]
     joined = [{"point": point, "text": text} for point, text in zip(points, texts, strict=True)]
-    return {**form.whole([_join(outline, answers, joined)]), "skeleton": joined}
+    return {**form.document([_join(outline, answers, joined)]), "skeleton": joined}
 
 
 def _ask_outline(
-    form: Conversation, question: str
-) -> Generator[Sequence[Wanted], list[list[Answer]], Answer]:
-    request = _with_last_message(form, OUTLINE.format(question=question, least=LEAST, most=MOST))
-    grammar = form.runner.grammars(Constraint("gbnf", listed()))
-    tags = form.runner.opened(request.tokens)
+    form: ConversationForm, question: str
+) -> Generator[Sequence[SampleRequest], list[list[Answer]], Answer]:
+    request = _with_last_message(
+        form, OUTLINE_PROMPT.format(question=question, least=MIN_POINTS, most=MAX_POINTS)
+    )
+    grammar = form.runner.grammars(Constraint("gbnf", outline_grammar()))
+    tags = form.runner.opened_tags(request.tokens)
     request = replace(
         request,
         grammar=grammar,
-        strategy=form.runner.strategy(grammar),
-        after=tags.closes if tags else "",
+        strategy=form.runner.default_strategy(grammar),
+        grammar_after=tags.closing if tags else "",
     )
-    ((answer,),) = yield [Wanted(request)]
+    ((answer,),) = yield [SampleRequest(request)]
     return answer
 
 
-def _point(form: Conversation, question: str, points: list[str], number: int) -> Request:
+def _point(form: ConversationForm, question: str, points: list[str], number: int) -> Request:
     outline = "\n".join(f"{index}. {point}" for index, point in enumerate(points, 1))
-    text = POINT.format(question=question, outline=outline, point=points[number])
+    text = POINT_PROMPT.format(question=question, outline=outline, point=points[number])
     request, original = _with_last_message(form, text), form.requests[0]
-    seed = (original.sampling.seed + 1 + number) % SEEDS
+    seed = (original.sampling.seed + 1 + number) % N_SEEDS
     max_tokens = max(1, (original.max_tokens or 0) // len(points))
     return replace(
         request,
@@ -87,47 +94,49 @@ def _point(form: Conversation, question: str, points: list[str], number: int) ->
     )
 
 
-def _question(form: Conversation) -> str:
+def _question(form: ConversationForm) -> str:
     """Return the text of the conversation's last message."""
     last = form.fields.list("messages")[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):
-        raise Problem(
+        raise ApiError(
             "a skeleton needs a conversation with a user's text at its end", param="messages"
         )
     return str(last["content"])
 
 
-def _with_last_message(form: Conversation, text: str) -> Request:
+def _with_last_message(form: ConversationForm, text: str) -> Request:
     """Return a request for the same conversation with another last message, as long as the context
     allows.
     """
     body: dict[str, Any] = {**form.fields.values, "max_tokens": None, "max_completion_tokens": None}
     body["messages"] = [*body["messages"][:-1], {"role": "user", "content": text}]
-    (request,) = Chat(body, form.runner, replace(form.settings, max_tokens=None)).requests
+    (request,) = ChatForm(body, form.runner, replace(form.settings, max_tokens=None)).requests
     return replace(request, sampling=form.requests[0].sampling)
 
 
-def listed() -> str:
+def outline_grammar() -> str:
     """Return the grammar of an outline: lines such as "1. Few words"."""
-    points = [f'"{number}. " words' for number in range(1, MOST + 1)]
+    points = [f'"{number}. " words' for number in range(1, MAX_POINTS + 1)]
     rule = ""
     for number, point in reversed(list(enumerate(points, 1))):
         optional = f'"\\n" {point}{rule}' if number > 1 else f"{point}{rule}"
-        rule = f" ({optional})?" if number > LEAST else f" {optional}"
-    return f"root ::= {rule.strip()}\nwords ::= [A-Za-z0-9] [^\\n]{{2,{LONGEST - 1}}}\n"
+        rule = f" ({optional})?" if number > MIN_POINTS else f" {optional}"
+    return (
+        f"root ::= {rule.strip()}\nwords ::= [A-Za-z0-9] [^\\n]{{2,{MAX_POINT_CHARACTERS - 1}}}\n"
+    )
 
 
 def _points(answer: Answer) -> list[str] | None:
     """Return the distinct points of an outline, or None if it was cut short or repeats itself."""
     lines = [_shorten(line.partition(". ")[2]) for line in _content(answer).split("\n")]
     points = list(dict.fromkeys(point for point in lines if point))
-    return points if len(points) >= LEAST else None
+    return points if len(points) >= MIN_POINTS else None
 
 
 def _shorten(point: str) -> str:
     """Return the first words of a point, without an explanation after a colon."""
-    complete = point if len(point) < LONGEST else point.rpartition(" ")[0]
-    return " ".join(complete.partition(": ")[0].split()[:WORDS]).rstrip(" .,:;-")
+    complete = point if len(point) < MAX_POINT_CHARACTERS else point.rpartition(" ")[0]
+    return " ".join(complete.partition(": ")[0].split()[:MAX_POINT_WORDS]).rstrip(" .,:;-")
 
 
 def _join(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> Answer:
@@ -142,7 +151,7 @@ def _join(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> 
         begun,
         text=text,
         tokens=tuple(token for answer in all_answers for token in answer.tokens),
-        top=(),
+        top_logprobs=(),
         finish="stop" if all(answer.finish == "stop" for answer in answers) else "length",
         prompt_tokens=sum(answer.prompt_tokens for answer in all_answers),
         cached_tokens=sum(answer.cached_tokens for answer in all_answers),
@@ -152,6 +161,6 @@ def _join(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> 
 def _content(answer: Answer) -> str:
     """Return the text after the thinking, whether the answer or its prompt opened it."""
     text = answer.text
-    for tags in TAGS:
-        text = text.rpartition(tags.closes)[2]
+    for tags in THINKING_TAGS:
+        text = text.rpartition(tags.closing)[2]
     return text.strip()

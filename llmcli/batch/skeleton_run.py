@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from llmcli.errors import UserError
-from llmcli.model_loader.run_flags import Flags
+from llmcli.model_loader.run_flags import RunFlags
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
 
 
-def answer(ref: str, prompt: str, given: Flags, config: "Config", ui: "UI") -> None:
+def print_skeleton_answer(
+    ref: str, prompt: str, run_flags: RunFlags, config: "Config", ui: "UI"
+) -> None:
     """Print the joined answer, or its JSON document.
 
     Raises UserError, and typer.Exit if it was stopped.
@@ -21,27 +22,29 @@ def answer(ref: str, prompt: str, given: Flags, config: "Config", ui: "UI") -> N
     from llmcli.api.forms.base import Document
     from llmcli.api.registry import forms
     from llmcli.batch import run
-    from llmcli.batch.executor import Task, Work
-    from llmcli.batch.request_line import CHAT
-    from llmcli.batch.skeleton_of_thought import MOST, skeleton
+    from llmcli.batch.executor import BatchExecutor, BatchTask
+    from llmcli.batch.request_line import CHAT_PATH
+    from llmcli.batch.skeleton_of_thought import MAX_POINTS, skeleton
     from llmcli.model_loader import open_server_model
-    from llmcli.runtime.sampling.chain import concrete_seed
-    from quant.errors import Refusal
+    from llmcli.runtime.sampling.chain import resolve_seed
+    from quant.errors import UserError
 
-    results: list[Document | Refusal] = []
-    with open_server_model.host(ref, given, config, ui, MOST, gap=None) as hosted:
-        seed = concrete_seed(hosted.sampling.seed)
-        settings = run.settings(hosted, given, seed)
+    results: list[Document | UserError] = []
+    with open_server_model.open_server_model(
+        ref, run_flags, config, ui, MAX_POINTS, max_gap_seconds=None
+    ) as hosted:
+        seed = resolve_seed(hosted.sampling.seed)
+        settings = run.build_settings(hosted, run_flags, seed)
         body = {"messages": [{"role": "user", "content": prompt}]}
         started_at = time.perf_counter()
-        task = Task.begin(0, skeleton(forms()[CHAT](body, hosted.runner, settings)))
-        work = Work(hosted.runner, MOST, lambda index, found: results.append(found))
+        task = BatchTask.begin(0, skeleton(forms()[CHAT_PATH](body, hosted.runner, settings)))
+        work = BatchExecutor(hosted.runner, MAX_POINTS, lambda index, found: results.append(found))
         work.run(iter([task]))
         seconds = time.perf_counter() - started_at
-    if work.stopped:
+    if work.is_stopped:
         raise typer.Exit(130)
     (result,) = results
-    if isinstance(result, Refusal):
+    if isinstance(result, UserError):
         raise UserError(str(result), hint=result.hint) from result
     if ui.json:
         ui.result(

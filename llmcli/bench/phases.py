@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from llmcli.bench.function_timers import Place, Probe
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.binding.sampler import Likeliest, NativeChain
+from llmcli.runtime.binding.sampler import GreedyNative, NativeChain
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import Sampling
-from llmcli.runtime.sampling.chain import Greedy, NumpyChain
-from llmcli.runtime.text.detokenizer import Decoder
+from llmcli.runtime.sampling.chain import GreedyChain, NumpyChain
+from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.types import Event, Message
 
 PHASES = ("tokenize", "prefill", "decode", "sample", "detokenize", "screen", "python")
@@ -145,14 +145,16 @@ def _answer(
     Returns its times, and for each token after the first the seconds outside of decode as the
     engine measures them.
     """
-    runner.engine.ledger.forget_idle()
+    runner.engine.ledger.evict_idle()
     clock = probe.clock
     screen = probe.wrap(SCREEN, show)
     probe.take()
     begun = clock()
     tokens = encode(runner, prompt)
     encoded = clock()
-    request = Request(tokens, sampling, n_gen, endless=True, started=time.perf_counter())
+    request = Request(
+        tokens, sampling, n_gen, allow_repetition=True, start_time=time.perf_counter()
+    )
     reply = runner.reply(request)
     parts: list[dict[str, float]] = []  # the last entry is the time after the last token
     last = encoded
@@ -185,12 +187,14 @@ def _places() -> list[Place]:
     """Return the functions to time. Reading a row is part of the computation because it waits for a
     GPU.
     """
-    draws = [(SAMPLE, owner, "draw") for owner in (NativeChain, Likeliest, Greedy, NumpyChain)]
+    draws = [
+        (SAMPLE, owner, "draw") for owner in (NativeChain, GreedyNative, GreedyChain, NumpyChain)
+    ]
     return [
         (COMPUTE, lib(), "llama_decode"),
         (COMPUTE, Context, "row"),
         *draws,
-        (DETOKENIZE, Decoder, "feed"),
+        (DETOKENIZE, Detokenizer, "feed"),
     ]
 
 
@@ -199,12 +203,12 @@ def unending(runner: Runner, probe: Probe | None = None) -> Iterator[None]:
     """Check every token for the end of the answer, but never end it. `probe` times the token's
     bytes.
     """
-    engine, means = runner.engine, runner.engine.means
-    ends, piece = means.vocabulary.ends, means.vocabulary.piece
+    engine, means = runner.engine, runner.engine.resources
+    ends, piece = means.vocabulary.is_end, means.vocabulary.piece
     timed = probe.wrap(DETOKENIZE, piece) if probe else piece
-    vocabulary = replace(means.vocabulary, ends=lambda token: ends(token) and False, piece=timed)
-    engine.means = replace(means, vocabulary=vocabulary)
+    vocabulary = replace(means.vocabulary, is_end=lambda token: ends(token) and False, piece=timed)
+    engine.resources = replace(means, vocabulary=vocabulary)
     try:
         yield
     finally:
-        engine.means = means
+        engine.resources = means

@@ -20,12 +20,12 @@ from llmcli.planning import memory_plan
 from llmcli.planning.memory_plan import Receipt
 from llmcli.runtime.binding import devices, library
 from llmcli.units import size
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 MOST, LEAD = 12, 6  # bars of the memory chart, tests in the summary
 
 
-def charts(results: Sequence[Result], header: Header, bandwidth: float | None) -> list[Chart]:
+def charts(results: Sequence[Result], header: ModelHeader, bandwidth: float | None) -> list[Chart]:
     """Build the charts of the tests. `bandwidth`: memory bandwidth in bytes per second, for the
     roofline; None: unknown.
     """
@@ -39,7 +39,7 @@ def charts(results: Sequence[Result], header: Header, bandwidth: float | None) -
 def of_tests(
     name: str,
     results: Sequence[Result],
-    header: Header,
+    header: ModelHeader,
     bandwidth: float | None,
     more: Sequence[Chart] = (),
 ) -> Page:
@@ -85,7 +85,7 @@ def of_others(
     cpu = ("CPU", host.cpu_name()), ("last cache", _size(host.last_cache()))
     build = (
         ("llmcli", __version__),
-        ("llama-cpp-python", library.version()),
+        ("llama-cpp-python", library.llama_cpp_version()),
         ("backends", llama_bench_output.backends()),
     )
     return Page(
@@ -93,7 +93,7 @@ def of_others(
     )
 
 
-def receipts(header: Header, tests: Iterable[Test]) -> list[tuple[str, Receipt]]:
+def receipts(header: ModelHeader, tests: Iterable[Test]) -> list[tuple[str, Receipt]]:
     """Return the memory plan of each test's context from llama.cpp's dry run. Of many contexts,
     only the longest of each kind are planned.
     """
@@ -214,5 +214,5 @@ def _elsewhere(results: Sequence[Result]) -> bool:
     """Return whether a GPU computed: its memory bandwidth is unknown, and the CPU's roofline does
     not apply.
     """
-    has_gpu = any(device.kind in devices.GPUS for device in devices.devices())
+    has_gpu = any(device.kind in devices.GPU_KINDS for device in devices.list_devices())
     return has_gpu and any(result.test.n_gpu_layers != 0 for result in results)

@@ -16,7 +16,7 @@ from llmcli.bench.speed.parameter_grid import Test
 from llmcli.hardware import host
 from llmcli.reading_speed import pace
 from llmcli.runtime.binding.model import Model
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 PROMPT, UBATCHES, GENERATED = 512, (128, 512), 32  # tokens
 
@@ -116,7 +116,7 @@ def machine(threads: int, watch: Callable[[], None]) -> Machine:
 
 def measure(
     model: Model,
-    header: Header,
+    header: ModelHeader,
     read: Machine,
     base: Test,
     depths: Sequence[int],

@@ -15,7 +15,6 @@ from llmcli.catalog.sources.wheel import LOCK, waiting_room
 from llmcli.catalog.store import Manifest
 from llmcli.config import Config
 from llmcli.errors import UserError
-from quant.errors import Refusal
 from quant.model_file import read_header
 
 
@@ -236,7 +235,7 @@ def _kept(place: Path) -> set[Path]:
 def _whole(path: Path) -> bool:
     """Return whether a GGUF contains everything that its header describes."""
     try:
-        read_header.read(path)
-    except Refusal:
+        read_header.read_header(path)
+    except UserError:
         return False
     return True

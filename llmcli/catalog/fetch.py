@@ -20,7 +20,6 @@ from llmcli.catalog.store import Manifest
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import Watcher
-from quant.errors import Refusal
 from quant.source.blob import Blob
 
 
@@ -240,7 +239,7 @@ def _first(
     wanted: Wanted, specs: list[Spec], config: Config, watcher: Watcher
 ) -> tuple[Spec, Fetched]:
     """Fetch from the first source that succeeds; each failure is printed as a note."""
-    failures: list[Refusal] = []
+    failures: list[UserError] = []
     for spec in specs:
         if spec.note:
             watcher.note(f"trying {spec.label}: {spec.note}")
@@ -250,7 +249,7 @@ def _first(
             )
             _readable(fetched.kind, fetched.path)
             return spec, fetched
-        except Refusal as error:
+        except UserError as error:
             failures.append(error)
             if len(specs) == 1:
                 raise
@@ -269,7 +268,7 @@ def _readable(kind: str, path: Path) -> None:
     if kind == "gguf":
         from quant.model_file import read_header
 
-        read_header.read(path)
+        read_header.read_header(path)
 
 
 def model_of(wanted: Wanted, manifest: Manifest) -> Model:

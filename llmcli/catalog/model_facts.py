@@ -39,10 +39,10 @@ def facts(kind: str, path: Path) -> dict[str, Any]:
 
     Raises UserError for a broken GGUF.
     """
-    return checkpoint(path) if kind == "folder" else of_header(read_header.read(path))
+    return checkpoint(path) if kind == "folder" else of_header(read_header.read_header(path))
 
 
-def of_header(header: model_header.Header) -> dict[str, Any]:
+def of_header(header: model_header.ModelHeader) -> dict[str, Any]:
     """Return the facts of a GGUF."""
     return {
         "architecture": header.architecture,
@@ -54,13 +54,13 @@ def of_header(header: model_header.Header) -> dict[str, Any]:
         "has_template": header.has_template,
         "types": {
             name: {"tensors": count, "bytes": nbytes}
-            for name, (count, nbytes) in header.types.items()
+            for name, (count, nbytes) in header.type_totals.items()
         },
-        "roles": {name: _role(tensors) for name, tensors in header.roles.items()},
+        "roles": {name: _role(tensors) for name, tensors in header.tensors_by_role.items()},
     }
 
 
-def tensors(header: model_header.Header) -> list[dict[str, Any]]:
+def tensors(header: model_header.ModelHeader) -> list[dict[str, Any]]:
     """Return every tensor of a GGUF in file order: name, shape in ggml's order, type, bytes."""
     return [
         {
@@ -108,7 +108,7 @@ def checkpoint(path: Path) -> dict[str, Any]:
             bits += count * DTYPES.get(tensor["dtype"], 8)
     architectures, context = config.get("architectures"), config.get("max_position_embeddings")
     tokenizer = _json(path / "tokenizer_config.json")
-    unread = "pickled" if pickles.files(path) else "unknown"
+    unread = "pickled" if pickles.find_pickles(path) else "unknown"
     return {
         "architecture": _word(
             architectures[0] if isinstance(architectures, list) and architectures else None

@@ -18,7 +18,7 @@ from llmcli.catalog.store import Manifest
 from llmcli.config import Config
 from llmcli.types import Watcher
 from llmcli.units import size
-from quant.errors import Refusal
+from quant.errors import UserError
 
 
 def open_checkpoint(
@@ -49,7 +49,7 @@ def open_checkpoint(
     except NoRanges as error:
         watcher.note(f"{error}: downloading the whole checkpoint instead")
         return None
-    except Refusal:
+    except UserError:
         if other_specs:
             return None  # downloading reports the error, and tries the other sources
         raise

@@ -31,8 +31,8 @@ class Part:
 
 def parts(talk: Talk) -> list[Part]:
     """Return the segments of the whole pool, oldest first; the last one is the free cells."""
-    occupied, tree = talk.runner.engine.ledger.occupied(), talk.session.tree
-    latest, ends = occupied.latest, talk.ends()
+    occupied, tree = talk.runner.engine.ledger.cell_owners(), talk.session.tree
+    latest, ends = occupied.latest_is_shared, talk.ends()
     turns = tree.kept()[: len(ends)] or tree.kept()[-1:] or [1]
     names = [("system", "S"), *((f"turn {n}", str(n % 10)) for n in turns)]
     if tree.left.isdisjoint(tree.path()):
@@ -50,11 +50,13 @@ def parts(talk: Talk) -> list[Part]:
         Part(name, mark, cells, sum(latest[end - cells : end]))
         for (name, mark), cells, end in zip(names, spans, edges[1:], strict=True)
     ]
-    other_sequences = [Part("other sequences", "o", occupied.others)] if occupied.others else []
+    other_sequences = (
+        [Part("other sequences", "o", occupied.other_cells)] if occupied.other_cells else []
+    )
     return [
         *(segment for segment in segments if segment.cells),
         *other_sequences,
-        Part("free", FREE, occupied.free),
+        Part("free", FREE, occupied.free_cells),
     ]
 
 

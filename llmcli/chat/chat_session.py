@@ -22,7 +22,7 @@ from llmcli.errors import UserError
 from llmcli.model_loader.opened_model import Opened
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.text.reasoning import Tags, split
+from llmcli.runtime.text.reasoning import ThinkingTags, split_thinking
 from llmcli.types import Event, Message
 from llmcli.ui import UI
 
@@ -34,7 +34,7 @@ class Models(Protocol):
         """Return the names that can be given as REF: catalog names and local models."""
         ...
 
-    def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+    def switch(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
         """Open `ref` for up to `beams` beams, pass it to `take`, then close the previous model.
 
         If anything raises, the previous model stays open.
@@ -91,7 +91,7 @@ class Talk:
     unanswered: str | None = None
     saved_as: str = ""
     leaving: bool = False
-    opened: Tags | None = None
+    opened: ThinkingTags | None = None
     screen: Screen = field(default_factory=Screen)
     tally: Tally = field(default_factory=Tally)
     counted: tuple[tuple[object, ...], int] = ((), 0)
@@ -135,7 +135,7 @@ class Talk:
             stream.close()
         answer = self.last = reply.answer
         self.tally.add(answer, len(self.thought(answer)))
-        context_overflow.settle(self, answer.left)
+        context_overflow.settle(self, answer.overflow_stats)
         document, full_answer = self.document(answer), self.whole(answer.text)
         if answer.tokens or answer.finish != "cancelled":
             session.add(text, full_answer, answer.finish, len(answer.tokens))
@@ -172,9 +172,9 @@ class Talk:
         start = time.perf_counter()
         self.unanswered = text
         prompt, session = context_overflow.fitted(self, text), self.session
-        self.opened = self.runner.opened(prompt.tokens)
+        self.opened = self.runner.opened_tags(prompt.tokens)
         grammar = self.runner.grammars(session.constraint) if session.constraint else None
-        strategy = "beam" if session.search.beams > 1 else self.runner.strategy(grammar)
+        strategy = "beam" if session.search.beams > 1 else self.runner.default_strategy(grammar)
         return Request(
             prompt.tokens,
             session.sampling,
@@ -185,14 +185,14 @@ class Talk:
             start,
             strategy,
             session.search,
-            endless=self.endless,
+            allow_repetition=self.endless,
             top_logprobs=self.screen.probs,
             turn=len(session.tree.turns) + 1,
-            path=frozenset(session.tree.path()),
+            earlier_turns=frozenset(session.tree.path()),
             grammar=grammar,
-            after=self.opened.closes if self.opened else "",
+            grammar_after=self.opened.closing if self.opened else "",
             overflow=prompt.overflow,
-            move=prompt.move,
+            can_move_cells=prompt.move,
         )
 
     def stream(self, silent: bool = False) -> Stream:
@@ -201,16 +201,16 @@ class Talk:
 
     def whole(self, text: str) -> str:
         """Return an answer's text, including the thinking tag that its prompt opened."""
-        return self.opened.opens + text if self.opened else text
+        return self.opened.opening + text if self.opened else text
 
     def thought(self, answer: Answer) -> str:
         """Return the part of the last answer's text that is thinking."""
-        thought, _ = split(self.whole(answer.text))
-        return thought.removeprefix(self.opened.opens) if self.opened else thought
+        thought, _ = split_thinking(self.whole(answer.text))
+        return thought.removeprefix(self.opened.opening) if self.opened else thought
 
     def document(self, answer: Answer) -> dict[str, Any]:
         """Return the JSON document of an answer, as `run --json` prints it."""
-        thought, content = split(self.whole(answer.text))
+        thought, content = split_thinking(self.whole(answer.text))
         parts = {"thinking": thought, "content": content} if thought else {}
         report_document = answer_report.document(self.runner, self.name, self.file_bytes, answer)
         return {**report_document, **parts, **constraint_report.facts(self, answer)}
@@ -339,5 +339,5 @@ def _talked(message: Message) -> Message:
     """Return a message as it is sent again: an answer without its thinking."""
     if message.role != "assistant":
         return message
-    thought, content = split(message.content)
+    thought, content = split_thinking(message.content)
     return Message("assistant", content) if thought else message

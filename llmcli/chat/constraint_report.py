@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.runtime.constraint.base import accepts
 from llmcli.runtime.requests.request import Answer
-from llmcli.runtime.strategies.constrained_chain import after
+from llmcli.runtime.strategies.constrained_chain import pieces_until_tag
 
 if TYPE_CHECKING:  # only a type: chat_session imports this module
     from llmcli.chat.chat_session import Talk
@@ -29,7 +29,7 @@ def whole(talk: "Talk", answer: Answer) -> bool:
         return True
     tokens = [token.id for token in answer.tokens]
     pieces = [talk.runner.model.piece(token) for token in tokens]
-    start = after(talk.opened.closes if talk.opened else "", pieces)
+    start = pieces_until_tag(talk.opened.closing if talk.opened else "", pieces)
     is_unchanged = b"".join(pieces).decode("utf-8", "replace") == answer.text
     return (
         start is not None
@@ -57,7 +57,8 @@ def facts(talk: "Talk", answer: Answer) -> dict[str, Any]:
         return {}
     milliseconds = sum(token.constraint_ms for token in answer.tokens)
     beams = [
-        {"text": beam.text, "score": beam.score, "complete": beam.whole} for beam in answer.beams
+        {"text": beam.text, "score": beam.score, "complete": beam.is_complete}
+        for beam in answer.beams
     ]
     return {
         **({"beams": beams} if beams else {}),

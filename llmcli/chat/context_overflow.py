@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
-from llmcli.runtime.requests.context_overflow import Overflow, Shift, Sinks
-from llmcli.runtime.requests.request import Left
+from llmcli.runtime.requests.context_overflow import AttentionSinks, DropTurns, OverflowPolicy
+from llmcli.runtime.requests.request import OverflowStats
 from llmcli.units import several
 
 if TYPE_CHECKING:  # only types: chat_session imports this module
@@ -30,7 +30,7 @@ class Fitted:
     """A prompt that fits, and what the engine may do if the answer fills the context."""
 
     tokens: tuple[int, ...]
-    overflow: Overflow | None
+    overflow: OverflowPolicy | None
     move: bool
 
 
@@ -43,9 +43,9 @@ def fitted(talk: "Talk", text: str) -> Fitted:
     tokens, mode, n_ctx = talk.tokens(text), talk.session.on_full, talk.runner.n_ctx
     if mode == "sinks":
         refuse_sinks(talk.runner)
-        sinks = Sinks(_sinks(talk))
+        sinks = AttentionSinks(_sinks(talk))
         if len(tokens) >= n_ctx and (shorter := sinks.shorten(tokens, len(tokens), 0, n_ctx)):
-            tell(talk, Left(1, len(tokens) - len(shorter.tokens)))
+            tell(talk, OverflowStats(1, len(tokens) - len(shorter.tokens)))
             tokens = tuple(shorter.tokens)
         return Fitted(tokens, sinks, True)
     if len(tokens) >= n_ctx and mode == "stop":
@@ -53,21 +53,21 @@ def fitted(talk: "Talk", text: str) -> Fitted:
     if len(tokens) >= n_ctx and (
         shorter := _turns(talk, text).shorten(tokens, len(tokens), 0, n_ctx)
     ):
-        _leave(talk, shorter.turns)
-        tell(talk, Left(1, len(tokens) - len(shorter.tokens), shorter.turns))
+        _leave(talk, shorter.dropped_turns)
+        tell(talk, OverflowStats(1, len(tokens) - len(shorter.tokens), shorter.dropped_turns))
         tokens = tuple(shorter.tokens)
     tree, can_move = talk.session.tree, not talk.runner.options.reproducible
     must_move = can_move and not tree.left.isdisjoint(tree.path())
     return Fitted(tokens, _turns(talk, text, can_move) if mode == "shift" else None, must_move)
 
 
-def settle(talk: "Talk", left: Left) -> None:
+def settle(talk: "Talk", left: OverflowStats) -> None:
     """Report what left during an answer, and mark its turns so that they are not sent again."""
     _leave(talk, left.turns)
     tell(talk, left)
 
 
-def tell(talk: "Talk", left: Left) -> None:
+def tell(talk: "Talk", left: OverflowStats) -> None:
     """Print one line about what left the context, if anything did."""
     if not left.times:
         return
@@ -94,7 +94,7 @@ def refuse_sinks(runner: "Runner") -> None:
             hint="use -ctk f16",
         )
     reason = "keys cannot be rotated to other positions"
-    if runner.context.recurrent:
+    if runner.context.is_recurrent:
         reason = "state is recurrent"
     elif runner.context.n_swa:
         reason = f"window of {runner.context.n_swa} tokens has separate cells"
@@ -122,8 +122,8 @@ def full(talk: "Talk") -> str:
     )
 
 
-def _turns(talk: "Talk", text: str, move: bool = True) -> Shift:
-    return Shift(len(talk.session.tree.kept()), lambda turns: talk.tokens(text, turns), move)
+def _turns(talk: "Talk", text: str, move: bool = True) -> DropTurns:
+    return DropTurns(len(talk.session.tree.kept()), lambda turns: talk.tokens(text, turns), move)
 
 
 def _leave(talk: "Talk", turns: int) -> None:
@@ -141,7 +141,7 @@ def _sinks(talk: "Talk") -> int:
     if n_kept > n_ctx // 2:
         raise UserError(
             f"the system text takes {n_prefix} of {n_ctx} tokens, which is too much for sinks",
-            hint=f"shorten it, or start with --ctx-size {kv_size.round_up(3 * n_kept)}",
+            hint=f"shorten it, or start with --ctx-size {kv_size.round_up_cells(3 * n_kept)}",
         )
     return n_kept
 

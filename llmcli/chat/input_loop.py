@@ -11,7 +11,7 @@ from llmcli.chat.ask import FENCE, answer, unfenced
 from llmcli.chat.chat_session import Talk
 from llmcli.runtime.requests.request import Answer
 from llmcli.text_input import decoded
-from quant.errors import Refusal
+from quant.errors import UserError
 
 
 def say(talk: Talk, text: str) -> Answer | None:
@@ -47,7 +47,7 @@ def pipe(talk: Talk, source: BinaryIO) -> bool:
             reply = say(
                 talk, decoded(raw, "stdin", offset, "that message is skipped; ").strip("\r\n")
             )
-        except Refusal as error:
+        except UserError as error:
             talk.ui.error(str(error), error.hint)
             succeeded = False
             continue

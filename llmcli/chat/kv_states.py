@@ -16,8 +16,10 @@ def keep(talk: Talk, path: Path) -> str:
     Removes an older state if there is nothing to save. Raises UserError if the disk cannot be
     written.
     """
-    saved_state = kv_state_file.keep(talk.runner, talk.spoken() or talk.runner.engine.ledger.latest)
-    environment = kv_state_file.world(talk.runner)
+    saved_state = kv_state_file.copy_state(
+        talk.runner, talk.spoken() or talk.runner.engine.ledger.latest_tokens
+    )
+    environment = kv_state_file.state_identity(talk.runner)
     if saved_state is None or environment is None:
         path.unlink(missing_ok=True)
         return (
@@ -25,14 +27,14 @@ def keep(talk: Talk, path: Path) -> str:
             if saved_state is None
             else "without its KV state: the model file has changed since it was loaded"
         )
-    if not kv_state_file.whole(talk.runner, len(saved_state.tokens)):
+    if not kv_state_file.has_complete_state(talk.runner, len(saved_state.tokens)):
         path.unlink(missing_ok=True)
         return (
             "without its KV state: the model's attention windows no longer see all of it, "
             "which --reproducible requires"
         )
     # readable by the user only: the state reveals the conversation
-    write_whole(path, *kv_state_file.parts(saved_state, environment), mode=0o600)
+    write_whole(path, *kv_state_file.encode_state(saved_state, environment), mode=0o600)
     return f"with the KV state of {len(saved_state.tokens)} tokens"
 
 
@@ -43,21 +45,21 @@ def take_up(talk: Talk, path: Path) -> str:
     tokens, ledger, reason = talk.spoken(), talk.runner.engine.ledger, ""
     if not tokens:
         return ""
-    if 2 * ledger.nearest(tokens)[1] < len(tokens):
+    if 2 * ledger.find_nearest(tokens)[1] < len(tokens):
         # cells of another conversation: they cannot be reused and would slow down every pass
-        ledger.forget_idle()
+        ledger.evict_idle()
     try:
         with path.open("rb") as file:
-            kv_state_file.resume(
-                talk.runner, kv_state_file.read(file, talk.runner), talk.session.tree.at
+            kv_state_file.restore_state(
+                talk.runner, kv_state_file.read_state(file, talk.runner), talk.session.tree.at
             )
     except FileNotFoundError:
         reason = "it was saved without a KV state"
     except OSError as error:
         reason = f"its KV state cannot be read ({error.strerror})"
-    except kv_state_file.Unusable as error:
+    except kv_state_file.UnusableState as error:
         reason = f"its KV state is not used: {error}"
-    if n_cached := ledger.nearest(tokens)[1]:
+    if n_cached := ledger.find_nearest(tokens)[1]:
         return f"{n_cached} of {len(tokens)} tokens in the cache" + (
             f" ({reason})" if reason else ""
         )

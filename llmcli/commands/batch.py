@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.batch.run import _run_batch, opening, rules
-from llmcli.commands.command_context import start
+from llmcli.batch.run import _run_batch, build_rules, without_line_options
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options import run
-from llmcli.commands.options.arguments import REF
+from llmcli.commands.options.arguments import REF_HELP
 from llmcli.commands.options.run import RunCommand
 from llmcli.errors import UsageError, UserError
 from llmcli.units import several
@@ -16,10 +16,10 @@ from llmcli.units import several
 if TYPE_CHECKING:
     pass
 
-PARALLEL, MOST_PARALLEL = 16, 128
+DEFAULT_PARALLEL, MAX_PARALLEL = 16, 128
 # sequences of a round in reproducible mode, per running answer: few run while the last ones end
-ROUND = 4
-TWINS = 3  # duplicate names that are listed one by one
+SEQUENCES_PER_ANSWER = 4
+MAX_LISTED_DUPLICATES = 3  # duplicate names that are listed one by one
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def batch(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
     lines: Annotated[
         str | None,
         typer.Argument(
@@ -41,8 +41,8 @@ def batch(
         Path | None, typer.Option("-o", "--out", metavar="OUT.jsonl", help="The output file.")
     ] = None,
     parallel: Annotated[
-        int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")
-    ] = PARALLEL,
+        int, typer.Option("-np", "--parallel", min=1, max=MAX_PARALLEL, help="Answers at once.")
+    ] = DEFAULT_PARALLEL,
     skeleton: Annotated[
         bool,
         typer.Option(
@@ -74,11 +74,11 @@ def batch(
     The same command resumes an interrupted run.
     """
     from llmcli.batch import ray_run
-    from llmcli.batch.input_lines import opened
-    from llmcli.batch.request_line import twins
+    from llmcli.batch.input_lines import open_input
+    from llmcli.batch.request_line import duplicate_ids
     from llmcli.model_loader import open_server_model
 
-    given = run.read(ctx)
+    given = run.parse_run_flags(ctx)
     if given.model:
         if lines is not None:
             raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
@@ -88,32 +88,44 @@ def batch(
             "batch needs a model, an input file and an output file",
             hint="llmcli batch REF IN.jsonl -o OUT.jsonl",
         )
-    open_server_model.check(opening(given))
-    target = ray_run.check(ray, replicas)
+    open_server_model.refuse_personal_flags(without_line_options(given))
+    target = ray_run.parse_target(ray, replicas)
     out = _check_output(out.expanduser().absolute(), lines)
-    config, ui = start(json, given.offline)
-    with opened(lines, out.parent) as source:
+    config, ui = start_command(json, given.offline)
+    with open_input(lines, out.parent) as source:
         survey = source.survey()
         if survey.unended:
             ui.note(f"{source.name} line {survey.unended} does not end with a newline")
-        duplicates = twins(source.lines())
-        for name, line, other_line in duplicates[:TWINS]:
+        duplicates = duplicate_ids(source.lines())
+        for name, line, other_line in duplicates[:MAX_LISTED_DUPLICATES]:
             ui.warn(
                 f"lines {line} and {other_line} have the same custom_id, {name[:100]!r}: both are "
                 "answered"
             )
-        if len(duplicates) > TWINS:
+        if len(duplicates) > MAX_LISTED_DUPLICATES:
             ui.warn(
-                f"and {several(len(duplicates) - TWINS, 'more line')} with a repeated custom_id"
+                f"and {several(len(duplicates) - MAX_LISTED_DUPLICATES, 'more line')} with a repeated custom_id"
             )
-        slots = min(MOST_PARALLEL, ROUND * parallel) if given.options.reproducible else parallel
+        slots = (
+            min(MAX_PARALLEL, SEQUENCES_PER_ANSWER * parallel)
+            if given.options.reproducible
+            else parallel
+        )
         if target:
-            request = ray_run.Wish(ref, given, config, ui, slots, parallel, skeleton)
-            ray_run.through(request, target, source, survey, out, force)
+            request = ray_run.ClusterRequest(ref, given, config, ui, slots, parallel, skeleton)
+            ray_run.run_on_cluster(request, target, source, survey, out, force)
             return
-        with open_server_model.host(ref, opening(given), config, ui, slots, gap=None) as hosted:
+        with open_server_model.open_server_model(
+            ref, without_line_options(given), config, ui, slots, max_gap_seconds=None
+        ) as hosted:
             _run_batch(
-                hosted, rules(hosted, given, skeleton), source, survey, out, (parallel, force), ui
+                hosted,
+                build_rules(hosted, given, skeleton),
+                source,
+                survey,
+                out,
+                (parallel, force),
+                ui,
             )
 
 

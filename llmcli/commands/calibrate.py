@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.commands.command_context import start
-from llmcli.commands.options.arguments import Count, Flash, Fresh, Json, Layers, Threads, Ubatch
-from llmcli.commands.options.groups import grouped
-from llmcli.model_loader.rpc_workers import Workers
-from llmcli.workflows.evaluation.text import CTX, side
+from llmcli.commands.command_context import start_command
+from llmcli.commands.options.arguments import (
+    ChunkCount,
+    Flash,
+    Fresh,
+    Json,
+    Layers,
+    Threads,
+    Ubatch,
+)
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
-    from llmcli.workflows.calibration.calibrate import Outcome, Wish
+    from llmcli.workflows.calibration.calibrate import CalibrationRequest, CalibrationResult
     from quant.source.source import Source
 
 Refs = Annotated[
@@ -60,7 +68,7 @@ Merge = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("calibrate")(grouped(calibrate))
+    app.command("calibrate")(with_option_groups(calibrate))
 
 
 def calibrate(
@@ -68,8 +76,8 @@ def calibrate(
     out: Out,
     moments: MomentsOut = None,
     text: Texts = None,
-    ctx: Ctx = CTX,
-    chunks: Count = None,
+    ctx: Ctx = DEFAULT_CTX,
+    chunks: ChunkCount = None,
     seed: Seed = None,
     memory: Memory = None,
     merge: Merge = False,
@@ -81,7 +89,7 @@ def calibrate(
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
-    workers: Workers,
+    workers: RpcWorkers,
 ) -> None:
     """Measure how much each input of each weight matters.
 
@@ -95,9 +103,9 @@ def calibrate(
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.workflows.calibration import calibrate as calibrating
     from llmcli.workflows.calibration import texts
-    from quant.quantize.plan import shard_size
+    from quant.quantize.plan import parse_size
 
-    config, ui = start(json, offline)
+    config, ui = start_command(json, offline)
     if merge:
         reading_options = {
             "--text": text,
@@ -118,16 +126,18 @@ def calibrate(
         ui.note("flash attention hides how values are mixed: gptq will have no moments for attn_v")
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
     resolve_options.check(options)
-    memory_bytes = shard_size(memory, "--memory", "memory") if memory else None
+    memory_bytes = parse_size(memory, "--memory", "memory") if memory else None
     workers.join(ui)
-    texts.given(text or [])  # a mistake in the texts is reported before a model is fetched
+    texts.read_user_texts(
+        text or []
+    )  # a mistake in the texts is reported before a model is fetched
     source = _open_source(refs[0], config, ui)
     check_apart([out, moments], [*source.files, *(text or [])])
-    with float_copy.runnable(source, config, ui, threads or 0) as path:
-        model_side = side(path, options, ui)
-        text_chunks, text_names = texts.chunks(model_side, text or [], chunks, seed, ui)
+    with float_copy.open_runnable(source, config, ui, threads or 0) as path:
+        model_side = prepare_side(path, options, ui)
+        text_chunks, text_names = texts.calibration_chunks(model_side, text or [], chunks, seed, ui)
         target = moments.expanduser() if moments else None
-        request = calibrating.Wish(
+        request = calibrating.CalibrationRequest(
             model_side,
             source.fingerprint,
             text_chunks,
@@ -137,7 +147,7 @@ def calibrate(
             memory_bytes,
             fresh,
         )
-        result = calibrating.run(request, config, ui)
+        result = calibrating.calibrate(request, config, ui)
     _print_result(request, result, ui)
 
 
@@ -165,21 +175,23 @@ def _open_source(ref: str, config: "Config", ui: "UI") -> "Source":
     """
     from llmcli.catalog import fetch
     from llmcli.model_loader import pickle_hint, quantize_file
-    from llmcli.model_loader.prepare import fetched, ready
+    from llmcli.model_loader.prepare import fetch_or_reuse, prepare_model
 
-    with pickle_hint.offered(
+    with pickle_hint.pickle_hint(
         lambda: ["llmcli", "convert", ref, "-o", "floats.gguf", "--allow-pickle"]
     ):
         if fetch.resolve(ref, config).ref.quant:
-            return quantize_file.open_source(ready(ref, None, config, ui).path)
-        return quantize_file.open_source(fetched(ref, None, config, ui, keep_source=True).path)
+            return quantize_file.open_source(prepare_model(ref, None, config, ui).path)
+        return quantize_file.open_source(
+            fetch_or_reuse(ref, None, config, ui, keep_source=True).path
+        )
 
 
-def _refuse_reading_options(given: dict[str, object]) -> None:
+def _refuse_reading_options(options: dict[str, object]) -> None:
     """Raise UsageError for options that do not apply to --merge."""
     from llmcli.errors import UsageError
 
-    for flag, value in given.items():
+    for flag, value in options.items():
         if value is not None:
             raise UsageError(
                 f"{flag} cannot be combined with --merge, which reads no text",
@@ -193,11 +205,11 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     from llmcli.errors import UserError
     from llmcli.units import several
     from quant.calibration import merge
-    from quant.calibration.moments import recognised
+    from quant.calibration.moments import is_moments_file
 
     check_apart([out], paths)
     check_place(out)
-    moment_files = [path for path in paths if recognised(path)]
+    moment_files = [path for path in paths if is_moments_file(path)]
     if moment_files and len(moment_files) < len(paths):
         other = next(path for path in paths if path not in moment_files)
         raise UserError(
@@ -207,7 +219,7 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     if moment_files:
         merged = merge.merge_moments(paths, out)
     else:
-        merged, pieces = merge.merged(paths)
+        merged, pieces = merge.merge_imatrix(paths)
         write_whole(out, *pieces)
         if len({path.resolve() for path in paths}) < len(paths):
             ui.warn("a file is given twice and counts twice")
@@ -229,11 +241,11 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
         )
 
 
-def _print_result(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
+def _print_result(request: "CalibrationRequest", result: "CalibrationResult", ui: "UI") -> None:
     from llmcli.units import several
 
-    sums, text, out = outcome.sums, wish.text, wish.out
-    unseen, zero_columns = sums.unseen(), sums.dead()
+    sums, text, out = result.sums, request.text, request.out
+    unseen, zero_columns = sums.unseen_experts(), sums.dead_columns()
     for name, count in list(unseen.items())[:3]:
         ui.warn(
             f"no token reached {count} of the experts of {name}: they are quantized as if all "
@@ -252,7 +264,7 @@ def _print_result(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
             f"{several(count, 'column')} of {name}{more_note} had only zeros as input: "
             "their weights are not used"
         )
-    rank_deficient = _rank_deficient(wish, ui)
+    rank_deficient = _rank_deficient(request, ui)
     if ui.json:
         ui.result(
             {
@@ -264,10 +276,10 @@ def _print_result(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
                 "tokens": int(text.ids.size),
                 "unseen_experts": unseen,
                 "dead_columns": zero_columns,
-                "resumed_chunks": outcome.resumed,
-                "moments": str(wish.moments) if wish.moments else None,
-                "moments_bytes": wish.moments.stat().st_size if wish.moments else None,
-                "passes": outcome.passes,
+                "resumed_chunks": result.resumed_chunks,
+                "moments": str(request.moments) if request.moments else None,
+                "moments_bytes": request.moments.stat().st_size if request.moments else None,
+                "passes": result.passes,
                 "rank_deficient": rank_deficient,
             }
         )
@@ -276,32 +288,38 @@ def _print_result(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
         f"{out}: {len(sums.sums)} tensors over {text.ids.size:,} tokens in {text.count} chunks of "
         f"{text.n_ctx}"
     )
-    if wish.moments:
-        ui.text(f"{wish.moments}: second moments")
+    if request.moments:
+        ui.text(f"{request.moments}: second moments")
 
 
-def _rank_deficient(wish: "Wish", ui: "UI") -> dict[str, int]:
+def _rank_deficient(request: "CalibrationRequest", ui: "UI") -> dict[str, int]:
     """Return, for each weight, how many of its matrices had fewer rows than columns; warn with the
     tokens needed.
     """
     from quant.calibration import moments
 
-    if not wish.moments:
+    if not request.moments:
         return {}
     thin_inputs = [
-        shared_input for shared_input in moments.load(wish.moments).inputs if shared_input.thin
+        shared_input
+        for shared_input in moments.load_moments(request.moments).inputs
+        if shared_input.thin_matrices
     ]
     if thin_inputs:
         worst = max(
             thin_inputs, key=lambda one: one.columns / min(count for count in one.counts if count)
         )
         min_rows = min(count for count in worst.counts if count)
-        needed_tokens = int(wish.text.ids.size * worst.columns / min_rows) + 1
+        needed_tokens = int(request.text.ids.size * worst.columns / min_rows) + 1
         ui.warn(
             f"the text is too short for {len(thin_inputs)} of the inputs: {worst.names[0]} has "
             f"{worst.columns:,} columns and got {min_rows:,.0f} rows"
             f"{' at one expert' if worst.matrices > 1 else ''}, so its second moments do not have "
             f"full rank; about {needed_tokens:,} tokens are needed (this text has "
-            f"{wish.text.ids.size:,})"
+            f"{request.text.ids.size:,})"
         )
-    return {name: shared_input.thin for shared_input in thin_inputs for name in shared_input.names}
+    return {
+        name: shared_input.thin_matrices
+        for shared_input in thin_inputs
+        for name in shared_input.names
+    }

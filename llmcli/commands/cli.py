@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from llmcli import __version__
 
 # in the order of --help: the modules of this folder and the commands that each registers
-WORDS = {
+COMMANDS_OF_MODULE = {
     "models": ("pull", "list", "rm", "gc", "alias"),
     "show": ("show",),
     "diff": ("diff",),
@@ -30,27 +30,27 @@ WORDS = {
     "bench": ("bench",),
     "export": ("export",),
 }
-MODULES = {word: module for module, words in WORDS.items() for word in words}
+MODULE_OF_COMMAND = {word: module for module, words in COMMANDS_OF_MODULE.items() for word in words}
 
 
-class Commands(TyperGroup):
+class LazyCommands(TyperGroup):
     """A command group that creates its commands when they are needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands in the order of --help."""
-        return list(MODULES)
+        return list(MODULE_OF_COMMAND)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command by name; for an unknown name all commands are created, so that similar
         ones are suggested.
         """
-        for word in [cmd_name] if cmd_name in MODULES else MODULES:
+        for word in [cmd_name] if cmd_name in MODULE_OF_COMMAND else MODULE_OF_COMMAND:
             if word not in self.commands:
-                self.commands.update(made(MODULES[word]))
+                self.commands.update(load_commands(MODULE_OF_COMMAND[word]))
         return super().get_command(ctx, cmd_name)
 
 
-def made(module: str) -> dict[str, Any]:
+def load_commands(module: str) -> dict[str, Any]:
     """Import a module of this folder and return the commands that it registers, by name."""
     group = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     import_module(f"llmcli.commands.{module}").register(group)
@@ -59,7 +59,7 @@ def made(module: str) -> dict[str, Any]:
 
 app = typer.Typer(
     name="llmcli",
-    cls=Commands,
+    cls=LazyCommands,
     help="From a checkpoint to tokens on this machine: pull, quantize, chat, bench.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -68,8 +68,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"llmcli {__version__}")
         raise typer.Exit
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 
-def start(
+def start_command(
     json: bool = False, offline: bool = False, allow_pickle: bool = False
 ) -> "tuple[Config, UI]":
     """Return the configuration and the user interface of one command."""

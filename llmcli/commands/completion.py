@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import typer
 
 
-def models(incomplete: str) -> Iterator[str]:
+def complete_models(incomplete: str) -> Iterator[str]:
     """Complete the names in the catalog and on this disk; none if they cannot be read."""
     from llmcli import config
     from llmcli.catalog import catalog, store
@@ -22,10 +22,10 @@ def models(incomplete: str) -> Iterator[str]:
     yield from (name for name in dict.fromkeys(names) if name.startswith(incomplete))
 
 
-def benches(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+def complete_benches(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """Complete the first word of `bench`: a measurement, or a model for the default measurement."""
     sources = [ctx.get_parameter_source(name) for name in ctx.params]
     if not any(source and source.name == "COMMANDLINE" for source in sources) and ctx.parent:
         other_benches = set(getattr(ctx.parent.command, "commands", {})) - {ctx.info_name}
         yield from sorted(name for name in other_benches if name.startswith(incomplete))
-    yield from models(incomplete)
+    yield from complete_models(incomplete)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from llmcli.commands.command_context import start
-from llmcli.commands.options.files import Reading, Writing
-from llmcli.commands.options.groups import grouped
-from llmcli.model_loader.pickle_hint import offered
+from llmcli.commands.command_context import start_command
+from llmcli.commands.options.files import OutputOptions, SourceOptions
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.model_loader.pickle_hint import pickle_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("convert")(grouped(convert))
+    app.command("convert")(with_option_groups(convert))
 
 
-@offered()
+@pickle_hint()
 def convert(
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="A checkpoint folder, or a model's name.")
@@ -34,34 +34,38 @@ def convert(
         Literal["auto", "f32", "f16", "bf16", "q8_0"],
         typer.Option(help="Type of the matrices; auto: the type of the checkpoint's first matrix."),
     ] = "auto",
-    reading: Reading,
-    writing: Writing,
+    reading: SourceOptions,
+    writing: OutputOptions,
 ) -> None:
     """Convert a checkpoint folder into a GGUF of floats or Q8_0."""
     from llmcli.commands.quantize import report as closing
     from llmcli.model_loader import plan_notes, quantize_file
     from quant.quantize import plan as plan_module
 
-    config, ui = start(writing.json, writing.offline, reading.allow_pickle)
+    config, ui = start_command(writing.json, writing.offline, reading.allow_pickle)
     model = quantize_file.find_model(source, config, ui, reading.keep_source)
     folder, blobs = (model.path, model.blobs) if model else (Path(source).expanduser(), None)
     checkpoint = _open_checkpoint(folder, reading, blobs)
     plan = plan_module.plan(checkpoint, checkpoint.dtype if outtype == "auto" else outtype)
     if outtype == "auto":
         ui.note(f"the file's matrices are {plan.file_type.name}, as in the checkpoint")
-    plan_notes.tell(plan, ui)
-    with quantize_file.placed(
-        plan, model, writing.out, config, ui, mixed=False, dry_run=writing.dry_run
+    plan_notes.print_plan_notes(plan, ui)
+    with quantize_file.output_path(
+        plan, model, writing.out, config, ui, is_custom=False, dry_run=writing.dry_run
     ) as target:
         report = (
             None
             if writing.dry_run
-            else quantize_file.write(plan, target, ui, threads=writing.threads, force=writing.force)
+            else quantize_file.write_with_progress(
+                plan, target, ui, threads=writing.threads, force=writing.force
+            )
         )
-    closing.close(plan, target, report, ui)
+    closing.print_result(plan, target, report, ui)
 
 
-def _open_checkpoint(path: Path, reading: Reading, blobs: "Mapping[str, Blob] | None") -> "Source":
+def _open_checkpoint(
+    path: Path, reading: SourceOptions, blobs: "Mapping[str, Blob] | None"
+) -> "Source":
     """Open the folder as a source; raises UserError for a file, with the command that accepts
     it.
     """

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
-from llmcli.model_loader.installed_model import present
+from llmcli.model_loader.installed_model import installed_model
 from llmcli.units import size
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
-    from quant.model_file.diff import KeyDifference, Names, TensorDifference
-    from quant.model_file.model_header import Header
+    from quant.model_file.diff import KeyDifference, TensorDifference, TensorNames
+    from quant.model_file.model_header import ModelHeader
 
 
 def register(app: typer.Typer) -> None:
@@ -23,10 +23,10 @@ def register(app: typer.Typer) -> None:
 
 
 def diff(
-    left: Annotated[
+    ref_a: Annotated[
         str, typer.Argument(metavar="A", help="The reference: a GGUF file or a model on this disk.")
     ],
-    right: Annotated[str, typer.Argument(metavar="B", help="The model to compare with A.")],
+    ref_b: Annotated[str, typer.Argument(metavar="B", help="The model to compare with A.")],
     all_tensors: Annotated[bool, typer.Option("--all", help="Also list equal tensors.")] = False,
     json: Json = False,
 ) -> None:
@@ -37,12 +37,12 @@ def diff(
     from quant.model_file import diff as compare
     from quant.model_file import read_header
 
-    config, ui = start(json)
-    headers = [read_header.read(_find_gguf(text, config, ui)) for text in (left, right)]
-    keys, names = compare.keys(*headers), compare.names(*headers)
+    config, ui = start_command(json)
+    headers = [read_header.read_header(_find_gguf(text, config, ui)) for text in (ref_a, ref_b)]
+    keys, names = compare.compare_keys(*headers), compare.compare_names(*headers)
     differences = []
-    with ui.bar("compare", len(names.both), unit="tensors") as bar:
-        for difference in compare.tensors(*headers):
+    with ui.bar("compare", len(names.common), unit="tensors") as bar:
+        for difference in compare.compare_tensors(*headers):
             differences.append(difference)
             bar.advance(1)
     if json:
@@ -61,7 +61,7 @@ def _find_gguf(text: str, config: "Config", ui: "UI") -> Path:
     path = Path(text).expanduser()
     if path.is_file():
         return path
-    model = present(fetch.resolve(text, config), config, ui, text)
+    model = installed_model(fetch.resolve(text, config), config, ui, text)
     if model is None:
         raise UserError(f"{text} is not on this disk", hint=f"llmcli pull {text}")
     if model.kind != "gguf":
@@ -73,16 +73,19 @@ def _find_gguf(text: str, config: "Config", ui: "UI") -> Path:
 
 def _print_differences(
     keys: "list[KeyDifference]",
-    names: "Names",
-    found: "list[TensorDifference]",
+    names: "TensorNames",
+    differences: "list[TensorDifference]",
     ui: "UI",
     *,
     all_tensors: bool,
 ) -> None:
     if keys:
-        ui.table(("key", "A", "B"), [(key.key, key.left or "-", key.right or "-") for key in keys])
+        ui.table(
+            ("key", "A", "B"),
+            [(key.key, key.left_value or "-", key.right_value or "-") for key in keys],
+        )
         ui.text()
-    for side, missing in (("A", names.left), ("B", names.right)):
+    for side, missing in (("A", names.only_left), ("B", names.only_right)):
         for name in missing:
             ui.text(f"only {side} has {name}")
     rows = [
@@ -91,33 +94,33 @@ def _print_differences(
             _format_types(difference),
             _format_bytes(difference),
             "shapes differ"
-            if difference.left.shape != difference.right.shape
+            if difference.left_tensor.shape != difference.right_tensor.shape
             else _format_error(difference),
         )
-        for difference in found
+        for difference in differences
         if all_tensors or not difference.same_bytes
     ]
     if rows:
         ui.table(("tensor", "type", "size", "error"), rows, right=("size", "error"))
         ui.text()
-    same = sum(difference.same_bytes for difference in found)
+    same = sum(difference.same_bytes for difference in differences)
     ui.text(
-        f"{len(keys)} keys differ; of {len(found)} tensors in both, {same} are identical"
+        f"{len(keys)} keys differ; of {len(differences)} tensors in both, {same} are identical"
         + (
-            f", {len(names.left) + len(names.right)} are in only one model"
-            if names.left or names.right
+            f", {len(names.only_left) + len(names.only_right)} are in only one model"
+            if names.only_left or names.only_right
             else ""
         )
     )
 
 
 def _format_types(difference: "TensorDifference") -> str:
-    left, right = difference.left.type, difference.right.type
+    left, right = difference.left_tensor.type, difference.right_tensor.type
     return left if left == right else f"{left} -> {right}"
 
 
 def _format_bytes(difference: "TensorDifference") -> str:
-    left, right = difference.left.nbytes, difference.right.nbytes
+    left, right = difference.left_tensor.nbytes, difference.right_tensor.nbytes
     return size(left) if left == right else f"{size(left)} -> {size(right)}"
 
 
@@ -128,10 +131,10 @@ def _format_error(difference: "TensorDifference") -> str:
 
 
 def _build_document(
-    headers: "list[Header]",
+    headers: "list[ModelHeader]",
     keys: "list[KeyDifference]",
-    names: "Names",
-    found: "list[TensorDifference]",
+    names: "TensorNames",
+    differences: "list[TensorDifference]",
 ) -> dict[str, Any]:
     sides = [
         {
@@ -144,23 +147,23 @@ def _build_document(
     return {
         "a": sides[0],
         "b": sides[1],
-        "keys": [{"key": key.key, "a": key.left, "b": key.right} for key in keys],
-        "only_a": list(names.left),
-        "only_b": list(names.right),
+        "keys": [{"key": key.key, "a": key.left_value, "b": key.right_value} for key in keys],
+        "only_a": list(names.only_left),
+        "only_b": list(names.only_right),
         "tensors": [
             {
                 "name": difference.name,
-                "shape": list(difference.left.shape),
-                "other_shape": list(difference.right.shape),
-                "types": [difference.left.type, difference.right.type],
-                "bytes": [difference.left.nbytes, difference.right.nbytes],
+                "shape": list(difference.left_tensor.shape),
+                "other_shape": list(difference.right_tensor.shape),
+                "types": [difference.left_tensor.type, difference.right_tensor.type],
+                "bytes": [difference.left_tensor.nbytes, difference.right_tensor.nbytes],
                 "same_bytes": difference.same_bytes,
                 "relative_rmse": difference.error,
             }
-            for difference in found
+            for difference in differences
         ],
         "same": not keys
-        and not names.left
-        and not names.right
-        and all(d.same_bytes for d in found),
+        and not names.only_left
+        and not names.only_right
+        and all(d.same_bytes for d in differences),
     }

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def doctor(
     from llmcli.catalog import connectivity
     from llmcli.hardware import diagnostics, rpc_workers
 
-    config, ui = start(json, offline)
+    config, ui = start_command(json, offline)
     workers = (
         [rpc_workers.ask(worker) for worker in rpc_workers.endpoints(rpc)]
         if rpc is not None
@@ -54,7 +54,9 @@ def doctor(
     checkup_result = diagnostics.look(config)
     reading = _measure_bandwidth(checkup_result)
     if json:
-        ui.result({**document(checkup_result, reading, connections, workers), "ray": ray_cluster})
+        ui.result(
+            {**build_document(checkup_result, reading, connections, workers), "ray": ray_cluster}
+        )
     else:
         _print_checkup(checkup_result, reading, connections, ui)
         for worker in workers or ():
@@ -78,12 +80,12 @@ def doctor(
 
 def _read_cluster(address: str) -> dict[str, Any]:
     """Return the size of a Ray cluster; raises UserError."""
-    from llmcli.hardware.ray_cluster import need_ray
+    from llmcli.hardware.ray_cluster import require_ray
 
-    need_ray(local=False)
-    from llmcli.hardware.ray_cluster import look
+    require_ray(local=False)
+    from llmcli.hardware.ray_cluster import read_cluster
 
-    cluster_size = look(address)
+    cluster_size = read_cluster(address)
     return {
         "address": address,
         "machines": cluster_size.machines,
@@ -93,7 +95,7 @@ def _read_cluster(address: str) -> dict[str, Any]:
     }
 
 
-def _measure_bandwidth(found: "Checkup") -> "Reading | None":
+def _measure_bandwidth(result: "Checkup") -> "Reading | None":
     """Measure how fast all cores read memory beyond the caches; None if there is too little free
     memory.
     """
@@ -102,15 +104,15 @@ def _measure_bandwidth(found: "Checkup") -> "Reading | None":
 
     cache = host.last_cache()
     nbytes = max(256 << 20, memory_bandwidth.BEYOND * (cache or 0))
-    if found.available is None or nbytes > found.available // 4:
+    if result.available is None or nbytes > result.available // 4:
         return None
     return memory_bandwidth.measure(nbytes, host.cores(), rounds=2, seconds=0.05)
 
 
-def document(
-    found: "Checkup",
+def build_document(
+    result: "Checkup",
     reading: "Reading | None",
-    reached: "list[Reached] | None",
+    connections: "list[Reached] | None",
     workers: "list[Worker] | None" = None,
 ) -> dict[str, Any]:
     """Return the JSON document; null is what this machine cannot determine, or what was not
@@ -119,34 +121,34 @@ def document(
     from llmcli.hardware import cpu_features, host
 
     return {
-        "versions": found.versions,
+        "versions": result.versions,
         "cpu": {
             "name": host.cpu_name(),
             "cores": host.cores(),
             "last_cache_bytes": host.last_cache(),
-            "load": found.load,
+            "load": result.load,
             "features": {
-                entry.name: {"cpu": entry.cpu, "build": entry.build} for entry in found.features
+                entry.name: {"cpu": entry.cpu, "build": entry.build} for entry in result.features
             },
-            "unused": list(cpu_features.idle(found.features)),
-            "missing": list(cpu_features.missing(found.features)),
+            "unused": list(cpu_features.idle(result.features)),
+            "missing": list(cpu_features.missing(result.features)),
         },
-        "backends": list(found.backends),
+        "backends": list(result.backends),
         "devices": [
             {
                 "name": entry.name,
                 "description": entry.description,
                 "kind": entry.kind,
-                "free_bytes": entry.free,
-                "total_bytes": entry.total,
+                "free_bytes": entry.free_bytes,
+                "total_bytes": entry.total_bytes,
             }
-            for entry in found.devices
+            for entry in result.devices
         ],
         "memory": {
-            "total_bytes": found.total,
-            "available_bytes": found.available,
-            "group_left_bytes": found.limit,
-            "addresses_left_bytes": found.addresses,
+            "total_bytes": result.total,
+            "available_bytes": result.available,
+            "group_left_bytes": result.limit,
+            "addresses_left_bytes": result.addresses,
             "read_bandwidth_bytes_per_second": None if reading is None else reading.best,
         },
         "folders": [
@@ -156,10 +158,10 @@ def document(
                 "bytes": entry.nbytes,
                 "files": entry.files,
             }
-            for entry in found.folders
+            for entry in result.folders
         ],
         "network": None
-        if reached is None
+        if connections is None
         else [
             {
                 "what": entry.what,
@@ -168,7 +170,7 @@ def document(
                 "ms": entry.ms,
                 "problem": entry.problem or None,
             }
-            for entry in reached
+            for entry in connections
         ],
         "workers": None
         if workers is None
@@ -182,31 +184,33 @@ def document(
             }
             for entry in workers
         ],
-        "warnings": [{"what": what, "hint": hint} for what, hint in found.warnings],
+        "warnings": [{"what": what, "hint": hint} for what, hint in result.warnings],
     }
 
 
 def _print_checkup(
-    found: "Checkup", reading: "Reading | None", reached: "list[Reached] | None", ui: "UI"
+    result: "Checkup", reading: "Reading | None", connections: "list[Reached] | None", ui: "UI"
 ) -> None:
     from llmcli.units import several, size
 
     ui.table(
         ("version", ""),
-        [(name, number or "not installed") for name, number in found.versions.items()],
+        [(name, number or "not installed") for name, number in result.versions.items()],
     )
     ui.text()
-    _print_cpu(found, ui)
-    for entry in found.devices:
+    _print_cpu(result, ui)
+    for entry in result.devices:
         free_text = (
-            "" if entry.kind == "cpu" else f" · {size(entry.free)} of {size(entry.total)} free"
+            ""
+            if entry.kind == "cpu"
+            else f" · {size(entry.free_bytes)} of {size(entry.total_bytes)} free"
         )
         ui.text(f"device {entry.name}: {entry.description}{free_text}")
-    memory = f"{_format_size(found.available)} of {_format_size(found.total)} available"
-    if found.limit is not None:
-        memory += f" · the container leaves {size(found.limit)}"
-    if found.addresses is not None:
-        memory += f" · ulimit -v leaves {size(found.addresses)} of addresses"
+    memory = f"{_format_size(result.available)} of {_format_size(result.total)} available"
+    if result.limit is not None:
+        memory += f" · the container leaves {size(result.limit)}"
+    if result.addresses is not None:
+        memory += f" · ulimit -v leaves {size(result.addresses)} of addresses"
     ui.text(f"memory: {memory}")
     speed = (
         "unknown: too little free memory to measure"
@@ -219,18 +223,18 @@ def _print_checkup(
         ("stored files", "size", "files", "where"),
         [
             (entry.what, size(entry.nbytes), f"{entry.files:,}", str(entry.path))
-            for entry in found.folders
+            for entry in result.folders
         ],
         right=("size", "files"),
     )
-    for connection in reached or ():
+    for connection in connections or ():
         answer = connection.problem or f"answers, {connection.ms:.0f} ms"
         ui.text(f"{connection.what} ({connection.where}): {answer}")
-    if not found.warnings:
-        ui.text(f"no problems found: {several(len(found.features), 'CPU feature')} compared")
+    if not result.warnings:
+        ui.text(f"no problems found: {several(len(result.features), 'CPU feature')} compared")
 
 
-def _print_cpu(found: "Checkup", ui: "UI") -> None:
+def _print_cpu(result: "Checkup", ui: "UI") -> None:
     """Print the processor, and its features compared with the build's."""
     from llmcli.hardware import cpu_features, host
 
@@ -238,14 +242,14 @@ def _print_cpu(found: "Checkup", ui: "UI") -> None:
     ui.text(
         f"processor: {host.cpu_name()} · {host.cores()} cores · last cache {_format_size(cache)}"
     )
-    used_features = [feature.name for feature in found.features if feature.build]
+    used_features = [feature.name for feature in result.features if feature.build]
     ui.text(
         f"llama.cpp uses: {' '.join(used_features) or 'unknown'}"
-        + (f" ({', '.join(found.backends)})")
+        + (f" ({', '.join(result.backends)})")
     )
     for feature_names, description in (
-        (cpu_features.idle(found.features), "has features that llama.cpp does not use"),
-        (cpu_features.missing(found.features), "does not have features that llama.cpp uses"),
+        (cpu_features.idle(result.features), "has features that llama.cpp does not use"),
+        (cpu_features.missing(result.features), "does not have features that llama.cpp uses"),
     ):
         if feature_names:
             ui.text(f"the processor {description}: {' '.join(feature_names)}")

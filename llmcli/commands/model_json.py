@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model
 
 
-def identity(model: "Model") -> dict[str, Any]:
+def model_identity(model: "Model") -> dict[str, Any]:
     """Return a model's identity as `pull --json` prints it."""
     return {
         "name": model.name,
@@ -18,7 +18,7 @@ def identity(model: "Model") -> dict[str, Any]:
     }
 
 
-def count(number: int | None) -> str:
+def format_count(number: int | None) -> str:
     """Format a parameter count for people: 134515008 -> 134.5M."""
     if not number:
         return "-"

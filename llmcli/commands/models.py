@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
-from llmcli.commands.model_json import count, identity
+from llmcli.commands.command_context import start_command
+from llmcli.commands.model_json import format_count, model_identity
 from llmcli.commands.options.arguments import Json, Ref
-from llmcli.commands.options.file_type import with_types
+from llmcli.commands.options.file_type import with_type_flags
 from llmcli.commands.options.files import KeepSource
 from llmcli.commands.options.pickle import AllowPickle
-from llmcli.model_loader.installed_model import present
-from llmcli.model_loader.pickle_hint import offered
+from llmcli.model_loader.installed_model import installed_model
+from llmcli.model_loader.pickle_hint import pickle_hint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,11 +26,11 @@ Offline = Annotated[bool, typer.Option("--offline", help="Make no network connec
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the app."""
-    for command in (with_types(pull), list_, rm, gc, alias):
+    for command in (with_type_flags(pull), list_, rm, gc, alias):
         app.command(name=command.__name__.rstrip("_"))(command)
 
 
-@offered()
+@pickle_hint()
 def pull(
     ref: Ref,
     quant: Annotated[
@@ -58,16 +58,18 @@ def pull(
     An interrupted download resumes.
     """
     from llmcli.catalog import fetch
-    from llmcli.model_loader.prepare import checked, derive, fetched
+    from llmcli.model_loader.prepare import canonical_type, fetch_or_reuse, quantize_if_needed
 
-    config, ui = start(json, offline, allow_pickle)
+    config, ui = start_command(json, offline, allow_pickle)
     parsed_ref = fetch.resolve(ref, config).ref
-    file_type = checked(quant) if quant else parsed_ref.quant if parsed_ref.kind != "hub" else None
+    file_type = (
+        canonical_type(quant) if quant else parsed_ref.quant if parsed_ref.kind != "hub" else None
+    )
     if parsed_ref.kind == "path":
         model = fetch.register(ref, config, ui)
     else:
         is_quantized = bool(file_type or parsed_ref.quant)
-        model = fetched(
+        model = fetch_or_reuse(
             ref,
             file_type,
             config,
@@ -80,9 +82,9 @@ def pull(
     if model.kind == "folder" and parsed_ref.kind == "hub" and parsed_ref.quant:
         file_type = file_type or model.quant
     if file_type:
-        model = derive(model, file_type, config, ui)
+        model = quantize_if_needed(model, file_type, config, ui)
     if json:
-        ui.result(identity(model))
+        ui.result(model_identity(model))
     else:
         _print_pulled(model, ui)
 
@@ -97,7 +99,7 @@ def list_(
     from llmcli.catalog import catalog, store
     from llmcli.catalog import model_facts as facts
 
-    config, ui = start(json)
+    config, ui = start_command(json)
     rows = [row for manifest in store.manifests(config) if (row := _list_row(manifest, ui))]
     for name, entry in catalog.load(config).items():
         if row := _alias_row(name, config, ui) if entry.alias else None:
@@ -135,7 +137,7 @@ def rm(ref: Ref) -> None:
     from llmcli.catalog.model_ref import parse
     from llmcli.units import size
 
-    config, ui = start()
+    config, ui = start_command()
     entries = catalog.load(config)
     parsed = parse(ref, entries, config)
     entry = entries.get(parsed.name)
@@ -157,7 +159,7 @@ def gc(
     from llmcli.catalog import cleanup
     from llmcli.units import size
 
-    config, ui = start(json)
+    config, ui = start_command(json)
     items = cleanup.garbage(config, delete=not dry_run)
     freed = sum(item.bytes for item in items)
     if json:
@@ -187,7 +189,7 @@ def alias(
     """Give a model your own name, system prompt and settings."""
     from llmcli.catalog import aliases
 
-    config, ui = start()
+    config, ui = start_command()
     values = _parse_settings([*(settings or []), *([f"temp={temp}"] if temp is not None else [])])
     replaced = aliases.write(config, name, ref, system, values, force)
     ui.text(f"{name} {'now names' if replaced else 'names'} {ref} (in {config.user_catalog})")
@@ -205,8 +207,8 @@ def _parse_settings(texts: list[str]) -> dict[str, Any]:
             raise UsageError(
                 f"{text!r} is not a setting", hint="write --set NAME=VALUE, such as --set top_k=20"
             )
-        values[sampling.find(name).name] = value
-    checked = sampling.defaults().with_values(values).as_dict()
+        values[sampling.find_setting(name).name] = value
+    checked = sampling.default_sampling().with_values(values).as_dict()
     return {name: checked[name] for name in values}
 
 
@@ -227,13 +229,13 @@ def _list_row(manifest: Any, ui: "UI") -> dict[str, Any] | None:
     from pathlib import Path
 
     from llmcli.catalog import model_facts as facts
-    from quant.errors import Refusal
+    from quant.errors import UserError
 
     try:
         if missing := [file.path for file in manifest.files if not Path(file.path).is_file()]:
-            raise Refusal(f"{missing[0]} is missing")
+            raise UserError(f"{missing[0]} is missing")
         model_facts = facts.facts(manifest.kind, Path(manifest.path))
-    except Refusal as error:
+    except UserError as error:
         ui.note(f"{manifest.name}: {error} (pull it again, or `llmcli gc`)")
         return None
     identity_fields = {
@@ -249,17 +251,17 @@ def _alias_row(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
     """
     from llmcli.catalog import fetch
     from llmcli.catalog import model_facts as facts
-    from quant.errors import Refusal
+    from quant.errors import UserError
 
     try:
-        model = present(fetch.resolve(name, config), config, ui, name)
+        model = installed_model(fetch.resolve(name, config), config, ui, name)
         model_facts = facts.facts(model.kind, model.path) if model else {}
-    except Refusal as error:
+    except UserError as error:
         ui.note(f"{name}: {error}")
         return None
     if model is None:
         return None
-    return {**identity(model), "name": name, "source": f"alias:{model.name}", **model_facts}
+    return {**model_identity(model), "name": name, "source": f"alias:{model.name}", **model_facts}
 
 
 def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
@@ -272,7 +274,7 @@ def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
                 row["name"],
                 row["file_type"] or "-",
                 size(row["bytes"]) if row["path"] else "not on disk",
-                count(row["parameters"]),
+                format_count(row["parameters"]),
                 str(row["context_length"] or "-"),
                 row["source"],
             )

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli import text_input
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options import run
-from llmcli.commands.options.arguments import DEFAULT, REF
+from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import RunCommand
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.open_server_model import PARALLEL
-from llmcli.model_loader.run_flags import Flags
-from llmcli.serve.launch import Wish, opened, tell
+from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL
+from llmcli.model_loader.run_flags import RunFlags
+from llmcli.serve.launch import ServeRequest, open_service, print_ready
 
 if TYPE_CHECKING:
     pass
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SHORTEST = 8  # characters of an API key
-MOST_PARALLEL, MOST_WAITING = 128, 100_000
-STREAM_EVERY = 33.0  # milliseconds: about thirty updates per second
-MOST_BODY = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+MIN_KEY_CHARACTERS = 8  # characters of an API key
+MAX_PARALLEL, MAX_WAITING = 128, 100_000
+STREAM_INTERVAL_MS = 33.0  # milliseconds: about thirty updates per second
+MAX_BODY_BYTES = 8 << 20  # bytes; a context of 100,000 tokens is half a megabyte of text
 
 Address = Annotated[
     str, typer.Option(help="Address to listen on; beyond this machine a key is required.")
@@ -36,12 +36,12 @@ GrpcPort = Annotated[
     ),
 ]
 Parallel = Annotated[
-    int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")
+    int, typer.Option("-np", "--parallel", min=1, max=MAX_PARALLEL, help="Answers at once.")
 ]
 Waiting = Annotated[
     int,
     typer.Option(
-        min=0, max=MOST_WAITING, help="Requests that may wait; further ones are refused (429)."
+        min=0, max=MAX_WAITING, help="Requests that may wait; further ones are refused (429)."
     ),
 ]
 Alias = Annotated[
@@ -125,11 +125,11 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
     host: Address = "127.0.0.1",
     port: Port = 8080,
     grpc_port: GrpcPort = None,
-    parallel: Parallel = PARALLEL,
+    parallel: Parallel = DEFAULT_PARALLEL,
     max_waiting: Waiting = 64,
     alias: Alias = None,
     api_key: Keys = None,
@@ -138,11 +138,11 @@ def serve(
     ssl_cert_file: TlsCert = None,
     cors: Cors = None,
     allow_host: AllowHost = None,
-    max_body: Body = MOST_BODY,
+    max_body: Body = MAX_BODY_BYTES,
     max_tokens: MaxTokens = None,
     pooling: Pooling = None,
     drain: Drain = 30,
-    stream_every: StreamEvery = STREAM_EVERY,
+    stream_every: StreamEvery = STREAM_INTERVAL_MS,
     private: Private = False,
     replicas: Replicas = 0,
     ray: Ray = None,
@@ -155,23 +155,23 @@ def serve(
     from llmcli.serve.http import origin_guard
     from llmcli.serve.processes import parent_watch
 
-    given = run.read(ctx)
+    given = run.parse_run_flags(ctx)
     ref = _require_model(ref, given)
-    open_server_model.check(given)
+    open_server_model.refuse_personal_flags(given)
     keys = _read_keys(api_key or [], api_key_file or [], host)
     server.check_tls(ssl_key_file, ssl_cert_file)
     origins, host_names = (
-        tuple(map(origin_guard.origin, cors or ())),
-        tuple(map(origin_guard.host, allow_host or ())),
+        tuple(map(origin_guard.parse_origin, cors or ())),
+        tuple(map(origin_guard.parse_host, allow_host or ())),
     )
     _check_pooling(pooling)
     if grpc_port is not None:
-        _check_grpc(apart=bool(given.rpc or replicas or ray))
-    config, ui = start(json, given.offline)
+        _check_grpc(in_other_process=bool(given.rpc or replicas or ray))
+    config, ui = start_command(json, given.offline)
     if while_stdin:
-        parent_watch.tie(0)
-    with server.bound(host, port) as socket:
-        request = Wish(
+        parent_watch.exit_with_parent(0)
+    with server.open_listener(host, port) as socket:
+        request = ServeRequest(
             ref,
             given,
             config,
@@ -199,48 +199,48 @@ def serve(
         if replicas or ray:
             stopped = launch_processes.run_replicas(request, replicas or 1, ray, socket)
         elif given.rpc:
-            stopped = launch_processes.run(request, socket)
+            stopped = launch_processes.run_child(request, socket)
         else:
-            with opened(request) as (bridge, settings):
-                ready = partial(tell, settings, bridge.runner.n_ctx, parallel, ui)
-                stopped = server.run(bridge, settings, socket, ready)
+            with open_service(request) as (bridge, settings):
+                ready = partial(print_ready, settings, bridge.runner.n_ctx, parallel, ui)
+                stopped = server.run_server(bridge, settings, socket, ready)
     if stopped == "SIGINT":
         raise typer.Exit(130)
 
 
-def _require_model(ref: str | None, given: Flags) -> str:
-    if ref and given.model:
-        raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
-    if (model_ref := ref or given.model) is None:
-        raise UsageError("no model given", hint=f"llmcli serve {DEFAULT}")
+def _require_model(ref: str | None, run_flags: RunFlags) -> str:
+    if ref and run_flags.model:
+        raise UsageError(f"two models given: {ref} and {run_flags.model}", hint="leave out one")
+    if (model_ref := ref or run_flags.model) is None:
+        raise UsageError("no model given", hint=f"llmcli serve {DEFAULT_MODEL}")
     return model_ref
 
 
-def _check_pooling(wanted: str | None) -> None:
-    if wanted is None:
+def _check_pooling(kind: str | None) -> None:
+    if kind is None:
         return
-    from llmcli.runtime.scoring.embedder import KINDS
+    from llmcli.runtime.scoring.embedder import POOLING_CHOICES
 
-    if wanted not in KINDS:
+    if kind not in POOLING_CHOICES:
         reasons = {
             "none": "OpenAI's API returns one vector per text",
             "rank": "reranking models set it in their file",
         }
-        hint = f"--pooling takes {', '.join(KINDS)}" + (
-            f": {reasons[wanted]}" if wanted in reasons else ""
+        hint = f"--pooling takes {', '.join(POOLING_CHOICES)}" + (
+            f": {reasons[kind]}" if kind in reasons else ""
         )
-        raise UsageError(f"--pooling is {wanted!r}", hint=hint)
+        raise UsageError(f"--pooling is {kind!r}", hint=hint)
 
 
-def _check_grpc(apart: bool) -> None:
+def _check_grpc(in_other_process: bool) -> None:
     from llmcli.serve.grpc import service
 
-    if apart:
+    if in_other_process:
         raise UserError(
             "--grpc-port needs the model in this process, but it runs in another",
             hint="leave out --rpc, --replicas and --ray, or use HTTP",
         )
-    service.check()
+    service.require_grpc()
 
 
 def _read_keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...]:
@@ -252,19 +252,19 @@ def _read_keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...
     lines = [
         line.strip()
         for file in files
-        for line in text_input.text_file(file.expanduser()).splitlines()
+        for line in text_input.read_text(file.expanduser()).splitlines()
     ]
     keys = [*typed, *(line for line in lines if line and not line.startswith("#"))]
     if files and not keys:
         raise UserError(f"there is no key in {files[0]}", hint="write one key per line")
     for key in keys:
-        if len(key) < SHORTEST or not (key.isascii() and key.isprintable()) or " " in key:
+        if len(key) < MIN_KEY_CHARACTERS or not (key.isascii() and key.isprintable()) or " " in key:
             raise UserError(
                 "an API key is too short, or contains characters that HTTP headers do not allow",
-                hint=f"use {SHORTEST} or more ASCII characters without spaces, "
+                hint=f"use {MIN_KEY_CHARACTERS} or more ASCII characters without spaces, "
                 "such as the output of: openssl rand -hex 16",
             )
-    if host not in LOOPBACK and not keys:
+    if host not in LOOPBACK_HOSTS and not keys:
         raise UserError(
             f"{host} can be reached from other machines, and no API key is set",
             hint="add --api-key KEY (or --api-key-file FILE), or leave out --host",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llmcli.chat.conversation.stored_conversation import Held
     from llmcli.ui import UI
 
-SHOWN, NEWEST = 48, 30  # characters of a question; rows of a list
+QUESTION_CHARACTERS, DEFAULT_ROWS = 48, 30  # characters of a question; rows of a list
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name in the list, or `last`.")]
 
 group = typer.Typer(
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 def sessions(
     ctx: typer.Context,
     everything: Annotated[
-        bool, typer.Option("--all", help=f"List more than the newest {NEWEST}.")
+        bool, typer.Option("--all", help=f"List more than the newest {DEFAULT_ROWS}.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -47,9 +47,9 @@ def sessions(
         return
     from llmcli.chat.conversation import history
 
-    config, ui = start(json)
+    config, ui = start_command(json)
     items = history.items(config)
-    listed = items if everything or json else items[:NEWEST]
+    listed = items if everything or json else items[:DEFAULT_ROWS]
     rows = [_list_row(item, ui) for item in listed]
     if json:
         ui.result(rows)
@@ -67,7 +67,7 @@ def show(name: Name, json: Json = False) -> None:
     from llmcli.chat.conversation import history, turn_records
     from llmcli.units import several
 
-    config, ui = start(json)
+    config, ui = start_command(json)
     item = history.find(config, name)
     conversation = item.read()
     tree, path = conversation.tree, conversation.tree.path()
@@ -110,7 +110,7 @@ def rm(
     from llmcli.chat.conversation import history
     from llmcli.units import size
 
-    config, ui = start()
+    config, ui = start_command()
     for item in [history.find(config, name) for name in names]:
         ui.text(f"removed {item.name}: {size(history.remove(item))} freed")
 
@@ -121,23 +121,23 @@ def _list_row(item: "Item", ui: "UI") -> dict[str, Any]:
     """
     from llmcli.chat.conversation.stored_conversation import Held
     from llmcli.chat.conversation.turn_tree import Tree
-    from quant.errors import Refusal
+    from quant.errors import UserError
 
     try:
         return _fields(item, item.read())
-    except Refusal as error:
+    except UserError as error:
         ui.note(f"{item.name}: {error}")
         return _fields(item, Held(Tree()))
 
 
-def _fields(item: "Item", held: "Held") -> dict[str, Any]:
+def _fields(item: "Item", conversation: "Held") -> dict[str, Any]:
     return {
         "name": item.name,
         "kind": item.kind,
         "time": _format_time(item),
-        "model": held.model or None,
-        "turns": len(held.tree.turns),
-        "first": held.first or None,
+        "model": conversation.model or None,
+        "turns": len(conversation.tree.turns),
+        "first": conversation.first or None,
         "bytes": item.nbytes + item.state_bytes,
         "kv_bytes": item.state_bytes,
         "path": str(item.path),
@@ -161,7 +161,7 @@ def _print_table(rows: list[dict[str, Any]], ui: "UI") -> None:
                 row["time"][:16].replace("T", " "),
                 row["model"] or "-",
                 str(row["turns"]),
-                shortened(row["first"] or "-", SHOWN),
+                shortened(row["first"] or "-", QUESTION_CHARACTERS),
                 size(row["bytes"]),
             )
             for row in rows

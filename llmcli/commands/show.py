@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
-from llmcli.commands.model_json import count, identity
+from llmcli.commands.command_context import start_command
+from llmcli.commands.model_json import format_count, model_identity
 from llmcli.commands.options.arguments import Json, Ref
-from llmcli.model_loader.installed_model import present
+from llmcli.model_loader.installed_model import installed_model
 
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model, Wanted
     from llmcli.ui import UI
     from quant.certificate.certificate import Certificate
-    from quant.model_file.model_header import Header
+    from quant.model_file.model_header import ModelHeader
 
 
 def register(app: typer.Typer) -> None:
@@ -49,30 +49,32 @@ def show(
     from llmcli.workflows.certification import certificate_text
     from quant.model_file import read_header
 
-    config, ui = start(json)
+    config, ui = start_command(json)
     resolved = fetch.resolve(ref, config)
-    model = present(resolved, config, ui, ref)
+    model = installed_model(resolved, config, ui, ref)
     if model is None:
         _show_sources(resolved, ui)
         return
     if template:
         _show_template(model, ui)
         return
-    header = read_header.read(model.path) if model.kind == "gguf" else None
+    header = read_header.read_header(model.path) if model.kind == "gguf" else None
     model_facts = facts.of_header(header) if header else facts.checkpoint(model.path)
     tensor_rows = facts.tensors(header) if header and tensors else []
     certificate = _certificate(header, ui) if header else None
     _require_certificate(model, certificate, check)
     mismatches = (
-        certificate_text.doubts(header, certificate, check, ui) if header and certificate else ()
+        certificate_text.mismatches(header, certificate, check, ui)
+        if header and certificate
+        else ()
     )
     if json:
         document = (
-            certificate_text.document(certificate, mismatches, check) if certificate else None
+            certificate_text.build_document(certificate, mismatches, check) if certificate else None
         )
         ui.result(
             {
-                **identity(model),
+                **model_identity(model),
                 **model_facts,
                 "certificate": document,
                 **({"tensors": tensor_rows} if tensors else {}),
@@ -84,7 +86,7 @@ def show(
     if header:
         _show_header(header, ui)
     if header and certificate:
-        certificate_text.show(certificate, header, mismatches, check, ui)
+        certificate_text.print_certificate(certificate, header, mismatches, check, ui)
     if tensor_rows:
         _show_tensors(tensor_rows, ui)
     license_name = str(header.metadata.get("general.license", "")) if header else ""
@@ -96,14 +98,14 @@ def show(
     _raise_mismatches(model, mismatches, check)
 
 
-def _certificate(header: "Header", ui: "UI") -> "Certificate | None":
+def _certificate(header: "ModelHeader", ui: "UI") -> "Certificate | None":
     """Return the certificate in the file; if it is unreadable, print a warning and return None."""
     from quant.certificate import certificate
-    from quant.errors import Refusal
+    from quant.errors import UserError
 
     try:
-        return certificate.read(header)
-    except Refusal as error:
+        return certificate.read_certificate(header)
+    except UserError as error:
         ui.warn(str(error))
         return None
 
@@ -119,13 +121,13 @@ def _require_certificate(model: "Model", certificate: "Certificate | None", chec
         )
 
 
-def _raise_mismatches(model: "Model", doubts: tuple[str, ...], check: bool) -> None:
+def _raise_mismatches(model: "Model", problems: tuple[str, ...], check: bool) -> None:
     """Raise UserError if `--check` found that the certificate does not match the file."""
     from llmcli.errors import UserError
 
-    if check and doubts:
+    if check and problems:
         raise UserError(
-            f"the certificate does not match {model.name}: {'; '.join(doubts)}",
+            f"the certificate does not match {model.name}: {'; '.join(problems)}",
             hint="to make or verify the file again: llmcli quantize SRC -o FILE --verify",
         )
 
@@ -143,7 +145,9 @@ def _show_template(model: "Model", ui: "UI") -> None:
 
     report = template_report(model.path)
     if ui.json:
-        ui.result({**identity(model), "probes": report.probes, "warnings": list(report.warnings)})
+        ui.result(
+            {**model_identity(model), "probes": report.probes, "warnings": list(report.warnings)}
+        )
         return
     for name, text in report.probes.items():
         ui.text(f"--- {name}")
@@ -156,15 +160,15 @@ def _show_template(model: "Model", ui: "UI") -> None:
         )
 
 
-def _show_sources(wanted: "Wanted", ui: "UI") -> None:
+def _show_sources(resolved: "Wanted", ui: "UI") -> None:
     from llmcli.catalog import model_facts as facts
     from llmcli.units import size
 
-    entry = wanted.entry
-    first = wanted.sources[0]
+    entry = resolved.entry
+    first = resolved.sources[0]
     if ui.json:
         identity_fields = {
-            "name": wanted.ref.full,
+            "name": resolved.ref.full,
             "path": None,
             "bytes": first.bytes or None,
             "sha256": first.sha256 or None,
@@ -174,7 +178,7 @@ def _show_sources(wanted: "Wanted", ui: "UI") -> None:
         ui.result({**identity_fields, **facts.nothing(), "certificate": None})
         return
     model_rows = {
-        "name": wanted.ref.full,
+        "name": resolved.ref.full,
         "description": entry.description if entry else "",
         "installed": "no",
     }
@@ -182,15 +186,15 @@ def _show_sources(wanted: "Wanted", ui: "UI") -> None:
     _section("Model", model_rows, ui)
     sources = {
         str(number): spec.label + (f" ({spec.note})" if spec.note else "")
-        for number, spec in enumerate(wanted.sources, 1)
+        for number, spec in enumerate(resolved.sources, 1)
     }
     _section("Sources", sources, ui)
     if entry and entry.license:
         _section("License", {"license": entry.license}, ui)
-    ui.text(f"to fetch it: llmcli pull {wanted.ref.full}")
+    ui.text(f"to fetch it: llmcli pull {resolved.ref.full}")
 
 
-def _show_model(model: "Model", known: dict[str, Any], ui: "UI") -> None:
+def _show_model(model: "Model", model_facts: dict[str, Any], ui: "UI") -> None:
     from llmcli.units import size
 
     _section(
@@ -198,10 +202,10 @@ def _show_model(model: "Model", known: dict[str, Any], ui: "UI") -> None:
         {
             "name": model.name,
             "description": model.entry.description if model.entry else "",
-            "architecture": known["architecture"],
-            "parameters": count(known["parameters"]),
-            "context length": str(known["context_length"]),
-            "file type": f"{known['file_type']} ({known['bits_per_weight']:.2f} bits per weight)",
+            "architecture": model_facts["architecture"],
+            "parameters": format_count(model_facts["parameters"]),
+            "context length": str(model_facts["context_length"]),
+            "file type": f"{model_facts['file_type']} ({model_facts['bits_per_weight']:.2f} bits per weight)",
             "size": f"{size(model.bytes)} ({model.bytes} bytes)",
             "path": str(model.path),
             "source": model.source + (f" at {model.revision}" if model.revision else ""),
@@ -215,11 +219,11 @@ def _show_model(model: "Model", known: dict[str, Any], ui: "UI") -> None:
     ui.text("Types")
     rows = [
         (f"  {name}", str(row["tensors"]), size(row["bytes"]))
-        for name, row in known["types"].items()
+        for name, row in model_facts["types"].items()
     ]
     ui.table(("  type", "tensors", "size"), rows, right=("tensors", "size"))
     ui.text()
-    _show_roles(known["roles"], ui)
+    _show_roles(model_facts["roles"], ui)
 
 
 def _show_roles(roles: dict[str, Any], ui: "UI") -> None:
@@ -233,7 +237,7 @@ def _show_roles(roles: dict[str, Any], ui: "UI") -> None:
         (
             f"  {name}",
             " ".join(f"{kind}\u00d7{number}" for kind, number in row["types"].items()),
-            count(row["parameters"]),
+            format_count(row["parameters"]),
             size(row["bytes"]),
             f"{row['bytes'] * 8 / row['parameters']:.2f}",
         )
@@ -244,13 +248,13 @@ def _show_roles(roles: dict[str, Any], ui: "UI") -> None:
     ui.text()
 
 
-def _show_tensors(listed: list[dict[str, Any]], ui: "UI") -> None:
+def _show_tensors(tensor_rows: list[dict[str, Any]], ui: "UI") -> None:
     from llmcli.units import size
 
     ui.text("Tensors")
     rows = [
         (f"  {row['name']}", " x ".join(map(str, row["shape"])), row["type"], size(row["bytes"]))
-        for row in listed
+        for row in tensor_rows
     ]
     ui.table(("  tensor", "shape", "type", "size"), rows, right=("size",))
     ui.text()
@@ -258,7 +262,7 @@ def _show_tensors(listed: list[dict[str, Any]], ui: "UI") -> None:
 
 def _show_header(header: Any, ui: "UI") -> None:
     """Print the tokenizer section: the metadata that decides how text becomes tokens."""
-    from quant.gguf.header import Array
+    from quant.gguf.header import GgufArray
 
     data = header.metadata
     tokens = data.get("tokenizer.ggml.tokens")
@@ -268,7 +272,7 @@ def _show_header(header: Any, ui: "UI") -> None:
         {
             "model": header.tokenizer,
             "pre": str(data.get("tokenizer.ggml.pre", "")),
-            "vocabulary": str(tokens.count) if isinstance(tokens, Array) else "",
+            "vocabulary": str(tokens.count) if isinstance(tokens, GgufArray) else "",
             **{f"{name} token": str(value) for name, value in numbers.items() if value is not None},
             "chat template": "yes"
             if header.has_template

@@ -11,12 +11,12 @@ import typer
 
 from llmcli.errors import UsageError, UserError
 
-WHY = (
+INSECURE_REASON = (
     "it has no password and no encryption, and llama.cpp calls it insecure: "
     "whoever can connect can run code here"
 )
-LISTENS = 0.01  # seconds between two checks whether llama.cpp is listening
-SCAN = 30.0  # seconds between two scans for new connections
+LISTEN_POLL_SECONDS = 0.01  # seconds between two checks whether llama.cpp is listening
+CONNECTION_SCAN_SECONDS = 30.0  # seconds between two scans for new connections
 
 
 def register(app: typer.Typer) -> None:
@@ -56,19 +56,19 @@ def worker(
         raise UsageError("the kind of worker is missing", hint="llmcli worker --rpc")
     if not rpc_workers.loopback(host) and not allow_remote:
         raise UserError(
-            f"--host {host} would be open to the network: {WHY}",
+            f"--host {host} would be open to the network: {INSECURE_REASON}",
             hint="keep 127.0.0.1 and connect through ssh -L or WireGuard; "
             "or add --allow-remote in a trusted network",
         )
     _require_free_port(host, port)
     folder = _cache_folder(cache) if cache else None
-    names = remote.offered()
+    names = remote.devices_to_offer()
     out = sys.stdout
-    for device in (device for device in devices.devices() if device.name in names):
-        free = machine.available_memory() if device.kind == "cpu" else device.free
+    for device in (device for device in devices.list_devices() if device.name in names):
+        free = machine.available_memory() if device.kind == "cpu" else device.free_bytes
         free_text = "unknown" if free is None else size(free)
         out.write(
-            f"{device.name}: {device.description} · {free_text} free of {size(device.total)}\n"
+            f"{device.name}: {device.description} · {free_text} free of {size(device.total_bytes)}\n"
         )
     out.flush()
     stdout_copy = os.dup(1)
@@ -78,12 +78,12 @@ def worker(
     endpoint = f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
     n_threads = threads or machine.cores()
     server_thread = threading.Thread(
-        target=remote.serve, args=(endpoint, names, n_threads, folder), daemon=True
+        target=remote.serve_devices, args=(endpoint, names, n_threads, folder), daemon=True
     )
     server_thread.start()
     try:
         while server_thread.is_alive() and rpc_workers.gone([endpoint]):
-            server_thread.join(LISTENS)
+            server_thread.join(LISTEN_POLL_SECONDS)
         if server_thread.is_alive():
             # printed when clients can connect
             with os.fdopen(stdout_copy, "w", encoding="utf-8") as stream:
@@ -92,8 +92,8 @@ def worker(
                     f"llmcli chat --rpc {host}:{port}\n"
                 )
         while server_thread.is_alive():
-            server_thread.join(SCAN)
-            remote.keep_alive()
+            server_thread.join(CONNECTION_SCAN_SECONDS)
+            remote.enable_keepalive()
     except KeyboardInterrupt:
         os._exit(130)  # the thread is in C and ends only with the process
     raise UserError(

@@ -106,7 +106,7 @@ def look(config: Config) -> Checkup:
     found_devices: tuple[Device, ...] = ()
     try:
         build = cpu_features.built()
-        found_devices = tuple(devices.devices())
+        found_devices = tuple(devices.list_devices())
     except UserError as error:
         load_error = f"{error}; {error.hint}"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -137,7 +137,9 @@ def rebuild(found: tuple[Device, ...]) -> str:
     """Return the command that rebuilds llama.cpp for this machine, with the GPU backend that is
     present.
     """
-    names = {device.name.rstrip("0123456789") for device in found if device.kind in devices.GPUS}
+    names = {
+        device.name.rstrip("0123456789") for device in found if device.kind in devices.GPU_KINDS
+    }
     flags = next((f"-DGGML_{name.upper()}=on" for name in ("CUDA", "Vulkan") if name in names), "")
     if (Path(__file__).parents[2] / SETUP).exists():
         return f"CMAKE_ARGS='{flags}' {SETUP} --again"

@@ -13,11 +13,13 @@ import ray
 from llmcli.errors import UserError
 from llmcli.hardware.rpc_workers import gone
 
-OBJECTS = 80 << 20  # bytes of the object store of our own Ray: requests and answers are small
+OBJECT_STORE_BYTES = (
+    80 << 20
+)  # bytes of the object store of our own Ray: requests and answers are small
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class RayCluster:
     """Resources of a Ray cluster: live machines, CPUs, bytes of memory for tasks, and Ray's
     version.
     """
@@ -28,17 +30,17 @@ class Cluster:
     version: str
 
 
-def look(address: str) -> Cluster:
+def read_cluster(address: str) -> RayCluster:
     """Return the resources of a cluster. Raises UserError if there is none."""
-    with cluster(address, 0) as machines:
+    with open_cluster(address, 0) as machines:
         resources = ray.cluster_resources()
-        return Cluster(
+        return RayCluster(
             machines, resources.get("CPU", 0.0), int(resources.get("memory", 0)), ray.__version__
         )
 
 
 @contextmanager
-def cluster(address: str | None, cpus: float) -> Iterator[int]:
+def open_cluster(address: str | None, cpus: float) -> Iterator[int]:
     """Connect to a Ray cluster, or start our own Ray on this machine with this many CPUs; yield the
     number of machines. Raises UserError if that fails.
     """
@@ -59,7 +61,7 @@ def cluster(address: str | None, cpus: float) -> Iterator[int]:
         if address:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            ray.init(num_cpus=-(-cpus // 1), object_store_memory=OBJECTS, **quiet)
+            ray.init(num_cpus=-(-cpus // 1), object_store_memory=OBJECT_STORE_BYTES, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = address or "this machine"
         raise UserError(
@@ -71,10 +73,10 @@ def cluster(address: str | None, cpus: float) -> Iterator[int]:
         ray.shutdown()
 
 
-HERE = "local"  # --ray: a Ray cluster of this process on this machine
+LOCAL_RAY = "local"  # --ray: a Ray cluster of this process on this machine
 
 
-def need_ray(local: bool) -> None:
+def require_ray(local: bool) -> None:
     """Import Ray; raises UserError if it is not installed.
 
     Ray listens on all addresses of a machine and executes what it receives. A local cluster
@@ -84,6 +86,6 @@ def need_ray(local: bool) -> None:
 
     config.quiet_ray(secrets.token_hex(32) if local else None)
     try:
-        import llmcli.serve.replicas  # noqa: F401 (imports everything that replicas need)
+        import ray  # noqa: F401 (Serve and Data come with the extra)
     except ImportError:
         raise UserError("Ray is not installed", hint="pip install 'llmcli[ray]'") from None

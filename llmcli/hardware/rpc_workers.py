@@ -47,10 +47,10 @@ def endpoints(text: str) -> tuple[str, ...]:
             )
         addresses.append(f"{host}:{number or PORT}")
     unique = tuple(dict.fromkeys(addresses))
-    if len(unique) > rpc.MOST_WORKERS:
+    if len(unique) > rpc.MAX_WORKERS:
         raise UserError(
             f"--rpc names {len(unique)} workers",
-            hint=f"llama.cpp takes up to {rpc.MOST_WORKERS}",
+            hint=f"llama.cpp takes up to {rpc.MAX_WORKERS}",
         )
     return unique
 
@@ -61,16 +61,18 @@ def join(addresses: Sequence[str], parts: Sequence[float] = ()) -> tuple[Worker,
     `parts`: the proportions of the devices, instead of their free memory. Raises UserError if a
     worker is not usable; none is registered then.
     """
-    workers = tuple(ask(worker) for worker in addresses if worker not in rpc.joined())
+    workers = tuple(ask(worker) for worker in addresses if worker not in rpc.joined_workers())
     for worker in workers:
-        rpc.join(worker.endpoint)
-    n_devices = sum(worker.kind in devices.GPUS for worker in devices.devices()) if parts else 0
+        rpc.join_worker(worker.endpoint)
+    n_devices = (
+        sum(worker.kind in devices.GPU_KINDS for worker in devices.list_devices()) if parts else 0
+    )
     if len(parts) > n_devices:
         raise UserError(
             f"--tensor-split has {len(parts)} numbers for {n_devices} devices",
             hint="give one number for each worker's device in order, then one for each local GPU",
         )
-    devices.share_out(parts)
+    devices.set_tensor_split(parts)
     return workers
 
 
@@ -118,7 +120,7 @@ def identity() -> str:
     """Return the identity for which a measurement is valid: this machine, and the workers of its
     models.
     """
-    workers = rpc.joined()
+    workers = rpc.joined_workers()
     return host_identity() + (f", workers {' '.join(workers)}" if workers else "")
 
 

@@ -16,7 +16,7 @@ from llmcli import file_lock
 from llmcli.atomic_files import make_folder
 from llmcli.errors import UserError
 from llmcli.units import size
-from quant.gguf.layout import layout
+from quant.gguf.layout import lay_out_file
 from quant.quantize import plan as plan_module
 from quant.quantize import write as road
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from quant.quantize.plan import Plan
     from quant.source.source import Source
 
-FLOATS = ("F32", "F16", "BF16")
+FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
-def copied(source: "Source") -> "Plan | None":
+def float_copy_plan(source: "Source") -> "Plan | None":
     """Return the plan of the float copy that a source needs before it can run; None for a GGUF.
 
     Weights of other types (FP8, packed codes) become F32. Folds are left out, because the folded
@@ -38,21 +38,21 @@ def copied(source: "Source") -> "Plan | None":
     source = source.origin or source
     if not source.path.is_dir():
         return None
-    return plan_module.plan(source, source.dtype if source.dtype in FLOATS else "F32")
+    return plan_module.plan(source, source.dtype if source.dtype in FLOAT_TYPES else "F32")
 
 
-def check(source: "Source", hint: str = "name a model that has its tokenizer") -> None:
+def require_vocabulary(source: "Source", hint: str = "name a model that has its tokenizer") -> None:
     """Raise UserError if the source has no vocabulary."""
     if not any(key == "tokenizer.ggml.tokens" for key, _ in source.entries):
         raise UserError(f"{source.name} has no vocabulary, so it cannot read text", hint=hint)
 
 
-def room(wanted: dict[Path, int]) -> None:
+def require_disk_space(bytes_by_folder: dict[Path, int]) -> None:
     """Raise UserError if a disk has too little space. `bytes_by_folder`: needed bytes; folders of
     one disk are added up.
     """
     disks: dict[int, tuple[Path, int]] = {}
-    for folder, nbytes in wanted.items():
+    for folder, nbytes in bytes_by_folder.items():
         existing_folder = next(
             ancestor for ancestor in (folder, *folder.parents) if ancestor.exists()
         )
@@ -67,21 +67,21 @@ def room(wanted: dict[Path, int]) -> None:
 
 
 @contextmanager
-def wordlist(source: "Source") -> Iterator[Path]:
+def vocabulary_only_gguf(source: "Source") -> Iterator[Path]:
     """Yield a temporary GGUF with the source's metadata and no weights, enough for tokenizing."""
     with tempfile.TemporaryDirectory(prefix="llmcli-") as folder:
         file = Path(folder) / f"{source.name}.gguf"
-        file.write_bytes(layout(source.entries, (), source.alignment).header)
+        file.write_bytes(lay_out_file(source.entries, (), source.alignment).header)
         yield file
 
 
 @contextmanager
-def runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0) -> Iterator[Path]:
+def open_runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0) -> Iterator[Path]:
     """Yield the path of a file that llama.cpp can run; a float copy is removed afterwards.
 
     Raises UserError.
     """
-    plan = copied(source)
+    plan = float_copy_plan(source)
     if plan is None:
         yield source.path
         return
@@ -96,9 +96,11 @@ def runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0) -> 
         with ui.bar(
             f"copy {source.name} in {plan.file_type.name}", len(plan.steps), unit="tensors"
         ) as bar:
-            road.run(plan, copy_path, threads=threads, watch=lambda progress: bar.advance(1))
+            road.write_model(
+                plan, copy_path, threads=threads, on_tensor=lambda progress: bar.advance(1)
+            )
         os.utime(
-            copy_path, ns=(source.changed, source.changed)
+            copy_path, ns=(source.newest_mtime_ns, source.newest_mtime_ns)
         )  # the source's time stamp: a copy that is written again counts as the same file
         try:
             yield copy_path

@@ -18,19 +18,22 @@ from llmcli.catalog.hub.range_reader import NoRanges, RemoteFile
 from llmcli.catalog.sources import hub
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.model_loader.installed_model import present
-from llmcli.model_loader.prepare import FLOATS, checked, promised
+from llmcli.model_loader.installed_model import installed_model
+from llmcli.model_loader.prepare import FLOAT_TYPES, canonical_type, catalog_type
 from llmcli.ui import UI
 from llmcli.units import size
 
 if TYPE_CHECKING:
     from quant.source.source import Source
 
-FIRST, MOST = 1 << 18, 1 << 27  # bytes of a remote header that are fetched first, and at most
+FIRST_HEADER_BYTES, MAX_HEADER_BYTES = (
+    1 << 18,
+    1 << 27,
+)  # bytes of a remote header that are fetched first, and at most
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PlannedFile:
     """A file that llama.cpp can open in a dry run.
 
     `unloadable_reason`: why the file cannot be loaded, or "". `is_quantized`: no float weights are
@@ -39,30 +42,30 @@ class Standing:
 
     name: str
     path: Path
-    lacks: str = ""
-    quantized: bool = False
-    sketched: bool = False
+    unloadable_reason: str = ""
+    is_quantized: bool = False
+    is_stand_in: bool = False
 
 
 @contextmanager
-def standing(ref: str, quant: str | None, config: Config, ui: UI) -> Iterator[Standing]:
+def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterator[PlannedFile]:
     """Yield the file that `ref` would be run from; only headers are fetched, nothing is quantized.
 
     Raises UserError.
     """
-    file_type = checked(quant) if quant else None
-    model = present(fetch.resolve(ref, config), config, ui, ref)
+    file_type = canonical_type(quant) if quant else None
+    model = installed_model(fetch.resolve(ref, config), config, ui, ref)
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
         if model is None:
             yield _remote_file(ref, file_type, Path(folder), config, ui)
             return
-        target_type = file_type or model.quant or promised(model)
+        target_type = file_type or model.quant or catalog_type(model)
         if existing_file := _existing_file(model, target_type, config):
-            yield Standing(model.name, existing_file, quantized=_is_quantized(model.path))
+            yield PlannedFile(model.name, existing_file, is_quantized=_is_quantized(model.path))
             return
         assert target_type
         stand_in = _write_stand_in(_open_source(model), target_type, Path(folder))
-        yield Standing(
+        yield PlannedFile(
             model.name,
             stand_in,
             f"not quantized to {target_type} yet",
@@ -75,18 +78,18 @@ def _is_quantized(path: Path) -> bool:
     """Return whether the file is a GGUF of quantized weights."""
     from quant.model_file import read_header
 
-    return path.is_file() and read_header.read(path).file_type not in FLOATS
+    return path.is_file() and read_header.read_header(path).file_type not in FLOAT_TYPES
 
 
-def _existing_file(model: Model, wanted: str | None, config: Config) -> Path | None:
+def _existing_file(model: Model, file_type: str | None, config: Config) -> Path | None:
     """Return the model's file of the requested type, None if it is not on this disk."""
     from quant.model_file import read_header
 
     if model.kind == "gguf" and (
-        wanted is None or read_header.read(model.path).file_type == wanted
+        file_type is None or read_header.read_header(model.path).file_type == file_type
     ):
         return model.path
-    quantized = store.load_derived(config, model, wanted) if wanted else None
+    quantized = store.load_derived(config, model, file_type) if file_type else None
     return Path(quantized.path) if quantized else None
 
 
@@ -97,24 +100,24 @@ def _open_source(model: Model) -> "Source":
     return (
         road.open_gguf(model.path)
         if model.kind == "gguf"
-        else checkpoint_source.open_folder(model.path, blobs=model.blobs)
+        else checkpoint_source.open_checkpoint(model.path, blobs=model.blobs)
     )
 
 
-def _write_stand_in(source: "Source", wanted: str, folder: Path) -> Path:
+def _write_stand_in(source: "Source", file_type: str, folder: Path) -> Path:
     """Write the header that quantizing would write, without the digest that requires reading the
     weights.
     """
     from quant.gguf import layout as writer
     from quant.quantize import plan as plan_module
 
-    plan = plan_module.plan(source, wanted)
+    plan = plan_module.plan(source, file_type)
     entries = {
         **dict(source.entries),
-        "general.file_type": writer.entry("uint32", plan.file_type.number),
+        "general.file_type": writer.encode_entry("uint32", plan.file_type.number),
     }
     tensors = [(step.weight.name, step.weight.shape, step.type) for step in plan.steps]
-    layout = writer.layout([*entries.items()], tensors, source.alignment)
+    layout = writer.lay_out_file([*entries.items()], tensors, source.alignment)
     path = folder / "made.gguf"
     with path.open("wb") as stream:
         stream.write(layout.header)
@@ -122,7 +125,9 @@ def _write_stand_in(source: "Source", wanted: str, folder: Path) -> Path:
     return path
 
 
-def _remote_file(ref: str, file_type: str | None, folder: Path, config: Config, ui: UI) -> Standing:
+def _remote_file(
+    ref: str, file_type: str | None, folder: Path, config: Config, ui: UI
+) -> PlannedFile:
     """Return the header of a GGUF on the hub, or the one that quantizing its checkpoint would
     write.
 
@@ -153,13 +158,13 @@ def _remote_file(ref: str, file_type: str | None, folder: Path, config: Config, 
     except NoRanges as error:
         raise UserError(str(error), hint=pull) from None
     lacks = f"header of a file of {size(sum(file.size for file in files))} on the hub"
-    header = read_header.read(paths[0])
-    if target_type is None and resolved.entry and header.file_type in FLOATS:
+    header = read_header.read_header(paths[0])
+    if target_type is None and resolved.entry and header.file_type in FLOAT_TYPES:
         target_type = resolved.entry.quant
     if target_type is None or target_type == header.file_type:
-        return Standing(name, paths[0], lacks, _is_quantized(paths[0]))
+        return PlannedFile(name, paths[0], lacks, _is_quantized(paths[0]))
     stand_in = _write_stand_in(road.open_gguf(paths[0]), target_type, folder)
-    return Standing(
+    return PlannedFile(
         name,
         stand_in,
         f"{lacks}, not quantized to {target_type} yet",
@@ -170,7 +175,7 @@ def _remote_file(ref: str, file_type: str | None, folder: Path, config: Config, 
 
 def _remote_checkpoint(
     ref: str, file_type: str | None, folder: Path, config: Config, ui: UI
-) -> Standing:
+) -> PlannedFile:
     model = remote_checkpoint.open_checkpoint(ref, config, _Quiet(ui), source="hub")
     if model is None:
         raise UserError(
@@ -180,33 +185,33 @@ def _remote_checkpoint(
     target_type = file_type or model.quant
     assert target_type, model
     stand_in = _write_stand_in(_open_source(model), target_type, folder)
-    return Standing(
+    return PlannedFile(
         model.name,
         stand_in,
         f"a checkpoint on the hub, not quantized to {target_type} yet",
-        sketched=True,
+        is_stand_in=True,
     )
 
 
 def _fetch_header(file: RemoteFile, path: Path) -> Path:
     """Write a sparse file with the remote file's header, which is fetched in growing pieces."""
-    from quant.errors import Refusal
-    from quant.gguf.header import parse
+    from quant.errors import UserError
+    from quant.gguf.header import read_file_header
 
     with path.open("wb") as stream:
         stream.truncate(file.size)
     fetched_bytes = 0
     while True:
-        target_bytes = min(max(FIRST, 2 * fetched_bytes), file.size)
+        target_bytes = min(max(FIRST_HEADER_BYTES, 2 * fetched_bytes), file.size)
         with path.open("r+b") as stream:
             stream.seek(fetched_bytes)
             stream.write(file.read(fetched_bytes, target_bytes - fetched_bytes).data)
         fetched_bytes = target_bytes
         try:
-            if parse(path).data_offset <= fetched_bytes:
+            if read_file_header(path).data_offset <= fetched_bytes:
                 return path
-        except Refusal:  # the header is incomplete, or the file is invalid
-            if fetched_bytes == file.size or fetched_bytes >= MOST:
+        except UserError:  # the header is incomplete, or the file is invalid
+            if fetched_bytes == file.size or fetched_bytes >= MAX_HEADER_BYTES:
                 raise
 
 

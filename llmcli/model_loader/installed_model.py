@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 
-def present(wanted: "Wanted", config: "Config", ui: "UI", ref: str) -> "Model | None":
+def installed_model(resolved: "Wanted", config: "Config", ui: "UI", ref: str) -> "Model | None":
     """Return the model if it is on this disk, else None; NAME:TYPE is the quantized file if that
     exists.
     """
@@ -20,8 +20,8 @@ def present(wanted: "Wanted", config: "Config", ui: "UI", ref: str) -> "Model | 
     model = fetch.find(ref, config, ui) or remote_checkpoint.made(ref, None, config, ui)
     if (
         model is None
-        or not wanted.ref.quant
-        or not (quantized := store.load_derived(config, model, wanted.ref.quant))
+        or not resolved.ref.quant
+        or not (quantized := store.load_derived(config, model, resolved.ref.quant))
     ):
         return model
     return replace(

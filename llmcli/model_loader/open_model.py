@@ -13,24 +13,24 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.model_loader import rpc_workers
 from llmcli.model_loader.opened_model import Opened
-from llmcli.model_loader.prepare import ready
-from llmcli.model_loader.run_flags import Flags
+from llmcli.model_loader.prepare import prepare_model
+from llmcli.model_loader.run_flags import RunFlags
 from llmcli.planning import resolve_options, tuned_profile
 from llmcli.planning.admission import admit
 from llmcli.planning.run_plan import Wish
 from llmcli.runtime import reproducible, runner
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
-from llmcli.runtime.compute_thread import on_a_thread
-from llmcli.runtime.interrupt import interrupts_raise
-from llmcli.runtime.speculation import NO_DRAFTING, Drafting
-from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.compute_thread import open_on_compute_thread
+from llmcli.runtime.interrupt import allow_interrupts
+from llmcli.runtime.speculation import NO_DRAFTING, DraftSettings
+from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.ui import UI
 from quant.model_file import read_header
 
-EACH = 2048  # context tokens per additional answer, if no context size was requested
+TOKENS_PER_ANSWER = 2048  # context tokens per additional answer, if no context size was requested
 
 
-class Models:
+class ModelSwitcher:
     """Opens models one after the other and keeps the current one open.
 
     The command-line options apply to every model, except `--quant` and `--chat-template`, which
@@ -41,24 +41,29 @@ class Models:
 
     def __init__(
         self,
-        given: Flags,
+        run_flags: RunFlags,
         config: Config,
         ui: UI,
-        talks: bool,
+        is_chat: bool,
         parallel: int = 1,
-        answers: bool = True,
-        apart: bool = False,
+        must_generate: bool = True,
+        on_other_thread: bool = False,
     ) -> None:
-        resolve_options.check(given.options)
-        rpc_workers.join(given.rpc, given.tensor_split, ui)
-        self.given, self.config, self.ui = given, config, ui
-        self.talks, self.parallel, self.answers, self.apart = talks, parallel, answers, apart
+        resolve_options.check(run_flags.options)
+        rpc_workers.join_workers(run_flags.rpc, run_flags.tensor_split, ui)
+        self.run_flags, self.config, self.ui = run_flags, config, ui
+        self.is_chat, self.parallel, self.must_generate, self.on_other_thread = (
+            is_chat,
+            parallel,
+            must_generate,
+            on_other_thread,
+        )
         self._template = (
-            text_input.template_text(given.chat_template) if given.chat_template else None
+            text_input.read_template(run_flags.chat_template) if run_flags.chat_template else None
         )
         if self._template is not None:
             # otherwise every request to a server would report the error
-            Template(self._template).check()
+            ChatTemplate(self._template).check()
         self._held = ExitStack()
 
     def names(self) -> list[str]:
@@ -74,12 +79,12 @@ class Models:
             return []
         return sorted(set(known))
 
-    def first(self, ref: str) -> Opened:
+    def open(self, ref: str) -> Opened:
         """Open the model that the command line names. Raises UserError."""
-        slots = max(self.given.samples, self.given.search.beams, self.parallel)
-        return self._open(self._held, ref, self.given.quant, self._template, slots)
+        slots = max(self.run_flags.samples, self.run_flags.search.beams, self.parallel)
+        return self._open(self._held, ref, self.run_flags.quant, self._template, slots)
 
-    def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+    def switch(self, ref: str, beams: int, use: Callable[[Opened], None]) -> None:
         """Open `ref`, pass it to `use`, then close the previous model; after an error the previous
         model stays open.
 
@@ -87,7 +92,7 @@ class Models:
         """
         fresh = ExitStack()
         try:
-            take(self._open(fresh, ref, None, None, max(self.given.samples, beams)))
+            use(self._open(fresh, ref, None, None, max(self.run_flags.samples, beams)))
         except BaseException:
             fresh.close()
             raise
@@ -101,12 +106,18 @@ class Models:
     def _open(
         self, stack: ExitStack, ref: str, quant: str | None, template: str | None, slots: int
     ) -> Opened:
-        given, ui = self.given, self.ui
-        with interrupts_raise():  # an interrupted download or quantization resumes the next time
-            model = ready(ref, quant, self.config, ui)
+        given, ui = self.run_flags, self.ui
+        with allow_interrupts():  # an interrupted download or quantization resumes the next time
+            model = prepare_model(ref, quant, self.config, ui)
         predict = None if given.predict in (None, -1) else given.predict
-        each = (predict or EACH) if self.parallel > 1 else predict if given.samples > 1 else None
-        header = read_header.read(model.path)
+        each = (
+            (predict or TOKENS_PER_ANSWER)
+            if self.parallel > 1
+            else predict
+            if given.samples > 1
+            else None
+        )
+        header = read_header.read_header(model.path)
         asked = given.options
         if (
             not given.no_profile
@@ -117,9 +128,9 @@ class Models:
             ui.note(f"using profile {asked.profile}; --no-profile ignores it")
         options, gpu_layers = resolve_options.decide(header, asked, ui.warn, slots, each)
         if self.parallel > 1:
-            options = replace(options, scored=resolve_options.scored(header))
+            options = replace(options, scoring_outputs=resolve_options.scored(header))
         drafting, needed = self._drafting(), slots
-        if self.talks:
+        if self.is_chat:
             kept = resolve_options.branches(header, options)
             several = self.parallel > 1 and kept > 1  # then each cached prefix has its own sequence
             slots = min(MAX_SEQUENCES, slots + kept) if several else max(slots, kept)
@@ -138,33 +149,33 @@ class Models:
             gpu_layers=gpu_layers,
             native_sampling=self.config.native_sampling,
             drafting=drafting,
-            answers=self.answers,
+            needs_text=self.must_generate,
         )
         opened = (
-            on_a_thread(partial(stack.enter_context, opening))
-            if self.apart
+            open_on_compute_thread(partial(stack.enter_context, opening))
+            if self.on_other_thread
             else stack.enter_context(opening)
         )
         if options.reproducible:
-            ui.note(reproducible.COVERS)
-        if drafting.asked and opened.engine.means.speculation is None:
+            ui.note(reproducible.GUARANTEE)
+        if drafting.is_requested and opened.engine.resources.speculation is None:
             ui.note(
                 "speculative decoding is off: on this machine a pass over several tokens costs as "
                 "much as separate passes"
             )
-        if opened.template is None and opened.generates and not given.raw:
+        if opened.template is None and opened.can_generate and not given.raw:
             ui.note(f"{model.name} is a base model without a chat template: it continues the text")
         file_bytes = sum(file.stat().st_size for file in opened.header.files)
         return Opened(model.name, opened, file_bytes, model.system, model.settings)
 
-    def _drafting(self) -> Drafting:
+    def _drafting(self) -> DraftSettings:
         """Return the draft settings; no drafting if several answers are generated at once."""
-        given = self.given
+        given = self.run_flags
         if given.samples > 1 or given.search.beams > 1:
             return NO_DRAFTING
         if given.model_draft is None:
-            return Drafting(given.ngram_draft)
-        with interrupts_raise():
-            return Drafting(
-                given.ngram_draft, ready(given.model_draft, None, self.config, self.ui).path
+            return DraftSettings(given.ngram_draft)
+        with allow_interrupts():
+            return DraftSettings(
+                given.ngram_draft, prepare_model(given.model_draft, None, self.config, self.ui).path
             )

@@ -9,19 +9,21 @@ from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from llmcli.config import Config
-    from llmcli.model_loader.run_flags import Flags
+    from llmcli.model_loader.run_flags import RunFlags
     from llmcli.runtime.runner import Runner
     from llmcli.runtime.sampling import Sampling
     from llmcli.ui import UI
 
-PARALLEL = 4  # answers at once by default, as in llama-server
-GAP = 0.5  # longest delay in seconds that a prompt may cause to another request's next token
+DEFAULT_PARALLEL = 4  # answers at once by default, as in llama-server
+MAX_GAP_SECONDS = (
+    0.5  # longest delay in seconds that a prompt may cause to another request's next token
+)
 # cells that finished answers may keep in the cache while others run; the rest is offloaded
 IDLE_CELLS = 0
 # prompt rows from which decodes on a CPU leave the pool while the prompt is computed
-ASIDE = 64
+DECODE_OFFLOAD_ROWS = 64
 # options of a person at a terminal, which a server refuses: name -> (spelling, hint)
-PERSONAL = {
+PERSONAL_FLAGS = {
     "prompt": ("-p", "each request contains its own prompt"),
     "file": ("-f", "each request contains its own prompt"),
     "constraint": ("a grammar or schema", "requests set it with response_format"),
@@ -34,7 +36,7 @@ PERSONAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class ServerModel:
     """A model that answers many requests.
 
     `sampling` applies where a request sets nothing: the defaults, then the alias's settings, then
@@ -49,16 +51,16 @@ class Hosted:
 
 
 @contextmanager
-def host(
+def open_server_model(
     ref: str,
-    given: "Flags",
+    run_flags: "RunFlags",
     config: "Config",
     ui: "UI",
-    parallel: int = PARALLEL,
-    apart: bool = False,
-    gap: float | None = GAP,
-    private: bool = False,
-) -> "Iterator[Hosted]":
+    parallel: int = DEFAULT_PARALLEL,
+    on_other_thread: bool = False,
+    max_gap_seconds: float | None = MAX_GAP_SECONDS,
+    is_private: bool = False,
+) -> "Iterator[ServerModel]":
     """Open `ref` for `parallel` answers at once, with more sequences if prefixes can be cached.
 
     `on_other_thread`: another thread computes. `max_gap_seconds`: longest delay of a token in
@@ -69,66 +71,76 @@ def host(
     """
     from llmcli.api import tool_calls
     from llmcli.hardware.host import available_memory
-    from llmcli.model_loader.open_model import Models
+    from llmcli.model_loader.open_model import ModelSwitcher
     from llmcli.planning import resolve_options
-    from llmcli.runtime.binding.devices import gpu_free
-    from llmcli.runtime.engine.prefill_context import LEAST
+    from llmcli.runtime.binding.devices import free_gpu_bytes
+    from llmcli.runtime.engine.prefill_context import MIN_ROWS
     from llmcli.runtime.engine.schedule import Schedule
-    from llmcli.runtime.sampling import defaults
+    from llmcli.runtime.sampling import default_sampling
 
-    check(given)
+    refuse_personal_flags(run_flags)
     with closing(
-        Models(given, config, ui, talks=True, parallel=parallel, answers=False, apart=apart)
+        ModelSwitcher(
+            run_flags,
+            config,
+            ui,
+            is_chat=True,
+            parallel=parallel,
+            must_generate=False,
+            on_other_thread=on_other_thread,
+        )
     ) as models:
-        opened_model = models.first(ref)
-        opened_model.runner.show(tool_calls.marks())
-        _set_reasoning(opened_model.runner, given.reasoning)
+        opened_model = models.open(ref)
+        opened_model.runner.show_control_tokens(tool_calls.call_marks())
+        _set_reasoning(opened_model.runner, run_flags.reasoning)
         swap = resolve_options.outside(available_memory())
         opened_model.runner.engine.schedule = Schedule(
             parallel,
-            gap=gap,
-            shared=not private,
-            idle_cells=IDLE_CELLS,
+            max_gap_seconds=max_gap_seconds,
+            share_prefixes=not is_private,
+            max_idle_cells=IDLE_CELLS,
             swap_bytes=swap,
-            aside=ASIDE if gpu_free() is None else None,
-            apart=LEAST if opened_model.runner.options.reading else None,
+            min_offload_rows=DECODE_OFFLOAD_ROWS if free_gpu_bytes() is None else None,
+            min_prefill_rows=MIN_ROWS if opened_model.runner.options.prefill_cells else None,
         )
-        sampling = defaults().with_values(opened_model.settings).with_values(given.settings)
-        system = (opened_model.system if given.system is None else given.system) or None
-        yield Hosted(
+        sampling = (
+            default_sampling().with_values(opened_model.settings).with_values(run_flags.settings)
+        )
+        system = (opened_model.system if run_flags.system is None else run_flags.system) or None
+        yield ServerModel(
             opened_model.name, opened_model.runner, system, sampling, opened_model.settings
         )
 
 
-def _set_reasoning(runner: "Runner", wanted: str) -> None:
+def _set_reasoning(runner: "Runner", mode: str) -> None:
     """Apply `--reasoning on` or `off` to every request that does not set it.
 
     Raises UserError if the template cannot switch thinking.
     """
-    if wanted not in ("auto", "on", "off"):
-        raise UsageError(f"--reasoning is {wanted!r}", hint="--reasoning takes on, off or auto")
-    if wanted == "auto":
+    if mode not in ("auto", "on", "off"):
+        raise UsageError(f"--reasoning is {mode!r}", hint="--reasoning takes on, off or auto")
+    if mode == "auto":
         return
     template = runner.template
-    if template is None or not template.switches:
+    if template is None or not template.thinking_variables:
         raise UserError(
             "this model's template has no switch for thinking", hint="leave out --reasoning"
         )
-    template.reasoning = wanted == "on"
+    template.reasoning = mode == "on"
 
 
-def check(given: "Flags") -> None:
+def refuse_personal_flags(run_flags: "RunFlags") -> None:
     """Raise UsageError for options that apply to a single conversation."""
-    for name, (flag, instead) in PERSONAL.items():
-        if getattr(given, name):
+    for name, (flag, instead) in PERSONAL_FLAGS.items():
+        if getattr(run_flags, name):
             raise UsageError(f"{flag} does not apply to serve and batch", hint=instead)
-    if given.samples > 1 or given.search.beams > 1:
-        flag = "--samples" if given.samples > 1 else "--beams"
+    if run_flags.samples > 1 or run_flags.search.beams > 1:
+        flag = "--samples" if run_flags.samples > 1 else "--beams"
         raise UsageError(
             f"{flag} does not apply to serve and batch", hint="requests set it with n or beams"
         )
-    if given.on_full != "stop":
+    if run_flags.on_full != "stop":
         raise UsageError(
-            f"--on-full {given.on_full} applies only to chat",
+            f"--on-full {run_flags.on_full} applies only to chat",
             hint="here an answer ends when its context is full",
         )

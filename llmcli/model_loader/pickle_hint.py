@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from quant.errors import Pickled
+from quant.errors import PickleNotAllowedError
 
 
-def typed() -> list[str]:
+def typed_command() -> list[str]:
     """Return the words of this command line with --allow-pickle added."""
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
@@ -16,12 +16,12 @@ def typed() -> list[str]:
 
 
 @contextmanager
-def offered(command: Callable[[], list[str]] = typed) -> Iterator[None]:
+def pickle_hint(command: Callable[[], list[str]] = typed_command) -> Iterator[None]:
     """Add the command that reads pickles as a hint to a refusal of pickled weights; default: the
     typed command.
     """
     try:
         yield
-    except Pickled as error:
+    except PickleNotAllowedError as error:
         error.hint = shlex.join(command())
         raise

@@ -12,10 +12,10 @@ from llmcli.config import Config
 from llmcli.model_loader import pickle_hint
 from llmcli.ui import UI
 
-FLOATS = ("F32", "F16", "BF16")
+FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
-def ready(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
+def prepare_model(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
     """Return the model called `ref` as a GGUF that can be loaded; its `path` is the file.
 
     A float checkpoint is quantized to its catalog type; a quantized file is used as it is unless
@@ -23,11 +23,11 @@ def ready(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
     weights its hint is the pull command that reads them.
     """
     if quant:
-        quant = checked(quant)
-    with pickle_hint.offered(lambda: _pull_command(ref, quant, config)):
-        model = fetched(ref, quant, config, ui)
-        file_type = quant or model.quant or promised(model)
-        return derive(model, file_type, config, ui) if file_type else model
+        quant = canonical_type(quant)
+    with pickle_hint.pickle_hint(lambda: _pull_command(ref, quant, config)):
+        model = fetch_or_reuse(ref, quant, config, ui)
+        file_type = quant or model.quant or catalog_type(model)
+        return quantize_if_needed(model, file_type, config, ui) if file_type else model
 
 
 def _pull_command(ref: str, quant: str | None, config: Config) -> list[str]:
@@ -39,7 +39,7 @@ def _pull_command(ref: str, quant: str | None, config: Config) -> list[str]:
     return ["llmcli", "pull", ref, "--quant", file_type, "--allow-pickle"]
 
 
-def fetched(
+def fetch_or_reuse(
     ref: str,
     quant: str | None,
     config: Config,
@@ -75,7 +75,7 @@ def fetched(
     )
 
 
-def promised(model: Model) -> str | None:
+def catalog_type(model: Model) -> str | None:
     """Return the type that the catalog prescribes for a GGUF of floats; None for any other file."""
     from quant.model_file import read_header
 
@@ -84,36 +84,36 @@ def promised(model: Model) -> str | None:
     if (
         model.entry is None
         or model.kind != "gguf"
-        or read_header.read(model.path).file_type not in FLOATS
+        or read_header.read_header(model.path).file_type not in FLOAT_TYPES
     ):
         return None
     return model.entry.quant
 
 
-def checked(quant: str) -> str:
+def canonical_type(quant: str) -> str:
     """Return the full name of a file type.
 
     Raises UserError, with the nearest names, before anything is fetched.
     """
     from quant.recipes import tensor_types
 
-    return tensor_types.parse(quant).name
+    return tensor_types.parse_file_type(quant).name
 
 
-def derive(model: Model, file_type: str, config: Config, ui: UI) -> Model:
+def quantize_if_needed(model: Model, file_type: str, config: Config, ui: UI) -> Model:
     """Return `model` in `file_type`: itself, an earlier quantized file, or one made now."""
-    from llmcli.model_loader.quantize_file import quantize_to
+    from llmcli.model_loader.quantize_file import quantize_file
     from quant.model_file import read_header
 
-    file_type = checked(file_type)
-    if model.kind == "gguf" and read_header.read(model.path).file_type == file_type:
+    file_type = canonical_type(file_type)
+    if model.kind == "gguf" and read_header.read_header(model.path).file_type == file_type:
         return model
     out = store.derived_path(config, model, file_type)
     with file_lock.locked(store.lock_file(config, model.name), ui, model.name):
         quantized = store.load_derived(config, model, file_type)
         if quantized is None:
             allowed = config.allow_pickle and model.kind == "folder"
-            quantize_to(model.path, file_type, out, ui, blobs=model.blobs, allow_pickle=allowed)
+            quantize_file(model.path, file_type, out, ui, blobs=model.blobs, allow_pickle=allowed)
             quantized = store.record_derived(config, model, file_type, model.record)
     return replace(
         model,

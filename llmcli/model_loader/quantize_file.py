@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model
     from llmcli.config import Config
     from quant.quantize.plan import Plan
-    from quant.quantize.write import Report
+    from quant.quantize.write import WriteReport
     from quant.source.blob import Blob
     from quant.source.source import Source
 
 
-def quantize_to(
+def quantize_file(
     source: Path,
     file_type: str,
     out: Path,
@@ -35,14 +35,14 @@ def quantize_to(
     Raises UserError.
     """
     from llmcli.atomic_files import make_folder
-    from llmcli.model_loader.plan_notes import tell
+    from llmcli.model_loader.plan_notes import print_plan_notes
     from quant.quantize import plan as plan_module
 
     make_folder(out.parent)
     plan = plan_module.plan(open_source(source, allow_pickle=allow_pickle, blobs=blobs), file_type)
-    tell(plan, ui)
-    report = write(plan, out, ui)
-    if not report.present:
+    print_plan_notes(plan, ui)
+    report = write_with_progress(plan, out, ui)
+    if not report.already_finished:
         ui.note(
             f"{out.name}: {size(plan.bytes_after)}, {plan.bits_per_weight:.2f} bits per weight, "
             f"{report.seconds:.1f} s"
@@ -69,16 +69,16 @@ def open_source(
 
     path = path.expanduser()
     if path.is_dir():
-        from llmcli.model_loader.verify_tokenizer import proven
+        from llmcli.model_loader.verify_tokenizer import verify_tokenizer
         from quant.convert import checkpoint_source
-        from quant.quantize.read_ahead import ahead
+        from quant.quantize.read_ahead import read_ahead
 
         words = tokenizer.expanduser() if tokenizer else path
-        opened = checkpoint_source.open_folder(
+        opened = checkpoint_source.open_checkpoint(
             path, tokenizer=words, pre=pre, allow_pickle=allow_pickle, blobs=blobs
         )
-        opened = proven(opened, words, pre)
-        return ahead(opened) if blobs else opened
+        opened = verify_tokenizer(opened, words, pre)
+        return read_ahead(opened) if blobs else opened
     flags = {"--tokenizer": tokenizer, "--pre": pre, "--allow-pickle": allow_pickle}
     if flag := next((name for name, value in flags.items() if value), None):
         raise UsageError(
@@ -105,14 +105,14 @@ def find_model(text: str, config: "Config", ui: UI, keep_source: bool = False) -
 
 
 @contextmanager
-def placed(
+def output_path(
     plan: "Plan",
     model: "Model | None",
     out: Path | None,
     config: "Config",
     ui: UI,
     *,
-    mixed: bool,
+    is_custom: bool,
     dry_run: bool,
 ) -> Iterator[Path]:
     """Yield the output path: `out`, a file next to a local source, or a file in the store, which is
@@ -121,12 +121,12 @@ def placed(
     `is_custom`: the tensor types differ from the file type's recipe, so that the store cannot hold
     the file. Raises UsageError.
     """
-    if mixed:
-        check_named(model, out)
+    if is_custom:
+        require_output_path(model, out)
     if out is not None:
         yield out.expanduser()
     elif model is None:
-        yield beside(plan)
+        yield default_output_path(plan)
     else:
         from llmcli import file_lock
         from llmcli.atomic_files import make_folder
@@ -143,7 +143,7 @@ def placed(
                 store.record_derived(config, model, plan.file_type.name, model.record)
 
 
-def check_named(model: "Model | None", out: Path | None) -> None:
+def require_output_path(model: "Model | None", out: Path | None) -> None:
     """Raise UsageError if a custom mixture of a model in the store has no output path."""
     from llmcli.errors import UsageError
 
@@ -154,7 +154,7 @@ def check_named(model: "Model | None", out: Path | None) -> None:
         )
 
 
-def beside(plan: "Plan") -> Path:
+def default_output_path(plan: "Plan") -> Path:
     """Return NAME-TYPE.gguf in the source's folder; a type already in the name is replaced."""
     import re
 
@@ -167,27 +167,29 @@ def beside(plan: "Plan") -> Path:
     return plan.source.path.absolute().parent / f"{name}-{plan.file_type.name}.gguf"
 
 
-def write(plan: "Plan", out: Path, ui: UI, *, threads: int = 0, force: bool = False) -> "Report":
+def write_with_progress(
+    plan: "Plan", out: Path, ui: UI, *, threads: int = 0, force: bool = False
+) -> "WriteReport":
     """Write the plan's file under a progress bar; print a note if the file is finished already or
     was resumed.
     """
     from quant.quantize import write as road
 
-    if not force and road.finished(plan, out):
+    if not force and road.is_finished(plan, out):
         ui.note(
             f"{plan.files(out)[0]} is up to date, made from this source with these settings: "
             "nothing to do (--force makes it again)"
         )
-        return road.run(plan, out, threads=threads)
+        return road.write_model(plan, out, threads=threads)
     with ui.bar(f"quantize to {plan.file_type.name}", len(plan.steps), unit="tensors") as bar:
 
-        def watch(progress: road.Progress) -> None:
+        def watch(progress: road.WriteProgress) -> None:
             bar.advance(1)
             bar.describe(
                 f"{progress.step.weight.name} {progress.step.weight.type} -> {progress.step.type}"
             )
 
-        report = road.run(plan, out, threads=threads, force=force, watch=watch)
+        report = road.write_model(plan, out, threads=threads, force=force, on_tensor=watch)
         bar.describe(f"quantize to {plan.file_type.name}")
     if report.resumed_bytes:
         ui.note(

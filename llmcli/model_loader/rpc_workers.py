@@ -21,7 +21,7 @@ from llmcli.errors import UsageError, UserError
 if TYPE_CHECKING:
     from llmcli.ui import UI
 
-SHOWN = "\x1b[0m\x1b[?25h\n"  # normal style, visible cursor, new line
+RESTORE_CURSOR = "\x1b[0m\x1b[?25h\n"  # normal style, visible cursor, new line
 HELP_RPC = "place part of the model on these workers (llmcli worker --rpc)"
 HELP_SPLIT = (
     "proportions of the layers: the workers' devices first, then the local GPUs [by free memory]"
@@ -29,7 +29,7 @@ HELP_SPLIT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
+class RpcWorkers:
     """The worker options as a group, for commands without the run options."""
 
     rpc: Annotated[
@@ -46,17 +46,17 @@ class Workers:
         ),
     ] = None
 
-    def join(self, ui: "UI", runs: bool = True) -> None:
+    def join(self, ui: "UI", runs_model: bool = True) -> None:
         """Join the workers; raise UsageError if workers are named but `runs_model` is False."""
-        if not runs and (self.rpc is not None or self.tensor_split is not None):
+        if not runs_model and (self.rpc is not None or self.tensor_split is not None):
             raise UsageError(
                 "--rpc and -ts have no effect: this command runs no model here",
                 hint="leave out --rpc and -ts",
             )
-        join(self.rpc, self.tensor_split, ui)
+        join_workers(self.rpc, self.tensor_split, ui)
 
 
-def join(rpc: str | None, split: str | None, ui: "UI") -> None:
+def join_workers(rpc: str | None, split: str | None, ui: "UI") -> None:
     """Connect to the named workers before any model is opened.
 
     Raises UserError if a worker cannot be used.
@@ -69,7 +69,7 @@ def join(rpc: str | None, split: str | None, ui: "UI") -> None:
     addresses = rpc_workers.endpoints(rpc) if rpc is not None else ()
     rpc_workers.join(addresses, _parse_split(split))
     if addresses:
-        remote.on_loss(partial(_exit_for_lost_worker, terminal_mode.settings(), ui))
+        remote.on_worker_loss(partial(_exit_for_lost_worker, terminal_mode.settings(), ui))
 
 
 def _parse_split(text: str | None) -> list[float]:
@@ -89,7 +89,7 @@ def _parse_split(text: str | None) -> list[float]:
     return proportions
 
 
-def _exit_for_lost_worker(before: list[Any] | None, ui: "UI") -> None:
+def _exit_for_lost_worker(terminal_settings: list[Any] | None, ui: "UI") -> None:
     """Print which worker was lost and exit, because the thread that waits for its answer cannot be
     woken.
 
@@ -99,14 +99,14 @@ def _exit_for_lost_worker(before: list[Any] | None, ui: "UI") -> None:
     from llmcli.hardware import rpc_workers
     from llmcli.runtime.binding import rpc as remote
 
-    addresses = list(remote.joined())
+    addresses = list(remote.joined_workers())
     where = " and ".join(rpc_workers.gone(addresses) or addresses)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
-        if before is not None:
-            terminal_mode.restore(before)
+        if terminal_settings is not None:
+            terminal_mode.restore(terminal_settings)
         if sys.stderr.isatty():
-            sys.stderr.write(SHOWN)
+            sys.stderr.write(RESTORE_CURSOR)
         ui.error(
             f"lost a worker: {where}",
             hint="restart the worker there (llmcli worker --rpc), then run the command again; "

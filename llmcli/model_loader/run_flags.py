@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmcli.runtime.constraint.base import Constraint
-    from llmcli.runtime.requests.beam_settings import Search
+    from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.requests.request import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Flags:
+class RunFlags:
     """The run options of one command line. None or empty means that an option was not typed, so
     that the alias's settings or the defaults apply.
 
@@ -20,7 +20,7 @@ class Flags:
 
     options: "RunOptions"
     settings: Mapping[str, object]
-    search: "Search"
+    search: "BeamSettings"
     typed: frozenset[str] = frozenset()
     model: str | None = None
     quant: str | None = None
@@ -49,10 +49,10 @@ class Flags:
     fit: str = ""
 
 
-def shared(given: "Flags", replicas: int) -> "Flags":
+def split_threads(flags: "RunFlags", replicas: int) -> "RunFlags":
     """Divide the cores among the replicas of one machine; more threads than cores are slow."""
     from llmcli.hardware import host
 
-    if given.options.threads is not None:
-        return given
-    return replace(given, options=replace(given.options, threads=max(1, host.cores() // replicas)))
+    if flags.options.threads is not None:
+        return flags
+    return replace(flags, options=replace(flags.options, threads=max(1, host.cores() // replicas)))

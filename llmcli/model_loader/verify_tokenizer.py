@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from quant.source.source import Source
 
 
-def proven(source: "Source", tokenizer: "Path", pre: str | None = None) -> "Source":
+def verify_tokenizer(source: "Source", tokenizer: "Path", pre: str | None = None) -> "Source":
     """Return a checkpoint's source with its vocabulary verified against the folder's tokenizer.
 
     The vocabulary is written to a temporary file, which llama.cpp loads without weights. Raises
@@ -23,14 +23,14 @@ def proven(source: "Source", tokenizer: "Path", pre: str | None = None) -> "Sour
     from quant.model_file import load_checks, read_header
     from quant.tokenizer.verify import verify
 
-    with float_copy.wordlist(source) as file:
-        header = read_header.read(file)
-        load_checks.check(header)
+    with float_copy.vocabulary_only_gguf(source) as file:
+        header = read_header.read_header(file)
+        load_checks.check_loadable(header)
         with open_model(file, vocab_only=True) as model:
-            verification = verify.prove(tokenizer, header.metadata, model, pre)
+            verification = verify.verify_vocabulary(tokenizer, header.metadata, model, pre)
             template = header.metadata.get("tokenizer.chat_template")
             warnings = (
-                template_check.turn_end(model, template)
+                template_check.check_turn_end(model, template)
                 if isinstance(template, str) and template
                 else []
             )

@@ -31,9 +31,9 @@ def admit(wish: Wish, fit: str, note: Callable[[str], None]) -> Wish:
         return wish
     from llmcli.planning import nearest_fit  # rarely needed, and slow to import
 
-    load_checks.check(wish.header)
+    load_checks.check_loadable(wish.header)
     options = wish.options
-    kv_size.check(
+    kv_size.check_cache(
         wish.header.metadata,
         options.cache_type_k,
         options.cache_type_v,
@@ -66,14 +66,14 @@ def _plenty(wish: Wish) -> bool:
     """Return whether an upper bound of the memory is below what is available."""
     need = upper_bound.bound(wish.header, wish.context) + PROCESS
     if wish.drafting.model:
-        need += upper_bound.bound(read_header.read(wish.drafting.model), wish.draft)
+        need += upper_bound.bound(read_header.read_header(wish.drafting.model), wish.draft)
     addresses, threads = (
         memory_limits.address_room(),
         max(wish.context.n_threads, wish.context.n_threads_batch),
     )
     capacities = (
         host.available_memory(),
-        devices.gpu_free() if wish.gpu_layers else None,
+        devices.free_gpu_bytes() if wish.gpu_layers else None,
         None if addresses is None else addresses - threads * memory_limits.THREAD,
     )
     return all(capacity is None or need <= capacity for capacity in capacities)

@@ -10,7 +10,7 @@ from typing import Self
 
 from llmcli.runtime import kv_size
 from quant.gguf import layout
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 BLOCKS = 4
 WIDTH = 32  # of the residual stream, so that the matrix products besides attention are small
@@ -29,24 +29,24 @@ class Heads:
     size: int
 
     @classmethod
-    def of(cls, header: Header, form: kv_size.Shape) -> Self | None:
+    def of(cls, header: ModelHeader, form: kv_size.CacheShape) -> Self | None:
         """Return the heads of a model's largest block.
 
         Returns None if they are unknown, if keys and values differ in size, or for unusual head
         sizes: llama.cpp aborts for an odd one, because RoPE rotates pairs of values.
         """
-        queries = header.number("attention.head_count")
-        largest = max(range(len(form.k)), key=form.k.__getitem__, default=None)
+        queries = header.get_int("attention.head_count")
+        largest = max(range(len(form.k_values)), key=form.k_values.__getitem__, default=None)
         if (
             not queries
             or largest is None
-            or form.latent
+            or form.is_latent
             or form.k_heads[largest] != form.v_heads[largest]
         ):
             return None
         size = form.k_heads[largest]
-        is_regular = size and size % EVEN == 0 and queries * size % form.k[largest] == 0
-        return cls(queries, form.k[largest] // size, size) if is_regular else None
+        is_regular = size and size % EVEN == 0 and queries * size % form.k_values[largest] == 0
+        return cls(queries, form.k_values[largest] // size, size) if is_regular else None
 
 
 def written(heads: Heads, n_ctx: int) -> bytes:
@@ -63,10 +63,13 @@ def written(heads: Heads, n_ctx: int) -> bytes:
         "vocab_size": WORDS,
     }
     entries = [
-        ("general.architecture", layout.entry("string", ARCH)),
-        ("tokenizer.ggml.model", layout.entry("string", "no_vocab")),
-        *((f"{ARCH}.{key}", layout.entry("uint32", number)) for key, number in numbers.items()),
-        (f"{ARCH}.attention.layer_norm_rms_epsilon", layout.entry("float32", 1e-5)),
+        ("general.architecture", layout.encode_entry("string", ARCH)),
+        ("tokenizer.ggml.model", layout.encode_entry("string", "no_vocab")),
+        *(
+            (f"{ARCH}.{key}", layout.encode_entry("uint32", number))
+            for key, number in numbers.items()
+        ),
+        (f"{ARCH}.attention.layer_norm_rms_epsilon", layout.encode_entry("float32", 1e-5)),
     ]
     matrices = {
         "attn_q": (WIDTH, heads.queries * heads.size),
@@ -88,5 +91,5 @@ def written(heads: Heads, n_ctx: int) -> bytes:
         tensors += [
             (f"blk.{block}.{name}.weight", (WIDTH,), "F32") for name in ("attn_norm", "ffn_norm")
         ]
-    file_layout = layout.layout(entries, tensors, ALIGNMENT)
+    file_layout = layout.lay_out_file(entries, tensors, ALIGNMENT)
     return file_layout.header + bytes(file_layout.nbytes - len(file_layout.header))

@@ -21,7 +21,7 @@ from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
 from llmcli.planning import attention_stub, tuned_profile
 from llmcli.planning.attention_stub import Heads
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
@@ -160,21 +160,23 @@ def measure(question: Question) -> tuple[Times, bool]:
 
 def _fill(context: Context, parallel: int, behind: int) -> None:
     """Fill each sequence with the same `behind` tokens."""
-    context.decode(Rows([1] * behind, list(range(behind)), [0] * behind, [False] * behind))
-    state = context.state(0)
+    context.decode(BatchRows([1] * behind, list(range(behind)), [0] * behind, [False] * behind))
+    state = context.read_state(0)
     for sequence in range(1, parallel):
-        restored = context.put_state(sequence, state)
+        restored = context.write_state(sequence, state)
         assert restored, "there is room for all"
 
 
 def _answer(context: Context, parallel: int, at: int) -> None:
-    context.decode(Rows([1] * parallel, [at] * parallel, list(range(parallel)), [True] * parallel))
+    context.decode(
+        BatchRows([1] * parallel, [at] * parallel, list(range(parallel)), [True] * parallel)
+    )
 
 
 def _prompt(context: Context) -> None:
     spare = context.n_seq_max - 1
     context.trim(spare, 0)
-    context.decode(Rows([1] * ROWS, list(range(ROWS)), [spare] * ROWS, [False] * ROWS))
+    context.decode(BatchRows([1] * ROWS, list(range(ROWS)), [spare] * ROWS, [False] * ROWS))
 
 
 def _timed(

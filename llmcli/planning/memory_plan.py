@@ -14,15 +14,15 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
-from llmcli.runtime.binding.devices import HOST, Place
-from llmcli.runtime.binding.dry_run import Rehearsal, rehearse
-from llmcli.runtime.binding.memory_breakdown import Allocated
+from llmcli.runtime.binding.dry_run import DryRun, dry_run
+from llmcli.runtime.binding.devices import HOST_DEVICE, BufferType
+from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.speculation import draft_options
-from quant.model_file.model_header import Header
+from llmcli.runtime.speculation import draft_context_options
+from quant.model_file.model_header import ModelHeader
 
 KINDS = ("f16", "q8_0", "q4_0")  # cache types for which `plan` states the largest context
 # A dry run takes some 80 bytes per cell for llama.cpp's bookkeeping, so longer contexts are not
@@ -69,7 +69,7 @@ class Share:
         which can be read again.
         """
         parts = (
-            0 if self.device == HOST else self.weights,
+            0 if self.device == HOST_DEVICE else self.weights,
             self.repacked,
             self.kv,
             self.compute,
@@ -121,7 +121,7 @@ class Receipt:
         """The memory of the whole process with a full context, including mapped files, as `top`
         shows it.
         """
-        host_totals = [share.total for share in self.shares if share.device == HOST]
+        host_totals = [share.total for share in self.shares if share.device == HOST_DEVICE]
         if self.resident is not None or self.overhead is None or None in host_totals:
             return self.resident
         return self.overhead + sum(total for total in host_totals if total)
@@ -156,8 +156,8 @@ class Planner:
 
     def __init__(
         self,
-        rehearsal: Rehearsal,
-        header: Header,
+        rehearsal: DryRun,
+        header: ModelHeader,
         options: ContextOptions,
         beside: "Planner | None" = None,
     ) -> None:
@@ -167,13 +167,15 @@ class Planner:
             options,
             beside,
         )
-        self._form = kv_size.shape(header.metadata)
-        placed = rehearsal.placed()
+        self._form = kv_size.read_shape(header.metadata)
+        placed = rehearsal.tensor_buffers()
         self._mapped, self._droppable = _mapped(header, placed)
         self.types = _types(header, placed)
-        self._free = {HOST: host.available_memory()}
+        self._free = {HOST_DEVICE: host.available_memory()}
         self._free |= {
-            device.name: device.free for device in devices.devices() if device.kind in devices.GPUS
+            device.name: device.free_bytes
+            for device in devices.list_devices()
+            if device.kind in devices.GPU_KINDS
         }
 
     def receipt(self) -> Receipt:
@@ -181,9 +183,9 @@ class Planner:
         options = self.options
         if options.n_ctx > MOST_CELLS:
             return self._unrehearsed()
-        with self._rehearsal.context(options) as context:
+        with self._rehearsal.open_context(options) as context:
             overhead = host.resident_memory()
-            shares, draft = self._shares(context.allocated, context.output), self._draft(options)
+            shares, draft = self._shares(context.breakdown, context.output_bytes), self._draft(options)
             cache = self._cache(options, context.n_ctx, sum(share.kv or 0 for share in shares))
             draft_totals = [share.total for share in draft]
             draft_bytes = (
@@ -205,7 +207,7 @@ class Planner:
             return None
         step = kv_size.CELL_STEP * (1 if self.options.unified else self.options.n_seq_max)
         # the other types require flash attention
-        flash = self.options.flash_attn if kind in kv_size.PLAIN else "auto"
+        flash = self.options.flash_attn if kind in kv_size.FLOAT_TYPES else "auto"
 
         def room(steps: int) -> int | None:
             options = replace(
@@ -233,8 +235,8 @@ class Planner:
         """
         tokens_per_sequence = -(-self.options.n_ctx // self.options.n_seq_max)
         parallel_options = (
-            replace(self.options, flash_attn="auto", appends=False)
-            if self.options.appends
+            replace(self.options, flash_attn="auto", can_append=False)
+            if self.options.can_append
             else self.options
         )
         if None in self._free.values() or tokens_per_sequence > MOST_CELLS:
@@ -262,31 +264,31 @@ class Planner:
         """Return the memory of another context on each device, the host first. Raises UserError if
         llama.cpp refuses the context.
         """
-        with self._rehearsal.context(options) as context:
-            return together(self._shares(context.allocated, context.output), self._draft(options))
+        with self._rehearsal.open_context(options) as context:
+            return together(self._shares(context.breakdown, context.output_bytes), self._draft(options))
 
     def _draft(self, options: ContextOptions) -> tuple[Share, ...]:
-        return self._beside.shares(draft_options(options)) if self._beside else ()
+        return self._beside.shares(draft_context_options(options)) if self._beside else ()
 
     def takes(self, kind: str) -> bool:
         """Return whether the model supports this type for K and V, which depends on the head
         size.
         """
-        return self._form is None or not kv_size.refusal(self._form, kind, kind)
+        return self._form is None or not kv_size.find_refusal(self._form, kind, kind)
 
-    def _shares(self, allocated: Allocated | None, output: int) -> tuple[Share, ...]:
+    def _shares(self, allocated: MemoryBreakdown | None, output: int) -> tuple[Share, ...]:
         """Return the memory on each device, the host first."""
         if allocated is None:
             return (
                 Share(
-                    HOST,
+                    HOST_DEVICE,
                     self._header.tensor_bytes,
                     None,
                     None,
                     None,
                     output,
                     None,
-                    self._free[HOST],
+                    self._free[HOST_DEVICE],
                 ),
             )
         return shares(allocated, output, self._free, self._mapped, self._droppable)
@@ -298,7 +300,7 @@ class Planner:
         if self._form is None:
             return None
         flash, n_sequences = options.flash_attn != "off", options.n_seq_max
-        cache = kv_size.predict(
+        cache = kv_size.predict_cache(
             self._form,
             n_ctx,
             options.type_k,
@@ -318,27 +320,36 @@ class Planner:
         cache = self._cache(options, options.n_ctx, 0)
         kv_bytes = cache.nbytes if cache else None
         share = Share(
-            HOST, self._header.tensor_bytes, None, kv_bytes, None, 0, None, self._free[HOST]
+            HOST_DEVICE,
+            self._header.tensor_bytes,
+            None,
+            kv_bytes,
+            None,
+            0,
+            None,
+            self._free[HOST_DEVICE],
         )
         return Receipt(options.n_ctx, (share,), cache, None)
 
 
 @contextmanager
 def planner(
-    header: Header, options: ContextOptions, gpu_layers: int, beside: Planner | None = None
+    header: ModelHeader, options: ContextOptions, gpu_layers: int, beside: Planner | None = None
 ) -> Iterator[Planner]:
     """Open a dry run of a checked GGUF with resolved `options`. Raises the errors of loading it."""
-    with rehearse(header.path, gpu_layers=gpu_layers, latent=header.latent) as rehearsal:
+    with dry_run(
+        header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention
+    ) as rehearsal:
         yield Planner(rehearsal, header, options, beside)
 
 
 def most_layers(
-    header: Header, options: ContextOptions, beside: Planner | None = None
+    header: ModelHeader, options: ContextOptions, beside: Planner | None = None
 ) -> int | None:
     """Return how many of the model's layers the GPUs hold with this context, where the output
     counts as a layer. None: no GPU, or unknown.
     """
-    gpus = {device.name for device in devices.devices() if device.kind in devices.GPUS}
+    gpus = {device.name for device in devices.list_devices() if device.kind in devices.GPU_KINDS}
     if not gpus:
         return None
 
@@ -352,30 +363,41 @@ def most_layers(
             else min((device for device in free_bytes if device is not None), default=0)
         )
 
-    largest = last(room, (header.number("block_count") or 0) + 2)
+    largest = last(room, (header.get_int("block_count") or 0) + 2)
     return None if largest is None else max(0, largest - 1)
 
 
-def measure(header: Header, options: ContextOptions, gpu_layers: int) -> Receipt:
+def measure(header: ModelHeader, options: ContextOptions, gpu_layers: int) -> Receipt:
     """Return the memory plan measured on the loaded model after computing one micro-batch."""
     with (
-        open_model(header.path, gpu_layers=gpu_layers, latent=header.latent) as model,
+        open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention) as model,
         open_context(model, options) as context,
     ):
-        allocated = context.allocated()
+        allocated = context.memory_breakdown()
         count = min(context.n_ubatch, context.n_batch, context.n_ctx - 1)
         token = model.bos if model.bos is not None else 0
         context.decode(
-            Rows([token] * count, range(count), [0] * count, [False] * (count - 1) + [True])
+            BatchRows([token] * count, range(count), [0] * count, [False] * (count - 1) + [True])
         )
         resident = host.resident_memory()
-        free: dict[str, int | None] = {HOST: host.available_memory()}
+        free: dict[str, int | None] = {HOST_DEVICE: host.available_memory()}
         free |= {
-            device.name: device.free for device in devices.devices() if device.kind in devices.GPUS
+            device.name: device.free_bytes
+            for device in devices.list_devices()
+            if device.kind in devices.GPU_KINDS
         }
         if allocated is None:
             devices_memory: tuple[Share, ...] = (
-                Share(HOST, None, None, None, None, context.output_bytes, None, free[HOST]),
+                Share(
+                    HOST_DEVICE,
+                    None,
+                    None,
+                    None,
+                    None,
+                    context.output_bytes,
+                    None,
+                    free[HOST_DEVICE],
+                ),
             )
         else:
             devices_memory = shares(allocated, context.output_bytes, free, None, None)
@@ -383,7 +405,7 @@ def measure(header: Header, options: ContextOptions, gpu_layers: int) -> Receipt
 
 
 def shares(
-    allocated: Allocated,
+    allocated: MemoryBreakdown,
     output: int,
     free: dict[str, int | None],
     mapped: int | None,
@@ -394,20 +416,25 @@ def shares(
     `mapped`: replaces the host weights of a dry run, because a loaded model maps them as one piece
     of the file.
     """
-    names = [HOST, *sorted({buffer.place.device for buffer in allocated.buffers} - {HOST})]
+    names = [
+        HOST_DEVICE,
+        *sorted({buffer.buffer_type.device for buffer in allocated.buffers} - {HOST_DEVICE}),
+    ]
     device_shares = []
     for name in names:
-        buffers = [buffer for buffer in allocated.buffers if buffer.place.device == name]
-        weights = sum(buffer.model for buffer in buffers if not buffer.place.repacks)
+        buffers = [buffer for buffer in allocated.buffers if buffer.buffer_type.device == name]
+        weights = sum(
+            buffer.model_bytes for buffer in buffers if not buffer.buffer_type.is_repacked
+        )
         device_shares.append(
             Share(
                 name,
-                mapped if mapped is not None and name == HOST else weights,
-                sum(buffer.model for buffer in buffers if buffer.place.repacks),
-                sum(buffer.context for buffer in buffers),
-                sum(buffer.compute for buffer in buffers),
-                output if name == HOST else 0,
-                droppable if name == HOST else 0,
+                mapped if mapped is not None and name == HOST_DEVICE else weights,
+                sum(buffer.model_bytes for buffer in buffers if buffer.buffer_type.is_repacked),
+                sum(buffer.context_bytes for buffer in buffers),
+                sum(buffer.compute_bytes for buffer in buffers),
+                output if name == HOST_DEVICE else 0,
+                droppable if name == HOST_DEVICE else 0,
                 free.get(name),
             )
         )
@@ -429,7 +456,7 @@ def _sum(first: int | None, second: int | None) -> int | None:
 
 
 def _mapped(
-    header: Header, placed: list[tuple[str, Place]] | None
+    header: ModelHeader, placed: list[tuple[str, BufferType]] | None
 ) -> tuple[int | None, int | None]:
     """Return the bytes of the file that stay mapped, and how many of them are not read after
     loading.
@@ -440,7 +467,9 @@ def _mapped(
     tensors = {tensor.name: tensor for tensor in header.tensors}
     if placed is None or any(name not in tensors for name, _ in placed):
         return None, None
-    mapped_names = {name for name, place in placed if place.device == HOST and not place.repacks}
+    mapped_names = {
+        name for name, place in placed if place.device == HOST_DEVICE and not place.is_repacked
+    }
     spans = read = 0
     for file in header.files:
         ranges = [
@@ -454,7 +483,9 @@ def _mapped(
     return spans, spans - read
 
 
-def _types(header: Header, placed: list[tuple[str, Place]] | None) -> dict[str, dict[str, int]]:
+def _types(
+    header: ModelHeader, placed: list[tuple[str, BufferType]] | None
+) -> dict[str, dict[str, int]]:
     """Return the bytes in the file by device and type. A tensor that is stored twice on a device
     counts once.
     """

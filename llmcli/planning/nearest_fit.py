@@ -14,7 +14,7 @@ from llmcli.planning.memory_plan import MOST_CELLS, Planner, Share, last, planne
 from llmcli.planning.run_plan import Wish
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.devices import HOST
+from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import size
 from quant.model_file import load_checks, read_header
 
@@ -32,9 +32,11 @@ class Scales:
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
-        self.free = {HOST: host.available_memory()}
+        self.free = {HOST_DEVICE: host.available_memory()}
         self.free |= {
-            device.name: device.free for device in devices.devices() if device.kind in devices.GPUS
+            device.name: device.free_bytes
+            for device in devices.list_devices()
+            if device.kind in devices.GPU_KINDS
         }
         self._addresses = memory_limits.address_room()
 
@@ -45,7 +47,9 @@ class Scales:
         if wish.context.n_ctx <= MOST_CELLS:
             return self._planner.shares(wish.context)
         cache = upper_bound.cache(wish.header, wish.context)
-        return (Share(HOST, None, None, cache.nbytes if cache else None, None, 0, None, None),)
+        return (
+            Share(HOST_DEVICE, None, None, cache.nbytes if cache else None, None, 0, None, None),
+        )
 
     def room(self, wish: Wish, *, weights: bool = False) -> int | None:
         """Return the bytes that stay free on the fullest device, negative if it does not fit; None:
@@ -53,7 +57,7 @@ class Scales:
 
         With `weights`, the mapped weights that are read repeatedly must stay in memory, too.
         """
-        cache, free = upper_bound.cache(wish.header, wish.context), self.free[HOST]
+        cache, free = upper_bound.cache(wish.header, wish.context), self.free[HOST_DEVICE]
         if cache and free is not None and not wish.gpu_layers and cache.nbytes > free:
             return free - cache.nbytes  # too large for a dry run
         free_by_device = dict(self.free)
@@ -65,11 +69,11 @@ class Scales:
             )
             free_by_device[share.device] = None if needed is None or free is None else free - needed
         free_values = [value for value in free_by_device.values() if value is not None]
-        if free_by_device[HOST] is None or len(free_values) < len(free_by_device):
+        if free_by_device[HOST_DEVICE] is None or len(free_values) < len(free_by_device):
             return None
         free_values[0] -= GROWTH
         if self._addresses is not None:
-            mapped = sum(share.total or 0 for share in shares if share.device == HOST)
+            mapped = sum(share.total or 0 for share in shares if share.device == HOST_DEVICE)
             threads = max(wish.context.n_threads, wish.context.n_threads_batch)
             free_values.append(self._addresses - mapped - threads * memory_limits.THREAD)
         return min(free_values)
@@ -92,10 +96,12 @@ class Scales:
 
     def slow(self, wish: Wish) -> str:
         """Return a warning if the file would be read again and again, otherwise an empty string."""
-        room, free = self.room(wish, weights=True), self.free[HOST]
+        room, free = self.room(wish, weights=True), self.free[HOST_DEVICE]
         if room is None or room >= -GROWTH or free is None:
             return ""
-        weights = sum(share.weights or 0 for share in self.shares(wish) if share.device == HOST)
+        weights = sum(
+            share.weights or 0 for share in self.shares(wish) if share.device == HOST_DEVICE
+        )
         return (
             f"warning: the weights ({size(weights)}) do not fit into memory with everything else "
             f"({size(free)} are available): expect the speed of the disk"
@@ -126,13 +132,15 @@ class Scales:
 
     def refusal(self, wish: Wish, found: Wish | None) -> UserError:
         """Return the error that says what does not fit, with the nearest plan as its hint."""
-        shares, free = self.shares(wish), self.free[HOST]
+        shares, free = self.shares(wish), self.free[HOST_DEVICE]
         parts = {
             "KV cache": "kv",
             "weights in another layout": "repacked",
             "compute buffers": "compute",
         }
-        sums = {"weights": sum(share.weights or 0 for share in shares if share.device != HOST)}
+        sums = {
+            "weights": sum(share.weights or 0 for share in shares if share.device != HOST_DEVICE)
+        }
         sums |= {
             name: sum(getattr(share, part) or 0 for share in shares) for name, part in parts.items()
         }
@@ -168,8 +176,8 @@ def scales(wish: Wish) -> Iterator[Scales]:
     with ExitStack() as stack:
         draft = None
         if wish.drafting.model:
-            draft_header = read_header.read(wish.drafting.model)
-            load_checks.check(draft_header)
+            draft_header = read_header.read_header(wish.drafting.model)
+            load_checks.check_loadable(draft_header)
             draft = stack.enter_context(
                 planner(draft_header, wish.draft, -1 if wish.gpu_layers else 0)
             )
@@ -182,7 +190,7 @@ def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:
     """Yield the cache types of the plan, then smaller ones that the model supports."""
     current, cache_shape = (
         (wish.options.cache_type_k, wish.options.cache_type_v),
-        kv_size.shape(wish.header.metadata),
+        kv_size.read_shape(wish.header.metadata),
     )
     yield current
     if wish.options.reproducible or wish.options.flash_attn == "off":
@@ -195,7 +203,7 @@ def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:
             kind,
             kind,
         )
-        if smaller and not (cache_shape and kv_size.refusal(cache_shape, kind, kind)):
+        if smaller and not (cache_shape and kv_size.find_refusal(cache_shape, kind, kind)):
             yield kind, kind
 
 

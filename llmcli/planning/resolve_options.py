@@ -13,13 +13,13 @@ from llmcli.planning.attention_stub import Heads
 from llmcli.planning.flash_attention_probe import Question, sooner_without
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.cache_types import check_cache
+from llmcli.runtime.binding.cache_types import check_cache_types
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.engine import prefill_context
-from llmcli.runtime.engine.forward_pass import TILE
+from llmcli.runtime.engine.forward_pass import TILE_ROWS
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import RunOptions
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 ROOMY = 8192  # maximum of a context size that was not requested
 # Sequences of a chat: the current branch and the three used before it, so that returning to one of
@@ -36,7 +36,7 @@ SCORES = 512 << 20  # bytes of attention scores that a pass may store
 
 
 def decide(
-    header: Header,
+    header: ModelHeader,
     options: RunOptions,
     warn: Callable[[str], None],
     slots: int = 1,
@@ -55,7 +55,9 @@ def decide(
     trained = header.context_length or 4096
     roomy = min(trained, ROOMY)
     wanted = (
-        kv_size.round_up(roomy + (slots - 1) * min(predict or 0, roomy)) if slots > 1 else roomy
+        kv_size.round_up_cells(roomy + (slots - 1) * min(predict or 0, roomy))
+        if slots > 1
+        else roomy
     )
     size = options.ctx_size or min(
         wanted, _fitting(header, options, slots, max(wanted, ROOMY), on_gpu=gpu != 0)
@@ -69,7 +71,7 @@ def decide(
 
 
 def attention(
-    header: Header,
+    header: ModelHeader,
     options: RunOptions,
     gpu_layers: int,
     config: Config,
@@ -87,24 +89,29 @@ def attention(
     """
     types = options.cache_type_k, options.cache_type_v
     decided = (
-        options.flash_attn != "auto" or not kv_size.PLAIN.issuperset(types) or options.reproducible
+        options.flash_attn != "auto"
+        or not kv_size.FLOAT_TYPES.issuperset(types)
+        or options.reproducible
     )
-    if decided or gpu_layers or header.latent or parallel > FEW:
+    if decided or gpu_layers or header.has_latent_attention or parallel > FEW:
         return options
     form, cells, free = _shape(header, options), options.ctx_size, host.available_memory()
     heads = Heads.of(header, form) if form else None
     if form is None or heads is None or not cells or free is None or not options.threads:
         return options
-    rows, reading = options.rows, 0
+    rows, reading = options.max_rows, 0
     if parallel > 1:
         if not _moves(header, form):
             return options
-        rows, reading = min(rows, prefill_context.BESIDE), min(cells, prefill_context.CELLS)
-    scores = int(4 * heads.queries * rows * kv_size.round_up(cells))
-    cache = kv_size.predict(form, cells, *types, n_ubatch=rows, n_seq_max=slots, flash=False)
+        rows, reading = (
+            min(rows, prefill_context.DECODE_UBATCH_ROWS),
+            min(cells, prefill_context.MAX_CELLS),
+        )
+    scores = int(4 * heads.queries * rows * kv_size.round_up_cells(cells))
+    cache = kv_size.predict_cache(form, cells, *types, n_ubatch=rows, n_seq_max=slots, flash=False)
     left = free - header.tensor_bytes - cache.nbytes - SPARE
     if reading:
-        left -= kv_size.predict(
+        left -= kv_size.predict_cache(
             form, reading, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
         ).nbytes
     if scores > min(SCORES, left // 2):
@@ -114,10 +121,10 @@ def attention(
     )
     if cache.bytes_per_token >= COUNTS and not sooner_without(question, config):
         return options
-    return replace(options, flash_attn="off", reading=reading)
+    return replace(options, flash_attn="off", prefill_cells=reading)
 
 
-def _moves(header: Header, form: kv_size.Shape) -> bool:
+def _moves(header: ModelHeader, form: kv_size.CacheShape) -> bool:
     """Return whether KV cells can be moved between two contexts that store values differently
     (state slicing).
     """
@@ -125,32 +132,35 @@ def _moves(header: Header, form: kv_size.Shape) -> bool:
     return not form.window and sections is None
 
 
-def branches(header: Header, options: RunOptions) -> int:
+def branches(header: ModelHeader, options: RunOptions) -> int:
     """Return the number of sequences of a chat's context. `options` must be resolved.
 
     It is 1 if branches cannot share cells: with a sliding window, which needs cells for each
     sequence, with recurrent state, and in the reproducible mode, where cells are in the order of
     one text.
     """
-    cache_shape = kv_size.shape(header.metadata)
+    cache_shape = kv_size.read_shape(header.metadata)
     if (
         options.reproducible
         or cache_shape is None
-        or (cache_shape.window and kv_size.round_up(options.ctx_size or 0) > cache_shape.window)
+        or (
+            cache_shape.window
+            and kv_size.round_up_cells(options.ctx_size or 0) > cache_shape.window
+        )
     ):
         return 1
     return BRANCHES
 
 
-def scored(header: Header) -> int:
+def scored(header: ModelHeader) -> int:
     """Return the rows of logits that a pass of several answers reserves for scored prompts: two
     tiles, or as much as SCORING_BYTES allow; 0 if not even one tile fits.
 
     A pass computes at most as many rows of a scored prompt as it returns rows of logits, so few
     rows make scoring slow.
     """
-    tile = 4 * _words(header) * TILE
-    return min(2, SCORED // tile) * TILE if tile else 0
+    tile = 4 * _words(header) * TILE_ROWS
+    return min(2, SCORED // tile) * TILE_ROWS if tile else 0
 
 
 def outside(free: int | None) -> int:
@@ -173,15 +183,15 @@ def check(options: RunOptions) -> None:
             raise UserError(
                 f"{flag} is {value}", hint=f"{flag} takes a whole number from 1 to {limit}"
             )
-    check_cache(options.cache_type_k, options.cache_type_v, options.flash_attn)
-    gemm.check(options.gemm)
+    check_cache_types(options.cache_type_k, options.cache_type_v, options.flash_attn)
+    gemm.check_mode(options.gemm)
 
 
-def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
+def _fitting(header: ModelHeader, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
     """Return the longest context up to `most` tokens, in steps of 256, whose cache fits next to the
     weights. At least 512 is assumed to fit.
     """
-    free = devices.gpu_free() if on_gpu else host.available_memory()
+    free = devices.free_gpu_bytes() if on_gpu else host.available_memory()
     cache_shape = _shape(header, options)
     if free is None or cache_shape is None:
         return most
@@ -190,7 +200,7 @@ def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu:
 
     def needed(cells: int) -> int:
         types = options.cache_type_k, options.cache_type_v
-        return kv_size.predict(
+        return kv_size.predict_cache(
             cache_shape, cells, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
         ).nbytes
 
@@ -199,23 +209,24 @@ def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu:
     return size
 
 
-def _shape(header: Header, options: RunOptions) -> kv_size.Shape | None:
-    form = kv_size.shape(header.metadata)
-    return kv_size.whole(form) if form and options.reproducible else form
+def _shape(header: ModelHeader, options: RunOptions) -> kv_size.CacheShape | None:
+    form = kv_size.read_shape(header.metadata)
+    return kv_size.without_windows(form) if form and options.reproducible else form
 
 
-def _output_bytes(header: Header, slots: int) -> int:
+def _output_bytes(header: ModelHeader, slots: int) -> int:
     """Return the bytes of the logits of all sequences except the first, which SPARE covers."""
     return 4 * _words(header) * (slots - 1)
 
 
-def _words(header: Header) -> int:
+def _words(header: ModelHeader) -> int:
     return next(
-        (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0
+        (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"),
+        0,
     )
 
 
-def _gpu_layers(header: Header, options: RunOptions) -> int:
+def _gpu_layers(header: ModelHeader, options: RunOptions) -> int:
     requested = options.gpu_layers.strip().lower()
     if requested == "all":
         return -1
@@ -226,9 +237,9 @@ def _gpu_layers(header: Header, options: RunOptions) -> int:
                 hint="-ngl takes a number of layers, auto or all",
             )
         return int(requested)
-    free = devices.gpu_free()
+    free = devices.free_gpu_bytes()
     if free is None:
         return 0  # no GPU in this build or machine
-    layers = int(header.number(f"{header.architecture}.block_count") or 1)
+    layers = int(header.get_int(f"{header.architecture}.block_count") or 1)
     share = (free - SPARE) * 0.9 / max(1, header.tensor_bytes)
     return -1 if share >= 1 else max(0, int(layers * share))

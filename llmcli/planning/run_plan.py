@@ -6,9 +6,9 @@ from typing import Any
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import context_options
-from llmcli.runtime.speculation import Drafting, draft_options
+from llmcli.runtime.speculation import DraftSettings, draft_context_options
 from llmcli.units import several
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,10 @@ class Wish:
     """
 
     name: str
-    header: Header
+    header: ModelHeader
     options: RunOptions
     gpu_layers: int
-    drafting: Drafting
+    drafting: DraftSettings
     slots: int = 1
     needed: int = 1
     asked: bool = False
@@ -35,7 +35,7 @@ class Wish:
     @property
     def draft(self) -> ContextOptions:
         """The context options of the draft model."""
-        return draft_options(self.context)
+        return draft_context_options(self.context)
 
     def shortened(self, other: "Wish") -> bool:
         """Return whether `other` only has a shorter context and nothing else that a user would

@@ -18,10 +18,10 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host, rpc_workers
 from llmcli.runtime.binding import devices, library
-from llmcli.runtime.binding.cache_types import check_cache
-from llmcli.runtime.model_identity import content
+from llmcli.runtime.binding.cache_types import check_cache_types
+from llmcli.runtime.model_identity import content_hash
 from llmcli.runtime.requests.request import RunOptions
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 FLAGS = {
     "threads": "-t",
@@ -70,9 +70,9 @@ class Profile:
 
 def build() -> str:
     """Return the identity of the llama.cpp build: its version, devices and CPU features."""
-    kinds = dict.fromkeys(device.name.rstrip("0123456789") for device in devices.devices())
+    kinds = dict.fromkeys(device.name.rstrip("0123456789") for device in devices.list_devices())
     features = library.lib().llama_print_system_info().decode("utf-8", "replace").strip(" |")
-    return f"{library.version()} {'+'.join(kinds)}, {features}"
+    return f"{library.llama_cpp_version()} {'+'.join(kinds)}, {features}"
 
 
 def words(settings: Mapping[str, Any]) -> str:
@@ -81,7 +81,7 @@ def words(settings: Mapping[str, Any]) -> str:
 
 
 def chosen(
-    header: Header,
+    header: ModelHeader,
     options: RunOptions,
     typed: Collection[str],
     config: Config,
@@ -92,7 +92,7 @@ def chosen(
 
     Profiles are not used in the reproducible mode, or if the GPU layers were typed.
     """
-    layers_typed = "gpu_layers" in typed and devices.gpu_free() is not None
+    layers_typed = "gpu_layers" in typed and devices.free_gpu_bytes() is not None
     profile = (
         None
         if options.reproducible or layers_typed or not _any(config, warn)
@@ -127,12 +127,12 @@ def _any(config: Config, warn: Callable[[str], None]) -> bool:
         return False
 
 
-def find(header: Header, config: Config, warn: Callable[[str], None]) -> Profile | None:
+def find(header: ModelHeader, config: Config, warn: Callable[[str], None]) -> Profile | None:
     """Return the profile of this model on this machine. `warn` receives a message about a damaged
     one.
     """
     try:
-        fingerprint = content(header)
+        fingerprint = content_hash(header)
     except OSError:  # loading the model will report this error
         return None
     path = place(config, fingerprint, rpc_workers.identity(), build())
@@ -157,13 +157,13 @@ def save(profile: Profile, config: Config) -> Path:
     return path
 
 
-def forget(config: Config, name: str, header: Header | None) -> list[Path]:
+def forget(config: Config, name: str, header: ModelHeader | None) -> list[Path]:
     """Delete the profiles of a model and of its quantized versions, on every machine. Raises
     UserError.
 
     They are found by the model's name and, if its file exists, by its content.
     """
-    start = f"{content(header)[:16]}-" if header else None
+    start = f"{content_hash(header)[:16]}-" if header else None
     matching = [
         path for path in paths(config) if _of(path, name) or (start and path.name.startswith(start))
     ]
@@ -255,7 +255,7 @@ def _settings(stored: Any) -> dict[str, Any]:
         if not isinstance(stored.get(name, ""), str):
             raise ValueError(f"{name} is {stored[name]!r}")
     with suppress(UserError):
-        check_cache(
+        check_cache_types(
             stored.get("cache_type_k", mode.cache_type_k),
             stored.get("cache_type_v", mode.cache_type_v),
             stored.get("flash_attn", mode.flash_attn),

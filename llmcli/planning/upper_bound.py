@@ -6,16 +6,16 @@ scores and wide activations.
 """
 
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.batch import reserved
+from llmcli.runtime.binding.batch import reserved_outputs
 from llmcli.runtime.binding.context_options import ContextOptions
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 NOTES = 128  # bytes per cell of llama.cpp's own bookkeeping
 ACTIVATIONS = 12  # rows as wide as the widest matrix that exist at a time
 COPY = 1.25  # size of repacked weights relative to the original; AMX adds padding
 
 
-def bound(header: Header, options: ContextOptions) -> int:
+def bound(header: ModelHeader, options: ContextOptions) -> int:
     """Return an upper bound in bytes of weights (mapped and repacked), KV cache, compute and output
     buffers.
     """
@@ -24,13 +24,13 @@ def bound(header: Header, options: ContextOptions) -> int:
     )
 
 
-def cache(header: Header, options: ContextOptions) -> kv_size.KVCache | None:
+def cache(header: ModelHeader, options: ContextOptions) -> kv_size.KVCache | None:
     """Return the exact KV cache; None if its rules are unknown."""
-    cache_shape = kv_size.shape(header.metadata)
+    cache_shape = kv_size.read_shape(header.metadata)
     if cache_shape is None:
         return None
-    return kv_size.predict(
-        kv_size.whole(cache_shape) if options.whole else cache_shape,
+    return kv_size.predict_cache(
+        kv_size.without_windows(cache_shape) if options.swa_full else cache_shape,
         options.n_ctx,
         options.type_k,
         options.type_v,
@@ -41,37 +41,42 @@ def cache(header: Header, options: ContextOptions) -> kv_size.KVCache | None:
     )
 
 
-def _cache(header: Header, options: ContextOptions) -> int:
+def _cache(header: ModelHeader, options: ContextOptions) -> int:
     """Return the bytes of the cache, or an upper bound for this number of layers: as many key heads
     as query heads, 32 bits per value.
     """
     exact = cache(header, options)
     if exact:
         return exact.nbytes
-    layers, widest = header.number("block_count") or 1, _widest(header)
+    layers, widest = header.get_int("block_count") or 1, _widest(header)
     # recurrent state is stored once per sequence, whatever the header says
-    state = header.number("ssm.state_size") or 256
-    return 4 * layers * widest * (2 * kv_size.round_up(options.n_ctx) + state * options.n_seq_max)
+    state = header.get_int("ssm.state_size") or 256
+    return (
+        4
+        * layers
+        * widest
+        * (2 * kv_size.round_up_cells(options.n_ctx) + state * options.n_seq_max)
+    )
 
 
-def _compute(header: Header, options: ContextOptions) -> int:
+def _compute(header: ModelHeader, options: ContextOptions) -> int:
     n_vocab = next(
         (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0
     )
-    outputs = reserved(max(options.n_outputs, options.sequences))
-    rows, cells = min(options.n_ubatch, options.n_batch), kv_size.round_up(options.n_ctx)
-    heads = header.number("attention.head_count") or 1
+    outputs = reserved_outputs(max(options.n_outputs, options.n_sequences))
+    rows, cells = min(options.n_ubatch, options.n_batch), kv_size.round_up_cells(options.n_ctx)
+    heads = header.get_int("attention.head_count") or 1
     scores = rows * cells * (8 * heads + 12)  # floats, and a mask in two types
     return (
         scores + 4 * rows * ACTIVATIONS * _widest(header) + 12 * n_vocab * outputs + NOTES * cells
     )
 
 
-def _widest(header: Header) -> int:
+def _widest(header: ModelHeader) -> int:
     """Return the values of a token's widest row over all matrices. Expert matrices count once for
     each used expert.
     """
-    used = max(1, header.number("expert_used_count") or 1)
+    used = max(1, header.get_int("expert_used_count") or 1)
     rows = [
         max(tensor.shape[0], tensor.shape[1]) * (used if len(tensor.shape) > 2 else 1)
         for tensor in header.tensors

@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def on_a_thread(function: Callable[[], T]) -> T:
+def open_on_compute_thread(function: Callable[[], T]) -> T:
     """Return what `function` returns, run on a new thread that ends with it, together with its
     OpenMP team. Ctrl-C waits for the thread.
     """

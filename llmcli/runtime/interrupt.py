@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPS = {
+STOP_SIGNALS = {
     number for name in ("SIGINT", "SIGHUP", "SIGTERM") if (number := getattr(signal, name, None))
 }
 
@@ -36,7 +36,7 @@ def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
 
     def listen() -> None:
         while number := reader.recv(1):  # receives every signal that Python handles
-            if number[0] in STOPS:
+            if number[0] in STOP_SIGNALS:
                 act()
 
     thread = threading.Thread(target=listen, name="interrupt", daemon=True)
@@ -57,7 +57,7 @@ def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def interrupts_wait() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Defer Ctrl-C to the next `on_interrupt` or `allow_interrupts` inside the block, or to its
     end.
 
@@ -73,11 +73,11 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if interrupt_taken():
+    if pop_interrupt():
         raise KeyboardInterrupt
 
 
-def interrupt_taken() -> bool:
+def pop_interrupt() -> bool:
     """Return whether a Ctrl-C is deferred, and forget it."""
     deferred = bool(_waiting)
     _waiting.clear()
@@ -85,7 +85,7 @@ def interrupt_taken() -> bool:
 
 
 @contextmanager
-def interrupts_raise() -> Iterator[None]:
+def allow_interrupts() -> Iterator[None]:
     """Inside `defer_interrupts`: let Ctrl-C raise KeyboardInterrupt in this block, which may be
     left at any line.
     """
@@ -97,7 +97,7 @@ def interrupts_raise() -> Iterator[None]:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if interrupt_taken():
+        if pop_interrupt():
             raise KeyboardInterrupt
         yield
     finally:

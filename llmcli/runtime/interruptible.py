@@ -8,7 +8,7 @@ from typing import Protocol
 from llmcli.runtime.binding.context import Aborted
 from llmcli.runtime.interrupt import on_interrupt
 
-AGAIN = 0.05  # seconds between two requests to stop
+RETRY_SECONDS = 0.05  # seconds between two requests to stop
 
 
 class Interruptible(Protocol):
@@ -18,7 +18,7 @@ class Interruptible(Protocol):
 
 
 @contextmanager
-def stopped(context: Interruptible) -> Iterator[None]:
+def interruptible(context: Interruptible) -> Iterator[None]:
     """Turn Ctrl-C into KeyboardInterrupt and stop the running pass.
 
     A pass that is almost complete does not see the request, so it is repeated until a pass stops or
@@ -29,7 +29,7 @@ def stopped(context: Interruptible) -> Iterator[None]:
     def stop() -> None:
         interrupted.set()
         context.interrupt()
-        while not finished.wait(AGAIN):
+        while not finished.wait(RETRY_SECONDS):
             context.interrupt()
 
     with on_interrupt(stop):

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcli.errors import UserError
-from quant.gguf.header import Array
+from quant.gguf.header import GgufArray
 
 CELL_STEP = 256  # cells come in multiples of this
 MAX_LAYERS = 512  # llama-hparams.h
-BLOCK = 32  # values in a block of every quantized cache type
+BLOCK_VALUES = 32  # values in a block of every quantized cache type
 
 # bytes of 32 values (ggml's block tables)
 BYTES_PER_32 = {
@@ -31,11 +31,11 @@ BYTES_PER_32 = {
     "q4_0": 18,
     "iq4_nl": 18,
 }
-PLAIN = {"f32", "f16", "bf16"}
+FLOAT_TYPES = {"f32", "f16", "bf16"}
 
 # Sliding-window layers of files that do not list them: every n-th layer is dense, counted from the
 # end of the period, or from its start if the flag is set (src/models/*.cpp, load_swa_pattern).
-PERIODS = {
+WINDOW_PERIODS = {
     "gemma2": (2, False),
     "gemma3": (6, False),
     "cohere2": (4, False),
@@ -49,7 +49,7 @@ PERIODS = {
 # A default window size, and a window that stays one even at size 0.
 ALWAYS_WINDOWED = {"gemma2": 4096, "gpt-oss": 0}
 # llama.cpp disables the window of phi3 and reads none for the others: they attend to everything.
-WINDOW_IGNORED = {
+WINDOW_IGNORED_ARCHS = {
     "phi3",
     "llama",
     "mistral3",
@@ -64,9 +64,9 @@ WINDOW_IGNORED = {
     "smollm3",
 }
 # With `key_length_mla` only compressed keys are stored, and values are computed from them.
-LATENT = {"deepseek2"}
+LATENT_ARCHS = {"deepseek2"}
 # No cache: embedding models and models that write by diffusion (create_memory).
-CACHELESS = {
+CACHELESS_ARCHS = {
     "bert",
     "jina-bert-v2",
     "jina-bert-v3",
@@ -82,7 +82,13 @@ CACHELESS = {
     "llada-moe",
     "rnd1",
 }
-UNPREDICTED = ("ssm.", "wkv.", "attention.shared_kv_layers", "attention.indexer.", "shortconv.")
+UNPREDICTED_KEYS = (
+    "ssm.",
+    "wkv.",
+    "attention.shared_kv_layers",
+    "attention.indexer.",
+    "shortconv.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +102,21 @@ class LayerKV:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CacheShape:
     """What determines the size of a model's cache, layer by layer.
 
     `widest_v`: the largest of `v_values` of any layer, including those of a prediction head.
     `is_latent`: only keys are stored, and K and V have the same type.
     """
 
-    k: tuple[int, ...]  # values per cell
-    v: tuple[int, ...]  # values per cell, zeros if latent
+    k_values: tuple[int, ...]  # values per cell
+    v_values: tuple[int, ...]  # values per cell, zeros if latent
     window: int  # tokens of the sliding window; 0 for none
-    windowed: tuple[bool, ...]
+    is_windowed: tuple[bool, ...]
     k_heads: tuple[int, ...]  # values per head
     v_heads: tuple[int, ...]
-    widest: int
-    latent: bool = False
+    widest_v: int
+    is_latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ class KVCache:
         return sum(layer.k_bytes + layer.v_bytes for layer in self.layers)
 
 
-def shape(metadata: Mapping[str, Any]) -> Shape | None:
+def read_shape(metadata: Mapping[str, Any]) -> CacheShape | None:
     """Read the cache shape from GGUF metadata. Return None when the cache follows other rules or
     the metadata makes no sense.
     """
@@ -139,18 +145,18 @@ def shape(metadata: Mapping[str, Any]) -> Shape | None:
         return None
 
 
-def _shape(metadata: Mapping[str, Any]) -> Shape | None:
+def _shape(metadata: Mapping[str, Any]) -> CacheShape | None:
     arch = str(metadata.get("general.architecture", ""))
-    if arch in CACHELESS or any(
-        key.startswith(f"{arch}.{suffix}") for key in metadata for suffix in UNPREDICTED
+    if arch in CACHELESS_ARCHS or any(
+        key.startswith(f"{arch}.{suffix}") for key in metadata for suffix in UNPREDICTED_KEYS
     ):
         return None
 
     def number(key: str, default: int) -> int:
         return int(metadata.get(f"{arch}.{key}", default))
 
-    latent = arch in LATENT and number("attention.key_length_mla", 0) > 0
-    if not latent and arch not in LATENT and number("attention.kv_lora_rank", 0):
+    latent = arch in LATENT_ARCHS and number("attention.key_length_mla", 0) > 0
+    if not latent and arch not in LATENT_ARCHS and number("attention.kv_lora_rank", 0):
         return None
     every = number("block_count", 0)
     layers = every - number("nextn_predict_layers", 0)
@@ -167,7 +173,7 @@ def _shape(metadata: Mapping[str, Any]) -> Shape | None:
     v = number("attention.value_length", embd // heads[0])
     window = (
         0
-        if arch in WINDOW_IGNORED
+        if arch in WINDOW_IGNORED_ARCHS
         else number("attention.sliding_window", ALWAYS_WINDOWED.get(arch, 0))
     )
     windowed = _windowed(arch, metadata, layers, window)
@@ -179,7 +185,7 @@ def _shape(metadata: Mapping[str, Any]) -> Shape | None:
     v_rows = [
         n * size for n, size in zip(kv_heads, (*v_heads, *(v,) * (every - layers)), strict=True)
     ]
-    return Shape(
+    return CacheShape(
         tuple(n * size for n, size in zip(kv_heads[:layers], k_heads, strict=True)),
         (0,) * layers if latent else tuple(v_rows[:layers]),
         window,
@@ -191,13 +197,13 @@ def _shape(metadata: Mapping[str, Any]) -> Shape | None:
     )
 
 
-def whole(form: Shape) -> Shape:
+def without_windows(shape: CacheShape) -> CacheShape:
     """Return the shape of the same model when windows keep every cell (llama.cpp's swa_full)."""
-    return replace(form, window=0, windowed=(False,) * len(form.windowed))
+    return replace(shape, window=0, is_windowed=(False,) * len(shape.is_windowed))
 
 
-def predict(
-    form: Shape,
+def predict_cache(
+    shape: CacheShape,
     n_ctx: int,
     type_k: str,
     type_v: str,
@@ -213,65 +219,67 @@ def predict(
     Without flash attention V is stored transposed, with the widest layer's width in every layer. A
     quantized V turns flash attention on when llama.cpp decides.
     """
-    cells, streams = round_up(n_ctx), 1
+    cells, streams = round_up_cells(n_ctx), 1
     if not unified:
-        cells, streams = round_up(cells // n_seq_max), n_seq_max
+        cells, streams = round_up_cells(cells // n_seq_max), n_seq_max
     # llama.cpp computes this in 32 bits, and a header may name any window.
-    window_cells = (form.window * (n_seq_max if unified else 1) + min(n_ubatch, n_ctx)) % 2**32
-    windowed_cells = round_up(min(cells, window_cells))
+    window_cells = (shape.window * (n_seq_max if unified else 1) + min(n_ubatch, n_ctx)) % 2**32
+    windowed_cells = round_up_cells(min(cells, window_cells))
     layers = []
-    for index, (k, v, windowed) in enumerate(zip(form.k, form.v, form.windowed, strict=True)):
+    for index, (k, v, windowed) in enumerate(
+        zip(shape.k_values, shape.v_values, shape.is_windowed, strict=True)
+    ):
         layer_cells = (windowed_cells if windowed else cells) * streams
-        v_row = row_bytes(type_v, v if flash else form.widest)
+        v_row = row_bytes(type_v, v if flash else shape.widest_v)
         layers.append(
             LayerKV(index, layer_cells, layer_cells * row_bytes(type_k, k), layer_cells * v_row)
         )
-    per_token = sum(row_bytes(type_k, k) for k in form.k)
-    per_token += sum(row_bytes(type_v, v if flash else form.widest) for v in form.v)
+    per_token = sum(row_bytes(type_k, k) for k in shape.k_values)
+    per_token += sum(row_bytes(type_v, v if flash else shape.widest_v) for v in shape.v_values)
     return KVCache(tuple(layers), cells * streams, per_token)
 
 
-def refusal(form: Shape, type_k: str, type_v: str) -> tuple[str, str] | None:
+def find_refusal(shape: CacheShape, type_k: str, type_v: str) -> tuple[str, str] | None:
     """Return why llama.cpp would refuse this cache, and a hint; None if it accepts it.
 
     Also refused: a quantized K of odd heads without flash attention, for which llama.cpp computes
     nonsense, and a window that no layer uses, at which it aborts.
     """
-    if form.window and not any(form.windowed):
+    if shape.window and not any(shape.is_windowed):
         return (
-            f"this file has a sliding window of {form.window} tokens but no layer that uses it: "
+            f"this file has a sliding window of {shape.window} tokens but no layer that uses it: "
             "llama.cpp cannot run it",
             "convert the model again from its checkpoint",
         )
-    if form.latent and type_k != type_v:
+    if shape.is_latent and type_k != type_v:
         return (
             "this model stores compressed keys and computes values from them: "
             f"K is {type_k}, so V must not be {type_v}",
             f"use the same type for both: -ctk {type_k} -ctv {type_k}",
         )
     for what, flag, kind, heads in (
-        ("K", "-ctk", type_k, form.k_heads),
-        ("V", "-ctv", type_v, form.v_heads),
+        ("K", "-ctk", type_k, shape.k_heads),
+        ("V", "-ctv", type_v, shape.v_heads),
     ):
-        odd = next((size for size in heads if size % BLOCK), None)
-        if kind not in PLAIN and odd is not None:
+        odd = next((size for size in heads if size % BLOCK_VALUES), None)
+        if kind not in FLOAT_TYPES and odd is not None:
             return (
-                f"{kind} stores {what} in blocks of {BLOCK} values, "
+                f"{kind} stores {what} in blocks of {BLOCK_VALUES} values, "
                 f"but this model's heads have {odd} values",
                 f"use {flag} f16, bf16 or f32",
             )
     return None
 
 
-def check(
+def check_cache(
     metadata: Mapping[str, Any], type_k: str, type_v: str, *, reproducible: bool = False
 ) -> None:
     """Raise UserError when llama.cpp would refuse these types for this file, before the file is
     loaded. `reproducible`: the reproducible mode chose the types, so no other types can be
     suggested.
     """
-    form = shape(metadata)
-    if form and (reason := refusal(form, type_k, type_v)):
+    form = read_shape(metadata)
+    if form and (reason := find_refusal(form, type_k, type_v)):
         raise UserError(
             reason[0], hint="leave out --reproducible for this model" if reproducible else reason[1]
         )
@@ -279,7 +287,7 @@ def check(
 
 def row_bytes(kind: str, values: int) -> int:
     """Return the bytes of `values` numbers of one cache type."""
-    return values * BYTES_PER_32[kind] // BLOCK
+    return values * BYTES_PER_32[kind] // BLOCK_VALUES
 
 
 def _windowed(
@@ -291,9 +299,9 @@ def _windowed(
     if pattern is not None and not isinstance(pattern, int):
         flags = [bool(flag) for flag in _list(pattern)[:layers]]
         return (*flags, *(False,) * (layers - len(flags)))
-    if arch not in PERIODS:
+    if arch not in WINDOW_PERIODS:
         return None
-    period, dense_first = PERIODS[arch]
+    period, dense_first = WINDOW_PERIODS[arch]
     period = period if pattern is None else int(pattern)
     if period == 0:
         return (True,) * layers
@@ -311,9 +319,9 @@ def _per_layer(value: Any, layers: int) -> tuple[int, ...]:
 
 
 def _list(value: Any) -> list[Any]:
-    return list(value.values() if isinstance(value, Array) else value)
+    return list(value.read_values() if isinstance(value, GgufArray) else value)
 
 
-def round_up(cells: int) -> int:
+def round_up_cells(cells: int) -> int:
     """Return the cells that llama.cpp allocates: the next multiple of 256."""
     return -(-cells // CELL_STEP) * CELL_STEP

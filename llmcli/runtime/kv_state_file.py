@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from llmcli import config
-from llmcli.runtime.binding.library import version
-from llmcli.runtime.model_identity import content, stamp
+from llmcli.runtime.binding.library import llama_cpp_version
+from llmcli.runtime.model_identity import content_hash, file_stamp
 from llmcli.runtime.runner import Runner
 
-WORDS = {
+DIFFERENCE_TEXTS = {
     "model": "of another model file",
     "build": "of another build of llama.cpp",
     "type_k": "of another type of K",
@@ -33,7 +33,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class StateIdentity:
     """The identity of a KV state. `model` and `template` are hashes; `flash` is False only when
     flash attention is off; `rotated`: quantized K and V are stored rotated.
     """
@@ -53,24 +53,28 @@ class World:
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """Return in words how a recorded identity differs."""
-        return [WORDS[name] for name, value in asdict(self).items() if other.get(name) != value]
+        return [
+            DIFFERENCE_TEXTS[name]
+            for name, value in asdict(self).items()
+            if other.get(name) != value
+        ]
 
 
-def world(runner: "Runner") -> World | None:
+def state_identity(runner: "Runner") -> StateIdentity | None:
     """Return the identity of a runner's cache, or None when the model file has changed since it was
     loaded.
     """
     try:
-        model = content(runner.header)
+        model = content_hash(runner.header)
     except OSError:
         return None
-    if stamp(runner.header.files) != runner.stamp:
+    if file_stamp(runner.header.files) != runner.file_stamp:
         return None
     template, options = runner.template, runner.options
     source = (template.source, template.bos, template.eos) if template else ()
-    return World(
+    return StateIdentity(
         model,
-        version(),
+        llama_cpp_version(),
         options.cache_type_k,
         options.cache_type_v,
         options.flash_attn != "off",
@@ -81,114 +85,120 @@ def world(runner: "Runner") -> World | None:
 
 
 MAGIC = b"llmcliKV"
-HEAD = 1 << 16  # maximum bytes of a head
+MAX_HEAD_BYTES = 1 << 16  # maximum bytes of a head
 Bytes = bytes | memoryview
 
 
-class Unusable(Exception):
+class UnusableState(Exception):
     """A state that cannot be used; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SequenceState:
     """The tokens of one sequence, and its state."""
 
     tokens: tuple[int, ...]
     state: Bytes
 
 
-def keep(runner: Runner, tokens: Sequence[int]) -> Kept | None:
+def copy_state(runner: Runner, tokens: Sequence[int]) -> SequenceState | None:
     """Return a copy of the slot with the longest prefix of `tokens`, or None when no slot holds
     any.
     """
     ledger = runner.engine.ledger
-    slot, common = ledger.nearest(tokens)
-    return Kept(tuple(ledger.tokens[slot]), runner.context.state(slot)) if common else None
+    slot, common = ledger.find_nearest(tokens)
+    return (
+        SequenceState(tuple(ledger.tokens[slot]), runner.context.read_state(slot))
+        if common
+        else None
+    )
 
 
-def resume(runner: Runner, kept: Kept, turn: int = 0) -> None:
+def restore_state(runner: Runner, state: SequenceState, turn: int = 0) -> None:
     """Restore a state into an idle slot, as a `turn` of the conversation.
 
     Raises UnusableState; no slot holds the state then.
     """
-    ledger, count = runner.engine.ledger, len(kept.tokens)
+    ledger, count = runner.engine.ledger, len(state.tokens)
     if count > ledger.size:
-        raise Unusable(f"it has {count} tokens, but the context holds {ledger.size}")
-    if ledger.nearest(kept.tokens)[1] == count:  # it is still in the cache
+        raise UnusableState(f"it has {count} tokens, but the context holds {ledger.size}")
+    if ledger.find_nearest(state.tokens)[1] == count:  # it is still in the cache
         return
-    if not whole(runner, count):
-        raise Unusable(
+    if not has_complete_state(runner, count):
+        raise UnusableState(
             "it is missing the cells that the model's windows no longer see, "
             "which --reproducible may need"
         )
-    if not ledger.adopt(kept.tokens, lambda slot: runner.context.put_state(slot, kept.state), turn):
-        raise Unusable("llama.cpp does not accept it")
+    if not ledger.restore_state(
+        state.tokens, lambda slot: runner.context.write_state(slot, state.state), turn
+    ):
+        raise UnusableState("llama.cpp does not accept it")
 
 
-def whole(runner: Runner, count: int) -> bool:
+def has_complete_state(runner: Runner, count: int) -> bool:
     """Return whether the state of a slot with this many tokens contains all of them. When windows
     keep every cell, llama.cpp leaves the cells out of sight out of a state (state_write_meta of
     llama-kv-cache.cpp), so a sequence restored from it could not be cut back.
     """
-    return runner.context.whole_states or count <= runner.model.n_swa
+    return runner.context.has_complete_states or count <= runner.model.n_swa
 
 
-def parts(kept: Kept, here: World) -> list[Bytes]:
+def encode_state(state: SequenceState, identity: StateIdentity) -> list[Bytes]:
     """Return the bytes of a file, in order."""
-    tokens = np.array(kept.tokens, "<i4").tobytes()
+    tokens = np.array(state.tokens, "<i4").tobytes()
     head = json.dumps(
         {
             "version": 1,
-            "world": here.as_dict(),
-            "tokens": len(kept.tokens),
-            "state_bytes": len(kept.state),
-            "sha256": _digest(tokens, kept.state),
+            "world": identity.as_dict(),
+            "tokens": len(state.tokens),
+            "state_bytes": len(state.state),
+            "sha256": _digest(tokens, state.state),
         }
     ).encode()
-    return [MAGIC, len(head).to_bytes(4, "little"), head, tokens, kept.state]
+    return [MAGIC, len(head).to_bytes(4, "little"), head, tokens, state.state]
 
 
-def read(file: BinaryIO, runner: Runner) -> Kept:
+def read_state(file: BinaryIO, runner: Runner) -> SequenceState:
     """Read a state from a file and check that it is intact and belongs to the runner's model and
     settings.
 
     Raises UnusableState with the reason.
     """
     head = _head(file)
-    here, recorded = world(runner), head.get("world")
+    here, recorded = state_identity(runner), head.get("world")
     if here is None:
-        raise Unusable("the model's file has changed since it was loaded")
+        raise UnusableState("the model's file has changed since it was loaded")
     if not isinstance(recorded, Mapping):
-        raise Unusable("it is damaged: its header names no model")
+        raise UnusableState("it is damaged: its header names no model")
     if different := here.differences(recorded):
-        raise Unusable(f"it is {', '.join(different)}")
+        raise UnusableState(f"it is {', '.join(different)}")
     count, nbytes = head.get("tokens"), head.get("state_bytes")
     if not isinstance(count, int) or not isinstance(nbytes, int) or count < 1 or nbytes < 1:
-        raise Unusable("it is damaged: its header has no sizes")
+        raise UnusableState("it is damaged: its header has no sizes")
     n_bytes = os.fstat(file.fileno()).st_size - file.tell()
     if n_bytes != 4 * count + nbytes:
-        raise Unusable(
+        raise UnusableState(
             f"it is damaged: {n_bytes} bytes follow its header instead of {4 * count + nbytes}"
         )
     body = memoryview(file.read(n_bytes))
     tokens, state = body[: 4 * count], body[4 * count :]
     if _digest(tokens, state) != head.get("sha256"):
-        raise Unusable("it is damaged: its bytes have changed since they were written")
+        raise UnusableState("it is damaged: its bytes have changed since they were written")
     ids = np.frombuffer(tokens, "<i4")
     if len(body) != n_bytes or ids.min() < 0 or ids.max() >= runner.model.n_vocab:
-        raise Unusable("it is damaged: it has tokens outside the vocabulary")
-    return Kept(tuple(int(token) for token in ids), state)
+        raise UnusableState("it is damaged: it has tokens outside the vocabulary")
+    return SequenceState(tuple(int(token) for token in ids), state)
 
 
 def _head(file: BinaryIO) -> dict[str, Any]:
     size = int.from_bytes(file.read(len(MAGIC) + 4).removeprefix(MAGIC), "little")
-    raw = file.read(size) if size <= HEAD else b""
+    raw = file.read(size) if size <= MAX_HEAD_BYTES else b""
     try:
         head = json.loads(raw)
     except ValueError:
         head = None
     if not isinstance(head, dict) or head.get("version") != 1:
-        raise Unusable("it is damaged: it does not start like a KV state")
+        raise UnusableState("it is damaged: it does not start like a KV state")
     return head
 
 

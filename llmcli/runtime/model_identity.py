@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 if TYPE_CHECKING:
     pass
 
-SAMPLE = 4096  # bytes read of each tensor
+SAMPLE_BYTES = 4096  # bytes read of each tensor
 
-Stamp = tuple[tuple[int, int, int], ...]
+FileStamp = tuple[tuple[int, int, int], ...]
 
 
-def content(header: Header) -> str:
+def content_hash(header: ModelHeader) -> str:
     """Return a hash of a model: its whole header and some bytes from the middle of every tensor.
 
     Another model, another quantization or a changed tensor gives another hash; the file's name and
@@ -31,20 +31,20 @@ def content(header: Header) -> str:
         with path.open("rb") as file:
             digest.update(file.read(min((tensor.offset for tensor in tensors), default=-1)))
             for tensor in tensors:
-                file.seek(tensor.offset + max(0, tensor.nbytes - SAMPLE) // 2)
-                digest.update(file.read(min(SAMPLE, tensor.nbytes)))
+                file.seek(tensor.offset + max(0, tensor.nbytes - SAMPLE_BYTES) // 2)
+                digest.update(file.read(min(SAMPLE_BYTES, tensor.nbytes)))
             digest.update(file.seek(0, 2).to_bytes(8, "little"))
     return digest.hexdigest()
 
 
-def written(header: Header) -> int:
+def newest_mtime_ns(header: ModelHeader) -> int:
     """Return when the newest of a model's files was last written, in nanoseconds. This detects
     small edits that the samples of `content_hash` miss.
     """
     return max(path.stat().st_mtime_ns for path in header.files)
 
 
-def stamp(files: Sequence[Path]) -> Stamp:
+def file_stamp(files: Sequence[Path]) -> FileStamp:
     """Return size, modification time and inode of files, to detect changes; zeros for a missing
     file.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size, reproducible
-from llmcli.runtime.binding.batch import no_cache
+from llmcli.runtime.binding.batch import no_cache_error
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.grammar import NativeGrammars
@@ -21,25 +21,25 @@ from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.constraint.base import Grammar
-from llmcli.runtime.constraint.compile import Grammars
-from llmcli.runtime.drafting.ngram import Lookup
+from llmcli.runtime.constraint.compile import GrammarCompiler
+from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.engine import prefill_context
 from llmcli.runtime.engine.engine import Engine
-from llmcli.runtime.engine.prefill_context import Reader
+from llmcli.runtime.engine.prefill_context import PrefillContext
 from llmcli.runtime.interrupt import on_interrupt
-from llmcli.runtime.model_identity import stamp
+from llmcli.runtime.model_identity import file_stamp
 from llmcli.runtime.requests.beam_settings import TooManyBeams
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.scoring.embedder import Embedder
-from llmcli.runtime.speculation import NO_DRAFTING, Drafting, on_gpu, speculation
-from llmcli.runtime.strategies.base import Speculation, Vocabulary
-from llmcli.runtime.text.chat_template import Template
-from llmcli.runtime.text.reasoning import HIDDEN, TAGS, Tags, opened
+from llmcli.runtime.speculation import NO_DRAFTING, DraftSettings, open_speculation, uses_gpu
+from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
+from llmcli.runtime.text.chat_template import ChatTemplate
+from llmcli.runtime.text.reasoning import HIDDEN_TAGS, THINKING_TAGS, ThinkingTags, find_opened_tags
 from llmcli.types import Event, Message
 from quant.model_file import load_checks, model_header, read_header
 
-LAST = 16  # tokens at the end of a prompt that may spell a thinking tag
+MAX_TAG_TOKENS = 16  # tokens at the end of a prompt that may spell a thinking tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Reply:
         self, engine: Engine, context: Context, request: Request, samples: int = 1
     ) -> None:
         self._engine, self._context = engine, context
-        self.ids = engine.sample(request, samples)
+        self.ids = engine.submit_samples(request, samples)
         self._answers: dict[int, Answer] = {}
 
     def __iter__(self) -> Iterator[Event]:
@@ -84,7 +84,7 @@ class Reply:
                 while len(self._answers) < len(self.ids):
                     for event in self._engine.step():
                         if event.finish is not None:
-                            answer = self._answers[event.sequence] = self._engine.answer(
+                            answer = self._answers[event.sequence] = self._engine.pop_answer(
                                 event.sequence
                             )
                             if answer.error:
@@ -92,7 +92,7 @@ class Reply:
                         yield event
         finally:
             for one in self.ids:
-                self._engine.drop(one)
+                self._engine.abort(one)
 
     def stop(self) -> None:
         """End the answers within milliseconds and keep their text; callable from any thread."""
@@ -119,38 +119,42 @@ class Runner:
 
     def __init__(
         self,
-        header: model_header.Header,
+        header: model_header.ModelHeader,
         model: Model,
         context: Context,
         options: RunOptions,
-        template: Template | None,
+        template: ChatTemplate | None,
         load_ms: float,
         native_sampling: bool,
         speculation: Speculation | None = None,
-        ngram: str = "auto",
-        apart: Reader | None = None,
+        ngram_draft: str = "auto",
+        prefill_context: PrefillContext | None = None,
     ) -> None:
         self.header, self.model, self.context, self.options = header, model, context, options
         self.template, self.load_ms = template, load_ms
         for token in _tag_tokens(model):
-            model.show(token)
-        self.stamp = stamp(header.files)
+            model.show_as_text(token)
+        self.file_stamp = file_stamp(header.files)
         native = NativeChains(model.n_vocab, model.vocab) if native_sampling else None
-        self.ngram, self._speculation = ngram, speculation
+        self.ngram_draft, self._speculation = ngram_draft, speculation
         self.native_grammars = NativeGrammars(model)
-        self.grammars = Grammars(model, self.native_grammars.compile)
+        self.grammars = GrammarCompiler(model, self.native_grammars.compile)
         keeps = not options.reproducible or context.n_seq_max == 1
-        words = Vocabulary(model.piece, model.ends, model.n_vocab)
-        self.engine = Engine(context, words, native, speculation, keeps, reader=apart)
-        self._shape = kv_size.shape(header.metadata)
+        words = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
+        self.engine = Engine(
+            context, words, native, speculation, keeps, prefill_reader=prefill_context
+        )
+        self._shape = kv_size.read_shape(header.metadata)
         if self._shape and options.reproducible:
-            self._shape = kv_size.whole(self._shape)
+            self._shape = kv_size.without_windows(self._shape)
         # Read once: the cache never changes its size, and each query of llama.cpp leaks a few
         # words.
-        allocated = context.allocated()
-        self._kv_bytes = allocated.context if allocated else None
-        self._compute_bytes = allocated.compute if allocated else None
-        self.reading_bytes = apart.nbytes if apart else 0  # of the context that computes prompts
+        allocated = context.memory_breakdown()
+        self._kv_bytes = allocated.context_bytes if allocated else None
+        self._compute_bytes = allocated.compute_bytes if allocated else None
+        self.prefill_bytes = (
+            prefill_context.nbytes if prefill_context else 0
+        )  # of the context that computes prompts
         self.pooling: str | None = None  # of embeddings; None: the file decides
         self._embedder: Embedder | None = None
 
@@ -160,7 +164,7 @@ class Runner:
         return self.context.n_ctx
 
     @property
-    def generates(self) -> bool:
+    def can_generate(self) -> bool:
         """Return whether the model writes text; a model without a cache is for embeddings only."""
         return bool(self.context.memory)
 
@@ -189,30 +193,36 @@ class Runner:
         if self._embedder is not None:
             self._embedder.close()
 
-    def strategy(self, grammar: Grammar | None = None) -> str:
+    def default_strategy(self, grammar: Grammar | None = None) -> str:
         """Return the name of the strategy for an answer without beam search."""
-        return "speculative" if self.engine.means.speculation else "guided" if grammar else "plain"
+        return (
+            "speculative" if self.engine.resources.speculation else "guided" if grammar else "plain"
+        )
 
     @property
-    def can_guess(self) -> bool:
+    def has_prompt_lookup(self) -> bool:
         """Return whether the model was loaded with room for prompt lookup."""
         made = self._speculation
-        return made is not None and any(drafter.name == Lookup.name for drafter in made.drafters)
+        return made is not None and any(
+            drafter.name == PromptLookup.name for drafter in made.drafters
+        )
 
-    def guess(self, ngram: str) -> bool:
+    def set_ngram_draft(self, ngram: str) -> bool:
         """Switch prompt lookup to `ngram`, a value of --ngram-draft. Return False when the model
         was loaded without room for it.
         """
-        made, able = self._speculation, self.can_guess
+        made, able = self._speculation, self.has_prompt_lookup
         if ngram == "on" and not able:
             return False
-        self.ngram = ngram
+        self.ngram_draft = ngram
         if made and able:
-            wanted = ngram == "on" or (ngram == "auto" and made.alike > 0)
-            drafters = tuple(one for one in made.drafters if wanted or one.name != Lookup.name)
-            most = made.alike if ngram == "auto" and len(made.drafters) == 1 else made.most
-            chosen = replace(made, drafters=drafters, most=most) if drafters else None
-            self.engine.means = replace(self.engine.means, speculation=chosen)
+            wanted = ngram == "on" or (ngram == "auto" and made.exact_rows > 0)
+            drafters = tuple(
+                one for one in made.drafters if wanted or one.name != PromptLookup.name
+            )
+            most = made.exact_rows if ngram == "auto" and len(made.drafters) == 1 else made.max_rows
+            chosen = replace(made, drafters=drafters, max_rows=most) if drafters else None
+            self.engine.resources = replace(self.engine.resources, speculation=chosen)
         return True
 
     def encode_chat(
@@ -239,13 +249,13 @@ class Runner:
             self.model.tokenize(text, special=True, add_special=not doubled and self.model.add_bos)
         )
 
-    def show(self, words: Iterable[str]) -> None:
+    def show_control_tokens(self, words: Iterable[str]) -> None:
         """Show control tokens that spell one of these words as text in answers. Must be called
         before the first answer.
         """
         for token in {token for word in words for token in self.model.tokenize(word, special=True)}:
-            if self.model.control(token):
-                self.model.show(token)
+            if self.model.is_control(token):
+                self.model.show_as_text(token)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Return plain text as token ids: BOS as the file says, control tokens read as text."""
@@ -254,24 +264,24 @@ class Runner:
             ids = [self.model.bos]
         return tuple(ids)
 
-    def opened(self, tokens: Sequence[int]) -> Tags | None:
+    def opened_tags(self, tokens: Sequence[int]) -> ThinkingTags | None:
         """Return the thinking tags that this prompt opens, or None."""
-        tail = b"".join(self.model.piece(token, special=True) for token in tokens[-LAST:])
-        return opened(tail.decode("utf-8", "replace"))
+        tail = b"".join(self.model.piece(token, special=True) for token in tokens[-MAX_TAG_TOKENS:])
+        return find_opened_tags(tail.decode("utf-8", "replace"))
 
     def reply(self, request: Request, samples: int = 1) -> Reply:
         """Start an answer, or several answers to one prompt.
 
         Raises UserError when they do not fit the context.
         """
-        self.check(request, samples)
+        self.check_request(request, samples)
         return Reply(self.engine, self.context, request, samples)
 
-    def check(self, request: Request, samples: int = 1) -> None:
+    def check_request(self, request: Request, samples: int = 1) -> None:
         """Raise UserError for a request that this model and its context cannot answer."""
-        if not self.generates:
-            raise no_cache(self.model.diffuses)
-        logit_bias.check(request.sampling["logit_bias"], self.model.n_vocab)
+        if not self.can_generate:
+            raise no_cache_error(self.model.is_diffusion)
+        logit_bias.check_biases(request.sampling["logit_bias"], self.model.n_vocab)
         count = len(request.tokens)
         if count == 0:
             raise UserError("the prompt is empty", hint="enter a question, or give one with -p")
@@ -279,7 +289,7 @@ class Runner:
             raise UserError(
                 f"the prompt has {count} tokens; the context holds {self.n_ctx} tokens "
                 "and must leave room for an answer",
-                hint=f"shorten the prompt, or use --ctx-size {kv_size.round_up(count + 512)}",
+                hint=f"shorten the prompt, or use --ctx-size {kv_size.round_up_cells(count + 512)}",
             )
         if request.strategy == "beam":
             self._refuse_beams(request)
@@ -298,13 +308,13 @@ class Runner:
         each = (
             1 if max_tokens is None else max(0, max_tokens - 1)
         )  # the last token of an answer takes no cell
-        cells = (prompt if self.engine.ledger.forks else samples * prompt) + samples * each
+        cells = (prompt if self.engine.ledger.can_fork else samples * prompt) + samples * each
         if cells > self.n_ctx:
             length = "" if max_tokens is None else f" of {max_tokens} tokens"
             raise UserError(
                 f"{samples} samples{length} and a prompt of {prompt} tokens need {cells} cells, "
                 f"the context has {self.n_ctx}",
-                hint=f"use --ctx-size {kv_size.round_up(cells)}, a smaller -n, or fewer samples",
+                hint=f"use --ctx-size {kv_size.round_up_cells(cells)}, a smaller -n, or fewer samples",
             )
 
     def _refuse_beams(self, request: Request) -> None:
@@ -312,12 +322,12 @@ class Runner:
         beams, count, window = request.search.beams, len(request.tokens), self.context.n_swa
         if beams > self.context.n_seq_max:
             raise TooManyBeams(beams, self.context.n_seq_max)
-        if self.context.recurrent:
+        if self.context.is_recurrent:
             raise UserError(
                 "beams share cells, and this model's recurrent state cannot be shared",
                 hint="leave out --beams",
             )
-        if not self.engine.ledger.forks:
+        if not self.engine.ledger.can_fork:
             fits = window // kv_size.CELL_STEP * kv_size.CELL_STEP
             raise UserError(
                 f"beams share cells, and this model's attention window of {window} tokens moves "
@@ -330,32 +340,34 @@ class Runner:
             raise UserError(
                 f"the prompt has {count} tokens and each of {beams} beams adds more; "
                 f"the context holds {self.n_ctx} tokens",
-                hint=f"shorten the prompt, or use --ctx-size {kv_size.round_up(count + 64 * beams)}",
+                hint=f"shorten the prompt, or use --ctx-size {kv_size.round_up_cells(count + 64 * beams)}",
             )
 
     def kv_report(self) -> KVReport:
         """Return predicted and allocated bytes of the KV cache, and the cells in use."""
-        cache = self.predict(self.options.cache_type_k, self.options.cache_type_v)
+        cache = self.predict_cache(self.options.cache_type_k, self.options.cache_type_v)
         return KVReport(
             self.options.cache_type_k,
             self.options.cache_type_v,
             cache.bytes_per_token if cache else None,
             self.context.n_ctx,
-            self.engine.ledger.used,
+            self.engine.ledger.used_cells,
             cache.nbytes if cache else None,
             self._kv_bytes,
             self._compute_bytes,
             self.context.output_bytes,
         )
 
-    def predict(self, type_k: str, type_v: str, n_ctx: int | None = None) -> kv_size.KVCache | None:
+    def predict_cache(
+        self, type_k: str, type_v: str, n_ctx: int | None = None
+    ) -> kv_size.KVCache | None:
         """Return the cache that this context would need with other types or another length; None
         when it is unknown or refused.
         """
-        if self._shape is None or kv_size.refusal(self._shape, type_k, type_v):
+        if self._shape is None or kv_size.find_refusal(self._shape, type_k, type_v):
             return None
         flash = self.options.flash_attn != "off"
-        return kv_size.predict(
+        return kv_size.predict_cache(
             self._shape,
             n_ctx or self.context.n_ctx,
             type_k,
@@ -367,12 +379,18 @@ class Runner:
 
 
 def context_options(
-    options: RunOptions, slots: int, drafting: Drafting, gpu_layers: int
+    options: RunOptions, slots: int, drafting: DraftSettings, gpu_layers: int
 ) -> ContextOptions:
     """Return the options of the context for decided run options."""
     assert options.ctx_size and options.threads, options
-    outputs = max(drafting.outputs(options, on_gpu(gpu_layers)), options.scored + slots)
-    rows = min(options.rows, prefill_context.BESIDE) if options.reading else options.rows
+    outputs = max(
+        drafting.max_outputs(options, uses_gpu(gpu_layers)), options.scoring_outputs + slots
+    )
+    rows = (
+        min(options.max_rows, prefill_context.DECODE_UBATCH_ROWS)
+        if options.prefill_cells
+        else options.max_rows
+    )
     return ContextOptions(
         options.ctx_size,
         options.batch_size,
@@ -384,8 +402,8 @@ def context_options(
         options.cache_type_v,
         options.flash_attn,
         n_outputs=outputs,
-        whole=options.reproducible,
-        appends=options.reading > 0,
+        swa_full=options.reproducible,
+        can_append=options.prefill_cells > 0,
     )
 
 
@@ -399,8 +417,8 @@ def open_runner(
     slots: int = 1,
     gpu_layers: int = -1,
     native_sampling: bool = True,
-    drafting: Drafting = NO_DRAFTING,
-    answers: bool = True,
+    drafting: DraftSettings = NO_DRAFTING,
+    needs_text: bool = True,
 ) -> Iterator[Runner]:
     """Check and load a GGUF. `options` must have ctx_size and threads
     (planning/resolve_options.py).
@@ -412,34 +430,42 @@ def open_runner(
     writes by diffusion, and, with `needs_text`, for a model that is for embeddings only.
     """
     begun = time.perf_counter()
-    header = read_header.read(path)
-    load_checks.check(header)
-    kv_size.check(header.metadata, options.cache_type_k, options.cache_type_v)
+    header = read_header.read_header(path)
+    load_checks.check_loadable(header)
+    kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
     if options.reproducible:
-        reproducible.check(header)
+        reproducible.check_model(header)
         if slots > 1:  # rejected drafts leave holes, which another sequence would fill
             drafting = NO_DRAFTING
-    own = gemm.rows(options.gemm, slots, drafting.outputs(options, on_gpu(gpu_layers)) > 1)
+    own = gemm.choose_min_rows(
+        options.gemm, slots, drafting.max_outputs(options, uses_gpu(gpu_layers)) > 1
+    )
     wanted = context_options(options, slots, drafting, gpu_layers)
     alike = options.reproducible
-    opened = reproducible.open_alike(header, wanted) if alike else _open(header, wanted, gpu_layers)
-    with gemm.used(own), opened as (model, context):
+    opened = (
+        reproducible.open_reproducible(header, wanted)
+        if alike
+        else _open(header, wanted, gpu_layers)
+    )
+    with gemm.enabled(own), opened as (model, context):
         if not context.memory:
-            if answers or model.diffuses:
-                raise no_cache(model.diffuses)
+            if needs_text or model.is_diffusion:
+                raise no_cache_error(model.is_diffusion)
             drafting = NO_DRAFTING  # measuring the cost of drafts needs a cache
         reads = (
-            prefill_context.opened(model, context, wanted, options)
-            if options.reading
+            prefill_context.open_prefill_context(model, context, wanted, options)
+            if options.prefill_cells
             else nullcontext()
         )
         with (
             reads as apart,
-            speculation(drafting, header, model, context, options, gpu_layers) as guesses,
+            open_speculation(drafting, header, model, context, options, gpu_layers) as guesses,
         ):
             source = None if raw else template or header.metadata.get("tokenizer.chat_template")
             made = (
-                Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos))
+                ChatTemplate(
+                    str(source), bos=model.token_text(model.bos), eos=model.token_text(model.eos)
+                )
                 if source
                 else None
             )
@@ -464,27 +490,27 @@ def open_runner(
 
 @contextmanager
 def _open(
-    header: model_header.Header, options: ContextOptions, gpu_layers: int
+    header: model_header.ModelHeader, options: ContextOptions, gpu_layers: int
 ) -> Iterator[tuple[Model, Context]]:
-    opened = open_model(header.path, gpu_layers=gpu_layers, latent=header.latent)
+    opened = open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention)
     with opened as model, open_context(model, options) as context:
         yield model, context
 
 
 def _tag_tokens(model: Model) -> set[int]:
     """Return the control tokens that thinking tags consist of."""
-    words = [word for tags in TAGS for word in (tags.opens, tags.closes)]
+    words = [word for tags in THINKING_TAGS for word in (tags.opening, tags.closing)]
     made = {
         token
         for word in words
         for token in model.tokenize(word, special=True)
-        if model.control(token)
+        if model.is_control(token)
     }
     if any(model.piece(token, special=True) == b"<|channel|>" for token in made):
         made |= {
             token
-            for word in HIDDEN
+            for word in HIDDEN_TAGS
             for token in model.tokenize(word, special=True)
-            if model.control(token)
+            if model.is_control(token)
         }
     return made

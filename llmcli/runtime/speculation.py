@@ -14,26 +14,26 @@ from pathlib import Path
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.devices import gpu_free
+from llmcli.runtime.binding.devices import free_gpu_bytes
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.drafting import drafters
-from llmcli.runtime.drafting.base import Tools
-from llmcli.runtime.drafting.draft_length import MARGIN
-from llmcli.runtime.drafting.draft_model import CHUNK
-from llmcli.runtime.drafting.pass_cost import MOST, WIDTHS, Curve, measure
-from llmcli.runtime.drafting.vocabulary_match import refuse_other
+from llmcli.runtime.drafting.base import DrafterResources
+from llmcli.runtime.drafting.draft_length import MIN_GAIN
+from llmcli.runtime.drafting.draft_model import CHUNK_TOKENS
+from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS, PASS_ROWS, PassCost, measure_pass_cost
+from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.runtime.strategies.base import Speculation, Vocabulary
+from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
 from quant.model_file import load_checks, read_header
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
-NGRAM = ("auto", "on", "off")
-FLOATS = ("f32", "f16", "bf16")
+NGRAM_DRAFT_MODES = ("auto", "on", "off")
+FLOAT_TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftSettings:
     """Settings of drafting. `ngram`: guess what followed the same tokens earlier (auto, on, off).
     `model`: file of a draft model.
     """
@@ -42,46 +42,55 @@ class Drafting:
     model: Path | None = None
 
     @property
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Return whether the user asked for drafting."""
         return self.ngram == "on" or self.model is not None
 
-    def outputs(self, options: RunOptions, gpu: bool) -> int:
+    def max_outputs(self, options: RunOptions, uses_gpu: bool) -> int:
         """Return the rows of logits that passes may ask for; 1 when nothing can be drafted."""
-        return MOST if self.asked or (self.ngram == "auto" and _exact(options, gpu)) else 1
+        return (
+            MAX_PASS_ROWS
+            if self.is_requested or (self.ngram == "auto" and _exact(options, uses_gpu))
+            else 1
+        )
 
 
-NO_DRAFTING = Drafting("off")
+NO_DRAFTING = DraftSettings("off")
 
 
-def parse(text: str) -> str:
+def parse_ngram_draft(text: str) -> str:
     """Return the value of --ngram-draft in lower case.
 
     Raises UserError for an unknown value.
     """
-    if text.lower() not in NGRAM:
+    if text.lower() not in NGRAM_DRAFT_MODES:
         raise UserError(
-            f"ngram_draft is {text!r}", hint=f"--ngram-draft takes one of: {', '.join(NGRAM)}"
+            f"ngram_draft is {text!r}",
+            hint=f"--ngram-draft takes one of: {', '.join(NGRAM_DRAFT_MODES)}",
         )
     return text.lower()
 
 
-def on_gpu(layers: int) -> bool:
+def uses_gpu(gpu_layers: int) -> bool:
     """Return whether a GPU computes any layer."""
-    return layers != 0 and gpu_free() is not None
+    return gpu_layers != 0 and free_gpu_bytes() is not None
 
 
 def _exact(options: RunOptions, gpu: bool) -> bool:
     """Return whether rows of a pass can equal single rows at any depth; the measurement covers only
     a shallow one.
     """
-    return not gpu and options.cache_type_k not in FLOATS and options.cache_type_v not in FLOATS
+    return (
+        not gpu
+        and options.cache_type_k not in FLOAT_TYPES
+        and options.cache_type_v not in FLOAT_TYPES
+    )
 
 
 @contextmanager
-def speculation(
-    wish: Drafting,
-    header: Header,
+def open_speculation(
+    settings: DraftSettings,
+    header: ModelHeader,
     model: Model,
     context: Context,
     options: RunOptions,
@@ -93,57 +102,57 @@ def speculation(
     when drafting was requested but the memory cannot drop tokens, and for a draft model with
     another vocabulary.
     """
-    if context.recurrent and wish.asked:
+    if context.is_recurrent and settings.is_requested:
         raise UserError(
             "drafting needs to drop rejected tokens, "
             "which this model's recurrent state does not support",
-            hint="leave out --model-draft" if wish.model else "leave out --ngram-draft on",
+            hint="leave out --model-draft" if settings.model else "leave out --ngram-draft on",
         )
-    output_rows = min(MOST, context.n_outputs, context.n_batch)
-    if wish == NO_DRAFTING or output_rows < WIDTHS[0] or context.recurrent:
+    output_rows = min(MAX_PASS_ROWS, context.n_outputs, context.n_batch)
+    if settings == NO_DRAFTING or output_rows < PASS_ROWS[0] or context.is_recurrent:
         yield None
         return
     with ExitStack() as stack:
         draft = (
-            stack.enter_context(_draft(wish.model, header, context, options, gpu_layers))
-            if wish.model
+            stack.enter_context(_draft(settings.model, header, context, options, gpu_layers))
+            if settings.model
             else None
         )
-        curve = measure(context, output_rows)
-        exact_rows = curve.equal if _exact(options, on_gpu(gpu_layers)) else 0
-        max_rows = output_rows if wish.asked and not options.reproducible else exact_rows
-        vocabulary = Vocabulary(model.piece, model.ends, model.n_vocab)
-        tools = Tools(
-            wish.ngram == "on" or (wish.ngram == "auto" and max_rows > 0), draft, vocabulary
+        curve = measure_pass_cost(context, output_rows)
+        exact_rows = curve.exact_rows if _exact(options, uses_gpu(gpu_layers)) else 0
+        max_rows = output_rows if settings.is_requested and not options.reproducible else exact_rows
+        vocabulary = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
+        tools = DrafterResources(
+            settings.ngram == "on" or (settings.ngram == "auto" and max_rows > 0), draft, vocabulary
         )
         kinds = sorted(drafters().values(), key=lambda kind: kind.order)
-        created = tuple(drafter for kind in kinds if (drafter := kind.made(tools)))
+        created = tuple(drafter for kind in kinds if (drafter := kind.create(tools)))
         guesses = Speculation(created, curve, max_rows, exact_rows, options.reproducible)
         yield guesses if created and _pays(curve, max_rows) else None
 
 
-def draft_options(context: ContextOptions) -> ContextOptions:
+def draft_context_options(context: ContextOptions) -> ContextOptions:
     """Return the options of the draft model's context, given those of the model's context."""
     return ContextOptions(
         context.n_ctx,
-        CHUNK,
-        CHUNK,
+        CHUNK_TOKENS,
+        CHUNK_TOKENS,
         1,
         context.n_threads,
         context.n_threads_batch,
         flash_attn=context.flash_attn,
-        n_outputs=WIDTHS[0],
+        n_outputs=PASS_ROWS[0],
     )
 
 
 @contextmanager
 def _draft(
-    path: Path, header: Header, context: Context, options: RunOptions, gpu_layers: int
-) -> Iterator[tuple[Context, Curve]]:
+    path: Path, header: ModelHeader, context: Context, options: RunOptions, gpu_layers: int
+) -> Iterator[tuple[Context, PassCost]]:
     """Open the draft model's context and measure the cost of its passes."""
-    draft_header = read_header.read(path)
-    load_checks.check(draft_header)
-    refuse_other(header, draft_header)
+    draft_header = read_header.read_header(path)
+    load_checks.check_loadable(draft_header)
+    require_same_vocabulary(header, draft_header)
     assert options.threads
     main_options = ContextOptions(
         context.n_ctx,
@@ -151,21 +160,25 @@ def _draft(
         n_threads_batch=options.threads_batch or options.threads,
         flash_attn=options.flash_attn,
     )
-    wanted = draft_options(main_options)
+    wanted = draft_context_options(main_options)
     gpu_layers = -1 if gpu_layers else 0
     with (
-        open_model(path, gpu_layers=gpu_layers, latent=draft_header.latent) as model,
+        open_model(path, gpu_layers=gpu_layers, latent=draft_header.has_latent_attention) as model,
         open_context(model, wanted) as draft_context,
     ):
-        if draft_context.recurrent:
+        if draft_context.is_recurrent:
             raise UserError(
                 f"{path.name} cannot draft: drafting needs to drop rejected tokens, "
                 "which its recurrent state does not support",
                 hint="leave out --model-draft",
             )
-        yield draft_context, measure(draft_context, WIDTHS[0])
+        yield draft_context, measure_pass_cost(draft_context, PASS_ROWS[0])
 
 
-def _pays(curve: Curve, most: int) -> bool:
+def _pays(curve: PassCost, most: int) -> bool:
     """Return whether any pass would pay if all its guesses were right."""
-    return any(width * curve.one > MARGIN * curve(width) for width in WIDTHS if width <= most)
+    return any(
+        width * curve.single_seconds > MIN_GAIN * curve(width)
+        for width in PASS_ROWS
+        if width <= most
+    )

@@ -7,37 +7,37 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.model_loader.run_flags import Flags
+from llmcli.model_loader.run_flags import RunFlags
 
 if TYPE_CHECKING:
-    from llmcli.api.server_settings import Settings
+    from llmcli.api.server_settings import ServerSettings
     from llmcli.config import Config
-    from llmcli.serve.engine_thread.bridge import Bridge
+    from llmcli.serve.engine_thread.bridge import EngineBridge
     from llmcli.ui import UI
 
 
 def _build_settings(
-    hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: Any
-) -> "Settings":
-    from llmcli.api.server_settings import Settings
+    hosted: "ServerModel", run_flags: RunFlags, names: tuple[str, ...], **more: Any
+) -> "ServerSettings":
+    from llmcli.api.server_settings import ServerSettings
 
     runner = hosted.runner
-    predict = None if given.predict in (None, -1) else given.predict
+    predict = None if run_flags.predict in (None, -1) else run_flags.predict
     context_limit = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
-    return Settings(
+    return ServerSettings(
         names or (hosted.name,),
         int(time.time()),
         hosted.sampling,
         hosted.system,
-        given.stops,
+        run_flags.stops,
         predict,
-        most_context=context_limit if given.options.ctx_size is None else runner.n_ctx,
+        most_context=context_limit if run_flags.options.ctx_size is None else runner.n_ctx,
         **more,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ServeRequest:
     """What to serve, as one value that can be sent to another process.
 
     `settings`: fields of the server's settings; `stream_interval_seconds`: seconds between two
@@ -45,50 +45,57 @@ class Wish:
     """
 
     ref: str
-    given: Flags
+    run_flags: RunFlags
     config: "Config"
     ui: "UI"
     parallel: int
-    waiting: int
+    max_waiting: int
     settings: dict[str, Any]
     pooling: str | None = None
-    every: float = 0.0
-    private: bool = False
+    stream_interval_seconds: float = 0.0
+    is_private: bool = False
 
 
 @contextmanager
-def opened(request: Wish) -> "Iterator[tuple[Bridge, Settings]]":
+def open_service(request: ServeRequest) -> "Iterator[tuple[EngineBridge, ServerSettings]]":
     """Open the model with its engine thread; yield the bridge and the server's settings.
 
     Raises UserError.
     """
     from llmcli.model_loader import open_server_model
-    from llmcli.serve.engine_thread.bridge import Bridge
+    from llmcli.serve.engine_thread.bridge import EngineBridge
 
-    args = request.ref, request.given, request.config, request.ui, request.parallel
-    with open_server_model.host(*args, apart=True, private=request.private) as hosted:
+    args = request.ref, request.run_flags, request.config, request.ui, request.parallel
+    with open_server_model.open_server_model(
+        *args, on_other_thread=True, is_private=request.is_private
+    ) as hosted:
         if request.pooling:
             hosted.runner.pooling = request.pooling
             hosted.runner.embedder()  # fail now if the model cannot make embeddings
         with closing(
-            Bridge(hosted.runner, request.parallel, request.waiting, request.every)
+            EngineBridge(
+                hosted.runner,
+                request.parallel,
+                request.max_waiting,
+                request.stream_interval_seconds,
+            )
         ) as bridge:
-            yield bridge, _build_settings(hosted, request.given, **request.settings)
+            yield bridge, _build_settings(hosted, request.run_flags, **request.settings)
 
 
-def tell(settings: "Settings", n_ctx: int, parallel: int, ui: "UI") -> None:
+def print_ready(settings: "ServerSettings", n_ctx: int, parallel: int, ui: "UI") -> None:
     """Print that the server is ready, and its address."""
     from llmcli.serve import server
 
-    url = server.address(settings)
+    url = server.server_url(settings)
     if ui.json:
         document = {"url": url, "host": settings.host, "port": settings.port, "pid": os.getpid()}
         document |= {} if settings.grpc_port is None else {"grpc_port": settings.grpc_port}
-        ui.result({**document, "model": settings.name, "parallel": parallel, "n_ctx": n_ctx})
+        ui.result({**document, "model": settings.model_name, "parallel": parallel, "n_ctx": n_ctx})
     else:
         grpc_note = "" if settings.grpc_port is None else f", gRPC on port {settings.grpc_port}"
         ui.note(
-            f"{settings.name} is served at {url}/v1{grpc_note} · {parallel} answers at once · "
+            f"{settings.model_name} is served at {url}/v1{grpc_note} · {parallel} answers at once · "
             "Ctrl-C stops"
         )
 
@@ -96,5 +103,5 @@ def tell(settings: "Settings", n_ctx: int, parallel: int, ui: "UI") -> None:
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmcli.api.server_settings import Settings
-    from llmcli.model_loader.open_server_model import Hosted
+    from llmcli.api.server_settings import ServerSettings
+    from llmcli.model_loader.open_server_model import ServerModel

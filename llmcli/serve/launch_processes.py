@@ -9,45 +9,47 @@ from socket import socket as Socket
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError
-from llmcli.hardware.ray_cluster import HERE, need_ray
-from llmcli.model_loader.run_flags import shared
+from llmcli.hardware.ray_cluster import LOCAL_RAY, require_ray
+from llmcli.model_loader.run_flags import split_threads
 
 if TYPE_CHECKING:
-    from llmcli.api.server_settings import Settings
-    from llmcli.serve.launch import Wish
+    from llmcli.api.server_settings import ServerSettings
+    from llmcli.serve.launch import ServeRequest
 
 
-def run(request: "Wish", socket: Socket) -> str:
+def run_child(request: "ServeRequest", socket: Socket) -> str:
     """Serve from a child process until a signal arrives; return the signal's name.
 
     Raises UserError if the model cannot be opened at first.
     """
     from llmcli.serve import server
-    from llmcli.serve.launch import opened, tell
-    from llmcli.serve.processes.front import Front
-    from llmcli.serve.processes.supervised_process import Child
+    from llmcli.serve.launch import open_service, print_ready
+    from llmcli.serve.processes.front import FrontServer
+    from llmcli.serve.processes.supervised_process import SupervisedProcess
 
-    with closing(Child(partial(opened, request), request.ui.note)) as child:
+    with closing(SupervisedProcess(partial(open_service, request), request.ui.note)) as child:
         child.start()
         settings = _build_settings(request, child.facts)
 
         def ready() -> None:
-            child.keep()
-            tell(settings, child.facts["n_ctx"], request.parallel, request.ui)
+            child.supervise()
+            print_ready(settings, child.facts["n_ctx"], request.parallel, request.ui)
 
-        return server.run(Front(child, settings), settings, socket, ready)
+        return server.run_server(FrontServer(child, settings), settings, socket, ready)
 
 
-def run_replicas(request: "Wish", replicas: int, address: str | None, socket: Socket) -> str:
+def run_replicas(
+    request: "ServeRequest", replicas: int, address: str | None, socket: Socket
+) -> str:
     """Serve from `replicas` Ray Serve replicas until a signal arrives; return the signal's name.
 
     Raises UserError or UsageError.
     """
     from llmcli.serve import server
-    from llmcli.serve.launch import opened, tell
-    from llmcli.serve.processes.front import Front
+    from llmcli.serve.launch import open_service, print_ready
+    from llmcli.serve.processes.front import FrontServer
 
-    if request.given.rpc:
+    if request.run_flags.rpc:
         raise UsageError(
             "an RPC worker serves one client, not several replicas",
             hint="leave out --replicas or --rpc",
@@ -61,26 +63,31 @@ def run_replicas(request: "Wish", replicas: int, address: str | None, socket: So
         raise UsageError(
             "--grpc-port needs the model in this process", hint="leave out --replicas and --ray"
         )
-    address = None if address == HERE else address
-    need_ray(local=address is None)
-    from llmcli.serve.processes.ray_replicas import Crew, running
+    address = None if address == LOCAL_RAY else address
+    require_ray(local=address is None)
+    from llmcli.serve.processes.ray_replicas import ReplicaSettings, open_replicas
 
     replica_request = (
-        request if address else replace(request, given=shared(request.given, replicas))
+        request
+        if address
+        else replace(request, run_flags=split_threads(request.run_flags, replicas))
     )
     # requests that wait here come after Ray's own queue
-    replica_request = replace(replica_request, waiting=2 * request.parallel)
-    with running(
-        partial(opened, replica_request), Crew(replicas, address, request.parallel, request.waiting)
+    replica_request = replace(replica_request, max_waiting=2 * request.parallel)
+    with open_replicas(
+        partial(open_service, replica_request),
+        ReplicaSettings(replicas, address, request.parallel, request.max_waiting),
     ) as crew:
         facts = crew.facts()
         settings = _build_settings(request, facts)
-        ready = partial(tell, settings, facts["n_ctx"], replicas * request.parallel, request.ui)
-        return server.run(Front(crew, settings), settings, socket, ready)
+        ready = partial(
+            print_ready, settings, facts["n_ctx"], replicas * request.parallel, request.ui
+        )
+        return server.run_server(FrontServer(crew, settings), settings, socket, ready)
 
 
-def _build_settings(request: "Wish", facts: dict[str, Any]) -> "Settings":
+def _build_settings(request: "ServeRequest", facts: dict[str, Any]) -> "ServerSettings":
     """Return the settings of the front server, with the model names that its process reported."""
-    from llmcli.api.server_settings import Settings
+    from llmcli.api.server_settings import ServerSettings
 
-    return Settings(**{**request.settings, "names": tuple(facts["names"])})
+    return ServerSettings(**{**request.settings, "names": tuple(facts["names"])})

@@ -21,45 +21,50 @@ from typing import Any
 
 import uvicorn
 
-from llmcli.api.server_settings import Settings
+from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UsageError, UserError
-from llmcli.serve.engine_thread.bridge import Bridge
+from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.grpc import service
 from llmcli.serve.http.app import make_app
-from llmcli.serve.http.http_connection import Connection
+from llmcli.serve.http.http_connection import HttpConnection
 from llmcli.serve.http.service import Service
-from llmcli.serve.http.websocket_connection import Wire
-from llmcli.serve.processes.front import Front
+from llmcli.serve.http.websocket_connection import WebSocketConnection
+from llmcli.serve.processes.front import FrontServer
 
-BACKLOG = 2048
-MOST_FILES = 1 << 16  # connections are files, and shells allow a process 1,024
-SWITCH = 0.0005  # seconds that a Python thread may keep another waiting
-KEEP_ALIVE = 75  # seconds that an idle connection stays open, longer than most clients keep theirs
+BACKLOG_CONNECTIONS = 2048
+MAX_OPEN_FILES = 1 << 16  # connections are files, and shells allow a process 1,024
+SWITCH_INTERVAL_SECONDS = 0.0005  # seconds that a Python thread may keep another waiting
+KEEP_ALIVE_SECONDS = (
+    75  # seconds that an idle connection stays open, longer than most clients keep theirs
+)
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn with our shutdown; `stop_signal` is the name of the signal that stopped it."""
 
     def __init__(
-        self, bridge: Bridge | Front, settings: Settings, ready: Callable[[], None]
+        self,
+        bridge: EngineBridge | FrontServer,
+        settings: ServerSettings,
+        on_ready: Callable[[], None],
     ) -> None:
         tls = (
             {"ssl_keyfile": settings.ssl_key, "ssl_certfile": settings.ssl_cert}
             if settings.ssl_cert
             else {}
         )
-        if isinstance(bridge, Bridge):
+        if isinstance(bridge, EngineBridge):
             app: Any = make_app(bridge, settings)
-            owner: Service | Front = app.state.service
-            bridge.died = self.end
+            owner: Service | FrontServer = app.state.service
+            bridge.on_engine_death = self.end_after_engine_death
         else:
             app = owner = bridge
-        wire: Any = partial(Wire, owner.room)
+        wire: Any = partial(WebSocketConnection, owner.body_budget)
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http=Connection,
+                http=HttpConnection,
                 ws=wire,
                 ws_per_message_deflate=False,
                 lifespan="off",
@@ -69,15 +74,15 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(settings.drain) + 5,
                 **tls,  # type: ignore[arg-type]
             )
         )
-        self.bridge, self.settings, self.ready, self.stopped = bridge, settings, ready, ""
+        self.bridge, self.settings, self.on_ready, self.stop_signal = bridge, settings, on_ready, ""
         self.grpc_port = settings.grpc_port
         self._service = owner if isinstance(owner, Service) else None
-        self._socket_answers = owner.talks
+        self._socket_answers = owner.socket_answers
         self._grpc: Any = None
 
     @contextmanager
@@ -104,9 +109,9 @@ class Server(uvicorn.Server):
             self.force_exit = True
             self.bridge.stop()
         self.should_exit = True
-        self.stopped = self.stopped or signal.Signals(sig).name
+        self.stop_signal = self.stop_signal or signal.Signals(sig).name
 
-    def end(self) -> None:
+    def end_after_engine_death(self) -> None:
         """Shut down because the engine has died."""
         self.should_exit = True
 
@@ -115,8 +120,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.grpc_port is not None:
             assert self._service is not None, "the model is in another process"
-            self._grpc, self.grpc_port = await service.start(self._service)
-        self.ready()
+            self._grpc, self.grpc_port = await service.start_server(self._service)
+        self.on_ready()
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Accept no connections, let running answers end, close."""
@@ -142,30 +147,33 @@ class Server(uvicorn.Server):
             await asyncio.wait(set(self._socket_answers), timeout=0.1)
 
 
-def run(
-    bridge: Bridge | Front, settings: Settings, socket: sockets.socket, ready: Callable[[], None]
+def run_server(
+    bridge: EngineBridge | FrontServer,
+    settings: ServerSettings,
+    listener: sockets.socket,
+    on_ready: Callable[[], None],
 ) -> str:
     """Serve until a signal arrives; return its name. Raises the error that ended the engine's
     thread.
     """
-    server = Server(bridge, settings, ready)
+    server = HttpServer(bridge, settings, on_ready)
     # After each pass the engine's thread must not wait 5 ms for a thread that renders a template.
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _raise_file_limit()
-    server.run([socket])
-    return server.stopped
+    server.run([listener])
+    return server.stop_signal
 
 
 def _raise_file_limit() -> None:
     """Raise the limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     with suppress(ValueError, OSError):  # macOS has a smaller limit that it does not report
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 @contextmanager
-def bound(host: str, port: int) -> Iterator[sockets.socket]:
+def open_listener(host: str, port: int) -> Iterator[sockets.socket]:
     """Open a listening socket: connections wait while the model is loaded. Raises UserError if the
     address is in use.
     """
@@ -177,7 +185,7 @@ def bound(host: str, port: int) -> Iterator[sockets.socket]:
         try:
             listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
             listener.bind((host, port))
-            listener.listen(BACKLOG)
+            listener.listen(BACKLOG_CONNECTIONS)
         except OSError as error:
             message = f"cannot listen on {host}:{port}: {error.strerror or error}"
             raise UserError(
@@ -213,7 +221,7 @@ def _refuse_password(key: Path) -> str:
     raise UserError(f"{key} is protected by a password", hint=hint)
 
 
-def address(settings: Settings) -> str:
+def server_url(settings: ServerSettings) -> str:
     """Return the server's URL."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{'https' if settings.ssl_cert else 'http'}://{host}:{settings.port}"

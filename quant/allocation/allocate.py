@@ -16,17 +16,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 
-from quant.errors import Refusal
+from quant.errors import UserError
 
-MOST_TYPES = 5  # types in a file, where fewer cost little: every type needs kernels of its own
-LITTLE = 0.02  # share of the loss that may be added to drop one type
-LARGE = 0.05  # share of all allocatable bytes above which a tensor's types are tried in turn
-MOST_LARGE = 2  # most tensors whose types are tried in turn
-CLOSE = 0.003  # share of the target that a file may be smaller without a warning
+MAX_TYPES = 5  # types in a file, where fewer cost little: every type needs kernels of its own
+MAX_LOSS_GROWTH = 0.02  # share of the loss that may be added to drop one type
+LARGE_SHARE = 0.05  # share of all allocatable bytes above which a tensor's types are tried in turn
+MAX_LARGE_TENSORS = 2  # most tensors whose types are tried in turn
+SIZE_TOLERANCE = 0.003  # share of the target that a file may be smaller without a warning
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class TypeOption:
     """A type for one tensor: its bytes in the file, padding included, and its cost in
     divergence.
     """
@@ -36,7 +36,7 @@ class Option:
     loss: float
 
 
-Menu = Mapping[str, Sequence[Option]]
+TypeMenu = Mapping[str, Sequence[TypeOption]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Step:
 
     slope: float
     name: str
-    option: Option
+    option: TypeOption
     nbytes: int
     loss: float
 
@@ -58,50 +58,50 @@ class Budget:
     types.
     """
 
-    most: int
-    fixed: int = 0
+    max_bytes: int
+    fixed_bytes: int = 0
 
     @property
-    def left(self) -> int:
+    def tensor_bytes(self) -> int:
         """Bytes available to the tensors."""
-        return self.most - self.fixed
+        return self.max_bytes - self.fixed_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """The chosen option of every tensor."""
 
-    picks: Mapping[str, Option]
+    options: Mapping[str, TypeOption]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(pick.nbytes for pick in self.picks.values())
+        return sum(pick.nbytes for pick in self.options.values())
 
     @property
     def loss(self) -> float:
         """Total divergence of all tensors."""
-        return sum(pick.loss for pick in self.picks.values())
+        return sum(pick.loss for pick in self.options.values())
 
     @property
     def mix(self) -> dict[str, str]:
         """Name -> type."""
-        return {name: pick.type for name, pick in self.picks.items()}
+        return {name: pick.type for name, pick in self.options.items()}
 
     @property
     def types(self) -> tuple[str, ...]:
         """The types in use, the one with the most bytes first."""
         type_bytes: dict[str, int] = {}
-        for pick in self.picks.values():
+        for pick in self.options.values():
             type_bytes[pick.type] = type_bytes.get(pick.type, 0) + pick.nbytes
         return tuple(sorted(type_bytes, key=lambda kind: (-type_bytes[kind], kind)))
 
 
-def hull(options: Iterable[Option]) -> tuple[Option, ...]:
+def lower_hull(options: Iterable[TypeOption]) -> tuple[TypeOption, ...]:
     """Return the lower convex hull, smallest first: each step gains less per byte than the one
     before it.
     """
-    points: list[Option] = []
+    points: list[TypeOption] = []
     for option in sorted(options, key=lambda option: (option.nbytes, option.loss)):
         if points and option.loss >= points[-1].loss:
             continue
@@ -111,56 +111,61 @@ def hull(options: Iterable[Option]) -> tuple[Option, ...]:
     return tuple(points)
 
 
-def _slope(smaller: Option, larger: Option) -> float:
+def _slope(smaller: TypeOption, larger: TypeOption) -> float:
     """Return the loss per byte between two options, which is negative."""
     return (larger.loss - smaller.loss) / (larger.nbytes - smaller.nbytes)
 
 
-def reach(menu: Menu) -> tuple[int, int]:
+def size_range(menu: TypeMenu) -> tuple[int, int]:
     """Return the fewest and the most bytes that options on the hulls take."""
-    hulls = [hull(options) for options in menu.values()]
+    hulls = [lower_hull(options) for options in menu.values()]
     return sum(points[0].nbytes for points in hulls), sum(points[-1].nbytes for points in hulls)
 
 
-def in_reach(menu: Menu, budget: Budget) -> bool:
+def is_reachable(menu: TypeMenu, budget: Budget) -> bool:
     """Return whether some mix fits into the budget and the largest mix is not much smaller than
     it.
     """
-    least, most = reach(menu)
-    return least <= budget.left and budget.most * (1 - CLOSE) <= most + budget.fixed
+    least, most = size_range(menu)
+    return (
+        least <= budget.tensor_bytes
+        and budget.max_bytes * (1 - SIZE_TOLERANCE) <= most + budget.fixed_bytes
+    )
 
 
-def refusal(menu: Menu, budget: Budget) -> Refusal:
+def unreachable_error(menu: TypeMenu, budget: Budget) -> UserError:
     """Return the error for a budget that no mix can meet."""
-    least, most = reach(menu)
-    return Refusal(
-        f"no mix of these types makes a file of {budget.most:,} bytes: "
-        f"the smallest has {least + budget.fixed:,}, the largest {most + budget.fixed:,}",
+    least, most = size_range(menu)
+    return UserError(
+        f"no mix of these types makes a file of {budget.max_bytes:,} bytes: "
+        f"the smallest has {least + budget.fixed_bytes:,}, the largest {most + budget.fixed_bytes:,}",
         hint="choose a size between them, or other types with --types",
     )
 
 
-def allocate(menu: Menu, budget: Budget) -> Allocation:
+def allocate(menu: TypeMenu, budget: Budget) -> Allocation:
     """Return the best mix within the budget. Raises UserError with the reachable sizes if no mix
     fits or all are much smaller.
     """
-    if not in_reach(menu, budget):
-        raise refusal(menu, budget)
-    hulls = {name: hull(options) for name, options in menu.items()}
-    best = _take_steps(menu, hulls, budget.left)
-    for bound, picks in _large_choices(menu, hulls, budget.left):
+    if not is_reachable(menu, budget):
+        raise unreachable_error(menu, budget)
+    hulls = {name: lower_hull(options) for name, options in menu.items()}
+    best = _take_steps(menu, hulls, budget.tensor_bytes)
+    for bound, picks in _large_choices(menu, hulls, budget.tensor_bytes):
         if bound >= best.loss:
             break
         fixed = {name: (pick,) for name, pick in picks.items()}
         best = min(
             best,
-            _take_steps({**menu, **fixed}, {**hulls, **fixed}, budget.left),
+            _take_steps({**menu, **fixed}, {**hulls, **fixed}, budget.tensor_bytes),
             key=lambda allocation: allocation.loss,
         )
     return best
 
 
-def _large_choices(menu: Menu, hulls: Menu, left: int) -> list[tuple[float, dict[str, Option]]]:
+def _large_choices(
+    menu: TypeMenu, hulls: TypeMenu, left: int
+) -> list[tuple[float, dict[str, TypeOption]]]:
     """Return the options of the large tensors that fit, each with a lower bound of the loss of any
     mix with them, smallest bound first. The bound takes a fraction of the last step.
     """
@@ -190,16 +195,16 @@ def _large_choices(menu: Menu, hulls: Menu, left: int) -> list[tuple[float, dict
     return sorted(choices, key=lambda choice: choice[0])
 
 
-def _large_tensors(hulls: Menu) -> list[str]:
+def _large_tensors(hulls: TypeMenu) -> list[str]:
     """Return the tensors whose types differ most in bytes, where the difference is a large share of
     the total.
     """
     spans = {name: points[-1].nbytes - points[0].nbytes for name, points in hulls.items()}
-    widest = sorted(spans, key=lambda name: (-spans[name], name))[:MOST_LARGE]
-    return [name for name in widest if spans[name] > LARGE * sum(spans.values())]
+    widest = sorted(spans, key=lambda name: (-spans[name], name))[:MAX_LARGE_TENSORS]
+    return [name for name in widest if spans[name] > LARGE_SHARE * sum(spans.values())]
 
 
-def _steps(hulls: Menu) -> list[_Step]:
+def _steps(hulls: TypeMenu) -> list[_Step]:
     """Return the steps down all hulls, the largest gain per byte first."""
     steps = [
         _Step(
@@ -215,7 +220,7 @@ def _steps(hulls: Menu) -> list[_Step]:
     return sorted(steps, key=lambda step: (step.slope, step.name))
 
 
-def _take_steps(menu: Menu, hulls: Menu, left: int) -> Allocation:
+def _take_steps(menu: TypeMenu, hulls: TypeMenu, left: int) -> Allocation:
     """Take steps down the hulls while they fit into `left` bytes. The smallest options must fit."""
     picks = {name: points[0] for name, points in hulls.items()}
     left -= sum(pick.nbytes for pick in picks.values())
@@ -226,7 +231,7 @@ def _take_steps(menu: Menu, hulls: Menu, left: int) -> Allocation:
     return Allocation(_fill(menu, picks, left))
 
 
-def _fill(menu: Menu, picks: Mapping[str, Option], left: int) -> dict[str, Option]:
+def _fill(menu: TypeMenu, picks: Mapping[str, TypeOption], left: int) -> dict[str, TypeOption]:
     """Spend the remaining bytes, largest gain first. Options without a gain are not taken."""
     filled = dict(picks)
     while True:
@@ -243,27 +248,27 @@ def _fill(menu: Menu, picks: Mapping[str, Option], left: int) -> dict[str, Optio
         filled[name] = option
 
 
-def few(menu: Menu, budget: Budget, most: int = MOST_TYPES) -> Allocation:
+def reduce_types(menu: TypeMenu, budget: Budget, max_types: int = MAX_TYPES) -> Allocation:
     """Return the best mix of few types: types are dropped one after another while there are more
     than `max_types` and dropping one costs little.
     """
     best = allocate(menu, budget)
-    while len(best.types) > most:
+    while len(best.types) > max_types:
         candidates = []
         for kind in best.types:
-            reduced = without(menu, kind)
-            if reduced and in_reach(reduced, budget):
+            reduced = drop_type(menu, kind)
+            if reduced and is_reachable(reduced, budget):
                 candidates.append((allocate(reduced, budget).loss, kind, reduced))
         if not candidates:
             break
         loss, _, reduced = min(candidates, key=lambda candidate: candidate[:2])
-        if loss > best.loss * (1 + LITTLE):
+        if loss > best.loss * (1 + MAX_LOSS_GROWTH):
             break
         menu, best = reduced, allocate(reduced, budget)
     return best
 
 
-def without(menu: Menu, kind: str) -> Menu | None:
+def drop_type(menu: TypeMenu, kind: str) -> TypeMenu | None:
     """Return the menu without a type, or None if a tensor would have no option left."""
     reduced = {
         name: [option for option in options if option.type != kind]
@@ -272,7 +277,7 @@ def without(menu: Menu, kind: str) -> Menu | None:
     return reduced if all(reduced.values()) else None
 
 
-def weighed(menu: Menu, factors: Mapping[str, float]) -> Menu:
+def scale_losses(menu: TypeMenu, factors: Mapping[str, float]) -> TypeMenu:
     """Return the menu with the losses of some tensors multiplied by a factor."""
     return {
         name: [replace(option, loss=option.loss * factors.get(name, 1.0)) for option in options]

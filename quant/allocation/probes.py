@@ -16,17 +16,23 @@ from quant.native import ggml
 from quant.recipes import tensor_types
 from quant.source.source import Weight
 
-Types = Mapping[str, Sequence[str]]  # the types that each tensor may have
+TypeChoices = Mapping[str, Sequence[str]]  # the types that each tensor may have
 
-KQUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
-LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows that are no multiple of a superblock
+K_QUANT_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+LEGACY_TYPES = (
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+)  # for rows that are no multiple of a superblock
 # bits per value of the type that a tensor is measured in, or the nearest: the errors are visible
 # and still small
-PROBED = 4.5
-COARSE = 2.6  # bits per value of a role's second measurement, where it has such a choice
-GROUPS = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
+PROBE_BITS = 4.5
+COARSE_PROBE_BITS = 2.6  # bits per value of a role's second measurement, where it has such a choice
+GROUP_OF_ROLE = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
 # the first numbers of the probes in the run's own codes
-ROLES, COARSER, TYPES = 1 << 28, 3 << 27, 1 << 29
+FIRST_ROLE_PROBE, FIRST_COARSE_PROBE, FIRST_TYPE_PROBE = 1 << 28, 3 << 27, 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +43,19 @@ class Probe:
 
     number: int
     names: tuple[str, ...]
-    own: bool = False
+    uses_run_codes: bool = False
     kind: str = ""
-    bits: float = PROBED
+    bits: float = PROBE_BITS
 
     @property
     def label(self) -> str:
         """Description for people."""
-        if self.own and len(self.names) > 1:
-            return f"{len(self.names)} tensors of {tensor_types.role(self.names[0])} near {self.bits} bits"
+        if self.uses_run_codes and len(self.names) > 1:
+            return f"{len(self.names)} tensors of {tensor_types.tensor_role(self.names[0])} near {self.bits} bits"
         return " ".join([", ".join(self.names), self.kind]).strip()
 
 
-def alone(types: Types, grouped: bool) -> list[Probe]:
+def tensor_probes(types: TypeChoices, grouped: bool) -> list[Probe]:
     """Return one probe for each tensor that has a choice, or for each group of a layer: q with k,
     gate with up.
 
@@ -58,76 +64,82 @@ def alone(types: Types, grouped: bool) -> list[Probe]:
     """
     groups: dict[tuple[int, str], list[str]] = {}
     for name in types:
-        part = tensor_types.role(name)
-        group = GROUPS.get(part, "") if grouped else ""
-        groups.setdefault((tensor_types.order(name)[0], group) if group else (-2, name), []).append(
-            name
-        )
+        part = tensor_types.tensor_role(name)
+        group = GROUP_OF_ROLE.get(part, "") if grouped else ""
+        groups.setdefault(
+            (tensor_types.tensor_order(name)[0], group) if group else (-2, name), []
+        ).append(name)
     choosable = [tuple(name for name in group if len(types[name]) > 1) for group in groups.values()]
     return [Probe(number, names) for number, names in enumerate(choosable) if names]
 
 
-def together(types: Types) -> list[Probe]:
+def role_probes(types: TypeChoices) -> list[Probe]:
     """Return one probe for each role with a choice of types, and one for its tensors that have a
     coarser choice.
     """
     names_by_role: dict[str, list[str]] = {}
     for name, kinds in types.items():
-        if len(kinds) > 1 and name != tied(types):
-            names_by_role.setdefault(tensor_types.role(name), []).append(name)
+        if len(kinds) > 1 and name != tied_embedding(types):
+            names_by_role.setdefault(tensor_types.tensor_role(name), []).append(name)
     roles = [
-        Probe(ROLES + number, tuple(names), own=True)
+        Probe(FIRST_ROLE_PROBE + number, tuple(names), uses_run_codes=True)
         for number, names in enumerate(names_by_role.values())
     ]
     coarser = [
-        [name for name in probe.names if near(types[name], COARSE) != near(types[name])]
+        [
+            name
+            for name in probe.names
+            if nearest_type(types[name], COARSE_PROBE_BITS) != nearest_type(types[name])
+        ]
         for probe in roles
     ]
     return roles + [
-        Probe(COARSER + number, tuple(names), own=True, bits=COARSE)
+        Probe(
+            FIRST_COARSE_PROBE + number, tuple(names), uses_run_codes=True, bits=COARSE_PROBE_BITS
+        )
         for number, names in enumerate(coarser)
         if names
     ]
 
 
-def each_type(types: Types) -> list[Probe]:
+def type_probes(types: TypeChoices) -> list[Probe]:
     """Return one probe for each type of an embedding that is also the head."""
-    name = tied(types)
+    name = tied_embedding(types)
     return [
-        Probe(TYPES + number, (name,), own=True, kind=kind)
+        Probe(FIRST_TYPE_PROBE + number, (name,), uses_run_codes=True, kind=kind)
         for number, kind in enumerate(types.get(name, ()))
     ]
 
 
-def probes(types: Types, grouped: bool) -> list[Probe]:
+def all_probes(types: TypeChoices, grouped: bool) -> list[Probe]:
     """Return all probes in order."""
-    return [*alone(types, grouped), *together(types), *each_type(types)]
+    return [*tensor_probes(types, grouped), *role_probes(types), *type_probes(types)]
 
 
-def tied(types: Types) -> str:
+def tied_embedding(types: TypeChoices) -> str:
     """Return the embedding's name if it has a choice of types and is also the head, else ""."""
-    name = tensor_types.EMBEDDINGS[0]
-    return name if tensor_types.HEAD not in types and len(types.get(name, ())) > 1 else ""
+    name = tensor_types.EMBEDDING_NAMES[0]
+    return name if tensor_types.HEAD_NAME not in types and len(types.get(name, ())) > 1 else ""
 
 
-def probed(weight: Weight) -> str:
+def probe_type(weight: Weight) -> str:
     """Return the type of plain codes that a tensor is measured in, independent of the run's types,
     method and importance.
     """
-    return near(
+    return nearest_type(
         [
             kind
-            for kind in (*KQUANTS, *LEGACY)
-            if kind != weight.type and not weight.columns % ggml.block(kind).values
+            for kind in (*K_QUANT_TYPES, *LEGACY_TYPES)
+            if kind != weight.type and not weight.columns % ggml.block_size(kind).values
         ]
     )
 
 
-def near(kinds: Sequence[str], wanted: float = PROBED) -> str:
+def nearest_type(kinds: Sequence[str], wanted: float = PROBE_BITS) -> str:
     """Return the type nearest to `wanted` bits per value."""
-    return min(kinds, key=lambda kind: abs(bits(kind) - wanted), default="F16")
+    return min(kinds, key=lambda kind: abs(bits_per_value(kind) - wanted), default="F16")
 
 
-def bits(kind: str) -> float:
+def bits_per_value(kind: str) -> float:
     """Return the bits per value of a type."""
-    return ggml.block(kind).nbytes * 8 / ggml.block(kind).values
+    return ggml.block_size(kind).nbytes * 8 / ggml.block_size(kind).values

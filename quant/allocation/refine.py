@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quant.allocation.allocate import Allocation, Budget, Menu, few, weighed
+from quant.allocation.allocate import Allocation, Budget, TypeMenu, reduce_types, scale_losses
 from quant.allocation.sensitivity import F64
 from quant.recipes import tensor_types
 
-FACTORS = (2.0, 0.5)
-SURE = 1.0  # standard errors of the paired difference that an improvement must exceed
+ROLE_FACTORS = (2.0, 0.5)
+MIN_STANDARD_ERRORS = (
+    1.0  # standard errors of the paired difference that an improvement must exceed
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RefinementTrial:
     """One mix that was measured: `role` was treated as `factor` times as sensitive; the first trial
     has no role.
     """
@@ -28,39 +30,39 @@ class Trial:
     role: str
     factor: float
     kld: float
-    kept: bool
+    is_kept: bool
 
 
-class Trades:
+class MixRefinement:
     """Trials of one menu under one budget, at most `max_trials` after the first. `measure` returns
     the divergences of a mix at the held-out positions.
     """
 
     def __init__(
-        self, menu: Menu, budget: Budget, judge: Callable[[Mapping[str, str]], F64], most: int
+        self, menu: TypeMenu, budget: Budget, judge: Callable[[Mapping[str, str]], F64], most: int
     ) -> None:
-        self.menu, self.budget, self.judge, self.most = menu, budget, judge, most
-        self.trials: list[Trial] = []
+        self.menu, self.budget, self.measure, self.max_trials = menu, budget, judge, most
+        self.trials: list[RefinementTrial] = []
 
     def run(self, start: Allocation) -> Iterator[Allocation]:
         """Yield the best mix so far, after each trial."""
-        best, best_klds = start, self.judge(start.mix)
-        self.trials.append(Trial("", 1.0, float(best_klds.mean()), True))
+        best, best_klds = start, self.measure(start.mix)
+        self.trials.append(RefinementTrial("", 1.0, float(best_klds.mean()), True))
         yield best
         factors: dict[str, float] = dict.fromkeys(self.menu, 1.0)
         seen = {_mix_key(best)}
         for role, names in self._roles(start):
-            for factor in FACTORS:
+            for factor in ROLE_FACTORS:
                 changed = factors | {name: factors[name] * factor for name in names}
                 candidate = self._with_measured_losses(
-                    few(weighed(self.menu, changed), self.budget)
+                    reduce_types(scale_losses(self.menu, changed), self.budget)
                 )
-                if len(self.trials) > self.most or _mix_key(candidate) in seen:
+                if len(self.trials) > self.max_trials or _mix_key(candidate) in seen:
                     continue
                 seen.add(_mix_key(candidate))
-                klds = self.judge(candidate.mix)
+                klds = self.measure(candidate.mix)
                 better = _is_better(klds, best_klds)
-                self.trials.append(Trial(role, factor, float(klds.mean()), better))
+                self.trials.append(RefinementTrial(role, factor, float(klds.mean()), better))
                 if better:
                     best, best_klds, factors = candidate, klds, changed
                 yield best
@@ -71,9 +73,9 @@ class Trades:
         """Return the roles with their tensors, the role with the largest loss first."""
         groups: dict[str, list[str]] = {}
         for name in self.menu:
-            groups.setdefault(tensor_types.role(name), []).append(name)
+            groups.setdefault(tensor_types.tensor_role(name), []).append(name)
         return sorted(
-            groups.items(), key=lambda group: -sum(start.picks[name].loss for name in group[1])
+            groups.items(), key=lambda group: -sum(start.options[name].loss for name in group[1])
         )
 
     def _with_measured_losses(self, found: Allocation) -> Allocation:
@@ -81,7 +83,7 @@ class Trades:
         named = {
             name: {option.type: option for option in options} for name, options in self.menu.items()
         }
-        return Allocation({name: named[name][pick.type] for name, pick in found.picks.items()})
+        return Allocation({name: named[name][pick.type] for name, pick in found.options.items()})
 
 
 def _mix_key(allocation: Allocation) -> tuple[tuple[str, str], ...]:
@@ -94,4 +96,4 @@ def _is_better(candidate: F64, best: F64) -> bool:
     """
     change = candidate - best
     error = float(change.std()) / np.sqrt(max(len(change) - 1, 1))
-    return bool(change.mean() < -SURE * error)
+    return bool(change.mean() < -MIN_STANDARD_ERRORS * error)

@@ -28,16 +28,24 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.allocation.allocate import Menu, Option
-from quant.allocation.probes import KQUANTS, LEGACY, Probe, bits, near, probed, tied
-from quant.calibration.statistics import Evidence
-from quant.errors import Refusal
+from quant.allocation.allocate import TypeMenu, TypeOption
+from quant.allocation.probes import (
+    K_QUANT_TYPES,
+    LEGACY_TYPES,
+    Probe,
+    bits_per_value,
+    nearest_type,
+    probe_type,
+    tied_embedding,
+)
+from quant.calibration.statistics import InputStatistics
+from quant.errors import UserError
 from quant.formats import activation_rounding
 from quant.native import ggml
-from quant.quantize.pipeline import stream
-from quant.quantize.plan import Plan, Step
+from quant.quantize.pipeline import encode_rows
+from quant.quantize.plan import Plan, TensorPlan
 from quant.recipes import tensor_types
-from quant.record_log import Records
+from quant.record_log import RecordLog
 from quant.source.source import Source
 
 if TYPE_CHECKING:
@@ -45,23 +53,23 @@ if TYPE_CHECKING:
 
 F64 = NDArray[np.float64]
 # rows of a tensor that errors are computed on, rows read together, and the number of experts
-SAMPLED, RUN, MATRICES = 256, 8, 8
+SAMPLED_ROWS, RUN_ROWS, SAMPLED_MATRICES = 256, 8, 8
 # least divergence of a tensor: its types still differ, and left-over bytes may be spent on it
-LEAST = 1e-12
-WORST = 0.01  # share of the columns and of the rows whose part of the error is reported
+MIN_DIVERGENCE = 1e-12
+WORST_SHARE = 0.01  # share of the columns and of the rows whose part of the error is reported
 
 # returns the plan of a mix with the run's other settings
-Planned = Callable[[Mapping[str, str]], Plan]
+PlanFunction = Callable[[Mapping[str, str]], Plan]
 
 
-class Stage(Protocol):
+class EditableModel(Protocol):
     """A model whose weights can be changed while it is open, and which is evaluated repeatedly."""
 
-    def put(self, name: str, first: int, rows: "F32") -> None:
+    def set_rows(self, name: str, first: int, rows: "F32") -> None:
         """Replace the rows of a tensor from `first` on by `rows` [rows, columns]."""
         ...
 
-    def apart(self, held_out: bool = False) -> F64:
+    def divergence(self, held_out: bool = False) -> F64:
         """Return the divergence [positions] from the unchanged model at every scored position of
         the text, or of the held-out text.
         """
@@ -69,7 +77,7 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sensed:
+class TensorSensitivity:
     """The measured sensitivity of a tensor.
 
     `errors` are the relative errors of the types it could have, `inputs` what rounding its inputs
@@ -82,24 +90,26 @@ class Sensed:
     name: str
     errors: Mapping[str, float]
     inputs: Mapping[str, float]
-    shown: float
+    probe_error: float
     columns: float
     rows: float
     kld: float | None = None
-    short: Mapping[str, float] = field(default_factory=dict)
-    klds: Mapping[str, float] = field(default_factory=dict)
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    measured_klds: Mapping[str, float] = field(default_factory=dict)
 
     def loss(self, kind: str) -> float:
         """Return the expected divergence of a type; without a measurement its relative error, which
         only ranks.
         """
-        return self.klds.get(kind, self.said(kind) * between(self.short, kind)) + self.unseen(kind)
+        return self.measured_klds.get(
+            kind, self.predicted_kld(kind) * interpolate_factor(self.corrections, kind)
+        ) + self.input_kld(kind)
 
-    def said(self, kind: str) -> float:
+    def predicted_kld(self, kind: str) -> float:
         """Return the divergence predicted from the error of a type's codes."""
         return self._scale * self.errors[kind]
 
-    def unseen(self, kind: str) -> float:
+    def input_kld(self, kind: str) -> float:
         """Return the part of the expected divergence that measurements do not show: the rounding of
         the inputs.
         """
@@ -107,32 +117,34 @@ class Sensed:
 
     @property
     def _scale(self) -> float:
-        return 1.0 if self.kld is None or not self.shown else self.kld / self.shown
+        return 1.0 if self.kld is None or not self.probe_error else self.kld / self.probe_error
 
 
-def options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+def type_options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
     """Return the types that each tensor could have: the given ones, or the k-quants, or the types
     for rows that are no multiple of 256. Raises UserError if no tensor has a choice or if no given
     type is possible.
     """
     choices: dict[str, tuple[str, ...]] = {}
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
-    for name, shape, kind in tensor_types.open_tensors(present, source.facts):
-        if kind in tensor_types.NATIVE:
+    for name, shape, kind in tensor_types.quantizable_tensors(present, source.facts):
+        if kind in tensor_types.TRAINED_TYPES:
             choices[name] = (kind,)
             continue
-        wanted = types or (LEGACY if shape[0] % ggml.block("Q4_K").values else KQUANTS)
+        wanted = types or (
+            LEGACY_TYPES if shape[0] % ggml.block_size("Q4_K").values else K_QUANT_TYPES
+        )
         possible = tuple(
-            kind_name for kind_name in wanted if shape[0] % ggml.block(kind_name).values == 0
+            kind_name for kind_name in wanted if shape[0] % ggml.block_size(kind_name).values == 0
         )
         if not possible and types:
-            raise Refusal(
+            raise UserError(
                 f"{name} has rows of {shape[0]}, which none of --types allows",
-                hint=f"add one of {', '.join(LEGACY)}",
+                hint=f"add one of {', '.join(LEGACY_TYPES)}",
             )
         choices[name] = possible or ("F16",)
     if all(len(kinds) == 1 for kinds in choices.values()):
-        raise Refusal(
+        raise UserError(
             "no tensor of this model has a choice of types",
             hint="choose a type with -t, or other --types",
         )
@@ -159,7 +171,7 @@ class _CodeError(NamedTuple):
         return (self.entering + self.plain * shown.entering / shown.plain) / 2
 
 
-class Sensing:
+class SensitivityRun:
     """The measurements of a run, each written to disk when finished.
 
     `types` are each tensor's options. `plain_store` contains the probes in plain codes, which serve
@@ -168,55 +180,55 @@ class Sensing:
 
     def __init__(
         self,
-        planned: Planned,
-        plain: Planned,
+        planned: PlanFunction,
+        plain: PlanFunction,
         types: Mapping[str, Sequence[str]],
-        shows: Records,
-        errors: Records,
+        shows: RecordLog,
+        errors: RecordLog,
         threads: int,
     ) -> None:
-        self.types, self.shows, self.errors, self.threads = types, shows, errors, threads
-        self._steps = choices(planned, types)
-        self.open = [name for name, kinds in types.items() if len(kinds) > 1]
+        self.types, self.plain_store, self.run_store, self.threads = types, shows, errors, threads
+        self._steps = steps_by_type(planned, types)
+        self.open_names = [name for name, kinds in types.items() if len(kinds) > 1]
         weights = {step.weight.name: step.weight for step in self._steps.values()}
         shown = {
-            name: probed(weights[name]) if name in self.open else kinds[0]
+            name: probe_type(weights[name]) if name in self.open_names else kinds[0]
             for name, kinds in types.items()
         }
-        self.probed = {
+        self.probe_steps = {
             step.weight.name: step for step in plain(shown).steps if step.weight.name in types
         }
 
-    def step(self, name: str, kind: str) -> Step:
+    def step(self, name: str, kind: str) -> TensorPlan:
         """Return the plan that makes a tensor's codes in a type."""
         return self._steps[name, kind]
 
-    def known(self, parts: Sequence[Probe]) -> int:
+    def count_measured(self, parts: Sequence[Probe]) -> int:
         """Return the number of probes that are already measured."""
         return sum(part.number in self._store_of(part).numbers for part in parts)
 
-    def measure(self, parts: Sequence[Probe], stage: Stage) -> Iterator[Probe]:
+    def measure(self, parts: Sequence[Probe], stage: EditableModel) -> Iterator[Probe]:
         """Measure the missing probes one after another, and yield each."""
         for part in parts:
             if part.number in self._store_of(part).numbers:
                 continue
             steps = [self._probe_step(part, name) for name in part.names]
-            show(steps, stage, self.threads)
-            klds = stage.apart()
-            restore(steps, stage)
-            self._store_of(part).put({part.number: klds.astype("<f8").tobytes()})
+            write_codes(steps, stage, self.threads)
+            klds = stage.divergence()
+            restore_weights(steps, stage)
+            self._store_of(part).append({part.number: klds.astype("<f8").tobytes()})
             yield part
 
-    def weigh(self) -> Iterator[str]:
+    def measure_errors(self) -> Iterator[str]:
         """Compute the missing errors of every tensor, and yield each name."""
-        for number, name in enumerate(self.open):
-            if number not in self.errors.numbers:
-                shown = self._measure_error(self.probed[name], name)
+        for number, name in enumerate(self.open_names):
+            if number not in self.run_store.numbers:
+                shown = self._measure_error(self.probe_steps[name], name)
                 errors = {
                     kind: self._measure_error(self.step(name, kind), name)
                     for kind in self.types[name]
                 }
-                is_tied = name == tied(self.types)
+                is_tied = name == tied_embedding(self.types)
                 record = (
                     {
                         kind: error.beside(shown) if is_tied else error.entering
@@ -230,20 +242,21 @@ class Sensing:
                     shown.columns,
                     shown.rows,
                 )
-                self.errors.put({number: json.dumps(record).encode()})
+                self.run_store.append({number: json.dumps(record).encode()})
             yield name
 
-    def sensed(self, parts: Sequence[Probe]) -> dict[str, Sensed]:
+    def sensitivities(self, parts: Sequence[Probe]) -> dict[str, TensorSensitivity]:
         """Return the sensitivity of every tensor. A group's divergence is divided by its tensors'
         errors.
         """
         sensitivities = {
-            name: Sensed(name, *json.loads(self.errors.get(number)))
-            for number, name in enumerate(self.open)
+            name: TensorSensitivity(name, *json.loads(self.run_store.read(number)))
+            for number, name in enumerate(self.open_names)
         }
         for part in parts:
             kld = max(
-                LEAST, float(np.frombuffer(self._store_of(part).get(part.number), "<f8").mean())
+                MIN_DIVERGENCE,
+                float(np.frombuffer(self._store_of(part).read(part.number), "<f8").mean()),
             )
             sensitivities |= self._with_measurement(
                 part, kld, {name: sensitivities[name] for name in part.names}
@@ -251,45 +264,45 @@ class Sensing:
         return sensitivities
 
     def _with_measurement(
-        self, part: Probe, kld: float, found: Mapping[str, Sensed]
-    ) -> dict[str, Sensed]:
+        self, part: Probe, kld: float, found: Mapping[str, TensorSensitivity]
+    ) -> dict[str, TensorSensitivity]:
         """Return the tensors of a probe with its measurement applied."""
         if part.kind:
             return {
-                name: replace(tensor, klds={**tensor.klds, part.kind: kld})
+                name: replace(tensor, measured_klds={**tensor.measured_klds, part.kind: kld})
                 for name, tensor in found.items()
             }
-        if part.own:
-            kinds = {name: near(self.types[name], part.bits) for name in found}
-            predicted = sum(tensor.said(kinds[name]) for name, tensor in found.items())
+        if part.uses_run_codes:
+            kinds = {name: nearest_type(self.types[name], part.bits) for name in found}
+            predicted = sum(tensor.predicted_kld(kinds[name]) for name, tensor in found.items())
             correction = kld / predicted if predicted else 1.0
             return {
-                name: replace(tensor, short={**tensor.short, kinds[name]: correction})
+                name: replace(tensor, corrections={**tensor.corrections, kinds[name]: correction})
                 for name, tensor in found.items()
             }
-        total = sum(tensor.shown for tensor in found.values())
+        total = sum(tensor.probe_error for tensor in found.values())
         return {
-            name: replace(tensor, kld=kld * tensor.shown / total if total else 0.0)
+            name: replace(tensor, kld=kld * tensor.probe_error / total if total else 0.0)
             for name, tensor in found.items()
         }
 
-    def _probe_step(self, part: Probe, name: str) -> Step:
+    def _probe_step(self, part: Probe, name: str) -> TensorPlan:
         """Return the plan that makes a tensor's codes in a probe."""
         return (
-            self.step(name, part.kind or near(self.types[name], part.bits))
-            if part.own
-            else self.probed[name]
+            self.step(name, part.kind or nearest_type(self.types[name], part.bits))
+            if part.uses_run_codes
+            else self.probe_steps[name]
         )
 
-    def _store_of(self, part: Probe) -> Records:
+    def _store_of(self, part: Probe) -> RecordLog:
         """Return the file of a probe: shared by all methods, or for the run's own codes."""
-        return self.errors if part.own else self.shows
+        return self.run_store if part.uses_run_codes else self.plain_store
 
-    def _measure_error(self, step: Step, name: str) -> _CodeError:
-        evidence, solve = self.step(name, self.types[name][0]).evidence, step.solver()
+    def _measure_error(self, step: TensorPlan, name: str) -> _CodeError:
+        evidence, solve = self.step(name, self.types[name][0]).statistics, step.make_encoder()
         noise = inputs = signal = plain = plain_signal = 0.0
         columns, rows = np.zeros(evidence.columns), []
-        for first, values in samples(step):
+        for first, values in sample_rows(step):
             rounded = (
                 values
                 if step.type == step.weight.type
@@ -311,8 +324,8 @@ class Sensing:
             entering,
             entered,
             plain / plain_signal if plain_signal else 0.0,
-            worst(columns),
-            worst(np.concatenate(rows)),
+            worst_share(columns),
+            worst_share(np.concatenate(rows)),
         )
 
 
@@ -321,12 +334,12 @@ class _WeightedError:
     diagonal of H.
     """
 
-    def __init__(self, evidence: Evidence, first: int) -> None:
+    def __init__(self, evidence: InputStatistics, first: int) -> None:
         self.moments: F64 | None = None
-        if evidence.second is not None:
-            self.moments = evidence.second.mean(first // evidence.rows).astype(np.float64)
+        if evidence.moments is not None:
+            self.moments = evidence.moments.mean(first // evidence.rows).astype(np.float64)
             self.squares: F64 = self.moments.diagonal()
-        elif (importance := evidence.weigh(first, first + 1)) is not None:
+        elif (importance := evidence.importance(first, first + 1)) is not None:
             self.squares = importance.vectors[0].astype(np.float64)
         else:
             self.squares = np.ones(evidence.columns)
@@ -342,104 +355,112 @@ class _WeightedError:
         """Return the error that rounding the input adds where it is multiplied with rows of type
         `kind`.
         """
-        if not (size := activation_rounding.block(kind)):
+        if not (size := activation_rounding.activation_block(kind)):
             return 0.0
-        variances = activation_rounding.variances(self.squares.astype(np.float32), size)
+        variances = activation_rounding.rounding_variances(self.squares.astype(np.float32), size)
         return float((rounded.astype(np.float64) ** 2 @ variances.astype(np.float64)).sum())
 
 
-def samples(step: Step) -> Iterator[tuple[int, "F32"]]:
+def sample_rows(step: TensorPlan) -> Iterator[tuple[int, "F32"]]:
     """Yield sampled rows as floats [rows, columns] from some of a tensor's matrices, each with the
     number of the matrix's first row. Rows are quantized one by one, so that it does not matter
     which of a matrix's rows they are.
     """
-    weight, evidence = step.weight, step.evidence
+    weight, evidence = step.weight, step.statistics
     chosen = np.unique(
-        np.linspace(0, evidence.matrices - 1, min(MATRICES, evidence.matrices)).astype(int)
+        np.linspace(0, evidence.matrices - 1, min(SAMPLED_MATRICES, evidence.matrices)).astype(int)
     )
-    rows_each = max(RUN, SAMPLED // len(chosen))
+    rows_each = max(RUN_ROWS, SAMPLED_ROWS // len(chosen))
     for matrix in chosen.tolist():
         start = matrix * evidence.rows
         if evidence.rows <= rows_each:
             ranges = [(start, start + evidence.rows)]
         else:
-            firsts = np.linspace(0, evidence.rows - RUN, rows_each // RUN).astype(int).tolist()
-            ranges = [(start + first, start + first + RUN) for first in firsts]
+            firsts = (
+                np.linspace(0, evidence.rows - RUN_ROWS, rows_each // RUN_ROWS).astype(int).tolist()
+            )
+            ranges = [(start + first, start + first + RUN_ROWS) for first in firsts]
         stored = np.concatenate([weight.read(first, last) for first, last in ranges])
         yield start, ggml.decode(stored, weight.type, weight.columns, label=weight.name)
 
 
-def between(factors: Mapping[str, float], kind: str) -> float:
+def interpolate_factor(factors: Mapping[str, float], kind: str) -> float:
     """Return a type's factor interpolated from those of other types: linear in the logarithm over
     bits per value, constant beyond the outermost; 1 if there are none.
     """
     if not factors:
         return 1.0
-    measured = sorted(factors, key=bits)
+    measured = sorted(factors, key=bits_per_value)
     return float(
         np.exp(
             np.interp(
-                bits(kind),
-                [bits(measured_kind) for measured_kind in measured],
+                bits_per_value(kind),
+                [bits_per_value(measured_kind) for measured_kind in measured],
                 [np.log(factors[measured_kind]) for measured_kind in measured],
             )
         )
     )
 
 
-def worst(parts: F64) -> float:
+def worst_share(parts: F64) -> float:
     """Return the share of a sum that comes from the largest hundredth of its parts, at least one
     part.
     """
-    count, total = max(1, round(len(parts) * WORST)), float(parts.sum())
+    count, total = max(1, round(len(parts) * WORST_SHARE)), float(parts.sum())
     return float(np.sort(parts)[-count:].sum()) / total if total else 0.0
 
 
-def show(steps: Sequence[Step], stage: Stage, threads: int) -> None:
+def write_codes(steps: Sequence[TensorPlan], stage: EditableModel, threads: int) -> None:
     """Replace these tensors in the model by their quantized values."""
-    with closing(stream(steps, threads)) as pieces:
+    with closing(encode_rows(steps, threads)) as pieces:
         for piece in pieces:
             step = steps[piece.index]
             weight = step.weight
-            stage.put(
+            stage.set_rows(
                 weight.name,
                 piece.first,
                 ggml.decode(piece.data, step.type, weight.columns, label=weight.name),
             )
 
 
-def restore(steps: Sequence[Step], stage: Stage) -> None:
+def restore_weights(steps: Sequence[TensorPlan], stage: EditableModel) -> None:
     """Replace these tensors in the model by the source's values."""
     for step in steps:
         weight, count = step.weight, max(1, (1 << 22) // step.weight.columns)
         for first in range(0, weight.rows, count):
             rows = weight.read(first, min(first + count, weight.rows))
-            stage.put(
+            stage.set_rows(
                 weight.name,
                 first,
                 ggml.decode(rows, weight.type, weight.columns, label=weight.name),
             )
 
 
-def choices(planned: Planned, types: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Step]:
+def steps_by_type(
+    planned: PlanFunction, types: Mapping[str, Sequence[str]]
+) -> dict[tuple[str, str], TensorPlan]:
     """Return the plan of each tensor in each of its types."""
-    steps: dict[tuple[str, str], Step] = {}
+    steps: dict[tuple[str, str], TensorPlan] = {}
     for number in range(max(map(len, types.values()))):
         mix = {name: kinds[min(number, len(kinds) - 1)] for name, kinds in types.items()}
         steps |= {(step.weight.name, step.type): step for step in planned(mix).steps}
     return steps
 
 
-def room(step: Step, alignment: int) -> int:
+def padded_bytes(step: TensorPlan, alignment: int) -> int:
     """Return the bytes of a tensor in a file, padding included."""
     return -(-step.nbytes // alignment) * alignment
 
 
-def menu(sensing: Sensing, sensed: Mapping[str, Sensed], alignment: int) -> Menu:
+def build_menu(
+    sensing: SensitivityRun, sensed: Mapping[str, TensorSensitivity], alignment: int
+) -> TypeMenu:
     """Return the options of every tensor with a choice."""
     return {
         name: [
-            Option(kind, room(sensing.step(name, kind), alignment), sensitivity.loss(kind))
+            TypeOption(
+                kind, padded_bytes(sensing.step(name, kind), alignment), sensitivity.loss(kind)
+            )
             for kind in sensing.types[name]
         ]
         for name, sensitivity in sensed.items()

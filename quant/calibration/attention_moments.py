@@ -16,14 +16,14 @@ from quant.calibration.imatrix_collector import F32, F64
 
 # Smaller shares count as this: products of two would be denormal numbers, each of which takes a CPU
 # about 100 cycles.
-TINY = np.float32(1e-15)
-EVERY = 2  # every second query is counted
+MIN_SHARE = np.float32(1e-15)
+QUERY_STEP = 2  # every second query is counted
 # queries whose shares are multiplied at a time; keys after the last one they attend to are zeros
-STRIP = 64
+STRIP_QUERIES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class MixedRows:
     """The mixture of a chunk's rows X: `rows` are B X, `first` is the sum of all mixtures, `count`
     their number.
     """
@@ -33,55 +33,57 @@ class Mix:
     count: int
 
 
-class Mixing:
+class ChunkMixing:
     """The mixture of one layer's values in a chunk: sums of A^T A and of A over heads and counted
     queries, with A [queries, keys] for each head, and the number of mixtures. `rows` is the slice
     of the chunk's rows.
     """
 
     def __init__(self) -> None:
-        self.pairs, self.plain, self.count = np.zeros((0, 0), np.float32), np.zeros(0), 0
+        self.pair_sums, self.share_sums, self.count = np.zeros((0, 0), np.float32), np.zeros(0), 0
         self.rows = slice(0)
         self._shares: list[F32] = []  # [heads, queries, keys] of each pass
 
     @property
-    def waiting(self) -> int:
+    def waiting_bytes(self) -> int:
         """Bytes of shares that are not multiplied yet."""
         return sum(shares.nbytes for shares in self._shares)
 
     def add(self, shares: F32) -> None:
         """Add one pass. The shares are only copied, because llama.cpp busy-waits meanwhile."""
-        self._shares.append(counted(shares).copy())
+        self._shares.append(select_queries(shares).copy())
 
-    def settle(self) -> None:
+    def multiply_waiting(self) -> None:
         """Multiply the waiting shares in order of arrival. The queries of a later pass have more
         keys.
         """
         for shares in self._shares:
             heads, queries, keys = shares.shape
-            if (new_keys := keys - len(self.plain)) > 0:
-                self.pairs, self.plain = (
-                    np.pad(self.pairs, (0, new_keys)),
-                    np.pad(self.plain, (0, new_keys)),
+            if (new_keys := keys - len(self.share_sums)) > 0:
+                self.pair_sums, self.share_sums = (
+                    np.pad(self.pair_sums, (0, new_keys)),
+                    np.pad(self.share_sums, (0, new_keys)),
                 )
-            for first in range(0, queries, STRIP):
-                strip = shares[:, first : first + STRIP]
+            for first in range(0, queries, STRIP_QUERIES):
+                strip = shares[:, first : first + STRIP_QUERIES]
                 end = int(np.flatnonzero(strip.max(0).max(0)).max(initial=-1)) + 1
-                rows = np.maximum(strip[:, :, :end], TINY).reshape(-1, end)
-                self.pairs[:end, :end] += rows.T @ rows
-                self.plain[:end] += rows.sum(0)
+                rows = np.maximum(strip[:, :, :end], MIN_SHARE).reshape(-1, end)
+                self.pair_sums[:end, :end] += rows.T @ rows
+                self.share_sums[:end] += rows.sum(0)
             self.count += heads * queries
         self._shares.clear()
 
-    def made(self, rows: F32) -> Mix:
+    def mix_rows(self, rows: F32) -> MixedRows:
         """Mix the layer's rows [tokens, columns], of which `rows` are the chunk's."""
-        self.settle()
+        self.multiply_waiting()
         rows = rows[self.rows]
         tokens = len(rows)
-        return Mix(self.pairs[:tokens, :tokens] @ rows, self.plain[:tokens] @ rows, self.count)
+        return MixedRows(
+            self.pair_sums[:tokens, :tokens] @ rows, self.share_sums[:tokens] @ rows, self.count
+        )
 
 
-def counted(shares: F32) -> F32:
+def select_queries(shares: F32) -> F32:
     """Return the counted queries' shares of [heads, queries, keys]."""
-    selected: F32 = shares[:, EVERY - 1 :: EVERY]
+    selected: F32 = shares[:, QUERY_STEP - 1 :: QUERY_STEP]
     return selected

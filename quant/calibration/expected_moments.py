@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from quant.recipes.tensor_types import EMBEDDINGS, HEAD
+from quant.recipes.tensor_types import EMBEDDING_NAMES, HEAD_NAME
 
 if TYPE_CHECKING:
-    from quant.calibration.statistics import Second
+    from quant.calibration.statistics import SecondMoments
     from quant.native.ggml import F32
 
-VALUES = re.compile(r"blk\.(\d+)\.attn_v\.weight")
+VALUE_WEIGHT = re.compile(r"blk\.(\d+)\.attn_v\.weight")
 
 
-def mixture(weight: str) -> str:
+def mixing_product(weight: str) -> str:
     """Return the name of the product that mixes the outputs of a weight, or ""."""
-    match = VALUES.fullmatch(weight)
+    match = VALUE_WEIGHT.fullmatch(weight)
     return f"kqv-{match[1]}" if match else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class ExpectedInput:
     """SecondMoments of which only the shape is known. Reading a number is a programming error."""
 
     columns: int
@@ -43,7 +43,7 @@ class Awaited:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class ExpectedMoments:
     """The calibration that moments will come from: `digest` of everything that determines them (""
     if undecided), `texts` by name, and `chunks` of `chunk_size` tokens (0: unknown).
     """
@@ -53,13 +53,19 @@ class Pending:
     chunks: int = 0
     chunk_size: int = 0
 
-    def of(self, tensors: Sequence[tuple[str, Sequence[int]]]) -> "dict[str, Second]":
+    def expected_inputs(
+        self, tensors: Sequence[tuple[str, Sequence[int]]]
+    ) -> "dict[str, SecondMoments]":
         """Return the expected moments of every weight (name, shape with the row length first) that
         is multiplied. The rows of an embedding are looked up, unless it is also the head.
         """
-        rows = EMBEDDINGS if any(name == HEAD for name, _ in tensors) else EMBEDDINGS[1:]
+        rows = (
+            EMBEDDING_NAMES
+            if any(name == HEAD_NAME for name, _ in tensors)
+            else EMBEDDING_NAMES[1:]
+        )
         return {
-            name: Awaited(shape[0], prod(shape[2:]), bool(mixture(name)))
+            name: ExpectedInput(shape[0], prod(shape[2:]), bool(mixing_product(name)))
             for name, shape in tensors
             if len(shape) > 1 and name not in rows
         }

@@ -16,28 +16,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.gguf import header
-from quant.gguf.layout import entry
-from quant.model_file.load_checks import MOMENTS
+from quant.gguf.layout import encode_entry
+from quant.model_file.load_checks import MOMENTS_TYPE
 from quant.native.ggml import Importance
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
-SUMS, COUNTS = ".in_sum2", ".counts"
-DATASETS, CHUNKS, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
+SUMS_SUFFIX, COUNTS_SUFFIX = ".in_sum2", ".counts"
+DATASETS_KEY, CHUNKS_KEY, CHUNK_SIZE_KEY = (
+    "imatrix.datasets",
+    "imatrix.chunk_count",
+    "imatrix.chunk_size",
+)
 # our own keys, which llama.cpp's tools ignore
-MODEL, TRANSFORM = "llmcli.imatrix.model", "llmcli.imatrix.transform"
-MAX_NAME = 255  # bytes of a name in the .dat form
-MAX_TEXT = 127  # bytes of a text that llama.cpp writes into the quantized file
+MODEL_KEY, TRANSFORM_KEY = "llmcli.imatrix.model", "llmcli.imatrix.transform"
+MAX_NAME_BYTES = 255  # bytes of a name in the .dat form
+MAX_TEXT_BYTES = 127  # bytes of a text that llama.cpp writes into the quantized file
 MAX_MATRICES = 1 << 16  # in one tensor: experts, or heads
-STEP = 1 << 20  # values checked at a time
-AGAIN = "make it again with llama-imatrix"
+CHECKED_VALUES = 1 << 20  # values checked at a time
+REMAKE_HINT = "make it again with llama-imatrix"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ImatrixEntry:
     """One weight's sums of squares: `count` floats at `offset` of `file`, equally many for each
     divisor.
 
@@ -50,7 +54,7 @@ class Entry:
     count: int
     divisors: tuple[float, ...] = field(repr=False)
 
-    def vectors(self, first: int, last: int, columns: int) -> "F32":
+    def mean_squares(self, first: int, last: int, columns: int) -> "F32":
         """Return the mean squares [last - first, columns] of matrices first .. last; ones for an
         expert without tokens. Raises UserError if the file has become shorter.
         """
@@ -59,7 +63,7 @@ class Entry:
         start, end = first * columns, last * columns
         sums = np.fromfile(self.file, "<f4", end - start, offset=self.offset + 4 * start)
         if sums.size != end - start:
-            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
+            raise UserError(f"{self.file} became shorter while it was read", hint=REMAKE_HINT)
         values_each = self.count // len(self.divisors)
         divisors = np.array(self.divisors, np.float32)[np.arange(start, end) // values_each]
         means: F32 = np.ones(sums.size, np.float32)
@@ -74,15 +78,17 @@ class Entry:
 
         sums: F32 = np.fromfile(self.file, "<f4", self.count, offset=self.offset)
         if sums.size != self.count:
-            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
+            raise UserError(f"{self.file} became shorter while it was read", hint=REMAKE_HINT)
         return sums.reshape(len(self.divisors), -1)
 
-    def over(self, first: int, last: int, every: int, columns: int) -> Importance:
+    def importance(self, first: int, last: int, matrix_rows: int, columns: int) -> Importance:
         """Return the importance of rows first .. last of a tensor whose matrices have `every` rows
         each.
         """
         return Importance(
-            self.vectors(first // every, -(-last // every), columns), every, first % every
+            self.mean_squares(first // matrix_rows, -(-last // matrix_rows), columns),
+            matrix_rows,
+            first % matrix_rows,
         )
 
 
@@ -98,7 +104,7 @@ class Imatrix:
 
     path: Path
     digest: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ImatrixEntry]
     datasets: tuple[str, ...]
     chunks: int
     chunk_size: int = 0
@@ -111,19 +117,19 @@ class Imatrix:
         return self.datasets[0] if self.datasets else ""
 
     @property
-    def keys(self) -> dict[str, bytes]:
+    def metadata(self) -> dict[str, bytes]:
         """Metadata about the imatrix that llama-quantize writes into the new file."""
         metadata = {"quantize.imatrix.file": _text(os.fsencode(self.path))}
         if self.dataset:
             metadata["quantize.imatrix.dataset"] = _text(self.dataset.encode())
-        metadata["quantize.imatrix.entries_count"] = entry("uint32", len(self.entries))
+        metadata["quantize.imatrix.entries_count"] = encode_entry("uint32", len(self.entries))
         if self.chunks > 0:
-            metadata["quantize.imatrix.chunks_count"] = entry("uint32", self.chunks)
+            metadata["quantize.imatrix.chunks_count"] = encode_entry("uint32", self.chunks)
         return metadata
 
-    def fitting(
+    def match_tensors(
         self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = ""
-    ) -> dict[str, Entry]:
+    ) -> dict[str, ImatrixEntry]:
         """Return the entries of these tensors (name, shape with the row length first).
 
         An embedding's entry of another size is ignored, as in llama.cpp, because an embedding's
@@ -131,7 +137,7 @@ class Imatrix:
         size, or if the imatrix was collected with other folds (`transform`).
         """
         if self.transform is not None:
-            same_folds(f"{self.path} is the imatrix", self.transform, transform)
+            require_same_folds(f"{self.path} is the imatrix", self.transform, transform)
         entries, wrong = {}, []
         for name, shape in tensors:
             entry = self.entries.get(name)
@@ -146,23 +152,23 @@ class Imatrix:
             details = "; ".join(wrong[:5]) + (
                 f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             )
-            raise Refusal(
+            raise UserError(
                 f"{self.path} is the imatrix of another model: {details}",
                 hint="name this model's --imatrix",
             )
         return entries
 
 
-def same_folds(what: str, theirs: str, mine: str) -> None:
+def require_same_folds(subject: str, collected: str, current: str) -> None:
     """Raise UserError if `what` was collected from a model with other folds, whose columns are
     scaled or ordered differently.
     """
-    if theirs != mine:
+    if collected != current:
         collected, current = (
-            f"folds {digest[:12]}" if digest else "no folds" for digest in (theirs, mine)
+            f"folds {digest[:12]}" if digest else "no folds" for digest in (collected, current)
         )
-        raise Refusal(
-            f"{what} of a model with {collected}, this model has {current}",
+        raise UserError(
+            f"{subject} of a model with {collected}, this model has {current}",
             hint="calibrate this very file, or use the same folds",
         )
 
@@ -171,10 +177,10 @@ def _text(blob: bytes) -> bytes:
     """Return a text with llama.cpp's maximum length, without invalid UTF-8 (a split character, an
     unusual file name).
     """
-    return entry("string", blob[:MAX_TEXT].decode("utf-8", "ignore"))
+    return encode_entry("string", blob[:MAX_TEXT_BYTES].decode("utf-8", "ignore"))
 
 
-def load(path: Path) -> Imatrix:
+def load_imatrix(path: Path) -> Imatrix:
     """Read an importance matrix of either form. Raises UserError, naming the file, if it is missing
     or invalid.
     """
@@ -188,11 +194,11 @@ def load(path: Path) -> Imatrix:
                 entries, datasets, chunks, chunk_size = _DatReader(path, stream).read()
                 imatrix = Imatrix(path, digest, entries, datasets, chunks, chunk_size)
     except FileNotFoundError:
-        raise Refusal(
+        raise UserError(
             f"there is no file {path}", hint="check the path given with --imatrix"
         ) from None
     except OSError as error:
-        raise Refusal(
+        raise UserError(
             f"cannot read {path}: {error.strerror or error}", hint="check the path"
         ) from None
     for name, weight in imatrix.entries.items():
@@ -200,46 +206,53 @@ def load(path: Path) -> Imatrix:
     return imatrix
 
 
-def _check(path: Path, name: str, known: Entry) -> None:
+def _check(path: Path, name: str, known: ImatrixEntry) -> None:
     """Raise UserError unless all sums of squares are finite and not negative."""
     import numpy as np
 
-    for start in range(0, known.count, STEP):
+    for start in range(0, known.count, CHECKED_VALUES):
         sums = np.fromfile(
-            path, "<f4", min(STEP, known.count - start), offset=known.offset + 4 * start
+            path, "<f4", min(CHECKED_VALUES, known.count - start), offset=known.offset + 4 * start
         )
         if not (np.isfinite(sums) & (sums >= 0)).all():
-            raise Refusal(f"{path}: {name} contains values that are no sums of squares", hint=AGAIN)
+            raise UserError(
+                f"{path}: {name} contains values that are no sums of squares", hint=REMAKE_HINT
+            )
 
 
 def _gguf(path: Path, digest: str) -> Imatrix:
-    part = header.parse(path)
+    part = header.read_file_header(path)
     keys = {item.key: item for item in part.fields}
     texts_by_key = {key: item.value for key, item in keys.items() if isinstance(item.value, str)}
-    if texts_by_key.get("general.type") == MOMENTS:
-        raise Refusal(
+    if texts_by_key.get("general.type") == MOMENTS_TYPE:
+        raise UserError(
             f"{path} contains second moments",
             hint=f"use --moments {path}: they serve as the imatrix, too",
         )
-    if missing := [key for key in (DATASETS, CHUNKS, CHUNK_SIZE) if key not in keys]:
-        raise Refusal(
-            f"{path} is a GGUF file but no imatrix: {', '.join(missing)} missing", hint=AGAIN
+    if missing := [key for key in (DATASETS_KEY, CHUNKS_KEY, CHUNK_SIZE_KEY) if key not in keys]:
+        raise UserError(
+            f"{path} is a GGUF file but no imatrix: {', '.join(missing)} missing", hint=REMAKE_HINT
         )
     tensors = {tensor.name: tensor for tensor in part.tensors}
     names = {
-        name.removesuffix(end) for name in tensors for end in (SUMS, COUNTS) if name.endswith(end)
+        name.removesuffix(end)
+        for name in tensors
+        for end in (SUMS_SUFFIX, COUNTS_SUFFIX)
+        if name.endswith(end)
     }
     entries = {
-        name: _entry(path, name, tensors.get(name + SUMS), tensors.get(name + COUNTS))
+        name: _entry(path, name, tensors.get(name + SUMS_SUFFIX), tensors.get(name + COUNTS_SUFFIX))
         for name in sorted(names)
     }
     if not entries:
-        raise Refusal(f"{path} contains no sums", hint=AGAIN)
-    datasets = keys[DATASETS].value
+        raise UserError(f"{path} contains no sums", hint=REMAKE_HINT)
+    datasets = keys[DATASETS_KEY].value
     texts = (
-        datasets.blobs() if isinstance(datasets, header.Array) and datasets.kind == "string" else []
+        datasets.read_strings()
+        if isinstance(datasets, header.GgufArray) and datasets.kind == "string"
+        else []
     )
-    chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS, CHUNK_SIZE))
+    chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS_KEY, CHUNK_SIZE_KEY))
     read = tuple(text.decode("utf-8", "replace") for text in texts)
     return Imatrix(
         path,
@@ -248,21 +261,21 @@ def _gguf(path: Path, digest: str) -> Imatrix:
         read,
         chunks,
         chunk_size,
-        texts_by_key.get(MODEL, ""),
-        texts_by_key.get(TRANSFORM),
+        texts_by_key.get(MODEL_KEY, ""),
+        texts_by_key.get(TRANSFORM_KEY),
     )
 
 
-def _count(path: Path, field: header.Field) -> int:
+def _count(path: Path, field: header.MetadataField) -> int:
     """Return a number of the header; llama.cpp would abort on another type."""
     if field.kind != "uint32" or not isinstance(field.value, int):
-        raise Refusal(f"{path}: {field.key} is {field.kind} instead of uint32", hint=AGAIN)
+        raise UserError(f"{path}: {field.key} is {field.kind} instead of uint32", hint=REMAKE_HINT)
     return field.value
 
 
 def _entry(
     path: Path, name: str, sums: header.TensorInfo | None, counts: header.TensorInfo | None
-) -> Entry:
+) -> ImatrixEntry:
     import numpy as np
 
     if (
@@ -271,12 +284,12 @@ def _entry(
         or {sums.type, counts.type} != {"F32"}
         or not _belong(sums, counts)
     ):
-        raise Refusal(f"{path}: the sums and counts of {name} do not match", hint=AGAIN)
+        raise UserError(f"{path}: the sums and counts of {name} do not match", hint=REMAKE_HINT)
     stored = np.fromfile(path, "<f4", counts.elements, offset=counts.offset).astype("f8")
     if not np.isfinite(stored).all():
-        raise Refusal(f"{path}: the counts of {name} are not finite", hint=AGAIN)
+        raise UserError(f"{path}: the counts of {name} are not finite", hint=REMAKE_HINT)
     divisors = np.maximum(np.floor(stored + 0.5), 0)  # as lround does for non-negative values
-    return Entry(path, sums.offset, sums.elements, tuple(divisors.tolist()))
+    return ImatrixEntry(path, sums.offset, sums.elements, tuple(divisors.tolist()))
 
 
 def _belong(sums: header.TensorInfo, counts: header.TensorInfo) -> bool:
@@ -291,7 +304,7 @@ class _DatReader:
         self.size = stream.seek(0, 2)
         stream.seek(0)
 
-    def read(self) -> tuple[dict[str, Entry], tuple[str, ...], int, int]:
+    def read(self) -> tuple[dict[str, ImatrixEntry], tuple[str, ...], int, int]:
         (count,) = self._numbers("<i")
         if not 1 <= count <= self.size // 17:
             raise self._bad(
@@ -306,15 +319,15 @@ class _DatReader:
         dataset = self._text(self.size) if self.stream.tell() < self.size else ""
         return entries, (dataset,) if dataset else (), chunks, 0
 
-    def _entries(self, count: int) -> Iterator[tuple[str, Entry]]:
+    def _entries(self, count: int) -> Iterator[tuple[str, ImatrixEntry]]:
         for _ in range(count):
-            name = self._text(MAX_NAME)
+            name = self._text(MAX_NAME_BYTES)
             calls, values = self._numbers("<ii")
             offset = self.stream.tell()
             if not name or not 1 <= values <= (self.size - offset) // 4:
                 raise self._bad(f"entry {name!r} claims {values} values")
             self.stream.seek(4 * values, 1)
-            yield name, Entry(self.path, offset, values, (float(calls if calls > 0 else 1),))
+            yield name, ImatrixEntry(self.path, offset, values, (float(calls if calls > 0 else 1),))
 
     def _text(self, most: int) -> str:
         (length,) = self._numbers("<i")
@@ -328,5 +341,5 @@ class _DatReader:
             raise self._bad("it ends too early")
         return struct.unpack(code, data)
 
-    def _bad(self, why: str) -> Refusal:
-        return Refusal(f"{self.path} is no importance matrix: {why}", hint=AGAIN)
+    def _bad(self, why: str) -> UserError:
+        return UserError(f"{self.path} is no importance matrix: {why}", hint=REMAKE_HINT)

@@ -12,20 +12,28 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.calibration.imatrix import CHUNK_SIZE, CHUNKS, COUNTS, DATASETS, MODEL, SUMS, TRANSFORM
-from quant.errors import Refusal
+from quant.calibration.imatrix import (
+    CHUNK_SIZE_KEY,
+    CHUNKS_KEY,
+    COUNTS_SUFFIX,
+    DATASETS_KEY,
+    MODEL_KEY,
+    SUMS_SUFFIX,
+    TRANSFORM_KEY,
+)
+from quant.errors import UserError
 from quant.gguf import layout as writer
-from quant.model_file.load_checks import IMATRIX
+from quant.model_file.load_checks import IMATRIX_TYPE
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-ALIGNMENT = 32
-ROWS = 512  # rows whose squares are added in float32
-DAMAGED = "the model file may be damaged: compare it with its source by `llmcli diff`"
+ALIGNMENT_BYTES = 32
+F32_ROWS = 512  # rows whose squares are added in float32
+DAMAGED_HINT = "the model file may be damaged: compare it with its source by `llmcli diff`"
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class WeightProduct:
     """One product with a weight, as llama.cpp computed it.
 
     `rows` is the input [.., rows, columns] with up to four dimensions; a weight with several
@@ -41,7 +49,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class AttentionMixture:
     """How attention mixed the values of one layer in one pass: the share [heads, queries, keys] of
     each key in each query's output.
 
@@ -52,7 +60,7 @@ class Mixture:
     shares: F32
 
 
-class Sums:
+class ImatrixCollector:
     """Sums of squares and counts of every weight seen so far. `sums` are [matrices, columns]."""
 
     def __init__(self) -> None:
@@ -60,14 +68,14 @@ class Sums:
         self.counts: dict[str, F64] = {}  # [matrices] of experts, else [1]
         self._last: tuple[tuple[int, int], set[str], F64] | None = None
 
-    def add(self, product: Product) -> None:
+    def add(self, product: WeightProduct) -> None:
         """Add one product."""
         if product.experts is None:
             self._add_dense(product)
         else:
             self._add_experts(product, product.experts)
 
-    def share(self, product: Product, names: Sequence[str]) -> None:
+    def add_shared(self, product: WeightProduct, names: Sequence[str]) -> None:
         """Add rows that are the input of all weights in `names`. Several threads may call it, each
         with other names.
         """
@@ -79,14 +87,14 @@ class Sums:
             for name in names:
                 self._add_experts(replace(product, name=name), product.experts)
 
-    def _add_dense(self, product: Product) -> None:
+    def _add_dense(self, product: WeightProduct) -> None:
         # The next pass may reuse the key for other rows: a name comes once in a pass.
         if self._last is None or self._last[0] != product.key or product.name in self._last[1]:
             self._last = product.key, set(), _squares(product)
         self._last[1].add(product.name)
         self._add_squares(product.name, product, self._last[2])
 
-    def _add_squares(self, name: str, product: Product, squares: F64) -> None:
+    def _add_squares(self, name: str, product: WeightProduct, squares: F64) -> None:
         """Add the `squares` [i3, i2, columns] of an input."""
         inner, outer = product.matrices
         sums = self.sums.setdefault(name, np.zeros((inner * outer, squares.shape[-1])))
@@ -95,7 +103,7 @@ class Sums:
         counts = self.counts.setdefault(name, np.zeros(1))
         counts += product.rows[..., 0].size // (inner * outer)
 
-    def _add_experts(self, product: Product, experts: NDArray[np.int32]) -> None:
+    def _add_experts(self, product: WeightProduct, experts: NDArray[np.int32]) -> None:
         rows, count = product.rows, product.matrices[0]
         sums = self.sums.setdefault(product.name, np.zeros((count, rows.shape[-1])))
         counts = self.counts.setdefault(product.name, np.zeros(count))
@@ -107,13 +115,13 @@ class Sums:
             )
             counts[expert] += len(tokens)
 
-    def keep(self, names: Iterable[str]) -> None:
+    def keep_only(self, names: Iterable[str]) -> None:
         """Forget all weights except these."""
         retained = set(names)
         self.sums = {name: sums for name, sums in self.sums.items() if name in retained}
         self.counts = {name: counts for name, counts in self.counts.items() if name in retained}
 
-    def unseen(self) -> dict[str, int]:
+    def unseen_experts(self) -> dict[str, int]:
         """Return weights of experts that received no token, with the number of such experts."""
         return {
             name: int((counts == 0).sum())
@@ -121,7 +129,7 @@ class Sums:
             if (counts == 0).any()
         }
 
-    def dead(self) -> dict[str, int]:
+    def dead_columns(self) -> dict[str, int]:
         """Return weights with input columns that were always zero, with their number. Only experts
         that received tokens are counted.
         """
@@ -132,7 +140,7 @@ class Sums:
                 columns[name] = count
         return columns
 
-    def file(
+    def build_file(
         self,
         datasets: Sequence[str],
         chunks: int,
@@ -146,18 +154,18 @@ class Sums:
         Raises UserError if no product was seen.
         """
         if not self.sums:
-            raise Refusal(
+            raise UserError(
                 "the model multiplied by no weight that has a name", hint="is it a language model?"
             )
         entries = [
-            ("general.type", writer.entry("string", IMATRIX)),
-            (DATASETS, writer.entry("array:string", list(datasets))),
-            (CHUNKS, writer.entry("uint32", chunks)),
-            (CHUNK_SIZE, writer.entry("uint32", chunk_size)),
+            ("general.type", writer.encode_entry("string", IMATRIX_TYPE)),
+            (DATASETS_KEY, writer.encode_entry("array:string", list(datasets))),
+            (CHUNKS_KEY, writer.encode_entry("uint32", chunks)),
+            (CHUNK_SIZE_KEY, writer.encode_entry("uint32", chunk_size)),
         ]
-        extra = {MODEL: model or None, TRANSFORM: transform}
+        extra = {MODEL_KEY: model or None, TRANSFORM_KEY: transform}
         entries += [
-            (key, writer.entry("string", value))
+            (key, writer.encode_entry("string", value))
             for key, value in extra.items()
             if value is not None
         ]
@@ -165,11 +173,11 @@ class Sums:
         for name in sorted(self.sums):
             counts = self.counts[name]
             arrays += [
-                (name + SUMS, self.sums[name].reshape(len(counts), -1)),
-                (name + COUNTS, counts[:, None]),
+                (name + SUMS_SUFFIX, self.sums[name].reshape(len(counts), -1)),
+                (name + COUNTS_SUFFIX, counts[:, None]),
             ]
-        layout = writer.layout(
-            entries, [(name, values.shape[::-1], "F32") for name, values in arrays], ALIGNMENT
+        layout = writer.lay_out_file(
+            entries, [(name, values.shape[::-1], "F32") for name, values in arrays], ALIGNMENT_BYTES
         )
         pieces, at = [layout.header], len(layout.header)
         for slot, (_, values) in zip(layout.slots, arrays, strict=True):
@@ -179,10 +187,11 @@ class Sums:
         return [*pieces, bytes(layout.nbytes - at)]
 
 
-def _squares(product: Product) -> F64:
+def _squares(product: WeightProduct) -> F64:
     """Return the sums of squares [i3, i2, columns] of an input, in float64 above F32_ROWS rows."""
     parts = (
-        product.rows[:, :, first : first + ROWS] for first in range(0, product.rows.shape[2], ROWS)
+        product.rows[:, :, first : first + F32_ROWS]
+        for first in range(0, product.rows.shape[2], F32_ROWS)
     )
     squares = sum(
         (np.einsum("abij,abij->abj", rows, rows).astype(np.float64) for rows in parts), np.zeros(1)
@@ -195,5 +204,5 @@ def _require_finite(squares: F64, name: str) -> F64:
     rest.
     """
     if not np.isfinite(squares).all():
-        raise Refusal(f"the input of {name} is not finite", hint=DAMAGED)
+        raise UserError(f"the input of {name} is not finite", hint=DAMAGED_HINT)
     return squares

@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from quant.calibration import imatrix, moments, moments_writer
-from quant.calibration.imatrix import Entry, Imatrix
-from quant.calibration.imatrix_collector import Sums
-from quant.calibration.moments import Moments, Second
-from quant.calibration.moments_writer import Gathered, Input, MomentFile
-from quant.errors import Refusal
+from quant.calibration.imatrix import Imatrix, ImatrixEntry
+from quant.calibration.imatrix_collector import ImatrixCollector
+from quant.calibration.moments import MomentsFile, StoredMoments
+from quant.calibration.moments_writer import MomentsInput, MomentSums, MomentsWriter
+from quant.errors import UserError
 
-USUAL = 512  # tokens of a chunk if no file records it
-HINT = "merge files of one model only"
+DEFAULT_CHUNK_TOKENS = 512  # tokens of a chunk if no file records it
+MERGE_HINT = "merge files of one model only"
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """The outcome of a merge; `notes` are remarks for the user."""
 
     tensors: int
@@ -31,20 +31,20 @@ class Merged:
     notes: tuple[str, ...]
 
 
-def merged(paths: Sequence[Path]) -> tuple[Merged, list[bytes]]:
+def merge_imatrix(paths: Sequence[Path]) -> tuple[MergeResult, list[bytes]]:
     """Return the pieces of the importance matrix that results from these files. Raises UserError if
     they are of different models.
     """
-    files = [imatrix.load(path) for path in paths]
+    files = [imatrix.load_imatrix(path) for path in paths]
     values = sorted({file.chunk_size for file in files if file.chunk_size})
-    usual = values[-1] if values else USUAL
+    usual = values[-1] if values else DEFAULT_CHUNK_TOKENS
     notes = list(_chunk_size_notes([(file.path, file.chunk_size) for file in files]))
     notes += [
         f"{file.path} has the older form: its chunks are taken as {usual} tokens each"
         for file in files
         if not file.chunk_size
     ]
-    sums = Sums()
+    sums = ImatrixCollector()
     with_folds = [file for file in files if file.transform is not None]
     for file in files:
         _require_same_weights(files[0], file)
@@ -57,35 +57,35 @@ def merged(paths: Sequence[Path]) -> tuple[Merged, list[bytes]]:
     datasets = list(dict.fromkeys(text for file in files for text in file.datasets))
     models, folds = {file.model for file in files}, {file.transform for file in files}
     model, transform = (values.pop() if len(values) == 1 else None for values in (models, folds))
-    return Merged(len(sums.sums), chunks, tuple(notes)), sums.file(
+    return MergeResult(len(sums.sums), chunks, tuple(notes)), sums.build_file(
         datasets, chunks, usual, model or "", transform
     )
 
 
-def merge_moments(paths: Sequence[Path], out: Path) -> Merged:
+def merge_moments(paths: Sequence[Path], out: Path) -> MergeResult:
     """Write the moments that result from these files, one input at a time. Raises UserError if they
     are of different models.
     """
-    files = [moments.load(path) for path in paths]
+    files = [moments.load_moments(path) for path in paths]
     first = files[0]
     for file in files[1:]:
         _require_same_moments(first, file)
-    texts = [text for file in files for text in file.about.texts]
-    notes = list(_chunk_size_notes([(file.path, file.about.chunk_size) for file in files]))
+    texts = [text for file in files for text in file.origin.texts]
+    notes = list(_chunk_size_notes([(file.path, file.origin.chunk_size) for file in files]))
     if len(set(texts)) < len(texts):
         notes.append("two of the files have read the same text: it counts twice")
-    datasets = tuple(dict.fromkeys(name for file in files for name in file.about.datasets))
-    chunks = sum(file.about.chunks for file in files)
-    about = replace(first.about, chunks=chunks, texts=tuple(texts), datasets=datasets)
+    datasets = tuple(dict.fromkeys(name for file in files for name in file.origin.datasets))
+    chunks = sum(file.origin.chunks for file in files)
+    about = replace(first.origin, chunks=chunks, texts=tuple(texts), datasets=datasets)
     inputs = [
-        Input(stored.names, stored.columns, stored.matrices, stored.mixed)
+        MomentsInput(stored.names, stored.columns, stored.matrices, stored.mixed)
         for stored in first.inputs
     ]
-    with MomentFile(out, about, inputs) as writer:
+    with MomentsWriter(out, about, inputs) as writer:
         for number, stored in enumerate(first.inputs):
-            writer.put(number, _add_up([_counterpart(file, stored) for file in files]))
+            writer.write_input(number, _add_up([_counterpart(file, stored) for file in files]))
         writer.finish()
-    return Merged(len(first.names), chunks, tuple(notes))
+    return MergeResult(len(first.names), chunks, tuple(notes))
 
 
 def _require_same_weights(first: Imatrix, file: Imatrix) -> None:
@@ -100,28 +100,31 @@ def _require_same_weights(first: Imatrix, file: Imatrix) -> None:
         ]
         if missing := sorted(name for name in missing if "_exps" not in name):
             names = missing[0] + (f" and {len(missing) - 1} more" if missing[1:] else "")
-            raise Refusal(
+            raise UserError(
                 f"{partial.path} is of another model than {complete.path}: it has no {names}",
-                hint=HINT,
+                hint=MERGE_HINT,
             )
     for name in sorted(first.entries.keys() & file.entries.keys()):
         if first.entries[name].count != file.entries[name].count:
             sizes = f"{file.entries[name].count} values, not {first.entries[name].count}"
-            raise Refusal(
-                f"{file.path} is of another model than {first.path}: {name} has {sizes}", hint=HINT
+            raise UserError(
+                f"{file.path} is of another model than {first.path}: {name} has {sizes}",
+                hint=MERGE_HINT,
             )
 
 
-def _add_entry(sums: Sums, name: str, entry: Entry, rows: int, file: Imatrix) -> None:
+def _add_entry(
+    sums: ImatrixCollector, name: str, entry: ImatrixEntry, rows: int, file: Imatrix
+) -> None:
     values, counts = entry.sums().astype(np.float64) * rows, np.array(entry.divisors) * rows
     if name not in sums.sums:
         sums.sums[name], sums.counts[name] = values, counts
         return
     divisor_count = max(len(counts), len(sums.counts[name]))
     if divisor_count % len(counts) or divisor_count % len(sums.counts[name]):
-        raise Refusal(
+        raise UserError(
             f"{file.path} counts {name} {len(counts)} times, the others {len(sums.counts[name])}",
-            hint=HINT,
+            hint=MERGE_HINT,
         )
     sums.counts[name] = _repeat_counts(sums.counts[name], divisor_count) + _repeat_counts(
         counts, divisor_count
@@ -133,17 +136,17 @@ def _repeat_counts(counts: moments_writer.F64, many: int) -> moments_writer.F64:
     return np.repeat(counts, many // len(counts))
 
 
-def _require_same_moments(first: Moments, file: Moments) -> None:
-    if file.about.transform != first.about.transform:
+def _require_same_moments(first: MomentsFile, file: MomentsFile) -> None:
+    if file.origin.transform != first.origin.transform:
         raise _folds_error(first, file)
     if differing := sorted(first.names ^ file.names):
-        raise Refusal(
+        raise UserError(
             f"{file.path} is of another model than {first.path}:"
             f" only one of them has {differing[0]}",
-            hint=HINT,
+            hint=MERGE_HINT,
         )
     if differing := sorted(_mixed_weights(first) ^ _mixed_weights(file)):
-        raise Refusal(
+        raise UserError(
             f"{file.path} and {first.path} measured {differing[0]} in different places:"
             " before and after attention",
             hint="calibrate both with one version, and without --flash-attn on",
@@ -157,32 +160,34 @@ def _require_same_moments(first: Moments, file: Moments) -> None:
         ):
             size = f"{counterpart.matrices} x {counterpart.columns} columns"
             sizes = f"{size}, not {stored.matrices} x {stored.columns}"
-            raise Refusal(
+            raise UserError(
                 f"{file.path} is of another model than {first.path}: {stored.names[0]} has {sizes}",
-                hint=HINT,
+                hint=MERGE_HINT,
             )
-    if file.about.model != first.about.model:
-        raise Refusal(
+    if file.origin.model != first.origin.model:
+        raise UserError(
             f"{file.path} was collected from another file of this model than {first.path}",
-            hint=HINT,
+            hint=MERGE_HINT,
         )
 
 
-def _folds_error(first: Imatrix | Moments, file: Imatrix | Moments) -> Refusal:
-    return Refusal(f"{file.path} was collected with other folds than {first.path}", hint=HINT)
+def _folds_error(first: Imatrix | MomentsFile, file: Imatrix | MomentsFile) -> UserError:
+    return UserError(
+        f"{file.path} was collected with other folds than {first.path}", hint=MERGE_HINT
+    )
 
 
-def _mixed_weights(file: Moments) -> set[str]:
+def _mixed_weights(file: MomentsFile) -> set[str]:
     return {name for stored in file.inputs if stored.mixed for name in stored.names}
 
 
-def _counterpart(file: Moments, one: Second) -> Second:
-    stored = file.of(one.names[0])
+def _counterpart(file: MomentsFile, one: StoredMoments) -> StoredMoments:
+    stored = file.input_of(one.names[0])
     assert stored is not None
     return stored
 
 
-def _add_up(seconds: Sequence[Second]) -> Gathered:
+def _add_up(seconds: Sequence[StoredMoments]) -> MomentSums:
     """Return the sums of these moments, added in float64. An expert without tokens in all of them
     stays without.
     """
@@ -196,7 +201,7 @@ def _add_up(seconds: Sequence[Second]) -> Gathered:
                 second[matrix] += stored.sums(matrix)
                 first[matrix] += stored.first_sums(matrix)
         counts += stored.counts
-    return Gathered(second, first, counts)
+    return MomentSums(second, first, counts)
 
 
 def _model_notes(files: Sequence[Imatrix]) -> Iterator[str]:

@@ -26,23 +26,34 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quant.calibration.imatrix import CHUNKS, MAX_MATRICES, Entry, Imatrix, same_folds
-from quant.errors import Refusal
+from quant.calibration.imatrix import (
+    CHUNKS_KEY,
+    MAX_MATRICES,
+    Imatrix,
+    ImatrixEntry,
+    require_same_folds,
+)
+from quant.errors import UserError
 from quant.gguf import header
-from quant.model_file.load_checks import MOMENTS
+from quant.model_file.load_checks import MOMENTS_TYPE
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
-KIND, KEY = MOMENTS, MOMENTS + "."
-MIXED = KEY + "mixed"
-SECOND, SQUARES, FIRST, COUNTS = ".second", ".squares", ".first", ".counts"
-CHECKED = 16  # rows of a matrix that are compared with its columns
-AGAIN = "make it again: llmcli calibrate SRC -o STATS --moments FILE"
+KEY_PREFIX = MOMENTS_TYPE + "."
+MIXED_KEY = KEY_PREFIX + "mixed"
+SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX = (
+    ".second",
+    ".squares",
+    ".first",
+    ".counts",
+)
+CHECKED_ROWS = 16  # rows of a matrix that are compared with its columns
+REMAKE_HINT = "make it again: llmcli calibrate SRC -o STATS --moments FILE"
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class MomentsOrigin:
     """What moments were collected from: `model` is the Source.fingerprint, `texts` are the sha256
     of the chunks that were read and `datasets` their names, `transform` is the digest of the
     model's folds ("" for none).
@@ -57,7 +68,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
+class StoredMoments:
     """The moments of one input in a file: `matrices` of [columns, columns] each, with the `counts`
     of rows added to each.
 
@@ -71,8 +82,8 @@ class Second:
     matrices: int
     counts: tuple[float, ...] = field(repr=False)
     offset: int
-    importance: Entry = field(repr=False)
-    firsts: int  # file offset of the sums of x
+    importance: ImatrixEntry = field(repr=False)
+    first_offset: int  # file offset of the sums of x
     mixed: bool = False
 
     def sums(self, matrix: int = 0) -> "F32":
@@ -85,7 +96,7 @@ class Second:
         products = self._read(self.offset + 4 * size * matrix, size).reshape(
             self.columns, self.columns
         )
-        step = max(1, self.columns // CHECKED)
+        step = max(1, self.columns // CHECKED_ROWS)
         if not np.isfinite(products).all():
             raise self._bad("contain values that are not finite")
         if not np.array_equal(products[::step], products.T[::step]):
@@ -111,9 +122,9 @@ class Second:
         """Return the mean of x^2 [columns], the diagonal of mean(), as in an imatrix; ones for an
         expert without tokens.
         """
-        return self.importance.vectors(matrix, matrix + 1, self.columns).reshape(self.columns)
+        return self.importance.mean_squares(matrix, matrix + 1, self.columns).reshape(self.columns)
 
-    def first(self, matrix: int = 0) -> "F32":
+    def first_mean(self, matrix: int = 0) -> "F32":
         """Return the mean of x [columns]; zeros for an expert without tokens."""
         import numpy as np
 
@@ -125,25 +136,25 @@ class Second:
         """Return the sum of x [columns]. Raises UserError if the file is damaged."""
         import numpy as np
 
-        sums = self._read(self.firsts + 4 * self.columns * matrix, self.columns)
+        sums = self._read(self.first_offset + 4 * self.columns * matrix, self.columns)
         if not np.isfinite(sums).all():
             raise self._bad("contain values that are not finite")
         return sums
 
     @property
-    def unseen(self) -> int:
+    def unseen_matrices(self) -> int:
         """Number of matrices without rows."""
         return self.counts.count(0)
 
     @property
-    def thin(self) -> int:
+    def thin_matrices(self) -> int:
         """Number of matrices with fewer rows than columns, but some: they cannot be inverted
         without damping.
         """
         return sum(0 < count < self.columns for count in self.counts)
 
     @property
-    def fewest(self) -> float:
+    def fewest_rows(self) -> float:
         """Fewest rows that were added to a matrix, among those with rows."""
         return min((count for count in self.counts if count), default=0.0)
 
@@ -155,25 +166,25 @@ class Second:
 
         values: F32 = np.fromfile(self.file, "<f4", count, offset=offset)
         if values.size != count:
-            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
+            raise UserError(f"{self.file} became shorter while it was read", hint=REMAKE_HINT)
         return values
 
-    def _bad(self, why: str) -> Refusal:
-        return Refusal(
-            f"{self.file} is damaged: the second moments of {self.names[0]} {why}", hint=AGAIN
+    def _bad(self, why: str) -> UserError:
+        return UserError(
+            f"{self.file} is damaged: the second moments of {self.names[0]} {why}", hint=REMAKE_HINT
         )
 
 
 @dataclass(frozen=True)
-class Moments:
+class MomentsFile:
     """A moments file; `digest` identifies its content, `path` is as the user gave it, `inputs` are
     the distinct inputs.
     """
 
     path: Path
     digest: str
-    about: About
-    inputs: tuple[Second, ...]
+    origin: MomentsOrigin
+    inputs: tuple[StoredMoments, ...]
     _of: Mapping[str, int] = field(repr=False)
 
     @property
@@ -181,7 +192,7 @@ class Moments:
         """The weights with moments in the file."""
         return frozenset(self._of)
 
-    def of(self, name: str) -> Second | None:
+    def input_of(self, name: str) -> StoredMoments | None:
         """Return the input of a weight, or None."""
         number = self._of.get(name)
         return None if number is None else self.inputs[number]
@@ -192,7 +203,7 @@ class Moments:
         entries = {
             name: self.inputs[number].importance for name, number in sorted(self._of.items())
         }
-        about = self.about
+        about = self.origin
         return Imatrix(
             self.path,
             self.digest,
@@ -204,19 +215,19 @@ class Moments:
             about.transform,
         )
 
-    def fitting(
+    def match_tensors(
         self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = ""
-    ) -> dict[str, Second]:
+    ) -> dict[str, StoredMoments]:
         """Return the inputs of these tensors (name, shape with the row length first).
 
         An embedding's input of another size is ignored, because an embedding's rows may be looked
         up instead of multiplied. Raises UserError if another input has the wrong size, or if the
         moments were collected with other folds (`transform`).
         """
-        same_folds(f"{self.path} contains the moments", self.about.transform, transform)
+        require_same_folds(f"{self.path} contains the moments", self.origin.transform, transform)
         inputs, wrong = {}, []
         for name, shape in tensors:
-            stored = self.of(name)
+            stored = self.input_of(name)
             if stored is None:
                 continue
             matrices = 1
@@ -234,33 +245,33 @@ class Moments:
             details = "; ".join(wrong[:5])
             if len(wrong) > 5:
                 details += f"; and {len(wrong) - 5} more"
-            raise Refusal(
+            raise UserError(
                 f"{self.path} contains the moments of another model: {details}",
                 hint="name this model's --moments",
             )
         return inputs
 
 
-def recognised(path: Path) -> bool:
+def is_moments_file(path: Path) -> bool:
     """Return whether a file claims to contain moments; nothing else is checked."""
     try:
-        part = header.parse(path)
-    except Refusal:
+        part = header.read_file_header(path)
+    except UserError:
         return False
-    return any(item.key == "general.type" and item.value == KIND for item in part.fields)
+    return any(item.key == "general.type" and item.value == MOMENTS_TYPE for item in part.fields)
 
 
-def load(path: Path) -> Moments:
+def load_moments(path: Path) -> MomentsFile:
     """Open a moments file; the matrices stay on disk. Raises UserError, naming the file, if it is
     invalid.
     """
-    part = header.parse(path)
+    part = header.read_file_header(path)
     keys: dict[str, Any] = {item.key: item for item in part.fields}
-    if "general.type" not in keys or keys["general.type"].value != KIND:
-        hint = f"--imatrix {path} takes an imatrix" if CHUNKS in keys else AGAIN
-        raise Refusal(f"{path} is a GGUF file without moments", hint=hint)
+    if "general.type" not in keys or keys["general.type"].value != MOMENTS_TYPE:
+        hint = f"--imatrix {path} takes an imatrix" if CHUNKS_KEY in keys else REMAKE_HINT
+        raise UserError(f"{path} is a GGUF file without moments", hint=hint)
     fields = _Fields(path, keys)
-    about = About(
+    about = MomentsOrigin(
         fields.text("model"),
         fields.number("chunk_size"),
         fields.number("chunks"),
@@ -277,7 +288,7 @@ def load(path: Path) -> Moments:
         shared.setdefault(number, []).append(name)
     if sorted(shared) != list(range(len(shared))):
         raise _invalid(path, "its inputs are not numbered from 0")
-    mixed = fields.numbers("mixed") if MIXED in keys else ()
+    mixed = fields.numbers("mixed") if MIXED_KEY in keys else ()
     inputs = tuple(
         replace(_stored_input(path, number, tuple(shared[number]), tensors), mixed=number in mixed)
         for number in range(len(shared))
@@ -293,15 +304,20 @@ def load(path: Path) -> Moments:
     file_digest = hashlib.sha256(
         f"{digest} {described} {names} {input_numbers}".encode()
     ).hexdigest()[:32]
-    return Moments(path, file_digest, about, inputs, dict(zip(names, input_numbers, strict=True)))
+    return MomentsFile(
+        path, file_digest, about, inputs, dict(zip(names, input_numbers, strict=True))
+    )
 
 
 def _stored_input(
     path: Path, number: int, names: tuple[str, ...], tensors: Mapping[str, header.TensorInfo]
-) -> Second:
+) -> StoredMoments:
     import numpy as np
 
-    parts = [tensors.get(f"{number}{end}") for end in (SECOND, SQUARES, FIRST, COUNTS)]
+    parts = [
+        tensors.get(f"{number}{end}")
+        for end in (SECOND_SUFFIX, SQUARES_SUFFIX, FIRST_SUFFIX, COUNTS_SUFFIX)
+    ]
     if not all(parts):
         raise _invalid(path, f"some of the moments of {names[0]} are missing")
     second, squares, first, counts = (part for part in parts if part)
@@ -321,8 +337,8 @@ def _stored_input(
         raise _invalid(path, f"the counts of {names[0]} are invalid")
     if sums.size != columns * matrices or not (np.isfinite(sums) & (sums >= 0)).all():
         raise _invalid(path, f"{names[0]} contains values that are no sums of squares")
-    entry = Entry(path, squares.offset, squares.elements, tuple(rows.tolist()))
-    return Second(
+    entry = ImatrixEntry(path, squares.offset, squares.elements, tuple(rows.tolist()))
+    return StoredMoments(
         path, names, columns, matrices, entry.divisors, second.offset, entry, first.offset
     )
 
@@ -330,7 +346,7 @@ def _stored_input(
 class _Fields:
     """The keys of a file, each checked for its type."""
 
-    def __init__(self, path: Path, keys: Mapping[str, header.Field]) -> None:
+    def __init__(self, path: Path, keys: Mapping[str, header.MetadataField]) -> None:
         self.path, self.keys = path, keys
 
     def text(self, name: str) -> str:
@@ -351,20 +367,20 @@ class _Fields:
 
     def _array(self, name: str, kind: str) -> list[Any]:
         value = self._of(name, "array").value
-        assert isinstance(value, header.Array)
+        assert isinstance(value, header.GgufArray)
         if value.kind != kind:
             raise _invalid(
-                self.path, f"its key {KEY}{name} is an array of {value.kind}, not of {kind}"
+                self.path, f"its key {KEY_PREFIX}{name} is an array of {value.kind}, not of {kind}"
             )
-        return list(value.values())
+        return list(value.read_values())
 
-    def _of(self, name: str, kind: str) -> header.Field:
-        field = self.keys.get(KEY + name)
+    def _of(self, name: str, kind: str) -> header.MetadataField:
+        field = self.keys.get(KEY_PREFIX + name)
         if field is None or field.kind != kind:
             what = "is missing" if field is None else f"is {field.kind} instead of {kind}"
-            raise _invalid(self.path, f"its key {KEY}{name} {what}")
+            raise _invalid(self.path, f"its key {KEY_PREFIX}{name} {what}")
         return field
 
 
-def _invalid(path: Path, why: str) -> Refusal:
-    return Refusal(f"{path} is no valid moments file: {why}", hint=AGAIN)
+def _invalid(path: Path, why: str) -> UserError:
+    return UserError(f"{path} is no valid moments file: {why}", hint=REMAKE_HINT)

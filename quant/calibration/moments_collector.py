@@ -21,46 +21,55 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.calibration.attention_moments import Mix, Mixing, counted
-from quant.calibration.expected_moments import mixture
-from quant.calibration.imatrix_collector import F32, F64, Mixture, Product, Sums
-from quant.calibration.moments_writer import Gathered, Input
-from quant.errors import Refusal
+from quant.calibration.attention_moments import ChunkMixing, MixedRows, select_queries
+from quant.calibration.expected_moments import mixing_product
+from quant.calibration.imatrix_collector import (
+    F32,
+    F64,
+    AttentionMixture,
+    ImatrixCollector,
+    WeightProduct,
+)
+from quant.calibration.moments_writer import MomentsInput, MomentSums
+from quant.errors import UserError
 from quant.native import array_backends
 
 # columns of a triangle's parts: of those on its diagonal, and of the others at most
-SQUARE, LARGE = 256, 1024
-ROWS, MOST = 1024, 4  # most rows and most chunks that are multiplied at a time
-KEPT = 1 << 28  # most bytes that wait for it
-ON_DEVICE = 8  # all three are so many times larger on a GPU
-Each = Callable[..., Any]  # the signature of map
-Work = tuple[int, Callable[[], None]]  # cost, and the job
-Part = tuple[slice, slice]  # rows and columns of a matrix
+DIAGONAL_PART_COLUMNS, MAX_PART_COLUMNS = 256, 1024
+PRODUCT_ROWS, MAX_CHUNKS_PER_PRODUCT = (
+    1024,
+    4,
+)  # most rows and most chunks that are multiplied at a time
+MAX_STORED_BYTES = 1 << 28  # most bytes that wait for it
+DEVICE_FACTOR = 8  # all three are so many times larger on a GPU
+MapFunction = Callable[..., Any]  # the signature of map
+WorkItem = tuple[int, Callable[[], None]]  # cost, and the job
+MatrixPart = tuple[slice, slice]  # rows and columns of a matrix
 # most bytes of attention shares that wait to be multiplied
-WAITING = 1 << 27
+MAX_WAITING_BYTES = 1 << 27
 
 
-def shown(one: Input) -> tuple[str, ...]:
+def product_names(entry: MomentsInput) -> tuple[str, ...]:
     """Return the names of the products that an input is collected from, in the order in which they
     are computed.
     """
-    return (*one.names, mixture(one.names[0])) if one.mixed else one.names
+    return (*entry.names, mixing_product(entry.names[0])) if entry.mixed else entry.names
 
 
-class Survey:
+class InputSurvey:
     """The distinct `inputs` of a pass, in the order in which the graph computes them, and the bytes
     of `rows` of each. A chunk has `tokens`; `threads` will multiply.
     """
 
-    def __init__(self, tokens: int = ROWS, threads: int = 1) -> None:
+    def __init__(self, tokens: int = PRODUCT_ROWS, threads: int = 1) -> None:
         self.tokens, self.threads = tokens, threads
-        self.inputs: list[Input] = []
+        self.inputs: list[MomentsInput] = []
         self.rows: list[int] = []
         self._number: dict[str, int] = {}
         self._shares: dict[str, int] = {}  # bytes stored for a chunk, by weight
         self._key: tuple[int, int] | None = None
 
-    def add(self, product: Product) -> None:
+    def add(self, product: WeightProduct) -> None:
         """Add one product. A weight that was seen before only adds its rows."""
         number = self._number.get(product.name)
         if number is not None:
@@ -69,7 +78,9 @@ class Survey:
             )
             self._key = None
             return
-        new_input = Input((product.name,), product.rows.shape[-1], math.prod(product.matrices))
+        new_input = MomentsInput(
+            (product.name,), product.rows.shape[-1], math.prod(product.matrices)
+        )
         if (
             product.key == self._key
             and replace(new_input, names=(last := self.inputs[-1]).names) == last
@@ -81,7 +92,7 @@ class Survey:
         self._number[product.name] = len(self.inputs) - 1
         self._key = product.key
 
-    def mix(self, mixed: Mixture) -> None:
+    def add_mixture(self, mixed: AttentionMixture) -> None:
         """Add one mixture. A mixed input is separate from others, and is computed after all inputs
         so far.
         """
@@ -107,47 +118,55 @@ class Survey:
             }
             self._key = None
         self.rows[self._number[name]] += mixed.shares[0].nbytes
-        self._shares[name] = self._shares.get(name, 0) + counted(mixed.shares).nbytes
+        self._shares[name] = self._shares.get(name, 0) + select_queries(mixed.shares).nbytes
 
     @property
-    def together(self) -> int:
+    def chunks_per_product(self) -> int:
         """Chunks whose rows are multiplied at a time. It does not depend on the available memory,
         so that the sums of a text have the same bytes in any number of passes.
         """
-        factor = ON_DEVICE if array_backends.device() else 1
+        factor = DEVICE_FACTOR if array_backends.device() else 1
         return max(
             1,
             min(
-                factor * ROWS // self.tokens, factor * MOST, factor * KEPT // max(1, sum(self.rows))
+                factor * PRODUCT_ROWS // self.tokens,
+                factor * MAX_CHUNKS_PER_PRODUCT,
+                factor * MAX_STORED_BYTES // max(1, sum(self.rows)),
             ),
         )
 
-    def cost(self, number: int) -> int:
+    def input_bytes(self, number: int) -> int:
         """Return the bytes of memory for an input: sums of x x^T and of x in float64, and rows with
         a joined or mixed copy.
         """
-        entry, chunks = self.inputs[number], self.together
-        return held(entry) + self.rows[number] * (2 * chunks if chunks > 1 or entry.mixed else 1)
+        entry, chunks = self.inputs[number], self.chunks_per_product
+        return sums_bytes(entry) + self.rows[number] * (
+            2 * chunks if chunks > 1 or entry.mixed else 1
+        )
 
-    def waiting(self, group: Sequence[int]) -> int:
+    def waiting_bytes(self, group: Sequence[int]) -> int:
         """Return the bytes of attention shares that wait to be multiplied, and of those that arrive
         when the limit is reached.
         """
         shares = [self._shares.get(self.inputs[number].names[0], 0) for number in group]
-        return min(self.together * sum(shares), WAITING + max(shares, default=0))
+        return min(
+            self.chunks_per_product * sum(shares), MAX_WAITING_BYTES + max(shares, default=0)
+        )
 
 
-def held(one: Input) -> int:
+def sums_bytes(entry: MomentsInput) -> int:
     """Return the bytes of an input's sums."""
-    return 8 * one.matrices * (one.columns * (one.columns + 1) + 1)
+    return 8 * entry.matrices * (entry.columns * (entry.columns + 1) + 1)
 
 
-def spare(one: Input) -> int:
+def product_bytes(entry: MomentsInput) -> int:
     """Return the bytes of a product of an input, and of the sums that it is added to."""
-    return 8 * max(map(_area, _parts(0, one.columns)))
+    return 8 * max(map(_area, _parts(0, entry.columns)))
 
 
-def groups(survey: Survey, numbers: Sequence[int], memory: int) -> list[tuple[int, ...]]:
+def split_into_groups(
+    survey: InputSurvey, numbers: Sequence[int], memory: int
+) -> list[tuple[int, ...]]:
     """Split the input `numbers`, in order, into groups that can be collected at a time in `memory`
     bytes.
 
@@ -156,14 +175,14 @@ def groups(survey: Survey, numbers: Sequence[int], memory: int) -> list[tuple[in
     split: list[list[int]] = [[]]
     inputs = survey.inputs
     for number in numbers:
-        if split[-1] and needs(survey, [*split[-1], number]) > memory:
+        if split[-1] and group_bytes(survey, [*split[-1], number]) > memory:
             split.append([])
         split[-1].append(number)
-        if (need := needs(survey, split[-1])) > memory:
+        if (need := group_bytes(survey, split[-1])) > memory:
             last_input = inputs[number]
             name, columns = last_input.names[0], f"{last_input.columns:,} columns"
             experts = f", {last_input.matrices} experts" if last_input.matrices > 1 else ""
-            raise Refusal(
+            raise UserError(
                 f"the second moments of {name} ({columns}{experts})"
                 f" need {need:,} bytes of memory, {memory:,} may be used",
                 hint=f"free memory, or allow more with --memory {-(-need // 10**6)}M,"
@@ -172,31 +191,33 @@ def groups(survey: Survey, numbers: Sequence[int], memory: int) -> list[tuple[in
     return [tuple(group) for group in split if group]
 
 
-def needs(survey: Survey, group: Sequence[int]) -> int:
+def group_bytes(survey: InputSurvey, group: Sequence[int]) -> int:
     """Return the bytes of memory that collecting a group of inputs takes."""
     inputs = survey.inputs
-    most = max((spare(inputs[number]) for number in group), default=0)
-    return sum(map(survey.cost, group)) + survey.waiting(group) + survey.threads * most
+    most = max((product_bytes(inputs[number]) for number in group), default=0)
+    return sum(map(survey.input_bytes, group)) + survey.waiting_bytes(group) + survey.threads * most
 
 
-class Seconds:
+class MomentsCollector:
     """The sums of a group of inputs. `numbers` are their indices in `inputs`."""
 
-    def __init__(self, inputs: Sequence[Input], numbers: Sequence[int]) -> None:
+    def __init__(self, inputs: Sequence[MomentsInput], numbers: Sequence[int]) -> None:
         self.numbers = tuple(numbers)
         self._number = {name: number for number in numbers for name in inputs[number].names}
         self._names = {number: inputs[number].names for number in numbers}
         self._mixed = {
-            mixture(inputs[number].names[0]): number for number in numbers if inputs[number].mixed
+            mixing_product(inputs[number].names[0]): number
+            for number in numbers
+            if inputs[number].mixed
         }
         # one mixture for each chunk
-        self._mixing = {number: [Mixing()] for number in self._mixed.values()}
+        self._mixing = {number: [ChunkMixing()] for number in self._mixed.values()}
         self._keys: dict[int, tuple[int, int]] = {}
         self._kept = {number: _InputRows() for number in numbers}
-        self.waiting = 0  # chunks that are not yet in the sums
-        self.gathered = {number: _empty_sums(inputs[number]) for number in numbers}
+        self.waiting_chunks = 0  # chunks that are not yet in the sums
+        self.sums = {number: _empty_sums(inputs[number]) for number in numbers}
 
-    def add(self, product: Product) -> None:
+    def add(self, product: WeightProduct) -> None:
         """Store the input rows, once for all weights that share them."""
         number = self._number.get(product.name)
         if number is None:
@@ -207,7 +228,7 @@ class Seconds:
         self._keys[number] = product.key
         self._kept[number].add(product)
 
-    def mix(self, mixed: Mixture) -> None:
+    def add_mixture(self, mixed: AttentionMixture) -> None:
         """Store how the values of a layer are mixed, or add it at once if too much waits
         already.
         """
@@ -216,53 +237,56 @@ class Seconds:
             return
         last = self._mixing[number][-1]
         last.add(mixed.shares)
-        if self._shares > WAITING:
-            last.settle()
+        if self._shares > MAX_WAITING_BYTES:
+            last.multiply_waiting()
 
     @property
     def _shares(self) -> int:
         """Bytes of attention shares that wait."""
-        return sum(mixing.waiting for chunks in self._mixing.values() for mixing in chunks)
+        return sum(mixing.waiting_bytes for chunks in self._mixing.values() for mixing in chunks)
 
-    def turn(self, each: Each = map) -> None:
+    def end_chunk(self, each: MapFunction = map) -> None:
         """End a chunk, which may have taken several passes. `each` is map or a threaded map; the
         sums are the same.
         """
-        if self._shares > WAITING // 2:  # leave memory for the next chunk
-            _run_all(each, [mixing.settle for chunks in self._mixing.values() for mixing in chunks])
+        if self._shares > MAX_WAITING_BYTES // 2:  # leave memory for the next chunk
+            _run_all(
+                each,
+                [mixing.multiply_waiting for chunks in self._mixing.values() for mixing in chunks],
+            )
         for number, chunks in self._mixing.items():
             chunks[-1].rows = self._kept[number].turn()
-            chunks.append(Mixing())
-        self.waiting += 1
+            chunks.append(ChunkMixing())
+        self.waiting_chunks += 1
 
-    def flush(self, sums: Sums, each: Each = map) -> None:
+    def flush(self, sums: ImatrixCollector, each: MapFunction = map) -> None:
         """Add all ended chunks to the moments, and their squares to `sums`."""
         squares = [
-            partial(sums.share, kept.product(self._names[number][0]), self._names[number])
+            partial(sums.add_shared, kept.product(self._names[number][0]), self._names[number])
             for number, kept in self._kept.items()
             if kept.rows.size
         ]
         _run_all(each, squares)  # raises UserError with the first weight whose input is not finite
         ended = [(number, item) for number, chunks in self._mixing.items() for item in chunks[:-1]]
         mixtures = each(
-            Mixing.made,
+            ChunkMixing.mix_rows,
             [item for _, item in ended],
             [self._kept[number].rows[0, 0] for number, _ in ended],
         )
-        mixes: dict[int, list[Mix]] = {}
+        mixes: dict[int, list[MixedRows]] = {}
         for (number, _), mix in zip(ended, mixtures, strict=True):
             mixes.setdefault(number, []).append(mix)
         work = [
             item
             for number, kept in self._kept.items()
-            for item in kept.work(self.gathered[number], mixes.get(number, []))
+            for item in kept.work(self.sums[number], mixes.get(number, []))
         ]
         work.sort(key=operator.itemgetter(0), reverse=True)
         _run_all(each, [make for _, make in work])
         for kept in self._kept.values():
             kept.clear()
-        self._mixing = {number: [Mixing()] for number in self._mixing}
-        self.waiting = 0
+        self._mixing = {number: [ChunkMixing()] for number in self._mixing}
+        self.waiting_chunks = 0
 
 
 class _InputRows:
@@ -282,7 +306,7 @@ class _InputRows:
         rows: F32 = self._buffer[: self._end] if self.experts else self._buffer[..., : self._end, :]
         return rows
 
-    def add(self, product: Product) -> None:
+    def add(self, product: WeightProduct) -> None:
         """Append a copy of the product's rows."""
         first, rows = self._end, product.rows
         if product.experts is not None:
@@ -306,17 +330,17 @@ class _InputRows:
         first, self._chunk_start = self._chunk_start, self._end
         return slice(first, self._end)
 
-    def product(self, name: str) -> Product:
+    def product(self, name: str) -> WeightProduct:
         """Return all rows as the input of one weight."""
         experts = np.concatenate(self.experts) if self.experts else None
-        return Product(name, self.rows, self.matrices, experts, (0, 0))
+        return WeightProduct(name, self.rows, self.matrices, experts, (0, 0))
 
     def clear(self) -> None:
         """Forget all rows."""
         self._chunk_start = self._end = 0
         self.experts.clear()
 
-    def work(self, into: Gathered, mixes: Sequence[Mix]) -> Iterator[Work]:
+    def work(self, into: MomentSums, mixes: Sequence[MixedRows]) -> Iterator[WorkItem]:
         """Yield the jobs that add the rows to the sums."""
         rows = self.rows
         if self.experts:
@@ -349,13 +373,13 @@ class _InputRows:
                 )
 
 
-def _run_all(each: Each, work: Iterable[Callable[[], None]]) -> None:
+def _run_all(each: MapFunction, work: Iterable[Callable[[], None]]) -> None:
     """Run all jobs; re-raise the first exception."""
     for _ in each(operator.call, work):
         pass
 
 
-def _first(into: Gathered, matrix: int, rows: F32, mixes: Sequence[Mix]) -> None:
+def _first(into: MomentSums, matrix: int, rows: F32, mixes: Sequence[MixedRows]) -> None:
     """Add the sum of the rows, or of their mixtures."""
     into.first[matrix] += (
         sum(mix.first for mix in mixes) if mixes else rows.sum(0, dtype=np.float64)
@@ -363,7 +387,7 @@ def _first(into: Gathered, matrix: int, rows: F32, mixes: Sequence[Mix]) -> None
     into.counts[matrix] += sum(mix.count for mix in mixes) if mixes else len(rows)
 
 
-def _expert(into: Gathered, expert: int, rows: F32, places: tuple[Any, ...]) -> None:
+def _expert(into: MomentSums, expert: int, rows: F32, places: tuple[Any, ...]) -> None:
     """Add the rows of one expert."""
     tokens, slots = places
     routed = rows[tokens, slots % rows.shape[1]]
@@ -372,22 +396,25 @@ def _expert(into: Gathered, expert: int, rows: F32, places: tuple[Any, ...]) -> 
     _triangle(into.second[expert], routed, routed)
 
 
-def _parts(first: int, last: int) -> Iterator[Part]:
+def _parts(first: int, last: int) -> Iterator[MatrixPart]:
     """Yield the parts of a triangle: squares on its diagonal, half of which is redundant, and the
     rectangles between them.
     """
-    if last - first <= SQUARE:
+    if last - first <= DIAGONAL_PART_COLUMNS:
         yield slice(first, last), slice(first, last)
         return
-    middle = first + -(-(last - first) // (2 * SQUARE)) * SQUARE
-    for row in range(middle, last, LARGE):
-        for column in range(first, middle, LARGE):
-            yield slice(row, min(row + LARGE, last)), slice(column, min(column + LARGE, middle))
+    middle = first + -(-(last - first) // (2 * DIAGONAL_PART_COLUMNS)) * DIAGONAL_PART_COLUMNS
+    for row in range(middle, last, MAX_PART_COLUMNS):
+        for column in range(first, middle, MAX_PART_COLUMNS):
+            yield (
+                slice(row, min(row + MAX_PART_COLUMNS, last)),
+                slice(column, min(column + MAX_PART_COLUMNS, middle)),
+            )
     yield from _parts(first, middle)
     yield from _parts(middle, last)
 
 
-def _area(part: Part) -> int:
+def _area(part: MatrixPart) -> int:
     rows, columns = part
     return int((rows.stop - rows.start) * (columns.stop - columns.start))
 
@@ -396,33 +423,33 @@ def _triangle(sums: F64, rows: F32, other: F32) -> None:
     """Add the triangle of rows^T other part by part, on a GPU with enough memory, else on this
     thread.
     """
-    done, ops = 0, array_backends.operations(array_backends.device())
+    done, ops = 0, array_backends.array_backend(array_backends.device())
     parts = [*_parts(0, rows.shape[1])]
     try:
-        with ops.alone():
+        with ops.exclusive_access():
             left_rows = ops.array(rows)
             right_rows = left_rows if other is rows else ops.array(other)
             for part in parts:
                 _add(
                     sums,
                     part,
-                    ops.numpy(left_rows[:, part[0]].T @ right_rows[:, part[1]]),
+                    ops.to_numpy(left_rows[:, part[0]].T @ right_rows[:, part[1]]),
                     mixed=other is not rows,
                 )
                 done += 1
-    except array_backends.Full:
+    except array_backends.DeviceOutOfMemory:
         pass
     for part in parts[done:]:
         _product(sums, part, rows, other)
 
 
-def _product(sums: F64, part: Part, rows: F32, other: F32) -> None:
+def _product(sums: F64, part: MatrixPart, rows: F32, other: F32) -> None:
     """Add a part of the triangle of rows^T other."""
     down, across = part
     _add(sums, part, rows[:, down].T @ other[:, across], mixed=other is not rows)
 
 
-def _add(sums: F64, part: Part, made: F32, *, mixed: bool) -> None:
+def _add(sums: F64, part: MatrixPart, made: F32, *, mixed: bool) -> None:
     """Add a product to a part of the sums."""
     down, across = part
     sums[part] += made
@@ -432,6 +459,6 @@ def _add(sums: F64, part: Part, made: F32, *, mixed: bool) -> None:
         np.fill_diagonal(corner, np.maximum(corner.diagonal(), 0))
 
 
-def _empty_sums(one: Input) -> Gathered:
+def _empty_sums(one: MomentsInput) -> MomentSums:
     second: F64 = np.zeros((one.matrices, one.columns, one.columns))
-    return Gathered(second, np.zeros((one.matrices, one.columns)), np.zeros(one.matrices))
+    return MomentSums(second, np.zeros((one.matrices, one.columns)), np.zeros(one.matrices))

@@ -17,20 +17,29 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.calibration.imatrix_collector import DAMAGED
-from quant.calibration.moments import COUNTS, FIRST, KEY, KIND, MIXED, SECOND, SQUARES, About
-from quant.errors import Refusal
+from quant.calibration.imatrix_collector import DAMAGED_HINT
+from quant.calibration.moments import (
+    COUNTS_SUFFIX,
+    FIRST_SUFFIX,
+    KEY_PREFIX,
+    MIXED_KEY,
+    SECOND_SUFFIX,
+    SQUARES_SUFFIX,
+    MomentsOrigin,
+)
+from quant.errors import UserError
 from quant.gguf import layout
+from quant.model_file.load_checks import MOMENTS_TYPE
 
 F64 = NDArray[np.float64]
-ALIGNMENT = 32
-MARK = ".mark"  # I32 [8]: the sha256 of an input's bytes, zeros until it is written
-UNFINISHED = "0" * 64
-STEP = 128  # rows mirrored at a time: single rows would be a cache miss for each value
+ALIGNMENT_BYTES = 32
+MARK_SUFFIX = ".mark"  # I32 [8]: the sha256 of an input's bytes, zeros until it is written
+UNFINISHED_DIGEST = "0" * 64
+MIRROR_ROWS = 128  # rows mirrored at a time: single rows would be a cache miss for each value
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class MomentsInput:
     """One input of a file: the weights that it enters, and the size of its matrices; `mixed` as in
     SecondMoments.
     """
@@ -42,7 +51,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class MomentSums:
     """The sums of one input: x x^T [matrices, columns, columns], x [matrices, columns], and the
     number of rows [matrices]. Only the lower triangles are read, because the file's matrices are
     symmetric.
@@ -53,29 +62,29 @@ class Gathered:
     counts: F64
 
     @classmethod
-    def of(cls, rows: NDArray[np.floating]) -> "Gathered":
+    def from_rows(cls, rows: NDArray[np.floating]) -> "MomentSums":
         """Return the sums of rows [rows, columns] or [matrices, rows, columns], in float64."""
         rows = np.asarray(rows, np.float64).reshape(-1, *rows.shape[-2:])
         counts = np.full(len(rows), float(rows.shape[1]))
         return cls(rows.transpose(0, 2, 1) @ rows, rows.sum(1), counts)
 
 
-class MomentFile:
+class MomentsWriter:
     """The writer of a moments file, `.OUT.part` beside `out` until finish(). Use it in a `with`; an
     unfinished file is resumed by the next run.
 
     Raises UserError if the file cannot be written or the disk is too small.
     """
 
-    def __init__(self, out: Path, about: About, inputs: Sequence[Input]) -> None:
+    def __init__(self, out: Path, about: MomentsOrigin, inputs: Sequence[MomentsInput]) -> None:
         self.out, self.inputs = out, tuple(inputs)
-        self.part = out.with_name(f".{out.name}.part")
+        self.part_path = out.with_name(f".{out.name}.part")
         self.layout = _layout(about, self.inputs)
         self._slots = {slot.name: slot for slot in self.layout.slots}
         try:
             self._resume()
         except OSError as error:
-            raise Refusal(
+            raise UserError(
                 f"cannot write {out}: {error.strerror}", hint="check the folder given to --moments"
             ) from None
 
@@ -87,70 +96,72 @@ class MomentFile:
 
     def _resume(self) -> None:
         """Resume an earlier run's file if its header is identical; otherwise start a new file."""
-        if self.part.is_file():
-            self._file = self.part.open("r+b")
+        if self.part_path.is_file():
+            self._file = self.part_path.open("r+b")
             if self._file.read(len(self.layout.header)) == self.layout.header:
                 return
             self._file.close()
-            self.part.unlink()
-        need, have = self.layout.nbytes, shutil.disk_usage(self.part.parent).free
+            self.part_path.unlink()
+        need, have = self.layout.nbytes, shutil.disk_usage(self.part_path.parent).free
         if need > have:
-            raise Refusal(
+            raise UserError(
                 f"{self.out.parent} has {have:,} bytes free, the moments need {need:,}",
                 hint=f"free {need - have:,} bytes, or give another path with --moments",
             )
-        self._file = self.part.open("w+b")
+        self._file = self.part_path.open("w+b")
         self._file.write(self.layout.header)
         self._file.truncate(self.layout.nbytes)
         self._sync()
 
     @property
-    def done(self) -> frozenset[int]:
+    def finished_inputs(self) -> frozenset[int]:
         """Numbers of the inputs that are written."""
         return frozenset(
             number for number in range(len(self.inputs)) if self._mark(number).strip(b"\0")
         )
 
-    def put(self, number: int, gathered: Gathered) -> None:
+    def write_input(self, number: int, sums: MomentSums) -> None:
         """Write one input and sync it to disk. Raises UserError if its values are not finite."""
         entry, sha = self.inputs[number], hashlib.sha256()
-        assert gathered.second.shape == (entry.matrices, entry.columns, entry.columns), (
+        assert sums.second.shape == (entry.matrices, entry.columns, entry.columns), (
             entry,
-            gathered.second.shape,
+            sums.second.shape,
         )
-        diagonal = gathered.second.diagonal(axis1=1, axis2=2)
+        diagonal = sums.second.diagonal(axis1=1, axis2=2)
         # finite squares suffice: |x y| <= (x^2 + y^2) / 2
-        if not (np.isfinite(diagonal).all() and np.isfinite(gathered.first).all()):
-            raise Refusal(f"the input of {entry.names[0]} is not finite", hint=DAMAGED)
-        for matrix, square in enumerate(gathered.second):
-            self._write_matrix(self._slots[f"{number}{SECOND}"].offset, matrix, square, sha)
-        for end, values in ((SQUARES, diagonal), (FIRST, gathered.first)):
+        if not (np.isfinite(diagonal).all() and np.isfinite(sums.first).all()):
+            raise UserError(f"the input of {entry.names[0]} is not finite", hint=DAMAGED_HINT)
+        for matrix, square in enumerate(sums.second):
+            self._write_matrix(self._slots[f"{number}{SECOND_SUFFIX}"].offset, matrix, square, sha)
+        for end, values in ((SQUARES_SUFFIX, diagonal), (FIRST_SUFFIX, sums.first)):
             self._write(
                 self._slots[f"{number}{end}"].offset, np.ascontiguousarray(values, "<f4"), sha
             )
         self._write(
-            self._slots[f"{number}{COUNTS}"].offset,
-            np.ascontiguousarray(gathered.counts, "<f8"),
+            self._slots[f"{number}{COUNTS_SUFFIX}"].offset,
+            np.ascontiguousarray(sums.counts, "<f8"),
             sha,
         )
         self._sync()
-        self._write_at(self._slots[f"{number}{MARK}"].offset, sha.digest())
+        self._write_at(self._slots[f"{number}{MARK_SUFFIX}"].offset, sha.digest())
         self._sync()
 
     def finish(self) -> None:
         """Write the file's digest and rename it to its final name."""
-        assert len(self.done) == len(self.inputs), self.done
+        assert len(self.finished_inputs) == len(self.inputs), self.finished_inputs
         sha = hashlib.sha256(b"".join(self._mark(number) for number in range(len(self.inputs))))
-        self._write_at(self.layout.header.index(UNFINISHED.encode()), sha.hexdigest().encode())
+        self._write_at(
+            self.layout.header.index(UNFINISHED_DIGEST.encode()), sha.hexdigest().encode()
+        )
         self._sync()
         self._file.close()
-        self.part.replace(self.out)
+        self.part_path.replace(self.out)
 
     def _write_matrix(self, offset: int, matrix: int, square: F64, sha: "hashlib._Hash") -> None:
         """Write the lower triangle and its mirror image, some rows at a time."""
         columns = len(square)
-        for first in range(0, columns, STEP):
-            last = first + STEP
+        for first in range(0, columns, MIRROR_ROWS):
+            last = first + MIRROR_ROWS
             rows = np.array(square[first:last], "<f4")
             rows[:, last:] = square[last:, first:last].T
             corner = rows[:, first:last]
@@ -167,13 +178,13 @@ class MomentFile:
             self._file.seek(offset)
             self._file.write(raw)
         except OSError as error:
-            raise Refusal(
-                f"cannot write {self.part}: {error.strerror}",
+            raise UserError(
+                f"cannot write {self.part_path}: {error.strerror}",
                 hint="free disk space, then run the same command again",
             ) from None
 
     def _mark(self, number: int) -> bytes:
-        self._file.seek(self._slots[f"{number}{MARK}"].offset)
+        self._file.seek(self._slots[f"{number}{MARK_SUFFIX}"].offset)
         return self._file.read(32)
 
     def _sync(self) -> None:
@@ -181,8 +192,10 @@ class MomentFile:
         os.fsync(self._file.fileno())
 
 
-def write(
-    path: Path, gathered: Sequence[tuple[Sequence[str], Gathered]], about: About | None = None
+def write_moments(
+    path: Path,
+    inputs_with_sums: Sequence[tuple[Sequence[str], MomentSums]],
+    about: MomentsOrigin | None = None,
 ) -> Path:
     """Write a whole file at once from [(names of the weights, sums of their input), ..];
     MomentSums.from_rows(rows) computes the latter.
@@ -190,38 +203,42 @@ def write(
     moments.load_moments reads it. Tests of second-order methods need no model with it.
     """
     inputs = [
-        Input(tuple(names), sums.second.shape[-1], len(sums.second)) for names, sums in gathered
+        MomentsInput(tuple(names), sums.second.shape[-1], len(sums.second))
+        for names, sums in inputs_with_sums
     ]
-    with MomentFile(path, about or About(), inputs) as file:
-        for number, (_, sums) in enumerate(gathered):
-            file.put(number, sums)
+    with MomentsWriter(path, about or MomentsOrigin(), inputs) as file:
+        for number, (_, sums) in enumerate(inputs_with_sums):
+            file.write_input(number, sums)
         file.finish()
     return path
 
 
-def _layout(about: About, inputs: tuple[Input, ...]) -> layout.Layout:
+def _layout(about: MomentsOrigin, inputs: tuple[MomentsInput, ...]) -> layout.FileLayout:
     names = [(name, number) for number, entry in enumerate(inputs) for name in entry.names]
     entries = [
-        ("general.type", layout.entry("string", KIND)),
-        (KEY + "digest", layout.entry("string", UNFINISHED)),
-        (KEY + "model", layout.entry("string", about.model)),
-        (KEY + "chunk_size", layout.entry("uint32", about.chunk_size)),
-        (KEY + "chunks", layout.entry("uint32", about.chunks)),
-        (KEY + "texts", layout.entry("array:string", list(about.texts))),
-        (KEY + "datasets", layout.entry("array:string", list(about.datasets))),
-        (KEY + "transform", layout.entry("string", about.transform)),
-        (KEY + "weights", layout.entry("array:string", [name for name, _ in names])),
-        (KEY + "inputs", layout.entry("array:uint32", [number for _, number in names])),
+        ("general.type", layout.encode_entry("string", MOMENTS_TYPE)),
+        (KEY_PREFIX + "digest", layout.encode_entry("string", UNFINISHED_DIGEST)),
+        (KEY_PREFIX + "model", layout.encode_entry("string", about.model)),
+        (KEY_PREFIX + "chunk_size", layout.encode_entry("uint32", about.chunk_size)),
+        (KEY_PREFIX + "chunks", layout.encode_entry("uint32", about.chunks)),
+        (KEY_PREFIX + "texts", layout.encode_entry("array:string", list(about.texts))),
+        (KEY_PREFIX + "datasets", layout.encode_entry("array:string", list(about.datasets))),
+        (KEY_PREFIX + "transform", layout.encode_entry("string", about.transform)),
+        (KEY_PREFIX + "weights", layout.encode_entry("array:string", [name for name, _ in names])),
+        (
+            KEY_PREFIX + "inputs",
+            layout.encode_entry("array:uint32", [number for _, number in names]),
+        ),
     ]
     if mixed := [number for number, entry in enumerate(inputs) if entry.mixed]:
-        entries.append((MIXED, layout.entry("array:uint32", mixed)))
+        entries.append((MIXED_KEY, layout.encode_entry("array:uint32", mixed)))
     tensors: list[tuple[str, tuple[int, ...], str]] = []
     for number, entry in enumerate(inputs):
         tensors += [
-            (f"{number}{SECOND}", (entry.columns, entry.columns, entry.matrices), "F32"),
-            (f"{number}{SQUARES}", (entry.columns, entry.matrices), "F32"),
-            (f"{number}{FIRST}", (entry.columns, entry.matrices), "F32"),
-            (f"{number}{COUNTS}", (entry.matrices,), "F64"),
-            (f"{number}{MARK}", (8,), "I32"),
+            (f"{number}{SECOND_SUFFIX}", (entry.columns, entry.columns, entry.matrices), "F32"),
+            (f"{number}{SQUARES_SUFFIX}", (entry.columns, entry.matrices), "F32"),
+            (f"{number}{FIRST_SUFFIX}", (entry.columns, entry.matrices), "F32"),
+            (f"{number}{COUNTS_SUFFIX}", (entry.matrices,), "F64"),
+            (f"{number}{MARK_SUFFIX}", (8,), "I32"),
         ]
-    return layout.layout(entries, tensors, ALIGNMENT)
+    return layout.lay_out_file(entries, tensors, ALIGNMENT_BYTES)

@@ -14,40 +14,40 @@ from typing import Any
 
 import numpy as np
 
-from quant.calibration.imatrix_collector import F64, Sums
-from quant.calibration.moments_collector import Seconds, held
-from quant.calibration.moments_writer import Input
-from quant.record_log import Records
+from quant.calibration.imatrix_collector import F64, ImatrixCollector
+from quant.calibration.moments_collector import MomentsCollector, sums_bytes
+from quant.calibration.moments_writer import MomentsInput
+from quant.record_log import RecordLog
 
-EVERY = 20.0  # seconds of work between two saves, at least
-SHARE = 20  # and at least so many times the duration of the last save
-DESCRIPTION = 0
+SAVE_SECONDS = 20.0  # seconds of work between two saves, at least
+SAVE_TIME_FACTOR = 20  # and at least so many times the duration of the last save
+DESCRIPTION_RECORD = 0
 
 
 @dataclass
-class Progress:
+class CalibrationProgress:
     """The sums of all weights so far. Of the inputs whose second moments are collected, `finished`
     are in their file and `moments` are in progress; `chunks` were read in this pass.
     """
 
-    sums: Sums
-    seconds: Seconds | None
+    sums: ImatrixCollector
+    moments: MomentsCollector | None
     finished: set[int]
     chunks: int = 0
 
 
-class Interim:
+class CalibrationState:
     """The state file at `path`. `head` contains everything that the sums depend on; a file with
     another head is ignored.
     """
 
-    def __init__(self, path: Path, head: dict[str, Any], inputs: Sequence[Input]) -> None:
+    def __init__(self, path: Path, head: dict[str, Any], inputs: Sequence[MomentsInput]) -> None:
         self.path, self.head, self.inputs = path, head, inputs
-        self._next = time.monotonic() + EVERY
+        self._next = time.monotonic() + SAVE_SECONDS
 
-    def load(self) -> Progress | None:
+    def load(self) -> CalibrationProgress | None:
         """Return the state that an earlier run left, or None if there is none for this head."""
-        file = Records.resume(self.path, write=False)
+        file = RecordLog.resume(self.path, write=False)
         if file is None:
             return None
         try:
@@ -55,26 +55,28 @@ class Interim:
         finally:
             file.close()
 
-    def _restore(self, file: Records) -> Progress | None:
-        description = json.loads(file.get(DESCRIPTION))
+    def _restore(self, file: RecordLog) -> CalibrationProgress | None:
+        description = json.loads(file.read(DESCRIPTION_RECORD))
         if file.numbers != set(range(description["records"])):  # incomplete
             return None
         group = description["group"]
-        progress = Progress(
-            Sums(), Seconds(self.inputs, group) if group else None, set(description["finished"])
+        progress = CalibrationProgress(
+            ImatrixCollector(),
+            MomentsCollector(self.inputs, group) if group else None,
+            set(description["finished"]),
         )
         progress.chunks = description["chunks"]
         for name, (sums, counts) in description["sums"].items():
             progress.sums.sums[name], progress.sums.counts[name] = np.empty(sums), np.empty(counts)
         for number, array in enumerate(_arrays(progress), 1):
-            array.reshape(-1)[:] = np.frombuffer(file.get(number), np.float64)
+            array.reshape(-1)[:] = np.frombuffer(file.read(number), np.float64)
         return progress
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Return whether it is time to save."""
         return time.monotonic() >= self._next
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: CalibrationProgress) -> None:
         """Save the state."""
         started = time.monotonic()
         new_path = self.path.with_name(self.path.name + ".new")
@@ -83,16 +85,16 @@ class Interim:
             "finished": sorted(progress.finished),
             "chunks": progress.chunks,
             "records": 1 + len(arrays),
-            "group": progress.seconds.numbers if progress.seconds else [],
+            "group": progress.moments.numbers if progress.moments else [],
             "sums": {
                 name: (sums.shape, progress.sums.counts[name].shape)
                 for name, sums in progress.sums.sums.items()
             },
         }
-        file = Records.begin(new_path, self.head)
+        file = RecordLog.create(new_path, self.head)
         try:
-            description = {DESCRIPTION: json.dumps(layout).encode()}
-            file.put(
+            description = {DESCRIPTION_RECORD: json.dumps(layout).encode()}
+            file.append(
                 {
                     **description,
                     **{
@@ -104,7 +106,9 @@ class Interim:
         finally:
             file.close()
         new_path.replace(self.path)
-        self._next = time.monotonic() + max(EVERY, SHARE * (time.monotonic() - started))
+        self._next = time.monotonic() + max(
+            SAVE_SECONDS, SAVE_TIME_FACTOR * (time.monotonic() - started)
+        )
 
     def discard(self) -> None:
         """Delete the state files."""
@@ -112,20 +116,20 @@ class Interim:
         self.path.with_name(self.path.name + ".new").unlink(missing_ok=True)
 
 
-def nbytes(inputs: Sequence[Input], group: Sequence[int]) -> int:
+def disk_bytes(inputs: Sequence[MomentsInput], group: Sequence[int]) -> int:
     """Return the approximate bytes on disk while a group is in progress: the file, and the one that
     replaces it.
     """
-    return 2 * sum(held(inputs[number]) for number in group)
+    return 2 * sum(sums_bytes(inputs[number]) for number in group)
 
 
-def _arrays(progress: Progress) -> Iterator[F64]:
+def _arrays(progress: CalibrationProgress) -> Iterator[F64]:
     """Yield all arrays of the state in the order of the description."""
     for name, sums in progress.sums.sums.items():
         yield sums
         yield progress.sums.counts[name]
-    if progress.seconds:
-        for gathered in progress.seconds.gathered.values():
+    if progress.moments:
+        for gathered in progress.moments.sums.values():
             for array in (gathered.second, gathered.first, gathered.counts):
                 assert array.dtype == np.float64
                 yield array

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from quant.calibration.imatrix import Entry
+from quant.calibration.imatrix import ImatrixEntry
 from quant.native import ggml
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 
-class Second(Protocol):
+class SecondMoments(Protocol):
     """The second moments of one tensor's input (quant/calibration/moments.py)."""
 
     @property
@@ -30,7 +30,7 @@ class Second(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class InputStatistics:
     """The calibration statistics of one tensor's input; `matrices` (experts) of `rows` rows each
     follow one another.
 
@@ -43,18 +43,22 @@ class Evidence:
     columns: int
     rows: int
     matrices: int = 1
-    sums: Entry | None = None
-    second: Second | None = None
-    values: int = 0
+    mean_squares: ImatrixEntry | None = None
+    moments: SecondMoments | None = None
+    value_rows: int = 0
 
-    def weigh(self, first: int, last: int) -> ggml.Importance | None:
+    def importance(self, first: int, last: int) -> ggml.Importance | None:
         """Return the imatrix's importance of rows first .. last, or None if it has none."""
-        return self.sums.over(first, last, self.rows, self.columns) if self.sums else None
+        return (
+            self.mean_squares.importance(first, last, self.rows, self.columns)
+            if self.mean_squares
+            else None
+        )
 
-    def weigher(self) -> Callable[[int, int], ggml.Importance | None]:
+    def importance_reader(self) -> Callable[[int, int], ggml.Importance | None]:
         """Return importance() for repeated calls: the vector of a tensor with one matrix is read
         only once.
         """
-        if self.matrices > 1 or (only := self.weigh(0, self.rows)) is None:
-            return self.weigh
-        return lambda first, last: only.behind(first)
+        if self.matrices > 1 or (only := self.importance(0, self.rows)) is None:
+            return self.importance
+        return lambda first, last: only.after(first)

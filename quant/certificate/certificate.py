@@ -11,26 +11,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import BinaryIO
 
-from quant.errors import Damaged, Refusal
-from quant.gguf.header import Field, TensorInfo
-from quant.json_dataclasses import parse
-from quant.model_file.model_header import Header
+from quant.errors import DamagedSourceError, UserError
+from quant.gguf.header import MetadataField, TensorInfo
+from quant.json_dataclasses import parse_json
+from quant.model_file.model_header import ModelHeader
 
-KEY = "llmcli.certificate"
-FORMAT = 1
-LONGEST = 64 << 20  # enough for a million tensors
-SAMPLE = 4096  # bytes from the middle of each tensor that a quick check reads
-BLOCK = 1 << 22
-SHOWN = 3  # tensors named in a message
+CERTIFICATE_KEY = "llmcli.certificate"
+FORMAT_VERSION = 1
+MAX_TEXT_CHARACTERS = 64 << 20  # enough for a million tensors
+SAMPLE_BYTES = 4096  # bytes from the middle of each tensor that a quick check reads
+BLOCK_BYTES = 1 << 22
+MAX_NAMED_TENSORS = 3  # tensors named in a message
 # most bytes of JSON for a tensor and a text, beside their names, and for the other parts
-TENSOR, TEXT, REST = 160, 160, 8192
+TENSOR_JSON_BYTES, TEXT_JSON_BYTES, BASE_JSON_BYTES = 160, 160, 8192
 # Keys that depend on how the files are split, and the certificate, which cannot contain its own
 # digest.
-ASIDE = frozenset({KEY, "split.no", "split.count", "split.tensors.count"})
+UNHASHED_KEYS = frozenset({CERTIFICATE_KEY, "split.no", "split.count", "split.tensors.count"})
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class CertifiedEstimate:
     """A measured value and its standard error."""
 
     value: float
@@ -38,7 +38,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CertifiedSource:
     """The source of the file: its name without a folder, quantize's fingerprint of it, the types
     its floats are stored as, and the bytes of its tensors.
     """
@@ -51,7 +51,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentDigests:
     """Digests of the certified bytes.
 
     `data` is the sha256 of name, shape, type and bytes of every tensor in order, however the file
@@ -68,7 +68,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class CalibrationRecord:
     """An input that influenced the rounding: "imatrix" or "moments" with the digest of a file, or
     "mix", the choice of types.
 
@@ -85,7 +85,7 @@ class Steering:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorRecord:
     """One tensor. `error` is the relative RMS error of its values against the source's, `weighted`
     the same with columns weighted by the imatrix; None where they cannot be computed. For folded
     tensors the source is the folded one.
@@ -100,7 +100,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class AnswerMetrics:
     """How closely the file answers like its source: llama-perplexity's metrics on a text.
 
     `base` is the type that the source ran in. `calibrated` means that the text also served as
@@ -113,20 +113,20 @@ class Answers:
     chunks: int
     positions: int
     base: str
-    perplexity: Figure
-    base_perplexity: Figure
-    perplexity_ratio: Figure
-    kld: Figure
+    perplexity: CertifiedEstimate
+    base_perplexity: CertifiedEstimate
+    perplexity_ratio: CertifiedEstimate
+    kld: CertifiedEstimate
     kld_median: float
     kld_ranks: dict[str, float]
     kld_most: float
-    same_top: Figure
-    rms_delta_p: Figure
+    same_top: CertifiedEstimate
+    rms_delta_p: CertifiedEstimate
     calibrated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class SpeedComparison:
     """Tokens per second in one test, with source and file measured in turn: medians, their slowest
     and fastest tenth, and the ratio with its interval (None: too few measurements). `noisy` means
     that the machine was busy meanwhile.
@@ -145,7 +145,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Environment:
     """Hardware and software of the measurement, without host, folder and user names."""
 
     llmcli: str
@@ -169,73 +169,77 @@ class Certificate:
     file_type: str
     method: str
     settings: str
-    source: Origin
-    content: Content
-    world: World
-    answers: Answers
-    steering: tuple[Steering, ...] = ()
+    source: CertifiedSource
+    content: ContentDigests
+    world: Environment
+    answers: AnswerMetrics
+    steering: tuple[CalibrationRecord, ...] = ()
     folds: tuple[str, ...] = ()
     mix: dict[str, int] = field(default_factory=dict)
-    tensors: tuple[Tensor, ...] = ()
-    speed: tuple[Speed, ...] = ()
+    tensors: tuple[TensorRecord, ...] = ()
+    speed: tuple[SpeedComparison, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         """Return the certificate as JSON text."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
 
-def room(tensors: Iterable[str], texts: Iterable[str]) -> int:
+def max_json_bytes(tensors: Iterable[str], texts: Iterable[str]) -> int:
     """Return the most bytes that a certificate adds to a file, given the names of its tensors and
     calibration texts. Planning for a target size reserves them.
     """
-    groups = ((tensors, TENSOR), (texts, TEXT))
+    groups = ((tensors, TENSOR_JSON_BYTES), (texts, TEXT_JSON_BYTES))
     sizes = (
         len(json.dumps(name, ensure_ascii=False).encode()) + extra
         for names, extra in groups
         for name in names
     )
-    return REST + sum(sizes)
+    return BASE_JSON_BYTES + sum(sizes)
 
 
-def read(header: Header) -> Certificate | None:
+def read_certificate(header: ModelHeader) -> Certificate | None:
     """Return the certificate in a file, or None if it has none. Raises UserError if it cannot be
     read.
     """
-    value = header.metadata.get(KEY)
+    value = header.metadata.get(CERTIFICATE_KEY)
     if value is None:
         return None
     again = "llmcli quantize SRC -o FILE --verify writes it again"
     try:
         if not isinstance(value, str):
             raise ValueError("it is not text")
-        certificate = parse(Certificate, value, LONGEST)
+        certificate = parse_json(Certificate, value, MAX_TEXT_CHARACTERS)
     except ValueError as error:
-        raise Refusal(
+        raise UserError(
             f"the certificate in {header.path} cannot be read: {error}", hint=again
         ) from None
-    if certificate.format != FORMAT:
-        raise Refusal(
+    if certificate.format != FORMAT_VERSION:
+        raise UserError(
             f"the certificate in {header.path} has format {certificate.format},"
-            f" and this version reads format {FORMAT}",
+            f" and this version reads format {FORMAT_VERSION}",
             hint="a newer llmcli may read it",
         )
     return certificate
 
 
-def content(header: Header, tick: Callable[[int], None] = lambda nbytes: None) -> Content:
+def digest_content(
+    header: ModelHeader, on_bytes: Callable[[int], None] = lambda nbytes: None
+) -> ContentDigests:
     """Return the digests of a file. Reads all of its bytes."""
-    return Content(
-        data(header.tensors, tick),
-        sample(header.tensors),
-        metadata(header.fields),
+    return ContentDigests(
+        digest_tensors(header.tensors, on_bytes),
+        digest_sample(header.tensors),
+        digest_metadata(header.fields),
         header.tensor_bytes,
         header.parameters,
         header.bits_per_weight,
     )
 
 
-def data(tensors: Sequence[TensorInfo], tick: Callable[[int], None] = lambda nbytes: None) -> str:
+def digest_tensors(
+    tensors: Sequence[TensorInfo], on_bytes: Callable[[int], None] = lambda nbytes: None
+) -> str:
     """Return the sha256 of every tensor. `on_bytes` is called with the number of bytes read each
     time.
     """
@@ -243,70 +247,74 @@ def data(tensors: Sequence[TensorInfo], tick: Callable[[int], None] = lambda nby
     for tensor in tensors:
         digest.update(_label(tensor))
         with tensor.file.open("rb") as stream:
-            for block in blocks(stream, tensor):
+            for block in read_blocks(stream, tensor):
                 digest.update(block)
-                tick(len(block))
+                on_bytes(len(block))
     return digest.hexdigest()
 
 
-def blocks(stream: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
+def read_blocks(stream: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
     """Yield a tensor's bytes from its open file. Raises Damaged if the file ends too early."""
     stream.seek(tensor.offset)
     remaining = tensor.nbytes
     while remaining:
-        block = stream.read(min(BLOCK, remaining))
+        block = stream.read(min(BLOCK_BYTES, remaining))
         if not block:
-            raise Damaged(
+            raise DamagedSourceError(
                 f"{tensor.file} ends within tensor {tensor.name}", hint="make the file again"
             )
         yield block
         remaining -= len(block)
 
 
-def sample(tensors: Sequence[TensorInfo]) -> str:
+def digest_sample(tensors: Sequence[TensorInfo]) -> str:
     """Return the sha256 of the middle of every tensor: a few MB of any file."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(_label(tensor))
         with tensor.file.open("rb") as stream:
-            stream.seek(tensor.offset + max(0, tensor.nbytes - SAMPLE) // 2)
-            digest.update(stream.read(min(SAMPLE, tensor.nbytes)))
+            stream.seek(tensor.offset + max(0, tensor.nbytes - SAMPLE_BYTES) // 2)
+            digest.update(stream.read(min(SAMPLE_BYTES, tensor.nbytes)))
     return digest.hexdigest()
 
 
-def metadata(fields: Sequence[Field]) -> str:
+def digest_metadata(fields: Sequence[MetadataField]) -> str:
     """Return the sha256 of all keys and values, byte by byte, except UNHASHED_KEYS."""
     digest = hashlib.sha256()
     for entry in fields:
-        if entry.key not in ASIDE:
-            digest.update(entry.key.encode() + b"\0" + hashlib.sha256(entry.copy()).digest())
+        if entry.key not in UNHASHED_KEYS:
+            digest.update(entry.key.encode() + b"\0" + hashlib.sha256(entry.read_raw()).digest())
     return digest.hexdigest()
 
 
-def doubts(
-    header: Header,
-    found: Certificate,
+def find_mismatches(
+    header: ModelHeader,
+    certificate: Certificate,
     *,
-    whole: bool = False,
-    tick: Callable[[int], None] = lambda nbytes: None,
+    all_bytes: bool = False,
+    on_bytes: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[str, ...]:
     """Return why a certificate does not match the file that contains it; empty if it matches.
 
     Types, sizes, metadata and a sample of every tensor are checked, with `all_bytes` every byte.
     """
-    reasons = [*_table_differences(header, found)]
-    if not reasons and sample(header.tensors) != found.content.sample:
+    reasons = [*_table_differences(header, certificate)]
+    if not reasons and digest_sample(header.tensors) != certificate.content.sample:
         reasons.append("its tensors are not those that were verified")
-    elif not reasons and whole and data(header.tensors, tick) != found.content.data:
+    elif (
+        not reasons
+        and all_bytes
+        and digest_tensors(header.tensors, on_bytes) != certificate.content.data
+    ):
         reasons.append("its tensors were changed after they were verified")
-    if metadata(header.fields) != found.content.metadata:
+    if digest_metadata(header.fields) != certificate.content.metadata:
         reasons.append(
             "its metadata was changed after it was verified, or was written for another file"
         )
     return tuple(reasons)
 
 
-def _table_differences(header: Header, found: Certificate) -> list[str]:
+def _table_differences(header: ModelHeader, found: Certificate) -> list[str]:
     """Return the differences between the tensors in the file and those in the certificate."""
     in_file = {tensor.name: (tensor.type, tensor.nbytes) for tensor in header.tensors}
     certified = {tensor.name: (tensor.type, tensor.nbytes) for tensor in found.tensors}
@@ -319,7 +327,9 @@ def _table_differences(header: Header, found: Certificate) -> list[str]:
         return []
     if not differing:
         return ["its tensors are in another order"]
-    names = ", ".join(sorted(differing)[:SHOWN]) + (" …" if len(differing) > SHOWN else "")
+    names = ", ".join(sorted(differing)[:MAX_NAMED_TENSORS]) + (
+        " …" if len(differing) > MAX_NAMED_TENSORS else ""
+    )
     return [f"it names other tensors, or other types or sizes of them: {names}"]
 
 

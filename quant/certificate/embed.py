@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from quant.certificate import certificate
-from quant.certificate.certificate import KEY, Certificate, blocks
-from quant.errors import Refusal
-from quant.gguf.header import Part, parse
-from quant.gguf.layout import Layout, entry, layout
+from quant.certificate.certificate import CERTIFICATE_KEY, Certificate, read_blocks
+from quant.errors import UserError
+from quant.gguf.header import FileHeader, read_file_header
+from quant.gguf.layout import FileLayout, encode_entry, lay_out_file
 from quant.gguf.resumable_writer import sync_folder
-from quant.model_file.model_header import Header
-from quant.model_file.read_header import read
+from quant.model_file.model_header import ModelHeader
+from quant.model_file.read_header import read_header
 
 
-def stamp(
-    path: Path, found: Certificate, tick: Callable[[int], None] = lambda nbytes: None
+def embed_certificate(
+    path: Path, new_certificate: Certificate, on_bytes: Callable[[int], None] = lambda nbytes: None
 ) -> None:
     """Write a certificate into `path`, or into its first shard, replacing an old one. `on_bytes` is
     called with the number of bytes written each time.
@@ -33,34 +33,38 @@ def stamp(
     Raises UserError if the disk is too small, if another process is writing the file, or if the
     tensors do not match the certificate. If killed, the file has either its old or its new content.
     """
-    header = read(path)
-    first = parse(header.files[0])
-    new_layout = _layout(first, found)
+    header = read_header(path)
+    first = read_file_header(header.files[0])
+    new_layout = _layout(first, new_certificate)
     with _open_new_file(first.file, new_layout) as (part, stream):
-        _copy(first, new_layout, stream, tick)
+        _copy(first, new_layout, stream, on_bytes)
         stream.flush()
         os.fsync(stream.fileno())
-        _check(header, part, found)
+        _check(header, part, new_certificate)
         shutil.copymode(first.file, part)
         part.replace(first.file)
     sync_folder(first.file.parent)
 
 
-def _layout(first: Part, found: Certificate) -> Layout:
+def _layout(first: FileHeader, found: Certificate) -> FileLayout:
     """Return the layout of the new file: all keys unchanged, then the certificate."""
-    keys = [(field.key, field.copy()) for field in first.fields if field.key != KEY]
+    keys = [(field.key, field.read_raw()) for field in first.fields if field.key != CERTIFICATE_KEY]
     tensors = [(tensor.name, tensor.shape, tensor.type) for tensor in first.tensors]
-    return layout([*keys, (KEY, entry("string", found.text()))], tensors, first.alignment)
+    return lay_out_file(
+        [*keys, (CERTIFICATE_KEY, encode_entry("string", found.to_json()))],
+        tensors,
+        first.alignment,
+    )
 
 
 @contextmanager
-def _open_new_file(file: Path, made: Layout) -> Iterator[tuple[Path, BinaryIO]]:
+def _open_new_file(file: Path, made: FileLayout) -> Iterator[tuple[Path, BinaryIO]]:
     """Open the new file, locked for this process; it is deleted afterwards unless it was
     renamed.
     """
     part = file.with_name(f".{file.name}.stamped")
     if part.is_symlink() or (part.exists() and not part.is_file()):
-        raise Refusal(f"{part} is no ordinary file", hint="remove it")
+        raise UserError(f"{part} is no ordinary file", hint="remove it")
     with part.open("a+b") as stream:
         _lock(stream, part, file)
         try:
@@ -68,7 +72,7 @@ def _open_new_file(file: Path, made: Layout) -> Iterator[tuple[Path, BinaryIO]]:
             stream.truncate()
             have = shutil.disk_usage(file.parent).free
             if made.nbytes > have:
-                raise Refusal(
+                raise UserError(
                     f"{file.parent} has {have:,} bytes free,"
                     f" a copy of {file.name} needs {made.nbytes:,}",
                     hint=f"free {made.nbytes - have:,} bytes, then run --verify again:"
@@ -85,7 +89,7 @@ def _lock(stream: BinaryIO, part: Path, file: Path) -> None:
         import fcntl
     except ImportError:  # as in resumable_writer.py
         return
-    busy = Refusal(
+    busy = UserError(
         f"another process is writing {file}", hint="wait for it, then run the same command again"
     )
     try:
@@ -103,28 +107,28 @@ def _is_current(stream: BinaryIO, part: Path) -> bool:
     return part.exists() and os.path.samestat(os.fstat(stream.fileno()), part.stat())
 
 
-def _copy(first: Part, made: Layout, out: BinaryIO, tick: Callable[[int], None]) -> None:
+def _copy(first: FileHeader, made: FileLayout, out: BinaryIO, tick: Callable[[int], None]) -> None:
     """Write the header, then each tensor at its offset, with zeros between."""
     out.write(made.header)
     with first.file.open("rb") as data:
         for tensor, slot in zip(first.tensors, made.slots, strict=True):
             out.write(bytes(slot.offset - out.tell()))
-            for block in blocks(data, tensor):
+            for block in read_blocks(data, tensor):
                 out.write(block)
                 tick(len(block))
     out.write(bytes(made.nbytes - out.tell()))
 
 
-def _check(header: Header, part: Path, found: Certificate) -> None:
+def _check(header: ModelHeader, part: Path, found: Certificate) -> None:
     """Read the new file back: tensors and metadata must match the certificate. Raises UserError if
     the tensors do not.
     """
-    written = parse(part)
+    written = read_file_header(part)
     other_tensors = tuple(tensor for tensor in header.tensors if tensor.file != header.files[0])
-    if certificate.data((*written.tensors, *other_tensors)) != found.content.data:
-        raise Refusal(
+    if certificate.digest_tensors((*written.tensors, *other_tensors)) != found.content.data:
+        raise UserError(
             f"{header.path} was changed while it was verified", hint="run the same command again"
         )
-    assert certificate.metadata(written.fields) == found.content.metadata, (
+    assert certificate.digest_metadata(written.fields) == found.content.metadata, (
         "the certificate is of other metadata"
     )

@@ -10,30 +10,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quant.gguf.header import TensorInfo
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 from quant.native import ggml
-from quant.relative_error import relative, squares
-from quant.source.source import Weight, stored_rows
+from quant.relative_error import relative_rms, sum_of_squares
+from quant.source.source import Weight, make_file_row_reader
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SLAB = 1 << 22  # values of a tensor in memory at a time, twice as floats
-PIECE = 1 << 18  # values in a thread's job
+SLAB_VALUES = 1 << 22  # values of a tensor in memory at a time, twice as floats
+PIECE_VALUES = 1 << 18  # values in a thread's job
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
+class OriginalTensor:
     """One tensor of the source, with a function that returns the importance of rows first ..
     last.
     """
 
     weight: Weight
-    weigh: Callable[[int, int], ggml.Importance | None]
+    importance: Callable[[int, int], ggml.Importance | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Deviation:
+class TensorError:
     """Relative RMS error of a tensor's values; `weighted`: weighted by importance. None where it
     cannot be computed.
     """
@@ -61,36 +61,38 @@ class _Sums:
         )
 
 
-def deviations(
-    originals: Mapping[str, Original],
-    header: Header,
+def tensor_errors(
+    originals: Mapping[str, OriginalTensor],
+    header: ModelHeader,
     threads: int,
-    tick: Callable[[int], None] = lambda count: None,
-) -> Iterator[Deviation]:
+    on_tensor: Callable[[int], None] = lambda count: None,
+) -> Iterator[TensorError]:
     """Yield the error of every tensor of the file in order, against its original of the same name.
     `on_tensor` is called with 1 after each.
     """
     with ThreadPoolExecutor(threads, thread_name_prefix="deviate") as pool:
         for tensor in header.tensors:
             yield _tensor_error(originals[tensor.name], tensor, pool)
-            tick(1)
+            on_tensor(1)
 
 
-def _tensor_error(original: Original, tensor: TensorInfo, pool: ThreadPoolExecutor) -> Deviation:
+def _tensor_error(
+    original: OriginalTensor, tensor: TensorInfo, pool: ThreadPoolExecutor
+) -> TensorError:
     weight = original.weight
-    if not (ggml.decodable(weight.type) and ggml.decodable(tensor.type)):
-        return Deviation(tensor.name, None, None)
-    read = stored_rows(
+    if not (ggml.is_decodable(weight.type) and ggml.is_decodable(tensor.type)):
+        return TensorError(tensor.name, None, None)
+    read = make_file_row_reader(
         tensor.file, tensor.offset, ggml.row_bytes(tensor.type, tensor.columns), tensor.name
     )
     total, weighed = _Sums(), False
-    step, part = max(1, SLAB // weight.columns), max(1, PIECE // weight.columns)
+    step, part = max(1, SLAB_VALUES // weight.columns), max(1, PIECE_VALUES // weight.columns)
     for first in range(0, weight.rows, step):
         last = min(first + step, weight.rows)
         source, blocks, importance = (
             weight.read(first, last),
             read(first, last),
-            original.weigh(first, last),
+            original.importance(first, last),
         )
         weighed = weighed or importance is not None
         jobs = [
@@ -100,21 +102,23 @@ def _tensor_error(original: Original, tensor: TensorInfo, pool: ThreadPoolExecut
                 tensor,
                 source[at:end],
                 blocks[at:end],
-                importance.behind(at) if importance else None,
+                importance.after(at) if importance else None,
             )
             for at in range(0, last - first, part)
             for end in (min(at + part, last - first),)
         ]
         for job in jobs:
             total += job.result()
-    error = relative(total.noise, total.signal)
-    return Deviation(
-        tensor.name, error, relative(total.weighed_noise, total.weighed_signal) if weighed else None
+    error = relative_rms(total.noise, total.signal)
+    return TensorError(
+        tensor.name,
+        error,
+        relative_rms(total.weighed_noise, total.weighed_signal) if weighed else None,
     )
 
 
 def _square_sums(
-    original: Original,
+    original: OriginalTensor,
     tensor: TensorInfo,
     source: "U8",
     blocks: "U8",
@@ -126,7 +130,7 @@ def _square_sums(
     name, columns = tensor.name, tensor.columns
     exact = ggml.decode(source, original.weight.type, columns, label=name)
     difference = np.subtract(ggml.decode(blocks, tensor.type, columns, label=name), exact)
-    total = _Sums(squares(exact), squares(difference))
+    total = _Sums(sum_of_squares(exact), sum_of_squares(difference))
     if importance is None:
         return total
     for first, last, vector in importance.spans(0, len(exact)):

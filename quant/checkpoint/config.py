@@ -4,20 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quant.errors import Refusal
+from quant.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class CheckpointConfig:
     """The values of config.json, with the settings of the text model at the root.
 
     `location` names the file in error messages.
     """
 
     values: Mapping[str, Any]
-    where: str
+    location: str
 
-    def number(self, *keys: str, default: int | None = None) -> int:
+    def get_int(self, *keys: str, default: int | None = None) -> int:
         """Return the positive integer under the first of `keys` that is present.
 
         Raises UserError if the value is not an integer below 2**31, or if no key is present and
@@ -27,31 +27,31 @@ class Config:
             value = self.values.get(key)
             if value is not None:
                 if type(value) is not int or not 0 < value < 1 << 31:
-                    raise Refusal(
-                        f"{self.where}: {key} is {value!r}, not a positive number",
+                    raise UserError(
+                        f"{self.location}: {key} is {value!r}, not a positive number",
                         hint="fetch it again",
                     )
                 return value
         if default is None:
-            raise Refusal(f"{self.where} has no {keys[0]}", hint="fetch it again")
+            raise UserError(f"{self.location} has no {keys[0]}", hint="fetch it again")
         return default
 
-    def real(self, key: str, default: float | None = None) -> float:
+    def get_float(self, key: str, default: float | None = None) -> float:
         """Return a positive number as a float. Raises UserError for any other value."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise Refusal(
-                f"{self.where}: {key} is {value!r}, not a positive number", hint="fetch it again"
+            raise UserError(
+                f"{self.location}: {key} is {value!r}, not a positive number", hint="fetch it again"
             )
         return float(value)
 
-    def flag(self, key: str, default: bool = False) -> bool:
+    def get_bool(self, key: str, default: bool = False) -> bool:
         """Return a boolean; a missing key and null give the default. Raises UserError for any other
         value.
         """
         value = self.values.get(key)
         if value is not None and type(value) is not bool:
-            raise Refusal(
-                f"{self.where}: {key} is {value!r}, not true or false", hint="fetch it again"
+            raise UserError(
+                f"{self.location}: {key} is {value!r}, not true or false", hint="fetch it again"
             )
         return default if value is None else value

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from quant.checkpoint import model_card
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.quantized import INPUTS
-from quant.checkpoint.quantized.base import Input
-from quant.checkpoint.safetensors import FLOATS, Tensors, read_json
-from quant.errors import Refusal
+from quant.checkpoint.quantized.base import QuantizedInput
+from quant.checkpoint.safetensors import FLOAT_DTYPES, Tensors, read_json
+from quant.errors import UserError
 
 TITLES = {
     "aqlm": "AQLM",
@@ -35,9 +35,9 @@ TITLES = {
 }
 # These quantize floats at load time: if the checkpoint holds floats, they are not rounded yet.
 # Finetunes merged into the floats of such a model keep these settings.
-LATE = ("bitsandbytes", "eetq", "hqq", "quanto", "torchao")
+LOAD_TIME_METHODS = ("bitsandbytes", "eetq", "hqq", "quanto", "torchao")
 # Settings files of older tools -> the method that uses them; config.json holds them today.
-BESIDE = {
+SETTINGS_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
@@ -45,7 +45,7 @@ BESIDE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class FloatCheckpoint:
     """A checkpoint in floats; `method` is its quantization, "" if it was stored in floats."""
 
     tensors: Tensors
@@ -53,31 +53,35 @@ class Restored:
     notes: tuple[str, ...]
 
 
-def restore(folder: Path, config: Config, tensors: Tensors) -> Restored:
+def restore_floats(folder: Path, config: CheckpointConfig, tensors: Tensors) -> FloatCheckpoint:
     """Return the tensors with every quantized one computed when it is read.
 
     Raises UserError for a quantization that is not supported.
     """
     settings = _settings(config) or _sidecar_settings(folder, tensors)
-    if settings is None or (settings.get("quant_method") in LATE and _all_floats(tensors)):
-        return Restored(tensors, "", ())
+    if settings is None or (
+        settings.get("quant_method") in LOAD_TIME_METHODS and _all_floats(tensors)
+    ):
+        return FloatCheckpoint(tensors, "", ())
     input_format = _input(folder, config, settings)
-    result = input_format.restore(Config(settings, f"{config.where}: quantization_config"), tensors)
+    result = input_format.restore(
+        CheckpointConfig(settings, f"{config.location}: quantization_config"), tensors
+    )
     if all(tensors.get(name) is tensor for name, tensor in result.items()):
         # The weights are floats; the settings are left over from another model.
-        return Restored(result, "", ())
-    if input_format.native:
-        return Restored(result, input_format.name, ())
-    parent = model_card.parent(folder, config.values)
+        return FloatCheckpoint(result, "", ())
+    if input_format.is_native:
+        return FloatCheckpoint(result, input_format.name, ())
+    parent = model_card.find_parent(folder, config.values)
     note = (
         f"this checkpoint is already quantized ({input_format.title}): its weights are widened to "
         "floats, and quantizing them again adds to their error; "
         f"{parent or 'the model it was made from'} gives a better file"
     )
-    return Restored(result, input_format.name, (note,))
+    return FloatCheckpoint(result, input_format.name, (note,))
 
 
-def _settings(config: Config) -> Mapping[str, Any] | None:
+def _settings(config: CheckpointConfig) -> Mapping[str, Any] | None:
     for key in ("quantization_config", "compression_config"):
         if value := config.values.get(key):
             return value if isinstance(value, dict) else {"quant_method": value}
@@ -85,7 +89,7 @@ def _settings(config: Config) -> Mapping[str, Any] | None:
 
 
 def _all_floats(tensors: Tensors) -> bool:
-    return all(tensor.dtype in FLOATS for tensor in tensors.values())
+    return all(tensor.dtype in FLOAT_DTYPES for tensor in tensors.values())
 
 
 def _sidecar_settings(folder: Path, tensors: Tensors) -> Mapping[str, Any] | None:
@@ -95,7 +99,7 @@ def _sidecar_settings(folder: Path, tensors: Tensors) -> Mapping[str, Any] | Non
     """
     if _all_floats(tensors):
         return None
-    for name, method in BESIDE.items():
+    for name, method in SETTINGS_FILES.items():
         if (folder / name).is_file():
             values = read_json(folder / name)
             inner = values.get("quantization")
@@ -103,14 +107,14 @@ def _sidecar_settings(folder: Path, tensors: Tensors) -> Mapping[str, Any] | Non
     return None
 
 
-def _input(folder: Path, config: Config, settings: Mapping[str, Any]) -> Input:
+def _input(folder: Path, config: CheckpointConfig, settings: Mapping[str, Any]) -> QuantizedInput:
     method = settings.get("quant_method", "unknown")
     if isinstance(method, str) and method in INPUTS:
         return INPUTS[method]
     title = TITLES.get(method, method) if isinstance(method, str) else "unknown"
     titles = ", ".join(dict.fromkeys(kind.title for kind in INPUTS.values()))
-    parent = model_card.parent(folder, config.values)
-    raise Refusal(
+    parent = model_card.find_parent(folder, config.values)
+    raise UserError(
         f"{folder} is quantized ({title}), which is not supported; supported are {titles}",
         hint=f"use the model it was made from: {parent}"
         if parent

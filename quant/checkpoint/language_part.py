@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quant.checkpoint.safetensors import LazyTensor
-from quant.errors import Refusal
+from quant.errors import UserError
 
 # Beginnings of names that belong to other parts, after an optional "model.".
-OTHERS = re.compile(
+OTHER_PART_NAMES = re.compile(
     r"(?:model\.)?(?:vision_|visual\.|audio_|image_|video_|mm_|vit\.|vpm\.|apm\.|resampler\."
     r"|multi_modal_projector|multimodal_projector|embed_vision\.|embed_audio\.|speech_"
     r"|connector\.|mlp1\.)"
 )
-INNER = (
+LANGUAGE_PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.", ""),
@@ -25,29 +25,29 @@ INNER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class LanguagePart:
     """The tensors of the language part, and notes for the user."""
 
     tensors: dict[str, LazyTensor]
     notes: tuple[str, ...]
 
 
-def part(folder: Path, stored: Mapping[str, LazyTensor]) -> Spoken:
+def extract_language_part(folder: Path, stored: Mapping[str, LazyTensor]) -> LanguagePart:
     """Return the language part of a checkpoint; a text model is returned unchanged.
 
     Raises UserError if two tensors get the same name.
     """
-    if not any(OTHERS.match(name) or "language_model." in name for name in stored):
-        return Spoken(dict(stored), ())
+    if not any(OTHER_PART_NAMES.match(name) or "language_model." in name for name in stored):
+        return LanguagePart(dict(stored), ())
     tensors: dict[str, LazyTensor] = {}
     dropped: list[str] = []
     for name, tensor in stored.items():
-        if OTHERS.match(name):
+        if OTHER_PART_NAMES.match(name):
             dropped.append(name)
             continue
         inner = _text_model_name(name)
         if inner in tensors:
-            raise Refusal(
+            raise UserError(
                 f"{folder} has two tensors for {inner}: {tensors[inner].name} and {name}",
                 hint="fetch the whole model again",
             )
@@ -57,11 +57,11 @@ def part(folder: Path, stored: Mapping[str, LazyTensor]) -> Spoken:
         f"only the language part is converted: {len(dropped)} tensors of {', '.join(kinds)} "
         "are left out"
     )
-    return Spoken(tensors, (note,) if dropped else ())
+    return LanguagePart(tensors, (note,) if dropped else ())
 
 
 def _text_model_name(name: str) -> str:
-    for outer, inner in INNER:
+    for outer, inner in LANGUAGE_PREFIXES:
         if name.startswith(outer):
             return inner + name.removeprefix(outer)
     return name

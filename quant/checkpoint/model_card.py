@@ -10,23 +10,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_HEAD = 1 << 18  # bytes; cards with tables of results are the largest
-MAX_TEXT, MAX_ITEMS = 1000, 100  # characters of a string; entries of a list or of the card
+MAX_HEAD_BYTES = 1 << 18  # bytes; cards with tables of results are the largest
+MAX_TEXT_CHARS, MAX_ITEMS = 1000, 100  # characters of a string; entries of a list or of the card
 MAX_DEPTH = 32  # libyaml builds nested values by recursion in C, and scans them in quadratic time
-REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-NOTHING = ("", "~", "null", "none")
-PARENTS = ("base_model", "base_models", "base_model_sources")
+REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+EMPTY_WORDS = ("", "~", "null", "none")
+PARENT_KEYS = ("base_model", "base_models", "base_model_sources")
 
 Card = dict[str, str | list[str]]
 
 
-def load(folder: Path) -> Card:
+def load_card(folder: Path) -> Card:
     """Return the model card of a folder, or {} if there is none that can be read."""
     import yaml
 
     try:
         with (folder / "README.md").open("rb") as file:
-            lines = file.read(MAX_HEAD).decode("utf-8", "replace").splitlines()
+            lines = file.read(MAX_HEAD_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return {}
     if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
@@ -76,28 +76,28 @@ def _clean_entry(item: tuple[str, Any]) -> tuple[str, str | list[str]]:
 
 def _is_text(text: str) -> bool:
     half = any("\ud800" <= letter <= "\udfff" for letter in text)  # half a surrogate pair
-    return len(text) <= MAX_TEXT and text.strip().lower() not in NOTHING and not half
+    return len(text) <= MAX_TEXT_CHARS and text.strip().lower() not in EMPTY_WORDS and not half
 
 
-def parents(card: Card) -> list[str]:
+def parent_repos(card: Card) -> list[str]:
     """Return the repositories that the card names as the model's parents."""
-    for key in PARENTS:
+    for key in PARENT_KEYS:
         if value := card.get(key):
             return [
                 name
                 for name in ([value] if isinstance(value, str) else value)
-                if REPO.fullmatch(name)
+                if REPO_NAME.fullmatch(name)
             ]
     return []
 
 
-def parent(folder: Path, config: Mapping[str, Any]) -> str | None:
+def find_parent(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Return the repository that this checkpoint was made from, as the card or config.json names
     it, or None.
     """
     named = config.get("_name_or_path")
     names = [
-        *parents(load(folder)),
-        *([named] if isinstance(named, str) and REPO.fullmatch(named) else []),
+        *parent_repos(load_card(folder)),
+        *([named] if isinstance(named, str) and REPO_NAME.fullmatch(named) else []),
     ]
     return names[0] if names else None

@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import safetensors
-from quant.checkpoint.safetensors import AGAIN, DTYPES, LazyTensor
-from quant.errors import Pickled, Refusal
+from quant.checkpoint.safetensors import DTYPE_BYTES, REFETCH_HINT, LazyTensor
+from quant.errors import PickleNotAllowedError, UserError
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-MAX_PICKLE = 64_000_000  # bytes of the pickle itself: names and shapes, without the values
-INDEX, SINGLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
-ENDINGS = (".bin", ".pt", ".pth")
+MAX_PICKLE_BYTES = 64_000_000  # bytes of the pickle itself: names and shapes, without the values
+INDEX_FILE, SINGLE_FILE = "pytorch_model.bin.index.json", "pytorch_model.bin"
+PICKLE_ENDINGS = (".bin", ".pt", ".pth")
 # Beginnings of the names of files that trainers save.
-OTHERS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
-FOREIGN = ("ggml", "openvino")  # in names of .bin files of other formats
-SAFE = "use the safetensors of this model"
+TRAINER_PREFIXES = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
+OTHER_FORMATS = ("ggml", "openvino")  # in names of .bin files of other formats
+SAFETENSORS_HINT = "use the safetensors of this model"
 # What a malicious file can raise in the unpickler; UnpicklingError means "not allowed".
-BROKEN = (
+UNPICKLING_ERRORS = (
     pickle.UnpicklingError,
     RuntimeError,
     ValueError,
@@ -48,7 +48,7 @@ BROKEN = (
 )
 
 
-def chosen(names: Collection[str]) -> list[str]:
+def choose_pickles(names: Collection[str]) -> list[str]:
     """Return those of a folder's file names that hold its pickled weights, an index before its
     shards.
 
@@ -58,63 +58,68 @@ def chosen(names: Collection[str]) -> list[str]:
     candidates = sorted(
         name
         for name in names
-        if name.endswith(ENDINGS)
-        and not name.startswith(OTHERS)
-        and not any(word in name.lower() for word in FOREIGN)
+        if name.endswith(PICKLE_ENDINGS)
+        and not name.startswith(TRAINER_PREFIXES)
+        and not any(word in name.lower() for word in OTHER_FORMATS)
     )
-    if INDEX in names:
+    if INDEX_FILE in names:
         return [
-            INDEX,
-            *(name for name in candidates if name.startswith("pytorch_model") and name != SINGLE),
+            INDEX_FILE,
+            *(
+                name
+                for name in candidates
+                if name.startswith("pytorch_model") and name != SINGLE_FILE
+            ),
         ]
-    return [SINGLE] if SINGLE in candidates else candidates
+    return [SINGLE_FILE] if SINGLE_FILE in candidates else candidates
 
 
-def files(folder: Path) -> list[Path]:
+def find_pickles(folder: Path) -> list[Path]:
     """Return the files of a folder that hold its pickled weights, and their index."""
     return [
-        folder / name for name in chosen([path.name for path in folder.iterdir() if path.is_file()])
+        folder / name
+        for name in choose_pickles([path.name for path in folder.iterdir() if path.is_file()])
     ]
 
 
-def unasked(where: object, names: Collection[str]) -> Pickled:
+def pickles_not_allowed(where: object, names: Collection[str]) -> PickleNotAllowedError:
     """Return the error for pickled weights, `names`, that the user has not allowed to read."""
     listed = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
-    return Pickled(
+    return PickleNotAllowedError(
         f"{where} has only pickled weights ({listed}), which are read if you allow it; no code in "
         "them is run",
         hint="add --allow-pickle",
     )
 
 
-def need_torch() -> None:
+def require_torch() -> None:
     """Raise UserError if torch is not installed, without importing it."""
     if importlib.util.find_spec("torch") is None:
-        raise Refusal(
+        raise UserError(
             "pickled weights are read with torch, which is not installed",
             hint="pip install 'llmcli[torch]'",
         )
 
 
-def load(folder: Path) -> dict[str, LazyTensor]:
+def load_pickles(folder: Path) -> dict[str, LazyTensor]:
     """Return all tensors by name: those of an index's shards, of pytorch_model.bin, or of the only
     pickled file.
 
     Raises UserError if several files have no index, and for files that are refused.
     """
-    if (folder / INDEX).is_file():
-        return safetensors.sharded(folder / INDEX, parse)
-    pickles = files(folder)
+    if (folder / INDEX_FILE).is_file():
+        return safetensors.load_shards(folder / INDEX_FILE, read_pickle)
+    pickles = find_pickles(folder)
     if len(pickles) != 1:
-        raise Refusal(
-            f"{folder} has {len(pickles)} pickled files and no {SINGLE}: "
+        raise UserError(
+            f"{folder} has {len(pickles)} pickled files and no {SINGLE_FILE}: "
             f"{', '.join(file.name for file in pickles[:3])}",
-            hint=f"keep only one in the folder, or rename the right one to {SINGLE}",
+            hint=f"keep only one in the folder, or rename the right one to {SINGLE_FILE}",
         )
-    return {tensor.name: tensor for tensor in parse(pickles[0])}
+    return {tensor.name: tensor for tensor in read_pickle(pickles[0])}
 
 
-def parse(file: Path) -> Iterator[LazyTensor]:
+def read_pickle(file: Path) -> Iterator[LazyTensor]:
     """Return an iterator over the tensors of one pickled file.
 
     Raises UserError if the file holds anything else.
@@ -131,7 +136,7 @@ def parse(file: Path) -> Iterator[LazyTensor]:
 
 def _unpickle(file: Path) -> Any:
     """Return message torch's weights-only unpickler reads from the file, with the values mapped."""
-    need_torch()
+    require_torch()
     import torch
 
     _check_archive(file)
@@ -140,9 +145,9 @@ def _unpickle(file: Path) -> Any:
             # Warnings about classes of old torch: the content is checked below.
             warnings.simplefilter("ignore")
             return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except BROKEN as error:
+    except UNPICKLING_ERRORS as error:
         message = (str(error) or type(error).__name__).splitlines()[0]
-        raise Refusal(f"{file} cannot be read: {message[:300]}", hint=SAFE) from None
+        raise UserError(f"{file} cannot be read: {message[:300]}", hint=SAFETENSORS_HINT) from None
 
 
 def _check_archive(file: Path) -> None:
@@ -151,17 +156,18 @@ def _check_archive(file: Path) -> None:
     """
     try:
         if not zipfile.is_zipfile(file):
-            raise Refusal(
-                f"{file} has torch's format from before 2020, which cannot be mapped", hint=SAFE
+            raise UserError(
+                f"{file} has torch's format from before 2020, which cannot be mapped",
+                hint=SAFETENSORS_HINT,
             )
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
-    except BROKEN as error:
+    except UNPICKLING_ERRORS as error:
         raise _invalid(file, str(error)) from None
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED:
             raise _invalid(file, f"{member.filename} is compressed")
-        if member.filename.endswith(".pkl") and member.file_size > MAX_PICKLE:
+        if member.filename.endswith(".pkl") and member.file_size > MAX_PICKLE_BYTES:
             raise _invalid(file, f"{member.filename} claims {member.file_size} bytes")
 
 
@@ -180,7 +186,7 @@ def _is_plain_tensor(name: Any, value: Any) -> bool:
         and value.is_contiguous()
         and not value.is_neg()
         and value.numel() > 0
-        and _dtype(value) in DTYPES
+        and _dtype(value) in DTYPE_BYTES
     )
 
 
@@ -214,5 +220,5 @@ def _lazy_tensor(file: Path, name: str, value: Any) -> LazyTensor:
     return LazyTensor(name, shape, _dtype(value), file, read)
 
 
-def _invalid(file: Path, why: str) -> Refusal:
-    return Refusal(f"{file} is not a valid file of pickled weights: {why}", hint=AGAIN)
+def _invalid(file: Path, why: str) -> UserError:
+    return UserError(f"{file} is not a valid file of pickled weights: {why}", hint=REFETCH_HINT)

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quant.errors import Refusal
-from quant.source.blob import Blob, LocalFile, rows_of
+from quant.errors import UserError
+from quant.source.blob import Blob, LocalFile, make_row_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quant.native.ggml import U8
 
-FLOATS = ("F32", "F16", "BF16")
-DTYPES = {  # bytes per value; quantized/ needs those that are not floats
+FLOAT_DTYPES = ("F32", "F16", "BF16")
+DTYPE_BYTES = {  # bytes per value; quantized/ needs those that are not floats
     "F32": 4,
     "F16": 2,
     "BF16": 2,
@@ -39,9 +39,9 @@ DTYPES = {  # bytes per value; quantized/ needs those that are not floats
 }
 # Bytes of a safetensors header: the tensors of 50,000 experts take 7 MB, and JSON takes about
 # thirty times its size in memory.
-MAX_HEADER = 1 << 25
+MAX_HEADER_BYTES = 1 << 25
 MAX_AXES = 8
-AGAIN = "fetch the file again"
+REFETCH_HINT = "fetch the file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class LazyTensor:
     read: "Callable[[int, int], U8]" = field(repr=False)
 
 
-def files(folder: Path) -> dict[str, Blob]:
+def find_safetensors(folder: Path) -> dict[str, Blob]:
     """Return the safetensors files of a folder by name."""
     return {
         path.name: LocalFile(path)
@@ -69,26 +69,26 @@ def files(folder: Path) -> dict[str, Blob]:
     }
 
 
-def load(folder: Path, blobs: Mapping[str, Blob] | None = None) -> dict[str, LazyTensor]:
+def load_tensors(folder: Path, blobs: Mapping[str, Blob] | None = None) -> dict[str, LazyTensor]:
     """Return all tensors of a folder by name, from model.safetensors or from the shards of an
     index.
 
     `blobs` are the safetensors files if they are not in the folder; the index is always in the
     folder. Raises UserError for missing or damaged files.
     """
-    blobs = files(folder) if blobs is None else blobs
+    blobs = find_safetensors(folder) if blobs is None else blobs
     index, single = folder / "model.safetensors.index.json", "model.safetensors"
     if index.is_file():
-        return sharded(index, lambda file: parse(blobs[file.name]), blobs)
+        return load_shards(index, lambda file: read_safetensors(blobs[file.name]), blobs)
     if single in blobs:
-        return {tensor.name: tensor for tensor in parse(blobs[single])}
+        return {tensor.name: tensor for tensor in read_safetensors(blobs[single])}
     others = sorted(
         path.name
         for path in folder.iterdir()
         if path.suffix in (".bin", ".pt", ".pth", ".safetensors")
     )
     listed = f"; it has {', '.join(others[:3])}" if others else ""
-    raise Refusal(
+    raise UserError(
         f"{folder} has neither {single} nor {index.name}{listed}",
         hint="fetch the safetensors of this model",
     )
@@ -103,18 +103,18 @@ def read_json(file: Path) -> dict[str, Any]:
         if b"\\ud" in data.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
-        raise Refusal(f"{file} cannot be read as JSON: {error}", hint=AGAIN) from None
+        raise UserError(f"{file} cannot be read as JSON: {error}", hint=REFETCH_HINT) from None
     if not isinstance(value, dict):
-        raise Refusal(f"{file} does not hold a JSON object", hint=AGAIN)
+        raise UserError(f"{file} does not hold a JSON object", hint=REFETCH_HINT)
     return value
 
 
-def parse(source: Path | Blob) -> Iterator[LazyTensor]:
+def read_safetensors(source: Path | Blob) -> Iterator[LazyTensor]:
     """Yield the tensors of one safetensors file. Raises UserError if the file is damaged."""
     blob = LocalFile(source) if isinstance(source, Path) else source
     file, size = blob.path, blob.size
     length = int.from_bytes(blob.read(0, 8).tobytes(), "little") if size >= 10 else 0
-    if not 2 <= length <= min(size - 8, MAX_HEADER):
+    if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
         raise _invalid(file, f"its header claims {length} bytes, the file has {size}")
     text = blob.read(8, length).tobytes()
     try:
@@ -156,9 +156,9 @@ def _tensor(blob: Blob, name: str, entry: Any, start: int) -> LazyTensor:
         raise _invalid(file, f"tensor {name} has no valid shape and offsets")
     if len(shape) > MAX_AXES:
         raise _invalid(file, f"tensor {name} has {len(shape)} axes; the limit is {MAX_AXES}")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise Refusal(
-            f"tensor {name} of {file.name} is stored as {dtype}; supported are {', '.join(DTYPES)}",
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise UserError(
+            f"tensor {name} of {file.name} is stored as {dtype}; supported are {', '.join(DTYPE_BYTES)}",
             hint="name the folder of the model this one was made from",
         )
     first, last = offsets
@@ -169,24 +169,24 @@ def _tensor(blob: Blob, name: str, entry: Any, start: int) -> LazyTensor:
         raise _invalid(file, f"tensor {name} is empty: {shape}")
     shape = shape or [1]
     if start + last > blob.size:
-        raise Refusal(
+        raise UserError(
             f"{file} is truncated: tensor {name} ends at byte {start + last}, the file has "
             f"{blob.size}",
-            hint=AGAIN,
+            hint=REFETCH_HINT,
         )
-    if last - first != elements * DTYPES[dtype]:
+    if last - first != elements * DTYPE_BYTES[dtype]:
         raise _invalid(
             file, f"tensor {name} has {last - first} bytes for {elements} values of {dtype}"
         )
-    width = shape[-1] * DTYPES[dtype]
-    return LazyTensor(name, tuple(shape), dtype, file, rows_of(blob, start + first, width))
+    width = shape[-1] * DTYPE_BYTES[dtype]
+    return LazyTensor(name, tuple(shape), dtype, file, make_row_reader(blob, start + first, width))
 
 
 def _is_natural_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
-def sharded(
+def load_shards(
     file: Path,
     read: "Callable[[Path], Iterable[LazyTensor]]",
     blobs: Mapping[str, Blob] | None = None,
@@ -202,28 +202,30 @@ def sharded(
         or not places
         or not all(isinstance(shard, str) for shard in places.values())
     ):
-        raise Refusal(f"{file} has no weight_map", hint=AGAIN)
+        raise UserError(f"{file} has no weight_map", hint=REFETCH_HINT)
     shards = sorted(set(places.values()))
     if outside := [shard for shard in shards if Path(shard).name != shard]:
-        raise Refusal(f"the index of {folder} names a file outside it: {outside[0]}", hint=AGAIN)
+        raise UserError(
+            f"the index of {folder} names a file outside it: {outside[0]}", hint=REFETCH_HINT
+        )
     existing = (
         {path.name for path in folder.iterdir() if path.is_file()}
         if blobs is None
         else blobs.keys()
     )
     if missing := [shard for shard in shards if shard not in existing]:
-        raise Refusal(f"{folder} has no {', '.join(missing[:3])}", hint="fetch the whole model")
+        raise UserError(f"{folder} has no {', '.join(missing[:3])}", hint="fetch the whole model")
     tensors = {tensor.name: tensor for shard in shards for tensor in read(folder / shard)}
     if missing_tensors := sorted(places.keys() - tensors.keys()):
-        raise Refusal(
+        raise UserError(
             f"{folder} has no tensors {', '.join(missing_tensors[:3])}, which its index names",
             hint="fetch the whole model",
         )
     return tensors
 
 
-def _invalid(file: Path, why: str) -> Refusal:
-    return Refusal(f"{file} is not a valid safetensors file: {why}", hint=AGAIN)
+def _invalid(file: Path, why: str) -> UserError:
+    return UserError(f"{file} is not a valid safetensors file: {why}", hint=REFETCH_HINT)
 
 
 Tensors = dict[str, LazyTensor]

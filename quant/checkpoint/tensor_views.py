@@ -13,63 +13,69 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from quant.checkpoint.safetensors import LazyTensor
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.native import ggml
-from quant.source.source import gathered
+from quant.source.source import reorder_rows
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32, U8
 
 
-def rows(tensor: LazyTensor) -> int:
+def row_count(tensor: LazyTensor) -> int:
     """Return the number of rows over all axes but the last; a vector is one row."""
     return prod(tensor.shape[:-1])
 
 
-def floats(tensor: LazyTensor, first: int = 0, last: int | None = None) -> "F32":
+def read_floats(tensor: LazyTensor, first: int = 0, last: int | None = None) -> "F32":
     """Return rows as float32 `[rows, columns]`, all rows by default. Raises UserError for dtypes
     that ggml cannot decode.
     """
-    last = rows(tensor) if last is None else last
+    last = row_count(tensor) if last is None else last
     if tensor.dtype not in ggml.TYPE_NUMBERS:
-        raise Refusal(
+        raise UserError(
             f"tensor {tensor.name} is stored as {tensor.dtype}",
             hint="use the model it was made from",
         )
     return ggml.decode(tensor.read(first, last), tensor.dtype, tensor.shape[-1], label=tensor.name)
 
 
-def mapped(tensor: LazyTensor, function: "Callable[[F32], F32]") -> LazyTensor:
+def map_values(tensor: LazyTensor, function: "Callable[[F32], F32]") -> LazyTensor:
     """Return a tensor with `function` applied to its values, as F32.
 
     `function` maps rows `[rows, columns]` to values of the same shape.
     """
     return replace(
-        tensor, dtype="F32", read=lambda first, last: _bytes(function(floats(tensor, first, last)))
+        tensor,
+        dtype="F32",
+        read=lambda first, last: _bytes(function(read_floats(tensor, first, last))),
     )
 
 
-def plus_one(tensor: LazyTensor) -> LazyTensor:
+def add_one(tensor: LazyTensor) -> LazyTensor:
     """Return a tensor with one added to every value: Gemma stores its norms minus one."""
-    return mapped(tensor, lambda values: values + 1)
+    return map_values(tensor, lambda values: values + 1)
 
 
-def pick(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
+def pick_rows(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
     """Return the rows of a matrix, or the values of a vector, in another order: entry i is entry
     order[i] of the source.
     """
     if len(tensor.shape) == 1:
-        return replace(mapped(tensor, lambda values: values[:, list(order)]), shape=(len(order),))
-    return replace(tensor, shape=(len(order), tensor.shape[-1]), read=gathered(tensor.read, order))
+        return replace(
+            map_values(tensor, lambda values: values[:, list(order)]), shape=(len(order),)
+        )
+    return replace(
+        tensor, shape=(len(order), tensor.shape[-1]), read=reorder_rows(tensor.read, order)
+    )
 
 
-def part(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
+def pick_range(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
     """Return rows start, start + step, ... before `stop` of every matrix `[..., rows, columns]`, or
     those values of a vector.
     """
     chosen = range(start, stop, step)
     if len(tensor.shape) == 1:
-        return pick(tensor, chosen)
+        return pick_rows(tensor, chosen)
     height, count = tensor.shape[-2], len(chosen)
 
     def read(first: int, last: int) -> "U8":
@@ -79,33 +85,33 @@ def part(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor
     return replace(tensor, shape=(*tensor.shape[:-2], count, tensor.shape[-1]), read=read)
 
 
-def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
+def pick_columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
     """Return values start, start + step, ... of every row, as F32."""
     width = len(range(start, tensor.shape[-1], step))
     return replace(
         tensor,
         shape=(*tensor.shape[:-1], width),
         dtype="F32",
-        read=lambda first, last: _bytes(floats(tensor, first, last)[:, start::step]),
+        read=lambda first, last: _bytes(read_floats(tensor, first, last)[:, start::step]),
     )
 
 
 def stack(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Return tensors of one shape stacked along a new first axis, as experts are."""
     assert tensors
-    joined = concatenated(name, tensors)
+    joined = concatenate(name, tensors)
     return replace(joined, shape=(len(tensors), *tensors[0].shape))
 
 
-def concatenated(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
+def concatenate(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Return matrices of one row length, one below the other.
 
     Vectors count as rows; if the dtypes differ, the result is F32.
     """
     assert len({tensor.shape[-1] for tensor in tensors}) == 1
     if len({tensor.dtype for tensor in tensors}) > 1:
-        tensors = [mapped(tensor, lambda values: values) for tensor in tensors]
-    bounds = list(accumulate((rows(tensor) for tensor in tensors), initial=0))
+        tensors = [map_values(tensor, lambda values: values) for tensor in tensors]
+    bounds = list(accumulate((row_count(tensor) for tensor in tensors), initial=0))
 
     def read(first: int, last: int) -> "U8":
         import numpy as np
@@ -120,14 +126,14 @@ def concatenated(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
     return replace(tensors[0], name=name, shape=(bounds[-1], tensors[0].shape[-1]), read=read)
 
 
-def reshaped(tensor: LazyTensor, *shape: int) -> LazyTensor:
+def reshape(tensor: LazyTensor, *shape: int) -> LazyTensor:
     """Return the same rows in another shape with the same last axis."""
     assert prod(shape) == prod(tensor.shape), (tensor.shape, shape)
     assert shape[-1] == tensor.shape[-1], (tensor.shape, shape)
     return replace(tensor, shape=shape)
 
 
-def transposed(tensor: LazyTensor) -> LazyTensor:
+def transpose(tensor: LazyTensor) -> LazyTensor:
     """Return the tensor with its last two axes exchanged. Reading some rows reads each of their
     matrices completely.
     """

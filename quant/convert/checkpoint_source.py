@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from quant.checkpoint import dequantize, model_card, safetensors, tensor_views
 from quant.checkpoint import language_part as language
 from quant.checkpoint import pickles as pickled
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata
 from quant.convert.archs import ARCHS
-from quant.convert.archs.base import Arch, Key
-from quant.errors import Refusal
-from quant.gguf.header import ALIGNMENT
-from quant.gguf.layout import entry
-from quant.model_file.model_header import role
+from quant.convert.archs.base import Arch, ArchKey
+from quant.errors import UserError
+from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
+from quant.gguf.layout import encode_entry
+from quant.model_file.model_header import tensor_role
 from quant.native import ggml
 from quant.recipes import tensor_types
-from quant.recipes.file_types import Facts
+from quant.recipes.file_types import ModelFacts
 from quant.source.blob import Blob
 from quant.source.source import Source, Weight
 from quant.tokenizer import vocabulary as vocab
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 # Misfits that one error lists: enough for any real checkpoint, bounded for a hostile one.
-TOLD = 2000
-TOKENIZERS = ("tokenizer.model", "tokenizer.json")
+MAX_LISTED_MISFITS = 2000
+TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 # Matrices that stay F32: routers are small and sensitive to rounding.
-FULL = ("ffn_gate_inp", "ffn_gate_inp_shexp")
+F32_ROLES = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
 
-def open_folder(
+def open_checkpoint(
     path: Path,
     *,
     tokenizer: Path | None = None,
@@ -53,32 +53,37 @@ def open_folder(
     the safetensors by file name if they are not in the folder. Raises UserError for anything that
     cannot be converted.
     """
-    arch, config = family(path)
+    arch, config = read_family(path)
     notes = arch.check(config)
-    blobs = safetensors.files(path) if blobs is None else blobs
+    blobs = safetensors.find_safetensors(path) if blobs is None else blobs
     stored = _stored(path, blobs, allow_pickle)
-    language_part = language.part(path, stored)
-    restored = dequantize.restore(path, config, language_part.tensors)
-    vocabulary = vocab.load(_tokenizer(path, tokenizer, config), config, pre, spare=arch.spare)
-    config = Config({**config.values, "vocab_size": vocabulary.size}, config.where)
+    language_part = language.extract_language_part(path, stored)
+    restored = dequantize.restore_floats(path, config, language_part.tensors)
+    vocabulary = vocab.load_vocabulary(
+        _tokenizer(path, tokenizer, config),
+        config,
+        pre,
+        size_from_tokenizer=arch.vocab_size_from_tokenizer,
+    )
+    config = CheckpointConfig({**config.values, "vocab_size": vocabulary.size}, config.location)
     weights, dropped_notes = _place_weights(path, arch, config, restored.tensors)
     keys = arch.keys(config)
     dtype = _dtype(language_part.tensors)
     entries = [
-        *general_metadata.general(path, arch.name, weights, restored.method),
-        *((f"{arch.name}.{key.name}", entry(key.kind, key.value)) for key in keys),
-        *general_metadata.types(dtype),
+        *general_metadata.general_entries(path, arch.name, weights, restored.method),
+        *((f"{arch.name}.{key.name}", encode_entry(key.kind, key.value)) for key in keys),
+        *general_metadata.type_entries(dtype),
     ]
     facts = _facts(arch, keys)
     files = tuple(sorted({tensor.file for tensor in stored.values()}))
     return Source(
         path,
         files,
-        general_metadata.origin(path).name,
+        general_metadata.find_origin(path).name,
         facts,
         (*entries, *vocabulary.entries),
         tuple(weights),
-        ALIGNMENT,
+        DEFAULT_ALIGNMENT_BYTES,
         (*language_part.notes, *restored.notes, *dropped_notes, *notes, *vocabulary.notes),
         dtype=dtype,
         blobs=tuple(blobs[file.name] for file in files if file.name in blobs),
@@ -90,28 +95,30 @@ def _stored(path: Path, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensor
 
     Safetensors are preferred to pickles, which need `allow_pickle`.
     """
-    if any(name.startswith("model") for name in blobs) or not (pickles := pickled.files(path)):
-        return safetensors.load(path, blobs)
+    if any(name.startswith("model") for name in blobs) or not (
+        pickles := pickled.find_pickles(path)
+    ):
+        return safetensors.load_tensors(path, blobs)
     if not allow_pickle:
-        raise pickled.unasked(path, [file.name for file in pickles])
-    return pickled.load(path)
+        raise pickled.pickles_not_allowed(path, [file.name for file in pickles])
+    return pickled.load_pickles(path)
 
 
-def _tokenizer(path: Path, override: Path | None, config: Config) -> Path:
+def _tokenizer(path: Path, override: Path | None, config: CheckpointConfig) -> Path:
     """Return the folder to read the tokenizer from.
 
     If it has no tokenizer, the error names the parent model whose tokenizer fits.
     """
     if override is not None and not override.is_dir():
-        raise Refusal(
+        raise UserError(
             f"there is no folder {override}", hint="--tokenizer names a folder with tokenizer files"
         )
     folder = override or path
-    if not any((folder / name).is_file() for name in TOKENIZERS):
-        parent = model_card.parent(path, config.values)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        parent = model_card.find_parent(path, config.values)
         owner = f"{parent}, the model it was made from" if parent else "the model it was made from"
-        raise Refusal(
-            f"{folder} has no tokenizer: neither {' nor '.join(TOKENIZERS)}",
+        raise UserError(
+            f"{folder} has no tokenizer: neither {' nor '.join(TOKENIZER_FILES)}",
             hint=f"add --tokenizer FOLDER with the tokenizer files of {owner}",
         )
     return folder
@@ -122,16 +129,20 @@ def _dtype(stored: Tensors) -> str:
     wrong.
     """
     return next(
-        (t.dtype for t in stored.values() if len(t.shape) > 1 and t.dtype in safetensors.FLOATS),
+        (
+            t.dtype
+            for t in stored.values()
+            if len(t.shape) > 1 and t.dtype in safetensors.FLOAT_DTYPES
+        ),
         "BF16",
     )
 
 
-def _facts(arch: Arch, keys: list[Key]) -> Facts:
+def _facts(arch: Arch, keys: list[ArchKey]) -> ModelFacts:
     """Return what the type recipes need to know about the model, read from its metadata keys."""
     numbers = {key.name: key.value for key in keys if isinstance(key.value, int)}
     heads = numbers["attention.head_count"]
-    return Facts(
+    return ModelFacts(
         architecture=arch.name,
         layers=numbers["block_count"],
         heads=heads,
@@ -140,7 +151,7 @@ def _facts(arch: Arch, keys: list[Key]) -> Facts:
     )
 
 
-def family(path: Path) -> tuple[Arch, Config]:
+def read_family(path: Path) -> tuple[Arch, CheckpointConfig]:
     """Return a checkpoint folder's family and its config.
 
     The config has the text model's settings at the root, and the class's defaults for settings it
@@ -148,15 +159,15 @@ def family(path: Path) -> tuple[Arch, Config]:
     """
     config = _config(path)
     arch = _arch(path, config)
-    return arch, Config({**arch.defaults, **config.values}, config.where)
+    return arch, CheckpointConfig({**arch.defaults, **config.values}, config.location)
 
 
-def _config(path: Path) -> Config:
+def _config(path: Path) -> CheckpointConfig:
     if not path.is_dir():
-        raise Refusal(f"there is no folder {path}", hint="check the path")
+        raise UserError(f"there is no folder {path}", hint="check the path")
     file = path / "config.json"
     if not file.is_file():
-        raise Refusal(
+        raise UserError(
             f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file"
         )
     values = safetensors.read_json(file)
@@ -165,7 +176,7 @@ def _config(path: Path) -> Config:
         classes = [*_classes(values), *_classes(text)]
         classes.sort(key=lambda name: name not in ARCHS)
         values = values | text | {"architectures": classes, "model_type": values.get("model_type")}
-    return Config(values, str(file))
+    return CheckpointConfig(values, str(file))
 
 
 def _classes(values: Mapping[str, Any]) -> list[str]:
@@ -183,13 +194,13 @@ def _class_of_type(kind: object) -> list[str]:
     return [name for name in ARCHS if name.lower() == f"{plain}forcausallm"]
 
 
-def _arch(path: Path, config: Config) -> Arch:
+def _arch(path: Path, config: CheckpointConfig) -> Arch:
     named = _classes(config.values) or _class_of_type(config.values.get("model_type"))
     name = named[0] if named else "unknown"
     if name not in ARCHS:
         nearest = difflib.get_close_matches(name, ARCHS, n=1)
         like = f"; the nearest is {nearest[0]}" if nearest else ""
-        raise Refusal(
+        raise UserError(
             f"{path} is a {name}; supported are {', '.join(sorted(ARCHS))}{like}",
             hint="pull a GGUF of this model instead",
         )
@@ -197,16 +208,18 @@ def _arch(path: Path, config: Config) -> Arch:
 
 
 def _place_weights(
-    path: Path, arch: Arch, config: Config, stored: Tensors
+    path: Path, arch: Arch, config: CheckpointConfig, stored: Tensors
 ) -> tuple[list[Weight], list[str]]:
     """Return every tensor under its GGUF name, in llama.cpp's order, and notes for the user.
 
     Raises one UserError that lists all tensors that do not fit.
     """
-    remaining = {name: tensor for name, tensor in stored.items() if not name.endswith(arch.drop)}
+    remaining = {
+        name: tensor for name, tensor in stored.items() if not name.endswith(arch.dropped_endings)
+    }
     placed, unknown = _name_tensors(arch, config, arch.prepare(config, remaining))
-    expected = arch.expected(config)
-    allowed = arch.optional(config) | expected
+    expected = arch.required_shapes(config)
+    allowed = arch.optional_shapes(config) | expected
     if "output.weight" in placed and "output.weight" not in allowed:
         _check_tied_head(path, placed["output.weight"], placed.get("token_embd.weight"))
         del placed["output.weight"]
@@ -232,27 +245,33 @@ def _place_weights(
     misfits += [
         f"{tensor.name} is stored as {tensor.dtype}"
         for tensor in placed.values()
-        if tensor.dtype not in safetensors.FLOATS
-        and not (tensor.dtype in ggml.TYPE_NUMBERS and ggml.quantized(tensor.dtype))
+        if tensor.dtype not in safetensors.FLOAT_DTYPES
+        and not (tensor.dtype in ggml.TYPE_NUMBERS and ggml.is_quantized(tensor.dtype))
     ]
     if misfits:
-        more = f"; and {len(misfits) - TOLD} more" if len(misfits) > TOLD else ""
-        raise Refusal(
+        more = (
+            f"; and {len(misfits) - MAX_LISTED_MISFITS} more"
+            if len(misfits) > MAX_LISTED_MISFITS
+            else ""
+        )
+        raise UserError(
             f"{path}: {len(misfits)} tensors do not fit its config.json: "
-            f"{'; '.join(misfits[:TOLD])}{more}",
+            f"{'; '.join(misfits[:MAX_LISTED_MISFITS])}{more}",
             hint="fetch the whole model again",
         )
     if arch.needs_head and "output.weight" not in placed:
         placed["output.weight"] = placed["token_embd.weight"]
     for name, tensor in placed.items():
-        if op := arch.ops.get(role(name)):
+        if op := arch.ops.get(tensor_role(name)):
             placed[name] = op(config, tensor)
     weights = [_weight(name, tensor) for name, tensor in placed.items()]
-    weights += [_computed_weight(name, values) for name, values in arch.extra(config).items()]
+    weights += [
+        _computed_weight(name, values) for name, values in arch.extra_tensors(config).items()
+    ]
     notes = [
         f"{len(zero_biases)} biases are left out: this family has none, and they are all zero"
     ] * bool(zero_biases)
-    return sorted(weights, key=lambda weight: tensor_types.order(weight.name)), notes
+    return sorted(weights, key=lambda weight: tensor_types.tensor_order(weight.name)), notes
 
 
 def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
@@ -260,15 +279,21 @@ def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
     biases.
     """
     vector = (
-        name.endswith(".bias") and len(tensor.shape) == 1 and tensor.dtype in safetensors.FLOATS
+        name.endswith(".bias")
+        and len(tensor.shape) == 1
+        and tensor.dtype in safetensors.FLOAT_DTYPES
     )
-    return vector and not tensor_views.floats(tensor).any()
+    return vector and not tensor_views.read_floats(tensor).any()
 
 
-def _name_tensors(arch: Arch, config: Config, tensors: Tensors) -> tuple[Tensors, list[LazyTensor]]:
+def _name_tensors(
+    arch: Arch, config: CheckpointConfig, tensors: Tensors
+) -> tuple[Tensors, list[LazyTensor]]:
     import gguf
 
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.kind], config.number("num_hidden_layers"))
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[arch.kind], config.get_int("num_hidden_layers")
+    )
     placed: Tensors = {}
     unknown = []
     for key, tensor in tensors.items():
@@ -299,7 +324,7 @@ def _check_tied_head(path: Path, head: LazyTensor, embedding: LazyTensor | None)
         or (head.shape, head.dtype) != (embedding.shape, embedding.dtype)
         or any((head.read(row, row + 1) != embedding.read(row, row + 1)).any() for row in rows)
     ):
-        raise Refusal(
+        raise UserError(
             f"{path}: config.json ties the head to the embedding, but {head.name} is different",
             hint='to use this head, set "tie_word_embeddings": false in config.json',
         )
@@ -310,9 +335,9 @@ def _weight(name: str, tensor: LazyTensor) -> Weight:
     F32.
     """
     shape = tuple(reversed(tensor.shape))
-    if len(shape) > 1 and name.endswith(".weight") and role(name) not in FULL:
+    if len(shape) > 1 and name.endswith(".weight") and tensor_role(name) not in F32_ROLES:
         return Weight(name, shape, tensor.dtype, tensor.read)
-    return Weight(name, shape, "F32", tensor_views.mapped(tensor, lambda values: values).read)
+    return Weight(name, shape, "F32", tensor_views.map_values(tensor, lambda values: values).read)
 
 
 def _computed_weight(name: str, values: "F32") -> Weight:

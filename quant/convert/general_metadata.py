@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import model_card
 from quant.checkpoint.safetensors import read_json
-from quant.gguf.layout import entry
+from quant.gguf.layout import encode_entry
 from quant.recipes import file_types
 from quant.source.source import Weight
 
 if TYPE_CHECKING:
     import gguf
 
-VERSION = "1"  # of the conversion from a checkpoint to a file
-HUB = "https://huggingface.co"
-SNAPSHOT = re.compile(r"[0-9a-f]{40}")
+CONVERSION_VERSION = "1"  # of the conversion from a checkpoint to a file
+HUB_URL = "https://huggingface.co"
+COMMIT_NAME = re.compile(r"[0-9a-f]{40}")
 # Keys of a model card that llama.cpp's heuristics read: those with one text, and those that may
 # have several.
-ONE = frozenset(
+TEXT_KEYS = frozenset(
     {
         f"{prefix}{key}"
         for prefix in ("", "model_")
@@ -46,7 +46,7 @@ ONE = frozenset(
     }
     | {"model_creator", "model_type", "license_name", "license_link"}
 )
-MANY = frozenset(
+LIST_KEYS = frozenset(
     {
         "license",
         "tags",
@@ -56,12 +56,12 @@ MANY = frozenset(
         "datasets",
         "dataset",
         "dataset_sources",
-        *model_card.PARENTS,
+        *model_card.PARENT_KEYS,
     }
 )
 # generation_config.json's key -> the gguf package's field: integers, and reals.
-WHOLE = {"top_k": "top_k", "penalty_last_n": "penalty_last_n", "mirostat": "mirostat"}
-REAL = {
+INTEGER_SETTINGS = {"top_k": "top_k", "penalty_last_n": "penalty_last_n", "mirostat": "mirostat"}
+REAL_SETTINGS = {
     "top_p": "top_p",
     "min_p": "min_p",
     "xtc_probability": "xtc_probability",
@@ -74,7 +74,7 @@ REAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CheckpointOrigin:
     """Where a checkpoint folder came from: its name, and the repository and commit if it is in the
     Hub's cache.
     """
@@ -84,19 +84,21 @@ class Origin:
     revision: str | None = None
 
 
-def origin(folder: Path) -> Origin:
+def find_origin(folder: Path) -> CheckpointOrigin:
     """Return where a folder came from, judging by its path: .../models--ORG--NAME/snapshots/COMMIT
     is in the Hub's cache.
     """
     folder = folder.absolute().resolve()
     if folder.parent.name != "snapshots":
-        return Origin(folder.name)
+        return CheckpointOrigin(folder.name)
     parts = folder.parent.parent.name.split("--")
     repo = "/".join(parts[1:]) if parts[0] == "models" and len(parts) == 3 else None
-    return Origin(parts[-1], repo, folder.name if SNAPSHOT.fullmatch(folder.name) else None)
+    return CheckpointOrigin(
+        parts[-1], repo, folder.name if COMMIT_NAME.fullmatch(folder.name) else None
+    )
 
 
-def general(
+def general_entries(
     folder: Path, architecture: str, weights: Iterable[Weight], method: str
 ) -> list[tuple[str, bytes]]:
     """Return the general keys of the file and llmcli's own keys, as (key, stored value).
@@ -105,36 +107,36 @@ def general(
     """
     import gguf
 
-    source = origin(folder)
+    source = find_origin(folder)
     writer = gguf.GGUFWriter(None, architecture)
     described = _describe(folder, source, writer, weights)
     described.set_gguf_meta_model(writer)
     gguf_entries = [(key, _entry(value)) for key, value in writer.kv_data[0].items()]
     head = [
-        ("general.architecture", entry("string", architecture)),
-        ("general.type", entry("string", "model")),
+        ("general.architecture", encode_entry("string", architecture)),
+        ("general.type", encode_entry("string", "model")),
     ]
     ours = {
-        "llmcli.convert.version": VERSION,
+        "llmcli.convert.version": CONVERSION_VERSION,
         "llmcli.convert.revision": source.revision,
         "llmcli.convert.source_method": method,
     }
-    own_entries = [(key, entry("string", value)) for key, value in ours.items() if value]
+    own_entries = [(key, encode_entry("string", value)) for key, value in ours.items() if value]
     return [*head, *(item for item in gguf_entries if item[0] != head[0][0]), *own_entries]
 
 
-def types(dtype: str) -> list[tuple[str, bytes]]:
+def type_entries(dtype: str) -> list[tuple[str, bytes]]:
     """Return the keys for the type of the file's matrices; quantizing replaces their values in
     place.
     """
     return [
-        ("general.file_type", entry("uint32", file_types.FILE_TYPES[dtype].number)),
-        ("general.quantization_version", entry("uint32", 2)),
+        ("general.file_type", encode_entry("uint32", file_types.FILE_TYPES[dtype].number)),
+        ("general.quantization_version", encode_entry("uint32", 2)),
     ]
 
 
 def _describe(
-    folder: Path, where: Origin, writer: "gguf.GGUFWriter", weights: Iterable[Weight]
+    folder: Path, where: CheckpointOrigin, writer: "gguf.GGUFWriter", weights: Iterable[Weight]
 ) -> "gguf.Metadata":
     """Return metadata from the model card, the name and the number of parameters."""
     import gguf
@@ -146,8 +148,8 @@ def _describe(
     total, shared, expert, experts = writer.get_total_parameter_count()
     card_values = {
         key: value
-        for key, value in model_card.load(folder).items()
-        if key in MANY or (key in ONE and _is_text(value))
+        for key, value in model_card.load_card(folder).items()
+        if key in LIST_KEYS or (key in TEXT_KEYS and _is_text(value))
     }
     named = {"_name_or_path": where.repo} if where.repo else {}
     described = gguf.Metadata.apply_metadata_heuristic(
@@ -156,7 +158,7 @@ def _describe(
     described.name = described.name or where.name
     described.size_label = described.size_label or gguf.size_label(total, shared, expert, experts)
     if where.repo and not described.source_repo_url:
-        described.source_repo_url = f"{HUB}/{where.repo}"
+        described.source_repo_url = f"{HUB_URL}/{where.repo}"
     for name, value in _sampling(folder).items():
         setattr(described, f"sampling_{name}", value)
     return described
@@ -171,11 +173,11 @@ def _sampling(folder: Path) -> dict[str, int | float]:
     file = folder / "generation_config.json"
     values = read_json(file) if file.is_file() else {}
     settings: dict[str, int | float] = {}
-    for key, name in WHOLE.items():
+    for key, name in INTEGER_SETTINGS.items():
         value = values.get(key)
         if type(value) is int and 0 <= value < 1 << 31:
             settings[name] = value
-    for key, name in REAL.items():
+    for key, name in REAL_SETTINGS.items():
         value = values.get(key)
         # False for NaN, too.
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6:
@@ -190,7 +192,7 @@ def _entry(value: "gguf.gguf_writer.GGUFValue") -> bytes:
     kind = value.type.name.lower()
     plain: Any = value.value
     return (
-        entry("array:string", [str(item) for item in plain])
+        encode_entry("array:string", [str(item) for item in plain])
         if kind == "array"
-        else entry(kind, plain)
+        else encode_entry(kind, plain)
     )

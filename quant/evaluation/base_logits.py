@@ -11,18 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from quant.errors import Refusal
-from quant.evaluation.divergence import Top
-from quant.evaluation.evaluate import SHORTEST, Chunks
-from quant.record_log import Records
+from quant.errors import UserError
+from quant.evaluation.divergence import TopLogits
+from quant.evaluation.evaluate import MIN_CHUNK_TOKENS, TextChunks
+from quant.record_log import RecordLog
 
-KIND = "base logits"
-TOKENS = 2**32 - 1  # record number of the text's tokens
-NUMBERS = ("n_ctx", "n_vocab", "chunks")
-WORDS = ("text", "vocabulary", "model", "name")
+RECORD_KIND = "base logits"
+TOKENS_RECORD = 2**32 - 1  # record number of the text's tokens
+NUMBER_KEYS = ("n_ctx", "n_vocab", "chunks")
+TEXT_KEYS = ("text", "vocabulary", "model", "name")
 
 
-def pack(tops: list[Top]) -> bytes:
+def pack_rows(tops: list[TopLogits]) -> bytes:
     """Pack rows as bytes: numbers of stored and of drawn tokens u32, −log p of the next token f64,
     remaining mass f64, then all ids u32 and log-probabilities f32, for each position the stored
     tokens and then the drawn ones.
@@ -32,7 +32,7 @@ def pack(tops: list[Top]) -> bytes:
             np.array(
                 [[len(top.ids) for top in tops], [len(top.drawn) for top in tops]], "<u4"
             ).tobytes(),
-            np.array([[top.nll for top in tops], [top.rest for top in tops]], "<f8").tobytes(),
+            np.array([[top.nll for top in tops], [top.rest_mass for top in tops]], "<f8").tobytes(),
             np.concatenate([ids for top in tops for ids in (top.ids, top.drawn)])
             .astype("<u4")
             .tobytes(),
@@ -43,7 +43,7 @@ def pack(tops: list[Top]) -> bytes:
     )
 
 
-def unpack(raw: bytes, scored: int, n_vocab: int) -> list[Top] | None:
+def unpack_rows(raw: bytes, scored: int, n_vocab: int) -> list[TopLogits] | None:
     """Unpack the rows of one chunk; None if the bytes are not valid."""
     if len(raw) < 24 * scored:
         return None
@@ -61,15 +61,15 @@ def unpack(raw: bytes, scored: int, n_vocab: int) -> list[Top] | None:
     ends = np.cumsum(counts.T)
     cuts = [*zip(np.split(ids, ends[:-1]), np.split(logp, ends[:-1]), strict=True)]
     return [
-        Top(stored[0], stored[1], float(nll[i]), float(rest[i]), drawn[0], drawn[1])
+        TopLogits(stored[0], stored[1], float(nll[i]), float(rest[i]), drawn[0], drawn[1])
         for i, (stored, drawn) in enumerate(zip(cuts[::2], cuts[1::2], strict=True))
     ]
 
 
-class BaseLogits:
+class BaseLogitsFile:
     """A finished file of base logits, open for reading. Implements evaluate.BaseLogits."""
 
-    def __init__(self, path: Path, records: Records) -> None:
+    def __init__(self, path: Path, records: RecordLog) -> None:
         head = records.head
         self.path, self._records, self.head = path, records, head
         self.n_vocab, self.n_ctx, self.name = (
@@ -78,20 +78,22 @@ class BaseLogits:
             str(head["name"]),
         )
 
-    def text(self) -> Chunks:
+    def text(self) -> TextChunks:
         """Return the text that was read. Raises UserError if it is damaged."""
-        raw = self._records.get(TOKENS)
+        raw = self._records.read(TOKENS_RECORD)
         count = self.head["chunks"]
         if len(raw) != 4 * count * self.n_ctx:
             raise self._damaged("its text")
         ids = np.frombuffer(raw, "<i4").reshape(count, self.n_ctx)
         if int(ids.min()) < 0 or int(ids.max()) >= self.n_vocab:
             raise self._damaged("its text")
-        return Chunks(ids)
+        return TextChunks(ids)
 
-    def rows(self, chunk: int) -> list[Top]:
+    def rows(self, chunk: int) -> list[TopLogits]:
         """Return the scored positions of one chunk. Raises UserError if its bytes are damaged."""
-        rows = unpack(self._records.get(chunk), self.n_ctx - 1 - self.n_ctx // 2, self.n_vocab)
+        rows = unpack_rows(
+            self._records.read(chunk), self.n_ctx - 1 - self.n_ctx // 2, self.n_vocab
+        )
         if rows is None:
             raise self._damaged(f"chunk {chunk + 1}")
         return rows
@@ -100,11 +102,13 @@ class BaseLogits:
         """Close the file."""
         self._records.close()
 
-    def _damaged(self, where: str) -> Refusal:
-        return Refusal(f"{self.path} is damaged in {where}", hint="write it again with --save-base")
+    def _damaged(self, where: str) -> UserError:
+        return UserError(
+            f"{self.path} is damaged in {where}", hint="write it again with --save-base"
+        )
 
 
-def recognised(path: Path) -> bool:
+def is_base_logits(path: Path) -> bool:
     """Return whether a file begins like a file of ours."""
     try:
         with path.open("rb") as stream:
@@ -113,38 +117,38 @@ def recognised(path: Path) -> bool:
         return False
 
 
-def load(path: Path) -> BaseLogits:
+def load_base_logits(path: Path) -> BaseLogitsFile:
     """Open a file of base logits. Raises UserError if it is missing, incomplete or something
     else.
     """
     remake = "llmcli eval BASE --save-base FILE writes one"
     if not path.is_file():
-        raise Refusal(f"there is no file {path}", hint=remake)
-    records = Records.resume(path, write=False)
+        raise UserError(f"there is no file {path}", hint=remake)
+    records = RecordLog.resume(path, write=False)
     if records is None or not _is_valid(records.head):
         if records is not None:
             records.close()
-        raise Refusal(f"{path} contains no base logits", hint=remake)
+        raise UserError(f"{path} contains no base logits", hint=remake)
     # counted before the set is built: a header may claim any number
     has_enough = records.head["chunks"] < len(records.numbers)
-    if not (has_enough and {TOKENS, *range(records.head["chunks"])} <= records.numbers):
+    if not (has_enough and {TOKENS_RECORD, *range(records.head["chunks"])} <= records.numbers):
         records.close()
-        raise Refusal(f"{path} is damaged or was not finished", hint=remake)
-    return BaseLogits(path, records)
+        raise UserError(f"{path} is damaged or was not finished", hint=remake)
+    return BaseLogitsFile(path, records)
 
 
 def _is_valid(head: dict[str, object]) -> bool:
     """Return whether a header is valid; files may come from anyone."""
-    numbers = [head.get(name) for name in NUMBERS]
+    numbers = [head.get(name) for name in NUMBER_KEYS]
     return (
-        head.get("kind") == KIND
+        head.get("kind") == RECORD_KIND
         and all(
             isinstance(number, int) and not isinstance(number, bool) and 0 < number < 2**31
             for number in numbers
         )
-        and all(isinstance(head.get(name), str) for name in WORDS)
+        and all(isinstance(head.get(name), str) for name in TEXT_KEYS)
         and isinstance(head["n_ctx"], int)
-        and head["n_ctx"] >= SHORTEST
+        and head["n_ctx"] >= MIN_CHUNK_TOKENS
         and isinstance(head["chunks"], int)
-        and head["chunks"] < TOKENS
+        and head["chunks"] < TOKENS_RECORD
     )

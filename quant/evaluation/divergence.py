@@ -14,22 +14,24 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.errors import Refusal
+from quant.errors import UserError
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 T = TypeVar("T")
-FLOOR = -16.0  # log of the base's probability below which tokens do not count, as in perplexity.cpp
+MIN_LOG_PROBABILITY = (
+    -16.0
+)  # log of the base's probability below which tokens do not count, as in perplexity.cpp
 # tokens of a row that a file of base logits stores, and draws from the others
-KEPT, DRAWN = 256, 64
-REST = 1e-6  # remaining mass below which nothing is drawn
+TOP_TOKENS, DRAWN_TOKENS = 256, 64
+MIN_REST_MASS = 1e-6  # remaining mass below which nothing is drawn
 # values of a row that are processed at a time, so that they stay in the nearest caches
-SPAN = 1 << 15
-PIECE = 256  # values that are summed in float32
+SPAN_VALUES = 1 << 15
+F32_SUM_VALUES = 256  # values that are summed in float32
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class PositionScores:
     """The scored positions of a text, float64 [positions] each.
 
     `nll` and `base_nll` are −log p of the next token by the model and by the base, `kld` the
@@ -41,16 +43,16 @@ class Scores:
     nll: F64
     base_nll: F64
     kld: F64
-    same: F64
-    doubt: F64
+    same_top: F64
+    kld_error: F64
 
     @property
-    def against(self) -> bool:
+    def has_base(self) -> bool:
         """Whether there was a base."""
         return len(self.base_nll) > 0
 
     @classmethod
-    def join(cls, parts: "list[Scores]") -> Self:
+    def join(cls, parts: "list[PositionScores]") -> Self:
         """Concatenate the positions of all parts in order."""
         return cls(
             *(
@@ -61,7 +63,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Top:
+class TopLogits:
     """The stored part of a base's row: its likeliest tokens in descending order with their
     log-probabilities, −log p of the next token, the mass of all other tokens, and some of those,
     drawn by their probabilities.
@@ -70,27 +72,29 @@ class Top:
     ids: NDArray[np.uint32]
     logp: F32
     nll: float
-    rest: float
+    rest_mass: float
     drawn: NDArray[np.uint32]
     drawn_logp: F32
 
 
-class Lane:
+class RowScorer:
     """The arithmetic of one thread with its buffers, so that no row allocates memory. Rows are
     float32 [n_vocab].
     """
 
     def __init__(self, n_vocab: int) -> None:
         self.n_vocab = n_vocab
-        ends = [(at, min(at + SPAN, n_vocab)) for at in range(0, n_vocab, SPAN)]
-        self._spans = [(at, end, -(-(end - at) // PIECE) * PIECE) for at, end in ends]
-        self._scratch = np.zeros(SPAN, np.float32)
+        ends = [(at, min(at + SPAN_VALUES, n_vocab)) for at in range(0, n_vocab, SPAN_VALUES)]
+        self._spans = [
+            (at, end, -(-(end - at) // F32_SUM_VALUES) * F32_SUM_VALUES) for at, end in ends
+        ]
+        self._scratch = np.zeros(SPAN_VALUES, np.float32)
         # a multiple of F32_SUM_VALUES, with zeros at the end
         padded = self._spans[-1][0] + self._spans[-1][2]
-        self._weight = np.zeros(n_vocab + PIECE, np.float32)[:padded]
-        self._ones = np.ones((PIECE, 1), np.float32)
+        self._weight = np.zeros(n_vocab + F32_SUM_VALUES, np.float32)[:padded]
+        self._ones = np.ones((F32_SUM_VALUES, 1), np.float32)
 
-    def sum(self, row: F32, *, keep: bool = True) -> tuple[float, int, float]:
+    def log_sum_exp(self, row: F32, *, store: bool = True) -> tuple[float, int, float]:
         """Return log Σ exp of a row, the index of its largest value, and Σ exp(row − largest). With
         `keep`, exp(row − largest) stays in the buffer.
         """
@@ -100,26 +104,26 @@ class Lane:
             size = end - at
             part = self._scratch[:size]
             np.subtract(row[at:end], peak, out=part)
-            out = self._weight[at : at + padded] if keep else self._scratch[:padded]
+            out = self._weight[at : at + padded] if store else self._scratch[:padded]
             np.exp(part, out=out[:size])
             out[size:] = 0
             total += self._f32_sum(out)
         return float(peak) + math.log(total) if total > 0 else math.nan, best, total
 
     def _f32_sum(self, values: F32) -> float:
-        return float((values.reshape(-1, 1, PIECE) @ self._ones).sum(dtype=np.float64))
+        return float((values.reshape(-1, 1, F32_SUM_VALUES) @ self._ones).sum(dtype=np.float64))
 
-    def plain(self, row: F32, token: int) -> float:
+    def score(self, row: F32, token: int) -> float:
         """Return −log p of the next token."""
-        return self.sum(row, keep=False)[0] - float(row[token])
+        return self.log_sum_exp(row, store=False)[0] - float(row[token])
 
-    def against(self, row: F32, base: F32, token: int) -> tuple[float, float, float, float]:
+    def compare(self, row: F32, base: F32, token: int) -> tuple[float, float, float, float]:
         """Return −log p by the model and by the base, the divergence, and 1 or 0 for the same
         likeliest token.
         """
-        norm, best, _ = self.sum(row, keep=False)
-        base_norm, base_best, total = self.sum(base)
-        floor, difference, counted_mass = np.float32(base_norm + FLOOR), 0.0, 0.0
+        norm, best, _ = self.log_sum_exp(row, store=False)
+        base_norm, base_best, total = self.log_sum_exp(base)
+        floor, difference, counted_mass = np.float32(base_norm + MIN_LOG_PROBABILITY), 0.0, 0.0
         for at, end, padded in self._spans:
             size = end - at
             weight, part = self._weight[at : at + padded], self._scratch[:padded]
@@ -127,7 +131,9 @@ class Lane:
             np.subtract(base[at:end], row[at:end], out=part[:size])
             part[size:] = 0
             difference += float(
-                (weight.reshape(-1, 1, PIECE) @ part.reshape(-1, PIECE, 1)).sum(dtype=np.float64)
+                (weight.reshape(-1, 1, F32_SUM_VALUES) @ part.reshape(-1, F32_SUM_VALUES, 1)).sum(
+                    dtype=np.float64
+                )
             )
             counted_mass += self._f32_sum(weight)
         kld = (difference - counted_mass * (base_norm - norm)) / total
@@ -142,7 +148,9 @@ class Lane:
             float(best == base_best),
         )
 
-    def kept(self, row: F32, top: Top, token: int) -> tuple[float, float, float, float, float]:
+    def compare_to_top(
+        self, row: F32, top: TopLogits, token: int
+    ) -> tuple[float, float, float, float, float]:
         """Return the same as compare(), from the stored part of the base's row; the last value is
         the divergence's standard error.
 
@@ -151,41 +159,46 @@ class Lane:
         = log(q/Q) − log(p/P): never negative, small of second order, and estimated from the drawn
         tokens. Tokens below e^-16 count here.
         """
-        norm, best, _ = self.sum(row, keep=False)
+        norm, best, _ = self.log_sum_exp(row, store=False)
         logq = row[top.ids] - np.float64(norm)
         kld, error = float((np.exp(top.logp, dtype=np.float64) * (top.logp - logq)).sum()), 0.0
         if len(top.drawn):
             model_rest = max(1.0 - float(np.exp(logq).sum()), 1e-9)
             log_ratio = (
-                row[top.drawn] - np.float64(norm) - top.drawn_logp + math.log(top.rest / model_rest)
+                row[top.drawn]
+                - np.float64(norm)
+                - top.drawn_logp
+                + math.log(top.rest_mass / model_rest)
             )
             terms = np.exp(log_ratio) - 1 - log_ratio
-            kld += top.rest * (math.log(top.rest / model_rest) + float(terms.mean()))
-            error = top.rest * float(terms.std()) / math.sqrt(len(terms) - 1)
+            kld += top.rest_mass * (math.log(top.rest_mass / model_rest) + float(terms.mean()))
+            error = top.rest_mass * float(terms.std()) / math.sqrt(len(terms) - 1)
         return norm - float(row[token]), top.nll, kld, float(best == int(top.ids[0])), error
 
-    def top(self, row: F32, token: int, seed: int) -> Top:
+    def select_top(self, row: F32, token: int, seed: int) -> TopLogits:
         """Return the part of a row to store: TOP_TOKENS tokens, fewer if they have all but
         MIN_REST_MASS of the mass, and draws from the others at even distances of mass, from a start
         that depends on `seed`.
         """
-        norm, best, total = self.sum(row)
+        norm, best, total = self.log_sum_exp(row)
         weight = self._weight[: self.n_vocab]
-        count = min(KEPT, self.n_vocab)
+        count = min(TOP_TOKENS, self.n_vocab)
         ids = np.argpartition(row, self.n_vocab - count)[self.n_vocab - count :]
         ids = ids[np.lexsort((ids, -row[ids]))]
         mass = np.cumsum(weight[ids], dtype=np.float64) / total
-        ids = ids[: int(np.searchsorted(mass, 1 - REST)) + 1]
+        ids = ids[: int(np.searchsorted(mass, 1 - MIN_REST_MASS)) + 1]
         logp = (row[ids] - np.float64(norm)).astype(np.float32)
         weight[ids] = 0
         sums = np.cumsum(weight, dtype=np.float64)
         rest_mass, drawn = float(sums[-1]) / total, np.empty(0, np.int64)
-        if rest_mass > REST:
-            quantiles = (np.random.default_rng(seed).random() + np.arange(DRAWN)) / DRAWN
+        if rest_mass > MIN_REST_MASS:
+            quantiles = (
+                np.random.default_rng(seed).random() + np.arange(DRAWN_TOKENS)
+            ) / DRAWN_TOKENS
             drawn = np.searchsorted(sums, quantiles * sums[-1], side="right")
         assert best == ids[0] or row[best] == row[ids[0]], (best, ids[0])
         drawn_logp = (row[drawn] - np.float64(norm)).astype(np.float32)
-        return Top(
+        return TopLogits(
             ids.astype(np.uint32),
             logp,
             norm - float(row[token]),
@@ -195,18 +208,18 @@ class Lane:
         )
 
 
-class Lanes:
+class ThreadedScorer:
     """Several threads that share the rows of a block; numpy releases the GIL."""
 
     def __init__(self, n_vocab: int, threads: int) -> None:
-        self._lanes = [Lane(n_vocab) for _ in range(threads)]
+        self._lanes = [RowScorer(n_vocab) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="score")
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
 
-    def map(self, count: int, one: Callable[[Lane, int], T]) -> list[T]:
+    def map(self, count: int, score_row: Callable[[RowScorer, int], T]) -> list[T]:
         """Return `one(scorer, i)` for every i below `count`, in order."""
         step = -(-count // len(self._lanes))
 
@@ -214,22 +227,25 @@ class Lanes:
             lane = self._lanes[number]
             # require_finite reports values that are not finite
             with np.errstate(invalid="ignore", over="ignore"):
-                return [one(lane, i) for i in range(number * step, min((number + 1) * step, count))]
+                return [
+                    score_row(lane, i)
+                    for i in range(number * step, min((number + 1) * step, count))
+                ]
 
         return [row for rows in self._pool.map(part, range(len(self._lanes))) for row in rows]
 
 
-def sound(scores: Scores, chunk: int) -> Scores:
+def require_finite(scores: PositionScores, chunk: int) -> PositionScores:
     """Return the scores. Raises UserError if a model produced values that are not finite."""
     for name, values in (("model", scores.nll), ("base", scores.base_nll)):
         if not np.isfinite(values).all():
-            raise Refusal(
+            raise UserError(
                 f"the {name} produced logits that are NaN or infinite in chunk {chunk + 1}",
                 hint="the file may be damaged: compare it with its source by `llmcli diff`,"
                 " or try -ctk f16 -ctv f16 -fa off",
             )
     if not np.isfinite(scores.kld).all():
-        raise Refusal(
+        raise UserError(
             f"the divergence is infinite in chunk {chunk + 1}:"
             " the model rules out a token that the base expects",
             hint="the two files are of different models, or one is damaged",

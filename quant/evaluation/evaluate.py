@@ -13,16 +13,23 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.errors import Refusal
-from quant.evaluation.divergence import F32, F64, Lanes, Scores, Top, sound
+from quant.errors import UserError
+from quant.evaluation.divergence import (
+    F32,
+    F64,
+    PositionScores,
+    ThreadedScorer,
+    TopLogits,
+    require_finite,
+)
 
 I32 = NDArray[np.int32]
-SHORTEST = 8  # fewest tokens of a chunk
-NOTHING: F64 = np.empty(0)
+MIN_CHUNK_TOKENS = 8  # fewest tokens of a chunk
+EMPTY_SCORES: F64 = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class TextChunks:
     """A text's tokens, int32 [chunks, n_ctx]."""
 
     ids: I32
@@ -38,39 +45,44 @@ class Chunks:
         return int(self.ids.shape[1])
 
     @property
-    def first(self) -> int:
+    def first_scored(self) -> int:
         """First position that is scored."""
         return self.n_ctx // 2
 
     @property
-    def scored(self) -> int:
+    def scored_count(self) -> int:
         """Number of scored positions of a chunk."""
-        return self.n_ctx - 1 - self.first
+        return self.n_ctx - 1 - self.first_scored
 
     def targets(self, chunk: int) -> I32:
         """Return the next tokens at a chunk's scored positions."""
-        return self.ids[chunk, self.first + 1 :]
+        return self.ids[chunk, self.first_scored + 1 :]
 
 
-def chunks(tokens: Sequence[int], n_ctx: int, most: int | None = None) -> Chunks:
+def split_text(tokens: Sequence[int], n_ctx: int, max_chunks: int | None = None) -> TextChunks:
     """Split a text's tokens into chunks. Raises UserError if there are fewer than two chunks, as
     llama-perplexity does.
     """
-    if n_ctx < SHORTEST:
-        raise Refusal(
-            f"--ctx is {n_ctx}", hint=f"--ctx takes a whole number from {SHORTEST}; 512 is usual"
+    if n_ctx < MIN_CHUNK_TOKENS:
+        raise UserError(
+            f"--ctx is {n_ctx}",
+            hint=f"--ctx takes a whole number from {MIN_CHUNK_TOKENS}; 512 is usual",
         )
     if len(tokens) < 2 * n_ctx:
         most_ctx = len(tokens) // 2
-        hint = f"a longer text, or --ctx {most_ctx}" if most_ctx >= SHORTEST else "a longer text"
+        hint = (
+            f"a longer text, or --ctx {most_ctx}"
+            if most_ctx >= MIN_CHUNK_TOKENS
+            else "a longer text"
+        )
         need = f"chunks of {n_ctx} need at least {2 * n_ctx} tokens"
-        raise Refusal(f"the text is too short: {need}, it has {len(tokens)}", hint=hint)
+        raise UserError(f"the text is too short: {need}, it has {len(tokens)}", hint=hint)
     count = len(tokens) // n_ctx
-    count = count if most is None else min(most, count)
-    return Chunks(np.array(tokens[: count * n_ctx], np.int32).reshape(count, n_ctx))
+    count = count if max_chunks is None else min(max_chunks, count)
+    return TextChunks(np.array(tokens[: count * n_ctx], np.int32).reshape(count, n_ctx))
 
 
-class Scorer(Protocol):
+class ChunkReader(Protocol):
     """A model that reads chunks and returns logits."""
 
     def blocks(self, ids: I32) -> Iterator[F32]:
@@ -80,10 +92,10 @@ class Scorer(Protocol):
         ...
 
 
-class Kept(Protocol):
+class BaseLogits(Protocol):
     """The stored logits of a base."""
 
-    def rows(self, chunk: int) -> list[Top]:
+    def rows(self, chunk: int) -> list[TopLogits]:
         """Return the scored positions of one chunk."""
         ...
 
@@ -95,14 +107,14 @@ class Evaluation:
     logits.
     """
 
-    model: Scorer
-    base: Scorer | None
-    kept: Kept | None
-    text: Chunks
-    lanes: Lanes
-    keep: bool = False
+    model: ChunkReader
+    base: ChunkReader | None
+    base_logits: BaseLogits | None
+    text: TextChunks
+    scorer: ThreadedScorer
+    collect_top: bool = False
 
-    def score(self, numbers: Sequence[int]) -> tuple[list[Scores], list[list[Top]]]:
+    def score(self, numbers: Sequence[int]) -> tuple[list[PositionScores], list[list[TopLogits]]]:
         """Score the chunks with these `numbers` in one pass each. Returns scores and, if collected,
         the top logits. Raises UserError for logits that are not finite.
         """
@@ -115,8 +127,8 @@ class Evaluation:
             for row, chunk in enumerate(chunks):
                 chunk.add(at, block[row], None if base_block is None else base_block[row])
             at += block.shape[1]
-        assert at == self.text.scored, (at, self.text.scored)
-        return [sound(chunk.scores, chunk.number) for chunk in chunks], [
+        assert at == self.text.scored_count, (at, self.text.scored_count)
+        return [require_finite(chunk.scores, chunk.number) for chunk in chunks], [
             chunk.tops for chunk in chunks
         ]
 
@@ -127,37 +139,37 @@ class _Chunk:
     def __init__(self, evaluation: Evaluation, number: int) -> None:
         self.evaluation, self.number = evaluation, number
         self.targets = evaluation.text.targets(number).tolist()
-        self.kept = evaluation.kept.rows(number) if evaluation.kept else None
+        self.kept = evaluation.base_logits.rows(number) if evaluation.base_logits else None
         self.rows: list[tuple[float, ...]] = []
-        self.tops: list[Top] = []
+        self.tops: list[TopLogits] = []
 
     def add(self, at: int, block: F32, other: F32 | None) -> None:
         """Score the positions from `at` on."""
         lanes, targets, stored = (
-            self.evaluation.lanes,
+            self.evaluation.scorer,
             self.targets[at:],
             self.kept[at:] if self.kept else None,
         )
         if stored is not None:
             self.rows += lanes.map(
-                len(block), lambda lane, i: lane.kept(block[i], stored[i], targets[i])
+                len(block), lambda lane, i: lane.compare_to_top(block[i], stored[i], targets[i])
             )
         elif other is not None:
             self.rows += lanes.map(
-                len(block), lambda lane, i: lane.against(block[i], other[i], targets[i])
+                len(block), lambda lane, i: lane.compare(block[i], other[i], targets[i])
             )
         else:
-            self.rows += lanes.map(len(block), lambda lane, i: (lane.plain(block[i], targets[i]),))
-        if self.evaluation.keep:
+            self.rows += lanes.map(len(block), lambda lane, i: (lane.score(block[i], targets[i]),))
+        if self.evaluation.collect_top:
             base = block if other is None else other
             seed = self.number * self.evaluation.text.n_ctx + at
             self.tops += lanes.map(
-                len(base), lambda lane, i: lane.top(base[i], targets[i], seed + i)
+                len(base), lambda lane, i: lane.select_top(base[i], targets[i], seed + i)
             )
 
     @property
-    def scores(self) -> Scores:
+    def scores(self) -> PositionScores:
         columns = [np.array(column, np.float64) for column in zip(*self.rows, strict=True)]
         if len(columns) == 4:
             columns.append(np.zeros(len(self.rows)))
-        return Scores(*columns, *[NOTHING] * (5 - len(columns)))
+        return PositionScores(*columns, *[EMPTY_SCORES] * (5 - len(columns)))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quant.evaluation.divergence import F64, Scores
+from quant.evaluation.divergence import F64, PositionScores
 
-KLD_RANKS = (99.9, 99.0, 95.0, 90.0, 10.0, 5.0, 1.0, 0.1)
-DELTA_RANKS = (99.9, 99.0, 95.0, 90.0, 75.0, 25.0, 10.0, 5.0, 1.0, 0.1)
+KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 10.0, 5.0, 1.0, 0.1)
+DELTA_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 75.0, 25.0, 10.0, 5.0, 1.0, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,17 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """The distribution of values: minimum, maximum, median, and percentiles by rank."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     median: float
-    ranks: dict[float, float]
+    percentiles: dict[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class BaseComparison:
     """Comparison of a model with its base.
 
     `correlation` is that of the mean log-likelihoods; Δp is the change of the probability of the
@@ -48,24 +48,24 @@ class Against:
     ratio: Estimate
     difference: Estimate
     kld: Estimate
-    klds: Spread
-    doubt: float
+    klds: Distribution
+    kld_draw_error: float
     delta: Estimate
-    deltas: Spread
+    deltas: Distribution
     delta_rms: Estimate
     same_top: Estimate
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class TextMetrics:
     """All metrics of one text."""
 
     positions: int
     perplexity: Estimate
-    against: Against | None
+    comparison: BaseComparison | None
 
 
-def mean(values: F64) -> Estimate:
+def mean_with_error(values: F64) -> Estimate:
     """Return the mean and its standard error."""
     count = len(values)
     return Estimate(
@@ -73,12 +73,12 @@ def mean(values: F64) -> Estimate:
     )
 
 
-def quality(scores: Scores) -> Quality:
+def compute_metrics(scores: PositionScores) -> TextMetrics:
     """Return the metrics of these positions."""
-    nll = mean(scores.nll)
+    nll = mean_with_error(scores.nll)
     perplexity = _exponentiate(nll)
-    return Quality(
-        len(scores.nll), perplexity, _compare(scores, nll, perplexity) if scores.against else None
+    return TextMetrics(
+        len(scores.nll), perplexity, _compare(scores, nll, perplexity) if scores.has_base else None
     )
 
 
@@ -87,8 +87,8 @@ def _exponentiate(log: Estimate) -> Estimate:
     return Estimate(value, value * log.error)
 
 
-def _compare(scores: Scores, nll: Estimate, own: Estimate) -> Against:
-    base_nll = mean(scores.base_nll)
+def _compare(scores: PositionScores, nll: Estimate, own: Estimate) -> BaseComparison:
+    base_nll = mean_with_error(scores.base_nll)
     base = _exponentiate(base_nll)
     count = len(scores.nll)
     covariance = float(
@@ -100,10 +100,10 @@ def _compare(scores: Scores, nll: Estimate, own: Estimate) -> Against:
     )
     cross = own.value * base.value * covariance
     delta = np.exp(-scores.nll) - np.exp(-scores.base_nll)
-    square = mean(delta**2)
+    square = mean_with_error(delta**2)
     rms = math.sqrt(square.value)
-    same_top = float(scores.same.mean())
-    return Against(
+    same_top = float(scores.same_top.mean())
+    return BaseComparison(
         base=base,
         correlation=covariance / error_product if error_product else None,
         log_ratio=log_ratio,
@@ -111,20 +111,20 @@ def _compare(scores: Scores, nll: Estimate, own: Estimate) -> Against:
         difference=Estimate(
             own.value - base.value, _root(own.error**2 + base.error**2 - 2 * cross)
         ),
-        kld=mean(scores.kld),
-        klds=spread(scores.kld, KLD_RANKS),
-        doubt=math.sqrt(float((scores.doubt**2).sum())) / count,
-        delta=mean(delta),
-        deltas=spread(delta, DELTA_RANKS),
+        kld=mean_with_error(scores.kld),
+        klds=describe_distribution(scores.kld, KLD_PERCENTILES),
+        kld_draw_error=math.sqrt(float((scores.kld_error**2).sum())) / count,
+        delta=mean_with_error(delta),
+        deltas=describe_distribution(delta, DELTA_PERCENTILES),
         delta_rms=Estimate(rms, 0.5 / rms * square.error if rms else 0.0),
         same_top=Estimate(same_top, math.sqrt(same_top * (1 - same_top) / max(count - 1, 1))),
     )
 
 
-def spread(values: F64, ranks: tuple[float, ...]) -> Spread:
+def describe_distribution(values: F64, ranks: tuple[float, ...]) -> Distribution:
     """Return the distribution of values, with percentiles interpolated between neighbors."""
     percentiles = np.percentile(values, ranks)
-    return Spread(
+    return Distribution(
         float(values.min()),
         float(values.max()),
         float(np.median(values)),

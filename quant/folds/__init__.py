@@ -7,8 +7,19 @@ source while its rows are read. Folding works on GGUF tensors because a norm's w
 factor there for every model family.
 """
 
-from quant.folds.fold import Edit, Fold, Part, Site, digest, edits
-from quant.folds.folded_source import apply, shaken
-from quant.folds.free_channels import WIRINGS, sites
+from quant.folds.fold import Fold, FoldedTensor, FoldSite, TensorEdit, combine_folds, digest_folds
+from quant.folds.folded_source import fold_source, randomize
+from quant.folds.free_channels import FREE_CHANNELS, find_sites
 
-__all__ = ["WIRINGS", "Edit", "Fold", "Part", "Site", "apply", "digest", "edits", "shaken", "sites"]
+__all__ = [
+    "FREE_CHANNELS",
+    "TensorEdit",
+    "Fold",
+    "FoldedTensor",
+    "FoldSite",
+    "fold_source",
+    "digest_folds",
+    "combine_folds",
+    "randomize",
+    "find_sites",
+]

@@ -25,30 +25,32 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from quant.calibration.moments import Moments
-from quant.errors import Refusal
-from quant.folds.fold import Edit, Fold, Site, edits
-from quant.folds.free_channels import sites
-from quant.folds.loss import Reader
+from quant.calibration.moments import MomentsFile
+from quant.errors import UserError
+from quant.folds.fold import Fold, FoldSite, TensorEdit, combine_folds
+from quant.folds.free_channels import find_sites
+from quant.folds.loss import ReaderTensor
 from quant.native import ggml
-from quant.quantize.plan import Plan, Step
+from quant.quantize.plan import Plan, TensorPlan
 
 if TYPE_CHECKING:
     from quant.folds.fold import F64, Ints
     from quant.native.ggml import F32
 
-KINDS = {
+FOLD_KINDS = {
     "awq": "important columns get more of a block's range",
     "smooth": "moves the range of activations into the weights",
     "deal": "spreads important channels evenly over the blocks",
 }
-EXPONENTS = {"awq": (0.05, 0.1, 0.15, 0.2, 0.3), "smooth": (0.3, 0.5, 0.7)}
-RANGE = 16.0  # largest factor; the smallest is its reciprocal
-AUTO = ("awq", "deal")
-CARDS = 16  # channels of one sub-block; a sub-block of 32 is two neighbors, ordered alike
+SCALE_EXPONENTS = {"awq": (0.05, 0.1, 0.15, 0.2, 0.3), "smooth": (0.3, 0.5, 0.7)}
+MAX_FACTOR = 16.0  # largest factor; the smallest is its reciprocal
+AUTO_KINDS = ("awq", "deal")
+SUBBLOCK_CHANNELS = (
+    16  # channels of one sub-block; a sub-block of 32 is two neighbors, ordered alike
+)
 
 
-def parse(text: str) -> tuple[str, ...]:
+def parse_fold_kinds(text: str) -> tuple[str, ...]:
     """Return the kinds of folds that `text` such as "awq,deal" names, in the order of FOLD_KINDS.
 
     "none" gives no kinds, "auto" gives AUTO_KINDS. Raises UserError if a kind is unknown.
@@ -57,39 +59,42 @@ def parse(text: str) -> tuple[str, ...]:
     if words == ["none"]:
         return ()
     if words == ["auto"]:
-        return AUTO
-    if not words or (wrong := [word for word in words if word not in KINDS]):
-        raise Refusal(
+        return AUTO_KINDS
+    if not words or (wrong := [word for word in words if word not in FOLD_KINDS]):
+        raise UserError(
             f"{text!r} names no folds" if not words else f"unknown fold {wrong[0]!r}",
-            hint=f"--fold takes {', '.join(KINDS)} (several with commas), auto or none",
+            hint=f"--fold takes {', '.join(FOLD_KINDS)} (several with commas), auto or none",
         )
-    return tuple(word for word in KINDS if word in words)
+    return tuple(word for word in FOLD_KINDS if word in words)
 
 
 @dataclass(frozen=True)
-class Found:
+class FoldChoice:
     """The fold chosen for one site.
 
     `label` names the fold ("" for none); `loss_ratio` is the loss relative to no fold.
     """
 
-    site: Site
-    how: str
-    ratio: float
+    site: FoldSite
+    label: str
+    loss_ratio: float
     fold: Fold | None = field(repr=False)
 
 
-def choose(
-    plan: Plan, kinds: Sequence[str], threads: int, watch: Callable[[str], None] = lambda name: None
-) -> tuple[Found, ...]:
+def choose_folds(
+    plan: Plan,
+    kinds: Sequence[str],
+    threads: int,
+    on_site_done: Callable[[str], None] = lambda name: None,
+) -> tuple[FoldChoice, ...]:
     """Return the chosen fold of each site: the residual last, the others in the order of
     find_sites().
 
     `on_site_done` is called with the name of each finished site. Raises UserError if the plan has
     no calibration statistics.
     """
-    if not any(step.evidence.sums for step in plan.steps):
-        raise Refusal(
+    if not any(step.statistics.mean_squares for step in plan.steps):
+        raise UserError(
             "folds are chosen by calibration data, and this plan has none",
             hint="add --imatrix FILE or --moments FILE; `llmcli calibrate` writes both",
         )
@@ -97,12 +102,12 @@ def choose(
     with ThreadPoolExecutor(threads, thread_name_prefix="fold") as pool:
         residual = search.residual(pool)
         if residual is not None:
-            watch(residual.site.name)
+            on_site_done(residual.site.name)
         inner = [site for site in search.sites if site.kind != "residual"]
 
-        def solve(site: Site) -> Found:
+        def solve(site: FoldSite) -> FoldChoice:
             choice = search.best(site)
-            watch(site.name)
+            on_site_done(site.name)
             return choice
 
         choices = list(pool.map(solve, inner))
@@ -121,34 +126,34 @@ class _FoldSearch:
         }
         self.sites = tuple(
             site
-            for site in sites(plan.source)
+            for site in find_sites(plan.source)
             if not any(map(self._is_copied, _tensor_names(site)))
         )
-        self.residual_edits: Mapping[str, Edit] = {}
+        self.residual_edits: Mapping[str, TensorEdit] = {}
 
-    def best(self, site: Site) -> Found:
+    def best(self, site: FoldSite) -> FoldChoice:
         """Return the candidate of a site with the lowest loss, with its channels reordered if that
         lowers the loss further.
         """
         readers = self._readers(site)
         before = [reader.loss(self._edit(reader, None)) for reader in readers]
         if not readers or not all(before):
-            return Found(site, "", 1.0, None)
-        best = Found(site, "", 1.0, None)
+            return FoldChoice(site, "", 1.0, None)
+        best = FoldChoice(site, "", 1.0, None)
         for label, fold in self._scales(site, readers):
-            if (ratio := self._ratio(readers, before, fold)) < best.ratio:
-                best = Found(site, label, ratio, fold)
+            if (ratio := self._ratio(readers, before, fold)) < best.loss_ratio:
+                best = FoldChoice(site, label, ratio, fold)
         if (
             "deal" in self.kinds
-            and site.group
+            and site.group_size
             and (order := _interleaved_order(site, readers)) is not None
         ):
-            fold = Fold(site, best.fold.scale if best.fold else None, order)
-            if (ratio := self._ratio(readers, before, fold)) < best.ratio:
-                best = Found(site, f"{best.how} dealt".strip(), ratio, fold)
+            fold = Fold(site, best.fold.factors if best.fold else None, order)
+            if (ratio := self._ratio(readers, before, fold)) < best.loss_ratio:
+                best = FoldChoice(site, f"{best.label} dealt".strip(), ratio, fold)
         return best
 
-    def residual(self, pool: ThreadPoolExecutor) -> Found | None:
+    def residual(self, pool: ThreadPoolExecutor) -> FoldChoice | None:
         """Choose one order of the residual stream's channels for all its readers; None if the model
         has no reorderable residual.
         """
@@ -159,104 +164,108 @@ class _FoldSearch:
             return None
         names = [
             part.name
-            for part in site.parts
+            for part in site.tensors
             if part.axis == "columns" and self._is_measured(part.name)
         ]
-        scores = [*pool.map(lambda name: _energy_shares(Reader(self.steps[name])), names)]
-        order = _interleave(np.sum(scores, 0), site.group) if names else None
+        scores = [*pool.map(lambda name: _energy_shares(ReaderTensor(self.steps[name])), names)]
+        order = _interleave(np.sum(scores, 0), site.group_size) if names else None
         if order is None:
             return None
         fold = Fold(site, order=order)
-        changes = edits([fold])
+        changes = combine_folds([fold])
 
         def ratio(name: str) -> float:
-            reader = Reader(self.steps[name])
-            before = reader.loss(Edit())
+            reader = ReaderTensor(self.steps[name])
+            before = reader.loss(TensorEdit())
             return (
-                reader.loss(Edit(column_order=changes[name].column_order)) / before
+                reader.loss(TensorEdit(column_order=changes[name].column_order)) / before
                 if before
                 else 1.0
             )
 
         ratios = list(pool.map(ratio, names))
         if (mean := sum(ratios) / len(ratios)) >= 1:
-            return Found(site, "", mean, None)
+            return FoldChoice(site, "", mean, None)
         self.residual_edits = {
-            name: Edit(column_order=edit.column_order) for name, edit in changes.items()
+            name: TensorEdit(column_order=edit.column_order) for name, edit in changes.items()
         }
-        return Found(site, "dealt", mean, fold)
+        return FoldChoice(site, "dealt", mean, fold)
 
-    def _scales(self, site: Site, readers: Sequence[Reader]) -> Iterator[tuple[str, Fold]]:
+    def _scales(
+        self, site: FoldSite, readers: Sequence[ReaderTensor]
+    ) -> Iterator[tuple[str, Fold]]:
         """Yield label and fold of each candidate set of factors for a site."""
         import numpy as np
 
-        if not site.scales:
+        if not site.has_free_factors:
             return
-        inputs = _channel_means(site, readers, [reader.squares for reader in readers])
-        for exponent in EXPONENTS["awq"] if "awq" in self.kinds else ():
+        inputs = _channel_means(site, readers, [reader.input_mean_squares for reader in readers])
+        for exponent in SCALE_EXPONENTS["awq"] if "awq" in self.kinds else ():
             yield f"awq {exponent:g}", Fold(site, _factors(inputs ** (exponent / 2)))
         if "smooth" in self.kinds:
-            weights = _channel_means(site, readers, [reader.largest for reader in readers])
-            for exponent in EXPONENTS["smooth"]:
+            weights = _channel_means(site, readers, [reader.largest_weights for reader in readers])
+            for exponent in SCALE_EXPONENTS["smooth"]:
                 factors = np.sqrt(inputs) ** exponent / np.maximum(weights, 1e-12) ** (1 - exponent)
                 yield f"smooth {exponent:g}", Fold(site, _factors(factors))
 
-    def _ratio(self, readers: Sequence[Reader], before: Sequence[float], fold: Fold) -> float:
+    def _ratio(self, readers: Sequence[ReaderTensor], before: Sequence[float], fold: Fold) -> float:
         """Return the mean of the readers' losses, each relative to its loss before the fold."""
         losses = [reader.loss(self._edit(reader, fold)) for reader in readers]
         return sum(new / old for new, old in zip(losses, before, strict=True)) / len(losses)
 
-    def _edit(self, reader: Reader, fold: Fold | None) -> Edit:
+    def _edit(self, reader: ReaderTensor, fold: Fold | None) -> TensorEdit:
         """Return the edit that a fold makes to a reader's columns, on top of the residual's
         order.
         """
         name = reader.step.weight.name
-        edit = edits([fold]).get(name, Edit()) if fold else Edit()
-        residual_order = self.residual_edits.get(name, Edit()).column_order
-        return Edit(
-            columns=edit.columns,
+        edit = combine_folds([fold]).get(name, TensorEdit()) if fold else TensorEdit()
+        residual_order = self.residual_edits.get(name, TensorEdit()).column_order
+        return TensorEdit(
+            column_factors=edit.column_factors,
             column_order=residual_order if edit.column_order is None else edit.column_order,
         )
 
-    def _readers(self, site: Site) -> list[Reader]:
+    def _readers(self, site: FoldSite) -> list[ReaderTensor]:
         names = dict.fromkeys(
             part.name
-            for part in site.parts
+            for part in site.tensors
             if part.axis == "columns" and self._is_measured(part.name)
         )
-        return [Reader(self.steps[name]) for name in names]
+        return [ReaderTensor(self.steps[name]) for name in names]
 
     def _is_measured(self, name: str) -> bool:
         """Return whether a tensor gets new codes and its input was measured."""
         step = self.steps[name]
-        return step.method is not None and step.evidence.sums is not None
+        return step.method is not None and step.statistics.mean_squares is not None
 
     def _is_copied(self, name: str) -> bool:
         """Return whether a tensor's blocks are copied unchanged; a fold would force them to be
         quantized again.
         """
-        step: Step = self.steps[name]
-        return step.type == step.weight.type and ggml.quantized(step.type)
+        step: TensorPlan = self.steps[name]
+        return step.type == step.weight.type and ggml.is_quantized(step.type)
 
 
-def _with_second_moments(step: Step, moments: Moments | None) -> Step:
+def _with_second_moments(step: TensorPlan, moments: MomentsFile | None) -> TensorPlan:
     """Return the step with the second moments of its input, if the plan has them, even if its
     method does not need them.
     """
-    second, statistics = moments.of(step.weight.name) if moments else None, step.evidence
+    second, statistics = moments.input_of(step.weight.name) if moments else None, step.statistics
     if second is None or (second.columns, second.matrices) != (
         statistics.columns,
         statistics.matrices,
     ):
         return step
-    return replace(step, evidence=replace(statistics, second=second))
+    return replace(step, statistics=replace(statistics, moments=second))
 
 
-def _tensor_names(site: Site) -> list[str]:
-    return [part.name for part in site.parts]
+def _tensor_names(site: FoldSite) -> list[str]:
+    return [part.name for part in site.tensors]
 
 
-def _channel_means(site: Site, readers: Sequence[Reader], vectors: "Sequence[F32 | F64]") -> "F64":
+def _channel_means(
+    site: FoldSite, readers: Sequence[ReaderTensor], vectors: "Sequence[F32 | F64]"
+) -> "F64":
     """Return the mean [width] over all readers of their per-column vectors [matrices, columns],
     channel by channel.
     """
@@ -264,7 +273,7 @@ def _channel_means(site: Site, readers: Sequence[Reader], vectors: "Sequence[F32
 
     total, count = np.zeros(site.width), np.zeros(site.width)
     for reader, values in zip(readers, vectors, strict=True):
-        for part in site.parts:
+        for part in site.tensors:
             if part.name == reader.step.weight.name and part.axis == "columns":
                 channels = np.broadcast_to(part.channels, values.shape).ravel()
                 total += np.bincount(channels, values.ravel(), site.width)
@@ -281,31 +290,35 @@ def _factors(wanted: "F64") -> "F32":
 
     live = wanted[wanted > 0]
     middle = np.exp(np.log(live).mean()) if len(live) else 1.0
-    factors: F32 = np.clip(wanted / middle, 1 / RANGE, RANGE).astype(np.float32)
+    factors: F32 = np.clip(wanted / middle, 1 / MAX_FACTOR, MAX_FACTOR).astype(np.float32)
     return factors
 
 
-def _energy_shares(reader: Reader) -> "F64":
+def _energy_shares(reader: ReaderTensor) -> "F64":
     """Return each column's share [columns] of a reader's output energy."""
     import numpy as np
 
-    energies = reader.squares.astype(np.float64) * reader.weights
+    energies = reader.input_mean_squares.astype(np.float64) * reader.weight_mean_squares
     shares: F64 = energies.sum(0) / max(energies.sum(), 1e-30)
     return shares
 
 
-def _interleaved_order(site: Site, readers: Sequence[Reader]) -> "Ints | None":
+def _interleaved_order(site: FoldSite, readers: Sequence[ReaderTensor]) -> "Ints | None":
     """Return the order [width] that spreads a site's channels evenly over sub-blocks, run by run;
     None if no run has two sub-blocks.
     """
     import numpy as np
 
-    scores = _channel_means(site, readers, [reader.squares * reader.weights for reader in readers])
+    scores = _channel_means(
+        site,
+        readers,
+        [reader.input_mean_squares * reader.weight_mean_squares for reader in readers],
+    )
     runs = [
-        _interleave(scores[at : at + site.group], site.group)
-        for at in range(0, site.width, site.group)
+        _interleave(scores[at : at + site.group_size], site.group_size)
+        for at in range(0, site.width, site.group_size)
     ]
-    orders = [order + at * site.group for at, order in enumerate(runs) if order is not None]
+    orders = [order + at * site.group_size for at, order in enumerate(runs) if order is not None]
     return np.concatenate(orders) if orders else None
 
 
@@ -315,8 +328,8 @@ def _interleave(scores: "F64", size: int) -> "Ints | None":
     """
     import numpy as np
 
-    blocks = size // CARDS
-    if blocks < 2 or size % CARDS:
+    blocks = size // SUBBLOCK_CHANNELS
+    if blocks < 2 or size % SUBBLOCK_CHANNELS:
         return None
     ranked = np.argsort(-scores, kind="stable")
-    return ranked.reshape(CARDS, blocks).T.ravel()
+    return ranked.reshape(SUBBLOCK_CHANNELS, blocks).T.ravel()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class FoldedTensor:
     """A tensor's place in a site: the channel of each of its rows [rows], or of its columns
     [matrices or 1, columns].
 
@@ -36,7 +36,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Site:
+class FoldSite:
     """`width` channels between tensors whose factors (if `has_free_factors`) or order are free.
 
     Channels may be permuted within runs of `group_size`; 0 means that no permutation is allowed. In
@@ -47,9 +47,9 @@ class Site:
     name: str  # "blk.3.attn_norm"
     kind: str  # "norm", "hidden", "value", "head", "residual"
     width: int
-    group: int
-    scales: bool
-    parts: tuple[Part, ...] = field(repr=False)
+    group_size: int
+    has_free_factors: bool
+    tensors: tuple[FoldedTensor, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,19 @@ class Fold:
     Factors refer to the old order. None leaves factors, or the order, unchanged.
     """
 
-    site: Site
-    scale: "F32 | None" = None
+    site: FoldSite
+    factors: "F32 | None" = None
     order: "Ints | None" = None
 
     def __post_init__(self) -> None:
         import numpy as np
 
-        width, group = self.site.width, self.site.group
-        if self.scale is not None:
-            valid = bool(np.isfinite(self.scale).all() and (self.scale > 0).all())
-            assert self.site.scales and self.scale.shape == (width,) and valid, self.site.name
+        width, group = self.site.width, self.site.group_size
+        if self.factors is not None:
+            valid = bool(np.isfinite(self.factors).all() and (self.factors > 0).all())
+            assert self.site.has_free_factors and self.factors.shape == (width,) and valid, (
+                self.site.name
+            )
         if self.order is not None:
             runs = np.arange(width) // max(group, 1)
             valid = bool(group and (np.sort(self.order) == np.arange(width)).all())
@@ -78,7 +80,7 @@ class Fold:
 
 
 @dataclass
-class Edit:
+class TensorEdit:
     """The combined effect of folds on one tensor: factors of rows [rows] and of columns [matrices
     or 1, columns], then new orders.
 
@@ -86,35 +88,37 @@ class Edit:
     reordered like the columns.
     """
 
-    rows: "F32 | None" = None
-    columns: "F32 | None" = None
+    row_factors: "F32 | None" = None
+    column_factors: "F32 | None" = None
     row_order: "Ints | None" = None
     column_order: "Ints | None" = None
 
     @property
-    def any(self) -> bool:
+    def has_effect(self) -> bool:
         """Whether the tensor changes at all."""
         return any(
             part is not None
-            for part in (self.rows, self.columns, self.row_order, self.column_order)
+            for part in (self.row_factors, self.column_factors, self.row_order, self.column_order)
         )
 
-    def squares(self, means: "F32", matrix: int = 0) -> "F32":
+    def fold_mean_squares(self, means: "F32", matrix: int = 0) -> "F32":
         """Return the mean squares [columns] of a matrix's input after the folds."""
         import numpy as np
 
         new: F32 = (
-            means if self.columns is None else means / np.square(_vector_of(self.columns, matrix))
+            means
+            if self.column_factors is None
+            else means / np.square(_vector_of(self.column_factors, matrix))
         )
         return new if self.column_order is None else new[_vector_of(self.column_order, matrix)]
 
-    def second(self, moments: "F32", matrix: int = 0) -> "F32":
+    def fold_moments(self, moments: "F32", matrix: int = 0) -> "F32":
         """Return the second moments [columns, columns] of a matrix's input after the folds: S^-1 H
         S^-1, reordered alike.
         """
         new = moments
-        if self.columns is not None:
-            factors = _vector_of(self.columns, matrix)
+        if self.column_factors is not None:
+            factors = _vector_of(self.column_factors, matrix)
             new = moments / factors[:, None] / factors[None, :]
         if self.column_order is not None:
             order = _vector_of(self.column_order, matrix)
@@ -126,22 +130,22 @@ def _vector_of(vectors: Any, matrix: int) -> Any:
     return vectors[matrix if len(vectors) > 1 else 0]
 
 
-def edits(folds: Iterable[Fold]) -> dict[str, Edit]:
+def combine_folds(folds: Iterable[Fold]) -> dict[str, TensorEdit]:
     """Return the combined effect of folds on each tensor they change. Two orders of the same axis
     are a bug.
     """
-    changes: dict[str, Edit] = {}
+    changes: dict[str, TensorEdit] = {}
     for fold in folds:
-        for part in fold.site.parts:
-            edit = changes.setdefault(part.name, Edit())
-            if fold.scale is not None and part.power:
-                _scale(edit, part, fold.scale)
+        for part in fold.site.tensors:
+            edit = changes.setdefault(part.name, TensorEdit())
+            if fold.factors is not None and part.power:
+                _scale(edit, part, fold.factors)
             if fold.order is not None:
                 _order(edit, part, fold.order)
-    return {name: edit for name, edit in changes.items() if edit.any}
+    return {name: edit for name, edit in changes.items() if edit.has_effect}
 
 
-def _scale(edit: Edit, part: Part, scale: "F32") -> None:
+def _scale(edit: TensorEdit, part: FoldedTensor, scale: "F32") -> None:
     import numpy as np
 
     wide = scale.astype(np.float64) ** part.power
@@ -150,7 +154,7 @@ def _scale(edit: Edit, part: Part, scale: "F32") -> None:
     setattr(edit, part.axis, (factors if old is None else old * factors).astype(np.float32))
 
 
-def _order(edit: Edit, part: Part, order: "Ints") -> None:
+def _order(edit: TensorEdit, part: FoldedTensor, order: "Ints") -> None:
     import numpy as np
 
     name = {"rows": "row_order", "columns": "column_order"}[part.axis]
@@ -167,7 +171,7 @@ def _order(edit: Edit, part: Part, order: "Ints") -> None:
     setattr(edit, name, positions + moved)
 
 
-def digest(folds: Sequence[Fold], before: str = "") -> str:
+def digest_folds(folds: Sequence[Fold], before: str = "") -> str:
     """Return a digest of the folds that is independent of their order.
 
     `before` is the digest of folds that are already in the model; it is returned unchanged if there
@@ -178,10 +182,10 @@ def digest(folds: Sequence[Fold], before: str = "") -> str:
     total = hashlib.sha256(before.encode())
     for fold in sorted(folds, key=lambda fold: fold.site.name):
         total.update(
-            f"{fold.site.name} {fold.scale is not None} {fold.order is not None}\0".encode()
+            f"{fold.site.name} {fold.factors is not None} {fold.order is not None}\0".encode()
         )
-        if fold.scale is not None:
-            total.update(fold.scale.astype("<f4").tobytes())
+        if fold.factors is not None:
+            total.update(fold.factors.astype("<f4").tobytes())
         if fold.order is not None:
             total.update(fold.order.astype("<i8").tobytes())
     return total.hexdigest()[:32]

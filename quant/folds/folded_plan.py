@@ -6,22 +6,26 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from quant.folds.fold import Fold, edits
-from quant.folds.folded_source import apply
-from quant.folds.folded_statistics import followed
+from quant.folds.fold import Fold, combine_folds
+from quant.folds.folded_source import fold_source
+from quant.folds.folded_statistics import fold_statistics
 from quant.quantize.plan import Plan
 
 
-def folded(plan: Plan, folds: Sequence[Fold], how: str) -> Plan:
+def fold_plan(plan: Plan, folds: Sequence[Fold], kinds: str) -> Plan:
     """Return the plan that writes the folded model. Its settings contain the digest of
     the folds.
     """
-    source, changes = apply(plan.source, folds, how), edits(folds)
+    source, changes = fold_source(plan.source, folds, kinds), combine_folds(folds)
     if source is plan.source:
         return plan
     steps = tuple(
-        replace(step, weight=weight, evidence=followed(step.evidence, changes.get(weight.name)))
+        replace(
+            step,
+            weight=weight,
+            statistics=fold_statistics(step.statistics, changes.get(weight.name)),
+        )
         for step, weight in zip(plan.steps, source.weights, strict=True)
     )
-    settings = json.dumps(json.loads(plan.settings) | {"fold": source.fold}, sort_keys=True)
+    settings = json.dumps(json.loads(plan.settings) | {"fold": source.fold_digest}, sort_keys=True)
     return replace(plan, source=source, steps=steps, settings=settings)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quant.folds.fold import Edit, Fold, digest, edits
-from quant.folds.free_channels import sites
-from quant.gguf.layout import entry
+from quant.folds.fold import Fold, TensorEdit, combine_folds, digest_folds
+from quant.folds.free_channels import find_sites
+from quant.gguf.layout import encode_entry
 from quant.native import ggml
 from quant.source.source import Source, Weight
 
@@ -22,31 +22,33 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 FOLD_KEY = "llmcli.quantize.fold"
-ROOM = 512  # upper bound of the header bytes that a fold adds
-OTHERS = (
+HEADER_RESERVE_BYTES = 512  # upper bound of the header bytes that a fold adds
+FOLDED_NOTE = (
     "folded: LoRA adapters, control vectors and projectors made for the original model do not fit"
     " the new file"
 )
-SPREAD = 1.1  # random factors are between its reciprocal and it
-NEAR = 4  # rows that are read and discarded rather than split a read
+MAX_RANDOM_FACTOR = 1.1  # random factors are between its reciprocal and it
+MAX_ROW_GAP = 4  # rows that are read and discarded rather than split a read
 
 
-def apply(source: Source, folds: Sequence[Fold], how: str = "") -> Source:
+def fold_source(source: Source, folds: Sequence[Fold], kinds: str = "") -> Source:
     """Return the same model with folded weights. Its `fold` is the digest of the folds; its
     fingerprint stays that of `source`.
 
     A file written from it records the digest and the `kinds` of folds under FOLD_KEY.
     """
-    changes = edits(folds)
+    changes = combine_folds(folds)
     if not changes:
         return source
-    record = json.dumps({"digest": digest(folds, source.fold), "how": how}, sort_keys=True)
+    record = json.dumps(
+        {"digest": digest_folds(folds, source.fold_digest), "how": kinds}, sort_keys=True
+    )
     entries = [(key, value) for key, value in source.entries if key != FOLD_KEY]
     weights = tuple(
         replace(
             weight,
             type="F32",
-            stored=weight.stored or weight.type,
+            stored_type=weight.stored_type or weight.type,
             read=partial(_read_folded, weight, edit),
         )
         if (edit := changes.get(weight.name))
@@ -56,16 +58,16 @@ def apply(source: Source, folds: Sequence[Fold], how: str = "") -> Source:
     return replace(
         source,
         weights=weights,
-        entries=(*entries, (FOLD_KEY, entry("string", record))),
-        notes=(*source.notes, OTHERS),
+        entries=(*entries, (FOLD_KEY, encode_entry("string", record))),
+        notes=(*source.notes, FOLDED_NOTE),
         blobs=(),
         origin=source.origin or source,
-        fold=digest(folds, source.fold),
-        folded=how,
+        fold_digest=digest_folds(folds, source.fold_digest),
+        fold_label=kinds,
     )
 
 
-def shaken(source: Source, seed: int, spread: float = SPREAD) -> tuple[Fold, ...]:
+def randomize(source: Source, seed: int, spread: float = MAX_RANDOM_FACTOR) -> tuple[Fold, ...]:
     """Return random factors in [1 / spread, spread] for every free channel, and random orders
     wherever an order is free.
 
@@ -77,29 +79,33 @@ def shaken(source: Source, seed: int, spread: float = SPREAD) -> tuple[Fold, ...
     import numpy as np
 
     random, folds = np.random.default_rng(seed), []
-    for site in sites(source):
+    for site in find_sites(source):
         logs = random.uniform(-1, 1, site.width) * np.log(spread)
-        runs = range(0, site.width, site.group) if site.group else ()
+        runs = range(0, site.width, site.group_size) if site.group_size else ()
         order = (
-            np.concatenate([at + random.permutation(site.group) for at in runs]) if runs else None
+            np.concatenate([at + random.permutation(site.group_size) for at in runs])
+            if runs
+            else None
         )
-        folds.append(Fold(site, np.exp(logs).astype(np.float32) if site.scales else None, order))
+        folds.append(
+            Fold(site, np.exp(logs).astype(np.float32) if site.has_free_factors else None, order)
+        )
     return tuple(folds)
 
 
-def _read_folded(weight: Weight, edit: Edit, first: int, last: int) -> "U8":
+def _read_folded(weight: Weight, edit: TensorEdit, first: int, last: int) -> "U8":
     """Read rows first .. last of the folded tensor as bytes of F32 [rows, 4 x columns]."""
     import numpy as np
 
     rows = np.arange(first, last)
     if edit.row_order is not None:
         rows = edit.row_order[first:last]
-    stored = weight.read(first, last) if edit.row_order is None else gathered(weight.read, rows)
+    stored = weight.read(first, last) if edit.row_order is None else read_rows(weight.read, rows)
     values = ggml.decode(stored, weight.type, weight.columns, label=weight.name)
-    if edit.columns is not None:
-        values = values * _vectors_of(edit.columns, rows, weight)
-    if edit.rows is not None:
-        values = values * edit.rows[rows, None]
+    if edit.column_factors is not None:
+        values = values * _vectors_of(edit.column_factors, rows, weight)
+    if edit.row_factors is not None:
+        values = values * edit.row_factors[rows, None]
     if edit.column_order is not None:
         order = _vectors_of(edit.column_order, rows, weight)
         values = values[:, order[0]] if len(order) == 1 else np.take_along_axis(values, order, 1)
@@ -112,13 +118,13 @@ def _vectors_of(vectors: Any, rows: "Ints", weight: Weight) -> Any:
     return vectors[matrices[:1]] if (matrices == matrices[0]).all() else vectors[matrices]
 
 
-def gathered(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
+def read_rows(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
     """Read rows in any order, as bytes [rows, row_bytes]. Rows at most MAX_ROW_GAP apart are read
     together.
     """
     import numpy as np
 
     distinct = np.unique(rows)
-    runs = np.split(distinct, np.flatnonzero(np.diff(distinct) > NEAR) + 1)
+    runs = np.split(distinct, np.flatnonzero(np.diff(distinct) > MAX_ROW_GAP) + 1)
     pieces = [read(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs]
     return np.concatenate(pieces)[np.searchsorted(distinct, rows)]

@@ -26,16 +26,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from quant.errors import Refusal
-from quant.folds.fold import Part, Site
-from quant.recipes.tensor_types import NATIVE
+from quant.errors import UserError
+from quant.folds.fold import FoldedTensor, FoldSite
+from quant.recipes.tensor_types import TRAINED_TYPES
 from quant.source.source import Source, Weight
 
 if TYPE_CHECKING:
     from quant.folds.fold import Ints
 
-QKV = ("attn_q", "attn_k", "attn_v", "attn_qkv")
-FORWARD = (
+QKV_ROLES = ("attn_q", "attn_k", "attn_v", "attn_qkv")
+FFN_ROLES = (
     "ffn_gate",
     "ffn_up",
     "ffn_gate_inp",
@@ -45,19 +45,29 @@ FORWARD = (
     "ffn_gate_shexp",
     "ffn_up_shexp",
 )
-HIDDEN = tuple(
+FFN_TRIPLES = tuple(
     (f"ffn_gate{end}", f"ffn_up{end}", f"ffn_down{end}") for end in ("", "_exps", "_shexp")
 )
-BESIDE = ("attn_q_norm", "attn_k_norm", "attn_sinks", "exp_probs_b")  # without residual channels
-AROUND = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-NORMS = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")  # as wide as the residual
-WRITERS = ("attn_output", *(down for _, _, down in HIDDEN))
-BLOCK = re.compile(r"blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)")
-PLAIN = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
+CHANNELLESS_ROLES = (
+    "attn_q_norm",
+    "attn_k_norm",
+    "attn_sinks",
+    "exp_probs_b",
+)  # without residual channels
+GLOBAL_STEMS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+NORM_ROLES = (
+    "attn_norm",
+    "ffn_norm",
+    "post_attention_norm",
+    "post_ffw_norm",
+)  # as wide as the residual
+WRITER_ROLES = ("attn_output", *(down for _, _, down in FFN_TRIPLES))
+BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias)")
+GLOBAL_TENSOR = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
 
 
 @dataclass(frozen=True)
-class Wiring:
+class FreeChannels:
     """The free channels of one model graph.
 
     `norms` maps a norm to the roles that read it (those in `row_readers` by rows); `value_roles`
@@ -66,35 +76,50 @@ class Wiring:
     """
 
     norms: Mapping[str, tuple[str, ...]]
-    value: tuple[str, ...] = ("attn_v", "attn_qkv")
-    mirrored: frozenset[str] = frozenset()
-    fused: bool = False
-    linear: bool = True
-    readers: tuple[str, ...] = (*QKV, *FORWARD)
-    inner: tuple[str, ...] = field(default=())  # tensors that neither read nor write the residual
+    value_roles: tuple[str, ...] = ("attn_v", "attn_qkv")
+    row_readers: frozenset[str] = frozenset()
+    has_fused_gate: bool = False
+    is_linear_in_up: bool = True
+    readers: tuple[str, ...] = (*QKV_ROLES, *FFN_ROLES)
+    inner_roles: tuple[str, ...] = field(
+        default=()
+    )  # tensors that neither read nor write the residual
 
     @property
-    def known(self) -> frozenset[str]:
+    def roles(self) -> frozenset[str]:
         """Every role that a block may contain."""
-        return frozenset((*self.readers, *self.inner, *NORMS, *WRITERS, *BESIDE))
+        return frozenset(
+            (*self.readers, *self.inner_roles, *NORM_ROLES, *WRITER_ROLES, *CHANNELLESS_ROLES)
+        )
 
 
-GATED = Wiring({"attn_norm": QKV, "ffn_norm": FORWARD})
-FUSED = replace(GATED, fused=True)
-OPEN_AI = replace(GATED, norms={"attn_norm": QKV, "post_attention_norm": FORWARD}, linear=False)
-LATENT = Wiring(
+GATED_GRAPH = FreeChannels({"attn_norm": QKV_ROLES, "ffn_norm": FFN_ROLES})
+FUSED_GRAPH = replace(GATED_GRAPH, has_fused_gate=True)
+GPT_OSS_GRAPH = replace(
+    GATED_GRAPH,
+    norms={"attn_norm": QKV_ROLES, "post_attention_norm": FFN_ROLES},
+    is_linear_in_up=False,
+)
+MLA_GRAPH = FreeChannels(
     {
         "attn_norm": ("attn_q", "attn_q_a", "attn_kv_a_mqa"),
-        "ffn_norm": FORWARD,
+        "ffn_norm": FFN_ROLES,
         "attn_q_a_norm": ("attn_q_b",),
         "attn_kv_a_norm": ("attn_kv_b", "attn_v_b", "attn_k_b"),
     },
-    value=("attn_v_b",),
-    mirrored=frozenset({"attn_k_b"}),
-    readers=("attn_q", "attn_q_a", "attn_kv_a_mqa", *FORWARD),
-    inner=("attn_q_a_norm", "attn_q_b", "attn_kv_a_norm", "attn_kv_b", "attn_k_b", "attn_v_b"),
+    value_roles=("attn_v_b",),
+    row_readers=frozenset({"attn_k_b"}),
+    readers=("attn_q", "attn_q_a", "attn_kv_a_mqa", *FFN_ROLES),
+    inner_roles=(
+        "attn_q_a_norm",
+        "attn_q_b",
+        "attn_kv_a_norm",
+        "attn_kv_b",
+        "attn_k_b",
+        "attn_v_b",
+    ),
 )
-WIRINGS: dict[str, Wiring] = {
+FREE_CHANNELS: dict[str, FreeChannels] = {
     **dict.fromkeys(
         (
             "llama",
@@ -110,27 +135,27 @@ WIRINGS: dict[str, Wiring] = {
             "granitemoe",
             "smollm3",
         ),
-        GATED,
+        GATED_GRAPH,
     ),
-    "phi3": FUSED,
-    "glm4": FUSED,
-    "olmo2": replace(GATED, norms={}),
-    "gpt-oss": OPEN_AI,
-    "deepseek2": LATENT,
+    "phi3": FUSED_GRAPH,
+    "glm4": FUSED_GRAPH,
+    "olmo2": replace(GATED_GRAPH, norms={}),
+    "gpt-oss": GPT_OSS_GRAPH,
+    "deepseek2": MLA_GRAPH,
 }
 
 
-def sites(source: Source) -> tuple[Site, ...]:
+def find_sites(source: Source) -> tuple[FoldSite, ...]:
     """Return all sites of a model, block by block. Raises UserError if the architecture is not in
     the table.
 
     Sites with a tensor in a type that models are trained in (MXFP4) are left out.
     """
     architecture = source.facts.architecture
-    if (wiring := WIRINGS.get(architecture)) is None:
-        raise Refusal(
+    if (wiring := FREE_CHANNELS.get(architecture)) is None:
+        raise UserError(
             f"--fold does not support the architecture {architecture}",
-            hint=f"foldable architectures: {', '.join(sorted(WIRINGS))}; leave --fold out",
+            hint=f"foldable architectures: {', '.join(sorted(FREE_CHANNELS))}; leave --fold out",
         )
     model = _Model(source, wiring)
     inner = [site for block in model.blocks.values() for site in model.inside(block)]
@@ -148,20 +173,20 @@ class _Block:
 class _Model:
     """A source's tensors, sorted into supported blocks, unsupported blocks and global tensors."""
 
-    def __init__(self, source: Source, wiring: Wiring) -> None:
+    def __init__(self, source: Source, wiring: FreeChannels) -> None:
         self.wiring, self.heads = wiring, source.facts.heads
         self.weights = {weight.name: weight for weight in source.weights}
         blocks: dict[str, dict[str, Weight]] = {}
         self.unsupported: set[str] = set()  # blocks, or global tensors, with an unsupported name
-        global_stems = {"token_embd", "output_norm", "output", *AROUND}
+        global_stems = {"token_embd", "output_norm", "output", *GLOBAL_STEMS}
         for name, weight in self.weights.items():
-            if match := BLOCK.fullmatch(name):
+            if match := BLOCK_TENSOR.fullmatch(name):
                 blocks.setdefault(f"blk.{match[1]}", {})[f"{match[2]}.{match[3]}"] = weight
             stem = f"blk.{name.split('.')[1]}" if name.startswith("blk.") else name
             supported = (
-                match[2] in wiring.known
+                match[2] in wiring.roles
                 if match
-                else bool((m := PLAIN.fullmatch(name)) and m[1] in global_stems)
+                else bool((m := GLOBAL_TENSOR.fullmatch(name)) and m[1] in global_stems)
             )
             if not supported:
                 self.unsupported.add(stem)
@@ -170,21 +195,21 @@ class _Model:
             block.name: block for block in self.all if block.name not in self.unsupported
         }
 
-    def free(self, site: Site) -> bool:
+    def free(self, site: FoldSite) -> bool:
         """Return whether all tensors of the site may change."""
-        return not any(self.weights[part.name].type in NATIVE for part in site.parts)
+        return not any(self.weights[part.name].type in TRAINED_TYPES for part in site.tensors)
 
-    def inside(self, block: _Block) -> Iterator[Site]:
+    def inside(self, block: _Block) -> Iterator[FoldSite]:
         """Yield the sites of a block."""
         for norm, readers in self.wiring.norms.items():
             if f"{norm}.weight" in block.tensors:
                 yield self._norm(block, norm, readers)
-        for gate, up, down in HIDDEN:
+        for gate, up, down in FFN_TRIPLES:
             if {f"{up}.weight", f"{down}.weight"} <= block.tensors.keys():
                 yield self._hidden(block, gate, up, down)
         yield from self._value(block)
 
-    def outside(self) -> Iterator[Site]:
+    def outside(self) -> Iterator[FoldSite]:
         """Yield the sites of the head and the residual, unless an unsupported tensor might read
         them.
         """
@@ -198,16 +223,16 @@ class _Model:
         width, head = norms[0].columns, self.weights.get("output.weight")
         if head is not None:
             parts = [_columns(weight, width, -1) for weight in norms]
-            yield Site("head", "head", width, 0, True, (*parts, _columns(head, width, 1)))
+            yield FoldSite("head", "head", width, 0, True, (*parts, _columns(head, width, 1)))
         ends = [
             _columns(weight, width, 0)
             for name, weight in self.weights.items()
             if name.split(".")[0] in ("token_embd", "output_norm") or name == "output.weight"
         ]
         inner = [part for block in self.all for part in self._residual(block, width)]
-        yield Site("residual", "residual", width, width, False, (*ends, *inner))
+        yield FoldSite("residual", "residual", width, width, False, (*ends, *inner))
 
-    def _norm(self, block: _Block, norm: str, readers: tuple[str, ...]) -> Site:
+    def _norm(self, block: _Block, norm: str, readers: tuple[str, ...]) -> FoldSite:
         width = block.tensors[f"{norm}.weight"].columns
         parts = [
             _columns(block.tensors[name], width, -1)
@@ -216,20 +241,20 @@ class _Model:
         ]
         for role in readers:
             if (weight := block.tensors.get(f"{role}.weight")) is not None:
-                mirrored = role in self.wiring.mirrored
+                mirrored = role in self.wiring.row_readers
                 parts.append(_rows(weight, width, 1) if mirrored else _columns(weight, width, 1))
-        return Site(f"{block.name}.{norm}", "norm", width, 0, True, tuple(parts))
+        return FoldSite(f"{block.name}.{norm}", "norm", width, 0, True, tuple(parts))
 
-    def _hidden(self, block: _Block, gate: str, up: str, down: str) -> Site:
+    def _hidden(self, block: _Block, gate: str, up: str, down: str) -> FoldSite:
         """Return the site of the channels between up and down, separate for each expert."""
         reader = block.tensors[f"{down}.weight"]
         experts, group = reader.rows // reader.shape[1], reader.columns
-        width, power = experts * group, 1 if self.wiring.linear else 0
+        width, power = experts * group, 1 if self.wiring.is_linear_in_up else 0
         parts = [_columns(reader, width, power)]
         for name in _weight_and_bias(up):
             if name in block.tensors:
                 parts.append(self._hidden_producer(block.tensors[name], width, -power, name))
-                if self.wiring.fused:
+                if self.wiring.has_fused_gate:
                     parts.append(
                         self._hidden_producer(block.tensors[name], width, 0, name, first=True)
                     )
@@ -238,29 +263,34 @@ class _Model:
             for name in _weight_and_bias(gate)
             if name in block.tensors
         ]
-        return Site(
-            f"{block.name}.{down}", "hidden", width, group, self.wiring.linear, tuple(parts)
+        return FoldSite(
+            f"{block.name}.{down}",
+            "hidden",
+            width,
+            group,
+            self.wiring.is_linear_in_up,
+            tuple(parts),
         )
 
     def _hidden_producer(
         self, weight: Weight, width: int, power: int, name: str, first: bool = False
-    ) -> Part:
+    ) -> FoldedTensor:
         """Return the rows of a weight, or the columns of a bias, that produce hidden channels; up's
         half (or gate's, if `first`) where one tensor contains gate and up.
         """
         axis = _columns if name.endswith("bias") else _rows
-        if not self.wiring.fused:
+        if not self.wiring.has_fused_gate:
             return axis(weight, width, power)
         return axis(weight, width, power, skip=0 if first else width, total=2 * width)
 
-    def _value(self, block: _Block) -> Iterator[Site]:
+    def _value(self, block: _Block) -> Iterator[FoldSite]:
         """Yield the site of the channels between v and attn_output: rows of v, or the last rows of
         fused q, k and v.
         """
         import numpy as np
 
         reader = block.tensors.get("attn_output.weight")
-        producers = [role for role in self.wiring.value if f"{role}.weight" in block.tensors]
+        producers = [role for role in self.wiring.value_roles if f"{role}.weight" in block.tensors]
         if reader is None or len(producers) != 1 or not self.heads or reader.columns % self.heads:
             return
         producer, wide, head = (
@@ -275,8 +305,8 @@ class _Model:
             return
         columns = np.arange(wide)
         shared = columns // head // (wide // width) * head + columns % head
-        parts = [Part(reader.name, "columns", 1, shared[None])]
-        for role in self.wiring.value:
+        parts = [FoldedTensor(reader.name, "columns", 1, shared[None])]
+        for role in self.wiring.value_roles:
             for name in _weight_and_bias(role):
                 if (weight := block.tensors.get(name)) is not None:
                     axis, size = (
@@ -285,7 +315,7 @@ class _Model:
                         else (_rows, weight.rows)
                     )
                     parts.append(axis(weight, width, -1, skip=size - width, total=size))
-        yield Site(f"{block.name}.attn_output", "value", width, head, True, tuple(parts))
+        yield FoldSite(f"{block.name}.attn_output", "value", width, head, True, tuple(parts))
 
     def _value_rows(self, block: _Block, fused: Weight, wide: int) -> int:
         """Return the rows of values in fused queries, keys and values, whose heads have equal
@@ -293,12 +323,12 @@ class _Model:
         """
         return (fused.rows - wide) // 2
 
-    def _residual(self, block: _Block, width: int) -> Iterator[Part]:
+    def _residual(self, block: _Block, width: int) -> Iterator[FoldedTensor]:
         for name, weight in block.tensors.items():
             role, ending = name.split(".")
-            if role in NORMS or (role in self.wiring.readers and ending == "weight"):
+            if role in NORM_ROLES or (role in self.wiring.readers and ending == "weight"):
                 yield _columns(weight, width, 0)
-            elif role in WRITERS:
+            elif role in WRITER_ROLES:
                 yield (_columns if ending == "bias" else _rows)(weight, width, 0)
 
 
@@ -315,7 +345,7 @@ def _channels(size: int, width: int, skip: int, total: int, weight: Weight, what
     import numpy as np
 
     if size % total or (skip + width > total != width):
-        raise Refusal(
+        raise UserError(
             f"{weight.name} has {size} {what}, which do not fit {width} channels",
             hint="the file is damaged: download it again",
         )
@@ -324,8 +354,8 @@ def _channels(size: int, width: int, skip: int, total: int, weight: Weight, what
     return np.tile(period, size // total)
 
 
-def _rows(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> Part:
-    return Part(
+def _rows(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> FoldedTensor:
+    return FoldedTensor(
         weight.name,
         "rows",
         power,
@@ -333,7 +363,7 @@ def _rows(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0)
     )
 
 
-def _columns(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> Part:
+def _columns(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> FoldedTensor:
     """Return the columns of a weight as a site's tensor: the same channels in all matrices, or
     separate ones for each matrix where there are more channels than columns.
     """
@@ -343,4 +373,4 @@ def _columns(weight: Weight, width: int, power: int, skip: int = 0, total: int =
         else weight.columns * max(1, width // weight.columns)
     )
     channels = _channels(size, width, skip, total or width, weight, "columns")
-    return Part(weight.name, "columns", power, channels.reshape(-1, weight.columns))
+    return FoldedTensor(weight.name, "columns", power, channels.reshape(-1, weight.columns))

@@ -13,61 +13,61 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quant.folds.fold import Edit
-from quant.folds.folded_source import gathered
-from quant.folds.folded_statistics import followed
+from quant.folds.fold import TensorEdit
+from quant.folds.folded_source import read_rows
+from quant.folds.folded_statistics import fold_statistics
 from quant.formats import FORMATS, activation_rounding
 from quant.methods import METHODS
 from quant.native import ggml
-from quant.quantize.plan import Step
+from quant.quantize.plan import TensorPlan
 
 if TYPE_CHECKING:
     from quant.folds.fold import Ints
     from quant.native.ggml import F32
 
-ROWS, MATRICES = 64, 4  # sampled rows of a tensor, and the experts they come from
-SECONDS = 4096  # second moments of wider tensors are not used; 64 MiB at this width
+SAMPLE_ROWS, SAMPLE_MATRICES = 64, 4  # sampled rows of a tensor, and the experts they come from
+MAX_MOMENT_COLUMNS = 4096  # second moments of wider tensors are not used; 64 MiB at this width
 # for wider tensors a method that factors second moments is replaced by its fallback, because it
 # would factor them for each candidate
-SOLVED = 1024
+MAX_SOLVED_COLUMNS = 1024
 
 
 @dataclass(frozen=True)
-class Sample:
+class RowSample:
     """Sampled rows of one matrix of a tensor, with the statistics of its input."""
 
     matrix: int
     rows: "F32"  # [rows, columns]
     squares: "F32"  # [columns]
-    second: "F32 | None"  # [columns, columns]
+    moments: "F32 | None"  # [columns, columns]
 
     def energy(self, changes: "F32") -> float:
         """Return the sum of d H d^T over the rows of `changes` [rows, columns]."""
         import numpy as np
 
-        if self.second is None:
+        if self.moments is None:
             return float(
                 (np.square(changes, dtype=np.float64) @ self.squares.astype(np.float64)).sum()
             )
-        return float(np.einsum("ij,ij->", changes @ self.second, changes, dtype=np.float64))
+        return float(np.einsum("ij,ij->", changes @ self.moments, changes, dtype=np.float64))
 
 
-class Reader:
+class ReaderTensor:
     """A tensor that reads a site's channels, sampled once for all candidates."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TensorPlan) -> None:
         self.step = step
         self.samples = tuple(_samples(step))
 
     @property
-    def squares(self) -> "F32":
+    def input_mean_squares(self) -> "F32":
         """Mean squares [matrices, columns] of the input."""
-        evidence = self.step.evidence
-        assert evidence.sums is not None
-        return evidence.sums.vectors(0, evidence.matrices, evidence.columns)
+        evidence = self.step.statistics
+        assert evidence.mean_squares is not None
+        return evidence.mean_squares.mean_squares(0, evidence.matrices, evidence.columns)
 
     @property
-    def weights(self) -> "F32":
+    def weight_mean_squares(self) -> "F32":
         """Mean squares [matrices, columns] of the tensor's own values, over sampled rows of each
         matrix.
         """
@@ -76,29 +76,29 @@ class Reader:
         return np.stack([np.square(rows).mean(0) for rows in self._sampled_rows()])
 
     @property
-    def largest(self) -> "F32":
+    def largest_weights(self) -> "F32":
         """Largest absolute value [matrices, columns] among sampled rows of each matrix."""
         import numpy as np
 
         return np.stack([np.abs(rows).max(0) for rows in self._sampled_rows()])
 
     def _sampled_rows(self) -> "Iterator[F32]":
-        evidence = self.step.evidence
+        evidence = self.step.statistics
         for matrix in range(evidence.matrices):
-            yield _read_sample(self.step, matrix, max(16, 4 * ROWS // evidence.matrices))
+            yield _read_sample(self.step, matrix, max(16, 4 * SAMPLE_ROWS // evidence.matrices))
 
-    def loss(self, edit: Edit) -> float:
+    def loss(self, edit: TensorEdit) -> float:
         """Return the error in the tensor's output under a fold, from rounded weights and rounded
         inputs.
         """
-        step, evidence = self.step, followed(self.step.evidence, edit)
+        step, evidence = self.step, fold_statistics(self.step.statistics, edit)
         method = step.method
         assert method is not None
-        if method.needs == "moments" and evidence.columns > SOLVED:
-            method = METHODS[method.instead]
-        solve, total = method.solver(FORMATS[step.type], evidence), 0.0
+        if method.needs == "moments" and evidence.columns > MAX_SOLVED_COLUMNS:
+            method = METHODS[method.fallback]
+        solve, total = method.make_encoder(FORMATS[step.type], evidence), 0.0
         for sample in self.samples:
-            columns = _vector(edit.columns, sample.matrix)
+            columns = _vector(edit.column_factors, sample.matrix)
             order = _vector(edit.column_order, sample.matrix)
             folded = sample.rows if columns is None else sample.rows * columns
             folded = folded if order is None else folded[:, order]
@@ -111,38 +111,40 @@ class Reader:
             total += sample.energy(changes if columns is None else changes / columns)
         return total
 
-    def _input_rounding_error(self, edit: Edit, sample: Sample, rounded: "F32") -> float:
+    def _input_rounding_error(self, edit: TensorEdit, sample: RowSample, rounded: "F32") -> float:
         """Return the error that rounding the inputs adds, given the rounded weights [rows,
         columns].
         """
         import numpy as np
 
-        if not (size := activation_rounding.block(self.step.type)):
+        if not (size := activation_rounding.activation_block(self.step.type)):
             return 0.0
-        variances = activation_rounding.variances(edit.squares(sample.squares, sample.matrix), size)
+        variances = activation_rounding.rounding_variances(
+            edit.fold_mean_squares(sample.squares, sample.matrix), size
+        )
         return float((np.square(rounded, dtype=np.float64) @ variances.astype(np.float64)).sum())
 
 
-def _read_sample(step: Step, matrix: int, most: int) -> "F32":
+def _read_sample(step: TensorPlan, matrix: int, most: int) -> "F32":
     """Read up to `most` evenly spaced rows of a matrix as floats [rows, columns]."""
     import numpy as np
 
-    weight, height = step.weight, step.evidence.rows
-    stored = gathered(weight.read, np.array(_evenly_spaced(height, most)) + matrix * height)
+    weight, height = step.weight, step.statistics.rows
+    stored = read_rows(weight.read, np.array(_evenly_spaced(height, most)) + matrix * height)
     return ggml.decode(stored, weight.type, weight.columns, label=weight.name)
 
 
-def _samples(step: Step) -> "list[Sample]":
-    weight, evidence = step.weight, step.evidence
-    assert evidence.sums is not None
-    matrices = _evenly_spaced(evidence.matrices, MATRICES)
+def _samples(step: TensorPlan) -> "list[RowSample]":
+    weight, evidence = step.weight, step.statistics
+    assert evidence.mean_squares is not None
+    matrices = _evenly_spaced(evidence.matrices, SAMPLE_MATRICES)
     samples = []
     for matrix in matrices:
-        floats = _read_sample(step, matrix, ROWS // len(matrices))
-        squares = evidence.sums.vectors(matrix, matrix + 1, weight.columns)[0]
-        fits = evidence.second is not None and weight.columns <= SECONDS
-        second = evidence.second.mean(matrix) if evidence.second is not None and fits else None
-        samples.append(Sample(matrix, floats, squares, second))
+        floats = _read_sample(step, matrix, SAMPLE_ROWS // len(matrices))
+        squares = evidence.mean_squares.mean_squares(matrix, matrix + 1, weight.columns)[0]
+        fits = evidence.moments is not None and weight.columns <= MAX_MOMENT_COLUMNS
+        second = evidence.moments.mean(matrix) if evidence.moments is not None and fits else None
+        samples.append(RowSample(matrix, floats, squares, second))
     return samples
 
 

@@ -1,6 +1,6 @@
 """FORMATS: the supported block formats, by ggml's type name in capitals."""
 
-from quant.formats.base import Format
+from quant.formats.base import BlockFormat
 from quant.registry import collect
 
-FORMATS: dict[str, Format] = collect(__name__, "FORMATS")
+FORMATS: dict[str, BlockFormat] = collect(__name__, "FORMATS")

@@ -15,41 +15,46 @@ from quant.native import ggml
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
-LEVELS = 127
-GRID = 40  # points of the integral, evenly spaced in the logarithm
-LOW, HIGH = 1e-3, 40.0  # range of the integral relative to the largest mean square
+MAX_CODE = 127
+INTEGRAL_POINTS = 40  # points of the integral, evenly spaced in the logarithm
+INTEGRAL_START, INTEGRAL_END = (
+    1e-3,
+    40.0,
+)  # range of the integral relative to the largest mean square
 
 
-def block(name: str) -> int:
+def activation_block(name: str) -> int:
     """Return the number of inputs that share a scale when a weight of this type is multiplied; 0 if
     inputs stay floats.
     """
-    if not ggml.quantized(name):
+    if not ggml.is_quantized(name):
         return 0
-    return 256 if ggml.block(name).values == 256 else 32
+    return 256 if ggml.block_size(name).values == 256 else 32
 
 
-def variances(means: "F32", size: int) -> "F32":
+def rounding_variances(means: "F32", size: int) -> "F32":
     """Return the variance [columns] of the rounding error of inputs with these mean squares
     [columns].
     """
     import numpy as np
 
     blocks = means.reshape(-1, size)
-    return np.repeat(largest(blocks) / (12 * LEVELS**2), size).astype(np.float32)
+    return np.repeat(expected_largest_square(blocks) / (12 * MAX_CODE**2), size).astype(np.float32)
 
 
-def largest(means: "F32") -> "F32":
+def expected_largest_square(means: "F32") -> "F32":
     """Return the expected largest square [blocks] of independent Gaussian values with mean squares
     [blocks, values].
     """
     import numpy as np
 
     top = np.maximum(means.max(1), 1e-30)
-    edges = np.geomspace(LOW, HIGH, GRID + 1)
+    edges = np.geomspace(INTEGRAL_START, INTEGRAL_END, INTEGRAL_POINTS + 1)
     ratio = np.sqrt(np.maximum(means, 1e-12 * top[:, None]) / top[:, None])
     below = np.stack([np.exp(np.log(_erf(np.sqrt(edge / 2) / ratio)).sum(1)) for edge in edges], 1)
-    expected: F32 = top * (LOW + ((1 - (below[:, 1:] + below[:, :-1]) / 2) * np.diff(edges)).sum(1))
+    expected: F32 = top * (
+        INTEGRAL_START + ((1 - (below[:, 1:] + below[:, :-1]) / 2) * np.diff(edges)).sum(1)
+    )
     return expected
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class BlockFields:
     """The fields of many blocks.
 
     Shapes: `codes` [blocks, values] as stored, from 0 up (Q8_0: signed), or [blocks, vectors] where
@@ -45,17 +45,17 @@ class Fields:
     mins: "Ints | None" = None
 
     @property
-    def groups(self) -> int:
+    def group_count(self) -> int:
         """Number of groups in a block."""
         if self.scales is not None:
             return int(self.scales.shape[1])
         return int(self.d.shape[1]) if len(self.d.shape) > 1 else 1
 
-    def group(self, number: int) -> "Fields":
+    def group(self, number: int) -> "BlockFields":
         """Return one group of each block. nearest_codes() and value() then work on its columns, or
         on a single one of them.
         """
-        codes = self.codes.reshape(len(self.codes), self.groups, -1)[:, number]
+        codes = self.codes.reshape(len(self.codes), self.group_count, -1)[:, number]
         selected = slice(number, number + 1)
         return replace(
             self,
@@ -66,17 +66,17 @@ class Fields:
         )
 
 
-class Format(ABC):
+class BlockFormat(ABC):
     """A block format. Subclasses define `name`, `unpack`, `pack` and `levels`."""
 
     name: str
 
     @abstractmethod
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, bytes] into their fields."""
 
     @abstractmethod
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, bytes]."""
 
     @abstractmethod
@@ -85,21 +85,21 @@ class Format(ABC):
         code.
         """
 
-    def steps(self, fields: Fields) -> "tuple[F32, F32 | None]":
+    def steps(self, fields: BlockFields) -> "tuple[F32, F32 | None]":
         """Return the step size and the minimum of each group, [blocks, groups, 1] each, rounded as
         ggml rounds them. The minimum is None where the format has none.
         """
-        step = wide(fields.d).reshape(len(fields.codes), -1)
+        step = to_f32(fields.d).reshape(len(fields.codes), -1)
         if fields.scales is not None:
-            step = step * wide(fields.scales)
+            step = step * to_f32(fields.scales)
         if fields.m is None:
             return step[:, :, None], None
-        least = wide(fields.m)[:, None]
+        least = to_f32(fields.m)[:, None]
         if fields.mins is not None:
-            least = -(least * wide(fields.mins))
+            least = -(least * to_f32(fields.mins))
         return step[:, :, None], least[:, :, None]
 
-    def value(self, fields: Fields) -> "F32":
+    def value(self, fields: BlockFields) -> "F32":
         """Return the numbers [blocks, values] that the blocks stand for, rounded as ggml rounds
         them.
         """
@@ -109,7 +109,7 @@ class Format(ABC):
             numbers = numbers + least
         return numbers.reshape(len(step), -1)
 
-    def fit(self, values: "F32", importance: "F32 | None" = None) -> Fields:
+    def fit(self, values: "F32", importance: "F32 | None" = None) -> BlockFields:
         """Choose scales and codes for values [blocks, values], each column weighted by `importance`
         [values].
 
@@ -130,19 +130,19 @@ class Format(ABC):
 
     def decode(self, blocks: "U8") -> "F32":
         """Decode blocks [blocks, bytes] with ggml. Returns [blocks, values]."""
-        return ggml.decode(blocks, self.name, ggml.block(self.name).values, label=self.name)
+        return ggml.decode(blocks, self.name, ggml.block_size(self.name).values, label=self.name)
 
 
-class Scalar(Format):
+class ScalarFormat(BlockFormat):
     """A format in which each value has its own code. Subclasses define `round_steps`."""
 
     @abstractmethod
-    def nearest(self, numbers: "F32") -> "Ints":
+    def round_steps(self, numbers: "F32") -> "Ints":
         """Return the code whose level is nearest to each number. Numbers may be infinite, but not
         NaN.
         """
 
-    def code(self, values: "F32", fields: Fields) -> "Ints":
+    def nearest_codes(self, values: "F32", fields: BlockFields) -> "Ints":
         """Return the nearest codes of values [blocks, values] on the scales of `fields`, whose
         codes are ignored.
 
@@ -160,10 +160,10 @@ class Scalar(Format):
                 numbers = numbers - least
             numbers = numbers * usable / (step + ~usable)
         numbers[numbers != numbers] = 0  # NaN, or infinity divided by infinity
-        return self.nearest(numbers).reshape(values.shape)
+        return self.round_steps(numbers).reshape(values.shape)
 
 
-class Linear(Scalar):
+class LinearFormat(ScalarFormat):
     """A format with evenly spaced codes from `low` to `high`; `zero` is the code of zero."""
 
     low = 0
@@ -172,30 +172,30 @@ class Linear(Scalar):
 
     def levels(self, codes: "Ints") -> "F32":
         """Return the distance of each code from the code of zero."""
-        return wide(codes - self.zero)
+        return to_f32(codes - self.zero)
 
-    def nearest(self, numbers: "F32") -> "Ints":
+    def round_steps(self, numbers: "F32") -> "Ints":
         """Round to codes; halves go to the even level, as in ggml's nearest_int."""
-        return whole(numbers.round().clip(self.low - self.zero, self.high - self.zero)) + self.zero
+        return to_i16(numbers.round().clip(self.low - self.zero, self.high - self.zero)) + self.zero
 
 
-class Table(Scalar):
+class TableFormat(ScalarFormat):
     """A format whose codes are indices into `table`, which is sorted in ascending order."""
 
     table: tuple[int, ...]
 
     def levels(self, codes: "Ints") -> "F32":
         """Return the table entry of each code."""
-        return looked_up(self.table, codes)
+        return lookup(self.table, codes)
 
-    def nearest(self, numbers: "F32") -> "Ints":
+    def round_steps(self, numbers: "F32") -> "Ints":
         """Round to codes; a number halfway between two levels goes to the higher, as in ggml's
         best_index_int8.
         """
-        return whole(sum((numbers >= edge) * 1 for edge in halfway(self.table)))
+        return to_i16(sum((numbers >= edge) * 1 for edge in midpoints(self.table)))
 
 
-def halfway(table: Sequence[int]) -> list[float]:
+def midpoints(table: Sequence[int]) -> list[float]:
     """Return the midpoints between neighbors."""
     return [(low + high) / 2 for low, high in pairwise(table)]
 
@@ -203,19 +203,19 @@ def halfway(table: Sequence[int]) -> list[float]:
 # Operations that numpy and torch spell differently.
 
 
-def wide(numbers: Any) -> "F32":
+def to_f32(numbers: Any) -> "F32":
     """Return the numbers as F32."""
     floats: F32 = numbers.float() if hasattr(numbers, "float") else numbers.astype("float32")
     return floats
 
 
-def whole(numbers: Any) -> "Ints":
+def to_i16(numbers: Any) -> "Ints":
     """Return integer-valued numbers as I16."""
     integers: Ints = numbers.short() if hasattr(numbers, "short") else numbers.astype("int16")
     return integers
 
 
-def looked_up(table: "Sequence[float] | F32", codes: Any) -> "F32":
+def lookup(table: "Sequence[float] | F32", codes: Any) -> "F32":
     """Return table[codes] as F32: a number, or a row of the table, for each code."""
     import numpy as np
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 
-def planes(stored: "U8", bits: int) -> "Ints":
+def unpack_planes(stored: "U8", bits: int) -> "Ints":
     """Unpack fields of `bits` bits, [..., bytes] -> [..., 8 / bits, bytes]: the lowest bits of all
     bytes come first.
     """
@@ -17,7 +17,7 @@ def planes(stored: "U8", bits: int) -> "Ints":
     return ((stored[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)).astype(np.int16)
 
 
-def merged(codes: "Ints", bits: int) -> "U8":
+def pack_planes(codes: "Ints", bits: int) -> "U8":
     """Pack fields, the inverse of unpack_planes(): [..., 8 / bits, bytes] -> [..., bytes]."""
     import numpy as np
 
@@ -26,31 +26,31 @@ def merged(codes: "Ints", bits: int) -> "U8":
     return stored
 
 
-def in_turn(stored: "U8", bits: int) -> "Ints":
+def unpack_fields(stored: "U8", bits: int) -> "Ints":
     """Unpack fields of `bits` bits, [blocks, bytes] -> [blocks, fields]: all fields of the first
     byte come first.
     """
-    return planes(stored[..., None], bits).reshape(len(stored), -1)
+    return unpack_planes(stored[..., None], bits).reshape(len(stored), -1)
 
 
-def stored_in_turn(codes: "Ints", bits: int) -> "U8":
+def pack_fields(codes: "Ints", bits: int) -> "U8":
     """Pack fields, the inverse of unpack_fields()."""
-    return merged(codes.reshape(len(codes), -1, 8 // bits, 1), bits)[..., 0]
+    return pack_planes(codes.reshape(len(codes), -1, 8 // bits, 1), bits)[..., 0]
 
 
-def twos(stored: "U8") -> "Ints":
+def unpack_two_bits(stored: "U8") -> "Ints":
     """Unpack two-bit fields [blocks, 64]: byte l of each 32 contains the values l, l + 32, l + 64
     and l + 96.
     """
-    return planes(stored.reshape(len(stored), -1, 32), 2).reshape(len(stored), -1)
+    return unpack_planes(stored.reshape(len(stored), -1, 32), 2).reshape(len(stored), -1)
 
 
-def stored_twos(codes: "Ints") -> "U8":
+def pack_two_bits(codes: "Ints") -> "U8":
     """Pack two-bit fields, the inverse of unpack_two_bits(); returns [blocks, 2, 32]."""
-    return merged(codes.reshape(len(codes), -1, 4, 32), 2)
+    return pack_planes(codes.reshape(len(codes), -1, 4, 32), 2)
 
 
-def words(stored: "U8", size: int) -> "Ints":
+def unpack_words(stored: "U8", size: int) -> "Ints":
     """Read little-endian words of `size` bytes, [blocks, bytes] -> [blocks, words]. The top bit of
     a four-byte word becomes a sign.
     """
@@ -59,7 +59,7 @@ def words(stored: "U8", size: int) -> "Ints":
     return np.ascontiguousarray(stored).view(f"<u{size}").astype(np.uint32).view(np.int32)
 
 
-def stored_words(values: "Ints", size: int) -> "U8":
+def pack_words(values: "Ints", size: int) -> "U8":
     """Write words as bytes, the inverse of unpack_words()."""
     import numpy as np
 
@@ -72,7 +72,7 @@ def stored_words(values: "Ints", size: int) -> "U8":
     )
 
 
-def split(values: "Ints", bits: int, count: int) -> "Ints":
+def split_words(values: "Ints", bits: int, count: int) -> "Ints":
     """Split words [...] into their `count` lowest fields of `bits` bits [..., count]."""
     import numpy as np
 
@@ -81,7 +81,7 @@ def split(values: "Ints", bits: int, count: int) -> "Ints":
     )
 
 
-def stored_split(codes: "Ints", bits: int) -> "Ints":
+def join_words(codes: "Ints", bits: int) -> "Ints":
     """Join fields [..., count] into words [...], the inverse of split_words()."""
     import numpy as np
 
@@ -90,14 +90,14 @@ def stored_split(codes: "Ints", bits: int) -> "Ints":
     return values
 
 
-def halves(stored: "U8") -> "Floats":
+def unpack_f16(stored: "U8") -> "Floats":
     """Read F16 numbers: bytes [blocks, 2] -> floats [blocks]."""
     import numpy as np
 
     return np.ascontiguousarray(stored).view(np.float16)[:, 0]
 
 
-def stored_halves(values: "Floats | None") -> "U8":
+def pack_f16(values: "Floats | None") -> "U8":
     """Write F16 numbers: floats [blocks] -> bytes [blocks, 2]."""
     import numpy as np
 
@@ -105,7 +105,7 @@ def stored_halves(values: "Floats | None") -> "U8":
     return np.ascontiguousarray(values, np.float16).view(np.uint8).reshape(-1, 2)
 
 
-def joined(*parts: "U8 | Ints") -> "U8":
+def concat_bytes(*parts: "U8 | Ints") -> "U8":
     """Concatenate fields [blocks, …] as bytes [blocks, bytes]."""
     import numpy as np
 

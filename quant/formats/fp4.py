@@ -6,63 +6,63 @@ Source: layouts of ggml/src/ggml-common.h, scales as in ggml/src/ggml-impl.h.
 
 from typing import TYPE_CHECKING
 
-from quant.formats.base import Fields, Scalar, halfway, looked_up, whole
-from quant.formats.bit_packing import joined, merged, planes
+from quant.formats.base import BlockFields, ScalarFormat, lookup, midpoints, to_i16
+from quant.formats.bit_packing import concat_bytes, pack_planes, unpack_planes
 
 if TYPE_CHECKING:
     from quant.formats.base import Ints
     from quant.native.ggml import F32, U8
 
 # in halves, so that they are integers; scales are halved to match
-SIZES = (0, 1, 2, 3, 4, 6, 8, 12)
-LEVELS = (*SIZES, *(-size for size in SIZES))
+E2M1_MAGNITUDES = (0, 1, 2, 3, 4, 6, 8, 12)
+E2M1_LEVELS = (*E2M1_MAGNITUDES, *(-size for size in E2M1_MAGNITUDES))
 
 
-class E2M1(Scalar):
+class E2M1Format(ScalarFormat):
     """A format whose codes are a sign bit above three bits of magnitude."""
 
     def levels(self, codes: "Ints") -> "F32":
         """Return twice the E2M1 number of each code; code 8 is zero, too."""
-        return looked_up(LEVELS, codes)
+        return lookup(E2M1_LEVELS, codes)
 
-    def nearest(self, numbers: "F32") -> "Ints":
+    def round_steps(self, numbers: "F32") -> "Ints":
         """Round to codes; a number halfway between two levels goes to the smaller, as in ggml's
         best_index_mxfp4. Zero is code 0.
         """
-        size = sum((abs(numbers) > edge) * 1 for edge in halfway(SIZES))
-        return whole(size + 8 * ((numbers < 0) & (size > 0)))
+        size = sum((abs(numbers) > edge) * 1 for edge in midpoints(E2M1_MAGNITUDES))
+        return to_i16(size + 8 * ((numbers < 0) & (size > 0)))
 
 
-class MXFP4(E2M1):
+class MXFP4(E2M1Format):
     """MXFP4: one byte with the exponent of the scale, then sixteen bytes of low and high
     nibbles.
     """
 
     name = "MXFP4"
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 17] into fields; d is 2^-128 to 2^127."""
         import numpy as np
 
         d = np.ldexp(np.float32(1), blocks[:, 0].astype(np.int32) - 128)
-        return Fields(planes(blocks[:, 1:], 4).reshape(-1, 32), d)
+        return BlockFields(unpack_planes(blocks[:, 1:], 4).reshape(-1, 32), d)
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 17]."""
         import numpy as np
 
         exponents = np.frexp(fields.d)[1] + 127  # 2^n is 0.5 times 2^(n + 1)
-        return joined(exponents[:, None], merged(fields.codes.reshape(-1, 2, 16), 4))
+        return concat_bytes(exponents[:, None], pack_planes(fields.codes.reshape(-1, 2, 16), 4))
 
 
-class NVFP4(E2M1):
+class NVFP4(E2M1Format):
     """NVFP4: four scales, unsigned floats with four bits of exponent and three of mantissa, then
     four times eight bytes of nibbles.
     """
 
     name = "NVFP4"
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 36] into fields; d [blocks, 4] is 0 to 224 (the byte 127 reads as
         0).
         """
@@ -73,16 +73,16 @@ class NVFP4(E2M1):
         magnitudes = np.where(exponents > 0, mantissas + 8, mantissas)
         d = np.ldexp(magnitudes, np.maximum(exponents, 1) - 11)
         d[blocks[:, :4] == 127] = 0
-        return Fields(planes(blocks[:, 4:].reshape(-1, 4, 8), 4).reshape(-1, 64), d)
+        return BlockFields(unpack_planes(blocks[:, 4:].reshape(-1, 4, 8), 4).reshape(-1, 64), d)
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 36]."""
         import numpy as np
 
         mantissas, exponents = np.frexp(fields.d)  # a mantissa of 0.5 to 1 and its power of two
         normal = (exponents + 7 << 3) + (16 * mantissas - 8)
         scales = np.where(fields.d < 2**-7, fields.d * 1024, normal)
-        return joined(scales, merged(fields.codes.reshape(-1, 4, 2, 8), 4))
+        return concat_bytes(scales, pack_planes(fields.codes.reshape(-1, 4, 2, 8), 4))
 
 
 FORMATS = (MXFP4(), NVFP4())

@@ -7,15 +7,15 @@ ggml/src/ggml-quants.c.
 
 from typing import TYPE_CHECKING
 
-from quant.formats.base import Fields, Linear
+from quant.formats.base import BlockFields, LinearFormat
 from quant.formats.bit_packing import (
-    halves,
-    joined,
-    merged,
-    planes,
-    stored_halves,
-    stored_twos,
-    twos,
+    concat_bytes,
+    pack_f16,
+    pack_planes,
+    pack_two_bits,
+    unpack_f16,
+    unpack_planes,
+    unpack_two_bits,
 )
 
 if TYPE_CHECKING:
@@ -25,74 +25,76 @@ if TYPE_CHECKING:
 
 def _tops(stored: "U8") -> "Ints":
     """Unpack one-bit fields [blocks, 256]: bit j // 32 of byte j % 32 belongs to value j."""
-    return planes(stored, 1).reshape(-1, 256)
+    return unpack_planes(stored, 1).reshape(-1, 256)
 
 
-class Q2K(Linear):
+class Q2K(LinearFormat):
     """Q2_K: sixteen bytes of scales (low nibble) and minimums (high nibble), two-bit codes, d, and
     the scale of the minimums.
     """
 
     name, high = "Q2_K", 3
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 84] into fields; scales and mins are 0 to 15."""
-        pairs = planes(blocks[:, :16], 4)
-        d, m = halves(blocks[:, 80:82]), halves(blocks[:, 82:84])
-        return Fields(twos(blocks[:, 16:80]), d, m, pairs[:, 0], pairs[:, 1])
+        pairs = unpack_planes(blocks[:, :16], 4)
+        d, m = unpack_f16(blocks[:, 80:82]), unpack_f16(blocks[:, 82:84])
+        return BlockFields(unpack_two_bits(blocks[:, 16:80]), d, m, pairs[:, 0], pairs[:, 1])
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 84]."""
         import numpy as np
 
         assert fields.scales is not None and fields.mins is not None
-        pairs = merged(np.stack([fields.scales, fields.mins], 1), 4)
-        return joined(
-            pairs, stored_twos(fields.codes), stored_halves(fields.d), stored_halves(fields.m)
+        pairs = pack_planes(np.stack([fields.scales, fields.mins], 1), 4)
+        return concat_bytes(
+            pairs, pack_two_bits(fields.codes), pack_f16(fields.d), pack_f16(fields.m)
         )
 
 
-class Q3K(Linear):
+class Q3K(LinearFormat):
     """Q3_K: the third bits of the codes, the two low bits, sixteen scales of six bits, d."""
 
     name, high, zero = "Q3_K", 7, 4
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 110] into fields; scales are -32 to 31."""
-        codes = twos(blocks[:, 32:96]) | _tops(blocks[:, :32]) << 2
-        low_bits = planes(blocks[:, 96:104], 4).reshape(-1, 16)
-        top_bits = planes(blocks[:, 104:108], 2).reshape(-1, 16)
-        return Fields(codes, halves(blocks[:, 108:]), scales=(low_bits | top_bits << 4) - 32)
+        codes = unpack_two_bits(blocks[:, 32:96]) | _tops(blocks[:, :32]) << 2
+        low_bits = unpack_planes(blocks[:, 96:104], 4).reshape(-1, 16)
+        top_bits = unpack_planes(blocks[:, 104:108], 2).reshape(-1, 16)
+        return BlockFields(
+            codes, unpack_f16(blocks[:, 108:]), scales=(low_bits | top_bits << 4) - 32
+        )
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 110]."""
         assert fields.scales is not None
         scales = fields.scales + 32
         tops, low_bits = (
-            merged((fields.codes >> 2).reshape(-1, 8, 32), 1),
-            stored_twos(fields.codes & 3),
+            pack_planes((fields.codes >> 2).reshape(-1, 8, 32), 1),
+            pack_two_bits(fields.codes & 3),
         )
         low_scales, top_scales = (
-            merged((scales & 15).reshape(-1, 2, 8), 4),
-            merged((scales >> 4).reshape(-1, 4, 4), 2),
+            pack_planes((scales & 15).reshape(-1, 2, 8), 4),
+            pack_planes((scales >> 4).reshape(-1, 4, 4), 2),
         )
-        return joined(tops, low_bits, low_scales, top_scales, stored_halves(fields.d))
+        return concat_bytes(tops, low_bits, low_scales, top_scales, pack_f16(fields.d))
 
 
-class Q45K(Linear):
+class Q45K(LinearFormat):
     """Q4_K and Q5_K: d, the scale of the minimums, eight scales and minimums of six bits, in Q5_K
     the fifth bits of the codes, then nibbles.
     """
 
     def __init__(self, name: str, *, fifth: bool) -> None:
-        self.name, self.fifth, self.high = name, fifth, 31 if fifth else 15
+        self.name, self.has_fifth_bit, self.high = name, fifth, 31 if fifth else 15
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 144 or 176] into fields; scales and mins are 0 to 63."""
         import numpy as np
 
-        codes = planes(blocks[:, -128:].reshape(-1, 4, 32), 4).reshape(-1, 256)
-        if self.fifth:
+        codes = unpack_planes(blocks[:, -128:].reshape(-1, 4, 32), 4).reshape(-1, 256)
+        if self.has_fifth_bit:
             codes = codes | _tops(blocks[:, 16:48]) << 4
         # Four scales, four minimums, then the nibbles of four more of each; the top bits of the
         # latter are in the first eight bytes.
@@ -103,9 +105,11 @@ class Q45K(Linear):
             [first_scales & 63, (last_nibbles & 15) | (first_scales >> 6) << 4], 1
         )
         mins = np.concatenate([first_mins & 63, (last_nibbles >> 4) | (first_mins >> 6) << 4], 1)
-        return Fields(codes, halves(blocks[:, :2]), halves(blocks[:, 2:4]), scales, mins)
+        return BlockFields(
+            codes, unpack_f16(blocks[:, :2]), unpack_f16(blocks[:, 2:4]), scales, mins
+        )
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 144 or 176]."""
         import numpy as np
 
@@ -119,39 +123,43 @@ class Q45K(Linear):
             (last_scales & 15) | (last_mins & 15) << 4,
         ]
         parts = [
-            stored_halves(fields.d),
-            stored_halves(fields.m),
+            pack_f16(fields.d),
+            pack_f16(fields.m),
             *(part.astype(np.uint8) for part in packed),
         ]
-        if self.fifth:
-            parts.append(merged((fields.codes >> 4).reshape(-1, 8, 32), 1))
-        return joined(*parts, merged((fields.codes & 15).reshape(-1, 4, 2, 32), 4))
+        if self.has_fifth_bit:
+            parts.append(pack_planes((fields.codes >> 4).reshape(-1, 8, 32), 1))
+        return concat_bytes(*parts, pack_planes((fields.codes & 15).reshape(-1, 4, 2, 32), 4))
 
 
-class Q6K(Linear):
+class Q6K(LinearFormat):
     """Q6_K: low nibbles, two-bit tops, sixteen signed scales, d."""
 
     name, high, zero = "Q6_K", 63, 32
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 210] into fields; scales are signed bytes."""
         import numpy as np
 
-        low = planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
+        low = unpack_planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
         scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.int16)
-        return Fields(low | twos(blocks[:, 128:192]) << 4, halves(blocks[:, 208:]), scales=scales)
+        return BlockFields(
+            low | unpack_two_bits(blocks[:, 128:192]) << 4,
+            unpack_f16(blocks[:, 208:]),
+            scales=scales,
+        )
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 210]."""
         import numpy as np
 
         assert fields.scales is not None
         low, tops = (
-            merged((fields.codes & 15).reshape(-1, 2, 2, 64), 4),
-            stored_twos(fields.codes >> 4),
+            pack_planes((fields.codes & 15).reshape(-1, 2, 2, 64), 4),
+            pack_two_bits(fields.codes >> 4),
         )
-        return joined(
-            low, tops, fields.scales.astype(np.int8).view(np.uint8), stored_halves(fields.d)
+        return concat_bytes(
+            low, tops, fields.scales.astype(np.int8).view(np.uint8), pack_f16(fields.d)
         )
 
 

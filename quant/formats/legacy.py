@@ -7,15 +7,15 @@ functions of ggml/src/ggml-quants.c, which use the largest values instead of a s
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from quant.formats.base import Fields, Linear
+from quant.formats.base import BlockFields, LinearFormat
 from quant.formats.bit_packing import (
-    halves,
-    in_turn,
-    joined,
-    merged,
-    planes,
-    stored_halves,
-    stored_in_turn,
+    concat_bytes,
+    pack_f16,
+    pack_fields,
+    pack_planes,
+    unpack_f16,
+    unpack_fields,
+    unpack_planes,
 )
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32, U8
 
 
-class Largest(Linear):
+class RangeFormat(LinearFormat):
     """A format whose scale follows from a block's largest values if no importance is given."""
 
-    def fit(self, values: "F32", importance: "F32 | None" = None) -> Fields:
+    def fit(self, values: "F32", importance: "F32 | None" = None) -> BlockFields:
         """Choose scales and codes for values [blocks, 32] as ggml does.
 
         Without importance the choice is computed here: codes are rounded with the scale before it
@@ -40,7 +40,7 @@ class Largest(Linear):
             return super().fit(values, importance)
         values = np.asarray(values, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            d, m = self.range(values)
+            d, m = self.scale_and_minimum(values)
             numbers = values if m is None else values - m[:, None]
             numbers = numbers * np.divide(1, d, out=np.zeros_like(d), where=d != 0)[:, None]
             stored, least = d.astype(np.float16), None if m is None else m.astype(np.float16)
@@ -48,53 +48,57 @@ class Largest(Linear):
             np.isfinite(part).all() for part in (stored, least, numbers) if part is not None
         ):
             return super().fit(values)
-        return Fields(self.rounded(numbers).astype(np.int16), stored, least)
+        return BlockFields(self.round_codes(numbers).astype(np.int16), stored, least)
 
     @abstractmethod
-    def range(self, values: "F32") -> "tuple[F32, F32 | None]":
+    def scale_and_minimum(self, values: "F32") -> "tuple[F32, F32 | None]":
         """Return the scale [blocks] and the minimum [blocks], or None, of values [blocks, 32]."""
 
     @abstractmethod
-    def rounded(self, numbers: "F32") -> "F32":
+    def round_codes(self, numbers: "F32") -> "F32":
         """Return the codes of numbers in steps, rounded as ggml's encoder rounds them."""
 
 
-class Nibbles(Largest):
+class LegacyNibbles(RangeFormat):
     """Q4_0, Q4_1, Q5_0 and Q5_1: d, m in the _1 types, the fifth bits in the Q5 types, sixteen
     bytes of low and high nibbles.
     """
 
     def __init__(self, name: str, *, least: bool, fifth: bool) -> None:
-        self.name, self.least, self.fifth = name, least, fifth
+        self.name, self.has_minimum, self.has_fifth_bit = name, least, fifth
         self.high = 31 if fifth else 15
         # without a minimum the middle code stands for zero
         self.zero = 0 if least else (self.high + 1) // 2
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 18 to 24] into fields; in the _1 types `m` is the minimum
         itself.
         """
-        codes = planes(blocks[:, -16:], 4).reshape(-1, 32)
-        if self.fifth:
-            codes = codes | in_turn(blocks[:, -20:-16], 1) << 4
-        return Fields(codes, halves(blocks[:, :2]), halves(blocks[:, 2:4]) if self.least else None)
+        codes = unpack_planes(blocks[:, -16:], 4).reshape(-1, 32)
+        if self.has_fifth_bit:
+            codes = codes | unpack_fields(blocks[:, -20:-16], 1) << 4
+        return BlockFields(
+            codes,
+            unpack_f16(blocks[:, :2]),
+            unpack_f16(blocks[:, 2:4]) if self.has_minimum else None,
+        )
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 18 to 24]."""
-        parts = [stored_halves(fields.d)]
-        if self.least:
-            parts.append(stored_halves(fields.m))
-        if self.fifth:
-            parts.append(stored_in_turn(fields.codes >> 4, 1))
-        return joined(*parts, merged((fields.codes & 15).reshape(-1, 2, 16), 4))
+        parts = [pack_f16(fields.d)]
+        if self.has_minimum:
+            parts.append(pack_f16(fields.m))
+        if self.has_fifth_bit:
+            parts.append(pack_fields(fields.codes >> 4, 1))
+        return concat_bytes(*parts, pack_planes((fields.codes & 15).reshape(-1, 2, 16), 4))
 
-    def range(self, values: "F32") -> "tuple[F32, F32 | None]":
+    def scale_and_minimum(self, values: "F32") -> "tuple[F32, F32 | None]":
         """Return scale and minimum: the _1 types span smallest to largest; in the others code 0
         stands for the value farthest from zero.
         """
         import numpy as np
 
-        if self.least:
+        if self.has_minimum:
             lowest = _first(values, values.argmin(axis=1))
             highest = _first(values, values.argmax(axis=1))
             return (highest - lowest) / np.float32(self.high), lowest
@@ -102,7 +106,7 @@ class Nibbles(Largest):
         # adding zero turns -0 into 0, which ggml starts with
         return (farthest + np.float32(0)) / np.float32(-self.zero), None
 
-    def rounded(self, numbers: "F32") -> "F32":
+    def round_codes(self, numbers: "F32") -> "F32":
         """Round to codes; halves go up."""
         import numpy as np
 
@@ -120,30 +124,30 @@ def _first(values: "F32", places: "NDArray[np.intp]") -> "F32":
     return chosen
 
 
-class Bytes(Largest):
+class Q80(RangeFormat):
     """Q8_0: d, then 32 signed bytes."""
 
     name, low, high = "Q8_0", -128, 127
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 34] into fields; codes are signed."""
         import numpy as np
 
-        return Fields(blocks[:, 2:].view(np.int8).astype(np.int16), halves(blocks[:, :2]))
+        return BlockFields(blocks[:, 2:].view(np.int8).astype(np.int16), unpack_f16(blocks[:, :2]))
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 34]."""
         import numpy as np
 
-        return joined(stored_halves(fields.d), fields.codes.astype(np.int8).view(np.uint8))
+        return concat_bytes(pack_f16(fields.d), fields.codes.astype(np.int8).view(np.uint8))
 
-    def range(self, values: "F32") -> "tuple[F32, F32 | None]":
+    def scale_and_minimum(self, values: "F32") -> "tuple[F32, F32 | None]":
         """Return the scale that maps the value farthest from zero to 127 or -127."""
         import numpy as np
 
         return np.abs(values).max(axis=1) / np.float32(127), None
 
-    def rounded(self, numbers: "F32") -> "F32":
+    def round_codes(self, numbers: "F32") -> "F32":
         """Round to codes; halves go away from zero."""
         import numpy as np
 
@@ -153,9 +157,9 @@ class Bytes(Largest):
 
 
 FORMATS = (
-    Nibbles("Q4_0", least=False, fifth=False),
-    Nibbles("Q4_1", least=True, fifth=False),
-    Nibbles("Q5_0", least=False, fifth=True),
-    Nibbles("Q5_1", least=True, fifth=True),
-    Bytes(),
+    LegacyNibbles("Q4_0", least=False, fifth=False),
+    LegacyNibbles("Q4_1", least=True, fifth=False),
+    LegacyNibbles("Q5_0", least=False, fifth=True),
+    LegacyNibbles("Q5_1", least=True, fifth=True),
+    Q80(),
 )

@@ -6,15 +6,15 @@ ggml/src/ggml-quants.c.
 
 from typing import TYPE_CHECKING
 
-from quant.formats.base import Fields, Linear, Table
+from quant.formats.base import BlockFields, LinearFormat, TableFormat
 from quant.formats.bit_packing import (
-    halves,
-    in_turn,
-    joined,
-    stored_halves,
-    stored_in_turn,
-    stored_twos,
-    twos,
+    concat_bytes,
+    pack_f16,
+    pack_fields,
+    pack_two_bits,
+    unpack_f16,
+    unpack_fields,
+    unpack_two_bits,
 )
 
 if TYPE_CHECKING:
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 
-class Q10(Table):
+class Q10(TableFormat):
     """Q1_0: d, then one bit for each of 128 values, which means d or -d."""
 
     name, table = "Q1_0", (-1, 1)
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 18] into fields."""
-        return Fields(in_turn(blocks[:, 2:], 1), halves(blocks[:, :2]))
+        return BlockFields(unpack_fields(blocks[:, 2:], 1), unpack_f16(blocks[:, :2]))
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 18]."""
-        return joined(stored_halves(fields.d), stored_in_turn(fields.codes, 1))
+        return concat_bytes(pack_f16(fields.d), pack_fields(fields.codes, 1))
 
 
-class Q20(Linear):
+class Q20(LinearFormat):
     """Q2_0: d, then two bits for each of 64 values, which mean -d, 0, d or 2d."""
 
     name, high, zero = "Q2_0", 3, 1
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 18] into fields."""
-        return Fields(in_turn(blocks[:, 2:], 2), halves(blocks[:, :2]))
+        return BlockFields(unpack_fields(blocks[:, 2:], 2), unpack_f16(blocks[:, :2]))
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 18]."""
-        return joined(stored_halves(fields.d), stored_in_turn(fields.codes, 2))
+        return concat_bytes(pack_f16(fields.d), pack_fields(fields.codes, 2))
 
 
-class TQ10(Linear):
+class TQ10(LinearFormat):
     """TQ1_0: five values of -d, 0 or d in each byte, four in each of the last four bytes, then d.
 
     A byte is the fraction 0.abcde in base three, in 256ths and rounded up. Bytes that no digits map
@@ -59,7 +59,7 @@ class TQ10(Linear):
 
     name, high, zero = "TQ1_0", 2, 1
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 54] into fields."""
         import numpy as np
 
@@ -68,9 +68,9 @@ class TQ10(Linear):
             _digits(blocks[:, 32:48], 5),
             _digits(blocks[:, 48:52], 4),
         )
-        return Fields(np.concatenate(parts, axis=1), halves(blocks[:, 52:]))
+        return BlockFields(np.concatenate(parts, axis=1), unpack_f16(blocks[:, 52:]))
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 54]."""
         codes = fields.codes
         parts = (
@@ -78,23 +78,23 @@ class TQ10(Linear):
             _stored_digits(codes[:, 160:240], 5),
             _stored_digits(codes[:, 240:], 4),
         )
-        return joined(*parts, stored_halves(fields.d))
+        return concat_bytes(*parts, pack_f16(fields.d))
 
 
-class TQ20(Linear):
+class TQ20(LinearFormat):
     """TQ2_0: two bits for each of 256 values, which mean -d, 0 or d, then d. Code 3 is never
     written and reads as 2d.
     """
 
     name, high, zero = "TQ2_0", 2, 1
 
-    def unpack(self, blocks: "U8") -> Fields:
+    def unpack(self, blocks: "U8") -> BlockFields:
         """Split blocks [blocks, 66] into fields."""
-        return Fields(twos(blocks[:, :64]), halves(blocks[:, 64:]))
+        return BlockFields(unpack_two_bits(blocks[:, :64]), unpack_f16(blocks[:, 64:]))
 
-    def pack(self, fields: Fields) -> "U8":
+    def pack(self, fields: BlockFields) -> "U8":
         """Join fields into blocks [blocks, 66]."""
-        return joined(stored_twos(fields.codes), stored_halves(fields.d))
+        return concat_bytes(pack_two_bits(fields.codes), pack_f16(fields.d))
 
 
 def _digits(stored: "U8", count: int) -> "Ints":

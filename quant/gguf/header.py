@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.native import ggml
 
-MAGIC, ALIGNMENT, MAX_DIMS, MAX_NAME = b"GGUF", 32, 4, 63
+MAGIC, DEFAULT_ALIGNMENT_BYTES, MAX_DIMS, MAX_NAME_BYTES = b"GGUF", 32, 4, 63
 # Far beyond any model: each key or tensor takes some hundred bytes of memory here.
 MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 20
 STRING, ARRAY, BOOL = 8, 9, 7
-SCALARS = {
+SCALAR_CODES = {
     0: "B",
     1: "b",
     2: "H",
@@ -32,8 +32,8 @@ SCALARS = {
     11: "q",
     12: "d",
 }
-SIZES = {number: struct.calcsize("<" + code) for number, code in SCALARS.items()}
-KINDS = {
+SCALAR_BYTES = {number: struct.calcsize("<" + code) for number, code in SCALAR_CODES.items()}
+TYPE_NAMES = {
     0: "uint8",
     1: "int8",
     2: "uint16",
@@ -48,11 +48,11 @@ KINDS = {
     11: "int64",
     12: "float64",
 }
-AGAIN = "fetch or convert the file again"
+REFETCH_HINT = "fetch or convert the file again"
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class GgufArray:
     """An array that stays in the file: `count` elements of GGUF type `kind`, in `nbytes` bytes at
     `offset`.
     """
@@ -63,7 +63,7 @@ class Array:
     offset: int
     nbytes: int
 
-    def head(self, count: int) -> "Array":
+    def head(self, count: int) -> "GgufArray":
         """Return the first `count` of its numbers. A malicious file may store huge arrays under any
         key.
         """
@@ -71,38 +71,40 @@ class Array:
         count = min(count, self.count)
         return replace(self, count=count, nbytes=self.nbytes // self.count * count if count else 0)
 
-    def raw(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """Return the stored bytes of the elements."""
         with self.file.open("rb") as stream:
             stream.seek(self.offset)
             data = stream.read(self.nbytes)
         if len(data) != self.nbytes:
-            raise Refusal(f"{self.file} became shorter while it was read", hint=AGAIN)
+            raise UserError(f"{self.file} became shorter while it was read", hint=REFETCH_HINT)
         return data
 
-    def blobs(self) -> list[bytes]:
+    def read_strings(self) -> list[bytes]:
         """Return the elements of a string array, not decoded."""
         assert self.kind == "string", self.kind
-        data, at, out = self.raw(), 0, []
+        data, at, out = self.read_bytes(), 0, []
         for _ in range(self.count):
             (length,) = struct.unpack_from("<Q", data, at)
             out.append(data[at + 8 : at + 8 + length])
             at += 8 + length
         return out
 
-    def values(self) -> list[int] | list[float] | list[str]:
+    def read_values(self) -> list[int] | list[float] | list[str]:
         """Return all elements; invalid UTF-8 in a string becomes U+FFFD."""
         if self.kind == "string":
-            return [blob.decode("utf-8", "replace") for blob in self.blobs()]
-        code = next(SCALARS[number] for number, name in KINDS.items() if name == self.kind)
-        return list(struct.unpack(f"<{self.count}{code}", self.raw()))
+            return [blob.decode("utf-8", "replace") for blob in self.read_strings()]
+        code = next(
+            SCALAR_CODES[number] for number, name in TYPE_NAMES.items() if name == self.kind
+        )
+        return list(struct.unpack(f"<{self.count}{code}", self.read_bytes()))
 
 
-Value = int | float | bool | str | Array
+MetadataValue = int | float | bool | str | GgufArray
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class MetadataField:
     """One key and its value; `kind` is its GGUF type.
 
     `raw` is the file range (first byte, end) of its type word and value, for copying them
@@ -111,11 +113,11 @@ class Field:
 
     key: str
     kind: str
-    value: Value
+    value: MetadataValue
     file: Path
     raw: tuple[int, int]
 
-    def copy(self) -> bytes:
+    def read_raw(self) -> bytes:
         """Return the type word and the value as they are stored."""
         with self.file.open("rb") as stream:
             stream.seek(self.raw[0])
@@ -150,34 +152,36 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FileHeader:
     """The header of one GGUF file."""
 
     file: Path
     version: int
-    fields: tuple[Field, ...]
+    fields: tuple[MetadataField, ...]
     tensors: tuple[TensorInfo, ...]
     data_offset: int
     alignment: int
 
 
-def parse(file: Path) -> Part:
+def read_file_header(file: Path) -> FileHeader:
     """Read the header of one GGUF file. Raises UserError, with its name, if it is not valid."""
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, 2)
             if size < 24:
-                raise Refusal(f"{file} is not a GGUF file: it has {size} bytes", hint=AGAIN)
+                raise UserError(
+                    f"{file} is not a GGUF file: it has {size} bytes", hint=REFETCH_HINT
+                )
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(file, data, size).read()
     except FileNotFoundError:
-        raise Refusal(f"there is no file {file}", hint="check the path") from None
+        raise UserError(f"there is no file {file}", hint="check the path") from None
     except IsADirectoryError:
-        raise Refusal(
+        raise UserError(
             f"{file} is a folder, not a GGUF file", hint="name a .gguf file in it"
         ) from None
     except (OSError, ValueError) as error:
-        raise Refusal(
+        raise UserError(
             f"{file} cannot be read: {error}", hint="check the path and its permissions"
         ) from None
 
@@ -188,13 +192,13 @@ class _Reader:
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
         self.file, self.data, self.size, self.at = file, data, size, 0
 
-    def read(self) -> Part:
+    def read(self) -> FileHeader:
         version, tensors, keys = self._preamble()
         fields = tuple(self._fields(keys))
         alignment = self._alignment(fields)
         infos = list(self._tensors(tensors))
         start = -(-self.at // alignment) * alignment
-        return Part(
+        return FileHeader(
             self.file,
             version,
             fields,
@@ -211,7 +215,7 @@ class _Reader:
                     "its byte order is reversed (big-endian)",
                     "convert it for a little-endian machine",
                 )
-            raise Refusal(
+            raise UserError(
                 f"{self.file} is not a GGUF file: it begins with {magic!r}",
                 hint="name a .gguf file",
             )
@@ -235,7 +239,7 @@ class _Reader:
             raise self._invalid(f"it claims {tensors} tensors in {available} bytes")
         return version, tensors, keys
 
-    def _fields(self, count: int) -> Iterator[Field]:
+    def _fields(self, count: int) -> Iterator[MetadataField]:
         seen: set[bytes] = set()
         for index in range(count):
             blob = self._string(f"key {index}")
@@ -247,32 +251,32 @@ class _Reader:
             key, first = blob.decode("utf-8", "replace"), self.at
             (number,) = self._unpack("<I", key)
             value = self._value(number, key)
-            yield Field(key, KINDS[number], value, self.file, (first, self.at))
+            yield MetadataField(key, TYPE_NAMES[number], value, self.file, (first, self.at))
 
-    def _value(self, number: int, key: str) -> Value:
+    def _value(self, number: int, key: str) -> MetadataValue:
         if number == STRING:
             return self._string(key).decode("utf-8", "replace")
         if number == ARRAY:
             return self._array(key)
-        if number not in SCALARS:
+        if number not in SCALAR_CODES:
             raise self._invalid(f"key {key!r} has unknown type number {number}")
-        value: int | float | bool = self._unpack("<" + SCALARS[number], key)[0]
+        value: int | float | bool = self._unpack("<" + SCALAR_CODES[number], key)[0]
         return value
 
-    def _array(self, key: str) -> Array:
+    def _array(self, key: str) -> GgufArray:
         number, count = self._unpack("<IQ", key)
         first, available = self.at, self.size - self.at
         if number == STRING:
             if count > available // 8:
                 raise self._invalid(f"key {key!r} claims {count} strings in {available} bytes")
             self._skip_strings(count, key)
-        elif number in SIZES:
-            if count > available // SIZES[number]:
+        elif number in SCALAR_BYTES:
+            if count > available // SCALAR_BYTES[number]:
                 raise self._invalid(f"key {key!r} claims {count} elements in {available} bytes")
-            self.at += count * SIZES[number]
+            self.at += count * SCALAR_BYTES[number]
         else:
             raise self._invalid(f"key {key!r} is an array of unknown type number {number}")
-        return Array(self.file, KINDS[number], count, first, self.at - first)
+        return GgufArray(self.file, TYPE_NAMES[number], count, first, self.at - first)
 
     def _skip_strings(self, count: int, key: str) -> None:
         # The hot loop: large vocabularies have half a million strings. unpack_from never reads past
@@ -289,7 +293,7 @@ class _Reader:
             raise self._invalid(f"a string of key {key!r} ends beyond the end of the file")
         self.at = at
 
-    def _alignment(self, fields: tuple[Field, ...]) -> int:
+    def _alignment(self, fields: tuple[MetadataField, ...]) -> int:
         for field in fields:
             if field.key == "general.alignment":
                 value = field.value
@@ -305,16 +309,16 @@ class _Reader:
                         "between 8 and 2^20"
                     )
                 return value
-        return ALIGNMENT
+        return DEFAULT_ALIGNMENT_BYTES
 
     def _tensors(self, count: int) -> Iterator[tuple[str, tuple[int, ...], str, int]]:
         seen: set[bytes] = set()
         for index in range(count):
             blob = self._string(f"the name of tensor {index}")
             name = blob.decode("utf-8", "replace")
-            if not blob or len(blob) > MAX_NAME:
+            if not blob or len(blob) > MAX_NAME_BYTES:
                 raise self._invalid(
-                    f"the name of tensor {index} has {len(blob)} bytes; 1 to {MAX_NAME} are allowed"
+                    f"the name of tensor {index} has {len(blob)} bytes; 1 to {MAX_NAME_BYTES} are allowed"
                 )
             if blob in seen:
                 raise self._invalid(f"it has tensor {name} twice")
@@ -328,19 +332,19 @@ class _Reader:
             if 0 in shape or _product(shape) > 1 << 62:
                 raise self._invalid(f"tensor {name} has the impossible shape {list(shape)}")
             number, offset = self._unpack("<IQ", name)
-            if number not in ggml.TYPE_IDS:
+            if number not in ggml.TYPE_NAMES:
                 raise self._invalid(
                     f"tensor {name} has unknown type number {number}",
                     "if the file is newer than this program, update llama-cpp-python",
                 )
-            yield name, shape, ggml.TYPE_IDS[number], offset
+            yield name, shape, ggml.TYPE_NAMES[number], offset
 
     def _locate(
         self, infos: list[tuple[str, tuple[int, ...], str, int]], start: int, alignment: int
     ) -> Iterator[TensorInfo]:
         expected = 0
         for name, shape, kind, offset in infos:
-            block = ggml.block(kind)
+            block = ggml.block_size(kind)
             if shape[0] % block.values:
                 raise self._invalid(
                     f"tensor {name} has rows of {shape[0]} values; {kind} needs a multiple of "
@@ -350,10 +354,10 @@ class _Reader:
             if offset != expected:
                 raise self._invalid(f"tensor {name} is at offset {offset}, not at {expected}")
             if start + offset + nbytes > self.size:
-                raise Refusal(
+                raise UserError(
                     f"{self.file} is truncated: tensor {name} ends at byte "
                     f"{start + offset + nbytes}, the file has {self.size}",
-                    hint=AGAIN,
+                    hint=REFETCH_HINT,
                 )
             yield TensorInfo(name, shape, kind, start + offset, nbytes, self.file)
             expected += -(-nbytes // alignment) * alignment
@@ -367,13 +371,13 @@ class _Reader:
 
     def _unpack(self, code: str, label: str) -> tuple[int, ...]:
         if self.at + struct.calcsize(code) > self.size:
-            raise Refusal(f"{self.file} is truncated: it ends within {label}", hint=AGAIN)
+            raise UserError(f"{self.file} is truncated: it ends within {label}", hint=REFETCH_HINT)
         values = struct.unpack_from(code, self.data, self.at)
         self.at += struct.calcsize(code)
         return values
 
-    def _invalid(self, why: str, hint: str = AGAIN) -> Refusal:
-        return Refusal(f"{self.file} is not a valid GGUF file: {why}", hint=hint)
+    def _invalid(self, why: str, hint: str = REFETCH_HINT) -> UserError:
+        return UserError(f"{self.file} is not a valid GGUF file: {why}", hint=hint)
 
 
 def _product(shape: tuple[int, ...]) -> int:

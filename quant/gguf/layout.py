@@ -10,15 +10,15 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quant.gguf.header import ARRAY, KINDS, MAGIC, SCALARS, STRING
+from quant.gguf.header import ARRAY, MAGIC, SCALAR_CODES, STRING, TYPE_NAMES
 from quant.native import ggml
 
-NUMBERS = {name: number for number, name in KINDS.items()}
-Plain = int | float | bool | str | bytes
+TYPE_NUMBERS = {name: number for number, name in TYPE_NAMES.items()}
+PlainValue = int | float | bool | str | bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSlot:
     """A tensor's position in the new file: `shape` in ggml's order, `offset` from the start of the
     file.
     """
@@ -31,16 +31,16 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """A whole file before its first weight: the header's bytes, every tensor's position, and the
     final size in bytes.
     """
 
     header: bytes
-    slots: tuple[Slot, ...]
+    slots: tuple[TensorSlot, ...]
     nbytes: int
 
-    def whole_rows(self, position: int) -> bool:
+    def ends_with_row(self, position: int) -> bool:
         """Return whether the first `position` bytes hold the header and only complete rows."""
         if not len(self.header) <= position <= self.nbytes:
             return False
@@ -53,7 +53,7 @@ class Layout:
         )
 
 
-def entry(kind: str, value: Plain | Sequence[Plain]) -> bytes:
+def encode_entry(kind: str, value: PlainValue | Sequence[PlainValue]) -> bytes:
     """Return a value as a GGUF file stores it, type word first.
 
     `kind` is a GGUF type; "array:int32" is an array of int32.
@@ -61,26 +61,26 @@ def entry(kind: str, value: Plain | Sequence[Plain]) -> bytes:
     if kind.startswith("array:"):
         kind = kind.removeprefix("array:")
         assert isinstance(value, list | tuple), value
-        return struct.pack("<IIQ", ARRAY, NUMBERS[kind], len(value)) + b"".join(
+        return struct.pack("<IIQ", ARRAY, TYPE_NUMBERS[kind], len(value)) + b"".join(
             _encode(kind, item) for item in value
         )
     assert not isinstance(value, list | tuple), value
-    return struct.pack("<I", NUMBERS[kind]) + _encode(kind, value)  # type: ignore[arg-type]
+    return struct.pack("<I", TYPE_NUMBERS[kind]) + _encode(kind, value)  # type: ignore[arg-type]
 
 
-def _encode(kind: str, value: Plain) -> bytes:
-    if NUMBERS[kind] == STRING:
+def _encode(kind: str, value: PlainValue) -> bytes:
+    if TYPE_NUMBERS[kind] == STRING:
         blob = value.encode() if isinstance(value, str) else value
         assert isinstance(blob, bytes), value
         return struct.pack("<Q", len(blob)) + blob
-    return struct.pack("<" + SCALARS[NUMBERS[kind]], value)
+    return struct.pack("<" + SCALAR_CODES[TYPE_NUMBERS[kind]], value)
 
 
-def layout(
+def lay_out_file(
     entries: Sequence[tuple[str, bytes]],
     tensors: Iterable[tuple[str, tuple[int, ...], str]],
     alignment: int,
-) -> Layout:
+) -> FileLayout:
     """Lay out a file. All sizes follow from shapes and types, so nothing has to be read.
 
     `entries` are (key, stored type and value), `tensors` (name, shape in ggml's order, type).
@@ -99,9 +99,10 @@ def layout(
     header += bytes(_padded(len(header), alignment) - len(header))
     start = len(header)
     placed = tuple(
-        Slot(name, shape, kind, start + offset, size) for name, shape, kind, offset, size in slots
+        TensorSlot(name, shape, kind, start + offset, size)
+        for name, shape, kind, offset, size in slots
     )
-    return Layout(header, placed, start + relative)
+    return FileLayout(header, placed, start + relative)
 
 
 def _nbytes(shape: tuple[int, ...], kind: str) -> int:

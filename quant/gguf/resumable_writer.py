@@ -17,16 +17,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quant.errors import Damaged, Refusal
-from quant.gguf.header import parse
-from quant.gguf.layout import Layout, Slot
+from quant.errors import DamagedSourceError, UserError
+from quant.gguf.header import read_file_header
+from quant.gguf.layout import FileLayout, TensorSlot
 
-BLOCK = 1 << 20  # bytes read at a time when an earlier run's bytes are verified
-OFTEN = 2.0  # seconds between journal lines within a slab
-FLUSHED = 1 << 25  # bytes after which written data is flushed to the disk in the background
+BLOCK_BYTES = 1 << 20  # bytes read at a time when an earlier run's bytes are verified
+JOURNAL_SECONDS = 2.0  # seconds between journal lines within a slab
+FLUSH_BYTES = 1 << 25  # bytes after which written data is flushed to the disk in the background
 
 
-class Draft:
+class ResumableWriter:
     """Writes `.OUT.part` with `.OUT.journal`, and renames the part when it is complete.
 
     `position` is the number of bytes written, `resumed_bytes` how many of them an earlier run
@@ -35,33 +35,33 @@ class Draft:
     detected and written again.
     """
 
-    def __init__(self, out: Path, plan: Layout, identity: dict[str, str]) -> None:
-        self.out, self.plan = out, plan
-        self.part = out.with_name(f".{out.name}.part")
-        self.journal = out.with_name(f".{out.name}.journal")
-        self.identity = {**identity, "header": hashlib.sha256(plan.header).hexdigest()}
-        self.position, self.resumed, self.sha = 0, 0, hashlib.sha256()
+    def __init__(self, out: Path, layout: FileLayout, identity: dict[str, str]) -> None:
+        self.out, self.layout = out, layout
+        self.part_path = out.with_name(f".{out.name}.part")
+        self.journal_path = out.with_name(f".{out.name}.journal")
+        self.identity = {**identity, "header": hashlib.sha256(layout.header).hexdigest()}
+        self.position, self.resumed_bytes, self.sha = 0, 0, hashlib.sha256()
         # Bytes sent to the disk, and the latest flush.
         self.flushed, self.pending_flush = 0, Future[None]()
         self.pending_flush.set_result(None)
         self.recorded_at = 0.0
 
     @contextlib.contextmanager
-    def open(self) -> Iterator["Draft"]:
+    def open(self) -> Iterator["ResumableWriter"]:
         """Resume what an interrupted run left, or begin a new file; only one process at a time.
 
         The part stays for a resume if the block ends early, unless it raises DamagedSourceError.
         Raises UserError if the file cannot be written.
         """
-        _require_regular_files(self.part, self.journal)
-        with _translate_errors(self.out), self.journal.open("a+b") as journal:
+        _require_regular_files(self.part_path, self.journal_path)
+        with _translate_errors(self.out), self.journal_path.open("a+b") as journal:
             _lock(journal, self.out)
             self.log = journal
             self._resume()
-            self.resumed = self.position
+            self.resumed_bytes = self.position
             self._check_disk_space()
             with (
-                self.part.open("r+b" if self.position else "wb") as data,
+                self.part_path.open("r+b" if self.position else "wb") as data,
                 ThreadPoolExecutor(1, "flush") as disk,
             ):
                 self.data, self.disk = data, disk
@@ -69,13 +69,13 @@ class Draft:
                 if not self.position:
                     journal.truncate(0)
                     self._write_line(dict(self.identity))
-                    data.truncate(self.plan.nbytes)
-                    self.append(self.plan.header)
+                    data.truncate(self.layout.nbytes)
+                    self.append(self.layout.header)
                 try:
                     yield self
-                except Damaged:
-                    self.part.unlink()
-                    self.journal.unlink()
+                except DamagedSourceError:
+                    self.part_path.unlink()
+                    self.journal_path.unlink()
                     raise
 
     def append(self, data: bytes | memoryview) -> None:
@@ -83,7 +83,7 @@ class Draft:
         self.data.write(data)
         self.sha.update(data)
         self.position += memoryview(data).nbytes
-        if self.position - self.flushed >= FLUSHED and self.pending_flush.done():
+        if self.position - self.flushed >= FLUSH_BYTES and self.pending_flush.done():
             self._start_flush()
 
     def pad(self, offset: int) -> None:
@@ -92,27 +92,27 @@ class Draft:
         if offset > self.position:
             self.append(bytes(offset - self.position))
 
-    def note(self, *, now: bool = True) -> None:
+    def checkpoint(self, *, now: bool = True) -> None:
         """Record the position in the journal; without `now`, only if the last record is
         JOURNAL_SECONDS old.
         """
-        if now or time.monotonic() - self.recorded_at > OFTEN:
+        if now or time.monotonic() - self.recorded_at > JOURNAL_SECONDS:
             self.data.flush()
             self._write_line({"bytes": self.position, "sha256": self.sha.hexdigest()})
             self.recorded_at = time.monotonic()
 
     def finish(self) -> str:
         """Flush the file, check its header, rename it to its final name, and return its SHA-256."""
-        self.pad(self.plan.nbytes)
+        self.pad(self.layout.nbytes)
         self._start_flush()
-        written = parse(self.part)
-        slots = [Slot(t.name, t.shape, t.type, t.offset, t.nbytes) for t in written.tensors]
-        assert tuple(slots) == self.plan.slots, (
+        written = read_file_header(self.part_path)
+        slots = [TensorSlot(t.name, t.shape, t.type, t.offset, t.nbytes) for t in written.tensors]
+        assert tuple(slots) == self.layout.slots, (
             "the file read back is not the file that was planned"
         )
         self.pending_flush.result()
-        self.part.replace(self.out)
-        self.journal.unlink()
+        self.part_path.replace(self.out)
+        self.journal_path.unlink()
         sync_folder(self.out.parent)
         return self.sha.hexdigest()
 
@@ -135,17 +135,19 @@ class Draft:
         """
         lines = _lines(self.log)
         end, first = next(lines, (0, None))
-        if first != self.identity or not self.part.is_file():
+        if first != self.identity or not self.part_path.is_file():
             return
-        with self.part.open("rb") as data:
-            if data.seek(0, 2) != self.plan.nbytes:
+        with self.part_path.open("rb") as data:
+            if data.seek(0, 2) != self.layout.nbytes:
                 return
             data.seek(0)
-            if data.read(len(self.plan.header)) != self.plan.header:
+            if data.read(len(self.layout.header)) != self.layout.header:
                 return
-            sha = hashlib.sha256(self.plan.header)
+            sha = hashlib.sha256(self.layout.header)
             for after, line in lines:
-                if not _matches_journal(data, sha, line) or not self.plan.whole_rows(data.tell()):
+                if not _matches_journal(data, sha, line) or not self.layout.ends_with_row(
+                    data.tell()
+                ):
                     break
                 end, self.position, self.sha = after, data.tell(), sha.copy()
         self.log.truncate(end)
@@ -154,14 +156,14 @@ class Draft:
         """Refuse if the disk has too little space, before the first byte is written."""
         free = shutil.disk_usage(self.out.parent).free
         # The blocks of an earlier part count as free: they are resumed or overwritten.
-        counts_blocks = self.part.exists() and hasattr(os, "posix_fallocate")
-        reusable = self.part.stat().st_blocks * 512 if counts_blocks else 0
-        needed = max(0, self.plan.nbytes - reusable)
+        counts_blocks = self.part_path.exists() and hasattr(os, "posix_fallocate")
+        reusable = self.part_path.stat().st_blocks * 512 if counts_blocks else 0
+        needed = max(0, self.layout.nbytes - reusable)
         if needed > free:
             # An existing journal without a part may belong to a run that can be resumed.
-            if not self.part.exists():
-                self.journal.unlink()
-            raise Refusal(
+            if not self.part_path.exists():
+                self.journal_path.unlink()
+            raise UserError(
                 f"{self.out.parent} has {free:,} bytes free, {self.out.name} needs {needed:,}",
                 hint=f"free {needed - free:,} bytes, or choose a path on another disk with -o",
             )
@@ -189,7 +191,7 @@ def _matches_journal(data: BinaryIO, sha: "hashlib._Hash", line: Mapping[str, An
     length = line.get("bytes")
     if type(length) is not int or length < data.tell():
         return False
-    while block := data.read(min(length - data.tell(), BLOCK)):
+    while block := data.read(min(length - data.tell(), BLOCK_BYTES)):
         sha.update(block)
     return data.tell() == length and sha.hexdigest() == line.get("sha256")
 
@@ -201,11 +203,11 @@ def _translate_errors(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise Refusal(
+            raise UserError(
                 f"the disk is full: {out.name} could not be finished",
                 hint="free some space and repeat the command: it resumes where it stopped",
             ) from None
-        raise Refusal(
+        raise UserError(
             f"{out} cannot be written: {error.strerror or error}",
             hint="choose another output path with -o",
         ) from None
@@ -215,7 +217,7 @@ def _require_regular_files(*files: Path) -> None:
     """Refuse to write through a link or into a device in place of the part or its journal."""
     for file in files:
         if file.is_symlink() or (file.exists() and not file.is_file()):
-            raise Refusal(
+            raise UserError(
                 f"{file} is not a regular file",
                 hint="remove it, or choose another output path with -o",
             )
@@ -229,12 +231,12 @@ def _lock(journal: BinaryIO, out: Path) -> None:
     try:
         fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise Refusal(
+        raise UserError(
             f"another process is writing {out}", hint="wait for it, or choose another name with -o"
         ) from None
     # No links: another process finished and removed the journal before this one got the lock.
     if not os.fstat(journal.fileno()).st_nlink:
-        raise Refusal(f"another process has just written {out}", hint="repeat the command")
+        raise UserError(f"another process has just written {out}", hint="repeat the command")
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,19 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from quant.calibration.statistics import Evidence
+from quant.calibration.statistics import InputStatistics
 
 if TYPE_CHECKING:
-    from quant.formats.base import Format
+    from quant.formats.base import BlockFormat
     from quant.native.ggml import F32, U8
 
 # Rows [rows, columns] and the number of the first of them in the tensor -> blocks [rows,
 # row_bytes].
-Solver = Callable[["F32", int], "U8"]
+RowEncoder = Callable[["F32", int], "U8"]
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
+class MethodReport:
     """What a method reports about one tensor.
 
     Of its `rows`, `fallback_rows` got the codes of the fallback method, whose error was lower.
@@ -30,7 +30,7 @@ class Remark:
     """
 
     rows: int
-    others: int
+    fallback_rows: int
     damping: float = 0.0
 
 
@@ -44,32 +44,32 @@ class Method(ABC):
     name: str
     help: str
     needs: Literal["nothing", "sums", "moments"] = "nothing"
-    instead: str = "ggml"
+    fallback: str = "ggml"
 
-    def handles(self, format: "Format", evidence: Evidence) -> bool:
+    def can_encode(self, format: "BlockFormat", statistics: InputStatistics) -> bool:
         """Return whether the method can encode this format from these statistics; if not,
         `fallback` does.
         """
-        return evidence.second is not None if self.needs == "moments" else True
+        return statistics.moments is not None if self.needs == "moments" else True
 
-    def values(self, evidence: Evidence) -> int:
+    def values_per_chunk(self, statistics: InputStatistics) -> int:
         """Return how many values of a tensor to encode at a time; 0 leaves the choice to the
         pipeline.
         """
         return 0
 
-    def means(self) -> str:
+    def backend_name(self) -> str:
         """Return the compute back end if it affects the bytes: an interrupted file is not resumed
         with another one.
         """
         return ""
 
-    def remark(self, solver: Solver) -> Remark | None:
+    def report(self, encoder: RowEncoder) -> MethodReport | None:
         """Return the report of a tensor once its encoder has processed all its rows."""
         return None
 
     @abstractmethod
-    def solver(self, format: "Format", evidence: Evidence) -> Solver:
+    def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
         """Return the encoder of one tensor's rows. It is created once per tensor and called from
         several threads at a time.
 

@@ -9,86 +9,90 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from quant.methods.search import asking, stepped
-from quant.methods.search_settings import GRIDS, SLIGHT
-from quant.methods.search_settings import Grid as Form
+from quant.methods.search import native_search_settings, search_scales
+from quant.methods.search_settings import MIN_IMPORTANCE, SEARCH_SETTINGS
+from quant.methods.search_settings import FormatSearchSettings as Form
 from quant.native import ggml
-from quant.native.array_backends import Array, Numpy, Ops
+from quant.native.array_backends import Array, ArrayBackend, NumpyBackend
 
 if TYPE_CHECKING:
-    from quant.formats.base import Linear
+    from quant.formats.base import LinearFormat
 
 
 @dataclass(frozen=True)
-class Kind:
+class ColumnFormat:
     """The block layout of a format: `block_columns` values in `groups`, levels `low` to `high`
     around the code of zero, and the ranges of the integer scales and minimums, None where the
     format has none.
     """
 
-    form: Form
+    settings: Form
     low: int
     high: int
 
     @staticmethod
-    def of(format: "Linear") -> "Kind":
+    def from_format(format: "LinearFormat") -> "ColumnFormat":
         """Return the layout of a format. Columns are weighted by their importance alone, without
         the value spread.
         """
-        return Kind(
-            replace(GRIDS[format.name], spread=0.0),
+        return ColumnFormat(
+            replace(SEARCH_SETTINGS[format.name], value_spread=0.0),
             format.low - format.zero,
             format.high - format.zero,
         )
 
     @property
-    def size(self) -> int:
+    def block_columns(self) -> int:
         """Number of columns of a block."""
-        return self.form.values
+        return self.settings.block_values
 
     @property
     def groups(self) -> int:
         """Number of groups of a block."""
-        return self.form.groups
+        return self.settings.groups
 
     @property
-    def span(self) -> int:
+    def group_columns(self) -> int:
         """Number of columns of a group."""
-        return self.form.values // self.form.groups
+        return self.settings.block_values // self.settings.groups
 
     @property
-    def scales(self) -> tuple[int, int] | None:
+    def scale_range(self) -> tuple[int, int] | None:
         """Range of the integer scales; None where scales are not integers."""
-        return self.form.whole
+        return self.settings.scale_range
 
     @property
-    def mins(self) -> int | None:
+    def max_min(self) -> int | None:
         """The largest minimum; None where minimums are not integers."""
-        return None if self.form.most is None or self.form.whole is None else self.form.whole[1]
+        return (
+            None
+            if self.settings.max_minimum is None or self.settings.scale_range is None
+            else self.settings.scale_range[1]
+        )
 
-    def bounds(self, ops: Ops) -> tuple[Array, Array]:
+    def bounds(self, ops: ArrayBackend) -> tuple[Array, Array]:
         """Return the lowest and the highest level in the type that ops.bound needs."""
         import numpy as np
 
         return (
             (np.float32(self.low), np.float32(self.high))
-            if isinstance(ops, Numpy)
+            if isinstance(ops, NumpyBackend)
             else (self.low, self.high)
         )
 
     @cached_property
-    def asked(self) -> ggml.Searching:
+    def native_settings(self) -> ggml.ScaleSearchSettings:
         """Settings of the scale search in C."""
-        return asking(self.form, self.low, self.high, 0.0)
+        return native_search_settings(self.settings, self.low, self.high, 0.0)
 
 
 @dataclass(frozen=True)
-class Grid:
+class ColumnGrid:
     """One block of each row: `d` and `m` [rows] are F16 numbers, `scales` and `mins` [groups, rows]
     integers.
     """
 
-    kind: Kind
+    format: ColumnFormat
     d: Any
     m: Any = None
     scales: Any = None
@@ -104,36 +108,44 @@ class Grid:
     def value(self, levels: Any) -> Any:
         """Return the values that levels [columns, rows] stand for."""
         step, least = self.steps()
-        values = levels.reshape(self.kind.groups, -1, levels.shape[1]) * step[:, None]
+        values = levels.reshape(self.format.groups, -1, levels.shape[1]) * step[:, None]
         if least is not None:
             values += least[:, None]
         return values.reshape(levels.shape)
 
 
-def scaled(kind: Kind, values: Array, weights: Array, ops: Ops) -> Grid:
+def search_column_grid(
+    format: ColumnFormat, values: Array, weights: Array, ops: ArrayBackend
+) -> ColumnGrid:
     """Search scales and minimums for the values [size, rows] of a block, columns weighted by
     `weights` [size].
     """
     importance = weights / weights.max()
-    importance = ops.where(importance > SLIGHT, importance, SLIGHT + 0 * importance)
-    if isinstance(ops, Numpy) and ggml.searches():
-        return _scaled_in_c(kind, values, importance)
+    importance = ops.where(importance > MIN_IMPORTANCE, importance, MIN_IMPORTANCE + 0 * importance)
+    if isinstance(ops, NumpyBackend) and ggml.native_search():
+        return _scaled_in_c(format, values, importance)
     rows = values.shape[1]
-    x = values.reshape(kind.groups, kind.span, rows).swapaxes(0, 1)
-    w = importance.reshape(kind.groups, kind.span).swapaxes(0, 1)[:, :, None] + ops.zeros(
-        kind.span, kind.groups, rows
+    x = values.reshape(format.groups, format.group_columns, rows).swapaxes(0, 1)
+    w = importance.reshape(format.groups, format.group_columns).swapaxes(0, 1)[
+        :, :, None
+    ] + ops.zeros(format.group_columns, format.groups, rows)
+    effort = (
+        format.settings.numpy_effort
+        if isinstance(ops, NumpyBackend)
+        else format.settings.native_effort
     )
-    effort = kind.form.brief if isinstance(ops, Numpy) else kind.form.long
-    _, steps = stepped(x + ops.zeros(*x.shape), w, kind.form, (kind.low, kind.high), ops, effort)
-    return Grid(kind, *steps)
+    _, steps = search_scales(
+        x + ops.zeros(*x.shape), w, format.settings, (format.low, format.high), ops, effort
+    )
+    return ColumnGrid(format, *steps)
 
 
-def _scaled_in_c(kind: Kind, values: Array, weights: Array) -> Grid:
+def _scaled_in_c(kind: ColumnFormat, values: Array, weights: Array) -> ColumnGrid:
     import numpy as np
 
-    found = ggml.search(np.ascontiguousarray(values.T), weights[None], kind.asked)
-    m = found.m if kind.form.most is not None else None
-    if kind.scales is None:
-        return Grid(kind, found.d, m)
+    found = ggml.run_search(np.ascontiguousarray(values.T), weights[None], kind.native_settings)
+    m = found.m if kind.settings.max_minimum is not None else None
+    if kind.scale_range is None:
+        return ColumnGrid(kind, found.d, m)
     scales, mins = (part.T.astype(np.float32) for part in (found.scales, found.mins))
-    return Grid(kind, found.d, m, scales, mins if m is not None else None)
+    return ColumnGrid(kind, found.d, m, scales, mins if m is not None else None)

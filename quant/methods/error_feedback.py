@@ -16,34 +16,34 @@ is rejected.
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quant.methods.column_grids import Grid, Kind, scaled
-from quant.methods.group_sums import inverted
-from quant.native.array_backends import Array, Ops
+from quant.methods.column_grids import ColumnFormat, ColumnGrid, search_column_grid
+from quant.methods.group_sums import invert
+from quant.native.array_backends import Array, ArrayBackend
 
 if TYPE_CHECKING:
-    from quant.methods.hessian_factor import Factor
+    from quant.methods.hessian_factor import HessianFactor
 
-RUN = 32  # columns after which errors are fed into the rest of a block
+FEED_COLUMNS = 32  # columns after which errors are fed into the rest of a block
 
 
-def solve(
-    kind: Kind, panel: Array, factor: "Factor", sweeps: int, ops: Ops
-) -> tuple[list[Grid], Array]:
+def round_with_feedback(
+    kind: ColumnFormat, panel: Array, factor: "HessianFactor", sweeps: int, ops: ArrayBackend
+) -> tuple[list[ColumnGrid], Array]:
     """Return the grids, one for each block, and the levels [columns, rows] of a panel [columns,
     rows].
     """
     errors, levels, grids = ops.zeros(*panel.shape), ops.empty_like(panel), []
-    for first in range(0, len(panel), kind.size):
-        block = slice(first, first + kind.size)
+    for first in range(0, len(panel), kind.block_columns):
+        block = slice(first, first + kind.block_columns)
         target = panel[block] + factor.feed[block, :first] @ errors[:first]
-        grid = scaled(kind, target, factor.weights[block], ops)
+        grid = search_column_grid(kind, target, factor.weights[block], ops)
         _round_block(
             grid, panel[block], target, factor.feed[block, block], levels[block], errors[block], ops
         )
         grids.append(grid)
     for _ in range(sweeps):
-        for number, first in enumerate(range(0, len(panel), kind.size)):
-            block = slice(first, first + kind.size)
+        for number, first in enumerate(range(0, len(panel), kind.block_columns)):
+            block = slice(first, first + kind.block_columns)
             pull = factor.moments[block] @ errors
             within = factor.moments[block, block]
             _move_codes(grids[number], levels[block], pull, within, ops)
@@ -52,7 +52,7 @@ def solve(
     return grids, levels
 
 
-def lost(errors: Array, factor: "Factor", size: int) -> Array:
+def output_errors(errors: Array, factor: "HessianFactor", size: int) -> Array:
     """Return the error [rows] in the layer's output that errors [columns, rows] of the weights
     cause. `size` columns are processed at a time.
     """
@@ -65,17 +65,23 @@ def lost(errors: Array, factor: "Factor", size: int) -> Array:
 
 
 def _round_block(
-    grid: Grid, weights: Array, target: Array, feed: Array, found: Array, errors: Array, ops: Ops
+    grid: ColumnGrid,
+    weights: Array,
+    target: Array,
+    feed: Array,
+    found: Array,
+    errors: Array,
+    ops: ArrayBackend,
 ) -> None:
     """Round the columns of a block in turn, into `found`.
 
     `errors` receives the errors of the block's `weights`. `target` is overwritten.
     """
-    size, span, (low, high) = len(target), grid.kind.span, grid.kind.bounds(ops)
+    size, span, (low, high) = len(target), grid.format.group_columns, grid.format.bounds(ops)
     step, least = grid.steps()
-    over, value = inverted(step), ops.empty_like(target[0])
-    for start in range(0, size, RUN):
-        end = min(start + RUN, size)
+    over, value = invert(step), ops.empty_like(target[0])
+    for start in range(0, size, FEED_COLUMNS):
+        end = min(start + FEED_COLUMNS, size)
         for column in range(start, end):
             group, code, wanted = column // span, found[column], target[column]
             if column > start:
@@ -84,7 +90,7 @@ def _round_block(
                 ops.subtract(wanted, least[group], out=wanted)
             ops.multiply(wanted, over[group], out=wanted)
             ops.round(wanted, out=code)
-            ops.bound(code, low, high)
+            ops.clip_in_place(code, low, high)
             ops.multiply(code, step[group], out=value)
             if least is not None:
                 ops.add(value, least[group], out=value)
@@ -93,16 +99,16 @@ def _round_block(
             target[end:] += feed[end:, start:end] @ errors[start:end]
 
 
-def _move_codes(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> None:
+def _move_codes(grid: ColumnGrid, found: Array, pull: Array, own: Array, ops: ArrayBackend) -> None:
     """Move each code of a block to its best level. `pull` [size, rows] is H times the errors and is
     updated.
     """
-    size, span, (low, high) = len(found), grid.kind.span, grid.kind.bounds(ops)
+    size, span, (low, high) = len(found), grid.format.group_columns, grid.format.bounds(ops)
     step, _ = grid.steps()
-    over, steep = inverted(step), ops.numpy(1 / own.diagonal()).tolist()
-    new, moves = ops.empty_like(found[0]), ops.empty_like(found[:RUN])
-    for start in range(0, size, RUN):
-        end = min(start + RUN, size)
+    over, steep = invert(step), ops.to_numpy(1 / own.diagonal()).tolist()
+    new, moves = ops.empty_like(found[0]), ops.empty_like(found[:FEED_COLUMNS])
+    for start in range(0, size, FEED_COLUMNS):
+        end = min(start + FEED_COLUMNS, size)
         for column in range(start, end):
             group, move = column // span, moves[column - start]
             if column > start:
@@ -115,31 +121,33 @@ def _move_codes(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> 
             ops.multiply(new, steep[column], out=new)
             ops.add(new, found[column], out=new)
             ops.round(new, out=new)
-            ops.bound(new, low, high)
+            ops.clip_in_place(new, low, high)
             ops.subtract(new, found[column], out=move)
             ops.multiply(move, step[group], out=move)
             found[column] = new
         pull -= own[:, start:end] @ moves[: end - start]
 
 
-def _refit_scales(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> Grid:
+def _refit_scales(
+    grid: ColumnGrid, found: Array, pull: Array, own: Array, ops: ArrayBackend
+) -> ColumnGrid:
     """Return the grid with scales refitted to the same codes. `pull` is overwritten."""
-    kind, rows = grid.kind, found.shape[1]
+    kind, rows = grid.format, found.shape[1]
     if grid.scales is not None:
         grid = _refit_groups(grid, found, pull, own, ops)
     scaled_codes = found
     if grid.scales is not None:
-        scaled_codes = (found.reshape(kind.groups, kind.span, rows) * grid.scales[:, None]).reshape(
-            found.shape
-        )
+        scaled_codes = (
+            found.reshape(kind.groups, kind.group_columns, rows) * grid.scales[:, None]
+        ).reshape(found.shape)
     aa, ra = ops.dot(scaled_codes, own @ scaled_codes), ops.dot(scaled_codes, pull)
     if grid.m is None:
-        new = ops.half(grid.d + ra / aa)
+        new = ops.round_to_f16(grid.d + ra / aa)
         new = ops.where(aa > 0, new, grid.d)
         change = new - grid.d
         return replace(grid, d=ops.where(change * (change * aa - 2 * ra) < 0, new, grid.d))
     # A minimum has the same effect on all columns of a group.
-    sums = own.reshape(kind.size, kind.groups, kind.span).sum(2)
+    sums = own.reshape(kind.block_columns, kind.groups, kind.group_columns).sum(2)
     down = -grid.mins if grid.mins is not None else 1 + ops.zeros(1, rows)
     other = sums @ down
     ab, rb = ops.dot(scaled_codes, other), ops.dot(down, _group_totals(pull, kind))
@@ -148,29 +156,31 @@ def _refit_scales(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -
     sound = det > 1e-6 * aa * bb
     d_change, m_change = (ra * bb - rb * ab) / det, (rb * aa - ra * ab) / det
     d, m = (
-        ops.where(sound, ops.half(grid.d + d_change), grid.d),
-        ops.where(sound, ops.half(grid.m + m_change), grid.m),
+        ops.where(sound, ops.round_to_f16(grid.d + d_change), grid.d),
+        ops.where(sound, ops.round_to_f16(grid.m + m_change), grid.m),
     )
     x, y = d - grid.d, m - grid.m
     better = x * x * aa + 2 * x * y * ab + y * y * bb - 2 * (x * ra + y * rb) < 0
     return replace(grid, d=ops.where(better, d, grid.d), m=ops.where(better, m, grid.m))
 
 
-def _group_totals(columns: Array, kind: Kind) -> Array:
+def _group_totals(columns: Array, kind: ColumnFormat) -> Array:
     """Return sums [groups, rows] over the columns of each group."""
-    return columns.reshape(kind.groups, kind.span, -1).sum(1)
+    return columns.reshape(kind.groups, kind.group_columns, -1).sum(1)
 
 
-def _refit_groups(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> Grid:
+def _refit_groups(
+    grid: ColumnGrid, found: Array, pull: Array, own: Array, ops: ArrayBackend
+) -> ColumnGrid:
     """Return the grid with each group's integer scale and minimum moved to their best values in
     turn. `pull` is updated.
     """
-    kind = grid.kind
-    assert kind.scales is not None
-    low, high = kind.scales
+    kind = grid.format
+    assert kind.scale_range is not None
+    low, high = kind.scale_range
     scales, mins = grid.scales + 0, None if grid.mins is None else grid.mins + 0  # copies
     for group in range(kind.groups):
-        part = slice(group * kind.span, (group + 1) * kind.span)
+        part = slice(group * kind.group_columns, (group + 1) * kind.group_columns)
         codes, corner = found[part], own[part, part]
         steep = ops.dot(codes, corner @ codes) * grid.d
         wanted = ops.where(steep != 0, ops.dot(codes, pull[part]) / steep, 0 * steep)
@@ -178,12 +188,12 @@ def _refit_groups(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -
         moves = codes * ((new - scales[group]) * grid.d)
         scales[group] = new
         if mins is not None:
-            assert kind.mins is not None
+            assert kind.max_min is not None
             sums = corner.sum(1)
             remaining = pull[part].sum(0) - sums @ moves
             steep = grid.m * sums.sum()
             wanted = ops.where(steep != 0, remaining / steep, 0 * steep)
-            new = ops.clip(ops.round(mins[group] - wanted), 0, kind.mins)
+            new = ops.clip(ops.round(mins[group] - wanted), 0, kind.max_min)
             moves -= (new - mins[group]) * grid.m
             mins[group] = new
         pull -= own[:, part] @ moves

@@ -4,12 +4,12 @@ llama-quantize.
 
 from typing import TYPE_CHECKING
 
-from quant.calibration.statistics import Evidence
-from quant.methods.base import Method, Solver
+from quant.calibration.statistics import InputStatistics
+from quant.methods.base import Method, RowEncoder
 from quant.native import ggml
 
 if TYPE_CHECKING:
-    from quant.formats.base import Format
+    from quant.formats.base import BlockFormat
     from quant.native.ggml import F32, U8
 
 
@@ -18,14 +18,14 @@ class Ggml(Method):
 
     name, help = "ggml", "llama.cpp's own search, with identical bytes"
 
-    def solver(self, format: "Format", evidence: Evidence) -> Solver:
+    def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
         """Return libggml's encoder for the format."""
 
-        weigh = evidence.weigher()
+        weigh = statistics.importance_reader()
 
         def solve(rows: "F32", first: int) -> "U8":
             importance = weigh(first, first + len(rows))
-            return ggml.encode(rows, format.name, label=evidence.name, importance=importance)
+            return ggml.encode(rows, format.name, label=statistics.name, importance=importance)
 
         return solve
 

@@ -22,30 +22,32 @@ On a CPU the arithmetic is numpy's, and our C code searches the scales where it 
 
 from typing import TYPE_CHECKING, Any
 
-from quant.calibration.statistics import Evidence
-from quant.formats.base import Linear
-from quant.methods.base import Method, Remark, Solver
-from quant.methods.column_grids import Grid, Kind
-from quant.methods.error_feedback import lost, solve
-from quant.methods.hessian_factor import DAMPING, Factor, factor
-from quant.methods.search import Search, packed
-from quant.methods.search_settings import GRIDS
+from quant.calibration.statistics import InputStatistics
+from quant.formats.base import LinearFormat
+from quant.methods.base import Method, MethodReport, RowEncoder
+from quant.methods.column_grids import ColumnFormat, ColumnGrid
+from quant.methods.error_feedback import output_errors, round_with_feedback
+from quant.methods.hessian_factor import DAMPING, HessianFactor, factor_moments
+from quant.methods.search import Search, pack_search_result
+from quant.methods.search_settings import SEARCH_SETTINGS
 from quant.native import array_backends, blas_threads, ggml
 from quant.native.array_backends import Array
 
 if TYPE_CHECKING:
-    from quant.formats.base import Format
+    from quant.formats.base import BlockFormat
     from quant.native.ggml import F32, U8
 
-SEARCH = Search()
-SWEEPS = 2  # of coordinate descent
-PANEL = 1024  # most rows of a panel on a CPU
+FALLBACK_SEARCH = Search()
+DESCENT_SWEEPS = 2  # of coordinate descent
+PANEL_ROWS = 1024  # most rows of a panel on a CPU
 # most values of a panel on a GPU, which waits for Python at each column however many rows it has
-ON_DEVICE = 1 << 25
-LANES = 64  # a panel's width is a multiple of it
-BAND = 256  # columns of a factor that errors are multiplied with at a time: half of it is zeros
-FINE = ("Q8_0",)  # eight bits leave too little error to be worth the time
-VALUES = (".attn_v.", ".attn_kv_b.")  # attention mixes the outputs of these, see above
+DEVICE_PANEL_VALUES = 1 << 25
+PANEL_ROW_MULTIPLE = 64  # a panel's width is a multiple of it
+ERROR_BAND_COLUMNS = (
+    256  # columns of a factor that errors are multiplied with at a time: half of it is zeros
+)
+UNSOLVED_FORMATS = ("Q8_0",)  # eight bits leave too little error to be worth the time
+VALUE_TENSORS = (".attn_v.", ".attn_kv_b.")  # attention mixes the outputs of these, see above
 
 
 class Gptq(Method):
@@ -54,48 +56,56 @@ class Gptq(Method):
     """
 
     name, help = "gptq", "error feedback by second moments"
-    needs, instead = "moments", "search"
+    needs, fallback = "moments", "search"
 
-    def handles(self, format: "Format", evidence: Evidence) -> bool:
+    def can_encode(self, format: "BlockFormat", statistics: InputStatistics) -> bool:
         """Return whether the format is evenly spaced and the statistics contain suitable moments of
         the tensor.
         """
-        if evidence.second is None or (
-            any(part in evidence.name for part in VALUES) and not evidence.second.mixed
+        if statistics.moments is None or (
+            any(part in statistics.name for part in VALUE_TENSORS) and not statistics.moments.mixed
         ):
             return False
-        if ".attn_qkv." in evidence.name and not evidence.values:
+        if ".attn_qkv." in statistics.name and not statistics.value_rows:
             return False  # it is unknown which rows are values
-        return isinstance(format, Linear) and format.name in GRIDS and format.name not in FINE
+        return (
+            isinstance(format, LinearFormat)
+            and format.name in SEARCH_SETTINGS
+            and format.name not in UNSOLVED_FORMATS
+        )
 
-    def values(self, evidence: Evidence) -> int:
+    def values_per_chunk(self, statistics: InputStatistics) -> int:
         """Return the number of values of a panel."""
-        return width(evidence) * evidence.columns
+        return panel_rows(statistics) * statistics.columns
 
-    def means(self) -> str:
+    def backend_name(self) -> str:
         """Return the GPU's name, or numpy with the back end of the search: each adds in a different
         order.
         """
-        return array_backends.device() or f"numpy, {SEARCH.means()}"
+        return array_backends.device() or f"numpy, {FALLBACK_SEARCH.backend_name()}"
 
-    def solver(self, format: "Format", evidence: Evidence) -> Solver:
+    def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
         """Return an encoder that solves panels of each matrix with that matrix's factor."""
-        return _TensorEncoder(format, evidence)
+        return _TensorEncoder(format, statistics)
 
-    def remark(self, solver: Solver) -> Remark | None:
+    def report(self, encoder: RowEncoder) -> MethodReport | None:
         """Return what solving the tensor took."""
-        return solver.remark if isinstance(solver, _TensorEncoder) else None
+        return encoder.remark if isinstance(encoder, _TensorEncoder) else None
 
 
-def width(evidence: Evidence) -> int:
+def panel_rows(statistics: InputStatistics) -> int:
     """Return the number of rows of a matrix's panels: all alike, and none nearly empty."""
-    most = max(PANEL, ON_DEVICE // evidence.columns) if array_backends.device() else PANEL
-    panels = -(-evidence.rows // most)
-    return _padded_rows(-(-evidence.rows // panels))
+    most = (
+        max(PANEL_ROWS, DEVICE_PANEL_VALUES // statistics.columns)
+        if array_backends.device()
+        else PANEL_ROWS
+    )
+    panels = -(-statistics.rows // most)
+    return _padded_rows(-(-statistics.rows // panels))
 
 
 def _padded_rows(rows: int) -> int:
-    return -(-rows // LANES) * LANES
+    return -(-rows // PANEL_ROW_MULTIPLE) * PANEL_ROW_MULTIPLE
 
 
 class _TensorEncoder:
@@ -105,23 +115,23 @@ class _TensorEncoder:
     or, where these are not better, those of search.
     """
 
-    def __init__(self, format: "Format", evidence: Evidence) -> None:
+    def __init__(self, format: "BlockFormat", evidence: InputStatistics) -> None:
         from threading import Lock
 
-        self.ops = array_backends.operations(array_backends.device())
-        blas_threads.one_thread()
-        assert isinstance(format, Linear), format
-        self.format, self.evidence, self.kind = format, evidence, Kind.of(format)
-        self.search = SEARCH.solver(format, evidence)
+        self.ops = array_backends.array_backend(array_backends.device())
+        blas_threads.use_one_thread()
+        assert isinstance(format, LinearFormat), format
+        self.format, self.evidence, self.kind = format, evidence, ColumnFormat.from_format(format)
+        self.search = FALLBACK_SEARCH.make_encoder(format, evidence)
         self.lock = Lock()
-        self.factors: dict[int, Factor] = {}
+        self.factors: dict[int, HessianFactor] = {}
         self.rows = self.fallback_rows = 0
         self.damping = 0.0
 
     @property
-    def remark(self) -> Remark:
+    def remark(self) -> MethodReport:
         """The report on all rows so far."""
-        return Remark(
+        return MethodReport(
             self.rows, self.fallback_rows, self.damping if self.damping > DAMPING else 0.0
         )
 
@@ -131,10 +141,10 @@ class _TensorEncoder:
         """
         import numpy as np
 
-        ggml.check_rows(rows, self.format.name, label=self.evidence.name)
+        ggml.require_encodable(rows, self.format.name, label=self.evidence.name)
         out = np.empty((len(rows), ggml.row_bytes(self.format.name, rows.shape[1])), np.uint8)
         at, height = 0, self.evidence.rows
-        step, solved_rows = width(self.evidence), height - self.evidence.values
+        step, solved_rows = panel_rows(self.evidence), height - self.evidence.value_rows
         while at < len(rows):
             matrix, within = divmod(first + at, height)
             if within < solved_rows:
@@ -144,20 +154,20 @@ class _TensorEncoder:
                 end = min(len(rows), at + height - within)
                 out[at:end] = self.search(rows[at:end], first + at)
             at = end
-        ggml.check_made(out, self.format.name, label=self.evidence.name)
+        ggml.require_finite_scales(out, self.format.name, label=self.evidence.name)
         return out
 
     def _encode_panel(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
         """Return the blocks of a panel; split the panel where the device runs out of memory."""
         try:
             return self._choose_rows(rows, first, matrix, step)
-        except array_backends.Full:
+        except array_backends.DeviceOutOfMemory:
             pass
 
         def narrow(rows: "F32", at: int) -> "U8":
             return self._choose_rows(rows, at, matrix, _padded_rows(len(rows)))
 
-        return array_backends.halved(narrow, self.evidence.name)(rows, first)
+        return array_backends.retry_in_halves(narrow, self.evidence.name)(rows, first)
 
     def _choose_rows(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
         """Return the blocks of a panel of at most `step` rows of one matrix, the better of both
@@ -165,7 +175,7 @@ class _TensorEncoder:
         """
         factor = self._factor(matrix)
         from_search = self.search(rows, first)
-        with self.ops.quiet():
+        with self.ops.without_warnings():
             blocks = self._solve_panel(rows, factor, step)
             feedback_error = self._output_error(blocks, rows, factor, step)
             worse = ~(
@@ -179,19 +189,23 @@ class _TensorEncoder:
             )
         return blocks
 
-    def _solve_panel(self, rows: "F32", factor: Factor, step: int) -> "U8":
+    def _solve_panel(self, rows: "F32", factor: HessianFactor, step: int) -> "U8":
         """Return the blocks of the rows by error feedback."""
-        with self.ops.alone():
-            grids, levels = solve(self.kind, self._to_panel(rows, step), factor, SWEEPS, self.ops)
+        with self.ops.exclusive_access():
+            grids, levels = round_with_feedback(
+                self.kind, self._to_panel(rows, step), factor, DESCENT_SWEEPS, self.ops
+            )
             found = self._result(grids, levels, len(rows))
-        return packed(found, self.format, self.kind.form).reshape(len(rows), -1)
+        return pack_search_result(found, self.format, self.kind.settings).reshape(len(rows), -1)
 
-    def _output_error(self, blocks: "U8", rows: "F32", factor: Factor, step: int) -> "F32":
+    def _output_error(self, blocks: "U8", rows: "F32", factor: HessianFactor, step: int) -> "F32":
         """Return the error [rows] that the rows' blocks cause in the layer's output."""
         errors = ggml.decode(blocks, self.format.name, rows.shape[1], label=self.evidence.name)
         errors -= rows
-        with self.ops.alone():
-            return self.ops.numpy(lost(self._to_panel(errors, step), factor, BAND))[: len(rows)]
+        with self.ops.exclusive_access():
+            return self.ops.to_numpy(
+                output_errors(self._to_panel(errors, step), factor, ERROR_BAND_COLUMNS)
+            )[: len(rows)]
 
     def _to_panel(self, rows: "F32", step: int) -> Array:
         """Return the rows as a panel [columns, step], padded with zeros."""
@@ -199,22 +213,24 @@ class _TensorEncoder:
         panel[:, : len(rows)] = self.ops.array(rows).T
         return panel
 
-    def _factor(self, matrix: int) -> Factor:
-        assert self.evidence.second is not None
+    def _factor(self, matrix: int) -> HessianFactor:
+        assert self.evidence.moments is not None
         with self.lock:
             if matrix not in self.factors:
                 self.factors.clear()
                 try:
-                    with self.ops.alone():
-                        self.factors[matrix] = factor(self.evidence.second.mean(matrix), self.ops)
-                except array_backends.Full:
-                    raise array_backends.no_room(
+                    with self.ops.exclusive_access():
+                        self.factors[matrix] = factor_moments(
+                            self.evidence.moments.mean(matrix), self.ops
+                        )
+                except array_backends.DeviceOutOfMemory:
+                    raise array_backends.out_of_memory_error(
                         f"the second moments of {self.evidence.name}"
                     ) from None
                 self.damping = max(self.damping, self.factors[matrix].damping)
             return self.factors[matrix]
 
-    def _result(self, grids: list[Grid], levels: Array, count: int) -> ggml.Found:
+    def _result(self, grids: list[ColumnGrid], levels: Array, count: int) -> ggml.ScaleSearchResult:
         """Return the solution of the first `count` rows, with their blocks in order."""
         import numpy as np
 
@@ -226,14 +242,14 @@ class _TensorEncoder:
             if parts[0] is None:
                 return np.zeros(0, kind)
             # [blocks, .., rows]
-            stacked = np.stack([self.ops.numpy(part)[..., :count] for part in parts])
+            stacked = np.stack([self.ops.to_numpy(part)[..., :count] for part in parts])
             values: Any = np.ascontiguousarray(np.moveaxis(stacked, -1, 0), kind)
             return values.reshape(count * len(grids), *values.shape[2:])
 
-        codes = np.ascontiguousarray(self.ops.numpy(levels)[:, :count].T, np.int16).reshape(
+        codes = np.ascontiguousarray(self.ops.to_numpy(levels)[:, :count].T, np.int16).reshape(
             count * len(grids), -1
         )
-        return ggml.Found(
+        return ggml.ScaleSearchResult(
             codes,
             numbers("d", np.float32),
             numbers("m", np.float32),

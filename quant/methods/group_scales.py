@@ -10,11 +10,13 @@ and improve none.
 
 from collections.abc import Sequence
 
-from quant.methods.group_sums import LARGE, Lanes, Sums
+from quant.methods.group_sums import LARGEST_F32, GroupSums, LevelSums
 from quant.native.array_backends import Array
 
 
-def fitted(lanes: Lanes, starts: Sequence[float], rounds: int) -> tuple[Array, Array | None, Sums]:
+def fit_group_scales(
+    groups: GroupSums, starts: Sequence[float], rounds: int
+) -> tuple[Array, Array | None, LevelSums]:
     """Return the best scale and minimum of each group, and the sums of the levels they were
     computed from.
 
@@ -22,15 +24,15 @@ def fitted(lanes: Lanes, starts: Sequence[float], rounds: int) -> tuple[Array, A
     outermost values are clipped. Where there is no minimum, a negative start swaps the ends of the
     range.
     """
-    ops = lanes.ops
-    span, least = _full_range(lanes)
+    ops = groups.ops
+    span, least = _full_range(groups)
     best: tuple[Array, ...] = ()
     for start in starts:
         scale, low = span / start, least
         for _ in range(rounds):
-            sums = lanes.sums(scale, low)
-            scale, low = lanes.best(sums)
-        error = lanes.error(scale, low, sums)
+            sums = groups.sums(scale, low)
+            scale, low = groups.best_scales(sums)
+        error = groups.error(scale, low, sums)
         if not best:
             best = (error, scale, low, sums)
             continue
@@ -44,11 +46,11 @@ def fitted(lanes: Lanes, starts: Sequence[float], rounds: int) -> tuple[Array, A
     return best[1], best[2], best[3]
 
 
-def _full_range(lanes: Lanes) -> tuple[Array, Array | None]:
+def _full_range(lanes: GroupSums) -> tuple[Array, Array | None]:
     """Return the scale and minimum that spread all levels over a group."""
     ops = lanes.ops
-    low, high = ops.least(lanes.x), ops.most(lanes.x)
-    if lanes.most is None:
+    low, high = ops.minimum(lanes.x), ops.maximum(lanes.x)
+    if lanes.max_minimum is None:
         return ops.where(high > -low, high, low) / lanes.low, None
-    low = ops.clip(low, -LARGE, lanes.most)
+    low = ops.clip(low, -LARGEST_F32, lanes.max_minimum)
     return (high - low) / lanes.high, low

@@ -15,18 +15,18 @@ more than other text. The value is the best compromise over roles, models and te
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quant.native.array_backends import Array, Ops
+from quant.native.array_backends import Array, ArrayBackend
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
 DAMPING = 0.1  # fraction of the mean of the diagonal that is added to the diagonal
-STEP = 10.0  # growth of the damping when a matrix cannot be factored
-MOST = 1e4
+DAMPING_GROWTH = 10.0  # growth of the damping when a matrix cannot be factored
+MAX_DAMPING = 1e4
 
 
 @dataclass(frozen=True)
-class Factor:
+class HessianFactor:
     """The damped H of one input and its factor, as F32 arrays, with the damping that was needed."""
 
     moments: Array  # H [columns, columns]
@@ -37,7 +37,7 @@ class Factor:
     damping: float
 
 
-def factor(mean: "F32", ops: Ops, damping: float = DAMPING) -> Factor:
+def factor_moments(mean: "F32", ops: ArrayBackend, damping: float = DAMPING) -> HessianFactor:
     """Factor mean second moments [columns, columns], which are finite and symmetric.
 
     A channel without input, or fewer tokens than columns, makes H singular: damping is increased
@@ -52,7 +52,7 @@ def factor(mean: "F32", ops: Ops, damping: float = DAMPING) -> Factor:
         damped, diagonal, scale = np.eye(len(mean)), np.ones(len(mean)), 1.0
     while True:
         np.fill_diagonal(damped, diagonal + damping * scale)
-        if (udu := ops.udu(damped)) is not None:
-            return Factor(ops.array(damped.astype(np.float32)), *udu, damping)
-        assert damping < MOST, "no damping makes these moments positive"
-        damping *= STEP
+        if (udu := ops.factor_udu(damped)) is not None:
+            return HessianFactor(ops.array(damped.astype(np.float32)), *udu, damping)
+        assert damping < MAX_DAMPING, "no damping makes these moments positive"
+        damping *= DAMPING_GROWTH

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quant.native.ggml import F32, Importance
 
-SLIGHT = 1e-6  # smallest relative importance of a column in its block
+MIN_IMPORTANCE = 1e-6  # smallest relative importance of a column in its block
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class SearchEffort:
     """The effort of a search: `starts`, each improved `rounds` times (group_scales.py), then the
     offsets `scale_offsets` around each integer scale (superblock_scales.py).
     """
 
     starts: tuple[float, ...]
     rounds: int = 2
-    around: tuple[tuple[int, ...], ...] = ()
+    scale_offsets: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class FormatSearchSettings:
     """The search settings of a format with `block_values` values of a block in `groups`.
 
     `scale_range` is the range of its integer scales, None without them; `max_minimum` the largest
@@ -36,39 +36,41 @@ class Grid:
     alone.
     """
 
-    values: int
+    block_values: int
     groups: int
-    whole: tuple[int, int] | None
-    most: float | None
-    brief: Effort
-    long: Effort
-    spread: float = 0.0
+    scale_range: tuple[int, int] | None
+    max_minimum: float | None
+    numpy_effort: SearchEffort
+    native_effort: SearchEffort
+    value_spread: float = 0.0
 
-    def spread_with(self, importance: "Importance | None") -> float:
+    def effective_spread(self, importance: "Importance | None") -> float:
         """Return the spread; without importance large values always weigh more."""
-        return self.spread if importance else self.spread or 1.0
+        return self.value_spread if importance else self.value_spread or 1.0
 
-    def even(self, vector: "F32") -> "F32":
+    def block_importance(self, vector: "F32") -> "F32":
         """Return the importance of columns relative to the largest of each block [blocks of a row,
         values].
         """
         import numpy as np
 
-        blocks = vector.reshape(-1, self.values)
+        blocks = vector.reshape(-1, self.block_values)
         largest = blocks.max(1, keepdims=True)
         shares = np.where(largest > 0, blocks, 1) / np.where(largest > 0, largest, 1)
-        return np.maximum(shares, SLIGHT).astype(np.float32)
+        return np.maximum(shares, MIN_IMPORTANCE).astype(np.float32)
 
-    def columns(self, importance: "Importance | None", rows: int, columns: int) -> "F32":
+    def importance_array(self, importance: "Importance | None", rows: int, columns: int) -> "F32":
         """Return the same as an array [values of a group, groups of a block, rows, blocks of a
         row].
         """
         import numpy as np
 
-        count, size = columns // self.values, self.values // self.groups
+        count, size = columns // self.block_values, self.block_values // self.groups
         weights = np.ones((size, self.groups, rows, count), np.float32)
         for first, last, vector in importance.spans(0, rows) if importance else ():
-            transposed = self.even(vector).reshape(count, self.groups, size).transpose(2, 1, 0)
+            transposed = (
+                self.block_importance(vector).reshape(count, self.groups, size).transpose(2, 1, 0)
+            )
             weights[:, :, first:last] = transposed[:, :, None]
         return weights
 
@@ -84,52 +86,52 @@ def _starts(low: float, high: float, count: int, turned: int) -> tuple[float, ..
     return (*_linspace(low, high, count), *(-start for start in _linspace(low, high, turned)))
 
 
-NEAR, NEXT, NONE = (-2, -1, 1, 2), (-1, 1), ()
-FREE = 3e38  # a minimum of any size
-GRIDS = {
-    "Q2_K": Grid(
-        256, 16, (0, 15), 0.0, spread=1.0,
-        brief=Effort(_linspace(0.7, 1.3, 6), 2, (NEAR, NONE, NONE)),
-        long=Effort(_linspace(0.6, 1.3, 13), 2, (NEAR, NEXT, NONE)),
+WIDE_OFFSETS, ADJACENT_OFFSETS, NO_OFFSETS = (-2, -1, 1, 2), (-1, 1), ()
+ANY_MINIMUM = 3e38  # a minimum of any size
+SEARCH_SETTINGS = {
+    "Q2_K": FormatSearchSettings(
+        256, 16, (0, 15), 0.0, value_spread=1.0,
+        numpy_effort=SearchEffort(_linspace(0.7, 1.3, 6), 2, (WIDE_OFFSETS, NO_OFFSETS, NO_OFFSETS)),
+        native_effort=SearchEffort(_linspace(0.6, 1.3, 13), 2, (WIDE_OFFSETS, ADJACENT_OFFSETS, NO_OFFSETS)),
     ),
-    "Q3_K": Grid(
-        256, 16, (-32, 31), None, spread=2.0,
-        brief=Effort((0.8, 1.0, 1.2, -0.8, -1.0, -1.2), 1, (NEXT, NONE)),
-        long=Effort(_starts(0.7, 1.3, 9, 9), 1, (NEAR, NEXT, NONE)),
+    "Q3_K": FormatSearchSettings(
+        256, 16, (-32, 31), None, value_spread=2.0,
+        numpy_effort=SearchEffort((0.8, 1.0, 1.2, -0.8, -1.0, -1.2), 1, (ADJACENT_OFFSETS, NO_OFFSETS)),
+        native_effort=SearchEffort(_starts(0.7, 1.3, 9, 9), 1, (WIDE_OFFSETS, ADJACENT_OFFSETS, NO_OFFSETS)),
     ),
-    "Q4_K": Grid(
-        256, 8, (0, 63), 0.0, spread=2.0,
-        brief=Effort(_linspace(0.94, 1.06, 6), 2, (NEAR, NONE, NONE)),
-        long=Effort(_linspace(0.9, 1.1, 17), 2, (NEAR, NEXT, NONE)),
+    "Q4_K": FormatSearchSettings(
+        256, 8, (0, 63), 0.0, value_spread=2.0,
+        numpy_effort=SearchEffort(_linspace(0.94, 1.06, 6), 2, (WIDE_OFFSETS, NO_OFFSETS, NO_OFFSETS)),
+        native_effort=SearchEffort(_linspace(0.9, 1.1, 17), 2, (WIDE_OFFSETS, ADJACENT_OFFSETS, NO_OFFSETS)),
     ),
-    "Q5_K": Grid(
-        256, 8, (0, 63), 0.0, spread=2.0,
-        brief=Effort(_linspace(0.97, 1.03, 6), 2, (NEAR, NONE, NONE)),
-        long=Effort(_linspace(0.95, 1.05, 17), 2, (NEAR, NEXT, NONE)),
+    "Q5_K": FormatSearchSettings(
+        256, 8, (0, 63), 0.0, value_spread=2.0,
+        numpy_effort=SearchEffort(_linspace(0.97, 1.03, 6), 2, (WIDE_OFFSETS, NO_OFFSETS, NO_OFFSETS)),
+        native_effort=SearchEffort(_linspace(0.95, 1.05, 17), 2, (WIDE_OFFSETS, ADJACENT_OFFSETS, NO_OFFSETS)),
     ),
-    "Q6_K": Grid(
+    "Q6_K": FormatSearchSettings(
         256, 16, (-128, 127), None,
-        brief=Effort((0.97, 1.0, 1.03), 1, (NEAR, NONE)),
-        long=Effort((*_linspace(0.95, 1.05, 9), -0.97, -1.0, -1.03), 1, (NEAR, NEXT, NONE)),
+        numpy_effort=SearchEffort((0.97, 1.0, 1.03), 1, (WIDE_OFFSETS, NO_OFFSETS)),
+        native_effort=SearchEffort((*_linspace(0.95, 1.05, 9), -0.97, -1.0, -1.03), 1, (WIDE_OFFSETS, ADJACENT_OFFSETS, NO_OFFSETS)),
     ),
-    "Q4_0": Grid(
-        32, 1, None, None, spread=1.0,
-        brief=Effort(_starts(0.8, 1.1, 7, 2), 1), long=Effort(_starts(0.8, 1.15, 15, 6), 1),
+    "Q4_0": FormatSearchSettings(
+        32, 1, None, None, value_spread=1.0,
+        numpy_effort=SearchEffort(_starts(0.8, 1.1, 7, 2), 1), native_effort=SearchEffort(_starts(0.8, 1.15, 15, 6), 1),
     ),
-    "Q4_1": Grid(
-        32, 1, None, FREE, spread=1.0,
-        brief=Effort(_linspace(0.91, 1.09, 10)), long=Effort(_linspace(0.9, 1.1, 17)),
+    "Q4_1": FormatSearchSettings(
+        32, 1, None, ANY_MINIMUM, value_spread=1.0,
+        numpy_effort=SearchEffort(_linspace(0.91, 1.09, 10)), native_effort=SearchEffort(_linspace(0.9, 1.1, 17)),
     ),
-    "Q5_0": Grid(
-        32, 1, None, None, spread=1.0,
-        brief=Effort(_linspace(0.9, 1.05, 6), 1), long=Effort(_starts(0.9, 1.05, 12, 4), 1),
+    "Q5_0": FormatSearchSettings(
+        32, 1, None, None, value_spread=1.0,
+        numpy_effort=SearchEffort(_linspace(0.9, 1.05, 6), 1), native_effort=SearchEffort(_starts(0.9, 1.05, 12, 4), 1),
     ),
-    "Q5_1": Grid(
-        32, 1, None, FREE, spread=1.0,
-        brief=Effort(_linspace(0.955, 1.045, 12)), long=Effort(_linspace(0.95, 1.05, 17)),
+    "Q5_1": FormatSearchSettings(
+        32, 1, None, ANY_MINIMUM, value_spread=1.0,
+        numpy_effort=SearchEffort(_linspace(0.955, 1.045, 12)), native_effort=SearchEffort(_linspace(0.95, 1.05, 17)),
     ),
-    "Q8_0": Grid(
+    "Q8_0": FormatSearchSettings(
         32, 1, None, None,
-        brief=Effort((0.995, 1.0, 1.005), 1), long=Effort(_linspace(0.95, 1.0, 6), 1),
+        numpy_effort=SearchEffort((0.995, 1.0, 1.005), 1), native_effort=SearchEffort(_linspace(0.95, 1.0, 6), 1),
     ),
 }  # fmt: skip

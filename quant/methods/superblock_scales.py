@@ -9,11 +9,11 @@ error.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quant.methods.group_sums import Lanes, Sums, inverted
+from quant.methods.group_sums import GroupSums, LevelSums, invert
 from quant.native.array_backends import Array
 
 
-class Steps(NamedTuple):
+class SuperblockScales(NamedTuple):
     """The scales of superblocks: `d` and `m` [blocks] rounded to F16, `scales` and `mins` [groups,
     blocks] integers.
 
@@ -26,50 +26,52 @@ class Steps(NamedTuple):
     mins: Array
 
     @property
-    def scale(self) -> Array:
+    def group_steps(self) -> Array:
         """Step size of each group."""
         return self.d * self.scales
 
     @property
-    def least(self) -> Array:
+    def group_minimums(self) -> Array:
         """Minimum of each group, None where groups have no minimum."""
         return None if self.m is None else -(self.m * self.mins)
 
 
-class Superblocks:
+class SuperblockSearch:
     """The search for superblock scales with integers from `low` to `high`."""
 
-    def __init__(self, lanes: Lanes, low: int, high: int) -> None:
-        self.lanes, self.ops, self.low, self.high = lanes, lanes.ops, low, high
+    def __init__(self, lanes: GroupSums, low: int, high: int) -> None:
+        self.groups, self.ops, self.low, self.high = lanes, lanes.ops, low, high
 
-    def rounded(self, scale: Array, least: Array | None, sums: Sums) -> Steps:
+    def round_scales(self, scale: Array, least: Array | None, sums: LevelSums) -> SuperblockScales:
         """Round scales and minimums [groups, blocks] to integers, so that the largest of a
         superblock becomes the largest integer.
         """
         ops = self.ops
-        top, bottom = ops.most(scale), ops.least(scale)
-        d = ops.half(
+        top, bottom = ops.maximum(scale), ops.minimum(scale)
+        d = ops.round_to_f16(
             ops.where(top > -bottom, top, bottom) / self.low if self.low else top / self.high
         )
-        scales = self._to_integers(scale * inverted(d))
+        scales = self._to_integers(scale * invert(d))
         if least is None:
-            return self._refit(Steps(d, None, scales, None), sums)
-        m = ops.half(ops.most(-least) / self.high)
-        return self._refit(Steps(d, m, scales, self._to_integers(-least * inverted(m))), sums)
+            return self._refit(SuperblockScales(d, None, scales, None), sums)
+        m = ops.round_to_f16(ops.maximum(-least) / self.high)
+        return self._refit(
+            SuperblockScales(d, m, scales, self._to_integers(-least * invert(m))), sums
+        )
 
-    def improved(self, steps: Steps, around: Sequence[int]) -> Steps:
+    def improve(self, steps: SuperblockScales, around: Sequence[int]) -> SuperblockScales:
         """Improve all superblocks once: new codes, the scales at the offsets `around` with their
         codes, the best scales for these codes, then d.
         """
-        lanes, ops = self.lanes, self.ops
-        sums = lanes.sums(steps.scale, steps.least)
-        initial, error = steps, lanes.error(steps.scale, steps.least, sums)
+        lanes, ops = self.groups, self.ops
+        sums = lanes.sums(steps.group_steps, steps.group_minimums)
+        initial, error = steps, lanes.error(steps.group_steps, steps.group_minimums, sums)
         for offset in around:
             scales = ops.clip(initial.scales + offset, self.low, self.high)
-            offset_sums = lanes.sums(initial.d * scales, initial.least)
+            offset_sums = lanes.sums(initial.d * scales, initial.group_minimums)
             steps, error, sums = self._accept_better(steps, error, sums, scales, offset_sums)
-        best, _ = lanes.best(sums)
-        exact = best * inverted(steps.d)
+        best, _ = lanes.best_scales(sums)
+        exact = best * invert(steps.d)
         below = ops.round(exact - 0.5) if steps.m is not None else ops.round(exact)
         for offset in (0, 1) if steps.m is not None else (0,):
             scales = ops.clip(below + offset, self.low, self.high)
@@ -77,17 +79,17 @@ class Superblocks:
         return self._refit(steps, sums)
 
     def _accept_better(
-        self, steps: Steps, error: Array, sums: Sums, scales: Array, own: Sums
-    ) -> tuple[Steps, Array, Sums]:
+        self, steps: SuperblockScales, error: Array, sums: LevelSums, scales: Array, own: LevelSums
+    ) -> tuple[SuperblockScales, Array, LevelSums]:
         """Return the steps with `scales` in the groups where they lower the error for their sums
         `own`, each with its best minimum.
         """
         ops, scale, mins = self.ops, steps.d * scales, None
         if steps.m is not None:
-            exact = (scale * own.plain - self.lanes.along) / self.lanes.weight
-            mins = self._to_integers(exact * inverted(steps.m))
+            exact = (scale * own.levels - self.groups.product_sum) / self.groups.weight_sum
+            mins = self._to_integers(exact * invert(steps.m))
         candidate = steps._replace(scales=scales, mins=mins)
-        least = self.lanes.error(scale, candidate.least, own)
+        least = self.groups.error(scale, candidate.group_minimums, own)
         which = least < error
         steps = steps._replace(
             scales=ops.where(which, scales, steps.scales),
@@ -99,28 +101,30 @@ class Superblocks:
             sums if own is sums else own.where(ops, which, sums),
         )
 
-    def _refit(self, steps: Steps, sums: Sums) -> Steps:
+    def _refit(self, steps: SuperblockScales, sums: LevelSums) -> SuperblockScales:
         """Return the steps with d and m fitted by least squares to all values, in the superblocks
         where that lowers the error.
         """
-        ops, lanes = self.ops, self.lanes
-        square = ops.total(steps.scales * steps.scales * sums.square)
-        along = ops.total(steps.scales * sums.along)
+        ops, lanes = self.ops, self.groups
+        square = ops.sum(steps.scales * steps.scales * sums.squares)
+        along = ops.sum(steps.scales * sums.products)
         if steps.m is None:
-            candidate = steps._replace(d=ops.half(along * inverted(square)))
+            candidate = steps._replace(d=ops.round_to_f16(along * invert(square)))
             valid = abs(candidate.d) > 0
         else:
-            cross = ops.total(steps.scales * steps.mins * sums.plain)
-            weight = ops.total(steps.mins * steps.mins * lanes.weight)
-            down = ops.total(steps.mins * lanes.along)
-            inverse = inverted(square * weight - cross * cross)
+            cross = ops.sum(steps.scales * steps.mins * sums.levels)
+            weight = ops.sum(steps.mins * steps.mins * lanes.weight_sum)
+            down = ops.sum(steps.mins * lanes.product_sum)
+            inverse = invert(square * weight - cross * cross)
             candidate = steps._replace(
-                d=ops.half((along * weight - down * cross) * inverse),
-                m=ops.half((along * cross - down * square) * inverse),
+                d=ops.round_to_f16((along * weight - down * cross) * inverse),
+                m=ops.round_to_f16((along * cross - down * square) * inverse),
             )
             valid = (candidate.d > 0) & (candidate.m >= 0)
-        before = ops.total(lanes.error(steps.scale, steps.least, sums))
-        better = valid & (ops.total(lanes.error(candidate.scale, candidate.least, sums)) < before)
+        before = ops.sum(lanes.error(steps.group_steps, steps.group_minimums, sums))
+        better = valid & (
+            ops.sum(lanes.error(candidate.group_steps, candidate.group_minimums, sums)) < before
+        )
         return steps._replace(
             d=ops.where(better, candidate.d, steps.d),
             m=None if steps.m is None else ops.where(better, candidate.m, steps.m),

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quant.gguf.header import Array, TensorInfo, Value
-from quant.model_file.model_header import Header
+from quant.gguf.header import GgufArray, MetadataValue, TensorInfo
+from quant.model_file.model_header import ModelHeader
 from quant.native import ggml
-from quant.relative_error import relative, squares
-from quant.source.source import stored_rows
+from quant.relative_error import relative_rms, sum_of_squares
+from quant.source.source import make_file_row_reader
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SLAB = 1 << 22  # values decoded at a time
-SHOWN = 60  # characters of a value
+SLAB_VALUES = 1 << 22  # values decoded at a time
+MAX_SHOWN_CHARS = 60  # characters of a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class KeyDifference:
     """
 
     key: str
-    left: str | None
-    right: str | None
+    left_value: str | None
+    right_value: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,22 @@ class TensorDifference:
     """
 
     name: str
-    left: TensorInfo
-    right: TensorInfo
+    left_tensor: TensorInfo
+    right_tensor: TensorInfo
     same_bytes: bool
     error: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class TensorNames:
     """Names of tensors that are in both models, and in one of them only."""
 
-    both: tuple[str, ...]
-    left: tuple[str, ...]
-    right: tuple[str, ...]
+    common: tuple[str, ...]
+    only_left: tuple[str, ...]
+    only_right: tuple[str, ...]
 
 
-def keys(left: Header, right: Header) -> list[KeyDifference]:
+def compare_keys(left: ModelHeader, right: ModelHeader) -> list[KeyDifference]:
     """Return the keys whose stored type or value differ: in the order of `left`, then those only in
     `right`.
     """
@@ -69,7 +69,8 @@ def keys(left: Header, right: Header) -> list[KeyDifference]:
         if (
             left_field is None
             or right_field is None
-            or (left_field.kind, left_field.copy()) != (right_field.kind, right_field.copy())
+            or (left_field.kind, left_field.read_raw())
+            != (right_field.kind, right_field.read_raw())
         ):
             differences.append(
                 KeyDifference(
@@ -83,21 +84,21 @@ def keys(left: Header, right: Header) -> list[KeyDifference]:
     return differences
 
 
-def names(left: Header, right: Header) -> Names:
+def compare_names(left: ModelHeader, right: ModelHeader) -> TensorNames:
     """Return which model has which tensors, each in its file's order."""
     ours, theirs = ([tensor.name for tensor in header.tensors] for header in (left, right))
     left_names, right_names = set(ours), set(theirs)
-    return Names(
+    return TensorNames(
         tuple(name for name in ours if name in right_names),
         tuple(name for name in ours if name not in right_names),
         tuple(name for name in theirs if name not in left_names),
     )
 
 
-def tensors(left: Header, right: Header) -> Iterator[TensorDifference]:
+def compare_tensors(left: ModelHeader, right: ModelHeader) -> Iterator[TensorDifference]:
     """Yield every tensor that both models have, as it is compared."""
     ours, theirs = ({tensor.name: tensor for tensor in header.tensors} for header in (left, right))
-    for name in names(left, right).both:
+    for name in compare_names(left, right).common:
         yield _compare_tensor(name, ours[name], theirs[name])
 
 
@@ -109,38 +110,40 @@ def _compare_tensor(name: str, left: TensorInfo, right: TensorInfo) -> TensorDif
     read_left, read_right = _reader(left), _reader(right)
     same, is_decodable = (
         left.type == right.type,
-        ggml.decodable(left.type) and ggml.decodable(right.type),
+        ggml.is_decodable(left.type) and ggml.is_decodable(right.type),
     )
     noise = signal = 0.0
-    step = max(1, SLAB // left.columns)
+    step = max(1, SLAB_VALUES // left.columns)
     for first in range(0, left.rows, step):
         left_rows, right_rows = (
             read(first, min(first + step, left.rows)) for read in (read_left, read_right)
         )
         if left.type == right.type and (left_rows == right_rows).all():
             if is_decodable:
-                signal += squares(ggml.decode(left_rows, left.type, left.columns, label=name))
+                signal += sum_of_squares(
+                    ggml.decode(left_rows, left.type, left.columns, label=name)
+                )
             continue
         same = False
         if not is_decodable:
             break
         ours = ggml.decode(left_rows, left.type, left.columns, label=name)
         theirs = ggml.decode(right_rows, right.type, right.columns, label=name)
-        signal += squares(ours)
+        signal += sum_of_squares(ours)
         with np.errstate(invalid="ignore"):  # infinity minus infinity
-            noise += squares(np.subtract(ours, theirs, dtype=np.float64))
-    error = 0.0 if same else relative(noise, signal) if is_decodable else None
+            noise += sum_of_squares(np.subtract(ours, theirs, dtype=np.float64))
+    error = 0.0 if same else relative_rms(noise, signal) if is_decodable else None
     return TensorDifference(name, left, right, same, error)
 
 
 def _reader(tensor: TensorInfo) -> "Callable[[int, int], NDArray[np.uint8]]":
-    return stored_rows(
+    return make_file_row_reader(
         tensor.file, tensor.offset, ggml.row_bytes(tensor.type, tensor.columns), tensor.name
     )
 
 
-def _shorten(value: Value) -> str:
-    if isinstance(value, Array):
+def _shorten(value: MetadataValue) -> str:
+    if isinstance(value, GgufArray):
         return f"[{value.count} {value.kind}]"
     text = str(value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"

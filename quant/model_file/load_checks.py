@@ -10,29 +10,35 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from quant.errors import Refusal
-from quant.gguf.header import Array, Value
+from quant.errors import UserError
+from quant.gguf.header import GgufArray, MetadataValue
 from quant.native import ggml
 from quant.tokenizer import charsmap
-from quant.tokenizer.unigram import MAX_PIECE
+from quant.tokenizer.unigram import MAX_PIECE_BYTES
 
 if TYPE_CHECKING:
-    from quant.model_file.model_header import Header
+    from quant.model_file.model_header import ModelHeader
 
 MAX_LAYERS, MAX_EXPERTS, MAX_GATING = 512, 1024, 4  # llama-hparams.h
-MAX_WINDOW, MAX_TOKENS = 1 << 24, 1 << 22
-STRANGE = ggml.INTEGERS | {"F64", "Q8_1", "Q8_K"}  # no graph multiplies by these types
-TABLES = ("tid2eid", "d2t", "t2d")  # tensors that hold integers
-ALIGNMENT = 32  # bytes; the CPU backend asserts that mapped weights start at a multiple of it
-SCALINGS = ("none", "linear", "yarn", "longrope")
-EPSILONS = (
+MAX_WINDOW_TOKENS, MAX_TOKENS = 1 << 24, 1 << 22
+UNSUPPORTED_TYPES = ggml.INTEGER_TYPES | {
+    "F64",
+    "Q8_1",
+    "Q8_K",
+}  # no graph multiplies by these types
+INTEGER_TENSORS = ("tid2eid", "d2t", "t2d")  # tensors that hold integers
+WEIGHT_ALIGNMENT_BYTES = (
+    32  # bytes; the CPU backend asserts that mapped weights start at a multiple of it
+)
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+EPSILON_KEYS = (
     "attention.layer_norm_rms_epsilon",
     "attention.layer_norm_epsilon",
     "attention.group_norm_epsilon",
 )
 # Architectures whose graph asserts one size for keys, values and the rotary part of a head
 # (models/*.cpp: n_embd_head == n_rot), and those that assert it for keys and values only.
-ONE_HEAD_SIZE = frozenset(
+ARCHS_WITH_ONE_HEAD_SIZE = frozenset(
     {
         "apertus",
         "arcee",
@@ -99,7 +105,7 @@ ONE_HEAD_SIZE = frozenset(
         "xverse",
     }
 )
-ONE_KEY_SIZE = frozenset(
+ARCHS_WITH_ONE_KEY_SIZE = frozenset(
     {
         "afmoe",
         "bailingmoe2",
@@ -151,7 +157,7 @@ ONE_KEY_SIZE = frozenset(
     }
 )
 # Those of ARCHS_WITH_ONE_HEAD_SIZE whose layers may have a sliding window; others read none.
-WINDOWED = {
+ARCHS_WITH_WINDOWS = {
     "cohere2moe",
     "exaone-moe",
     "exaone4",
@@ -161,9 +167,13 @@ WINDOWED = {
     "olmo2",
     "smallthinker",
 }
-IN_WINDOWS = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
+WINDOW_HEAD_KEYS = (
+    "attention.key_length_swa",
+    "attention.value_length_swa",
+    "rope.dimension_count_swa",
+)
 # Further architectures whose graph rotates every head: a head without values is an endless loop.
-ROTARY = ONE_HEAD_SIZE | {
+ROTARY_ARCHS = ARCHS_WITH_ONE_HEAD_SIZE | {
     "gemma",
     "gemma2",
     "gemma3",
@@ -186,37 +196,43 @@ ROTARY = ONE_HEAD_SIZE | {
     "hunyuan-dense",
 }
 # Tokenizers without a default BOS (EOS): adding one that the file does not name is an assertion.
-NO_BOS, NO_EOS = frozenset({"t5", "rwkv", "gemma4"}), frozenset({"bert", "rwkv", "gemma4"})
+TOKENIZERS_WITHOUT_BOS, TOKENIZERS_WITHOUT_EOS = (
+    frozenset({"t5", "rwkv", "gemma4"}),
+    frozenset({"bert", "rwkv", "gemma4"}),
+)
 # The general.type of llama-imatrix's files and of second moments.
-IMATRIX, MOMENTS = "imatrix", "llmcli.moments"
-STATISTICS = {IMATRIX: "--imatrix", MOMENTS: "--moments"}  # and the flag that takes such a file
-NO_BOS_PRE = frozenset({"chatglm-bpe", "glm4", "glm5"})
+IMATRIX_TYPE, MOMENTS_TYPE = "imatrix", "llmcli.moments"
+STATISTICS_FLAGS = {
+    IMATRIX_TYPE: "--imatrix",
+    MOMENTS_TYPE: "--moments",
+}  # and the flag that takes such a file
+PRE_TOKENIZERS_WITHOUT_BOS = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
 
-def check_model(header: "Header") -> None:
+def require_model(header: "ModelHeader") -> None:
     """Raise UserError unless a GGUF file holds a model: files of statistics have tensors, too."""
     kind, flag = (
         header.metadata.get("general.type"),
-        STATISTICS.get(str(header.metadata.get("general.type"))),
+        STATISTICS_FLAGS.get(str(header.metadata.get("general.type"))),
     )
     if flag:
-        raise Refusal(
+        raise UserError(
             f"{header.path} is not a model but statistics of one ({kind})",
             hint=f"llmcli quantize takes it as {flag} '{header.path}'",
         )
     if header.architecture == "unknown":
-        raise Refusal(
+        raise UserError(
             f"{header.path} is not a model that llama.cpp can load: it names no architecture",
             hint=f"llmcli show '{header.path}' lists what is in it",
         )
 
 
-def check(header: "Header") -> None:
+def check_loadable(header: "ModelHeader") -> None:
     """Raise UserError if a file is not a model, or if loading it would crash llama.cpp.
 
     The message lists the first reasons.
     """
-    check_model(header)
+    require_model(header)
     problems = [
         *_layout(header),
         *_layers(header),
@@ -227,40 +243,40 @@ def check(header: "Header") -> None:
     problems += [*_experts(header), *_settings(header), *_types(header), *_vocabulary(header)]
     if problems:
         reasons = "; ".join(problems[:3]) + f"; and {len(problems) - 3} more" * (len(problems) > 3)
-        raise Refusal(
+        raise UserError(
             f"{header.path} would crash llama.cpp: {reasons}",
             hint="fetch or convert the file again",
         )
 
 
-def _layout(header: "Header") -> Iterator[str]:
-    if header.tensors and header.alignment % ALIGNMENT:
-        yield f"its weights are aligned to {header.alignment} bytes, not to {ALIGNMENT}"
+def _layout(header: "ModelHeader") -> Iterator[str]:
+    if header.tensors and header.alignment % WEIGHT_ALIGNMENT_BYTES:
+        yield f"its weights are aligned to {header.alignment} bytes, not to {WEIGHT_ALIGNMENT_BYTES}"
 
 
-def _layers(header: "Header") -> Iterator[str]:
-    layers = header.number("block_count")
+def _layers(header: "ModelHeader") -> Iterator[str]:
+    layers = header.get_int("block_count")
     if layers is None:
         return  # llama.cpp reports this itself
     if not 0 < layers <= MAX_LAYERS:
         yield f"block_count is {layers}; 1 to {MAX_LAYERS} are allowed"
     for key in ("nextn_predict_layers", "posnet.block_count", "convnext.block_count"):
-        if (header.number(key) or 0) > layers:
+        if (header.get_int(key) or 0) > layers:
             yield f"{key} is larger than block_count"
 
 
-def _heads(header: "Header") -> Iterator[str]:
-    heads, width = header.number("attention.head_count"), header.number("embedding_length")
+def _heads(header: "ModelHeader") -> Iterator[str]:
+    heads, width = header.get_int("attention.head_count"), header.get_int("embedding_length")
     counts = _as_list(header.metadata.get(f"{header.architecture}.attention.head_count"))
-    if header.tensors and header.architecture in ROTARY and not any(counts):
+    if header.tensors and header.architecture in ROTARY_ARCHS and not any(counts):
         yield "its attention has no heads"
     if not heads or not width:
         return
     size = width // heads
     lengths = {
-        "attention.key_length": header.number("attention.key_length"),
-        "attention.value_length": header.number("attention.value_length"),
-        "rope.dimension_count": header.number("rope.dimension_count"),
+        "attention.key_length": header.get_int("attention.key_length"),
+        "attention.value_length": header.get_int("attention.value_length"),
+        "rope.dimension_count": header.get_int("rope.dimension_count"),
     }
     sizes = {
         size if value is None else value
@@ -268,12 +284,12 @@ def _heads(header: "Header") -> Iterator[str]:
         if key != "rope.dimension_count"
     }
     key_size = lengths["attention.key_length"] or size
-    must_be_equal = header.architecture in ONE_KEY_SIZE
-    if header.architecture in {*ONE_HEAD_SIZE, "gpt-oss"}:
+    must_be_equal = header.architecture in ARCHS_WITH_ONE_KEY_SIZE
+    if header.architecture in {*ARCHS_WITH_ONE_HEAD_SIZE, "gpt-oss"}:
         must_be_equal = True
         sizes.add(lengths["rope.dimension_count"] or key_size)
         window_lengths = {
-            key: value for key in IN_WINDOWS if (value := header.number(key)) is not None
+            key: value for key in WINDOW_HEAD_KEYS if (value := header.get_int(key)) is not None
         }
         sizes.update(window_lengths.values())
         lengths |= window_lengths
@@ -283,49 +299,54 @@ def _heads(header: "Header") -> Iterator[str]:
     rotary = lengths["rope.dimension_count"] or 0
     if rotary % 2 or rotary > key_size:
         yield f"{rotary} values of each head are rotary, but a head has {key_size}"
-    if header.architecture in ROTARY and 0 in lengths.values():
+    if header.architecture in ROTARY_ARCHS and 0 in lengths.values():
         yield "its heads have a size of 0"
 
 
-def _latent_attention(header: "Header") -> Iterator[str]:
+def _latent_attention(header: "ModelHeader") -> Iterator[str]:
     """Check the sizes that DeepSeek's graph assumes: one key head, as wide as the compressed and
     the rotary part together.
     """
-    full_key = header.number("attention.key_length_mla")
+    full_key = header.get_int("attention.key_length_mla")
     if header.architecture != "deepseek2" or not full_key:
         return
     heads, key = (
-        header.number("attention.head_count_kv"),
-        header.number("attention.key_length") or 0,
+        header.get_int("attention.head_count_kv"),
+        header.get_int("attention.key_length") or 0,
     )
-    rotary = header.number("rope.dimension_count") or key
+    rotary = header.get_int("rope.dimension_count") or key
     if heads != 1:
         yield f"its compressed keys have {heads} heads"
-    if key != (header.number("attention.kv_lora_rank") or 0) + rotary or full_key <= rotary:
+    if key != (header.get_int("attention.kv_lora_rank") or 0) + rotary or full_key <= rotary:
         yield (
             f"its compressed keys have {key} values and its full keys {full_key}, "
             f"of which {rotary} are rotary"
         )
 
 
-def _window(header: "Header") -> Iterator[str]:
-    window = header.number("attention.sliding_window") or 0
-    if window > MAX_WINDOW and header.architecture not in ONE_HEAD_SIZE - WINDOWED:
+def _window(header: "ModelHeader") -> Iterator[str]:
+    window = header.get_int("attention.sliding_window") or 0
+    if (
+        window > MAX_WINDOW_TOKENS
+        and header.architecture not in ARCHS_WITH_ONE_HEAD_SIZE - ARCHS_WITH_WINDOWS
+    ):
         yield f"its sliding window is {window} positions"
 
 
-def _types(header: "Header") -> Iterator[str]:
+def _types(header: "ModelHeader") -> Iterator[str]:
     for tensor in header.tensors:
         vector = tensor.elements == tensor.columns
-        strange = tensor.type in STRANGE or (vector and tensor.type not in ggml.FLOATS)
-        if strange and not any(part in tensor.name for part in TABLES):
+        strange = tensor.type in UNSUPPORTED_TYPES or (
+            vector and tensor.type not in ggml.FLOAT_TYPES
+        )
+        if strange and not any(part in tensor.name for part in INTEGER_TENSORS):
             yield f"tensor {tensor.name} is stored as {tensor.type}"
 
 
-def _experts(header: "Header") -> Iterator[str]:
-    count, groups = header.number("expert_count") or 0, header.number("expert_group_count") or 0
+def _experts(header: "ModelHeader") -> Iterator[str]:
+    count, groups = header.get_int("expert_count") or 0, header.get_int("expert_group_count") or 0
     used = max(_as_list(header.metadata.get(f"{header.architecture}.expert_used_count")), default=0)
-    gating = header.number("expert_gating_func") or 0
+    gating = header.get_int("expert_gating_func") or 0
     if not 0 <= gating <= MAX_GATING:
         yield f"its expert_gating_func is {gating}; 0 to {MAX_GATING} are allowed"
     if count > MAX_EXPERTS or used > count or (count and not used):
@@ -333,37 +354,37 @@ def _experts(header: "Header") -> Iterator[str]:
     if groups and groups >= count:
         yield f"it has {groups} groups of {count} experts"
     elif groups > 1:
-        picked = header.number("expert_group_used_count") or 0
+        picked = header.get_int("expert_group_used_count") or 0
         if count % groups or not 0 < picked < groups:
             yield f"it picks {picked} of {groups} groups of {count} experts"
 
 
-def _settings(header: "Header") -> Iterator[str]:
-    for key in EPSILONS:
+def _settings(header: "ModelHeader") -> Iterator[str]:
+    for key in EPSILON_KEYS:
         value = header.metadata.get(f"{header.architecture}.{key}")
         if isinstance(value, float) and not 0 <= value < math.inf:
             yield f"{key} is {value}"
     scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type")
-    if isinstance(scaling, str) and scaling not in SCALINGS:
+    if isinstance(scaling, str) and scaling not in ROPE_SCALINGS:
         yield f"its rope scaling {scaling!r} is unknown"
 
 
-def _as_list(value: Value | None) -> list[int]:
+def _as_list(value: MetadataValue | None) -> list[int]:
     """Return a number, or the numbers of all layers, as a list."""
-    if isinstance(value, Array) and value.kind != "string":
-        return [item for item in value.head(MAX_LAYERS).values() if isinstance(item, int)]
+    if isinstance(value, GgufArray) and value.kind != "string":
+        return [item for item in value.head(MAX_LAYERS).read_values() if isinstance(item, int)]
     return [value] if isinstance(value, int) else []
 
 
-def _vocabulary(header: "Header") -> Iterator[str]:
+def _vocabulary(header: "ModelHeader") -> Iterator[str]:
     kind, tokens = header.tokenizer, header.metadata.get("tokenizer.ggml.tokens")
-    if kind in ("none", "no_vocab") or not isinstance(tokens, Array) or tokens.kind != "string":
+    if kind in ("none", "no_vocab") or not isinstance(tokens, GgufArray) or tokens.kind != "string":
         return
     if tokens.count > MAX_TOKENS:
         yield f"its vocabulary has {tokens.count} tokens"
         return
     # llama.cpp cuts tokens at the first zero byte, and replaces empty ones.
-    cut = (word.partition(b"\0")[0] if b"\0" in word else word for word in tokens.blobs())
+    cut = (word.partition(b"\0")[0] if b"\0" in word else word for word in tokens.read_strings())
     words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(cut)]
     known = set(words)
     if len(known) != len(words):
@@ -379,32 +400,35 @@ def _vocabulary(header: "Header") -> Iterator[str]:
         if missing:
             yield f"its vocabulary has no token for {len(missing)} of the 256 bytes"
     pre = header.metadata.get("tokenizer.ggml.pre")
-    for slot, lacking in (("bos", kind in NO_BOS or pre in NO_BOS_PRE), ("eos", kind in NO_EOS)):
+    for slot, lacking in (
+        ("bos", kind in TOKENIZERS_WITHOUT_BOS or pre in PRE_TOKENIZERS_WITHOUT_BOS),
+        ("eos", kind in TOKENIZERS_WITHOUT_EOS),
+    ):
         named = header.metadata.get(f"tokenizer.ggml.{slot}_token_id")
         absent = not isinstance(named, int) or named >= len(words)
         if header.metadata.get(f"tokenizer.ggml.add_{slot}_token") is True and lacking and absent:
             yield f"it adds a {slot} token but has none"
 
 
-def _unigram(header: "Header", words: list[bytes]) -> Iterator[str]:
+def _unigram(header: "ModelHeader", words: list[bytes]) -> Iterator[str]:
     """Check what llama.cpp's Unigram tokenizer assumes.
 
     It follows character rules without bounds checks, and stores pieces in a tree as deep as they
     are long.
     """
-    if max(map(len, words), default=0) > MAX_PIECE:
+    if max(map(len, words), default=0) > MAX_PIECE_BYTES:
         longest = max(map(len, words))
-        yield f"its vocabulary has a piece of {longest} bytes; the limit is {MAX_PIECE}"
+        yield f"its vocabulary has a piece of {longest} bytes; the limit is {MAX_PIECE_BYTES}"
     rules = header.metadata.get("tokenizer.ggml.precompiled_charsmap")
-    if rules is None or (isinstance(rules, Array) and not rules.count):
+    if rules is None or (isinstance(rules, GgufArray) and not rules.count):
         return
     try:
         if (
-            not isinstance(rules, Array)
+            not isinstance(rules, GgufArray)
             or rules.kind not in ("int8", "uint8")
-            or rules.nbytes > charsmap.LARGEST
+            or rules.nbytes > charsmap.MAX_BYTES
         ):
             raise ValueError("it is not an array of bytes, or too long")
-        charsmap.parse(rules.raw())
+        charsmap.parse_charsmap(rules.read_bytes())
     except ValueError as error:
         yield f"its precompiled_charsmap is damaged: {error}"

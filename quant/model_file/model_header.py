@@ -5,35 +5,35 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from quant.gguf.header import Array, Field, TensorInfo, Value
+from quant.gguf.header import GgufArray, MetadataField, MetadataValue, TensorInfo
 from quant.recipes.file_types import FILE_TYPES
 
-GUESSED = 1024  # LLAMA_FTYPE_GUESSED in llama.h
+GUESSED_FLAG = 1024  # LLAMA_FTYPE_GUESSED in llama.h
 
 FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPES.values()} | {
     39: "NVFP4"
 }
 
 
-def role(name: str) -> str:
+def tensor_role(name: str) -> str:
     """Return a GGUF tensor's role, without its block and ending: "attn_q", "output_norm"."""
     parts = name.split(".")
     return parts[2] if parts[0] == "blk" and len(parts) > 2 else parts[0]
 
 
 @dataclass(frozen=True)
-class Header:
+class ModelHeader:
     """The metadata and the tensor table of a GGUF model, over all its shards."""
 
     path: Path
     files: tuple[Path, ...]
     version: int
-    fields: tuple[Field, ...]
+    fields: tuple[MetadataField, ...]
     tensors: tuple[TensorInfo, ...]
     alignment: int
 
     @cached_property
-    def metadata(self) -> Mapping[str, Value]:
+    def metadata(self) -> Mapping[str, MetadataValue]:
         """Key -> value; arrays stay in the file until they are read."""
         return {field.key: field.value for field in self.fields}
 
@@ -67,7 +67,7 @@ class Header:
         """The label of `general.file_type` ("Q4_K_M"), or "unknown"."""
         value = self.metadata.get("general.file_type")
         return (
-            FILE_TYPE_LABELS.get(value & ~GUESSED, "unknown")
+            FILE_TYPE_LABELS.get(value & ~GUESSED_FLAG, "unknown")
             if isinstance(value, int)
             else "unknown"
         )
@@ -75,7 +75,7 @@ class Header:
     @property
     def context_length(self) -> int:
         """Tokens that the model was trained for; 0 if the file does not say."""
-        return self.number("context_length") or 0
+        return self.get_int("context_length") or 0
 
     @property
     def tokenizer(self) -> str:
@@ -88,12 +88,12 @@ class Header:
         return bool(self._text("tokenizer.chat_template"))
 
     @property
-    def latent(self) -> bool:
+    def has_latent_attention(self) -> bool:
         """Whether llama.cpp caches compressed keys and values (DeepSeek's MLA)."""
         return any(tensor.name.endswith(".attn_k_b.weight") for tensor in self.tensors)
 
     @property
-    def types(self) -> dict[str, tuple[int, int]]:
+    def type_totals(self) -> dict[str, tuple[int, int]]:
         """Tensor type -> (tensors, bytes), in order of first appearance."""
         totals: dict[str, tuple[int, int]] = {}
         for tensor in self.tensors:
@@ -102,27 +102,27 @@ class Header:
         return totals
 
     @property
-    def roles(self) -> dict[str, list[TensorInfo]]:
+    def tensors_by_role(self) -> dict[str, list[TensorInfo]]:
         """Role ("attn_q", "token_embd") -> its tensors over all blocks, in order of first
         appearance.
         """
         table: dict[str, list[TensorInfo]] = {}
         for tensor in self.tensors:
-            table.setdefault(role(tensor.name), []).append(tensor)
+            table.setdefault(tensor_role(tensor.name), []).append(tensor)
         return table
 
-    def number(self, key: str) -> int | None:
+    def get_int(self, key: str) -> int | None:
         """Return an integer of the architecture's keys ("block_count"), or None.
 
         Returns the first entry of a list with one entry for each layer.
         """
         value = self.metadata.get(f"{self.architecture}.{key}")
         if (
-            isinstance(value, Array)
+            isinstance(value, GgufArray)
             and value.kind not in ("string", "float32", "float64")
             and value.count
         ):
-            value = value.head(1).values()[0]
+            value = value.head(1).read_values()[0]
         return value if isinstance(value, int) else None
 
     def _text(self, key: str) -> str:

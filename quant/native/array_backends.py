@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from quant.errors import Refusal
+from quant.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 Array = Any  # an array of numpy or of torch
 # in torch's messages about CUDA's and Metal's memory, and in cuBLAS's
-FULL = ("out of memory", "ALLOC_FAILED")
-WITHOUT = (
+OUT_OF_MEMORY_TEXTS = ("out of memory", "ALLOC_FAILED")
+CPU_HINT = (
     "free some of its memory, or do without the GPU:"
     " put CUDA_VISIBLE_DEVICES= before the same command"
 )
 # of NVIDIA, of Windows under Linux (WSL), of AMD
-DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
-class Full(Exception):
+class DeviceOutOfMemory(Exception):
     """The device has no memory left for an operation."""
 
 
-class Numpy:
+class NumpyBackend:
     """The operations of numpy, on the CPU."""
 
     def __init__(self) -> None:
@@ -60,13 +60,13 @@ class Numpy:
         self.round, self.sqrt = np.rint, np.sqrt
         self.where: Any = np.where
 
-    def alone(self) -> AbstractContextManager[object]:
+    def exclusive_access(self) -> AbstractContextManager[object]:
         """Return a context for exclusive use of the device, which raises DeviceOutOfMemory. On a
         CPU it does nothing.
         """
         return nullcontext()
 
-    def quiet(self) -> AbstractContextManager[object]:
+    def without_warnings(self) -> AbstractContextManager[object]:
         """Return a context without floating-point warnings and without gradients."""
         return self.np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
 
@@ -81,12 +81,12 @@ class Numpy:
         """Return F32 zeros."""
         return self.np.zeros(shape, self.np.float32)
 
-    def bound(self, values: Array, low: Any, high: Any) -> None:
+    def clip_in_place(self, values: Array, low: Any, high: Any) -> None:
         """Clip in place; faster than clip for short arrays."""
         self.np.maximum(values, low, out=values)
         self.np.minimum(values, high, out=values)
 
-    def total(self, values: Array) -> Array:
+    def sum(self, values: Array) -> Array:
         """Return sums over the first axis."""
         return self.np.add.reduce(values, axis=0)
 
@@ -97,20 +97,20 @@ class Numpy:
             factors[0].shape[1:]
         )
 
-    def least(self, values: Array) -> Array:
+    def minimum(self, values: Array) -> Array:
         """Return minimums over the first axis."""
         return self.np.minimum.reduce(values, axis=0)
 
-    def most(self, values: Array) -> Array:
+    def maximum(self, values: Array) -> Array:
         """Return maximums over the first axis."""
         return self.np.maximum.reduce(values, axis=0)
 
-    def half(self, values: Array) -> Array:
+    def round_to_f16(self, values: Array) -> Array:
         """Return the values rounded to F16, as F32; values that are too large become infinite."""
         with self.np.errstate(over="ignore"):
             return values.astype(self.np.float16).astype(self.np.float32)
 
-    def udu(self, matrix: "F64") -> tuple[Array, Array] | None:
+    def factor_udu(self, matrix: "F64") -> tuple[Array, Array] | None:
         """Factor a matrix [n, n] = (I + F) D (I + F)^T, F strictly upper triangular.
 
         Returns F transposed [n, n] and D [n] as F32, or None if the matrix is not positive
@@ -131,12 +131,12 @@ class Numpy:
         np.fill_diagonal(feed, 0)
         return feed, (root * root).astype(np.float32)
 
-    def numpy(self, values: Array) -> "F32":
+    def to_numpy(self, values: Array) -> "F32":
         array: F32 = values
         return array
 
 
-class Torch:
+class TorchBackend:
     """The operations of torch on a device ("cuda", "mps" or "cpu"), as in NumpyBackend."""
 
     def __init__(self, device: str) -> None:
@@ -149,18 +149,18 @@ class Torch:
             torch.subtract,
             torch.where,
         )
-        self.quiet = torch.inference_mode
+        self.without_warnings = torch.inference_mode
         self.round, self.sqrt, self.empty_like = torch.round, torch.sqrt, torch.empty_like
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive_access(self) -> Iterator[None]:
         with self.lock:
             try:
                 yield
             except RuntimeError as problem:
                 if not _is_memory_error(problem):
                     raise
-                raise Full from None
+                raise DeviceOutOfMemory from None
 
     def array(self, values: "F32") -> Array:
         import numpy as np
@@ -173,10 +173,10 @@ class Torch:
     def zeros(self, *shape: int) -> Array:
         return self.torch.zeros(shape, device=self.device)
 
-    def bound(self, values: Array, low: Any, high: Any) -> None:
+    def clip_in_place(self, values: Array, low: Any, high: Any) -> None:
         self.torch.clamp(values, low, high, out=values)
 
-    def total(self, values: Array) -> Array:
+    def sum(self, values: Array) -> Array:
         return values.sum(0)
 
     def dot(self, first: Array, *factors: Array) -> Array:
@@ -184,44 +184,44 @@ class Torch:
             first = first * factor
         return first.sum(0)
 
-    def least(self, values: Array) -> Array:
+    def minimum(self, values: Array) -> Array:
         return values.amin(0)
 
-    def most(self, values: Array) -> Array:
+    def maximum(self, values: Array) -> Array:
         return values.amax(0)
 
-    def half(self, values: Array) -> Array:
+    def round_to_f16(self, values: Array) -> Array:
         return values.half().float()
 
-    def udu(self, matrix: "F64") -> tuple[Array, Array] | None:
+    def factor_udu(self, matrix: "F64") -> tuple[Array, Array] | None:
         if self.device.type != "mps":  # MPS has no float64
             try:
                 return self._udu(self.torch.from_numpy(matrix).to(self.device))
             except RuntimeError as problem:
                 if not _is_memory_error(problem):
                     raise
-        factors = Numpy().udu(matrix)
+        factors = NumpyBackend().factor_udu(matrix)
         return factors and (self.array(factors[0]), self.array(factors[1]))
 
     def _udu(self, matrix: Array) -> tuple[Array, Array] | None:
         lower, failed = self.torch.linalg.cholesky_ex(matrix.flip(0, 1))
         upper = lower.flip(0, 1)
         root = upper.diagonal()
-        if self.numpy(failed | ~self.torch.isfinite(root).all()).any():
+        if self.to_numpy(failed | ~self.torch.isfinite(root).all()).any():
             return None
         return (upper.T / root[:, None]).float().fill_diagonal_(0), (root * root).float()
 
-    def numpy(self, values: Array) -> "F32":
+    def to_numpy(self, values: Array) -> "F32":
         array: F32 = values.cpu().numpy()
         return array
 
 
 def _is_memory_error(problem: RuntimeError) -> bool:
     """Return whether torch's error is about memory."""
-    return any(words in str(problem) for words in FULL)
+    return any(words in str(problem) for words in OUT_OF_MEMORY_TEXTS)
 
 
-Ops = Numpy | Torch
+ArrayBackend = NumpyBackend | TorchBackend
 
 
 @cache
@@ -230,7 +230,9 @@ def device() -> str | None:
 
     Importing torch takes seconds, so it is imported only where the system has a GPU driver.
     """
-    has_driver = sys.platform in ("darwin", "win32") or any(Path(path).exists() for path in DRIVERS)
+    has_driver = sys.platform in ("darwin", "win32") or any(
+        Path(path).exists() for path in GPU_DEVICE_FILES
+    )
     if not has_driver or importlib.util.find_spec("torch") is None:
         return None
     import torch
@@ -240,7 +242,7 @@ def device() -> str | None:
     return "mps" if torch.backends.mps.is_available() else None
 
 
-def halved(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int], U8]":
+def retry_in_halves(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int], U8]":
     """Return `solve` (of rows and the number of the first row), retried with halves of the rows
     where the device runs out of memory.
 
@@ -251,9 +253,9 @@ def halved(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int
     def solve_or_split(rows: "F32", first: int) -> "U8":
         try:
             return solve(rows, first)
-        except Full:  # the memory of the failed attempt is freed when this block ends
+        except DeviceOutOfMemory:  # the memory of the failed attempt is freed when this block ends
             if len(rows) < 2:
-                raise no_room(label) from None
+                raise out_of_memory_error(label) from None
         middle = len(rows) // 2
         return np.concatenate(
             [solve_or_split(rows[:middle], first), solve_or_split(rows[middle:], first + middle)]
@@ -262,12 +264,12 @@ def halved(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int
     return solve_or_split
 
 
-def no_room(label: str) -> Refusal:
+def out_of_memory_error(label: str) -> UserError:
     """Return the error of a device that has no memory even for the smallest piece."""
-    return Refusal(f"the GPU has no memory left for {label}", hint=WITHOUT)
+    return UserError(f"the GPU has no memory left for {label}", hint=CPU_HINT)
 
 
 @cache
-def operations(where: str | None = None) -> Ops:
+def array_backend(device: str | None = None) -> ArrayBackend:
     """Return the operations of a torch device, or of numpy if `device` is None."""
-    return Torch(where) if where else Numpy()
+    return TorchBackend(device) if device else NumpyBackend()

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 
-def bounded(threads: int | None) -> AbstractContextManager[object]:
+def limit_threads(threads: int | None) -> AbstractContextManager[object]:
     """Return a context in which matrix products use at most `threads` threads; None means no
     limit.
     """
@@ -17,7 +17,7 @@ def bounded(threads: int | None) -> AbstractContextManager[object]:
     return limits
 
 
-def one_thread() -> None:
+def use_one_thread() -> None:
     """Limit matrix products to the calling thread from now on: the encoders run on threads
     already.
     """

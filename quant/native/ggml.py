@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from quant.errors import Damaged, Refusal
+from quant.errors import DamagedSourceError, UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # ggml.h, enum ggml_type. The gguf package is older than the runtime, and the library aborts on
 # unknown numbers, so the table is kept here; a test compares it with ggml_type_name().
-TYPE_IDS: dict[int, str] = {
+TYPE_NAMES: dict[int, str] = {
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -62,19 +62,19 @@ TYPE_IDS: dict[int, str] = {
     41: "Q1_0",
     42: "Q2_0",
 }
-TYPE_NUMBERS = {name: number for number, name in TYPE_IDS.items()}
-INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+TYPE_NUMBERS = {name: number for number, name in TYPE_NAMES.items()}
+INTEGER_TYPES = frozenset({"I8", "I16", "I32", "I64"})
+FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
 # The limits of ggml's searches: beyond them sums become infinite or NaN, on which some searches
 # abort the process. The first is more than any format with an F16 scale can hold (Q6_K: 65504 * 127
 # * 32).
-MOST = 2.0**30
-MOST_WEIGHED = 1e30  # the square of a value times its importance
-FP4 = frozenset({"MXFP4", "NVFP4"})  # these have no F16 and no search
+MAX_VALUE = 2.0**30
+MAX_WEIGHTED_SQUARE = 1e30  # the square of a value times its importance
+FP4_TYPES = frozenset({"MXFP4", "NVFP4"})  # these have no F16 and no search
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockSize:
     """The block size of a type: `values` of a row are stored in `nbytes`."""
 
     values: int
@@ -90,24 +90,24 @@ class Importance:
     """
 
     vectors: "F32"
-    every: int
-    first: int = 0
+    rows_per_vector: int
+    first_row: int = 0
 
-    def behind(self, rows: int) -> "Importance":
+    def after(self, rows: int) -> "Importance":
         """Return the importance of the rows after the first `rows` rows."""
-        return replace(self, first=self.first + rows)
+        return replace(self, first_row=self.first_row + rows)
 
     def spans(self, first: int, last: int) -> "Iterator[tuple[int, int, F32]]":
         """Yield the rows first .. last as ranges that share a vector."""
         while first < last:
-            number, within = divmod(self.first + first, self.every)
-            end = min(last, first + self.every - within)
+            number, within = divmod(self.first_row + first, self.rows_per_vector)
+            end = min(last, first + self.rows_per_vector - within)
             yield first, end, self.vectors[number]
             first = end
 
 
 @dataclass(frozen=True, slots=True)
-class Searching:
+class ScaleSearchSettings:
     """Settings of the search for scales in C (quant/native/searches.c): `group_values` values in a
     group, `groups` in a block.
 
@@ -116,15 +116,15 @@ class Searching:
     quant/methods/search_settings.py.
     """
 
-    size: int
+    group_values: int
     groups: int
     levels: tuple[int, int]
-    most: float | None
-    whole: tuple[int, int] | None
-    spread: float
+    max_minimum: float | None
+    scale_range: tuple[int, int] | None
+    value_spread: float
     starts: tuple[float, ...]
     rounds: int
-    around: tuple[tuple[int, ...], ...]
+    scale_offsets: tuple[tuple[int, ...], ...]
 
 
 class _Grid(ctypes.Structure):
@@ -154,7 +154,7 @@ class _Grid(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScaleSearchResult:
     """The result of the search: levels around 0 [blocks, values], d and m [blocks], integer scales
     and minimums [blocks, groups]. Fields that the format does not have are undefined.
     """
@@ -166,7 +166,7 @@ class Found:
     mins: "I16"
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def addresses(self) -> tuple[int, ...]:
         """Memory addresses of the arrays."""
         return tuple(
             part.ctypes.data for part in (self.levels, self.d, self.m, self.scales, self.mins)
@@ -190,7 +190,7 @@ _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
 
 
 @cache
-def library() -> ctypes.CDLL:
+def open_library() -> ctypes.CDLL:
     """Open libggml-base. Raises UserError, with the searched folders, if llama-cpp-python is not
     installed.
     """
@@ -204,7 +204,7 @@ def library() -> ctypes.CDLL:
             if (folder / name).exists():
                 return _declare(ctypes.CDLL(str(folder / name)))
     searched = ", ".join(map(str, folders)) or "llama_cpp is not installed"
-    raise Refusal(f"libggml-base was not found ({searched})", hint="run scripts/setup")
+    raise UserError(f"libggml-base was not found ({searched})", hint="run scripts/setup")
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
@@ -227,7 +227,7 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
         144,
         True,
     ):
-        raise Refusal(
+        raise UserError(
             "unsupported version of llama-cpp-python: its type table has another layout",
             hint="run scripts/setup: it installs the version that fits",
         )
@@ -235,22 +235,22 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 
 @cache
-def block(name: str) -> Block:
+def block_size(name: str) -> BlockSize:
     """Return the block size of a type: Q4_K has 256 values in 144 bytes."""
-    traits = library().ggml_get_type_traits(TYPE_NUMBERS[name])[0]
-    return Block(traits.blck_size, traits.type_size)
+    traits = open_library().ggml_get_type_traits(TYPE_NUMBERS[name])[0]
+    return BlockSize(traits.blck_size, traits.type_size)
 
 
 def row_bytes(name: str, columns: int) -> int:
     """Return the bytes of one row; `columns` must be a multiple of the block size."""
-    shape = block(name)
+    shape = block_size(name)
     assert columns % shape.values == 0, (name, columns)
     return columns // shape.values * shape.nbytes
 
 
-def quantized(name: str) -> bool:
+def is_quantized(name: str) -> bool:
     """Return whether a type stores codes and scales instead of plain numbers."""
-    return name not in FLOATS and name not in INTEGERS
+    return name not in FLOAT_TYPES and name not in INTEGER_TYPES
 
 
 def encode(rows: "F32", name: str, *, label: str, importance: Importance | None = None) -> "U8":
@@ -270,10 +270,10 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
     rows = np.ascontiguousarray(rows, dtype=np.float32)
     count, columns = rows.shape
     out = np.empty((count, row_bytes(name, columns)), np.uint8)
-    number, lib = TYPE_NUMBERS[name], library()
+    number, lib = TYPE_NUMBERS[name], open_library()
     # ggml would abort
     assert importance or not lib.ggml_quantize_requires_imatrix(number), (label, name)
-    check_rows(rows, name, label=label, importance=importance)
+    require_encodable(rows, name, label=label, importance=importance)
     if importance is None and (fast := _encoder(name)):
         fast(rows.ctypes.data, out.ctypes.data, rows.size)
     elif importance is None:
@@ -285,28 +285,30 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
             lib.ggml_quantize_chunk(
                 number, *addresses, 0, last - first, columns, vector.ctypes.data
             )
-    check_made(out, name, label=label)
+    require_finite_scales(out, name, label=label)
     return out
 
 
-def check_rows(rows: "F32", name: str, *, label: str, importance: Importance | None = None) -> None:
+def require_encodable(
+    rows: "F32", name: str, *, label: str, importance: Importance | None = None
+) -> None:
     """Raise Damaged, with `label`, if float rows that are to be encoded as `name` contain NaN,
     infinite or too large values.
     """
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
     if not math.isfinite(largest):
         raise _not_finite(label)
-    if quantized(name) and name not in FP4:
+    if is_quantized(name) and name not in FP4_TYPES:
         _check_limits(largest, importance, name, label)
 
 
-def check_made(data: "U8", name: str, *, label: str) -> None:
+def require_finite_scales(data: "U8", name: str, *, label: str) -> None:
     """Raise Damaged, with `label`, if rows that were encoded as `name` have infinite scales."""
-    if not library().ggml_validate_row_data(TYPE_NUMBERS[name], data.ctypes.data, data.nbytes):
+    if not open_library().ggml_validate_row_data(TYPE_NUMBERS[name], data.ctypes.data, data.nbytes):
         raise _too_large(label, name)
 
 
-def check(data: "U8", name: str, *, label: str) -> None:
+def require_finite(data: "U8", name: str, *, label: str) -> None:
     """Raise Damaged, with `label`, if rows [rows, row_bytes] that are copied unchanged contain NaN
     or infinity.
 
@@ -321,7 +323,7 @@ def check(data: "U8", name: str, *, label: str) -> None:
         exponent = np.uint16(0x7C00 if name == "F16" else 0x7F80)
         is_finite = not bool(((data.view(np.uint16) & exponent) == exponent).any())
     else:
-        is_finite = library().ggml_validate_row_data(
+        is_finite = open_library().ggml_validate_row_data(
             TYPE_NUMBERS[name], data.ctypes.data, data.nbytes
         )
     if not is_finite:
@@ -344,70 +346,74 @@ def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
     return out
 
 
-def decodable(name: str) -> bool:
+def is_decodable(name: str) -> bool:
     """Return whether decode() supports a type: not integers, nor types that ggml uses only in
     computations.
     """
-    if name in FLOATS:
+    if name in FLOAT_TYPES:
         return True
-    return name not in INTEGERS and bool(
-        library().ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float
+    return name not in INTEGER_TYPES and bool(
+        open_library().ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float
     )
 
 
 @cache
 def _own(name: str, *arguments: Any) -> Callable[..., None] | None:
     """Return a function of our own C code, or None if this build of llama.cpp does not have it."""
-    function = getattr(library(), f"llmcli_{name}", None)
+    function = getattr(open_library(), f"llmcli_{name}", None)
     if function is not None:
         function.argtypes, function.restype = arguments, None
     return cast("Callable[..., None] | None", function)
 
 
-def searches() -> Callable[..., None] | None:
+def native_search() -> Callable[..., None] | None:
     """Return our search in C, or None if this build of llama.cpp does not have it."""
     return _own("search", *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5)
 
 
-def search(rows: "F32", weights: "F32", how: Searching) -> Found:
+def run_search(rows: "F32", weights: "F32", settings: ScaleSearchSettings) -> ScaleSearchResult:
     """Search scales and levels for rows of floats [rows, columns]; `weights` [blocks of a row,
     values] are the same for every row.
     """
     import numpy as np
 
-    run, rows = searches(), np.ascontiguousarray(rows, np.float32)
+    run, rows = native_search(), np.ascontiguousarray(rows, np.float32)
     assert run is not None
-    values = how.size * how.groups
+    values = settings.group_values * settings.groups
     assert (
         weights.flags.c_contiguous and weights.dtype == np.float32 and weights.size == rows.shape[1]
     )
     count = rows.size // values
-    starts = np.array(how.starts, np.float32)
-    around = np.array([number for look in how.around for number in (len(look), *look)], np.int32)
+    starts = np.array(settings.starts, np.float32)
+    around = np.array(
+        [number for look in settings.scale_offsets for number in (len(look), *look)], np.int32
+    )
     grid = _Grid(
-        how.size,
-        how.groups,
-        *how.levels,
-        how.most is not None,
-        *(how.whole or (0, 0)),
-        how.rounds,
+        settings.group_values,
+        settings.groups,
+        *settings.levels,
+        settings.max_minimum is not None,
+        *(settings.scale_range or (0, 0)),
+        settings.rounds,
         len(starts),
-        len(how.around),
-        how.most or 0.0,
-        how.spread,
+        len(settings.scale_offsets),
+        settings.max_minimum or 0.0,
+        settings.value_spread,
         starts.ctypes.data,
         around.ctypes.data,
     )
     levels, scales, mins = (
-        np.empty((count, width), np.int16) for width in (values, how.groups, how.groups)
+        np.empty((count, width), np.int16) for width in (values, settings.groups, settings.groups)
     )
-    result = Found(levels, np.empty(count, np.float32), np.empty(count, np.float32), scales, mins)
-    inputs = rows.ctypes.data, weights.ctypes.data, count, weights.size // how.size
-    run(ctypes.addressof(grid), *inputs, *result.places)
+    result = ScaleSearchResult(
+        levels, np.empty(count, np.float32), np.empty(count, np.float32), scales, mins
+    )
+    inputs = rows.ctypes.data, weights.ctypes.data, count, weights.size // settings.group_values
+    run(ctypes.addressof(grid), *inputs, *result.addresses)
     return result
 
 
-def packed(found: Found, name: str) -> "U8 | None":
+def pack_blocks(result: ScaleSearchResult, name: str) -> "U8 | None":
     """Return the search result as blocks [blocks, bytes] of a type; None if this build does not
     have our C code for it.
     """
@@ -416,8 +422,8 @@ def packed(found: Found, name: str) -> "U8 | None":
     run = _own(f"pack_{_ggml_name(name)}", *_ROW_FUNCTION)
     if run is None:
         return None
-    out = np.empty((len(found.d), block(name).nbytes), np.uint8)
-    addresses = (ctypes.c_void_p * 5)(*found.places)
+    out = np.empty((len(result.d), block_size(name).nbytes), np.uint8)
+    addresses = (ctypes.c_void_p * 5)(*result.addresses)
     run(ctypes.addressof(addresses), out.ctypes.data, len(out))
     return out
 
@@ -436,32 +442,32 @@ def _encoder(name: str) -> Callable[..., None] | None:
 
 
 def _check_limits(largest: float, importance: Importance | None, name: str, label: str) -> None:
-    if largest > MOST:
+    if largest > MAX_VALUE:
         raise _too_large(label, name)
     weight = float(importance.vectors.max(initial=0)) if importance else 0
-    if not weight * largest**2 < MOST_WEIGHED:
-        raise Refusal(
+    if not weight * largest**2 < MAX_WEIGHTED_SQUARE:
+        raise UserError(
             f"the importance of {label} reaches {weight:.3g}: these are no mean squares",
             hint="make the imatrix again",
         )
 
 
-def _too_large(label: str, name: str) -> Damaged:
-    return Damaged(
+def _too_large(label: str, name: str) -> DamagedSourceError:
+    return DamagedSourceError(
         f"tensor {label} does not fit into {name}: a value is out of range",
         hint="choose BF16 or F32 instead",
     )
 
 
-def _not_finite(label: str) -> Damaged:
-    return Damaged(
+def _not_finite(label: str) -> DamagedSourceError:
+    return DamagedSourceError(
         f"tensor {label} contains NaN or infinite values",
         hint="the source is damaged: download it again",
     )
 
 
 def _to_float(name: str, label: str) -> Callable[..., None]:
-    lib = library()
+    lib = open_library()
     if name == "F16":
         return _own("widen", *_ROW_FUNCTION) or cast(
             "Callable[..., None]", lib.ggml_fp16_to_fp32_row
@@ -470,7 +476,7 @@ def _to_float(name: str, label: str) -> Callable[..., None]:
         return cast("Callable[..., None]", lib.ggml_bf16_to_fp32_row)
     pointer = lib.ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float
     if not pointer:
-        raise Refusal(
+        raise UserError(
             f"tensor {label} is stored as {name}, which cannot be converted to numbers",
             hint="use a file of another type",
         )

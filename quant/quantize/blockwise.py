@@ -12,20 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quant.calibration.statistics import Second
-from quant.checkpoint.safetensors import FLOATS
+from quant.calibration.statistics import SecondMoments
+from quant.checkpoint.safetensors import FLOAT_DTYPES
 from quant.gguf import header
 from quant.model_file import read_header
 from quant.native import ggml
 from quant.quantize import plan as plan_module
 from quant.quantize import write as road
-from quant.quantize.plan import Plan, Shard, Step, known
-from quant.recipes.tensor_types import EMBEDDINGS, HEAD, order
-from quant.source.source import Weight, stored_rows
+from quant.quantize.plan import Plan, Shard, TensorPlan, apply_moments
+from quant.recipes.tensor_types import EMBEDDING_NAMES, HEAD_NAME, tensor_order
+from quant.source.source import Weight, make_file_row_reader
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TensorGroup:
     """Tensors that are quantized together: `number` is the shard's, `plan` quantizes them,
     `unquantized_plan` keeps them.
     """
@@ -33,10 +33,10 @@ class Group:
     number: int
     name: str
     plan: Plan
-    unmade: Plan
+    unquantized_plan: Plan
 
     @property
-    def wanted(self) -> frozenset[str]:
+    def moment_weights(self) -> frozenset[str]:
         """Weights for which the method needs second moments."""
         needing = (
             step for step in self.plan.steps if step.method and step.method.needs == "moments"
@@ -44,7 +44,7 @@ class Group:
         return frozenset(step.weight.name for step in needing)
 
 
-class Prefix:
+class BlockwiseModel:
     """The shards of a plan in a folder. `floats` is the plan of the unquantized model for
     llama.cpp.
     """
@@ -52,18 +52,18 @@ class Prefix:
     def __init__(self, plan: Plan, floats: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
         steps = {step.weight.name: step for step in floats.steps}
-        named_groups = groups(plan.steps)
+        named_groups = group_tensors(plan.steps)
         count, total = len(named_groups), len(plan.steps)
         unquantized_settings = json.dumps({"unmade": plan.settings})
         self.groups = tuple(
-            Group(
+            TensorGroup(
                 number,
                 name,
-                replace(plan, steps=group, most=0, shard=Shard(number, count, total)),
+                replace(plan, steps=group, max_shard_bytes=0, shard=Shard(number, count, total)),
                 replace(
                     plan,
                     steps=tuple(steps[step.weight.name] for step in group),
-                    most=0,
+                    max_shard_bytes=0,
                     settings=unquantized_settings,
                     shard=Shard(number, count, total),
                 ),
@@ -72,62 +72,64 @@ class Prefix:
         )
 
     @property
-    def model(self) -> Path:
+    def model_path(self) -> Path:
         """The path that llama.cpp opens."""
-        return self.file(self.groups[0])
+        return self.group_path(self.groups[0])
 
     @property
-    def in_turn(self) -> tuple[Group, ...]:
+    def ordered_groups(self) -> tuple[TensorGroup, ...]:
         """The groups in the order of work; the first shard, which has the header, is last."""
         return (*self.groups[1:], self.groups[0])
 
-    def file(self, group: Group) -> Path:
+    def group_path(self, group: TensorGroup) -> Path:
         """Return the path of a group's shard."""
         return self.folder / f"model-{group.number + 1:05}-of-{len(self.groups):05}.gguf"
 
-    def made(self, group: Group) -> bool:
+    def is_finished(self, group: TensorGroup) -> bool:
         """Return whether a group is finished."""
-        return road.finished(group.plan, self.file(group))
+        return road.is_finished(group.plan, self.group_path(group))
 
-    def begin(self, threads: int) -> Iterator[Group]:
+    def write_missing(self, threads: int) -> Iterator[TensorGroup]:
         """Write the missing shards, and yield each group. All groups after an unfinished one are
         written unquantized.
         """
         is_prefix_finished = True
-        for group in self.in_turn:
-            is_prefix_finished = is_prefix_finished and self.made(group)
+        for group in self.ordered_groups:
+            is_prefix_finished = is_prefix_finished and self.is_finished(group)
             if not is_prefix_finished:
-                road.run(group.unmade, self.file(group), threads=threads)
+                road.write_model(group.unquantized_plan, self.group_path(group), threads=threads)
             yield group
 
-    def make(
-        self, group: Group, seconds: Mapping[str, Second], work: road.Work
-    ) -> tuple[Step, ...]:
+    def quantize_group(
+        self, group: TensorGroup, moments: Mapping[str, SecondMoments], work: road.WriteRun
+    ) -> tuple[TensorPlan, ...]:
         """Quantize a group with its second moments; return the plans of its tensors."""
-        steps = known(group.plan, seconds)
-        work.write(replace(group.plan, steps=steps), self.file(group))
+        steps = apply_moments(group.plan, moments)
+        work.write_file(replace(group.plan, steps=steps), self.group_path(group))
         return steps
 
-    def whole(self) -> Plan:
+    def merged_plan(self) -> Plan:
         """Return the plan of the single file into which the finished shards are copied."""
-        finished = {tensor.name: tensor for tensor in read_header.read(self.model).tensors}
+        finished = {
+            tensor.name: tensor for tensor in read_header.read_header(self.model_path).tensors
+        }
         return replace(
             self.plan,
             steps=tuple(_copy_step(step, finished[step.weight.name]) for step in self.plan.steps),
         )
 
 
-def groups(steps: Sequence[Step]) -> dict[str, tuple[Step, ...]]:
+def group_tensors(steps: Sequence[TensorPlan]) -> dict[str, tuple[TensorPlan, ...]]:
     """Return the tensors by group: the others, which go with the header, the embeddings, and each
     block.
     """
     names = {step.weight.name for step in steps}
-    looked_up = EMBEDDINGS if HEAD in names else EMBEDDINGS[1:]
-    others: list[Step] = []
-    embeddings: list[Step] = []
-    blocks: dict[int, list[Step]] = {}
+    looked_up = EMBEDDING_NAMES if HEAD_NAME in names else EMBEDDING_NAMES[1:]
+    others: list[TensorPlan] = []
+    embeddings: list[TensorPlan] = []
+    blocks: dict[int, list[TensorPlan]] = {}
     for step in steps:
-        block = order(step.weight.name)[0]
+        block = tensor_order(step.weight.name)[0]
         outside = embeddings if step.weight.name in looked_up else others
         (blocks.setdefault(block, []) if block >= 0 else outside).append(step)
     named = {
@@ -138,21 +140,21 @@ def groups(steps: Sequence[Step]) -> dict[str, tuple[Step, ...]]:
     return {name: tuple(group) for name, group in named.items() if group}
 
 
-def _copy_step(step: Step, there: header.TensorInfo) -> Step:
+def _copy_step(step: TensorPlan, there: header.TensorInfo) -> TensorPlan:
     """Return the plan that copies a finished tensor."""
     width = ggml.row_bytes(there.type, there.columns)
-    read = stored_rows(there.file, there.offset, width, there.name)
+    read = make_file_row_reader(there.file, there.offset, width, there.name)
     assert (there.type, there.shape) == (step.type, step.weight.shape), there
     return replace(step, weight=Weight(there.name, there.shape, there.type, read), method=None)
 
 
-def unquantized(plan: Plan) -> Plan:
+def unquantized_plan(plan: Plan) -> Plan:
     """Return the plan of the unquantized model: a GGUF's tensors as stored, a folder's in its float
     type.
     """
     source = plan.source
     if source.path.is_dir():
-        return plan_module.plan(source, source.dtype if source.dtype in FLOATS else "F32")
+        return plan_module.plan(source, source.dtype if source.dtype in FLOAT_DTYPES else "F32")
     steps = (
         replace(step, type=step.weight.type, nbytes=step.weight.nbytes, method=None)
         for step in plan.steps

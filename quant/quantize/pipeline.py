@@ -14,24 +14,28 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from quant.methods.base import Solver
+from quant.methods.base import RowEncoder
 from quant.native import ggml
-from quant.relative_error import squares
+from quant.relative_error import sum_of_squares
 from quant.source.source import Weight
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SLAB = 1 << 24  # values read at a time: 32 MiB of BF16
+SLAB_VALUES = 1 << 24  # values read at a time: 32 MiB of BF16
 # values in an encoder's job: small, so that no core waits long for the last job of a slab
-PIECE = 1 << 18
-ALIVE = 1 << 28  # most bytes that are read and not yet written; a single slab may exceed it
-CHUNK = 1 << 16  # values that are decoded to floats at a time, so that they stay in a core's cache
-SAMPLED = 32  # rows of a tensor that its error is measured on
-LEAVE = 0.2  # seconds that a failed run waits for a read in progress
+PIECE_VALUES = 1 << 18
+MAX_BUFFERED_BYTES = (
+    1 << 28
+)  # most bytes that are read and not yet written; a single slab may exceed it
+CHUNK_VALUES = (
+    1 << 16
+)  # values that are decoded to floats at a time, so that they stay in a core's cache
+SAMPLED_ROWS = 32  # rows of a tensor that its error is measured on
+READ_JOIN_SECONDS = 0.2  # seconds that a failed run waits for a read in progress
 
 
-class Task(Protocol):
+class EncodingTask(Protocol):
     """A tensor to encode: its rows are written in another type by the encoder that make_encoder()
     returns.
 
@@ -43,12 +47,12 @@ class Task(Protocol):
     @property
     def type(self) -> str: ...
     @property
-    def chunk(self) -> int: ...
-    def solver(self) -> Solver: ...
+    def chunk_values(self) -> int: ...
+    def make_encoder(self) -> RowEncoder: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class EncodedRows:
     """Rows first … last of task number `index` (from 0), in their new type [rows, row_bytes].
 
     `signal` and `noise` are sums of squares of sampled rows and of their rounding errors, both 0
@@ -63,13 +67,13 @@ class Piece:
     signal: float
     noise: float
     seconds: float
-    closes: bool
-    solver: Solver | None = None
+    ends_slab: bool
+    encoder: RowEncoder | None = None
 
 
-def stream(
-    tasks: Sequence[Task], threads: int, begin: tuple[int, int] = (0, 0)
-) -> Generator[Piece, None, None]:
+def encode_rows(
+    tasks: Sequence[EncodingTask], threads: int, begin: tuple[int, int] = (0, 0)
+) -> Generator[EncodedRows, None, None]:
     """Yield all rows from `begin` (task, row) on, in order. Closing the iterator stops the threads.
     `threads` 0 uses all cores.
 
@@ -77,7 +81,7 @@ def stream(
     the plan is reported, whatever the number of threads. Encoders check for a stop after about
     65,000 values; a read in progress is waited for briefly, then abandoned.
     """
-    budget = _ByteBudget(ALIVE)
+    budget = _ByteBudget(MAX_BUFFERED_BYTES)
     with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="encode") as pool:
         queue = _JobQueue(budget)
         reader = threading.Thread(
@@ -93,7 +97,7 @@ def stream(
         finally:
             budget.close()
             pool.shutdown(wait=False, cancel_futures=True)
-            reader.join(LEAVE)
+            reader.join(READ_JOIN_SECONDS)
 
 
 class _ByteBudget:
@@ -128,10 +132,10 @@ class _JobQueue:
 
     def __init__(self, budget: _ByteBudget) -> None:
         self.budget = budget
-        self.jobs: deque[tuple[Future[Piece], int] | None] = deque()
+        self.jobs: deque[tuple[Future[EncodedRows], int] | None] = deque()
         self.arrived = threading.Semaphore(0)
 
-    def __iter__(self) -> Iterator[tuple["Future[Piece]", int]]:
+    def __iter__(self) -> Iterator[tuple["Future[EncodedRows]", int]]:
         while True:
             self.arrived.acquire()
             entry = self.jobs.popleft()
@@ -140,7 +144,9 @@ class _JobQueue:
             yield entry
             del entry
 
-    def fill(self, tasks: Sequence[Task], begin: tuple[int, int], pool: ThreadPoolExecutor) -> None:
+    def fill(
+        self, tasks: Sequence[EncodingTask], begin: tuple[int, int], pool: ThreadPoolExecutor
+    ) -> None:
         """Read slab after slab, as soon as memory is free, and queue the encoding jobs."""
         try:
             tensor_job: _TensorJob | None = None
@@ -150,7 +156,7 @@ class _JobQueue:
                 if not self._submit_slab(tensor_job, first, last, pool):
                     return
         except BaseException as error:  # noqa: BLE001 (raised again by the iterating thread)
-            failed: Future[Piece] = Future()
+            failed: Future[EncodedRows] = Future()
             failed.set_exception(error)
             self._put((failed, 0))
         self._put(None)
@@ -164,7 +170,7 @@ class _JobQueue:
         if not self.budget.acquire(nbytes):
             return False
         stored = weight.read(first, last)
-        step = max(1, max(PIECE, task.chunk) // weight.columns)
+        step = max(1, max(PIECE_VALUES, task.chunk_values) // weight.columns)
         for at in range(first, last, step):
             end = min(at + step, last)
             part = stored[at - first : end - first]
@@ -174,7 +180,7 @@ class _JobQueue:
             self._put((job, nbytes if end == last else 0))
         return True
 
-    def _put(self, entry: tuple["Future[Piece]", int] | None) -> None:
+    def _put(self, entry: tuple["Future[EncodedRows]", int] | None) -> None:
         self.jobs.append(entry)
         self.arrived.release()
 
@@ -182,31 +188,31 @@ class _JobQueue:
 class _TensorJob:
     """A tensor in progress; its encoder is created by the first thread that needs it."""
 
-    def __init__(self, index: int, task: Task) -> None:
+    def __init__(self, index: int, task: EncodingTask) -> None:
         self.index, self.task = index, task
         self.lock = threading.Lock()
-        self.encoder: Solver | None = None
+        self.encoder: RowEncoder | None = None
 
-    def solver(self) -> Solver:
+    def solver(self) -> RowEncoder:
         with self.lock:
             if self.encoder is None:
-                self.encoder = self.task.solver()
+                self.encoder = self.task.make_encoder()
             return self.encoder
 
 
-def _slabs(tasks: Sequence[Task], begin: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
+def _slabs(tasks: Sequence[EncodingTask], begin: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
     """Yield (task, first row, last row) of all slabs from `begin` on."""
     start, row = begin
     for index in range(start, len(tasks)):
         weight = tasks[index].weight
-        step = max(1, SLAB // weight.columns)
+        step = max(1, SLAB_VALUES // weight.columns)
         for first in range(row if index == start else 0, weight.rows, step):
             yield index, first, min(first + step, weight.rows)
 
 
 def _encode_rows(
     tensor_job: _TensorJob, first: int, stored: "U8", closes: bool, budget: _ByteBudget
-) -> Piece:
+) -> EncodedRows:
     """Encode some rows, a few at a time so that their floats stay in a core's cache."""
     import numpy as np
 
@@ -214,10 +220,15 @@ def _encode_rows(
     index, last = tensor_job.index, first + len(stored)
     if task.type == weight.type:
         stored = np.ascontiguousarray(stored)
-        ggml.check(stored, weight.type, label=weight.name)
-        return Piece(index, first, last, stored, 0.0, 0.0, time.perf_counter() - started, closes)
+        ggml.require_finite(stored, weight.type, label=weight.name)
+        return EncodedRows(
+            index, first, last, stored, 0.0, 0.0, time.perf_counter() - started, closes
+        )
     codes = np.empty((len(stored), ggml.row_bytes(task.type, weight.columns)), np.uint8)
-    step, stride = max(1, (task.chunk or CHUNK) // weight.columns), max(1, weight.rows // SAMPLED)
+    step, stride = (
+        max(1, (task.chunk_values or CHUNK_VALUES) // weight.columns),
+        max(1, weight.rows // SAMPLED_ROWS),
+    )
     signal, noise, solve = 0.0, 0.0, tensor_job.solver()
     for at in range(0, len(stored), step):
         if budget.closed:
@@ -228,7 +239,7 @@ def _encode_rows(
         sample = slice(-(first + at) % stride, None, stride)
         if len(exact := floats[sample]):
             decoded = ggml.decode(blocks[sample], task.type, weight.columns, label=weight.name)
-            signal, noise = signal + squares(exact), noise + squares(exact - decoded)
-    return Piece(
+            signal, noise = signal + sum_of_squares(exact), noise + sum_of_squares(exact - decoded)
+    return EncodedRows(
         index, first, last, codes, signal, noise, time.perf_counter() - started, closes, solve
     )

@@ -7,25 +7,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from quant.calibration.expected_moments import Pending
-from quant.calibration.imatrix import Entry, Imatrix
-from quant.calibration.moments import Moments
-from quant.calibration.statistics import Evidence, Second
-from quant.certificate.certificate import KEY as CERTIFICATE_KEY
-from quant.errors import Refusal
+from quant.calibration.expected_moments import ExpectedMoments
+from quant.calibration.imatrix import Imatrix, ImatrixEntry
+from quant.calibration.moments import MomentsFile
+from quant.calibration.statistics import InputStatistics, SecondMoments
+from quant.certificate.certificate import CERTIFICATE_KEY as CERTIFICATE_KEY
+from quant.errors import UserError
 from quant.formats import FORMATS
-from quant.gguf.header import ALIGNMENT
-from quant.gguf.layout import Layout, entry, layout
+from quant.gguf.header import DEFAULT_ALIGNMENT_BYTES
+from quant.gguf.layout import FileLayout, encode_entry, lay_out_file
 from quant.methods import METHODS
-from quant.methods.base import Method, Solver
+from quant.methods.base import Method, RowEncoder
 from quant.native import ggml
 from quant.recipes import file_types, tensor_types
 from quant.recipes.file_types import FileType
-from quant.recipes.tensor_types import STOCK, Wishes
+from quant.recipes.tensor_types import NO_OVERRIDES, TypeOverrides
 from quant.source.source import Source, Weight
 
 SOURCE_KEY, SETTINGS_KEY = "llmcli.quantize.source", "llmcli.quantize.settings"
-DROPPED = frozenset(
+DROPPED_KEYS = frozenset(
     {"split.no", "split.count", "split.tensors.count", SOURCE_KEY, SETTINGS_KEY, CERTIFICATE_KEY}
 )
 MAX_SHARDS = 65535  # split.count is a uint16
@@ -42,17 +42,17 @@ class Shard:
     tensors: int
 
     @property
-    def keys(self) -> dict[str, bytes]:
+    def metadata(self) -> dict[str, bytes]:
         """The metadata that llama.cpp needs in every shard."""
         return {
-            "split.no": entry("uint16", self.number),
-            "split.count": entry("uint16", self.count),
-            "split.tensors.count": entry("int32", self.tensors),
+            "split.no": encode_entry("uint16", self.number),
+            "split.count": encode_entry("uint16", self.count),
+            "split.tensors.count": encode_entry("int32", self.tensors),
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TensorPlan:
     """The plan of one tensor. `replaced_type` is the recipe's type where the row length did not
     allow it.
 
@@ -62,27 +62,28 @@ class Step:
 
     weight: Weight
     type: str
-    wanted: str | None
+    replaced_type: str | None
     nbytes: int
-    evidence: Evidence
+    statistics: InputStatistics
     method: Method | None = None
 
     @property
-    def chunk(self) -> int:
+    def chunk_values(self) -> int:
         """Number of values that its method encodes at a time, 0 for the default."""
-        return self.method.values(self.evidence) if self.method else 0
+        return self.method.values_per_chunk(self.statistics) if self.method else 0
 
-    def solver(self) -> Solver:
+    def make_encoder(self) -> RowEncoder:
         """Return the encoder of its rows."""
         if self.method:
-            return self.method.solver(FORMATS[self.type], self.evidence)
+            return self.method.make_encoder(FORMATS[self.type], self.statistics)
         return lambda rows, first: ggml.encode(rows, self.type, label=self.weight.name)
 
     @property
-    def requantized(self) -> bool:
+    def is_requantized(self) -> bool:
         """Whether codes are made from codes, so that errors add up."""
         return (
-            ggml.quantized(self.weight.stored or self.weight.type) and self.type != self.weight.type
+            ggml.is_quantized(self.weight.stored_type or self.weight.type)
+            and self.type != self.weight.type
         )
 
 
@@ -93,27 +94,31 @@ class Plan:
     source: Source
     file_type: FileType
     settings: str
-    steps: tuple[Step, ...]
+    steps: tuple[TensorPlan, ...]
     imatrix: Imatrix | None = None
-    moments: Moments | None = None
+    moments: MomentsFile | None = None
     method: Method = METHODS["ggml"]
-    most: int = 0  # most bytes of tensors in a file; 0: one file
-    pending: Pending | None = None  # moments that the method needs and that are not yet collected
+    max_shard_bytes: int = 0  # most bytes of tensors in a file; 0: one file
+    expected_moments: ExpectedMoments | None = (
+        None  # moments that the method needs and that are not yet collected
+    )
     shard: Shard | None = None
 
     @property
-    def unweighed(self) -> tuple[str, ...]:
+    def tensors_without_importance(self) -> tuple[str, ...]:
         """Tensors that get new codes but have no data in the imatrix."""
         if self.imatrix is None:
             return ()
         return tuple(
-            step.weight.name for step in self.steps if step.method and step.evidence.sums is None
+            step.weight.name
+            for step in self.steps
+            if step.method and step.statistics.mean_squares is None
         )
 
     @property
-    def methods(self) -> dict[str, tuple[Step, ...]]:
+    def methods(self) -> dict[str, tuple[TensorPlan, ...]]:
         """The tensors that get new codes, by the name of the method that chooses them."""
-        coded: dict[str, list[Step]] = {}
+        coded: dict[str, list[TensorPlan]] = {}
         for step in self.steps:
             if step.method:
                 coded.setdefault(step.method.name, []).append(step)
@@ -135,16 +140,20 @@ class Plan:
         return self.bytes_after * 8 / sum(step.weight.elements for step in self.steps)
 
     @property
-    def fallbacks(self) -> tuple[Step, ...]:
+    def fallbacks(self) -> tuple[TensorPlan, ...]:
         """Tensors whose row length is no multiple of the block size of the recipe's type."""
-        return tuple(step for step in self.steps if step.wanted)
+        return tuple(step for step in self.steps if step.replaced_type)
 
     @property
-    def requantized(self) -> tuple[str, ...]:
+    def requantized_types(self) -> tuple[str, ...]:
         """The quantized types that would be quantized again, the one with the most
         tensors first.
         """
-        types = [step.weight.stored or step.weight.type for step in self.steps if step.requantized]
+        types = [
+            step.weight.stored_type or step.weight.type
+            for step in self.steps
+            if step.is_requantized
+        ]
         return tuple(sorted(set(types), key=lambda name: (-types.count(name), name)))
 
     @property
@@ -153,7 +162,7 @@ class Plan:
         kept = [
             step.type
             for step in self.steps
-            if step.type == step.weight.type and step.type in tensor_types.NATIVE
+            if step.type == step.weight.type and step.type in tensor_types.TRAINED_TYPES
         ]
         remarks = [
             f"{kept.count(name)} tensors stay {name}, the type the model was trained in;"
@@ -163,82 +172,82 @@ class Plan:
         return (*self.source.notes, *remarks)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> FileLayout:
         """The new file's header and the offset of every tensor."""
         tensors = [(step.weight.name, step.weight.shape, step.type) for step in self.steps]
         own_keys = {
-            SOURCE_KEY: entry("string", self.source.fingerprint),
-            SETTINGS_KEY: entry("string", self.settings),
+            SOURCE_KEY: encode_entry("string", self.source.fingerprint),
+            SETTINGS_KEY: encode_entry("string", self.settings),
         }
         if self.shard:
-            own_keys |= self.shard.keys
+            own_keys |= self.shard.metadata
             # only the first shard has the model's own keys, including the alignment
             if self.shard.number:
-                return layout([*own_keys.items()], tensors, ALIGNMENT)
+                return lay_out_file([*own_keys.items()], tensors, DEFAULT_ALIGNMENT_BYTES)
         new_keys = {
-            "general.quantization_version": entry("uint32", 2),
-            "general.file_type": entry("uint32", self.file_type.number),
+            "general.quantization_version": encode_entry("uint32", 2),
+            "general.file_type": encode_entry("uint32", self.file_type.number),
             **own_keys,
-            **(self.imatrix.keys if self.imatrix else {}),
+            **(self.imatrix.metadata if self.imatrix else {}),
         }
         kept = [
             (key, new_keys.pop(key, blob))
             for key, blob in self.source.entries
-            if key not in DROPPED
+            if key not in DROPPED_KEYS
         ]
-        return layout([*kept, *new_keys.items()], tensors, self.source.alignment)
+        return lay_out_file([*kept, *new_keys.items()], tensors, self.source.alignment)
 
     @cached_property
-    def parts(self) -> tuple["Plan", ...]:
+    def file_plans(self) -> tuple["Plan", ...]:
         """A plan for each file: this one alone, or shards of at most `max_shard_bytes` bytes of
         tensors, as llama-gguf-split makes them. Raises UserError if a tensor does not fit or there
         are too many shards.
         """
-        if not self.most:
+        if not self.max_shard_bytes:
             return (self,)
-        groups: list[list[Step]] = [[]]
+        groups: list[list[TensorPlan]] = [[]]
         filled = 0
         for step in self.steps:
-            size = -(-step.nbytes // ALIGNMENT) * ALIGNMENT
-            if size > self.most:
-                raise Refusal(
+            size = -(-step.nbytes // DEFAULT_ALIGNMENT_BYTES) * DEFAULT_ALIGNMENT_BYTES
+            if size > self.max_shard_bytes:
+                raise UserError(
                     f"{step.weight.name} alone takes {size:,} bytes, more than --split-max-size",
                     hint=f"use at least --split-max-size {-(-size // 1_000_000)}M",
                 )
-            if filled + size > self.most:
+            if filled + size > self.max_shard_bytes:
                 groups.append([])
                 filled = 0
             groups[-1].append(step)
             filled += size
         if len(groups) > MAX_SHARDS:
-            raise Refusal(
+            raise UserError(
                 f"this makes {len(groups)} shards, and at most {MAX_SHARDS} are possible",
                 hint="use a larger --split-max-size",
             )
         count, total = len(groups), len(self.steps)
         return tuple(
-            replace(self, steps=tuple(group), most=0, shard=Shard(number, count, total))
+            replace(self, steps=tuple(group), max_shard_bytes=0, shard=Shard(number, count, total))
             for number, group in enumerate(groups)
         )
 
     @property
     def nbytes(self) -> int:
         """Bytes of all files that will be written."""
-        return sum(part.layout.nbytes for part in self.parts)
+        return sum(part.layout.nbytes for part in self.file_plans)
 
     def files(self, out: Path) -> tuple[Path, ...]:
         """Return the paths of the files: `out` itself, or NAME-00001-of-0000N.gguf in the same
         folder.
         """
-        if not self.most:
+        if not self.max_shard_bytes:
             return (out,)
-        count, stem = len(self.parts), out.name.removesuffix(".gguf")
+        count, stem = len(self.file_plans), out.name.removesuffix(".gguf")
         return tuple(
             out.with_name(f"{stem}-{number:05}-of-{count:05}.gguf")
             for number in range(1, count + 1)
         )
 
-    def reached(self, position: int) -> tuple[int, int]:
+    def written_extent(self, position: int) -> tuple[int, int]:
         """Return how much is written when the file has `position` bytes: whole tensors, and rows of
         the next one.
         """
@@ -252,13 +261,13 @@ class Plan:
 def plan(
     source: Source,
     file_type: str,
-    wishes: Wishes = STOCK,
+    overrides: TypeOverrides = NO_OVERRIDES,
     imatrix: Imatrix | None = None,
-    most: int = 0,
+    max_shard_bytes: int = 0,
     *,
     method: str = "ggml",
-    moments: Moments | None = None,
-    pending: Pending | None = None,
+    moments: MomentsFile | None = None,
+    expected: ExpectedMoments | None = None,
 ) -> Plan:
     """Decide every tensor's type and the statistics for its rounding. Raises UserError, before any
     byte is written, for what cannot be made.
@@ -267,58 +276,64 @@ def plan(
     for moments, and the imatrix with them, that are not yet collected. `max_shard_bytes` splits the
     output into files with so many bytes of tensors.
     """
-    kind, method_object = tensor_types.parse(file_type), named(method)
+    kind, method_object = tensor_types.parse_file_type(file_type), method_by_name(method)
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     shapes = [(name, shape) for name, shape, _ in present]
-    seconds: Mapping[str, Second] = pending.of(shapes) if pending else {}
-    folds = source.fold or source.transform
+    seconds: Mapping[str, SecondMoments] = expected.expected_inputs(shapes) if expected else {}
+    folds = source.fold_digest or source.transform_digest
     if moments:
-        seconds = moments.fitting(shapes, folds)
+        seconds = moments.match_tensors(shapes, folds)
     imatrix = imatrix or (moments.imatrix if moments else None)
-    entries = imatrix.fitting(shapes, folds) if imatrix else {}
-    weighed = entries.keys() if imatrix else seconds.keys() if pending else None
-    types = tensor_types.choose(present, kind, source.facts, wishes, weighed=weighed)
+    entries = imatrix.match_tensors(shapes, folds) if imatrix else {}
+    weighed = entries.keys() if imatrix else seconds.keys() if expected else None
+    types = tensor_types.choose_types(
+        present, kind, source.facts, overrides, with_importance=weighed
+    )
     steps = _make_steps(
         source, types, entries, method_object, seconds if method_object.needs == "moments" else {}
     )
-    settings = _settings(source, kind, wishes, imatrix, most, method_object, moments, pending)
-    result = Plan(source, kind, settings, steps, imatrix, moments, method_object, most, pending)
-    assert result.parts  # raises UserError for a tensor that is too large for a shard
+    settings = _settings(
+        source, kind, overrides, imatrix, max_shard_bytes, method_object, moments, expected
+    )
+    result = Plan(
+        source, kind, settings, steps, imatrix, moments, method_object, max_shard_bytes, expected
+    )
+    assert result.file_plans  # raises UserError for a tensor that is too large for a shard
     return result
 
 
-def named(method: str) -> Method:
+def method_by_name(method: str) -> Method:
     """Return the method with this name. Raises UserError if it is unknown."""
     if method not in METHODS:
-        raise Refusal(
+        raise UserError(
             f"unknown method {method!r}", hint=f"--method takes one of: {', '.join(METHODS)}"
         )
     return METHODS[method]
 
 
-def sketch(source: Source, file_type: str) -> Plan:
+def plan_sizes(source: Source, file_type: str) -> Plan:
     """Return the plan without checking whether an imatrix is needed, for its sizes only.
 
     Raises UserError for types whose blocks do not divide this model's rows.
     """
-    kind, method = tensor_types.parse(file_type), METHODS["ggml"]
+    kind, method = tensor_types.parse_file_type(file_type), METHODS["ggml"]
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
-    types = tensor_types.types(present, kind, source.facts, imatrix=kind.needs_imatrix)
+    types = tensor_types.assign_types(present, kind, source.facts, imatrix=kind.needs_imatrix)
     return Plan(
         source,
         kind,
-        _settings(source, kind, STOCK, None, 0, method),
+        _settings(source, kind, NO_OVERRIDES, None, 0, method),
         _make_steps(source, types, {}, method, {}),
     )
 
 
 def _make_steps(
     source: Source,
-    chosen: Mapping[str, tensor_types.Choice],
-    entries: Mapping[str, Entry],
+    chosen: Mapping[str, tensor_types.TypeChoice],
+    entries: Mapping[str, ImatrixEntry],
     method: Method,
-    seconds: Mapping[str, Second],
-) -> tuple[Step, ...]:
+    seconds: Mapping[str, SecondMoments],
+) -> tuple[TensorPlan, ...]:
     return tuple(
         _make_step(
             weight,
@@ -334,52 +349,56 @@ def _make_steps(
 
 def _make_step(
     weight: Weight,
-    choice: tensor_types.Choice,
-    sums: Entry | None,
-    second: Second | None,
+    choice: tensor_types.TypeChoice,
+    sums: ImatrixEntry | None,
+    second: SecondMoments | None,
     method: Method,
-    facts: file_types.Facts,
-) -> Step:
+    facts: file_types.ModelFacts,
+) -> TensorPlan:
     rows = weight.shape[1] if len(weight.shape) > 1 else 1
-    values = tensor_types.values(weight.name, rows, facts)
-    evidence = Evidence(
+    values = tensor_types.value_rows(weight.name, rows, facts)
+    evidence = InputStatistics(
         weight.name, weight.columns, rows, weight.rows // rows, sums, second, values
     )
     nbytes = weight.rows * ggml.row_bytes(choice.type, weight.columns)
-    coded = ggml.quantized(choice.type) and choice.type != weight.type
-    step = Step(weight, choice.type, choice.wanted, nbytes, evidence)
-    return replace(step, method=able(method, step)) if coded else step
+    coded = ggml.is_quantized(choice.type) and choice.type != weight.type
+    step = TensorPlan(weight, choice.type, choice.replaced_type, nbytes, evidence)
+    return replace(step, method=usable_method(method, step)) if coded else step
 
 
-def known(
-    plan: Plan, seconds: Mapping[str, Second], steps: Sequence[Step] | None = None
-) -> tuple[Step, ...]:
+def apply_moments(
+    plan: Plan, moments: Mapping[str, SecondMoments], steps: Sequence[TensorPlan] | None = None
+) -> tuple[TensorPlan, ...]:
     """Return a plan's steps, or the given ones, with the moments that are now collected in place of
     the expected ones.
     """
     updated = []
     for step in plan.steps if steps is None else steps:
-        step = replace(step, evidence=replace(step.evidence, second=seconds.get(step.weight.name)))
-        updated.append(replace(step, method=able(plan.method, step)) if step.method else step)
+        step = replace(
+            step, statistics=replace(step.statistics, moments=moments.get(step.weight.name))
+        )
+        updated.append(
+            replace(step, method=usable_method(plan.method, step)) if step.method else step
+        )
     return tuple(updated)
 
 
-def able(method: Method, step: Step) -> Method:
+def usable_method(method: Method, step: TensorPlan) -> Method:
     """Return the method, or its fallback if it cannot encode the tensor."""
-    while not method.handles(FORMATS[step.type], step.evidence):
-        method = METHODS[method.instead]
+    while not method.can_encode(FORMATS[step.type], step.statistics):
+        method = METHODS[method.fallback]
     return method
 
 
 def _settings(
     source: Source,
     kind: FileType,
-    wishes: Wishes,
+    wishes: TypeOverrides,
     imatrix: Imatrix | None,
     most: int,
     method: Method,
-    moments: Moments | None = None,
-    pending: Pending | None = None,
+    moments: MomentsFile | None = None,
+    pending: ExpectedMoments | None = None,
 ) -> str:
     """Return all inputs that decide the file's content beside the source, as JSON that is written
     into the file.
@@ -396,20 +415,20 @@ def _settings(
         settings = {
             "mix": hashlib.sha256(json.dumps(sorted(wishes.mix.items())).encode()).hexdigest()[:32]
         }
-    types = {"head": wishes.head, "embedding": wishes.embedding}
-    settings |= {part: tensor_types.tensor_type(text) for part, text in types.items() if text}
+    types = {"head": wishes.head_type, "embedding": wishes.embedding_type}
+    settings |= {part: tensor_types.parse_tensor_type(text) for part, text in types.items() if text}
     settings |= {"keep_head": True} if wishes.keep_head else {}
     settings |= {"imatrix": imatrix.digest} if imatrix else {}
     settings |= {"split": most} if most else {}
-    settings |= {"folded": source.transform} if source.transform else {}
-    settings |= {"fold": source.fold} if source.fold else {}
+    settings |= {"folded": source.transform_digest} if source.transform_digest else {}
+    settings |= {"fold": source.fold_digest} if source.fold_digest else {}
     settings |= {"method": method.name} if method.name != "ggml" else {}
     settings |= {"moments": moments.digest} if moments and method.needs == "moments" else {}
     settings |= {"sequential": pending.digest} if pending and pending.digest else {}
     return json.dumps(settings, sort_keys=True)
 
 
-def transform_of(settings: object) -> str:
+def read_transform(settings: object) -> str:
     """Return the digest of the folds in a file of ours, from its settings; "" for any
     other file.
     """
@@ -423,7 +442,7 @@ def transform_of(settings: object) -> str:
     return "+".join(word for word in digests if isinstance(word, str))
 
 
-def shard_size(text: str, flag: str = "--split-max-size", what: str = "a shard") -> int:
+def parse_size(text: str, flag: str = "--split-max-size", purpose: str = "a shard") -> int:
     """Parse "500M" or "2G" to bytes, in thousands as llama-gguf-split counts. `flag` and `what`
     appear in the error. Raises UserError for other texts.
     """
@@ -431,5 +450,5 @@ def shard_size(text: str, flag: str = "--split-max-size", what: str = "a shard")
     if not (
         number.isascii() and number.isdigit() and unit in ("M", "G") and 0 < int(number) < 10**6
     ):
-        raise Refusal(f"{text!r} is no size of {what}", hint=f"for example {flag} 500M, or 2G")
+        raise UserError(f"{text!r} is no size of {purpose}", hint=f"for example {flag} 500M, or 2G")
     return int(number) * (10**6 if unit == "M" else 10**9)

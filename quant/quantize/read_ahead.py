@@ -16,11 +16,11 @@ from quant.source.source import Source, Weight
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-READS = 6  # concurrent reads
-AHEAD = 1 << 27  # bytes that may be read ahead; one slab may exceed it
+MAX_READS = 6  # concurrent reads
+READ_AHEAD_BYTES = 1 << 27  # bytes that may be read ahead; one slab may exceed it
 
 
-def ahead(source: Source) -> Source:
+def read_ahead(source: Source) -> Source:
     """Return the source with read-ahead, for one pass over it. Reads in another order are correct
     but slower.
     """
@@ -72,7 +72,10 @@ class _Queue:
         return self.reads.pop(key).result()
 
     def _start_reads(self) -> None:
-        while len(self.reads) < READS and sum(read.nbytes for read in self.reads.values()) < AHEAD:
+        while (
+            len(self.reads) < MAX_READS
+            and sum(read.nbytes for read in self.reads.values()) < READ_AHEAD_BYTES
+        ):
             if (key := next(self.next, None)) is None:
                 return
             self.reads[key] = _Read(self.weights[key[0]], *key[1:])
@@ -83,6 +86,6 @@ class _Queue:
         """
         for at in range(index, len(self.weights)):
             weight = self.weights[at]
-            step = max(1, pipeline.SLAB // weight.columns)
+            step = max(1, pipeline.SLAB_VALUES // weight.columns)
             for first in range(row if at == index else 0, weight.rows, step):
                 yield at, first, min(first + step, weight.rows)

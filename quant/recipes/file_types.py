@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 # Number of layers of the models that llama.cpp treats as 70B, by architecture.
-SEVENTY_B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
+LAYERS_OF_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ModelFacts:
     """The properties of a model that the rules need."""
 
     architecture: str
@@ -28,27 +28,27 @@ class Facts:
         return self.heads // self.kv_heads if self.kv_heads else 0
 
     @property
-    def seventy_b(self) -> bool:
+    def is_70b(self) -> bool:
         """Whether llama.cpp treats the model as 70B, whose small attn_v gets more bits."""
         if self.architecture == "llama" and (self.heads == self.kv_heads or self.experts == 8):
             return False
-        return SEVENTY_B.get(self.architecture) == self.layers
+        return LAYERS_OF_70B.get(self.architecture) == self.layers
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPosition:
     """The position of a tensor among those of its role: `index` of `count`. `is_stacked` means that
     it contains the matrices of all experts.
     """
 
     index: int
     count: int
-    facts: Facts
-    imatrix: bool = False
-    stacked: bool = False
+    facts: ModelFacts
+    has_imatrix: bool = False
+    is_stacked: bool = False
 
     @property
-    def more(self) -> bool:
+    def uses_more_bits(self) -> bool:
         """Whether llama.cpp's use_more_bits is true: the first and last eighth, and every third
         between.
         """
@@ -60,34 +60,36 @@ class Place:
         )
 
     @property
-    def middle(self) -> bool:
+    def is_in_middle(self) -> bool:
         """Whether the tensor is neither in the first nor in the last eighth."""
         return self.count // 8 <= self.index < 7 * self.count // 8
 
-    def among(self, part: int) -> bool:
+    def is_in_first(self, divisor: int) -> bool:
         """Return whether the tensor is in the first 1/part."""
-        return self.index < self.count // part
+        return self.index < self.count // divisor
 
     @property
-    def wide(self) -> bool:
+    def has_small_values(self) -> bool:
         """Whether four or more query heads share a key-value head, so that attn_v is small."""
         return self.facts.gqa >= 4
 
     @property
-    def falcon(self) -> bool:
+    def is_falcon(self) -> bool:
         """Whether the architecture is Falcon, which has special rules."""
         return self.facts.architecture == "falcon"
 
     @property
-    def eight(self) -> bool:
+    def has_eight_experts(self) -> bool:
         """Whether the model has eight experts (Mixtral): they share one attention, whose small
         matrices get more bits.
         """
         return self.facts.experts == 8
 
 
-Rule = str | Callable[[Place], str | None]  # None: the default type of the file type applies
-Mix = Mapping[str, Rule]
+TypeRule = (
+    str | Callable[[TensorPosition], str | None]
+)  # None: the default type of the file type applies
+RoleRules = Mapping[str, TypeRule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,10 @@ class FileType:
 
     name: str
     number: int
-    default: str
-    mix: Mix = field(default_factory=dict)
-    head: str = "Q6_K"
-    low: bool = False
+    default_type: str
+    rules: RoleRules = field(default_factory=dict)
+    head_type: str = "Q6_K"
+    is_low_bit: bool = False
 
     @property
     def flag(self) -> str:
@@ -113,168 +115,205 @@ class FileType:
         return "--" + self.name.lower()
 
     @property
-    def blind(self) -> frozenset[str]:
+    def types_needing_imatrix(self) -> frozenset[str]:
         """The tensor types that lose nearly all information in such a file without an imatrix
         (tensor_requires_imatrix).
         """
-        return BLIND | {"Q2_K"} if self.name == "Q2_K_S" else BLIND
+        return TYPES_NEEDING_IMATRIX | {"Q2_K"} if self.name == "Q2_K_S" else TYPES_NEEDING_IMATRIX
 
     @property
     def needs_imatrix(self) -> bool:
         """Whether the file type cannot be written without an imatrix."""
-        return self.default in self.blind
+        return self.default_type in self.types_needing_imatrix
 
 
-def _attn_output_rule(normal: str | None = None) -> Rule:
+def _attn_output_rule(normal: str | None = None) -> TypeRule:
     """Return the rule of attn_output: the default for Falcon, Q5_K for eight experts."""
-    return lambda p: None if p.falcon else "Q5_K" if p.eight else normal
+    return lambda p: None if p.is_falcon else "Q5_K" if p.has_eight_experts else normal
 
 
-def _low_bit_rules(few: str, out: str | None, embedding: str) -> Mix:
+def _low_bit_rules(few: str, out: str | None, embedding: str) -> RoleRules:
     """Return the rules of the file types below three bits; `few` is the type of their sensitive
     tensors.
     """
     return {
-        "v": lambda p: "Q4_K" if p.wide or p.facts.experts >= 4 else few,
-        "k": lambda p: "Q4_K" if p.eight else None,
-        "down": lambda p: few if p.among(8) else None,
-        "out": lambda p: "Q5_K" if p.eight else out,
+        "v": lambda p: "Q4_K" if p.has_small_values or p.facts.experts >= 4 else few,
+        "k": lambda p: "Q4_K" if p.has_eight_experts else None,
+        "down": lambda p: few if p.is_in_first(8) else None,
+        "out": lambda p: "Q5_K" if p.has_eight_experts else out,
         "embedding": embedding,
     }
 
 
-def _if_small_values(kind: str) -> Rule:
-    return lambda p: kind if p.wide else None
+def _if_small_values(kind: str) -> TypeRule:
+    return lambda p: kind if p.has_small_values else None
 
 
-def _q6_if_more_bits(p: Place) -> str | None:
-    return "Q6_K" if p.more else None
+def _q6_if_more_bits(p: TensorPosition) -> str | None:
+    return "Q6_K" if p.uses_more_bits else None
 
 
-def _down_q3_m(p: Place) -> str:
-    return "Q5_K" if p.among(16) else "Q4_K" if p.more or not p.falcon else "Q3_K"
+def _down_q3_m(p: TensorPosition) -> str:
+    return (
+        "Q5_K" if p.is_in_first(16) else "Q4_K" if p.uses_more_bits or not p.is_falcon else "Q3_K"
+    )
 
 
-def _down_q4_m(p: Place) -> str | None:
-    if p.falcon:
-        return "Q6_K" if p.among(16) else "Q5_K" if p.more else None
+def _down_q4_m(p: TensorPosition) -> str | None:
+    if p.is_falcon:
+        return "Q6_K" if p.is_in_first(16) else "Q5_K" if p.uses_more_bits else None
     return _q6_if_more_bits(p)
 
 
-TERNARY: Mix = {"embedding": "Q4_K"}
-Q2_K: Mix = {
-    "v": lambda p: "Q4_K" if p.wide else "Q3_K",
+TERNARY_RULES: RoleRules = {"embedding": "Q4_K"}
+Q2_K_RULES: RoleRules = {
+    "v": lambda p: "Q4_K" if p.has_small_values else "Q3_K",
     "down": "Q3_K",
     "out": _attn_output_rule("Q3_K"),
 }
-Q2_K_S: Mix = {"v": _if_small_values("Q4_K"), "down": lambda p: "Q4_K" if p.among(8) else None}
-Q3_K_M: Mix = {
+Q2_K_S_RULES: RoleRules = {
+    "v": _if_small_values("Q4_K"),
+    "down": lambda p: "Q4_K" if p.is_in_first(8) else None,
+}
+Q3_K_M_RULES: RoleRules = {
     "v": lambda p: "Q5_K" if p.index < 2 else "Q4_K",
     "down": _down_q3_m,
     "out": _attn_output_rule("Q4_K"),
 }
-Q3_K_L: Mix = {
+Q3_K_L_RULES: RoleRules = {
     "v": "Q5_K",
-    "down": lambda p: "Q4_K" if p.falcon else "Q5_K",
-    "out": lambda p: "Q4_K" if p.falcon else None if p.eight else "Q5_K",
+    "down": lambda p: "Q4_K" if p.is_falcon else "Q5_K",
+    "out": lambda p: "Q4_K" if p.is_falcon else None if p.has_eight_experts else "Q5_K",
 }
-Q4_K_S: Mix = {
+Q4_K_S_RULES: RoleRules = {
     "v": lambda p: "Q5_K" if p.index < 4 else None,
-    "down": lambda p: "Q5_K" if p.among(8) and not p.falcon else None,
+    "down": lambda p: "Q5_K" if p.is_in_first(8) and not p.is_falcon else None,
     "out": _attn_output_rule(),
 }
-Q4_K_M: Mix = {"v": _q6_if_more_bits, "down": _down_q4_m, "out": _attn_output_rule()}
-Q5_K_M: Mix = {"v": _q6_if_more_bits, "down": _q6_if_more_bits}
-IQ3_XXS: Mix = {
-    "v": lambda p: "Q4_K" if p.wide else "IQ3_XXS" if p.imatrix else "IQ3_S",
+Q4_K_M_RULES: RoleRules = {"v": _q6_if_more_bits, "down": _down_q4_m, "out": _attn_output_rule()}
+Q5_K_M_RULES: RoleRules = {"v": _q6_if_more_bits, "down": _q6_if_more_bits}
+IQ3_XXS_RULES: RoleRules = {
+    "v": lambda p: "Q4_K" if p.has_small_values else "IQ3_XXS" if p.has_imatrix else "IQ3_S",
     "k": "IQ2_S",
     "q": "IQ2_S",
-    "down": lambda p: None if p.imatrix else "Q4_K" if p.among(8) else "Q3_K",
+    "down": lambda p: None if p.has_imatrix else "Q4_K" if p.is_in_first(8) else "Q3_K",
     "out": _attn_output_rule("IQ3_S"),
     "embedding": "IQ3_S",
 }
-IQ3_XS: Mix = {
+IQ3_XS_RULES: RoleRules = {
     "v": _if_small_values("Q4_K"),
     "k": "IQ3_XXS",
     "q": "IQ3_XXS",
-    "gate": lambda p: "IQ3_XXS" if p.middle else None,
-    "up": lambda p: "IQ3_XXS" if p.middle else None,
+    "gate": lambda p: "IQ3_XXS" if p.is_in_middle else None,
+    "up": lambda p: "IQ3_XXS" if p.is_in_middle else None,
     "out": _attn_output_rule(),
 }
-IQ3_M: Mix = {
+IQ3_M_RULES: RoleRules = {
     "v": "Q4_K",
-    "down": lambda p: "Q4_K" if p.among(8) or (p.eight and p.more) else None,
+    "down": lambda p: (
+        "Q4_K" if p.is_in_first(8) or (p.has_eight_experts and p.uses_more_bits) else None
+    ),
     "out": _attn_output_rule("Q4_K"),
 }
-IQ4: Mix = {
+IQ4_RULES: RoleRules = {
     "v": _if_small_values("Q5_K"),
-    "down": lambda p: None if p.imatrix or not p.among(8) else "Q5_K",
+    "down": lambda p: None if p.has_imatrix or not p.is_in_first(8) else "Q5_K",
     "out": _attn_output_rule(),
 }
-MXFP4_MOE: Mix = {"every": lambda p: "MXFP4" if p.stacked else "Q8_0"}
+MXFP4_MOE_RULES: RoleRules = {"every": lambda p: "MXFP4" if p.is_stacked else "Q8_0"}
 
 
-def _protect_first_down(kind: str) -> Mix:
+def _protect_first_down(kind: str) -> RoleRules:
     """Return the rule that protects the first ffn_down tensors, where Q4_0 and Q5_0 with an imatrix
     can fail.
     """
-    return {"down": lambda p: kind if p.imatrix and p.among(8) else None}
+    return {"down": lambda p: kind if p.has_imatrix and p.is_in_first(8) else None}
 
 
 FILE_TYPES: dict[str, FileType] = {
     kind.name: kind
     for kind in (
-        FileType("Q8_0", 7, "Q8_0", head="Q8_0"),
+        FileType("Q8_0", 7, "Q8_0", head_type="Q8_0"),
         FileType("Q6_K", 18, "Q6_K"),
-        FileType("Q5_K_M", 17, "Q5_K", Q5_K_M),
+        FileType("Q5_K_M", 17, "Q5_K", Q5_K_M_RULES),
         FileType("Q5_K_S", 16, "Q5_K"),
-        FileType("Q4_K_M", 15, "Q4_K", Q4_K_M),
-        FileType("Q4_K_S", 14, "Q4_K", Q4_K_S),
-        FileType("Q3_K_L", 13, "Q3_K", Q3_K_L),
-        FileType("Q3_K_M", 12, "Q3_K", Q3_K_M),
+        FileType("Q4_K_M", 15, "Q4_K", Q4_K_M_RULES),
+        FileType("Q4_K_S", 14, "Q4_K", Q4_K_S_RULES),
+        FileType("Q3_K_L", 13, "Q3_K", Q3_K_L_RULES),
+        FileType("Q3_K_M", 12, "Q3_K", Q3_K_M_RULES),
         FileType("Q3_K_S", 11, "Q3_K", {"out": _attn_output_rule()}),
-        FileType("Q2_K", 10, "Q2_K", Q2_K),
-        FileType("Q2_K_S", 21, "Q2_K", Q2_K_S),
+        FileType("Q2_K", 10, "Q2_K", Q2_K_RULES),
+        FileType("Q2_K_S", 21, "Q2_K", Q2_K_S_RULES),
         FileType("Q5_1", 9, "Q5_1"),
         FileType("Q5_0", 8, "Q5_0", _protect_first_down("Q5_1")),
         FileType("Q4_1", 3, "Q4_1"),
         FileType("Q4_0", 2, "Q4_0", _protect_first_down("Q4_1")),
-        FileType("IQ4_NL", 25, "IQ4_NL", IQ4),
-        FileType("IQ4_XS", 30, "IQ4_XS", IQ4),
-        FileType("IQ3_M", 27, "IQ3_S", IQ3_M),
+        FileType("IQ4_NL", 25, "IQ4_NL", IQ4_RULES),
+        FileType("IQ4_XS", 30, "IQ4_XS", IQ4_RULES),
+        FileType("IQ3_M", 27, "IQ3_S", IQ3_M_RULES),
         FileType("IQ3_S", 26, "IQ3_S", {"v": _if_small_values("Q4_K"), "out": _attn_output_rule()}),
-        FileType("IQ3_XS", 22, "IQ3_S", IQ3_XS),
-        FileType("IQ3_XXS", 23, "IQ3_XXS", IQ3_XXS, head="Q5_K"),
+        FileType("IQ3_XS", 22, "IQ3_S", IQ3_XS_RULES),
+        FileType("IQ3_XXS", 23, "IQ3_XXS", IQ3_XXS_RULES, head_type="Q5_K"),
         FileType(
-            "IQ2_M", 29, "IQ2_S", _low_bit_rules("IQ3_S", "IQ3_S", "IQ3_S"), head="Q5_K", low=True
+            "IQ2_M",
+            29,
+            "IQ2_S",
+            _low_bit_rules("IQ3_S", "IQ3_S", "IQ3_S"),
+            head_type="Q5_K",
+            is_low_bit=True,
         ),
         FileType(
-            "IQ2_S", 28, "IQ2_XS", _low_bit_rules("IQ3_S", "IQ3_S", "IQ3_S"), head="Q5_K", low=True
+            "IQ2_S",
+            28,
+            "IQ2_XS",
+            _low_bit_rules("IQ3_S", "IQ3_S", "IQ3_S"),
+            head_type="Q5_K",
+            is_low_bit=True,
         ),
         FileType(
-            "IQ2_XS", 20, "IQ2_XS", _low_bit_rules("Q2_K", None, "Q2_K"), head="Q5_K", low=True
+            "IQ2_XS",
+            20,
+            "IQ2_XS",
+            _low_bit_rules("Q2_K", None, "Q2_K"),
+            head_type="Q5_K",
+            is_low_bit=True,
         ),
         FileType(
-            "IQ2_XXS", 19, "IQ2_XXS", _low_bit_rules("Q2_K", None, "Q2_K"), head="Q5_K", low=True
+            "IQ2_XXS",
+            19,
+            "IQ2_XXS",
+            _low_bit_rules("Q2_K", None, "Q2_K"),
+            head_type="Q5_K",
+            is_low_bit=True,
         ),
         FileType(
-            "IQ1_M", 31, "IQ1_M", _low_bit_rules("Q2_K", "IQ2_XXS", "Q2_K"), head="Q5_K", low=True
+            "IQ1_M",
+            31,
+            "IQ1_M",
+            _low_bit_rules("Q2_K", "IQ2_XXS", "Q2_K"),
+            head_type="Q5_K",
+            is_low_bit=True,
         ),
         FileType(
-            "IQ1_S", 24, "IQ1_S", _low_bit_rules("Q2_K", "IQ2_XXS", "Q2_K"), head="Q5_K", low=True
+            "IQ1_S",
+            24,
+            "IQ1_S",
+            _low_bit_rules("Q2_K", "IQ2_XXS", "Q2_K"),
+            head_type="Q5_K",
+            is_low_bit=True,
         ),
-        FileType("TQ2_0", 37, "TQ2_0", TERNARY),
-        FileType("TQ1_0", 36, "TQ1_0", TERNARY),
-        FileType("Q2_0", 41, "Q2_0", TERNARY),
+        FileType("TQ2_0", 37, "TQ2_0", TERNARY_RULES),
+        FileType("TQ1_0", 36, "TQ1_0", TERNARY_RULES),
+        FileType("Q2_0", 41, "Q2_0", TERNARY_RULES),
         FileType("Q1_0", 40, "Q1_0"),
-        FileType("MXFP4_MOE", 38, "MXFP4", MXFP4_MOE, head="Q8_0"),
+        FileType("MXFP4_MOE", 38, "MXFP4", MXFP4_MOE_RULES, head_type="Q8_0"),
         FileType("BF16", 32, "BF16"),
         FileType("F16", 1, "F16"),
         FileType("F32", 0, "F32"),
     )
 }
 # as in tools/quantize/quantize.cpp
-ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
+FILE_TYPE_ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 # The types that ggml_quantize_chunk can write, the largest first.
 TENSOR_TYPES = (
     "F32",
@@ -307,7 +346,7 @@ TENSOR_TYPES = (
     "Q1_0",
 )
 # The replacement of a type whose block size does not divide the row length.
-FALLBACK = {
+FALLBACK_TYPES = {
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "Q2_0"), "Q4_0"),
     **dict.fromkeys(
         ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
@@ -318,5 +357,5 @@ FALLBACK = {
 }
 # Tensor types that lose nearly all information without an imatrix, and those on which ggml then
 # aborts.
-BLIND = frozenset({"IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"})
-FATAL = frozenset({"IQ2_XS", "IQ2_XXS", "IQ1_S"})
+TYPES_NEEDING_IMATRIX = frozenset({"IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"})
+TYPES_ABORTING_WITHOUT_IMATRIX = frozenset({"IQ2_XS", "IQ2_XXS", "IQ1_S"})

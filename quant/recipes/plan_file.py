@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quant.errors import Refusal
-from quant.recipes.file_types import ALIASES, FILE_TYPES, TENSOR_TYPES
+from quant.errors import UserError
+from quant.recipes.file_types import FILE_TYPE_ALIASES, FILE_TYPES, TENSOR_TYPES
 
-FORMAT, VERSION = "llmcli.plan", 1
-LARGEST = 64 << 20  # most bytes of a plan file
-AGAIN = "llmcli quantize SRC --target-size SIZE --plan-out FILE writes one"
+PLAN_FORMAT, PLAN_VERSION = "llmcli.plan", 1
+MAX_FILE_BYTES = 64 << 20  # most bytes of a plan file
+REMAKE_HINT = "llmcli quantize SRC --target-size SIZE --plan-out FILE writes one"
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class TypeMix:
     """The `types` of all quantizable tensors of the source with this `fingerprint`.
 
     `settings` are the other inputs that decide the bytes: method, digests of imatrix and moments,
@@ -30,20 +30,20 @@ class Mix:
 
     fingerprint: str
     types: Mapping[str, str]
-    steered: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     file_bytes: int = 0
     tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     made_from: Mapping[str, Any] = field(default_factory=dict)
 
-    def document(self) -> bytes:
+    def to_json(self) -> bytes:
         """Return the plan file as JSON."""
         document = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": PLAN_FORMAT,
+            "version": PLAN_VERSION,
             "name": self.name,
             "source": self.fingerprint,
-            "steered": dict(self.steered),
+            "steered": dict(self.settings),
             "file_bytes": self.file_bytes,
             "made_from": dict(self.made_from),
             "tensors": {
@@ -54,7 +54,7 @@ class Mix:
         return _to_json(document).encode()
 
     @property
-    def chosen_by(self) -> dict[str, Any]:
+    def allocation_record(self) -> dict[str, Any]:
         """The text digest and chunk counts that the types were chosen with, as `quantize --json`
         reports them ("allocation"); empty if the file does not contain them.
         """
@@ -67,38 +67,38 @@ class Mix:
         )
         return {"allocation": record} if is_complete else {}
 
-    def check(self, fingerprint: str, steered: Mapping[str, str]) -> None:
+    def require_match(self, fingerprint: str, settings: Mapping[str, str]) -> None:
         """Raise UserError if the run would not give the planned bytes: another source, method or
         calibration.
         """
         if fingerprint != self.fingerprint:
             named = f" ({self.name})" if self.name else ""
-            raise Refusal(
+            raise UserError(
                 f"the plan is for another source{named}",
                 hint="name the source that it was made from",
             )
-        keys = {*self.steered, *steered}
+        keys = {*self.settings, *settings}
         # with --sequential the data that chose the types need not be the data that codes them
-        if "sequential" in steered and "sequential" not in self.steered:
+        if "sequential" in settings and "sequential" not in self.settings:
             keys = {"method", "fold"}
         for key in sorted(keys):
-            mine, given = self.steered.get(key, ""), steered.get(key, "")
+            mine, given = self.settings.get(key, ""), settings.get(key, "")
             if mine != given:
-                raise Refusal(
+                raise UserError(
                     f"the plan was made with {_describe(key, mine)},"
                     f" this run has {_describe(key, given)}",
                     hint=f"use the same --{key}, or make a new plan with --plan-out FILE",
                 )
 
 
-def nominal(types: Mapping[str, str], elements: Mapping[str, int]) -> str:
+def nearest_file_type(types: Mapping[str, str], elements: Mapping[str, int]) -> str:
     """Return the file type closest to a mix: that of the type with the most values."""
     type_values: dict[str, int] = {}
     for name, kind in types.items():
         type_values[kind] = type_values.get(kind, 0) + elements[name]
     largest = max(type_values, key=lambda kind: (type_values[kind], kind))
-    defaults = [name for name, kind in FILE_TYPES.items() if kind.default == largest]
-    name = ALIASES.get(largest, largest)
+    defaults = [name for name, kind in FILE_TYPES.items() if kind.default_type == largest]
+    name = FILE_TYPE_ALIASES.get(largest, largest)
     return name if name in FILE_TYPES else defaults[0]
 
 
@@ -121,26 +121,26 @@ def _to_json(told: Mapping[str, Any]) -> str:
     return "{\n" + "".join(head) + f' "tensors": {{\n{rows}\n }}\n}}\n'
 
 
-def load(path: Path) -> Mix:
+def load_plan_file(path: Path) -> TypeMix:
     """Read a plan file. Raises UserError if it is invalid."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise Refusal(f"{path} is too large for a plan file", hint=AGAIN)
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"{path} is too large for a plan file", hint=REMAKE_HINT)
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise Refusal(f"cannot read {path}: {why}", hint=AGAIN) from None
+        raise UserError(f"cannot read {path}: {why}", hint=REMAKE_HINT) from None
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise Refusal(f"{path} is no plan file: it is not JSON", hint=AGAIN) from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise Refusal(f"{path} is no plan file", hint=AGAIN)
-    if document.get("version") != VERSION or isinstance(document["version"], bool):
-        raise Refusal(
+        raise UserError(f"{path} is no plan file: it is not JSON", hint=REMAKE_HINT) from None
+    if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
+        raise UserError(f"{path} is no plan file", hint=REMAKE_HINT)
+    if document.get("version") != PLAN_VERSION or isinstance(document["version"], bool):
+        raise UserError(
             f"{path} is a plan file of version {document.get('version')!r},"
-            f" this program reads version {VERSION}",
-            hint=AGAIN,
+            f" this program reads version {PLAN_VERSION}",
+            hint=REMAKE_HINT,
         )
     steered, tensors, size = (
         document.get("steered", {}),
@@ -152,9 +152,9 @@ def load(path: Path) -> Mix:
         or not _is_text_map(steered)
         or not isinstance(size, int)
     ):
-        raise Refusal(f"{path} is damaged: its source or settings are missing", hint=AGAIN)
+        raise UserError(f"{path} is damaged: its source or settings are missing", hint=REMAKE_HINT)
     derivation = document.get("made_from")
-    return Mix(
+    return TypeMix(
         document["source"],
         _read_types(path, tensors),
         steered,
@@ -171,12 +171,12 @@ def _is_text_map(value: object) -> bool:
 
 def _read_types(path: Path, tensors: object) -> dict[str, str]:
     if not isinstance(tensors, dict) or not tensors:
-        raise Refusal(f"{path} is damaged: it lists no tensors", hint=AGAIN)
+        raise UserError(f"{path} is damaged: it lists no tensors", hint=REMAKE_HINT)
     types: dict[str, str] = {}
     for name, row in tensors.items():
         kind = row.get("type") if isinstance(row, dict) else None
         if not isinstance(kind, str) or kind not in TENSOR_TYPES:
-            raise Refusal(
+            raise UserError(
                 f"{path}: {name!r} has an unknown type: {kind!r}",
                 hint=f"types are {', '.join(TENSOR_TYPES[:13])} …",
             )

@@ -12,23 +12,25 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.native import ggml
 from quant.recipes.file_types import (
-    ALIASES,
-    FALLBACK,
-    FATAL,
+    FALLBACK_TYPES,
+    FILE_TYPE_ALIASES,
     FILE_TYPES,
     TENSOR_TYPES,
-    Facts,
+    TYPES_ABORTING_WITHOUT_IMATRIX,
     FileType,
-    Place,
+    ModelFacts,
+    TensorPosition,
 )
 
-NATIVE = ("MXFP4",)  # types that models are trained in: rounding them again only loses information
+TRAINED_TYPES = (
+    "MXFP4",
+)  # types that models are trained in: rounding them again only loses information
 
 # Parts of names of tensors that are not quantized (tensor_allows_quantization).
-KEPT = (
+UNQUANTIZED_PARTS = (
     "_norm.weight",
     "ffn_gate_inp.weight",
     "ffn_gate_tid2eid.weight",
@@ -65,8 +67,8 @@ KEPT = (
     "a.rvq.codebook",
     "mm.a.code_embd",
 )
-KEPT_NAMES = ("position_embd.weight", "token_types.weight")
-KEPT_GLM5 = (
+UNQUANTIZED_NAMES = ("position_embd.weight", "token_types.weight")
+UNQUANTIZED_PARTS_GLM5 = (
     "hc_",
     "indexer.attn_q_b",
     "indexer.attn_k",
@@ -82,10 +84,10 @@ KEPT_GLM5 = (
     "attn_k_b.weight",
     "attn_v_b.weight",
 )
-RAISED_GLM5 = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
-HEAD, EMBEDDINGS = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
+Q8_PARTS_GLM5 = ("attn_q_a", "attn_q_b", "nextn.eh_proj")
+HEAD_NAME, EMBEDDING_NAMES = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
 # Part of a name -> role; the first match counts (tensor_get_category), after the exact names above.
-ROLES = (
+ROLE_OF_PART = (
     ("attn_qkv.weight", "v"),
     ("attn_kv_b.weight", "v"),
     ("attn_v.weight", "v"),
@@ -99,7 +101,7 @@ ROLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class TypeOverrides:
     """The user's settings beside the file type.
 
     `tensor_types` are REGEX=TYPE, of which the first match in a name decides; `pure` gives all
@@ -110,50 +112,50 @@ class Wishes:
 
     tensor_types: tuple[str, ...] = ()
     pure: bool = False
-    head: str | None = None
-    embedding: str | None = None
+    head_type: str | None = None
+    embedding_type: str | None = None
     keep_head: bool = False
     mix: Mapping[str, str] | None = None
 
     @property
-    def any(self) -> bool:
+    def is_set(self) -> bool:
         """Whether the file will differ from the standard file of its type."""
-        return self != STOCK
+        return self != NO_OVERRIDES
 
 
-STOCK = Wishes()
+NO_OVERRIDES = TypeOverrides()
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TypeChoice:
     """A tensor's new type, and the recipe's type where the row length did not allow it."""
 
     type: str
-    wanted: str | None = None
+    replaced_type: str | None = None
 
 
-def parse(text: str) -> FileType:
+def parse_file_type(text: str) -> FileType:
     """Return the file type with this name in any case; Q4_K means Q4_K_M, as in llama.cpp. Raises
     UserError if it is unknown.
     """
     name = text.strip().upper().replace("-", "_")
-    name = ALIASES.get(name, name)
+    name = FILE_TYPE_ALIASES.get(name, name)
     if name not in FILE_TYPES:
         near = difflib.get_close_matches(name, FILE_TYPES, n=3, cutoff=0.5) or list(FILE_TYPES)
-        raise Refusal(f"there is no type {text!r}", hint=f"try {', '.join(near)}")
+        raise UserError(f"there is no type {text!r}", hint=f"try {', '.join(near)}")
     return FILE_TYPES[name]
 
 
-def tensor_type(text: str) -> str:
+def parse_tensor_type(text: str) -> str:
     """Return the tensor type with this name in any case. Raises UserError if it is unknown."""
     name = text.strip().upper()
     if name not in TENSOR_TYPES:
         near = difflib.get_close_matches(name, TENSOR_TYPES, n=3, cutoff=0.5) or list(TENSOR_TYPES)
-        raise Refusal(f"there is no tensor type {text!r}", hint=f"try {', '.join(near)}")
+        raise UserError(f"there is no tensor type {text!r}", hint=f"try {', '.join(near)}")
     return name
 
 
-def overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
+def parse_overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
     """Parse REGEX=TYPE settings; the first pattern found in a tensor's name decides. Raises
     UserError if one is invalid.
     """
@@ -161,19 +163,19 @@ def overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
     for text in texts:
         pattern, equals, kind = text.rpartition("=")
         if not equals or not pattern:
-            raise Refusal(
+            raise UserError(
                 f"{text!r} is not REGEX=TYPE", hint="for example --tensor-type 'attn_v=q8_0'"
             )
         try:
-            patterns.append((re.compile(pattern), tensor_type(kind)))
+            patterns.append((re.compile(pattern), parse_tensor_type(kind)))
         except (re.error, OverflowError, RecursionError) as error:
-            raise Refusal(
+            raise UserError(
                 f"{pattern!r} is not a regular expression: {error}", hint="quote dots and brackets"
             ) from None
     return tuple(patterns)
 
 
-def order(name: str) -> tuple[int, bytes]:
+def tensor_order(name: str) -> tuple[int, bytes]:
     """Return the sort key of a tensor in llama.cpp's map of weights: by layer (none is -1), then by
     name.
     """
@@ -181,16 +183,16 @@ def order(name: str) -> tuple[int, bytes]:
     return (int(match[1]) if match else -1, name.encode())
 
 
-def role(name: str) -> str:
+def tensor_role(name: str) -> str:
     """Return the role of a tensor in the rules (tensor_get_category)."""
-    if name == HEAD:
+    if name == HEAD_NAME:
         return "head"
-    if name in EMBEDDINGS:
+    if name in EMBEDDING_NAMES:
         return "embedding"
-    return next((role for part, role in ROLES if part in name), "other")
+    return next((role for part, role in ROLE_OF_PART if part in name), "other")
 
 
-def values(name: str, rows: int, facts: Facts) -> int:
+def value_rows(name: str, rows: int, facts: ModelFacts) -> int:
     """Return the number of value rows of a fused attn_qkv, its last rows; 0 for other tensors and
     where it is unknown.
     """
@@ -203,31 +205,35 @@ def values(name: str, rows: int, facts: Facts) -> int:
     return rows // heads * facts.kv_heads if fused else 0
 
 
-def allowed(name: str, shape: Sequence[int], facts: Facts) -> bool:
+def is_quantizable(name: str, shape: Sequence[int], facts: ModelFacts) -> bool:
     """Return whether a tensor is quantized at all: matrices named …weight, except small and
     sensitive ones.
     """
     if (
         sum(size > 1 for size in shape[1:]) == 0
         or not name.endswith("weight")
-        or name in KEPT_NAMES
+        or name in UNQUANTIZED_NAMES
     ):
         return False
-    kept = KEPT + KEPT_GLM5 if facts.architecture == "glm5-next" else KEPT
+    kept = (
+        UNQUANTIZED_PARTS + UNQUANTIZED_PARTS_GLM5
+        if facts.architecture == "glm5-next"
+        else UNQUANTIZED_PARTS
+    )
     return not any(part in name for part in kept)
 
 
-Tensors = Sequence[tuple[str, Sequence[int], str]]
+TensorTable = Sequence[tuple[str, Sequence[int], str]]
 
 
-def choose(
-    tensors: Tensors,
+def choose_types(
+    tensors: TensorTable,
     kind: FileType,
-    facts: Facts,
-    wishes: Wishes = STOCK,
+    facts: ModelFacts,
+    overrides: TypeOverrides = NO_OVERRIDES,
     *,
-    weighed: Collection[str] | None = None,
-) -> dict[str, Choice]:
+    with_importance: Collection[str] | None = None,
+) -> dict[str, TypeChoice]:
     """Choose every tensor's type from (name, shape with the row length first, present type).
 
     Tensors that may not be quantized keep their type, and so do those in a type that models are
@@ -235,98 +241,110 @@ def choose(
     data for, None without imatrix. Raises UserError if an override has no effect, or if a type
     needs an imatrix that has no data for the tensor.
     """
-    chosen = types(tensors, kind, facts, wishes, imatrix=weighed is not None)
-    _require_importance({name: present for name, _, present in tensors}, chosen, kind, weighed)
+    chosen = assign_types(tensors, kind, facts, overrides, imatrix=with_importance is not None)
+    _require_importance(
+        {name: present for name, _, present in tensors}, chosen, kind, with_importance
+    )
     return chosen
 
 
-def types(
-    tensors: Tensors, kind: FileType, facts: Facts, wishes: Wishes = STOCK, *, imatrix: bool = False
-) -> dict[str, Choice]:
+def assign_types(
+    tensors: TensorTable,
+    kind: FileType,
+    facts: ModelFacts,
+    overrides: TypeOverrides = NO_OVERRIDES,
+    *,
+    imatrix: bool = False,
+) -> dict[str, TypeChoice]:
     """Return the types of choose_types(), without the check of the imatrix."""
-    if wishes.mix is not None:
-        return _types_of_mix(tensors, facts, wishes)
-    chooser = _Chooser(tensors, kind, facts, wishes, imatrix=imatrix)
-    chosen: dict[str, Choice] = {}
-    for name, shape, present in sorted(tensors, key=lambda tensor: order(tensor[0])):
+    if overrides.mix is not None:
+        return _types_of_mix(tensors, facts, overrides)
+    chooser = _Chooser(tensors, kind, facts, overrides, imatrix=imatrix)
+    chosen: dict[str, TypeChoice] = {}
+    for name, shape, present in sorted(tensors, key=lambda tensor: tensor_order(tensor[0])):
         if (
-            not allowed(name, shape, facts)
-            or present in ggml.INTEGERS
-            or (wishes.keep_head and name == HEAD)
+            not is_quantizable(name, shape, facts)
+            or present in ggml.INTEGER_TYPES
+            or (overrides.keep_head and name == HEAD_NAME)
         ):
-            chosen[name] = Choice(present)
+            chosen[name] = TypeChoice(present)
         else:
             chosen[name] = chooser.choose(name, shape, present)
     chooser.require_used()
     return chosen
 
 
-def open_tensors(tensors: Tensors, facts: Facts) -> Tensors:
+def quantizable_tensors(tensors: TensorTable, facts: ModelFacts) -> TensorTable:
     """Return the tensors that may be quantized, whose types a mix decides."""
     return [
         (name, shape, present)
         for name, shape, present in tensors
-        if allowed(name, shape, facts) and present not in ggml.INTEGERS
+        if is_quantizable(name, shape, facts) and present not in ggml.INTEGER_TYPES
     ]
 
 
-def _types_of_mix(tensors: Tensors, facts: Facts, wishes: Wishes) -> dict[str, Choice]:
+def _types_of_mix(
+    tensors: TensorTable, facts: ModelFacts, wishes: TypeOverrides
+) -> dict[str, TypeChoice]:
     """Return each tensor's type in the mix. Raises UserError if the mix does not match these
     tensors or their rows.
     """
-    if wishes != Wishes(mix=wishes.mix):
-        raise Refusal(
+    if wishes != TypeOverrides(mix=wishes.mix):
+        raise UserError(
             "a plan decides every tensor's type",
             hint="leave out --tensor-type, --pure and the like",
         )
     mix = dict(wishes.mix or {})
-    chosen, wrong = {name: Choice(present) for name, _, present in tensors}, []
-    for name, shape, _ in open_tensors(tensors, facts):
+    chosen, wrong = {name: TypeChoice(present) for name, _, present in tensors}, []
+    for name, shape, _ in quantizable_tensors(tensors, facts):
         kind = mix.pop(name, None)
         if kind is None:
             wrong.append(f"it has no type for {name}")
-        elif shape[0] % ggml.block(kind).values:
+        elif shape[0] % ggml.block_size(kind).values:
             wrong.append(f"rows of {shape[0]} are no multiple of the blocks of {kind}: {name}")
         else:
-            chosen[name] = Choice(kind)
+            chosen[name] = TypeChoice(kind)
     wrong += [f"this model has no quantizable tensor {name}" for name in mix]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise Refusal(
+        raise UserError(
             f"the plan is not for this model: {'; '.join(wrong[:3])}{more}",
             hint="make one from this source with --plan-out FILE",
         )
     return chosen
 
 
-def fit(wanted: str, columns: int) -> Choice:
+def fit_row_length(wanted: str, columns: int) -> TypeChoice:
     """Return the type, or its replacement if the row length is no multiple of its block size, F16
     as the last resort. Raises UserError if a large block has no replacement.
     """
-    if columns % ggml.block(wanted).values == 0:
-        return Choice(wanted)
-    replacement = FALLBACK.get(wanted, wanted)
-    if replacement == wanted and ggml.block(wanted).values > 32:
-        raise Refusal(
+    if columns % ggml.block_size(wanted).values == 0:
+        return TypeChoice(wanted)
+    replacement = FALLBACK_TYPES.get(wanted, wanted)
+    if replacement == wanted and ggml.block_size(wanted).values > 32:
+        raise UserError(
             f"rows of {columns} are no multiple of the blocks of {wanted},"
             " and no other type can replace it",
             hint="choose another type, or --tensor-type for these tensors",
         )
-    return Choice(replacement if columns % ggml.block(replacement).values == 0 else "F16", wanted)
+    return TypeChoice(
+        replacement if columns % ggml.block_size(replacement).values == 0 else "F16", wanted
+    )
 
 
 def _require_importance(
     present: dict[str, str],
-    chosen: dict[str, Choice],
+    chosen: dict[str, TypeChoice],
     kind: FileType,
     weighed: Collection[str] | None,
 ) -> None:
     """Raise UserError for types of very few bits in tensors that the imatrix has no data for."""
     bad = []
     for name, choice in chosen.items():
-        is_outside_blocks = role(name) in ("head", "embedding")
+        is_outside_blocks = tensor_role(name) in ("head", "embedding")
         noise = (
-            choice.type in (FATAL if is_outside_blocks else kind.blind)
+            choice.type
+            in (TYPES_ABORTING_WITHOUT_IMATRIX if is_outside_blocks else kind.types_needing_imatrix)
             and choice.type != present[name]
         )
         if noise and (weighed is None or name not in weighed):
@@ -336,12 +354,12 @@ def _require_importance(
     names = ", ".join(f"{name} ({chosen[name].type})" for name in bad[:3])
     names += " …" if len(bad) > 3 else ""
     if weighed is None:
-        raise Refusal(
+        raise UserError(
             f"{kind.name} needs an importance matrix:"
             f" without one {len(bad)} tensors would be noise: {names}",
             hint="add --imatrix FILE, as llama-imatrix makes it, or choose a larger type",
         )
-    raise Refusal(
+    raise UserError(
         f"the imatrix has no data for {len(bad)} tensors that would be noise without it: {names}",
         hint="give these another type with --tensor-type, or calibrate on more text",
     )
@@ -353,15 +371,21 @@ class _Chooser:
     """
 
     def __init__(
-        self, tensors: Tensors, kind: FileType, facts: Facts, wishes: Wishes, *, imatrix: bool
+        self,
+        tensors: TensorTable,
+        kind: FileType,
+        facts: ModelFacts,
+        wishes: TypeOverrides,
+        *,
+        imatrix: bool,
     ) -> None:
         names = {name for name, _, _ in tensors}
         self.kind, self.facts, self.wishes, self.imatrix = kind, facts, wishes, imatrix
-        self.patterns = overrides(wishes.tensor_types)
-        self.head = tensor_type(wishes.head) if wishes.head else None
-        self.embedding = tensor_type(wishes.embedding) if wishes.embedding else None
-        self.tied = HEAD not in names
-        self.value_count = sum(role(name) == "v" for name in names)
+        self.patterns = parse_overrides(wishes.tensor_types)
+        self.head = parse_tensor_type(wishes.head_type) if wishes.head_type else None
+        self.embedding = parse_tensor_type(wishes.embedding_type) if wishes.embedding_type else None
+        self.tied = HEAD_NAME not in names
+        self.value_count = sum(tensor_role(name) == "v" for name in names)
         self.counts = dict.fromkeys(("v", "down", "gate", "up"), 0)
         self.matchable: list[str] = []  # names that a pattern could decide
         self.used_overrides = {
@@ -371,25 +395,26 @@ class _Chooser:
         }
         self.used_overrides["keep"] |= not self.tied
 
-    def choose(self, name: str, shape: Sequence[int], present: str) -> Choice:
-        part, columns = role(name), shape[0]
+    def choose(self, name: str, shape: Sequence[int], present: str) -> TypeChoice:
+        part, columns = tensor_role(name), shape[0]
         manual = next((new for pattern, new in self.patterns if pattern.search(name)), None)
         # As in llama.cpp: the per-layer table follows the embedding's type unless a pattern names
         # it.
-        if part == "embedding" and self.embedding and not (manual and name != EMBEDDINGS[0]):
+        if part == "embedding" and self.embedding and not (manual and name != EMBEDDING_NAMES[0]):
             self.used_overrides["embedding"] = True
-            return fit(self.embedding, columns)
+            return fit_row_length(self.embedding, columns)
         if part == "head" and self.head:
             self.used_overrides["head"] = True
-            return fit(self.head, columns)
-        if present in NATIVE:
+            return fit_row_length(self.head, columns)
+        if present in TRAINED_TYPES:
             self.matchable.append(name)
-            return fit(manual, columns) if manual else Choice(present)
-        if not ggml.quantized(self.kind.default):
-            return Choice(self.kind.default)
+            return fit_row_length(manual, columns) if manual else TypeChoice(present)
+        if not ggml.is_quantized(self.kind.default_type):
+            return TypeChoice(self.kind.default_type)
         self.matchable.append(name)
-        return fit(
-            manual or (self.kind.default if self.wishes.pure else self._rule(name, part, shape)),
+        return fit_row_length(
+            manual
+            or (self.kind.default_type if self.wishes.pure else self._rule(name, part, shape)),
             columns,
         )
 
@@ -398,12 +423,12 @@ class _Chooser:
         for pattern, _ in self.patterns:
             if not any(map(pattern.search, self.matchable)):
                 names = ", ".join(self.matchable[:3]) or "none, the type is a float"
-                raise Refusal(
+                raise UserError(
                     f"{pattern.pattern!r} matches no tensor that {self.kind.name} would quantize",
                     hint=f"such names are: {names}",
                 )
         if self.wishes.keep_head and self.head:
-            raise Refusal(
+            raise UserError(
                 "output.weight cannot both keep its type and get another one",
                 hint="use either --leave-output-tensor or --output-tensor-type",
             )
@@ -420,50 +445,53 @@ class _Chooser:
                 if override == "embedding"
                 else "this model ties its output to the embedding"
             )
-            raise Refusal(
+            raise UserError(
                 f"{flags[override]} has no effect: {missing}",
                 hint=f"leave it out, or use {flags['embedding']}",
             )
 
     def _rule(self, name: str, part: str, shape: Sequence[int]) -> str:
-        default, facts, mix = self.kind.default, self.facts, self.kind.mix
-        if facts.architecture == "glm5-next" and any(word in name for word in RAISED_GLM5):
+        default, facts, mix = self.kind.default_type, self.facts, self.kind.rules
+        if facts.architecture == "glm5-next" and any(word in name for word in Q8_PARTS_GLM5):
             return "Q8_0"
         if part == "head" or (part == "embedding" and self.tied):
             return self._head_type(shape[0])
         rule = mix.get("every") or mix.get(part)
         position = self._position(name, part, shape)
         chosen = (rule(position) if callable(rule) else rule) or default
-        if self.kind.low or "every" in mix:
+        if self.kind.is_low_bit or "every" in mix:
             return chosen
         if facts.experts == 8 and part in ("v", "k"):
             return "Q8_0"
-        return "Q5_K" if part == "v" and facts.seventy_b and chosen in ("Q3_K", "Q4_K") else chosen
+        return "Q5_K" if part == "v" and facts.is_70b and chosen in ("Q3_K", "Q4_K") else chosen
 
     def _head_type(self, columns: int) -> str:
         if self.head:
             self.used_overrides["head"] = True
             return self.head
-        if self.facts.architecture == "falcon" or columns % ggml.block(self.kind.default).values:
+        if (
+            self.facts.architecture == "falcon"
+            or columns % ggml.block_size(self.kind.default_type).values
+        ):
             return "Q8_0"
-        return self.kind.head
+        return self.kind.head_type
 
-    def _position(self, name: str, part: str, shape: Sequence[int]) -> Place:
+    def _position(self, name: str, part: str, shape: Sequence[int]) -> TensorPosition:
         index = self.counts.get(part, 0)
         if part in self.counts:
             self.counts[part] += 1
-        if part in ("down", "gate", "up") and self.facts.experts > 1 and not self.kind.low:
+        if part in ("down", "gate", "up") and self.facts.experts > 1 and not self.kind.is_low_bit:
             index = self._layer(name)
         count = self.value_count if part == "v" else self.facts.layers
         stacked = len(shape) > 2 and shape[2] > 1
         if self.facts.architecture == "bailingmoe3":  # its attention has stacked matrices, too
             stacked &= part in ("down", "gate", "up")
-        return Place(index, count, self.facts, self.imatrix, stacked)
+        return TensorPosition(index, count, self.facts, self.imatrix, stacked)
 
     def _layer(self, name: str) -> int:
-        layer = order(name)[0]
+        layer = tensor_order(name)[0]
         if not 0 <= layer < self.facts.layers:
-            raise Refusal(
+            raise UserError(
                 f"tensor {name} is in none of the model's {self.facts.layers} layers",
                 hint="the file's block_count is wrong: download it again",
             )

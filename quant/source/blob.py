@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from quant.errors import Damaged, Refusal
+from quant.errors import DamagedSourceError, UserError
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SAMPLE, SAMPLES = 4096, 64  # bytes of a sample; samples that identify a checkpoint
+SAMPLE_BYTES, SAMPLE_COUNT = 4096, 64  # bytes of a sample; samples that identify a checkpoint
 
 
 class Blob(Protocol):
@@ -57,15 +57,17 @@ class LocalFile:
         try:
             data = np.fromfile(self.path, np.uint8, nbytes, offset=offset)
         except OSError as error:
-            raise Refusal(
+            raise UserError(
                 f"{self.path} cannot be read: {error.strerror or error}", hint="check the file"
             ) from None
         if data.size != nbytes:
-            raise Damaged(f"{self.path} ends before the bytes to read", hint="fetch the file again")
+            raise DamagedSourceError(
+                f"{self.path} ends before the bytes to read", hint="fetch the file again"
+            )
         return data
 
 
-def rows_of(blob: Blob, offset: int, width: int) -> "Callable[[int, int], U8]":
+def make_row_reader(blob: Blob, offset: int, width: int) -> "Callable[[int, int], U8]":
     """Return a reader of rows of `width` bytes, stored one after another from `offset`.
 
     Shapes: `read(first, last)` gives `[last - first, width]`.
@@ -79,14 +81,16 @@ def rows_of(blob: Blob, offset: int, width: int) -> "Callable[[int, int], U8]":
     return read
 
 
-def samples(blobs: Sequence[Blob]) -> "list[U8]":
+def read_samples(blobs: Sequence[Blob]) -> "list[U8]":
     """Return small pieces spread evenly over `blobs`, from the first byte to the last.
 
     The same bytes give the same pieces wherever they are stored, and the pieces are few enough to
     fetch one by one from a server.
     """
     total = sum(blob.size for blob in blobs)
-    steps = [step * (total - 1) // (SAMPLES - 1) for step in range(SAMPLES)] if total else []
+    steps = (
+        [step * (total - 1) // (SAMPLE_COUNT - 1) for step in range(SAMPLE_COUNT)] if total else []
+    )
     positions = dict.fromkeys(_sample_around(blobs, at) for at in steps)
     with ThreadPoolExecutor(8, thread_name_prefix="sample") as pool:
         return list(pool.map(lambda place: blobs[place[0]].read(*place[1:]), positions))
@@ -96,6 +100,6 @@ def _sample_around(blobs: Sequence[Blob], at: int) -> tuple[int, int, int]:
     """Return the sample around byte `at` of all blobs joined: index of the blob, offset, length."""
     for number, blob in enumerate(blobs):
         if at < blob.size:
-            return number, max(0, min(at, blob.size - SAMPLE)), min(SAMPLE, blob.size)
+            return number, max(0, min(at, blob.size - SAMPLE_BYTES)), min(SAMPLE_BYTES, blob.size)
         at -= blob.size
     raise AssertionError(at)

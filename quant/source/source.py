@@ -12,15 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quant.errors import Damaged, Refusal
+from quant.errors import DamagedSourceError, UserError
 from quant.native import ggml
-from quant.recipes.file_types import Facts
-from quant.source.blob import Blob, samples
+from quant.recipes.file_types import ModelFacts
+from quant.source.blob import Blob, read_samples
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
-SAMPLE = 4096  # bytes of each of a tensor's three samples in the fingerprint
+SAMPLE_BYTES = 4096  # bytes of each of a tensor's three samples in the fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Weight:
     shape: tuple[int, ...]
     type: str
     read: "Callable[[int, int], U8]" = field(repr=False)
-    stored: str = ""
+    stored_type: str = ""
 
     @property
     def columns(self) -> int:
@@ -76,7 +76,7 @@ class Source:
     path: Path
     files: tuple[Path, ...]
     name: str
-    facts: Facts
+    facts: ModelFacts
     entries: tuple[tuple[str, bytes], ...]
     weights: tuple[Weight, ...]
     alignment: int
@@ -86,9 +86,9 @@ class Source:
     # Where the weights are stored, if the fingerprint must take few reads.
     blobs: tuple[Blob, ...] = ()
     origin: "Source | None" = None  # the source before exact rescaling (quant/folds)
-    transform: str = ""  # digest of the folds under which its files were made
-    fold: str = ""  # digest of the folds from `origin` to this source
-    folded: str = ""  # how those folds were chosen
+    transform_digest: str = ""  # digest of the folds under which its files were made
+    fold_digest: str = ""  # digest of the folds from `origin` to this source
+    fold_label: str = ""  # how those folds were chosen
 
     @cached_property
     def fingerprint(self) -> str:
@@ -107,22 +107,24 @@ class Source:
             digest.update(f"{weight.name} {weight.shape} {weight.type}".encode())
             if self.blobs:
                 continue
-            step = max(1, SAMPLE // ggml.row_bytes(weight.type, weight.columns))
+            step = max(1, SAMPLE_BYTES // ggml.row_bytes(weight.type, weight.columns))
             for first in {0, weight.rows // 2, max(0, weight.rows - step)}:
                 digest.update(weight.read(first, min(first + step, weight.rows)).tobytes())
         for source_blob in self.blobs:
             digest.update(f"{source_blob.path.name} {source_blob.size}".encode())
-        for piece in samples(self.blobs):
+        for piece in read_samples(self.blobs):
             digest.update(piece.tobytes())
         return digest.hexdigest()[:32]
 
     @property
-    def changed(self) -> int:
+    def newest_mtime_ns(self) -> int:
         """The newest modification time of its files in nanoseconds; 0 if none is on this disk."""
         return max((file.stat().st_mtime_ns for file in self.files if file.exists()), default=0)
 
 
-def stored_rows(file: Path, offset: int, width: int, name: str) -> "Callable[[int, int], U8]":
+def make_file_row_reader(
+    file: Path, offset: int, width: int, name: str
+) -> "Callable[[int, int], U8]":
     """Return a reader of rows of `width` bytes, stored one after another in a file.
 
     It reads instead of mapping: if the file shrinks meanwhile, reading raises UserError instead of
@@ -137,17 +139,21 @@ def stored_rows(file: Path, offset: int, width: int, name: str) -> "Callable[[in
                 file, np.uint8, (last - first) * width, offset=offset + first * width
             )
         except OSError as error:
-            raise Refusal(
+            raise UserError(
                 f"{file} cannot be read: {error.strerror}", hint="check the file and its disk"
             ) from None
         if data.size != (last - first) * width:
-            raise Damaged(f"{file} ends inside tensor {name}", hint="fetch the file again")
+            raise DamagedSourceError(
+                f"{file} ends inside tensor {name}", hint="fetch the file again"
+            )
         return data.reshape(last - first, width)
 
     return read
 
 
-def gathered(read: "Callable[[int, int], U8]", order: Sequence[int]) -> "Callable[[int, int], U8]":
+def reorder_rows(
+    read: "Callable[[int, int], U8]", order: Sequence[int]
+) -> "Callable[[int, int], U8]":
     """Return a reader of the same rows in another order: row i of the result is row order[i] of the
     source.
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     Units = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
-LARGEST = 1 << 22  # bytes; SentencePiece's own rules take about 250,000
-BLOCK = 256  # slots; one for each value of a byte
-LABEL, VALUE, LEAF, WIDE = 0x8000_00FF, 0x7FFF_FFFF, 1 << 8, 1 << 9
-REACH = 1 << 21  # the first offset that needs WIDE_FLAG
-OPEN = 8  # newest blocks whose free slots are still filled
+MAX_BYTES = 1 << 22  # bytes; SentencePiece's own rules take about 250,000
+BLOCK_SLOTS = 256  # slots; one for each value of a byte
+LABEL_MASK, VALUE_MASK, LEAF_FLAG, WIDE_FLAG = 0x8000_00FF, 0x7FFF_FFFF, 1 << 8, 1 << 9
+MAX_NARROW_OFFSET = 1 << 21  # the first offset that needs WIDE_FLAG
+OPEN_BLOCKS = 8  # newest blocks whose free slots are still filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Charsmap:
     """Rules that `parse_charsmap` has checked: no text leads outside of the array."""
 
     units: tuple[int, ...]
-    texts: bytes
+    replacements: bytes
 
     def apply(self, text: str) -> str:
         """Return the text with every prefix that has a rule replaced, the longest first."""
@@ -41,7 +41,7 @@ class Charsmap:
             at += length
         return replaced.decode("utf-8", "replace")
 
-    def covers(self, text: str) -> bool:
+    def has_rule(self, text: str) -> bool:
         """Return whether the whole text is the prefix of a rule."""
         data = text.encode()
         return self._longest(data, 0)[0] == len(data)
@@ -52,15 +52,17 @@ class Charsmap:
             char = data[index]
             node ^= char
             unit = self.units[node]
-            if not char or unit & LABEL != char:
+            if not char or unit & LABEL_MASK != char:
                 break
             node ^= _offset(unit)
-            if unit & LEAF:
-                position, length = self.units[node] & VALUE, index - at + 1
-        return length, self.texts[position : self.texts.index(0, position)] if length else b""
+            if unit & LEAF_FLAG:
+                position, length = self.units[node] & VALUE_MASK, index - at + 1
+        return length, self.replacements[
+            position : self.replacements.index(0, position)
+        ] if length else b""
 
 
-def parse(data: bytes) -> Charsmap:
+def parse_charsmap(data: bytes) -> Charsmap:
     """Read rules.
 
     Raises ValueError if some text could lead outside of them, because llama.cpp would crash on it.
@@ -70,7 +72,7 @@ def parse(data: bytes) -> Charsmap:
     return Charsmap(tuple(units.tolist()), texts)
 
 
-def build(rules: Mapping[str, str]) -> bytes:
+def build_charsmap(rules: Mapping[str, str]) -> bytes:
     """Pack rules, prefix -> replacement, as a precompiled_charsmap; no rules give no bytes.
 
     Prefixes are not empty, and neither prefixes nor replacements contain a zero character.
@@ -90,23 +92,21 @@ def build(rules: Mapping[str, str]) -> bytes:
     return _packed(array, texts)
 
 
-def followed(data: bytes, after: Callable[[str], str], chars: Iterable[str]) -> bytes:
+def append_step(data: bytes, step: Callable[[str], str], chars: Iterable[str]) -> bytes:
     """Return rules that apply `data` and then `step`, which maps a text character by character.
 
     `chars` are the characters that `step` may change.
     """
     units, old_texts = _split(data)
-    array, texts, rules = _Array(units.tolist()), _Texts(), parse(data)
+    array, texts, rules = _Array(units.tolist()), _Texts(), parse_charsmap(data)
     for leaf in _leaves(units, len(old_texts)):
-        first = int(units[leaf]) & VALUE
+        first = int(units[leaf]) & VALUE_MASK
         array.units[leaf] = (
-            texts.add(
-                after(old_texts[first : old_texts.index(0, first)].decode("utf-8", "replace"))
-            )
+            texts.add(step(old_texts[first : old_texts.index(0, first)].decode("utf-8", "replace")))
             | 1 << 31
         )
     for char in chars:
-        if (changed := after(char)) != char and not rules.covers(char):
+        if (changed := step(char)) != char and not rules.has_rule(char):
             array.add(char.encode(), texts.add(changed))
     return _packed(array, texts)
 
@@ -114,7 +114,7 @@ def followed(data: bytes, after: Callable[[str], str], chars: Iterable[str]) -> 
 def _split(data: bytes) -> tuple["Units", bytes]:
     import numpy as np
 
-    if not 8 < len(data) <= LARGEST:
+    if not 8 < len(data) <= MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes")
     (nbytes,) = struct.unpack_from("<I", data)
     if not nbytes or nbytes % 4 or 4 + nbytes >= len(data) or data[-1]:
@@ -130,21 +130,21 @@ def _leaves(units: "Units", texts: int) -> list[int]:
     """
     import numpy as np
 
-    bytewise = np.arange(1, BLOCK, dtype=np.int64)
-    seen, leaves = np.zeros(len(units) + BLOCK, bool), set[int]()
+    bytewise = np.arange(1, BLOCK_SLOTS, dtype=np.int64)
+    seen, leaves = np.zeros(len(units) + BLOCK_SLOTS, bool), set[int]()
     waiting = [np.array([_offset(int(units[0]))])]
     while waiting:
         index = waiting.pop()[:, None] ^ bytewise  # [nodes, 255]
         if index.max() >= len(units):
             raise ValueError("its array leads outside of itself")
         candidates = units[index]
-        is_child = (candidates & LABEL) == bytewise
+        is_child = (candidates & LABEL_MASK) == bytewise
         unit = candidates[is_child].astype(np.int64)
-        after = index[is_child] ^ ((unit >> 10) << ((unit & WIDE) >> 6))
+        after = index[is_child] ^ ((unit >> 10) << ((unit & WIDE_FLAG) >> 6))
         if after.size and after.max() >= len(seen):
             raise ValueError("its array leads outside of itself")
-        ends = np.unique(after[(unit & LEAF) != 0])
-        if ends.size and (ends[-1] >= len(units) or (units[ends] & VALUE).max() >= texts):
+        ends = np.unique(after[(unit & LEAF_FLAG) != 0])
+        if ends.size and (ends[-1] >= len(units) or (units[ends] & VALUE_MASK).max() >= texts):
             raise ValueError("its array leads outside of its replacements")
         leaves.update(ends.tolist())
         new = np.unique(after[~seen[after]])
@@ -175,7 +175,7 @@ class _Array:
     """A double array that grows: the child of a node by a byte is in the slot base XOR byte."""
 
     def __init__(self, units: list[int]) -> None:
-        self.units = units + [0] * (-len(units) % BLOCK)
+        self.units = units + [0] * (-len(units) % BLOCK_SLOTS)
         self.free: dict[int, None] = {}  # free slots of the last blocks, in order
         self.bases: set[int] = set()
 
@@ -190,7 +190,7 @@ class _Array:
                 if isinstance(child, int):
                     self.units[base ^ char] = child | 1 << 31
                 else:
-                    self.units[base ^ char] = char | (LEAF if 0 in child else 0)
+                    self.units[base ^ char] = char | (LEAF_FLAG if 0 in child else 0)
                     waiting.append((child, base ^ char))
 
     def add(self, prefix: bytes, position: int) -> None:
@@ -198,12 +198,12 @@ class _Array:
         index, fresh = 0, False
         for char in prefix:
             base = index ^ _offset(self.units[index])
-            if fresh or self.units[base ^ char] & LABEL != char:
+            if fresh or self.units[base ^ char] & LABEL_MASK != char:
                 base = self._moved(index, char, fresh)
                 self.units[base ^ char], fresh = char, True
             index = base ^ char
         self.units[self._moved(index, 0, fresh)] = position | 1 << 31
-        self.units[index] |= LEAF
+        self.units[index] |= LEAF_FLAG
 
     def _moved(self, index: int, char: int, fresh: bool) -> int:
         """Move a node's children to a base that has room for one more byte; return the base.
@@ -212,9 +212,11 @@ class _Array:
         """
         old = index ^ _offset(self.units[index])
         below = (
-            [] if fresh else [at for at in range(1, BLOCK) if self.units[old ^ at] & LABEL == at]
+            []
+            if fresh
+            else [at for at in range(1, BLOCK_SLOTS) if self.units[old ^ at] & LABEL_MASK == at]
         )
-        if not fresh and self.units[index] & LEAF:
+        if not fresh and self.units[index] & LEAF_FLAG:
             below.append(0)
         base = self._base([*below, char])
         for at in below:
@@ -226,8 +228,8 @@ class _Array:
         return base
 
     def _point(self, index: int, base: int) -> None:
-        assert base ^ index < REACH, (base, index)
-        self.units[index] = self.units[index] & (LABEL | LEAF) | (base ^ index) << 10
+        assert base ^ index < MAX_NARROW_OFFSET, (base, index)
+        self.units[index] = self.units[index] & (LABEL_MASK | LEAF_FLAG) | (base ^ index) << 10
 
     def _base(self, chars: list[int]) -> int:
         """Return an unused base with free slots for these bytes, and take the slots."""
@@ -246,11 +248,11 @@ class _Array:
         yield from self.free
         while True:
             first = len(self.units)
-            self.units += [0] * BLOCK
-            for slot in [slot for slot in self.free if slot < first - OPEN * BLOCK]:
+            self.units += [0] * BLOCK_SLOTS
+            for slot in [slot for slot in self.free if slot < first - OPEN_BLOCKS * BLOCK_SLOTS]:
                 del self.free[slot]  # nothing has fitted into these slots for long
-            self.free |= dict.fromkeys(range(first, first + BLOCK))
-            yield from range(first, first + BLOCK)
+            self.free |= dict.fromkeys(range(first, first + BLOCK_SLOTS))
+            yield from range(first, first + BLOCK_SLOTS)
 
 
 def _packed(array: _Array, texts: _Texts) -> bytes:
@@ -260,7 +262,7 @@ def _packed(array: _Array, texts: _Texts) -> bytes:
 
 
 def _offset(unit: int) -> int:
-    return (unit >> 10) << ((unit & WIDE) >> 6)
+    return (unit >> 10) << ((unit & WIDE_FLAG) >> 6)
 
 
 def _width(lead: int) -> int:

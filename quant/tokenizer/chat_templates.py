@@ -9,42 +9,50 @@ from pathlib import Path
 from typing import Any
 
 from quant.checkpoint.safetensors import read_json
-from quant.errors import Refusal
+from quant.errors import UserError
 
-MAIN, FOLDER = "default", "additional_chat_templates"
-LARGEST, MOST = 1 << 20, 32  # bytes of a template; number of templates
+MAIN_NAME, TEMPLATES_FOLDER = "default", "additional_chat_templates"
+MAX_TEMPLATE_BYTES, MAX_TEMPLATES = 1 << 20, 32  # bytes of a template; number of templates
 
 
-def load(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+def load_templates(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
     """Return the templates by name, the main one as "default", and notes for the user.
 
     Raises UserError for template files that are too large or cannot be read.
     """
     configured = _from_settings(settings.get("chat_template"))
     main = (folder / name for name in ("chat_template.jinja", "chat_template.json"))
-    files = {path.stem: path for path in sorted((folder / FOLDER).glob("*.jinja"))[:MOST]}
+    files = {
+        path.stem: path
+        for path in sorted((folder / TEMPLATES_FOLDER).glob("*.jinja"))[:MAX_TEMPLATES]
+    }
     if first := next((path for path in main if path.is_file()), None):
-        files[MAIN] = first
+        files[MAIN_NAME] = first
     templates = {name: text for name, path in files.items() if (text := _read(path))}
-    differs = MAIN in templates and configured.get(MAIN, templates[MAIN]) != templates[MAIN]
+    differs = (
+        MAIN_NAME in templates
+        and configured.get(MAIN_NAME, templates[MAIN_NAME]) != templates[MAIN_NAME]
+    )
     notes = (
         [
-            f"the chat template comes from {files[MAIN].name}; tokenizer_config.json has a "
+            f"the chat template comes from {files[MAIN_NAME].name}; tokenizer_config.json has a "
             "different one"
         ]
         if differs
         else []
     )
-    return (templates if MAIN in templates else configured | templates), notes
+    return (templates if MAIN_NAME in templates else configured | templates), notes
 
 
-def entries(templates: dict[str, str]) -> list[tuple[str, str, Any]]:
+def template_entries(templates: dict[str, str]) -> list[tuple[str, str, Any]]:
     """Return the keys of the file as (name, kind, value), named as the gguf package's writer names
     them.
     """
-    main = templates.get(MAIN) or next(iter(templates.values()), None)
+    main = templates.get(MAIN_NAME) or next(iter(templates.values()), None)
     named = {
-        re.sub(r"[^A-Za-z0-9]", "_", name): text for name, text in templates.items() if name != MAIN
+        re.sub(r"[^A-Za-z0-9]", "_", name): text
+        for name, text in templates.items()
+        if name != MAIN_NAME
     }
     keys: list[tuple[str, str, Any]] = [
         (f"chat_template.{name}", "string", text) for name, text in named.items()
@@ -57,8 +65,8 @@ def entries(templates: dict[str, str]) -> list[tuple[str, str, Any]]:
 def _from_settings(value: Any) -> dict[str, str]:
     """Return the templates in the settings: one text, or a list of named ones."""
     if isinstance(value, str) and value:
-        return {MAIN: value}
-    listed = value[:MOST] if isinstance(value, list) else []
+        return {MAIN_NAME: value}
+    listed = value[:MAX_TEMPLATES] if isinstance(value, list) else []
     pairs = [(item.get("name"), item.get("template")) for item in listed if isinstance(item, dict)]
     return {
         name: text
@@ -69,8 +77,8 @@ def _from_settings(value: Any) -> dict[str, str]:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > LARGEST:
-            raise Refusal(
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise UserError(
                 f"{path} is too large for a chat template", hint="remove it, or fetch it again"
             )
         text = (
@@ -79,5 +87,5 @@ def _read(path: Path) -> str:
             else path.read_text("utf-8")
         )
     except (OSError, UnicodeDecodeError) as error:
-        raise Refusal(f"{path} cannot be read: {error}", hint="fetch the file again") from None
+        raise UserError(f"{path} cannot be read: {error}", hint="fetch the file again") from None
     return text if isinstance(text, str) else ""

@@ -9,38 +9,38 @@ verified afterwards (quant/tokenizer/verify).
 from dataclasses import dataclass
 from typing import Any
 
-from quant.errors import Refusal
-from quant.tokenizer.tokenizer_json import flat
+from quant.errors import UserError
+from quant.tokenizer.tokenizer_json import flatten_sequence
 
-Steps = tuple[str, ...]
+SplitSteps = tuple[str, ...]
 
 # Regular expressions as they are written in tokenizer.json.
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORDS = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
-REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3 = rf"{WORDS}|\p{{N}}{{1,3}}{REST}"
-QWEN2 = rf"{WORDS}|\p{{N}}{REST}"
-NUMBERS = rf"{WORDS}|\p{{N}}+{REST}"
+SYMBOLS_AND_SPACES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = rf"{WORDS}|\p{{N}}{{1,3}}{SYMBOLS_AND_SPACES}"
+QWEN2 = rf"{WORDS}|\p{{N}}{SYMBOLS_AND_SPACES}"
+NUMBERS = rf"{WORDS}|\p{{N}}+{SYMBOLS_AND_SPACES}"
 QWEN35 = (
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-NEWER = (
+POSSESSIVE = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-CASED = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*%s|\p{{N}}%s"
+UPPER_LETTERS, LOWER_LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+BY_CASE = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS}*{LOWER_LETTERS}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS}+{LOWER_LETTERS}*%s|\p{{N}}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-TEKKEN = CASED % ("", "", "")
-GPT4O = CASED % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}")
-HAN = r"[^\p{Han}]"
+TEKKEN = BY_CASE % ("", "", "")
+GPT4O = BY_CASE % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}")
+NOT_HAN = r"[^\p{Han}]"
 KIMI = (
-    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{UPPER[:-1]}&&{HAN}]*{LOWER[:-1]}&&{HAN}]+{CONTRACTIONS}?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER[:-1]}&&{HAN}]+{LOWER[:-1]}&&{HAN}]*{CONTRACTIONS}?"
-    rf"|\p{{N}}{{1,3}}{REST}"
+    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS[:-1]}&&{NOT_HAN}]*{LOWER_LETTERS[:-1]}&&{NOT_HAN}]+{CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER_LETTERS[:-1]}&&{NOT_HAN}]+{LOWER_LETTERS[:-1]}&&{NOT_HAN}]*{CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}{SYMBOLS_AND_SPACES}"
 )
 KANA, CJK = "[一-龥぀-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+"
 ASCII_MARK = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
@@ -67,27 +67,27 @@ EXAONE = (
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-RUNS = "|".join(
+SPACE_RUNS = "|".join(
     [rf"\s{{{size}}}(?!\S)" for size in (512, 256, 128, 64, 32, 16, 8, 4)]
     + [r"\s{1,2}(?!\S)", r"\s{1}"]
 )
-JAIS2 = rf"{WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{RUNS}"
-THREES = r"\d{1,3}(?=(?:\d{3})*\b)"
+JAIS2 = rf"{WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACE_RUNS}"
+DIGIT_TRIPLES = r"\d{1,3}(?=(?:\d{3})*\b)"
 
 
 @dataclass(frozen=True, slots=True)
-class Pre:
+class PreTokenizer:
     """A pre-tokenizer of llama.cpp.
 
     `whole_words_first` says that words which are tokens are looked up before any merges.
     """
 
     name: str
-    whole: bool = False
+    whole_words_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PreTokenizerMatch:
     """The pre-tokenizer for `tokenizer.ggml.pre`.
 
     `dialect` holds the steps that llama.cpp takes if its own expression splits differently, and
@@ -96,61 +96,67 @@ class Found:
     """
 
     name: str
-    dialect: Steps = ()
-    habit: str = ""
-    sure: bool = True
+    dialect: SplitSteps = ()
+    difference: str = ""
+    is_certain: bool = True
 
 
-LLAMA3_NAMES = (Pre("llama-bpe", True), Pre("smaug-bpe"))
+LLAMA3_PRE_TOKENIZERS = (PreTokenizer("llama-bpe", True), PreTokenizer("smaug-bpe"))
 # Steps of tokenizer.json before its byte-level step -> pre-tokenizers of llama.cpp.
-KNOWN: dict[Steps, tuple[Pre, ...]] = {
-    ("gpt2",): (Pre("gpt-2"),),
-    ("digits", "gpt2"): (Pre("smollm"),),
-    (LLAMA3,): LLAMA3_NAMES,
-    (NEWER % "{1,3}",): LLAMA3_NAMES,
-    (QWEN2,): (Pre("qwen2"),),
-    (QWEN35,): (Pre("qwen35"),),
-    (NEWER % "",): (Pre("bailingmoe"),),
-    (TEKKEN,): (Pre("tekken", True),),
-    (GPT4O,): (Pre("gpt-4o"),),
-    (KIMI,): (Pre("kimi-k2"),),
-    (r"\p{N}{1,3}", KANA, DEEPSEEK3): (Pre("deepseek-v3"),),
-    (r"\p{N}{1,3}", KANA, SPARK, "digits"): (Pre("spark2_5"),),
-    (*DEEPSEEK, "digits"): (Pre("deepseek-llm"),),
-    ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, "digits"): (Pre("deepseek-coder"),),
-    (BLOOM,): (Pre("bloom"),),
-    (BLOOM, "digits"): (Pre("viking"),),
-    ("punctuation", "gpt2", "numbers", "[0-9][0-9][0-9]"): (Pre("falcon"),),
-    (r"\p{N}{1,3}", NUMBERS): (Pre("minicpm5", True),),
-    (SEED,): (Pre("seed-coder"),),
-    (EXAONE,): (Pre("exaone-moe"),),
-    (JAIS2,): (Pre("jais-2"),),
-    (THREES, GPT4O): (Pre("tiny_aya"),),
+PRE_TOKENIZERS: dict[SplitSteps, tuple[PreTokenizer, ...]] = {
+    ("gpt2",): (PreTokenizer("gpt-2"),),
+    ("digits", "gpt2"): (PreTokenizer("smollm"),),
+    (LLAMA3,): LLAMA3_PRE_TOKENIZERS,
+    (POSSESSIVE % "{1,3}",): LLAMA3_PRE_TOKENIZERS,
+    (QWEN2,): (PreTokenizer("qwen2"),),
+    (QWEN35,): (PreTokenizer("qwen35"),),
+    (POSSESSIVE % "",): (PreTokenizer("bailingmoe"),),
+    (TEKKEN,): (PreTokenizer("tekken", True),),
+    (GPT4O,): (PreTokenizer("gpt-4o"),),
+    (KIMI,): (PreTokenizer("kimi-k2"),),
+    (r"\p{N}{1,3}", KANA, DEEPSEEK3): (PreTokenizer("deepseek-v3"),),
+    (r"\p{N}{1,3}", KANA, SPARK, "digits"): (PreTokenizer("spark2_5"),),
+    (*DEEPSEEK, "digits"): (PreTokenizer("deepseek-llm"),),
+    ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, "digits"): (PreTokenizer("deepseek-coder"),),
+    (BLOOM,): (PreTokenizer("bloom"),),
+    (BLOOM, "digits"): (PreTokenizer("viking"),),
+    ("punctuation", "gpt2", "numbers", "[0-9][0-9][0-9]"): (PreTokenizer("falcon"),),
+    (r"\p{N}{1,3}", NUMBERS): (PreTokenizer("minicpm5", True),),
+    (SEED,): (PreTokenizer("seed-coder"),),
+    (EXAONE,): (PreTokenizer("exaone-moe"),),
+    (JAIS2,): (PreTokenizer("jais-2"),),
+    (DIGIT_TRIPLES, GPT4O): (PreTokenizer("tiny_aya"),),
 }
 # llama.cpp's expressions for these match letters, not their case. They use "not a to z" for
 # uppercase letters and leave out combining marks, or do not distinguish letters at all.
-CAPITALS, SMALL = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
-PLAIN = CASED.replace(UPPER, CAPITALS).replace(LOWER, SMALL)
-SLASHED = REST.replace(r"[\r\n]*", r"[\r\n/]*")
-LETTERED = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SLASHED}"
-UNHAN = rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&{HAN}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{REST}"
-GROUPS = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-BY_ASCII = "recognizes case by ASCII letters only, and no combining marks"
-NO_CASE = "ignores case, and treats combining marks differently"
-DIALECTS: dict[Steps, tuple[frozenset[str], Steps, str]] = {
-    (TEKKEN,): (frozenset({"tekken"}), (PLAIN % ("", "", ""),), BY_ASCII),
+ASCII_UPPER, ASCII_LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+BY_ASCII_CASE = BY_CASE.replace(UPPER_LETTERS, ASCII_UPPER).replace(LOWER_LETTERS, ASCII_LOWER)
+SYMBOLS_WITH_SLASH = SYMBOLS_AND_SPACES.replace(r"[\r\n]*", r"[\r\n/]*")
+WITHOUT_CASE = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SYMBOLS_WITH_SLASH}"
+)
+KIMI_WITHOUT_CASE = rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&{NOT_HAN}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SYMBOLS_AND_SPACES}"
+DIGIT_GROUPS = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+ASCII_CASE_NOTE = "recognizes case by ASCII letters only, and no combining marks"
+NO_CASE_NOTE = "ignores case, and treats combining marks differently"
+DIALECTS: dict[SplitSteps, tuple[frozenset[str], SplitSteps, str]] = {
+    (TEKKEN,): (frozenset({"tekken"}), (BY_ASCII_CASE % ("", "", ""),), ASCII_CASE_NOTE),
     (GPT4O,): (
         frozenset({"gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"}),
-        (PLAIN % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}"),),
-        BY_ASCII,
+        (BY_ASCII_CASE % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}"),),
+        ASCII_CASE_NOTE,
     ),
-    (KIMI,): (frozenset({"kimi-k2"}), (UNHAN,), NO_CASE),
-    (THREES, GPT4O): (frozenset({"tiny_aya", "cohere2moe"}), (GROUPS, LETTERED), NO_CASE),
+    (KIMI,): (frozenset({"kimi-k2"}), (KIMI_WITHOUT_CASE,), NO_CASE_NOTE),
+    (DIGIT_TRIPLES, GPT4O): (
+        frozenset({"tiny_aya", "cohere2moe"}),
+        (DIGIT_GROUPS, WITHOUT_CASE),
+        NO_CASE_NOTE,
+    ),
 }
 # The same expressions under names with which llama.cpp adds no BOS of its own.
-WITHOUT_BOS = {"llama-bpe": "glm4", "smaug-bpe": "chatglm-bpe"}
+NAMES_WITHOUT_BOS = {"llama-bpe": "glm4", "smaug-bpe": "chatglm-bpe"}
 # The byte-level names in src/llama-vocab.cpp.
-NAMES = frozenset(
+BYTE_LEVEL_NAMES = frozenset(
     {
         "a.x-4.0",
         "afmoe",
@@ -234,38 +240,40 @@ NAMES = frozenset(
 )
 
 
-def find(tokenizer: dict[str, Any], where: str, pre: str | None = None) -> Found:
+def find_pre_tokenizer(
+    tokenizer: dict[str, Any], location: str, pre: str | None = None
+) -> PreTokenizerMatch:
     """Return the pre-tokenizer for `tokenizer.ggml.pre`: `pre` if it is given, else by structure.
 
     Raises UserError if llama.cpp has no `pre`, and for an unknown structure.
     """
-    if pre is not None and pre not in NAMES:
-        raise Refusal(
+    if pre is not None and pre not in BYTE_LEVEL_NAMES:
+        raise UserError(
             f"llama.cpp has no pre-tokenizer {pre!r}",
-            hint=f"choose one of {', '.join(sorted(NAMES))}",
+            hint=f"choose one of {', '.join(sorted(BYTE_LEVEL_NAMES))}",
         )
     steps = _split_steps(tokenizer.get("pre_tokenizer"))
-    candidates = KNOWN.get(steps, ())
+    candidates = PRE_TOKENIZERS.get(steps, ())
     whole_words = bool(tokenizer["model"].get("ignore_merges"))
     is_supported = _normalizer(tokenizer.get("normalizer")) in ((), ("NFC",))
     if pre is None and not (candidates and is_supported):
-        names = sorted({item.name for several in KNOWN.values() for item in several})
-        raise Refusal(
-            f"{where} splits text in an unknown way (known: {', '.join(names)})",
+        names = sorted({item.name for several in PRE_TOKENIZERS.values() for item in several})
+        raise UserError(
+            f"{location} splits text in an unknown way (known: {', '.join(names)})",
             hint="choose one with --pre NAME; it is verified before anything is written",
         )
-    fitting = [item for item in candidates if item.whole == whole_words]
+    fitting = [item for item in candidates if item.whole_words_first == whole_words]
     name = pre or (fitting or candidates)[0].name
     names_with_dialect, dialect, difference = DIALECTS.get(steps, (frozenset(), (), ""))
     is_certain = any(item.name == name for item in fitting) if pre is None else False
     return (
-        Found(name, dialect, difference, is_certain)
+        PreTokenizerMatch(name, dialect, difference, is_certain)
         if name in names_with_dialect
-        else Found(name, sure=is_certain)
+        else PreTokenizerMatch(name, is_certain=is_certain)
     )
 
 
-def node(steps: Steps) -> dict[str, Any]:
+def build_node(steps: SplitSteps) -> dict[str, Any]:
     """Return a tokenizer.json's pre-tokenizer that takes these steps."""
     nodes = [_node(step) for step in steps]
     if "gpt2" not in steps:
@@ -296,19 +304,19 @@ def _node(step: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False}
 
 
-def normalizes(tokenizer: dict[str, Any]) -> bool:
+def uses_nfc(tokenizer: dict[str, Any]) -> bool:
     """Return whether the tokenizer normalizes text to NFC; llama.cpp never does."""
     return _normalizer(tokenizer.get("normalizer")) == ("NFC",)
 
 
 def _normalizer(node: Any) -> tuple[str, ...]:
-    parts = [part for part in flat(node, "normalizers") if part is not None]
+    parts = [part for part in flatten_sequence(node, "normalizers") if part is not None]
     return tuple(str(part.get("type")) if isinstance(part, dict) else "?" for part in parts)
 
 
-def _split_steps(node: Any) -> Steps:
+def _split_steps(node: Any) -> SplitSteps:
     """Return the steps before the byte-level step; without one, end in an unknown step."""
-    steps = tuple(_step(part) for part in flat(node, "pretokenizers"))
+    steps = tuple(_step(part) for part in flatten_sequence(node, "pretokenizers"))
     if steps[-1:] == ("bytes",):
         return steps[:-1]
     return steps if "gpt2" in steps else (*steps, "?")

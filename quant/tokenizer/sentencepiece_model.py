@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quant.errors import Refusal
+from quant.errors import UserError
 
 # Types of pieces, with the same numbers as GGUF's token types.
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 USER_DEFINED, UNUSED, BYTE = 4, 5, 6
 UNIGRAM, BPE = 1, 2  # TrainerSpec.model_type
-MOST = 1 << 22  # pieces; sixteen times the largest known vocabulary
-LARGEST = 1 << 27  # bytes of a file
+MAX_PIECES = 1 << 22  # pieces; sixteen times the largest known vocabulary
+MAX_FILE_BYTES = 1 << 27  # bytes of a file
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SentencePieceToken:
     """One piece; `type` is one of the piece types."""
 
     text: str
@@ -31,13 +31,13 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class SentencePiece:
+class SentencePieceModel:
     """A SentencePiece model; the settings have the names and defaults of its protobuf.
 
     `charsmap` (precompiled_charsmap) is empty if the model has no character rules.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SentencePieceToken, ...]
     model_type: int = UNIGRAM
     byte_fallback: bool = False
     treat_whitespace_as_suffix: bool = False
@@ -47,20 +47,20 @@ class SentencePiece:
     escape_whitespaces: bool = True
 
 
-def load(file: Path) -> SentencePiece:
+def load_sentencepiece(file: Path) -> SentencePieceModel:
     """Read a tokenizer.model. Raises UserError for any other file."""
     try:
-        if file.stat().st_size > LARGEST:
+        if file.stat().st_size > MAX_FILE_BYTES:
             raise ValueError("too large")
         return _parse_model(file.read_bytes())
     except (ValueError, struct.error, IndexError, TypeError):
-        raise Refusal(
+        raise UserError(
             f"{file} is not a valid SentencePiece model", hint="fetch the file again"
         ) from None
 
 
-def _parse_model(data: bytes) -> SentencePiece:
-    pieces: list[Piece] = []
+def _parse_model(data: bytes) -> SentencePieceModel:
+    pieces: list[SentencePieceToken] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(data):
@@ -70,11 +70,11 @@ def _parse_model(data: bytes) -> SentencePiece:
             trainer |= _fields(_as_bytes(value))
         elif number == 3:
             normalizer |= _fields(_as_bytes(value))
-        if len(pieces) > MOST:
+        if len(pieces) > MAX_PIECES:
             raise ValueError("too many pieces")
     if not pieces:
         raise ValueError("no pieces")
-    return SentencePiece(
+    return SentencePieceModel(
         tuple(pieces),
         model_type=_as_int(trainer.get(3, UNIGRAM)),
         byte_fallback=bool(_as_int(trainer.get(35, 0))),
@@ -86,7 +86,7 @@ def _parse_model(data: bytes) -> SentencePiece:
     )
 
 
-def _parse_piece(data: bytes) -> Piece:
+def _parse_piece(data: bytes) -> SentencePieceToken:
     text, score, kind = b"", 0.0, NORMAL
     for number, value in _fields(data):
         if number == 1:
@@ -97,7 +97,7 @@ def _parse_piece(data: bytes) -> Piece:
             kind = _as_int(value)
     if not NORMAL <= kind <= BYTE or not math.isfinite(score):
         raise ValueError(kind, score)
-    return Piece(text.decode(), score, kind)
+    return SentencePieceToken(text.decode(), score, kind)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

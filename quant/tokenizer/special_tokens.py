@@ -8,11 +8,11 @@ text.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quant.errors import Refusal
-from quant.tokenizer.tokenizer_json import flat
+from quant.errors import UserError
+from quant.tokenizer.tokenizer_json import flatten_sequence
 
 # Texts that end generation in llama.cpp without a slot in the file (src/llama-vocab.cpp).
-ENDS = frozenset(
+END_TEXTS = frozenset(
     {
         "<|eot_id|>",
         "<|im_end|>",
@@ -38,8 +38,8 @@ ENDS = frozenset(
         "[e~[",
     }
 )
-LLAMAS = ("LlamaTokenizer", "LlamaTokenizerFast")
-SPECIAL = {
+LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+SPECIAL_KEYS = {
     "bos": "bos",
     "eos": "eos",
     "unk": "unknown",
@@ -51,8 +51,8 @@ SPECIAL = {
 Json = Mapping[str, Any]
 
 
-def ids(
-    texts: Sequence[str], settings: Json, generation: Json, config: Json, where: str
+def find_special_ids(
+    texts: Sequence[str], settings: Json, generation: Json, config: Json, location: str
 ) -> dict[str, int]:
     """Return key name -> id for every special token that the settings name.
 
@@ -61,7 +61,7 @@ def ids(
     """
     by_text = {text: index for index, text in reversed(list(enumerate(texts)))}
     special_ids: dict[str, int] = {}
-    for name in SPECIAL:
+    for name in SPECIAL_KEYS:
         value = settings.get(f"{name}_token")
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str) and text in by_text:
@@ -80,11 +80,11 @@ def ids(
     ]
     if len(unrecognized) > 2:
         listed = ", ".join(repr(texts[index]) for index in unrecognized)
-        raise Refusal(
-            f"{where} ends answers with {listed}: a GGUF file can name only two such tokens",
+        raise UserError(
+            f"{location} ends answers with {listed}: a GGUF file can name only two such tokens",
             hint="shorten eos_token_id in generation_config.json",
         )
-    return {SPECIAL[name]: index for name, index in special_ids.items()} | dict(
+    return {SPECIAL_KEYS[name]: index for name, index in special_ids.items()} | dict(
         zip(("eot", "eom"), unrecognized, strict=False)
     )
 
@@ -102,7 +102,7 @@ def _is_recognized(texts: Sequence[str], index: int) -> bool:
         )
     if text == "</s>" and not {"<|tool_response>", "<|plamo:eos|>"}.isdisjoint(texts):
         return False
-    return text in ENDS
+    return text in END_TEXTS
 
 
 def _end_ids(generation: Json, config: Json, size: int) -> list[int]:
@@ -116,7 +116,9 @@ def _end_ids(generation: Json, config: Json, size: int) -> list[int]:
     return []
 
 
-def around(tokenizer: Json, settings: Json, pieces: bool) -> tuple[bool, bool, list[str]]:
+def find_surrounding_tokens(
+    tokenizer: Json, settings: Json, is_sentencepiece: bool
+) -> tuple[bool, bool, list[str]]:
     """Return whether a BOS is added before and an EOS after a text, and notes for the user.
 
     transformers follows tokenizer.json if there is one. Without it, the settings decide, and
@@ -126,10 +128,10 @@ def around(tokenizer: Json, settings: Json, pieces: bool) -> tuple[bool, bool, l
     """
     flags = [settings.get(f"add_{name}_token") for name in ("bos", "eos")]
     if not tokenizer:
-        return (pieces if flags[0] is None else bool(flags[0])), bool(flags[1]), []
+        return (is_sentencepiece if flags[0] is None else bool(flags[0])), bool(flags[1]), []
     first, last = _template_ends(tokenizer.get("post_processor"))
     if (
-        settings.get("tokenizer_class") in LLAMAS
+        settings.get("tokenizer_class") in LLAMA_CLASSES
         and _adds_nothing(tokenizer.get("post_processor"))
         and True in flags
     ):
@@ -150,14 +152,14 @@ def around(tokenizer: Json, settings: Json, pieces: bool) -> tuple[bool, bool, l
 
 def _adds_nothing(node: Any) -> bool:
     """Return whether a post-processor adds no special tokens."""
-    parts = (part for part in flat(node, "processors") if part is not None)
+    parts = (part for part in flatten_sequence(node, "processors") if part is not None)
     return all(isinstance(part, dict) and part.get("type") == "ByteLevel" for part in parts)
 
 
 def _template_ends(node: Any) -> tuple[bool, bool]:
     """Return whether a post-processor adds a special token first and last around a single text."""
     first = last = False
-    for part in flat(node, "processors"):
+    for part in flatten_sequence(node, "processors"):
         match part:
             case {"type": "TemplateProcessing", "single": [{**head}, *_, {**tail}]}:
                 first, last = first or "SpecialToken" in head, last or "SpecialToken" in tail

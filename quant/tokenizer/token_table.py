@@ -5,15 +5,15 @@ has more rows.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.tokenizer.sentencepiece_model import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
-SPACE = "\u2581"
-NEVER = -10000.0  # the score of a token that must never be chosen
+SPACE_MARK = "\u2581"
+UNUSED_SCORE = -10000.0  # the score of a token that must never be chosen
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class VocabularyToken:
     """One row of the vocabulary; `type` is a GGUF token type."""
 
     text: str
@@ -22,7 +22,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedToken:
     """A token that is added to the model's own pieces.
 
     The flags say how the tokenizers library matches it in a text.
@@ -36,9 +36,13 @@ class Added:
     single_word: bool = False
 
 
-def table(
-    tokens: Mapping[int, Token], added: Mapping[int, Added], size: int, where: str, scored: bool
-) -> list[Token]:
+def build_token_table(
+    tokens: Mapping[int, VocabularyToken],
+    added: Mapping[int, AddedToken],
+    size: int,
+    location: str,
+    has_scores: bool,
+) -> list[VocabularyToken]:
     """Return the table of `size` rows: added tokens replace ordinary ones, and rows without a token
     are padded.
 
@@ -50,15 +54,20 @@ def table(
         if old and old.type in (UNKNOWN, BYTE):
             continue
         control = token.special or looks_special(token.text)
-        plain = token.text if control else token.text.replace(SPACE, " ")
-        rows[index] = Token(plain, -1000.0 if scored else 0.0, CONTROL if control else USER_DEFINED)
+        plain = token.text if control else token.text.replace(SPACE_MARK, " ")
+        rows[index] = VocabularyToken(
+            plain, -1000.0 if has_scores else 0.0, CONTROL if control else USER_DEFINED
+        )
     if rows and (last := max(rows)) >= size:
-        raise Refusal(
-            f"{where}: token {last} ({rows[last].text[:100]!r}) is outside of the vocab_size "
+        raise UserError(
+            f"{location}: token {last} ({rows[last].text[:100]!r}) is outside of the vocab_size "
             f"{size} in config.json",
             hint="use the config.json and the tokenizer of the same model",
         )
-    return [rows.get(index) or Token(f"[PAD{index}]", NEVER, UNUSED) for index in range(size)]
+    return [
+        rows.get(index) or VocabularyToken(f"[PAD{index}]", UNUSED_SCORE, UNUSED)
+        for index in range(size)
+    ]
 
 
 def looks_special(text: str) -> bool:

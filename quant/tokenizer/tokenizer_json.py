@@ -7,7 +7,7 @@ recurses.
 from typing import Any
 
 
-def flat(node: Any, key: str) -> list[Any]:
+def flatten_sequence(node: Any, key: str) -> list[Any]:
     """Return the parts of a node in order, with nested sequences resolved.
 
     `key` is the field in which its kind of Sequence keeps the parts ("normalizers", ...). A node
@@ -27,7 +27,7 @@ def flat(node: Any, key: str) -> list[Any]:
     return parts
 
 
-def prepends(metaspace: dict[str, Any]) -> bool:
+def prepends_space(metaspace: dict[str, Any]) -> bool:
     """Return whether a Metaspace adds a space in front of a text, in either spelling; the default
     is yes.
     """

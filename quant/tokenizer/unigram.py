@@ -15,23 +15,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.tokenizer import charsmap
 from quant.tokenizer.charsmap import Charsmap
-from quant.tokenizer.sentencepiece_model import NORMAL, UNKNOWN, UNUSED, SentencePiece
-from quant.tokenizer.token_table import NEVER, SPACE, Token
-from quant.tokenizer.tokenizer_json import flat, prepends
+from quant.tokenizer.sentencepiece_model import NORMAL, UNKNOWN, UNUSED, SentencePieceModel
+from quant.tokenizer.token_table import SPACE_MARK, UNUSED_SCORE, VocabularyToken
+from quant.tokenizer.tokenizer_json import flatten_sequence, prepends_space
 
-MAX_PIECE = 4096  # bytes of a piece of a Unigram
+MAX_PIECE_BYTES = 4096  # bytes of a piece of a Unigram
 
 
-KIND = "t5"  # the value of tokenizer.ggml.model
+TOKENIZER_MODEL = "t5"  # the value of tokenizer.ggml.model
 Json = Mapping[str, Any]
 Entries = list[tuple[str, str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class UnigramNormalization:
     """How a text is normalized before it is split, as far as a file can say it.
 
     `add_prefix` puts a space in front. `merge_runs` makes runs of spaces one, and removes them at
@@ -39,16 +39,16 @@ class Spelling:
     that no piece contains a space.
     """
 
-    prefix: bool
-    merge: bool
+    add_prefix: bool
+    merge_runs: bool
     charsmap: bytes = b""
-    apart: bool = False
+    split_words: bool = False
 
     def entries(self) -> Entries:
         """Return the keys below tokenizer.ggml as (name, kind, value)."""
         keys: Entries = [
-            ("add_space_prefix", "bool", self.prefix),
-            ("remove_extra_whitespaces", "bool", self.merge),
+            ("add_space_prefix", "bool", self.add_prefix),
+            ("remove_extra_whitespaces", "bool", self.merge_runs),
         ]
         return (
             [*keys, ("precompiled_charsmap", "array:uint8", list(self.charsmap))]
@@ -58,44 +58,49 @@ class Spelling:
 
 
 @dataclass(frozen=True, slots=True)
-class Unigram:
+class UnigramModel:
     """The pieces by row, the row of the unknown token, and the normalization."""
 
-    tokens: dict[int, Token]
-    unknown: int
-    spelling: Spelling
+    tokens: dict[int, VocabularyToken]
+    unknown_row: int
+    normalization: UnigramNormalization
 
 
-def from_json(tokenizer: Json, where: str) -> Unigram:
+def read_unigram_json(tokenizer: Json, location: str) -> UnigramModel:
     """Read a tokenizer.json with a Unigram model. Raises UserError if llama.cpp cannot run it."""
-    model, spelling = tokenizer["model"], _read_normalization(tokenizer, where)
+    model, spelling = tokenizer["model"], _read_normalization(tokenizer, location)
     pieces, unknown = model.get("vocab"), model.get("unk_id")
     if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
-        raise Refusal(f"{where} has pieces without a text and a score", hint="fetch the file again")
+        raise UserError(
+            f"{location} has pieces without a text and a score", hint="fetch the file again"
+        )
     texts = [text for text, _ in pieces]
     if len(set(texts)) < len(texts):
         twice = next(text for text, count in Counter(texts).items() if count > 1)
         hint = "such a tokenizer was trained on texts with its special tokens in them"
-        raise Refusal(
-            f"{where} has the piece {twice[:60]!r} twice; a GGUF file needs distinct pieces",
+        raise UserError(
+            f"{location} has the piece {twice[:60]!r} twice; a GGUF file needs distinct pieces",
             hint=hint,
         )
     if model.get("byte_fallback"):
-        raise _unsupported(where, "spells unknown characters in bytes (byte_fallback)")
+        raise _unsupported(location, "spells unknown characters in bytes (byte_fallback)")
     if type(unknown) is not int or not 0 <= unknown < len(pieces):
-        raise _unsupported(where, "has no unknown token (unk_id)")
+        raise _unsupported(location, "has no unknown token (unk_id)")
     tokens = {
-        index: Token(text, float(score), NORMAL) for index, (text, score) in enumerate(pieces)
+        index: VocabularyToken(text, float(score), NORMAL)
+        for index, (text, score) in enumerate(pieces)
     }
     # llama.cpp does not split words first, so it must not find pieces with inner spaces
-    if spelling.apart:
-        over = [index for index, (text, _) in enumerate(pieces) if SPACE in text[1:]]
-        tokens |= {index: Token(tokens[index].text, NEVER, UNUSED) for index in over}
-    tokens[unknown] = Token(tokens[unknown].text, tokens[unknown].score, UNKNOWN)
-    return Unigram(tokens, unknown, spelling)
+    if spelling.split_words:
+        over = [index for index, (text, _) in enumerate(pieces) if SPACE_MARK in text[1:]]
+        tokens |= {
+            index: VocabularyToken(tokens[index].text, UNUSED_SCORE, UNUSED) for index in over
+        }
+    tokens[unknown] = VocabularyToken(tokens[unknown].text, tokens[unknown].score, UNKNOWN)
+    return UnigramModel(tokens, unknown, spelling)
 
 
-def from_model(model: SentencePiece, where: str) -> Unigram:
+def convert_unigram(model: SentencePieceModel, location: str) -> UnigramModel:
     """Convert a SentencePiece Unigram model. Raises UserError if llama.cpp cannot run it."""
     unknown = next(
         (index for index, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None
@@ -108,18 +113,22 @@ def from_model(model: SentencePiece, where: str) -> Unigram:
         *_space_problem(model.add_dummy_prefix, model.remove_extra_whitespaces),
     ):
         if is_used:
-            raise _unsupported(where, reason)
+            raise _unsupported(location, reason)
     assert unknown is not None
     tokens = {  # llama.cpp matches unused pieces, too; a very low score keeps them out
-        index: Token(piece.text, NEVER if piece.type == UNUSED else piece.score, piece.type)
+        index: VocabularyToken(
+            piece.text, UNUSED_SCORE if piece.type == UNUSED else piece.score, piece.type
+        )
         for index, piece in enumerate(model.pieces)
     }
     if model.charsmap:
-        _parse_charsmap(model.charsmap, where)
-    return Unigram(
+        _parse_charsmap(model.charsmap, location)
+    return UnigramModel(
         tokens,
         unknown,
-        Spelling(model.add_dummy_prefix, model.remove_extra_whitespaces, model.charsmap),
+        UnigramNormalization(
+            model.add_dummy_prefix, model.remove_extra_whitespaces, model.charsmap
+        ),
     )
 
 
@@ -131,9 +140,9 @@ def _space_problem(prefix: bool, merge: bool) -> tuple[tuple[bool, str], ...]:
     return ((merge and not prefix, reason),)
 
 
-def _unsupported(where: str, reason: str) -> Refusal:
+def _unsupported(where: str, reason: str) -> UserError:
     hint = "run this model with the library it was made for"
-    return Refusal(f"{where} {reason}: llama.cpp's Unigram tokenizer does not", hint=hint)
+    return UserError(f"{where} {reason}: llama.cpp's Unigram tokenizer does not", hint=hint)
 
 
 def _is_piece(piece: Any) -> bool:
@@ -144,21 +153,21 @@ def _is_piece(piece: Any) -> bool:
 
 
 # Normalizers that work character by character become one rule for each character.
-NMT_GONE = frozenset(map(chr, (*range(1, 9), 0xB, *range(0xE, 0x20), 0x7F, 0x8F, 0x9F)))
+NMT_REMOVED = frozenset(map(chr, (*range(1, 9), 0xB, *range(0xE, 0x20), 0x7F, 0x8F, 0x9F)))
 NMT_SPACES = frozenset("\t\n\f\r\u1680\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd")
-WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+WHITESPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-BLANK = str.maketrans(dict.fromkeys(WHITE, " "))
-FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+WHITESPACE_TO_SPACE = str.maketrans(dict.fromkeys(WHITESPACE, " "))
+NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 # All characters that a normal form or a case change may touch: without surrogates, private
 # characters and empty planes.
-TOUCHED = (range(1, 0xD800), range(0xF900, 0x30000), range(0xE0000, 0xE1000))
+CHANGEABLE_RANGES = (range(1, 0xD800), range(0xF900, 0x30000), range(0xE0000, 0xE1000))
 Step = Callable[[str], str]
 
 
 def _nmt(text: str) -> str:
-    return "".join(" " if char in NMT_SPACES else char for char in text if char not in NMT_GONE)
+    return "".join(" " if char in NMT_SPACES else char for char in text if char not in NMT_REMOVED)
 
 
 def _lower(text: str) -> str:
@@ -174,27 +183,27 @@ def _form(name: Any) -> Step:
     return lambda text: unicodedata.normalize(name, text)
 
 
-BY_NAME: dict[str, Step] = {"Nmt": _nmt, "StripAccents": _unaccented, "Lowercase": _lower}
-BY_NAME |= {name: _form(name) for name in FORMS}
+STEPS_BY_NAME: dict[str, Step] = {"Nmt": _nmt, "StripAccents": _unaccented, "Lowercase": _lower}
+STEPS_BY_NAME |= {name: _form(name) for name in NORMAL_FORMS}
 
 
-def composes(tokenizer: Json) -> str | None:
+def find_normal_form(tokenizer: Json) -> str | None:
     """Return the Unicode form that a tokenizer.json normalizes text to, or None.
 
     It composes characters, which character rules cannot always express.
     """
     names = [
         part.get("type")
-        for part in flat(tokenizer.get("normalizer"), "normalizers")
+        for part in flatten_sequence(tokenizer.get("normalizer"), "normalizers")
         if isinstance(part, dict)
     ]
-    return next((name for name in reversed(names) if name in FORMS), None)
+    return next((name for name in reversed(names) if name in NORMAL_FORMS), None)
 
 
-def _read_normalization(tokenizer: Json, where: str) -> Spelling:
+def _read_normalization(tokenizer: Json, where: str) -> UnigramNormalization:
     rules = _Rules(where)
     add_prefix = merge_runs = strips = escapes = split_words = False
-    for step in flat(tokenizer.get("normalizer"), "normalizers"):
+    for step in flatten_sequence(tokenizer.get("normalizer"), "normalizers"):
         match step:
             case None:
                 pass
@@ -208,7 +217,7 @@ def _read_normalization(tokenizer: Json, where: str) -> Spelling:
                 strips = True
             case _:
                 rules.add(step)
-    for step in flat(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+    for step in flatten_sequence(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         match step:
             case None:
                 pass
@@ -217,7 +226,7 @@ def _read_normalization(tokenizer: Json, where: str) -> Spelling:
                 rules.blank()
             case {"type": "Metaspace", "replacement": "\u2581"}:
                 escapes = True
-                add_prefix = add_prefix or prepends(step)
+                add_prefix = add_prefix or prepends_space(step)
                 split_words = split_words or step.get("split") is not False
             case _:
                 raise _unsupported(where, f"splits text by {_step_name(step)}")
@@ -228,7 +237,7 @@ def _read_normalization(tokenizer: Json, where: str) -> Spelling:
     ):
         if is_used:
             raise _unsupported(where, reason)
-    return Spelling(add_prefix, merge_runs, rules.packed(), split_words)
+    return UnigramNormalization(add_prefix, merge_runs, rules.packed(), split_words)
 
 
 class _Rules:
@@ -257,8 +266,8 @@ class _Rules:
             ):
                 self.sequences.append(old)
                 self.steps.append(lambda text: text.replace(old, new))
-            case {"type": str(name)} if name in BY_NAME:
-                self.steps.append(BY_NAME[name])
+            case {"type": str(name)} if name in STEPS_BY_NAME:
+                self.steps.append(STEPS_BY_NAME[name])
             case _:
                 raise _unsupported(self.where, f"changes text by {_step_name(part)}")
 
@@ -266,8 +275,8 @@ class _Rules:
         """Treat every whitespace character as a space, for tokenizers that split text at all of
         them.
         """
-        if any(self._apply(char).strip(" ") for char in WHITE):
-            self.steps.append(lambda text: text.translate(BLANK))
+        if any(self._apply(char).strip(" ") for char in WHITESPACE):
+            self.steps.append(lambda text: text.translate(WHITESPACE_TO_SPACE))
 
     def _apply(self, text: str) -> str:
         for step in self.steps:
@@ -279,16 +288,18 @@ class _Rules:
 
         Named sequences get rules, too, also where a compiled map comes first.
         """
-        chars = [*self.sequences, *map(chr, itertools.chain(*TOUCHED))]
+        chars = [*self.sequences, *map(chr, itertools.chain(*CHANGEABLE_RANGES))]
         if not self.compiled:
             results = {text: self._apply(text) for text in chars if "\0" not in text}
-            return charsmap.build(
+            return charsmap.build_charsmap(
                 {text: result for text, result in results.items() if result != text}
             )
         after = _Rules(self.where)
         after.steps = self.steps[1:]
         return (
-            charsmap.followed(self.compiled, after._apply, chars) if after.steps else self.compiled
+            charsmap.append_step(self.compiled, after._apply, chars)
+            if after.steps
+            else self.compiled
         )
 
 
@@ -306,9 +317,9 @@ def _step_name(part: Any) -> str:
 
 def _parse_charsmap(data: bytes, where: str) -> Charsmap:
     try:
-        rules = charsmap.parse(data)
+        rules = charsmap.parse_charsmap(data)
     except ValueError as error:
-        raise Refusal(
+        raise UserError(
             f"{where}: its precompiled_charsmap is damaged: {error}", hint="fetch the file again"
         ) from None
     return rules

@@ -9,22 +9,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import read_json
-from quant.errors import Refusal
-from quant.gguf.layout import entry
+from quant.errors import UserError
+from quant.gguf.layout import encode_entry
 from quant.tokenizer import chat_templates as chat
 from quant.tokenizer import pre_tokenizer, sentencepiece_model, special_tokens, token_table, unigram
-from quant.tokenizer.sentencepiece_model import BYTE, MOST, NORMAL, UNKNOWN, SentencePiece
-from quant.tokenizer.token_table import Added, Token
-from quant.tokenizer.tokenizer_json import flat, prepends
+from quant.tokenizer.sentencepiece_model import (
+    BYTE,
+    MAX_PIECES,
+    NORMAL,
+    UNKNOWN,
+    SentencePieceModel,
+)
+from quant.tokenizer.token_table import AddedToken, VocabularyToken
+from quant.tokenizer.tokenizer_json import flatten_sequence, prepends_space
 
-LARGEST = 1 << 27  # bytes of a tokenizer's JSON file; four times the largest known one
-HEXADECIMAL = re.compile("<0x[0-9A-F]{2}>")
+MAX_JSON_BYTES = 1 << 27  # bytes of a tokenizer's JSON file; four times the largest known one
+BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True, slots=True)
-class Vocab:
+class GgufVocabulary:
     """The vocabulary's metadata entries, notes for the user, and the number of rows."""
 
     entries: tuple[tuple[str, bytes], ...]
@@ -33,7 +39,7 @@ class Vocab:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class TokenizerFiles:
     """The tokenizer's JSON files; {} for a missing one."""
 
     folder: Path
@@ -42,22 +48,28 @@ class Files:
     generation: dict[str, Any]
 
 
-Extra = list[tuple[str, str, Any]]
+ExtraKeys = list[tuple[str, str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ParsedTokenizer:
     """A parsed tokenizer: llama.cpp's name of its model, its tokens by row, the model's own keys,
     and the row of its unknown token.
     """
 
-    kind: str
-    tokens: dict[int, Token]
-    entries: Extra
-    unknown: int | None = None
+    model_name: str
+    tokens: dict[int, VocabularyToken]
+    entries: ExtraKeys
+    unknown_row: int | None = None
 
 
-def load(folder: Path, config: Config, pre: str | None = None, *, spare: bool = False) -> Vocab:
+def load_vocabulary(
+    folder: Path,
+    config: CheckpointConfig,
+    pre: str | None = None,
+    *,
+    size_from_tokenizer: bool = False,
+) -> GgufVocabulary:
     """Read a folder's tokenizer; its rows are padded to the config's vocab_size.
 
     `pre` overrides the pre-tokenizer of byte-level BPE. With `size_from_tokenizer`, a config
@@ -66,48 +78,55 @@ def load(folder: Path, config: Config, pre: str | None = None, *, spare: bool = 
     """
     files = _read_files(folder)
     read = _parse(files)
-    size = config.number("vocab_size", default=max(read.tokens, default=0) + 1 if spare else None)
-    if size > MOST:
-        raise Refusal(
-            f"{folder}: a vocabulary of {size:,} rows; the limit is {MOST:,}",
+    size = config.get_int(
+        "vocab_size", default=max(read.tokens, default=0) + 1 if size_from_tokenizer else None
+    )
+    if size > MAX_PIECES:
+        raise UserError(
+            f"{folder}: a vocabulary of {size:,} rows; the limit is {MAX_PIECES:,}",
             hint="fetch config.json and the tokenizer again",
         )
     added = _added(files)
-    outside = [token.text for index, token in added.items() if index >= size and spare]
-    added = {index: token for index, token in added.items() if index < size or not spare}
-    token_rows = token_table.table(
-        read.tokens, added, size, str(folder), scored=read.kind != "gpt2"
+    outside = [
+        token.text for index, token in added.items() if index >= size and size_from_tokenizer
+    ]
+    added = {
+        index: token for index, token in added.items() if index < size or not size_from_tokenizer
+    }
+    token_rows = token_table.build_token_table(
+        read.tokens, added, size, str(folder), has_scores=read.model_name != "gpt2"
     )
     ids, notes = _special(files, config, token_rows, read)
-    templates, template_notes = chat.load(folder, files.settings)
+    templates, template_notes = chat.load_templates(folder, files.settings)
     table = [
-        ("model", "string", read.kind),
+        ("model", "string", read.model_name),
         (
             "pre",
             "string",
             _pre_tokenizer_name(
-                files, read.kind, pre, bos=any(name == "bos_token_id" for name, *_ in ids)
+                files, read.model_name, pre, bos=any(name == "bos_token_id" for name, *_ in ids)
             ),
         ),
         ("tokens", "array:string", [word.text for word in token_rows]),
         *(
             [("scores", "array:float32", [word.score for word in token_rows])]
-            if read.kind != "gpt2"
+            if read.model_name != "gpt2"
             else []
         ),
         ("token_type", "array:int32", [word.type for word in token_rows]),
         *read.entries,
         *ids,
     ]
-    entries = [(f"tokenizer.ggml.{name}", entry(form, value)) for name, form, value in table]
+    entries = [(f"tokenizer.ggml.{name}", encode_entry(form, value)) for name, form, value in table]
     entries += [
-        (f"tokenizer.{name}", entry(form, value)) for name, form, value in chat.entries(templates)
+        (f"tokenizer.{name}", encode_entry(form, value))
+        for name, form, value in chat.template_entries(templates)
     ]
     left_out = [f"token {text!r} is left out: the model has no row for it" for text in outside]
-    return Vocab(tuple(entries), (*left_out, *notes, *template_notes), len(token_rows))
+    return GgufVocabulary(tuple(entries), (*left_out, *notes, *template_notes), len(token_rows))
 
 
-def pieces(folder: Path) -> tuple[SentencePiece, dict[int, Added]]:
+def load_pieces(folder: Path) -> tuple[SentencePieceModel, dict[int, AddedToken]]:
     """Return a folder's tokenizer.model with the changes of its settings, and its added tokens, for
     verification.
     """
@@ -115,8 +134,8 @@ def pieces(folder: Path) -> tuple[SentencePiece, dict[int, Added]]:
     return _model(files), _added(files)
 
 
-def _read_files(folder: Path) -> Files:
-    return Files(
+def _read_files(folder: Path) -> TokenizerFiles:
+    return TokenizerFiles(
         folder,
         *(
             _optional(folder / f"{name}.json")
@@ -126,15 +145,15 @@ def _read_files(folder: Path) -> Files:
 
 
 def _optional(file: Path) -> dict[str, Any]:
-    if file.is_file() and (size := file.stat().st_size) > LARGEST:
-        raise Refusal(
-            f"{file} has {size:,} bytes; the limit is {LARGEST:,}",
+    if file.is_file() and (size := file.stat().st_size) > MAX_JSON_BYTES:
+        raise UserError(
+            f"{file} has {size:,} bytes; the limit is {MAX_JSON_BYTES:,}",
             hint="fetch the file again",
         )
     return read_json(file) if file.is_file() else {}
 
 
-def _parse(files: Files) -> Read:
+def _parse(files: TokenizerFiles) -> ParsedTokenizer:
     model = files.tokenizer.get("model")
     if (files.folder / "tokenizer.model").is_file():
         return _sentencepiece(files)
@@ -145,55 +164,57 @@ def _parse(files: Files) -> Read:
             )
         case {"type": "Unigram"}:
             return _unigram(
-                unigram.from_json(files.tokenizer, str(files.folder / "tokenizer.json"))
+                unigram.read_unigram_json(files.tokenizer, str(files.folder / "tokenizer.json"))
             )
     raise _no_vocabulary(files.folder, model)
 
 
-def _no_vocabulary(folder: Path, model: Any) -> Refusal:
+def _no_vocabulary(folder: Path, model: Any) -> UserError:
     """Return the error for a missing tokenizer, or one of a kind that llama.cpp does not run."""
     kind = model.get("type") if isinstance(model, dict) else None
     if kind in ("WordPiece", "WordLevel"):
-        return Refusal(
+        return UserError(
             f"{folder / 'tokenizer.json'} is of type {kind}: llama.cpp would give text other ids "
             "than the model was trained with",
             hint="byte-level BPE, SentencePiece BPE and Unigram are supported",
         )
-    return Refusal(
+    return UserError(
         f"{folder} has no tokenizer: neither tokenizer.model nor a tokenizer.json of type BPE or "
         "Unigram",
         hint="copy the tokenizer files of the model it was made from into the folder",
     )
 
 
-def _pre_tokenizer_name(files: Files, kind: str, pre: str | None, bos: bool) -> str:
+def _pre_tokenizer_name(files: TokenizerFiles, kind: str, pre: str | None, bos: bool) -> str:
     """Return the pre-tokenizer's name; only byte-level BPE has one.
 
     Without a BOS, a name is chosen for which llama.cpp adds none.
     """
     if kind == "gpt2":
-        name = pre_tokenizer.find(files.tokenizer, str(files.folder / "tokenizer.json"), pre).name
-        return name if bos or pre else pre_tokenizer.WITHOUT_BOS.get(name, name)
+        name = pre_tokenizer.find_pre_tokenizer(
+            files.tokenizer, str(files.folder / "tokenizer.json"), pre
+        ).name
+        return name if bos or pre else pre_tokenizer.NAMES_WITHOUT_BOS.get(name, name)
     if pre:
-        raise Refusal(
+        raise UserError(
             f"{files.folder} is not byte-level BPE, so it has no pre-tokenizer to choose",
             hint="leave --pre out",
         )
     return "default"
 
 
-def _model(files: Files) -> SentencePiece:
-    model = sentencepiece_model.load(files.folder / "tokenizer.model")
+def _model(files: TokenizerFiles) -> SentencePieceModel:
+    model = sentencepiece_model.load_sentencepiece(files.folder / "tokenizer.model")
     prefix = files.settings.get("add_prefix_space")
     return model if prefix is None else replace(model, add_dummy_prefix=bool(prefix))
 
 
-def _sentencepiece(files: Files) -> Read:
+def _sentencepiece(files: TokenizerFiles) -> ParsedTokenizer:
     file, model = files.folder / "tokenizer.model", _model(files)
     if model.model_type == sentencepiece_model.UNIGRAM:
-        return _unigram(unigram.from_model(model, str(file)))
+        return _unigram(unigram.convert_unigram(model, str(file)))
     if model.model_type != sentencepiece_model.BPE:
-        raise Refusal(
+        raise UserError(
             f"{file} splits text into words or characters, as llama.cpp does not",
             hint="SentencePiece models of type BPE and Unigram are supported",
         )
@@ -204,23 +225,28 @@ def _sentencepiece(files: Files) -> Read:
         (not model.escape_whitespaces, "leaves spaces as they are (escape_whitespaces)"),
     ):
         if is_used and not files.tokenizer:
-            raise Refusal(
+            raise UserError(
                 f"{file} {reason}: llama.cpp's SentencePiece tokenizer does not",
                 hint="add a tokenizer.json",
             )
-    tokens = {i: Token(piece.text, piece.score, piece.type) for i, piece in enumerate(model.pieces)}
-    return Read("llama", tokens, _prefix(model.add_dummy_prefix))
+    tokens = {
+        i: VocabularyToken(piece.text, piece.score, piece.type)
+        for i, piece in enumerate(model.pieces)
+    }
+    return ParsedTokenizer("llama", tokens, _prefix(model.add_dummy_prefix))
 
 
-def _unigram(model: unigram.Unigram) -> Read:
-    return Read(unigram.KIND, model.tokens, model.spelling.entries(), model.unknown)
+def _unigram(model: unigram.UnigramModel) -> ParsedTokenizer:
+    return ParsedTokenizer(
+        unigram.TOKENIZER_MODEL, model.tokens, model.normalization.entries(), model.unknown_row
+    )
 
 
-def _prefix(prefix: bool) -> Extra:
+def _prefix(prefix: bool) -> ExtraKeys:
     return [] if prefix else [("add_space_prefix", "bool", False)]
 
 
-def _sentencepiece_from_json(files: Files) -> Read:
+def _sentencepiece_from_json(files: TokenizerFiles) -> ParsedTokenizer:
     """Read a SentencePiece model from tokenizer.json; a piece's score is the rank of the merges
     that make it.
 
@@ -233,7 +259,7 @@ def _sentencepiece_from_json(files: Files) -> Read:
     for rank, (left, right) in enumerate(_merges(files)):
         merged = left + right
         if merged != last and merged in ranks:
-            raise Refusal(
+            raise UserError(
                 f"{files.folder / 'tokenizer.json'} orders its merges by pairs, which llama.cpp "
                 "cannot follow",
                 hint="add the model's tokenizer.model to the folder",
@@ -243,23 +269,23 @@ def _sentencepiece_from_json(files: Files) -> Read:
     unknown = files.tokenizer["model"].get("unk_token")
     tokens = {}
     for text, index in words.items():
-        kind = UNKNOWN if text == unknown else BYTE if HEXADECIMAL.fullmatch(text) else NORMAL
-        tokens[index] = Token(text, -float(ranks.get(text, len(ranks))), kind)
-    return Read("llama", tokens, _prefix(_adds_prefix(files)))
+        kind = UNKNOWN if text == unknown else BYTE if BYTE_PIECE.fullmatch(text) else NORMAL
+        tokens[index] = VocabularyToken(text, -float(ranks.get(text, len(ranks))), kind)
+    return ParsedTokenizer("llama", tokens, _prefix(_adds_prefix(files)))
 
 
-def _adds_prefix(files: Files) -> bool:
+def _adds_prefix(files: TokenizerFiles) -> bool:
     """Return whether a tokenizer.json adds a space in front of a text.
 
     Raises UserError for steps with a regular expression, which llama.cpp's SentencePiece tokenizer
     does not have.
     """
     prefix = False
-    steps = flat(files.tokenizer.get("normalizer"), "normalizers")
-    for step in (*steps, *flat(files.tokenizer.get("pre_tokenizer"), "pretokenizers")):
+    steps = flatten_sequence(files.tokenizer.get("normalizer"), "normalizers")
+    for step in (*steps, *flatten_sequence(files.tokenizer.get("pre_tokenizer"), "pretokenizers")):
         match step:
             case {"pattern": {"Regex": regex}}:
-                raise Refusal(
+                raise UserError(
                     f"{files.folder / 'tokenizer.json'} splits or changes text by the expression "
                     f"{str(regex)[:60]!r}: llama.cpp's SentencePiece tokenizer does not",
                     hint="use a GGUF of this model",
@@ -267,31 +293,31 @@ def _adds_prefix(files: Files) -> bool:
             case {"type": "Prepend", "prepend": "\u2581"}:
                 prefix = True
             case {"type": "Metaspace"}:
-                prefix = prefix or prepends(step)
+                prefix = prefix or prepends_space(step)
     return prefix
 
 
-def _byte_level(files: Files) -> Read:
-    tokens = {index: Token(text, 0.0, NORMAL) for text, index in _words(files).items()}
+def _byte_level(files: TokenizerFiles) -> ParsedTokenizer:
+    tokens = {index: VocabularyToken(text, 0.0, NORMAL) for text, index in _words(files).items()}
     merges = [" ".join(part.replace(" ", "\u0120") for part in pair) for pair in _merges(files)]
-    return Read("gpt2", tokens, [("merges", "array:string", merges)])
+    return ParsedTokenizer("gpt2", tokens, [("merges", "array:string", merges)])
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _words(files: Files) -> dict[str, int]:
+def _words(files: TokenizerFiles) -> dict[str, int]:
     words = files.tokenizer["model"]["vocab"]
     if not all(type(index) is int and index >= 0 for index in words.values()):
-        raise Refusal(
+        raise UserError(
             f"{files.folder / 'tokenizer.json'} has ids that are not valid numbers",
             hint="fetch the file again",
         )
     return words  # type: ignore[no-any-return]
 
 
-def _merges(files: Files) -> list[tuple[str, str]]:
+def _merges(files: TokenizerFiles) -> list[tuple[str, str]]:
     """Return the merges, in either spelling: "a b", or a pair."""
     pairs = []
     for merge in _list(files.tokenizer["model"].get("merges")):
@@ -301,7 +327,7 @@ def _merges(files: Files) -> list[tuple[str, str]]:
             or len(parts) != 2
             or not all(isinstance(part, str) for part in parts)
         ):
-            raise Refusal(
+            raise UserError(
                 f"{files.folder / 'tokenizer.json'} has a merge that is not a pair: "
                 f"{str(merge)[:60]!r}",
                 hint="fetch the file again",
@@ -310,7 +336,7 @@ def _merges(files: Files) -> list[tuple[str, str]]:
     return pairs
 
 
-def _added(files: Files) -> dict[int, Added]:
+def _added(files: TokenizerFiles) -> dict[int, AddedToken]:
     """Return the added tokens by row, from every file that may list them."""
     listed: list[tuple[Any, Any]] = [
         (index, {"content": text})
@@ -323,34 +349,41 @@ def _added(files: Files) -> dict[int, Added]:
         for item in _list(files.tokenizer.get("added_tokens"))
         if isinstance(item, dict)
     ]
-    added: dict[int, Added] = {}
+    added: dict[int, AddedToken] = {}
     for index, item in listed:
         number = str(index) if type(index) in (int, str) else ""
         text = item.get("content") if isinstance(item, dict) else None
         if number.isascii() and number.isdecimal() and len(number) < 10 and isinstance(text, str):
-            added[int(number)] = Added(text, **{name: item.get(name) is True for name in FLAGS})
+            added[int(number)] = AddedToken(
+                text, **{name: item.get(name) is True for name in TOKEN_FLAGS}
+            )
     return added
 
 
-FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
+TOKEN_FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 
 
 def _special(
-    files: Files, config: Config, words: list[Token], read: Read
-) -> tuple[Extra, list[str]]:
+    files: TokenizerFiles,
+    config: CheckpointConfig,
+    words: list[VocabularyToken],
+    read: ParsedTokenizer,
+) -> tuple[ExtraKeys, list[str]]:
     """Return the keys for special tokens and for what llama.cpp adds around a text, and notes for
     the user.
 
     A token that the model does not have is not added.
     """
     texts = [word.text for word in words]
-    ids = special_tokens.ids(
+    ids = special_tokens.find_special_ids(
         texts, files.settings, files.generation, config.values, str(files.folder)
     )
-    if read.unknown is not None:
-        ids["unknown"] = read.unknown
-    first, last, notes = special_tokens.around(files.tokenizer, files.settings, read.kind != "gpt2")
-    keys: Extra = [(f"{name}_token_id", "uint32", index) for name, index in ids.items()]
+    if read.unknown_row is not None:
+        ids["unknown"] = read.unknown_row
+    first, last, notes = special_tokens.find_surrounding_tokens(
+        files.tokenizer, files.settings, read.model_name != "gpt2"
+    )
+    keys: ExtraKeys = [(f"{name}_token_id", "uint32", index) for name, index in ids.items()]
     keys += [
         ("add_bos_token", "bool", first and "bos" in ids),
         ("add_eos_token", "bool", last and "eos" in ids),

@@ -18,12 +18,12 @@ import random
 import time
 from pathlib import Path
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 
 
 def asked(
@@ -39,7 +39,7 @@ def asked(
             if given.shared
             else rng.choices(words, k=given.prompt)
         )
-        sampling = defaults().with_values({"seed": seed, **json.loads(given.sampling)})
+        sampling = default_sampling().with_values({"seed": seed, **json.loads(given.sampling)})
         made.append(
             Request(tuple(tokens), sampling, given.tokens, ignore_eos=True, client=str(seed))
         )
@@ -53,7 +53,7 @@ def through_engine(runner: Runner, requests: list[Request]) -> tuple[float, floa
     engine, inside = runner.engine, 0.0
     decode = runner.context.decode
 
-    def timed(rows: Rows) -> object:
+    def timed(rows: BatchRows) -> object:
         nonlocal inside
         begun = time.perf_counter()
         found = decode(rows)
@@ -65,14 +65,14 @@ def through_engine(runner: Runner, requests: list[Request]) -> tuple[float, floa
     for request in requests:
         engine.submit(request)
     steps = [(0.0, 0.0, 0)]
-    while engine.busy:
+    while engine.is_busy:
         start, before = time.perf_counter(), inside
         events = engine.step()
         steps.append((time.perf_counter() - start, inside - before, len(events)))
     total = time.perf_counter() - begun
     del runner.context.decode  # type: ignore[method-assign]
     full = [step for step in steps if step[2] == len(requests)]
-    engine.ledger.forget_idle()
+    engine.ledger.evict_idle()
     return total, sum(step[0] for step in full), sum(step[1] for step in full), len(full)
 
 
@@ -81,12 +81,12 @@ def raw(context: Context, requests: list[Request], tokens: int) -> float:
     context.clear()
     for slot, request in enumerate(requests):
         ids = list(request.tokens)
-        context.decode(Rows(ids, range(len(ids)), [slot] * len(ids), [False] * len(ids)))
+        context.decode(BatchRows(ids, range(len(ids)), [slot] * len(ids), [False] * len(ids)))
     count, place = len(requests), len(requests[0].tokens)
     begun = time.perf_counter()
     for step in range(tokens - 1):
         context.decode(
-            Rows([300 + step] * count, [place + step] * count, range(count), [True] * count)
+            BatchRows([300 + step] * count, [place + step] * count, range(count), [True] * count)
         )
     spent = time.perf_counter() - begun
     context.clear()
@@ -115,7 +115,7 @@ def main() -> None:
     )
     rng = random.Random(0)
     with open_runner(given.model, options, slots=max(counts)) as runner:
-        runner.engine.schedule = Schedule(gap=given.gap)
+        runner.engine.schedule = Schedule(max_gap_seconds=given.gap)
         found: dict[int, list[tuple[float, float, float, float]]] = {count: [] for count in counts}
         profile = cProfile.Profile()
         for _ in range(given.rounds):

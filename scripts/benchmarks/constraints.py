@@ -33,7 +33,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import Sampling, defaults
+from llmcli.runtime.sampling import Sampling, default_sampling
 from llmcli.types import Message
 
 HERE = Path(__file__).resolve().parents[2]
@@ -122,12 +122,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--timed", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--temp", default=defaults()["temp"])
+    parser.add_argument("--temp", default=default_sampling()["temp"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args()
     begun = time.perf_counter()
     wanted = cases(asked.schemas, asked.count)
-    sampling = defaults().with_values({"temp": asked.temp, "seed": 1})
+    sampling = default_sampling().with_values({"temp": asked.temp, "seed": 1})
     with open_runner(asked.model, RunOptions(ctx_size=4096, threads=asked.threads)) as runner:
         told(runner, wanted, sampling, asked)
     print(f"{time.perf_counter() - begun:.0f} s in all")

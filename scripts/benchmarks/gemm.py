@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
@@ -62,14 +62,14 @@ def compare(path: Path, count: int, given: argparse.Namespace) -> None:
         flash_attn="on",
         n_outputs=max(answers, 1),
     )
-    ways = (gemm.ANSWERS, 0)
-    with gemm.used(ways[0]), open_model(path, gpu_layers=0) as model:
+    ways = (gemm.MIN_ANSWER_ROWS, 0)
+    with gemm.enabled(ways[0]), open_model(path, gpu_layers=0) as model:
         with open_context(model, options) as ours, open_context(model, options) as theirs:
             spent: tuple[list[float], list[float]] = [], []
             logits = [np.empty(0), np.empty(0)]
             for turn in range(given.rounds + 1):
                 for at, (own, context) in enumerate(zip(ways, (ours, theirs), strict=True)):
-                    with gemm.used(own):
+                    with gemm.enabled(own):
                         seconds, logits[at] = once(
                             context, count, answers, given.behind, model.n_vocab
                         )
@@ -92,14 +92,14 @@ def once(
     context.clear()
     for sequence in range(answers if behind else 0):
         tokens = [(11 + 37 * place + sequence) % words for place in range(behind)]
-        context.decode(Rows(tokens, range(behind), [sequence] * behind, [False] * behind))
+        context.decode(BatchRows(tokens, range(behind), [sequence] * behind, [False] * behind))
     each = count // answers
     tokens = [(7 + 101 * place) % words for place in range(count)]
     positions = [behind + place % each for place in range(count)]
     sequences = [place // each for place in range(count)]
     wants = [answers > 1 or place == count - 1 for place in range(count)]
     begun = time.perf_counter()
-    found = context.decode(Rows(tokens, positions, sequences, wants))
+    found = context.decode(BatchRows(tokens, positions, sequences, wants))
     return time.perf_counter() - begun, found[-1].logits.astype(np.float64)
 
 

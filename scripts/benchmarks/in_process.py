@@ -26,7 +26,7 @@ import numpy as np
 from llmcli.bench.speed import measure as kernel
 from llmcli.bench.speed.parameter_grid import Test
 from llmcli.bench.speed.random_passes import run_passes
-from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES
+from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import Model, open_model
 
@@ -145,7 +145,7 @@ def theirs(model: Model, test: Test) -> Iterator[Theirs]:
     params.n_ctx = test.n_prompt + test.n_gen + test.n_depth
     params.n_batch, params.n_ubatch = test.n_batch, test.n_ubatch
     params.type_k, params.type_v = KV_TYPES[test.type_k], KV_TYPES[test.type_v]
-    params.flash_attn_type = FLASH[test.flash_attn]
+    params.flash_attn_type = FLASH_MODES[test.flash_attn]
     params.offload_kqv, params.op_offload, params.embeddings, params.swa_full = (
         True,
         True,

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli import config
 from llmcli.errors import UserError
-from llmcli.model_loader.prepare import ready
+from llmcli.model_loader.prepare import prepare_model
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
@@ -88,13 +88,15 @@ class Row:
         )
 
 
-def measure(name: str, model: Model, form: kv_size.Shape | None, options: ContextOptions) -> Row:
+def measure(
+    name: str, model: Model, form: kv_size.CacheShape | None, options: ContextOptions
+) -> Row:
     """Predict, then open a context and ask it."""
     predicted: int | None = -1
     if form:
         predicted = None
-        if not kv_size.refusal(form, options.type_k, options.type_v):
-            predicted = kv_size.predict(
+        if not kv_size.find_refusal(form, options.type_k, options.type_v):
+            predicted = kv_size.predict_cache(
                 form,
                 options.n_ctx,
                 options.type_k,
@@ -106,23 +108,23 @@ def measure(name: str, model: Model, form: kv_size.Shape | None, options: Contex
             ).nbytes
     try:
         with open_context(model, options) as context:
-            held = context.allocated()
+            held = context.memory_breakdown()
             assert held, "this build does not tell what it allocated"
-            return Row(name, options, predicted, held.context)
+            return Row(name, options, predicted, held.context_bytes)
     except UserError:
         return Row(name, options, predicted, None)
 
 
 def rows(name: str, path: Path) -> Iterator[Row]:
     """Every context of one file."""
-    form = kv_size.shape(read_header.read(path).metadata)
+    form = kv_size.read_shape(read_header.read_header(path).metadata)
     with open_model(path) as model:
         for (type_k, type_v, flash), unified, n_ctx, (sequences, n_ubatch) in product(
             TYPES, (True, False), CONTEXTS, SIZES
         ):
             if (
                 flash == "off"
-                and type_k not in kv_size.PLAIN
+                and type_k not in kv_size.FLOAT_TYPES
                 and form
                 and any(head % 32 for head in form.k_heads)
             ):
@@ -136,7 +138,7 @@ def rows(name: str, path: Path) -> Iterator[Row]:
 def files(names: list[str], tiny: bool) -> Iterator[tuple[str, Path]]:
     """Names and files; a tiny one lasts until the next is asked for."""
     for name in names:
-        yield name, ready(name, None, config.load(), UI(color=False)).path
+        yield name, prepare_model(name, None, config.load(), UI(color=False)).path
     seen: set[str] = set()
     for case in [*MORE, *families.cases()] if tiny else []:
         if case not in MORE and case.hf in seen:
@@ -145,7 +147,9 @@ def files(names: list[str], tiny: bool) -> Iterator[tuple[str, Path]]:
             seen.add(case.hf)
         with tempfile.TemporaryDirectory() as place:
             folder, out = families.build(case, Path(place) / "model"), Path(place) / "model.gguf"
-            write.run(plan.plan(checkpoint_source.open_folder(folder), "F32"), out, threads=1)
+            write.write_model(
+                plan.plan(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1
+            )
             yield case.name, out
 
 

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli import config
 from llmcli.hardware import host
-from llmcli.model_loader.prepare import ready
+from llmcli.model_loader.prepare import prepare_model
 from llmcli.planning import memory_plan
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
@@ -72,8 +72,8 @@ class Case:
 
 def planned(path: Path, options: ContextOptions) -> dict[str, Any]:
     """The receipt, nothing loaded."""
-    header = read_header.read(path)
-    load_checks.check(header)
+    header = read_header.read_header(path)
+    load_checks.check_loadable(header)
     with memory_plan.planner(header, options, 0) as planner:
         told = planner.receipt()
     return {part: told.sum(part) for part in PARTS[:5]} | {
@@ -86,13 +86,13 @@ def loaded(path: Path, options: ContextOptions) -> dict[str, Any]:
     """The same of the model really loaded, its context full; `file` is what of the mapped file is
     in memory.
     """
-    header = read_header.read(path)
-    load_checks.check(header)
-    opened = open_model(path, gpu_layers=0, latent=header.latent)
+    header = read_header.read_header(path)
+    load_checks.check_loadable(header)
+    opened = open_model(path, gpu_layers=0, latent=header.has_latent_attention)
     with opened as model, open_context(model, options) as context:
         fill(context)
         resident = host.resident_memory()
-        held = context.allocated()
+        held = context.memory_breakdown()
         assert held and resident, "this build, or this machine, does not tell"
         (share,) = memory_plan.shares(held, context.output_bytes, {}, None, None)
         parts: dict[str, Any] = {part: getattr(share, part) for part in PARTS[:5]}
@@ -109,7 +109,9 @@ def fill(context: Context) -> None:
             count = min(context.n_batch, each - start)
             tokens = [chance.randrange(context.n_vocab) for _ in range(count)]
             wants = [False] * (count - 1) + [True]
-            context.decode(Rows(tokens, range(start, start + count), [sequence] * count, wants))
+            context.decode(
+                BatchRows(tokens, range(start, start + count), [sequence] * count, wants)
+            )
 
 
 def mapped(path: Path) -> int:
@@ -127,7 +129,7 @@ def cases(asked: argparse.Namespace) -> Iterator[Case]:
     """Every model in every context."""
     for word in asked.models:
         name, _, own = word.partition("@")
-        path = ready(name, None, config.load(), UI(color=False)).path
+        path = prepare_model(name, None, config.load(), UI(color=False)).path
         sizes = [int(size) for size in (own or asked.contexts).split(",")]
         base = ContextOptions(
             0, n_seq_max=SEQUENCES, n_threads=asked.threads, n_threads_batch=asked.threads

@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from quant.calibration import imatrix
-from quant.calibration.statistics import Evidence  # noqa: E402
+from quant.calibration.statistics import InputStatistics  # noqa: E402
 from quant.formats import FORMATS  # noqa: E402
 from quant.methods import METHODS  # noqa: E402
-from quant.methods.search_settings import GRIDS  # noqa: E402
+from quant.methods.search_settings import SEARCH_SETTINGS  # noqa: E402
 from quant.model_file import read_header
 from quant.native import ggml
 from quant.quantize import write
@@ -66,10 +66,10 @@ def main() -> None:
     parser.add_argument("--numpy", action="store_true")
     asked = parser.parse_args()
     if asked.numpy:
-        ggml.searches = lambda: None  # type: ignore[assignment]
-    print(f"search in {'C' if ggml.searches() else 'numpy'}, {asked.rounds} rounds")
+        ggml.native_search = lambda: None  # type: ignore[assignment]
+    print(f"search in {'C' if ggml.native_search() else 'numpy'}, {asked.rounds} rounds")
     if asked.model is None:
-        for name in GRIDS:
+        for name in SEARCH_SETTINGS:
             per_type(name, asked.rounds)
         return
     if not (asked.imatrix and asked.llama_quantize):
@@ -108,13 +108,16 @@ def per_type(name: str, rounds: int) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(vector.tobytes())
         file.flush()
-        evidence = Evidence(
-            name, COLUMNS, ROWS, 1, imatrix.Entry(Path(file.name), 0, COLUMNS, (1.0,))
+        evidence = InputStatistics(
+            name, COLUMNS, ROWS, 1, imatrix.ImatrixEntry(Path(file.name), 0, COLUMNS, (1.0,))
         )
         made = {}
 
         def timed(method: str) -> float:
-            solve, began = METHODS[method].solver(FORMATS[name], evidence), time.perf_counter()
+            solve, began = (
+                METHODS[method].make_encoder(FORMATS[name], evidence),
+                time.perf_counter(),
+            )
             parts = [solve(rows[at : at + 32], at) for at in range(0, ROWS, 32)]
             seconds = time.perf_counter() - began
             made[method] = np.concatenate(parts)
@@ -177,7 +180,9 @@ def whole_run(asked: argparse.Namespace, name: str, place: Path) -> None:
     own, other, ratio = in_turn(
         lambda: seconds_of(own_words, ours), lambda: seconds_of(words, theirs), asked.rounds
     )
-    lost = [lost_by(asked.model, made, imatrix.load(asked.imatrix)) for made in (ours, theirs)]
+    lost = [
+        lost_by(asked.model, made, imatrix.load_imatrix(asked.imatrix)) for made in (ours, theirs)
+    ]
     common = lost[0].keys() & lost[1].keys()
     error = (
         sum(lost[0][tensor] for tensor in common) / sum(lost[1][tensor] for tensor in common) - 1
@@ -208,9 +213,9 @@ def lost_by(source: Path, made: Path, sums: imatrix.Imatrix) -> dict[str, float]
     """By tensor the importance-weighted squares of what quantizing changed."""
     before = {weight.name: weight for weight in write.open_gguf(source).weights}
     lost = {}
-    for tensor in read_header.read(made).tensors:
+    for tensor in read_header.read_header(made).tensors:
         weight, entry = before[tensor.name], sums.entries.get(tensor.name)
-        if not ggml.quantized(tensor.type) or entry is None or len(weight.shape) != 2:
+        if not ggml.is_quantized(tensor.type) or entry is None or len(weight.shape) != 2:
             continue
         rows = ggml.decode(
             weight.read(0, weight.rows), weight.type, weight.columns, label=tensor.name
@@ -218,7 +223,7 @@ def lost_by(source: Path, made: Path, sums: imatrix.Imatrix) -> dict[str, float]
         codes = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
         off = ggml.decode(codes, tensor.type, weight.columns, label=tensor.name) - rows
         squares = np.square(off, out=off).sum(0, dtype=np.float64)
-        lost[tensor.name] = float(squares @ entry.vectors(0, 1, weight.columns)[0])
+        lost[tensor.name] = float(squares @ entry.mean_squares(0, 1, weight.columns)[0])
     return lost
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from llmcli import config
 from llmcli.runtime import kv_size, reproducible
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
@@ -48,7 +48,7 @@ def feed(context: Context, tokens: list[int], chunk: int, slot: int = 0, start: 
     ]
     for at, to in pieces:
         wants = [False] * (to - at - 1) + [True]
-        (row,) = context.decode(Rows(tokens[at:to], range(at, to), [slot] * (to - at), wants))
+        (row,) = context.decode(BatchRows(tokens[at:to], range(at, to), [slot] * (to - at), wants))
         found.append(row.logits.copy())
     return found[-MORE - 1 :]
 
@@ -64,13 +64,13 @@ def together(context: Context, texts: list[list[int]]) -> list[Found]:
     found: list[Found] = []
     for slot, (text, end) in enumerate(zip(texts, ends, strict=True)):
         (row,) = context.decode(
-            Rows(text[:end], range(end), [slot] * end, [False] * (end - 1) + [True])
+            BatchRows(text[:end], range(end), [slot] * end, [False] * (end - 1) + [True])
         )
         found.append([row.logits.copy()])
     for step in range(MORE):
         places = [end + step for end in ends]
         tokens = [text[place] for text, place in zip(texts, places, strict=True)]
-        rows = context.decode(Rows(tokens, places, range(len(texts)), [True] * len(texts)))
+        rows = context.decode(BatchRows(tokens, places, range(len(texts)), [True] * len(texts)))
         for mine, row in zip(found, rows, strict=True):
             mine.append(row.logits.copy())
     return found
@@ -80,8 +80,8 @@ def behind_a_hole(context: Context, tokens: list[int]) -> Found:
     """The text begun behind another that then leaves: its end fills the cells before its beginning."""
     half = len(tokens) // 2
     other = tokens[: half // 2]
-    context.decode(Rows(other, range(len(other)), [1] * len(other), [False] * len(other)))
-    context.decode(Rows(tokens[:half], range(half), [0] * half, [False] * half))
+    context.decode(BatchRows(other, range(len(other)), [1] * len(other), [False] * len(other)))
+    context.decode(BatchRows(tokens[:half], range(half), [0] * half, [False] * half))
     context.trim(1, 0)
     return feed(context, tokens, 512, start=half)
 
@@ -90,7 +90,7 @@ def cases(path: Path, asked: argparse.Namespace, depth: int) -> Iterator[tuple[s
     """Every way of cutting, and the largest difference."""
     text = words(path, depth + MORE + 9 * max(asked.sequences))
     tokens = text[: depth + MORE]
-    fit = kv_size.round_up(depth + MORE)
+    fit = kv_size.round_up_cells(depth + MORE)
     with opened(path, asked, n_ctx=fit) as context:
         alone = feed(context, tokens, 512)
         for chunk in asked.chunks:
@@ -130,7 +130,7 @@ def opened(
         n_ctx, 2048, n_ubatch, slots, threads, threads, asked.cache, asked.cache, "on"
     )
     if not asked.as_is and asked.layout == "best":
-        with reproducible.open_alike(read_header.read(path), kind) as (_, context):
+        with reproducible.open_reproducible(read_header.read_header(path), kind) as (_, context):
             yield context
     else:
         repack = asked.layout == "best"
@@ -159,11 +159,11 @@ def cost(path: Path, asked: argparse.Namespace) -> tuple[float, float]:
         for _ in range(4):
             context.clear()
             begun = time.process_time()
-            context.decode(Rows(tokens[:512], range(512), [0] * 512, [False] * 511 + [True]))
+            context.decode(BatchRows(tokens[:512], range(512), [0] * 512, [False] * 511 + [True]))
             prompt.append(time.process_time() - begun)
             begun = time.process_time()
             for at in range(512, 528):
-                context.decode(Rows([tokens[at]], [at], [0], [True]))
+                context.decode(BatchRows([tokens[at]], [at], [0], [True]))
             single.append((time.process_time() - begun) / 16)
     return min(prompt) * 1e3, min(single) * 1e3
 
@@ -179,7 +179,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", type=Path, nargs="+")
-    parser.add_argument("--cache", default=reproducible.CACHE)
+    parser.add_argument("--cache", default=reproducible.CACHE_TYPE)
     parser.add_argument("--as-is", action="store_true")
     parser.add_argument("--layout", choices=("best", "file"), default="best")
     parser.add_argument("--tiled", action="store_true")

@@ -26,7 +26,7 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 
 PROMPT = "Once upon a time"
 
@@ -43,7 +43,7 @@ def answer(
 ) -> list[float]:
     """Ratios of speeds, run over bench, stretch by stretch of one answer."""
     prompt = runner.encode_text(PROMPT)
-    greedy = defaults().with_values({"temp": 0})
+    greedy = default_sampling().with_values({"temp": 0})
     reply = runner.reply(
         Request(prompt, greedy, max_tokens=tokens + 1, ignore_eos=True, logprobs=True)
     )

@@ -23,10 +23,10 @@ from typing import Any
 from llmcli import config
 from llmcli.api.registry import forms
 from llmcli.batch import plans, run, skeleton_of_thought
-from llmcli.batch.executor import Task, Work
-from llmcli.batch.request_line import CHAT
+from llmcli.batch.executor import BatchExecutor, BatchTask
+from llmcli.batch.request_line import CHAT_PATH
 from llmcli.model_loader import open_server_model
-from llmcli.model_loader.run_flags import Flags
+from llmcli.model_loader.run_flags import RunFlags
 from llmcli.runtime.requests.beam_settings import NO_SEARCH
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.ui import UI
@@ -53,12 +53,14 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=10)
     parser.add_argument("--predict", type=int, default=256)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--parallel", type=int, default=skeleton_of_thought.MOST)
+    parser.add_argument("--parallel", type=int, default=skeleton_of_thought.MAX_POINTS)
     asked = parser.parse_args()
     options = RunOptions(threads=asked.threads)
-    given = Flags(options, {"temp": 0.0}, NO_SEARCH, predict=asked.predict, ngram_draft="off")
+    given = RunFlags(options, {"temp": 0.0}, NO_SEARCH, predict=asked.predict, ngram_draft="off")
     rows: list[dict[str, Row]] = []
-    with open_server_model.host(asked.ref, given, config.load(), UI(), asked.parallel) as hosted:
+    with open_server_model.open_server_model(
+        asked.ref, given, config.load(), UI(), asked.parallel
+    ) as hosted:
         for number, question in enumerate(read(asked.questions_file, asked.questions)):
             turns = list(PLANS)[:: 1 if number % 2 else -1]
             rows.append(
@@ -82,16 +84,16 @@ def main() -> None:
 
 
 def ask(
-    hosted: open_server_model.Hosted, given: Flags, question: str, name: str, parallel: int
+    hosted: open_server_model.ServerModel, given: RunFlags, question: str, name: str, parallel: int
 ) -> Row:
     """One question, one way, from an empty cache."""
-    hosted.runner.engine.ledger.forget_idle()
+    hosted.runner.engine.ledger.evict_idle()
     body = {"messages": [{"role": "user", "content": question}]}
     came: list[Any] = []
     began = time.perf_counter()
-    form = forms()[CHAT](body, hosted.runner, run.settings(hosted, given, 0))
-    work = Work(hosted.runner, parallel, lambda index, found: came.append(found))
-    work.run(iter([Task.begin(0, PLANS[name](form))]))
+    form = forms()[CHAT_PATH](body, hosted.runner, run.build_settings(hosted, given, 0))
+    work = BatchExecutor(hosted.runner, parallel, lambda index, found: came.append(found))
+    work.run(iter([BatchTask.begin(0, PLANS[name](form))]))
     return Row(
         time.perf_counter() - began,
         came[0]["usage"]["completion_tokens"],

@@ -44,22 +44,22 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.drafting.base import Drafter
-from llmcli.runtime.drafting.pass_cost import WIDTHS, Curve
+from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.speculation import Drafting
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.speculation import DraftSettings
 from llmcli.runtime.strategies.base import Speculation
 from llmcli.types import Message
 from tests.fixtures.drafts import Knowing
 
 PROMPTS = Path(__file__).parents[3] / "shared" / "assets" / "prompts"
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 ON_POEMS = (
     "Write this poem again, word for word:\n\n{}",
     "Write this poem again with each line numbered:\n\n{}",
@@ -95,13 +95,13 @@ class Walk:
 
     def __post_init__(self) -> None:
         engine = self.runner.engine
-        engine.ledger.forget_idle()  # where the cells lie is the same for both
+        engine.ledger.evict_idle()  # where the cells lie is the same for both
         self.id = engine.submit(self.request)
         self.sequence = engine._live[self.id]
         while not (events := engine.step()):
             pass
         if events[-1].finish is not None:
-            self.answer = engine.answer(self.id)
+            self.answer = engine.pop_answer(self.id)
 
     def to(self, place: int) -> None:
         """Go on until so many tokens are there."""
@@ -118,7 +118,7 @@ class Walk:
             times += [spent + (now - last) * (index + 1) / made for index in range(made)]
             spent, last = spent + now - last, now
             if events and events[-1].finish is not None:
-                self.answer = engine.answer(self.id)
+                self.answer = engine.pop_answer(self.id)
 
 
 @dataclass
@@ -137,8 +137,8 @@ class Ruler:
         while self.held < held:
             self.held += self._pass(min(64, held - self.held), [False])[0]
         turn = next(self.turns)
-        width = WIDTHS[turn % len(WIDTHS)]
-        sizes = (1, width) if turn // len(WIDTHS) % 2 else (width, 1)
+        width = PASS_ROWS[turn % len(PASS_ROWS)]
+        sizes = (1, width) if turn // len(PASS_ROWS) % 2 else (width, 1)
         taken = {rows: self._timed(rows) for rows in sizes}
         return width, taken[width] / taken[1]
 
@@ -153,7 +153,7 @@ class Ruler:
     def _pass(self, rows: int, wants: list[bool]) -> tuple[int, float]:
         at = self.held
         forward = self.context.prepare(
-            Rows([5] * rows, range(at, at + rows), [0] * rows, wants * rows)
+            BatchRows([5] * rows, range(at, at + rows), [0] * rows, wants * rows)
         )
         begun = time.perf_counter()
         forward()
@@ -214,7 +214,8 @@ class Task:
         """The ratio if passes were all that takes time; the first token is the prompt's."""
         made = sum(right + 1 for _, right in self.passes) / self.rounds
         spent = sum(
-            curve[min(width for width in WIDTHS if width > drafted)] for drafted, _ in self.passes
+            curve[min(width for width in PASS_ROWS if width > drafted)]
+            for drafted, _ in self.passes
         )
         return (self.tokens - 1) / (self.tokens - 1 - made + spent / self.rounds)
 
@@ -225,8 +226,10 @@ def curve(tasks: Iterable[Task]) -> dict[int, float]:
     for task in tasks:
         for width, prices in task.prices.items():
             timed.setdefault(width, []).extend(prices)
-    known = Curve({1: 1.0} | {width: statistics.median(prices) for width, prices in timed.items()})
-    return {width: known(width) for width in WIDTHS}
+    known = PassCost(
+        {1: 1.0} | {width: statistics.median(prices) for width, prices in timed.items()}
+    )
+    return {width: known(width) for width in PASS_ROWS}
 
 
 @dataclass
@@ -241,7 +244,9 @@ class Bench:
         """One round."""
         swapped = task.rounds % 2
         walks = {
-            side: Walk(runner, Request(task.prompt, GREEDY, tokens, endless=True, strategy=side))
+            side: Walk(
+                runner, Request(task.prompt, GREEDY, tokens, allow_repetition=True, strategy=side)
+            )
             for side, runner in zip(SIDES, self.runners[:: -1 if swapped else 1], strict=True)
         }
         plain, other = (walks[side] for side in SIDES)
@@ -272,9 +277,9 @@ class Bench:
     def use(self, drafters: Iterable[Drafter]) -> None:
         """Let these guess from now on."""
         for runner in self.runners:
-            means = runner.engine.means
+            means = runner.engine.resources
             assert means.speculation
-            runner.engine.means = replace(
+            runner.engine.resources = replace(
                 means, speculation=replace(means.speculation, drafters=tuple(drafters))
             )
 
@@ -387,7 +392,9 @@ def known(bench: Bench, texts: list[str]) -> None:
     asked, found = bench.asked, []
     for number, text in enumerate(texts, 1):
         task = bench.task(text)
-        plain = Walk(bench.runners[0], Request(task.prompt, GREEDY, 2 * asked.tokens, endless=True))
+        plain = Walk(
+            bench.runners[0], Request(task.prompt, GREEDY, 2 * asked.tokens, allow_repetition=True)
+        )
         plain.to(2 * asked.tokens)
         assert plain.answer
         if len(plain.answer.tokens) < 64:
@@ -405,7 +412,7 @@ def known(bench: Bench, texts: list[str]) -> None:
     met = right / (right + sum(right < drafted for drafted, right in passes))
     ratios = [task.ratio()[0] for task in found]
     for name, chance in (("asked", RIGHT), ("met", met)):
-        most = max((1 - chance**width) / (1 - chance) / prices[width] for width in WIDTHS)
+        most = max((1 - chance**width) / (1 - chance) / prices[width] for width in PASS_ROWS)
         shares = [ratio / most for ratio in ratios]
         print(
             f"  acceptance {name} {chance:.3f}: bound {most:.3f}, of the bound "
@@ -428,14 +435,14 @@ def opened(asked: argparse.Namespace) -> Iterator[tuple[Bench, Speculation]]:
         asked.threads,
         asked.cache,
         asked.cache,
-        n_outputs=WIDTHS[-1],
+        n_outputs=PASS_ROWS[-1],
     )
     with (
-        open_runner(asked.model, options, drafting=Drafting("on", asked.draft)) as runner,
+        open_runner(asked.model, options, drafting=DraftSettings("on", asked.draft)) as runner,
         open_context(runner.model, plain) as second,
         open_context(runner.model, plain) as third,
     ):
-        found = runner.engine.means.speculation
+        found = runner.engine.resources.speculation
         assert found, (
             "guessing cannot pay here: no pass of several rows is cheaper than as many passes"
         )
@@ -468,9 +475,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args()
     with opened(asked) as (bench, found):
-        one, prices = found.curve.one * 1e3, _rounded(found.curve.ratios)
+        one, prices = found.pass_cost.single_seconds * 1e3, _rounded(found.pass_cost.ratios)
         print(
-            f"at start-up: T(1) {one:.2f} ms, T(m) / T(1) {prices}, equal rows up to {found.curve.equal}"
+            f"at start-up: T(1) {one:.2f} ms, T(m) / T(1) {prices}, equal rows up to {found.pass_cost.exact_rows}"
         )
         leaning, free = tasks(asked.prompts, asked.tasks)
         for name in asked.groups.split(","):

@@ -27,14 +27,14 @@ from llmcli.runtime.binding.batch import Batch
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.binding.sampler import Likeliest, NativeChain
+from llmcli.runtime.binding.sampler import GreedyNative, NativeChain
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import Sampling, defaults
-from llmcli.runtime.sampling.chain import Greedy, NumpyChain
-from llmcli.runtime.text.detokenizer import Decoder
+from llmcli.runtime.sampling import Sampling, default_sampling
+from llmcli.runtime.sampling.chain import GreedyChain, NumpyChain
+from llmcli.runtime.text.detokenizer import Detokenizer
 
 PROMPT = "Once upon a time"
 DECODE = "llama_decode"
@@ -46,10 +46,10 @@ PARTS: tuple[Place, ...] = (
     ("log-sum", LogSumExp, "__call__"),
     ("log-sum", LogSumExp, "with_strands"),
     ("draw", NativeChain, "draw"),
-    ("draw", Likeliest, "draw"),
-    ("draw", Greedy, "draw"),
+    ("draw", GreedyNative, "draw"),
+    ("draw", GreedyChain, "draw"),
     ("draw", NumpyChain, "draw"),
-    ("detokenize", Decoder, "feed"),
+    ("detokenize", Detokenizer, "feed"),
     ("times", Sequence, "time"),
     ("screen", Stream, "show"),
 )
@@ -59,9 +59,9 @@ def answer(
     runner: Runner, sampling: Sampling, tokens: int, logprobs: bool, probe: Probe
 ) -> list[dict[str, float]]:
     """One answer: for each token after the first its gap, and the seconds of each part in it."""
-    runner.engine.ledger.forget_idle()
+    runner.engine.ledger.evict_idle()
     request = Request(
-        runner.encode_text(PROMPT), sampling, tokens + 1, endless=True, logprobs=logprobs
+        runner.encode_text(PROMPT), sampling, tokens + 1, allow_repetition=True, logprobs=logprobs
     )
     found: list[dict[str, float]] = []
     stream = Stream()
@@ -96,7 +96,7 @@ def measure(runner: Runner, sampling: Sampling, logprobs: bool, asked: argparse.
                 rows += found
     cost = [ours(row) for row in whole]
     gap = statistics.median(row["gap"] for row in whole) * 1e3
-    name = "greedy " if sampling.greedy else "default"
+    name = "greedy " if sampling.is_greedy else "default"
     tenths = statistics.quantiles(cost, n=10)
     print(
         f"  {name} {'with' if logprobs else 'no  '} logprobs: {statistics.median(cost):6.0f} µs a token, mean "
@@ -126,8 +126,8 @@ def main() -> None:
     asked = parser.parse_args()
     options = RunOptions(ctx_size=512, threads=asked.threads)
     chains = {
-        "greedy": defaults().with_values({"temp": 0}),
-        "default": defaults().with_values({"seed": 1}),
+        "greedy": default_sampling().with_values({"temp": 0}),
+        "default": default_sampling().with_values({"seed": 1}),
     }
     for path in asked.models:
         with (

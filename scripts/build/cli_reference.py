@@ -88,9 +88,9 @@ def run_options(commands: dict[str, Any]) -> list[Row]:
 
 def file_type_options(commands: dict[str, Any]) -> list[Row]:
     """Return the flags that are named after file types."""
-    from quant.recipes.file_types import ALIASES, FILE_TYPES
+    from quant.recipes.file_types import FILE_TYPE_ALIASES, FILE_TYPES
 
-    flags = {f"--{name.lower()}" for name in (*FILE_TYPES, *ALIASES)}
+    flags = {f"--{name.lower()}" for name in (*FILE_TYPES, *FILE_TYPE_ALIASES)}
     return [row for row in options("quantize", commands["quantize"]) if row[0] in flags]
 
 

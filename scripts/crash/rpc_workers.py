@@ -134,7 +134,7 @@ def lost(given: argparse.Namespace) -> bool:
 def inside(given: argparse.Namespace) -> dict[str, Any]:
     """One way, in this process."""
     from llmcli.hardware import rpc_workers
-    from llmcli.runtime.binding.batch import Rows
+    from llmcli.runtime.binding.batch import BatchRows
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.model import open_model
     from llmcli.runtime.binding.open_context import open_context
@@ -151,14 +151,14 @@ def inside(given: argparse.Namespace) -> dict[str, Any]:
         tokens = [(7 + 101 * at) % model.n_vocab for at in range(given.prompt)]
         wants = [False] * (given.prompt - 1) + [True]
         began = time.perf_counter()
-        (row,) = context.decode(Rows(tokens, range(given.prompt), [0] * given.prompt, wants))
+        (row,) = context.decode(BatchRows(tokens, range(given.prompt), [0] * given.prompt, wants))
         digest, found, middle = (
             hashlib.sha256(row.logits.tobytes()),
             [int(row.logits.argmax())],
             time.perf_counter(),
         )
         for at in range(given.tokens - 1):
-            (row,) = context.decode(Rows([found[-1]], [given.prompt + at], [0], [True]))
+            (row,) = context.decode(BatchRows([found[-1]], [given.prompt + at], [0], [True]))
             digest.update(row.logits.tobytes())
             found.append(int(row.logits.argmax()))
         seconds = time.perf_counter() - middle

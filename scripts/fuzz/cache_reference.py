@@ -6,7 +6,7 @@ binding.
 
 from dataclasses import dataclass, field
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Reference:
             cell.pure for cell in self.cells if sequence in cell.owners and cell.position < end
         )
 
-    def fits(self, rows: Rows) -> bool:
+    def fits(self, rows: BatchRows) -> bool:
         """Whether there are cells for every row."""
         if not self.streams:
             return len(self.cells) + len(rows) <= self.size
@@ -53,7 +53,7 @@ class Reference:
             for one in set(rows.sequences)
         )
 
-    def put(self, rows: Rows) -> None:
+    def put(self, rows: BatchRows) -> None:
         """A pass has been computed."""
         for token, position, sequence in zip(
             rows.tokens, rows.positions, rows.sequences, strict=True

@@ -27,7 +27,7 @@ import numpy as np
 import states as fuzz_states
 from cache_reference import Reference
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Aborted, Context, NoSlot
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
@@ -45,12 +45,16 @@ class Watched:
     def __init__(self, context: Context, reference: Reference) -> None:
         self.context, self.reference = context, reference
         self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
-        self.n_swa, self.recurrent, self.whole_states = (
+        self.n_swa, self.is_recurrent, self.has_complete_states = (
             context.n_swa,
-            context.recurrent,
-            context.whole_states,
+            context.is_recurrent,
+            context.has_complete_states,
         )
-        self.first, self.last, self.can_shift = context.first, context.last, context.can_shift
+        self.first_position, self.last_position, self.can_shift = (
+            context.first_position,
+            context.last_position,
+            context.can_shift,
+        )
 
     def trim(self, sequence: int, keep: int) -> bool:
         self.reference.trim(sequence, keep)
@@ -180,7 +184,7 @@ class Fuzz:
 
     def ask(self) -> None:
         """First and last positions, of sequences that exist and others."""
-        ask = self.rng.choice((self.context.first, self.context.last))
+        ask = self.rng.choice((self.context.first_position, self.context.last_position))
         if self.rng.random() < 0.5:
             self._refused(lambda: ask(self.rng.choice((-1, SEQUENCES, 255, 256, 1 << 20))))
         else:
@@ -199,7 +203,7 @@ class Fuzz:
         """A prompt that begins as others did, and what is missing of it computed."""
         start = self.rng.choice(([5, 6, 7, 8, 9, 10], [5, 6, 40], [70]))
         prompt = (*start, *(self.rng.randrange(3, 6) for _ in range(self.rng.randint(1, 30))))
-        placed = self.ledger.place(prompt) if self.ledger.make_room(len(prompt)) else None
+        placed = self.ledger.claim_slot_for(prompt) if self.ledger.make_room(len(prompt)) else None
         if placed is None:
             self.release()
             return
@@ -224,8 +228,8 @@ class Fuzz:
             return
         source = self.rng.choice(self.busy)
         others = [slot for slot in self.busy if slot != source]
-        if self.ledger.idle and (not others or self.rng.random() < 0.5):
-            target = self.ledger.claim()
+        if self.ledger.n_idle and (not others or self.rng.random() < 0.5):
+            target = self.ledger.claim_slot()
             self.busy.append(target)
         elif others:
             target = self.rng.choice(others)
@@ -240,7 +244,7 @@ class Fuzz:
             return
         some = self.rng.sample(self.busy, self.rng.randint(2, len(self.busy)))
         tokens = [*self.ledger.tokens[self.rng.choice(some)], 7]
-        kept = self.ledger.settle(
+        kept = self.ledger.keep_best_branch(
             some, tokens[self.rng.randint(0, 3) :] if self.rng.random() < 0.2 else tokens
         )
         self.busy = [slot for slot in self.busy if slot == kept or slot not in some]
@@ -254,7 +258,7 @@ class Fuzz:
         held = self.ledger.tokens[slot]
         start, end = sorted(self.rng.choices(range(len(held) + 1), k=2))
         wanted = [*held[:start], *held[end:]]
-        kept = self.ledger.adapt(slot, wanted, move=self.rng.random() < 0.8)
+        kept = self.ledger.apply_overflow(slot, wanted, move=self.rng.random() < 0.8)
         assert wanted[:kept] == self.ledger.tokens[slot], "what it holds is no beginning"
         self._legal()
 
@@ -294,14 +298,14 @@ class Fuzz:
             self.rng.choices(work, weights)[0]()
             for sequence in range(SEQUENCES):
                 held = self.reference.held(sequence)
-                assert self.context.last(sequence) == len(held) - 1, (sequence, len(held))
-                assert self.context.first(sequence) == (0 if held else -1), sequence
+                assert self.context.last_position(sequence) == len(held) - 1, (sequence, len(held))
+                assert self.context.first_position(sequence) == (0 if held else -1), sequence
                 assert not through_ledger or self.ledger.tokens[sequence] == held, sequence
             if through_ledger:
                 self.ledger.check()
-                assert self.ledger.used == len(self.reference.cells)
+                assert self.ledger.used_cells == len(self.reference.cells)
 
-    def _pass(self, rows: Rows) -> None:
+    def _pass(self, rows: BatchRows) -> None:
         fits = self.reference.fits(rows)
         try:
             found = self.context.decode(rows)
@@ -312,7 +316,7 @@ class Fuzz:
         assert fits, "llama.cpp found room where the reference has none"
         self.reference.put(rows)
         self._legal()
-        wanted = [index for index, want in enumerate(rows.wants) if want]
+        wanted = [index for index, want in enumerate(rows.wants_logits) if want]
         if wanted and self.rng.random() < 0.15:
             at = self.rng.randrange(len(wanted))
             self._compare(found[at].logits, rows.sequences[wanted[at]], rows.positions[wanted[at]])
@@ -326,7 +330,9 @@ class Fuzz:
             piece = tokens[at : at + BATCH]
             places = range(at, at + len(piece))
             last = self.fresh.decode(
-                Rows(piece, places, [0] * len(piece), [place == places[-1] for place in places])
+                BatchRows(
+                    piece, places, [0] * len(piece), [place == places[-1] for place in places]
+                )
             )
         self.widest = max(self.widest, float(np.abs(last[0].logits - logits).max()))
         assert self.widest < CLOSE, (sequence, position, self.widest)
@@ -349,17 +355,17 @@ class Fuzz:
     def _pieces(self, count: int) -> list[int]:
         return [min(BATCH, count - at) for at in range(0, count, BATCH)]
 
-    def _run(self, sequence: int, count: int, tokens: list[int] | None = None) -> Rows:
+    def _run(self, sequence: int, count: int, tokens: list[int] | None = None) -> BatchRows:
         start = len(self.reference.held(sequence))
         tokens = tokens or [self.rng.randrange(self.context.n_vocab) for _ in range(count)]
-        return Rows(
+        return BatchRows(
             tokens,
             list(range(start, start + count)),
             [sequence] * count,
             [False] * (count - 1) + [True],
         )
 
-    def _legal_rows(self) -> Rows:
+    def _legal_rows(self) -> BatchRows:
         count = self.rng.choice((1, 1, 2, 3, 5, 8, 9, 17, BATCH))
         some = self.rng.sample(range(SEQUENCES), self.rng.randint(1, SEQUENCES))
         lengths = {sequence: len(self.reference.held(sequence)) for sequence in some}
@@ -369,13 +375,13 @@ class Fuzz:
             lengths[sequence] += 1
         wanted = set(self.rng.sample(range(count), min(count, self.rng.randint(0, SEQUENCES))))
         tokens = [self.rng.randrange(self.context.n_vocab) for _ in range(count)]
-        return Rows(tokens, positions, sequences, [index in wanted for index in range(count)])
+        return BatchRows(tokens, positions, sequences, [index in wanted for index in range(count)])
 
-    def _spoiled(self, rows: Rows) -> Rows:
+    def _spoiled(self, rows: BatchRows) -> BatchRows:
         """The same rows with one thing wrong."""
         at, many = self.rng.randrange(len(rows)), self.context.n_vocab
         tokens, positions = list(rows.tokens), list(rows.positions)
-        sequences, wants = list(rows.sequences), list(rows.wants)
+        sequences, wants = list(rows.sequences), list(rows.wants_logits)
         match self.rng.randrange(9):
             case 0:
                 tokens[at] = self.rng.choice((-1, many, 1 << 30))
@@ -398,10 +404,10 @@ class Fuzz:
                 return self._run(sequences[0], self.rng.choice((BATCH + 1, 4 * BATCH)))
             case 7:
                 more = self._run(sequences[0], SEQUENCES + 1)
-                return Rows(more.tokens, more.positions, more.sequences, [True] * len(more))
+                return BatchRows(more.tokens, more.positions, more.sequences, [True] * len(more))
             case _:
                 positions.pop()
-        return Rows(tokens, positions, sequences, wants)
+        return BatchRows(tokens, positions, sequences, wants)
 
 
 def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, object]:

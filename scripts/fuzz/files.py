@@ -30,8 +30,8 @@ from typing import Any
 from header import mutate
 
 from quant.checkpoint import safetensors as tensors
-from quant.errors import Refusal
-from quant.gguf.header import Array, parse
+from quant.errors import UserError
+from quant.gguf.header import GgufArray, read_file_header
 from quant.model_file import load_checks, read_header
 from quant.native import ggml
 
@@ -74,7 +74,7 @@ class Outcome:
 
 def work() -> None:
     """Read the files named on stdin; one JSON verdict a line on stdout."""
-    ggml.library()
+    ggml.open_library()
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -83,7 +83,7 @@ def work() -> None:
         try:
             found = read_gguf(path) if path.suffix == ".gguf" else read_safetensors(path)
             verdict = {"read": found}
-        except Refusal as refusal:
+        except UserError as refusal:
             told = str(refusal)
             clear = told and "\n" not in told and refusal.hint
             verdict = {"refused": told} if clear else {"died": f"unclear: {told!r}"}
@@ -96,11 +96,11 @@ def work() -> None:
 
 def read_gguf(path: Path) -> dict[str, Any]:
     """Everything in a GGUF: name -> [shape, type, digest]."""
-    header = read_header.read(path)
-    load_checks.check(header)
+    header = read_header.read_header(path)
+    load_checks.check_loadable(header)
     for value in header.metadata.values():
-        if isinstance(value, Array):
-            value.values()
+        if isinstance(value, GgufArray):
+            value.read_values()
     found = {}
     with path.open("rb") as stream:
         for tensor in header.tensors:
@@ -116,7 +116,7 @@ def read_gguf(path: Path) -> dict[str, Any]:
 def read_safetensors(path: Path) -> dict[str, Any]:
     """Everything in a safetensors file: name -> [shape, dtype, digest]."""
     found = {}
-    for tensor in tensors.parse(path):
+    for tensor in tensors.read_safetensors(path):
         rows = 1
         for side in tensor.shape[:-1]:
             rows *= side
@@ -300,8 +300,8 @@ def judge(file: Path, found: dict[str, Any]) -> str:
         # What llama.cpp would abort on later is refused although the container is sound: check()'s
         # subject.
         try:
-            read_header.read(file)
-        except Refusal:
+            read_header.read_header(file)
+        except UserError:
             return (
                 f"wrong: ggml reads it, we say {found['refused']}"
                 if oracle_gguf(file)
@@ -325,7 +325,7 @@ def judge(file: Path, found: dict[str, Any]) -> str:
 def run(gguf: Path, plain: Path, count: int, seed: int) -> list[Outcome]:
     """Mutate both files, half of `count` each."""
     rng, outcomes, worker = random.Random(seed), [], Worker()
-    part, data, weights = parse(gguf), gguf.read_bytes(), plain.read_bytes()
+    part, data, weights = read_file_header(gguf), gguf.read_bytes(), plain.read_bytes()
     fields = [(field.key, *field.raw, field.kind) for field in part.fields]
     with tempfile.TemporaryDirectory() as folder:
         for index in range(count):
@@ -379,7 +379,7 @@ def converted(out: Path) -> Path:
     from quant.convert import checkpoint_source
     from quant.quantize import plan, write
 
-    write.run(plan.plan(checkpoint_source.open_folder(STORIES), "Q8_0"), out)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(STORIES), "Q8_0"), out)
     return out
 
 

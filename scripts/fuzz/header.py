@@ -18,8 +18,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from quant.errors import Refusal
-from quant.gguf.header import KINDS, SCALARS, parse
+from quant.errors import UserError
+from quant.gguf.header import SCALAR_CODES, TYPE_NAMES, read_file_header
 from quant.model_file import load_checks, read_header
 
 NUMBERS = [
@@ -115,7 +115,10 @@ def mutate(
         struct.pack_into("<I", out, at, rng.choice(NUMBERS))
         return bytes(out), f"u32 at {at}"
     key, first, last, kind = rng.choice(fields)
-    code = next((SCALARS[n] for n, name in KINDS.items() if name == kind and n in SCALARS), None)
+    code = next(
+        (SCALAR_CODES[n] for n, name in TYPE_NAMES.items() if name == kind and n in SCALAR_CODES),
+        None,
+    )
     if code and code in "BbHhIiQq":
         value = rng.choice(NUMBERS) & ((1 << (8 * struct.calcsize(code) - code.islower())) - 1)
         struct.pack_into("<" + code, out, last - struct.calcsize("<" + code), value)
@@ -135,7 +138,7 @@ def mutate(
 
 def run(model: Path, count: int, seed: int) -> list[Outcome]:
     """Mutate `count` times; every file our checks let pass goes through llama.cpp."""
-    part, data = parse(model), model.read_bytes()
+    part, data = read_file_header(model), model.read_bytes()
     fields = [(field.key, *field.raw, field.kind) for field in part.fields]
     rng, outcomes = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
@@ -145,8 +148,8 @@ def run(model: Path, count: int, seed: int) -> list[Outcome]:
             file = Path(folder) / f"{index}.gguf"
             file.write_bytes(mutated)
             try:
-                load_checks.check(read_header.read(file))
-            except Refusal:
+                load_checks.check_loadable(read_header.read_header(file))
+            except UserError:
                 outcomes.append(Outcome(how, "refused"))
                 file.unlink()
             else:

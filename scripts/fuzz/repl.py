@@ -39,11 +39,11 @@ from llmcli.chat.conversation.conversation import Session
 from llmcli.chat.terminal import repl
 from llmcli.chat.terminal.completion import offers
 from llmcli.commands.chat.bench_adapter import measure
-from llmcli.model_loader.open_model import Models
-from llmcli.model_loader.run_flags import Flags
-from llmcli.runtime.requests.beam_settings import Search
+from llmcli.model_loader.open_model import ModelSwitcher
+from llmcli.model_loader.run_flags import RunFlags
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.ui import UI, visible
 
 TEMPLATE = (
@@ -201,9 +201,9 @@ class Fuzz:
         self.config = replace(config.load(), offline=True)
         self.ui = UI()
         options = RunOptions(ctx_size=512, threads=1, batch_size=64, ubatch_size=32)
-        given = Flags(options, {}, Search(), chat_template=TEMPLATE)
-        self.models = Models(given, self.config, self.ui, True)
-        self.opened = self.models.first(str(model))
+        given = RunFlags(options, {}, BeamSettings(), chat_template=TEMPLATE)
+        self.models = ModelSwitcher(given, self.config, self.ui, True)
+        self.opened = self.models.open(str(model))
         self.words = [*WORDS, str(model), "./missing.gguf", str(folder), *commands.words()]
         talk = self._talk(0, 0)
         self.known = {
@@ -219,7 +219,7 @@ class Fuzz:
         return [str(self.model)] if word == "model" else [*found, *more]
 
     def _talk(self, temp: int, seed: int) -> Talk:
-        sampling = defaults().with_values({"temp": temp, "seed": seed})
+        sampling = default_sampling().with_values({"temp": temp, "seed": seed})
         return Talk(
             self.opened.name,
             self.opened.runner,
@@ -328,8 +328,8 @@ class Fuzz:
 
     def _look(self, talk: Talk) -> None:
         engine = talk.runner.engine
-        assert not engine.busy, "an answer was left unfinished"
-        assert engine.ledger.idle == talk.runner.context.n_seq_max, "a slot is still taken"
+        assert not engine.is_busy, "an answer was left unfinished"
+        assert engine.ledger.n_idle == talk.runner.context.n_seq_max, "a slot is still taken"
         engine.ledger.check()
         roles = [message.role for message in talk.session.messages]
         assert roles == ["user", "assistant"] * (len(roles) // 2), roles

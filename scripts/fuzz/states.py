@@ -17,16 +17,16 @@ def swap(fuzz: "Fuzz") -> None:
         wrong = fuzz.rng.choice((-1, fuzz.context.n_seq_max, 256))
         fuzz._refused(
             lambda: (
-                fuzz.context.put_state(wrong, b"")
+                fuzz.context.write_state(wrong, b"")
                 if fuzz.rng.random() < 0.5
-                else fuzz.context.state(wrong)
+                else fuzz.context.read_state(wrong)
             )
         )
         return
-    tokens, state = fuzz.reference.held(source), bytes(fuzz.context.state(source))
+    tokens, state = fuzz.reference.held(source), bytes(fuzz.context.read_state(source))
     if fuzz.rng.random() < 0.3:
         broken = (state[: fuzz.rng.randrange(1, len(state))], b"x" + state[1:], state + state[:1])
-        assert not fuzz.context.put_state(target, fuzz.rng.choice(broken))
+        assert not fuzz.context.write_state(target, fuzz.rng.choice(broken))
         fuzz.reference.trim(target, 0)
     else:
         _put(fuzz, source, target, tokens, state)
@@ -36,11 +36,11 @@ def swap(fuzz: "Fuzz") -> None:
 def adopt(fuzz: "Fuzz") -> None:
     """The ledger finds room for a sequence that was kept."""
     slot = fuzz.rng.randrange(fuzz.context.n_seq_max)
-    tokens, state = list(fuzz.ledger.tokens[slot]), bytes(fuzz.context.state(slot))
+    tokens, state = list(fuzz.ledger.tokens[slot]), bytes(fuzz.context.read_state(slot))
     if tokens:
         before = [cell for cell in fuzz.reference.cells if slot in cell.owners]
         pure = all(cell.pure for cell in before)
-        fuzz.ledger.adopt(
+        fuzz.ledger.restore_state(
             tokens, lambda target: _put(fuzz, slot, target, tokens, state, pure), turn=0
         )
         fuzz._legal()
@@ -64,7 +64,7 @@ def _put(
         if source in cell.owners
     ]
     reference.trim(target, 0)
-    good = fuzz.context.put_state(target, state)
+    good = fuzz.context.write_state(target, state)
     used = 0 if reference.streams else len(reference.cells)
     assert good == (used + len(tokens) <= reference.size), (good, used, len(tokens))
     if good:

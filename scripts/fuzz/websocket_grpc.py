@@ -175,7 +175,7 @@ def messages(dice: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
     """Methods and serialized requests: odd fields, odd `more`, and bytes changed at random."""
     from google.protobuf import json_format
 
-    from llmcli.serve.grpc.service import messages as kinds
+    from llmcli.serve.grpc.service import message_classes as kinds
 
     kind = kinds()
     good = kind["GenerateRequest"](prompt="Once", max_tokens=2)
@@ -221,17 +221,19 @@ async def calls(port: int, asked: list[tuple[str, bytes]]) -> tuple[Counter[str]
     """Ask over gRPC, bytes in and bytes out."""
     import grpc
 
-    from llmcli.serve.grpc.service import NAME
+    from llmcli.serve.grpc.service import SERVICE_NAME
 
     counts, found = Counter[str](), list[str]()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         for method, raw in asked:
             try:
                 if method == "Generate":
-                    async for _ in channel.unary_stream(f"/{NAME}/{method}")(raw, timeout=PATIENCE):
+                    async for _ in channel.unary_stream(f"/{SERVICE_NAME}/{method}")(
+                        raw, timeout=PATIENCE
+                    ):
                         pass
                 else:
-                    await channel.unary_unary(f"/{NAME}/{method}")(raw, timeout=PATIENCE)
+                    await channel.unary_unary(f"/{SERVICE_NAME}/{method}")(raw, timeout=PATIENCE)
                 status, words = "OK", ""
             except grpc.aio.AioRpcError as error:
                 status, words = error.code().name, str(error.details())

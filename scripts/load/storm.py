@@ -20,25 +20,27 @@ from pathlib import Path
 
 from llmcli.runtime import reproducible
 from llmcli.runtime.engine.schedule import Schedule
-from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.full_pool import storm
 
-CHANCE = defaults().with_values({"temp": 1.1})
+CHANCE = default_sampling().with_values({"temp": 1.1})
 
 
 def requests(runner: Runner, given: argparse.Namespace, rng: random.Random) -> list[Request]:
     """What is asked: a third of the pool at most each, so that three fill it."""
     words, most = range(3, min(20_000, runner.model.n_vocab)), given.cells // 6
     stems = [rng.choices(words, k=length) for length in (most, most // 2, 0)]
-    beams = runner.engine.ledger.forks and not given.alike
+    beams = runner.engine.ledger.can_fork and not given.alike
     made = []
     for number in range(given.requests):
         prompt = (*rng.choice(stems), *rng.choices(words, k=rng.randint(1, most)))
         more = (
-            {"strategy": "beam", "search": Search(beams=3)} if beams and rng.random() < 0.05 else {}
+            {"strategy": "beam", "search": BeamSettings(beams=3)}
+            if beams and rng.random() < 0.05
+            else {}
         )
         sampling = CHANCE.with_values({"seed": number})
         made.append(
@@ -89,12 +91,15 @@ def main() -> None:
     given = parser.parse_args()
     rng = random.Random(given.seed)
     options = RunOptions(ctx_size=given.cells, threads=given.threads)
-    options = reproducible.settled(options) if given.alike else options
+    options = reproducible.with_required_options(options) if given.alike else options
     with open_runner(given.model, options, slots=given.slots) as runner:
         asked = requests(runner, given, rng)
         idle = rng.choice((None, given.cells // 8))
         runner.engine.schedule = Schedule(
-            running=given.running, gap=0.1, swap_bytes=given.swap, idle_cells=idle
+            max_running=given.running,
+            max_gap_seconds=0.1,
+            swap_bytes=given.swap,
+            max_idle_cells=idle,
         )
         print(
             f"seed {given.seed}: {given.requests} requests, {runner.n_ctx} cells, idle at most {idle}",
@@ -103,18 +108,22 @@ def main() -> None:
         begun, cuts = time.perf_counter(), 0.0 if given.alike else 0.002
         made = storm(runner.engine, asked, rng, cancelled=cuts, dropped=cuts / 3)
         spent = time.perf_counter() - begun
-        runner.engine.ledger.forget_idle()
+        runner.engine.ledger.evict_idle()
         runner.engine.check()
-        load = runner.engine.load
+        load = runner.engine.stats
         assert (
-            load.cells == load.running == load.waiting == runner.engine.scheduler.swap.nbytes == 0
+            load.used_cells
+            == load.n_running
+            == load.n_waiting
+            == runner.engine.scheduler.swap.nbytes
+            == 0
         ), load
     ends = [answer.finish for answer in made.answers.values() if answer]
     assert set(ends) <= {"length", "cancelled"}, set(ends)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     told = {name: ends.count(name) for name in sorted(set(ends))}
     print(
-        f"{made.steps} steps in {spent:.1f} s; {told}; {load.preemptions} gave way and went on; {peak} MiB at most"
+        f"{made.steps} steps in {spent:.1f} s; {told}; {load.n_preemptions} gave way and went on; {peak} MiB at most"
     )
     if given.alike:
         with open_runner(given.model, options) as runner:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 
 from quant import folds
-from quant.folds.folded_source import SPREAD
+from quant.folds.folded_source import MAX_RANDOM_FACTOR
 from quant.native import ggml
 from quant.quantize import plan, write
 from tests.quant.families import nmse
@@ -41,40 +41,42 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--spread", type=float, default=SPREAD)
+    parser.add_argument("--spread", type=float, default=MAX_RANDOM_FACTOR)
     parser.add_argument("--type", choices=LIMITS, default="F32")
     parser.add_argument("--unchecked", action="store_true", help="do not compare logits")
     given = parser.parse_args()
     source = write.open_gguf(given.source)
-    chosen = folds.shaken(source, given.seed, given.spread)
-    changes = folds.edits(chosen)
-    folded = folds.apply(source, chosen, f"random, seed {given.seed}, spread {given.spread:g}")
-    write.run(plan.plan(folded, given.type), given.out)
+    chosen = folds.randomize(source, given.seed, given.spread)
+    changes = folds.combine_folds(chosen)
+    folded = folds.fold_source(
+        source, chosen, f"random, seed {given.seed}, spread {given.spread:g}"
+    )
+    write.write_model(plan.plan(folded, given.type), given.out)
     left = [
         weight.name
         for weight in source.weights
-        if ggml.quantized(weight.type) and not _moved(changes, weight)
+        if ggml.is_quantized(weight.type) and not _moved(changes, weight)
     ]
     print(
-        f"{given.out}: fold {folded.fold}; still on a grid: {', '.join(left) or 'no tensor'}",
+        f"{given.out}: fold {folded.fold_digest}; still on a grid: {', '.join(left) or 'no tensor'}",
         flush=True,
     )
     if not given.unchecked:
         _compare(source, given.out, LIMITS[given.type])
 
 
-def _moved(changes: dict[str, folds.Edit], weight: write.Weight) -> bool:
+def _moved(changes: dict[str, folds.TensorEdit], weight: write.Weight) -> bool:
     """Whether a tensor's columns get factors, or an order, of their own: rows alone follow their
     grid.
     """
     edit = changes.get(weight.name)
-    return edit is not None and (edit.columns is not None or edit.column_order is not None)
+    return edit is not None and (edit.column_factors is not None or edit.column_order is not None)
 
 
 def _compare(source: write.Source, out: Path, limit: float) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as place:
         plain = Path(place) / "plain.gguf"
-        write.run(plan.plan(source, "F32"), plain)
+        write.write_model(plan.plan(source, "F32"), plain)
         error = nmse(_logits(out), _logits(plain))
     print(f"logits of {TOKENS} tokens: NMSE {error:.1e}")
     if not error < limit:

@@ -316,7 +316,7 @@ def alike(work: Work, theirs: Path, kind: str, flags: list[str]) -> str:
 
 def nbytes(file: Path) -> int:
     """Bytes of a file's tensors: what two tools write around them differs."""
-    return sum(tensor.nbytes for tensor in read_header.read(file).tensors)
+    return sum(tensor.nbytes for tensor in read_header.read_header(file).tensors)
 
 
 def commit() -> str:

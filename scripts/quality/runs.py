@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring import chunk_scorer
 from llmcli.ui import UI
-from llmcli.workflows.evaluation.models import opened, tokens
-from llmcli.workflows.evaluation.text import side, words_of
+from llmcli.workflows.evaluation.models import open_scorers, tokenize_text
+from llmcli.workflows.evaluation.text import prepare_side, read_evaluation_text
 from quant.evaluation import evaluate
-from quant.evaluation.divergence import Lanes, Scores
+from quant.evaluation.divergence import PositionScores, ThreadedScorer
 
 ROOT = Path(__file__).resolve().parents[2]
 LLMCLI = [sys.executable, "-m", "llmcli.app"]
@@ -188,18 +188,20 @@ class Judge:
         )
         self.texts = {name: self._chunks(file) for name, file in setting.texts.items()}
 
-    def _chunks(self, file: Path) -> evaluate.Chunks:
-        found = tokens(side(self.teacher, self.options, self.ui), words_of(file)[0])
-        return evaluate.chunks(found, self.setting.ctx, self.setting.chunks)
+    def _chunks(self, file: Path) -> evaluate.TextChunks:
+        found = tokenize_text(
+            prepare_side(self.teacher, self.options, self.ui), read_evaluation_text(file)[0]
+        )
+        return evaluate.split_text(found, self.setting.ctx, self.setting.chunks)
 
-    def scores(self, file: Path) -> dict[str, tuple[Scores, int]]:
+    def scores(self, file: Path) -> dict[str, tuple[PositionScores, int]]:
         """Per text a file's scores against the teacher, and the positions of a chunk."""
         found, bases = {}, {name: np.load(self._base(name), mmap_mode="r") for name in self.texts}
         with self._opened(file) as (scorer, at_once):
             for name, text in self.texts.items():
                 model = Told(scorer)
                 base = Stored(bases[name], model)
-                lanes = Lanes(scorer.n_vocab, self.setting.threads)
+                lanes = ThreadedScorer(scorer.n_vocab, self.setting.threads)
                 try:
                     whole = evaluate.Evaluation(model, base, None, text, lanes)
                     parts = []
@@ -208,7 +210,7 @@ class Judge:
                         parts += whole.score(numbers)[0]
                 finally:
                     lanes.close()
-                found[name] = (Scores.join(parts), text.scored)
+                found[name] = (PositionScores.join(parts), text.scored_count)
         return found
 
     def _base(self, name: str) -> Path:
@@ -227,7 +229,7 @@ class Judge:
         out.parent.mkdir(exist_ok=True)
         part = out.with_suffix(".part")
         with self._opened(self.teacher) as (scorer, at_once):
-            shape = (text.count, text.scored, scorer.n_vocab)
+            shape = (text.count, text.scored_count, scorer.n_vocab)
             kept = np.lib.format.open_memmap(part, "w+", np.float32, shape)
             for numbers in groups(text, at_once[name]):
                 at = 0
@@ -240,14 +242,14 @@ class Judge:
 
     @contextmanager
     def _opened(self, file: Path) -> Iterator[tuple[chunk_scorer.ChunkScorer, dict[str, int]]]:
-        subject = side(file, self.options, self.ui)
+        subject = prepare_side(file, self.options, self.ui)
         at_once = {
-            name: chunk_scorer.at_once(
+            name: chunk_scorer.chunks_per_pass(
                 text.n_ctx, self.options.batch_size, subject.n_vocab, text.count
             )
             for name, text in self.texts.items()
         }
-        with opened(subject, None, max(at_once.values())) as (scorer, _):
+        with open_scorers(subject, None, max(at_once.values())) as (scorer, _):
             yield scorer, at_once
 
 
@@ -282,6 +284,6 @@ class Stored:
             at += width
 
 
-def groups(text: evaluate.Chunks, at_once: int) -> list[list[int]]:
+def groups(text: evaluate.TextChunks, at_once: int) -> list[list[int]]:
     """The chunks' numbers, those together that go through one pass."""
     return [list(range(at, min(at + at_once, text.count))) for at in range(0, text.count, at_once)]

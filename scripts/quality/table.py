@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.evaluation.divergence import Scores
-from quant.evaluation.metrics import quality
+from quant.evaluation.divergence import PositionScores
+from quant.evaluation.metrics import compute_metrics
 
 F64 = NDArray[np.float64]
 DRAWS = 4000  # of the bootstrap
@@ -87,11 +87,11 @@ class Ledger:
                 found[row.key.digest] = row
         return found
 
-    def add(self, row: Row, scores: dict[str, tuple[Scores, int]]) -> None:
+    def add(self, row: Row, scores: dict[str, tuple[PositionScores, int]]) -> None:
         """Keep a row. Per text its scores, and the positions of a chunk."""
         arrays = {}
         for name, (found, scored) in scores.items():
-            arrays[name] = np.stack([found.nll, found.base_nll, found.kld, found.same]).reshape(
+            arrays[name] = np.stack([found.nll, found.base_nll, found.kld, found.same_top]).reshape(
                 4, -1, scored
             )
         part = self.place(row.key).with_suffix(".part.npz")  # its own: runs may share the folder
@@ -139,12 +139,12 @@ def figures(scores: F64) -> tuple[str, str, str, str]:
     """Mean divergence ± its standard error, its 99.9th percentile, same-top, ratio of perplexities:
     of one file.
     """
-    flat = Scores(*scores.reshape(4, -1), np.zeros(scores[0].size))
-    against = quality(flat).against
+    flat = PositionScores(*scores.reshape(4, -1), np.zeros(scores[0].size))
+    against = compute_metrics(flat).comparison
     assert against
     return (
         f"{against.kld.value:.6f} ± {against.kld.error:.6f}",
-        f"{against.klds.ranks[99.9]:.4f}",
+        f"{against.klds.percentiles[99.9]:.4f}",
         f"{against.same_top.value:.2%}",
         f"{against.ratio.value:.4f}",
     )

@@ -29,28 +29,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.engine.engine import Engine
-from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Request
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
 from tests.fixtures import beams
 
 STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
-SEARCHES = [Search(k, penalty) for k in (2, 4, 8) for penalty in (0.0, 1.0, 2.0)] + [
-    Search(4, 1.0, "yes"),
-    Search(4, 1.0, "never"),
-    Search(4, -1.0, "never"),
+SEARCHES = [BeamSettings(k, penalty) for k in (2, 4, 8) for penalty in (0.0, 1.0, 2.0)] + [
+    BeamSettings(4, 1.0, "yes"),
+    BeamSettings(4, 1.0, "never"),
+    BeamSettings(4, -1.0, "never"),
 ]
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 LONG, GENERATED, WIDTH = 1000, 200, 4
 
 
@@ -84,7 +84,7 @@ def started(context: Context, model: Model, request: Request) -> tuple[Engine, i
     context.clear()
     engine = Engine(
         context,
-        Vocabulary(model.piece, lambda token: False, model.n_vocab),
+        ModelVocabulary(model.piece, lambda token: False, model.n_vocab),
         NativeChains(model.n_vocab),
     )
     number = engine.submit(request)
@@ -102,16 +102,16 @@ def some_text(model: Model, count: int) -> tuple[int, ...]:
 
 def cells(context: Context, model: Model) -> None:
     """Part 2."""
-    search = Search(WIDTH)
+    search = BeamSettings(WIDTH)
     request = Request(
         some_text(model, LONG), GREEDY, max_tokens=GENERATED, strategy="beam", search=search
     )
     engine, _ = started(context, model, request)
-    most = engine.ledger.used
-    while engine.busy:
+    most = engine.ledger.used_cells
+    while engine.is_busy:
         engine.step()
         engine.ledger.check()
-        most = max(most, engine.ledger.used)
+        most = max(most, engine.ledger.used_cells)
     apart = WIDTH * (LONG + GENERATED - 1)  # the last token is never computed
     fewer = f"{most} cells at most, apart {apart}: {1 - most / apart:.1%} fewer"
     print(f"{WIDTH} beams, prompt {LONG}, {GENERATED} generated: {fewer}", flush=True)
@@ -121,7 +121,7 @@ def seconds_of_run(context: Context, model: Model, request: Request) -> float:
     """From the first token to the last."""
     engine, _ = started(context, model, request)
     begun = time.perf_counter()
-    while engine.busy:
+    while engine.is_busy:
         engine.step()
     return time.perf_counter() - begun
 
@@ -130,13 +130,13 @@ def seconds_of_passes(context: Context, prompt: tuple[int, ...], rows: int, coun
     """llama.cpp alone: as many passes of `rows` rows, behind a prompt that all share."""
     context.clear()
     depth = len(prompt)
-    context.decode(Rows(prompt, range(depth), [0] * depth, [False] * (depth - 1) + [True]))
+    context.decode(BatchRows(prompt, range(depth), [0] * depth, [False] * (depth - 1) + [True]))
     for slot in range(1, rows):
         context.copy(0, slot, 0, depth)
     spent = 0.0
     for at in range(depth, depth + count):
         forward = context.prepare(
-            Rows([prompt[at % depth]] * rows, [at] * rows, range(rows), [True] * rows)
+            BatchRows([prompt[at % depth]] * rows, [at] * rows, range(rows), [True] * rows)
         )
         begun = time.perf_counter()
         forward()
@@ -150,7 +150,7 @@ def times(context: Context, model: Model, rounds: int, tokens: int) -> None:
     for k in (4, 8):
         gains, bounds = [], []
         one = Request(prompt, GREEDY, max_tokens=tokens)
-        many = Request(prompt, GREEDY, max_tokens=tokens, strategy="beam", search=Search(k))
+        many = Request(prompt, GREEDY, max_tokens=tokens, strategy="beam", search=BeamSettings(k))
         for _ in range(rounds):
             single, alone = (
                 seconds_of_run(context, model, one),
@@ -183,7 +183,9 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         small = Path(place) / "stories.gguf"
-        write.run(plan.plan(checkpoint_source.open_folder(STORIES), "F32"), small, threads=1)
+        write.write_model(
+            plan.plan(checkpoint_source.open_checkpoint(STORIES), "F32"), small, threads=1
+        )
         with ExitStack() as opened:
             model = opened.enter_context(open_model(small, gpu_layers=0))
             kind = ContextOptions(512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off")

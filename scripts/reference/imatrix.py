@@ -35,9 +35,9 @@ def run(command: list[str]) -> float:
     return time.perf_counter() - begun
 
 
-def means(entry: imatrix.Entry) -> np.ndarray:
+def means(entry: imatrix.ImatrixEntry) -> np.ndarray:
     """Mean squares of all matrices in one row."""
-    return entry.vectors(0, 1, entry.count)[0].astype(np.float64)
+    return entry.mean_squares(0, 1, entry.count)[0].astype(np.float64)
 
 
 def apart(theirs: Imatrix, mine: Imatrix) -> dict[str, float]:
@@ -61,7 +61,7 @@ def added(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, fl
     run([tool, "--in-file", str(file), "-o", older, "--output-format", "dat", *context])
     run([tool, "--in-file", str(file), "--in-file", older, "-o", theirs, *context])
     run([sys.executable, "-m", "llmcli.app", "calibrate", "--merge", str(file), older, "-o", mine])
-    return apart(imatrix.load(Path(theirs)), imatrix.load(Path(mine)))
+    return apart(imatrix.load_imatrix(Path(theirs)), imatrix.load_imatrix(Path(mine)))
 
 
 def main() -> int:
@@ -112,9 +112,9 @@ def main() -> int:
                 *common,
             ]
         )
-        one, other = imatrix.load(theirs), imatrix.load(mine)
+        one, other = imatrix.load_imatrix(theirs), imatrix.load_imatrix(mine)
         found = apart(one, other)
-        squares = moments.load(second)
+        squares = moments.load_moments(second)
         mixed = {name for part in squares.inputs if part.mixed for name in part.names}
         entering = {
             name: entry for name, entry in squares.imatrix.entries.items() if name not in mixed

@@ -31,7 +31,9 @@ def upstream(
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = number, True, threads
     if weights:
-        kept = {name: entry.vectors(0, 1, entry.count) for name, entry in weights.entries.items()}
+        kept = {
+            name: entry.mean_squares(0, 1, entry.count) for name, entry in weights.entries.items()
+        }
         pointer = ctypes.POINTER(ctypes.c_float)
         data = [
             (name.encode(), values.ctypes.data_as(pointer), values.size)
@@ -50,8 +52,8 @@ def upstream(
 
 def compare(ours: Path, theirs: Path) -> tuple[int, int, list[str]]:
     """Tensors equal in type and bytes, tensors in all, and what differs."""
-    mine = {tensor.name: tensor for tensor in read_header.read(ours).tensors}
-    other = {tensor.name: tensor for tensor in read_header.read(theirs).tensors}
+    mine = {tensor.name: tensor for tensor in read_header.read_header(ours).tensors}
+    other = {tensor.name: tensor for tensor in read_header.read_header(theirs).tensors}
     differing = sorted(mine.keys() ^ other.keys())
     for name in mine.keys() & other.keys():
         a, b = mine[name], other[name]
@@ -72,17 +74,17 @@ def main() -> None:
     parser.add_argument("--imatrix", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    weights = imatrix.load(args.imatrix) if args.imatrix else None
-    ggml.library()
+    weights = imatrix.load_imatrix(args.imatrix) if args.imatrix else None
+    ggml.open_library()
     print(f"{'model':40} {'type':8} {'equal':>9} {'ours s':>8} {'llama.cpp s':>12}")
     unequal = False
     for model in args.models:
         for text in args.type:
-            kind = tensor_types.parse(text)
+            kind = tensor_types.parse_file_type(text)
             with tempfile.TemporaryDirectory() as folder:
                 ours, theirs = Path(folder) / "ours.gguf", Path(folder) / "theirs.gguf"
                 plan = plan_module.plan(write.open_gguf(model), kind.name, imatrix=weights)
-                seconds = write.run(plan, ours, threads=args.threads).seconds
+                seconds = write.write_model(plan, ours, threads=args.threads).seconds
                 their_seconds = upstream(model, theirs, kind.number, args.threads, weights)
                 equal, total, differing = compare(ours, theirs)
             line = f"{model.name:40} {kind.name:8} {f'{equal}/{total}':>9}"

@@ -32,7 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
@@ -41,16 +41,16 @@ from llmcli.runtime.drafting.base import Drafter
 from llmcli.runtime.drafting.draft_model import DraftModel
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Request
-from llmcli.runtime.sampling import Sampling, defaults
+from llmcli.runtime.sampling import Sampling, default_sampling
 from llmcli.runtime.sampling.chain import NumpyChain, make_chain
-from llmcli.runtime.strategies.base import Speculation, Vocabulary
+from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
 
 STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
 TEXT = "Once upon a time, there was a"
-WARM = defaults().with_values({"temp": 1.2, "top_p": 1, "min_p": 0})
+WARM = default_sampling().with_values({"temp": 1.2, "top_p": 1, "min_p": 0})
 LEAST, ALPHA = 5, 0.01
 Cell = tuple[int, int]  # where a sample departs, and with what; -1 is nothing
 
@@ -58,14 +58,14 @@ Cell = tuple[int, int]  # where a sample departs, and with what; -1 is nothing
 def answer(engine: Engine, request: Request) -> tuple[list[int], int, int]:
     """Tokens, guesses, and guesses that were right."""
     number = engine.submit(request)
-    while engine.busy:
+    while engine.is_busy:
         engine.step()
-    made = engine.answer(number)
-    return [token.id for token in made.tokens], made.drafted or 0, made.accepted
+    made = engine.pop_answer(number)
+    return [token.id for token in made.tokens], made.n_drafted or 0, made.n_accepted
 
 
 def expected(
-    context: Context, words: Vocabulary, prompt: tuple[int, ...], reference: list[int]
+    context: Context, words: ModelVocabulary, prompt: tuple[int, ...], reference: list[int]
 ) -> dict[Cell, float]:
     """The exact probability of each first departure from the reference."""
     context.clear()
@@ -74,7 +74,9 @@ def expected(
     found: dict[Cell, float] = {}
     way, tokens = 1.0, list(prompt)
     rows = context.decode(
-        Rows(tokens, range(len(tokens)), [0] * len(tokens), [False] * (len(tokens) - 1) + [True])
+        BatchRows(
+            tokens, range(len(tokens)), [0] * len(tokens), [False] * (len(tokens) - 1) + [True]
+        )
     )
     for place, token in enumerate(reference):
         odds = chain.probabilities(rows[0], tokens).astype(float)
@@ -84,7 +86,7 @@ def expected(
         }
         way *= odds[token]
         tokens.append(token)
-        rows = context.decode(Rows([token], [len(tokens) - 1], [0], [True]))
+        rows = context.decode(BatchRows([token], [len(tokens) - 1], [0], [True]))
     found[len(reference), -1] = way
     context.clear()
     return found
@@ -116,7 +118,7 @@ def engines(
     stack: ExitStack, model: Model, context: Context, small: Path, reference: list[int], guess: int
 ) -> Iterator[tuple[str, Engine]]:
     """An engine for each way to guess; each begins with an empty context."""
-    words = Vocabulary(model.piece, lambda token: False, model.n_vocab)
+    words = ModelVocabulary(model.piece, lambda token: False, model.n_vocab)
     draft = stack.enter_context(open_model(small, gpu_layers=0))
     options = ContextOptions(256, n_outputs=4)
     drafter = DraftModel(stack.enter_context(open_context(draft, options)), words, 0.001, 0.0)
@@ -157,12 +159,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         files = {kind: Path(place) / f"stories-{kind}.gguf" for kind in ("Q8_0", "Q4_0")}
         for kind, file in files.items():
-            write.run(plan.plan(checkpoint_source.open_folder(STORIES), kind), file, threads=1)
+            write.write_model(
+                plan.plan(checkpoint_source.open_checkpoint(STORIES), kind), file, threads=1
+            )
         model = stack.enter_context(open_model(files["Q8_0"], gpu_layers=0))
         context = stack.enter_context(open_context(model, ContextOptions(256, n_outputs=16)))
-        words = Vocabulary(model.piece, lambda token: False, model.n_vocab)
+        words = ModelVocabulary(model.piece, lambda token: False, model.n_vocab)
         prompt = tuple(model.tokenize(TEXT, special=False, add_special=True))
-        greedy = Request(prompt, defaults().with_values({"temp": 0}), max_tokens=asked.tokens)
+        greedy = Request(
+            prompt, default_sampling().with_values({"temp": 0}), max_tokens=asked.tokens
+        )
         reference, _, _ = answer(Engine(context, words, None), greedy)
         odds = expected(context, words, prompt, reference)
         for name, engine in engines(stack, model, context, files["Q4_0"], reference, asked.guess):

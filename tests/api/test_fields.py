@@ -8,7 +8,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from llmcli.api.forms.unsupported_fields import UNKNOWN
+from llmcli.api.forms.unsupported_fields import UNSUPPORTED_FIELDS
 from tests.api.forms.test_openai_chat import HELLO
 from tests.fixtures.server import Served
 
@@ -63,7 +63,7 @@ OTHERS: dict[str, tuple[Any, bool]] = {
     "chat_template_kwargs": ({}, False),
 }
 REFUSED = {
-    **dict.fromkeys(UNKNOWN, 1),
+    **dict.fromkeys(UNSUPPORTED_FIELDS, 1),
     "verbosity": "high",
     "modalities": ["audio"],
     "audio": {"voice": "x"},

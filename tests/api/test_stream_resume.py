@@ -13,13 +13,19 @@ import numpy as np
 import pytest
 
 from llmcli.api import registry
-from llmcli.api.server_settings import Settings
-from llmcli.api.stream_resume import TOLD, Known, Past, fresh, told
+from llmcli.api.server_settings import ServerSettings
+from llmcli.api.stream_resume import (
+    MARKS_KEY,
+    PastAnswer,
+    StreamPosition,
+    new_position,
+    stream_marks,
+)
 from llmcli.runtime.engine.engine import Engine
-from llmcli.runtime.requests.request import NEW, Answer, Begun, Request
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Vocabulary
-from llmcli.serve.engine_thread.bridge import Answering, Bridge
+from llmcli.runtime.requests.request import NO_REPLAY, Answer, ReplayedAnswer, Request
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary
+from llmcli.serve.engine_thread.bridge import EngineBridge, PendingAnswers
 from llmcli.serve.http.app import make_app
 from llmcli.types import Event, TokenTime
 from tests.fixtures.fakes import N_VOCAB, FakeContext, FakeModel, fake_runner
@@ -70,11 +76,11 @@ OWN = re.compile(
 @pytest.fixture(scope="module")
 def app() -> Iterator[Any]:
     runner = fake_runner(SAID.encode(), template=CHAT, n_ctx=1024, n_seq_max=4)
-    with closing(Bridge(runner)) as bridge:
-        yield make_app(bridge, Settings(("tiny",), sampling=GREEDY))
+    with closing(EngineBridge(runner)) as bridge:
+        yield make_app(bridge, ServerSettings(("tiny",), sampling=GREEDY))
 
 
-def streamed(app: Any, path: str, body: dict[str, Any], known: Known) -> list[Any]:
+def streamed(app: Any, path: str, body: dict[str, Any], known: StreamPosition) -> list[Any]:
     """The messages of an answer of which so much is known."""
     sent: list[Any] = []
     parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
@@ -93,7 +99,7 @@ def streamed(app: Any, path: str, body: dict[str, Any], known: Known) -> list[An
         "query_string": b"",
         "client": None,
     }
-    asyncio.run(app(known.put(scope), receive, send))
+    asyncio.run(app(known.attach_to(scope), receive, send))
     assert sent[0]["status"] == 200, sent[1]
     return sent
 
@@ -112,19 +118,22 @@ def sorted_by_answer(text: bytes) -> list[bytes]:
 def test_what_another_goes_on_with_is_the_rest(
     app: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Answering, "waiting", False)  # each event by itself
-    path, known = name.split()[0] if name.startswith("/") else "/v1/chat/completions", fresh()
+    monkeypatch.setattr(PendingAnswers, "waiting", False)  # each event by itself
+    path, known = (
+        name.split()[0] if name.startswith("/") else "/v1/chat/completions",
+        new_position(),
+    )
     whole = streamed(app, path, BODIES[name], known)
     assert raw(whole)
     assert whole[-1]["more_body"] is False
-    cuts = [at for at in range(len(whole)) if TOLD in whole[at]]
+    cuts = [at for at in range(len(whole)) if MARKS_KEY in whole[at]]
     assert cuts == list(range(len(whole)))
     for cut in {0, 1, 2, 3, len(whole) // 2, len(whole) - 3, len(whole) - 2} & set(
         range(len(whole) - 1)
     ):
         so_far = copy.deepcopy(known)
         for message in whole[: cut + 1]:
-            so_far.hear(message[TOLD])
+            so_far.advance(message[MARKS_KEY])
         rest = streamed(app, path, BODIES[name], so_far)
         assert sorted_by_answer(raw(whole[: cut + 1]) + raw(rest)) == sorted_by_answer(
             raw(whole)
@@ -132,15 +141,15 @@ def test_what_another_goes_on_with_is_the_rest(
 
 
 def test_a_call_keeps_its_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Answering, "waiting", False)
+    monkeypatch.setattr(PendingAnswers, "waiting", False)
     body = {"input": "x", "stream": True, "tools": [{"type": "function", "name": "weather"}]}
     runner = fake_runner(CALLED, template=CHAT, n_ctx=1024, n_seq_max=4)
-    with closing(Bridge(runner)) as bridge:
-        app, known = make_app(bridge, Settings(("tiny",), sampling=GREEDY)), fresh()
+    with closing(EngineBridge(runner)) as bridge:
+        app, known = make_app(bridge, ServerSettings(("tiny",), sampling=GREEDY)), new_position()
         whole = streamed(app, "/v1/responses", body, known)
         cut = next(at for at, one in enumerate(whole) if b"arguments.delta" in one.get("body", b""))
         for message in whole[: cut + 1]:
-            known.hear(message[TOLD])
+            known.advance(message[MARKS_KEY])
         rest = streamed(app, "/v1/responses", body, known)
     assert raw(whole[: cut + 1]) + raw(rest) == raw(whole)
     assert len(set(re.findall(rb'"call_id":"(\w+)"', raw(whole)))) == 1
@@ -153,10 +162,10 @@ def test_each_answer_goes_on_by_itself() -> None:
     time = TokenTime(65, "a", 0, 0, 0)
     token, end, prompt = (partial(Event, token=one, text="") for one in (time, None, None))
     first = [token(0), token(1), token(0), end(0, finish="stop"), token(1)]
-    known = fresh()
-    known.hear(told(first))
-    past = Past(known)
-    assert past.begun
+    known = new_position()
+    known.advance(stream_marks(first))
+    past = PastAnswer(known)
+    assert past.has_started
     again = [
         token(1),
         prompt(1),
@@ -167,8 +176,17 @@ def test_each_answer_goes_on_by_itself() -> None:
         token(0),
         end(0, finish="stop"),
     ]
-    assert [past.has(one) for one in again] == [True, False, True, False, True, False, True, True]
-    assert not past.has(end(1, finish="stop"))
+    assert [past.includes(one) for one in again] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert not past.includes(end(1, finish="stop"))
 
 
 class Places(FakeContext):
@@ -178,19 +196,21 @@ class Places(FakeContext):
         return np.random.default_rng(len(tokens)).normal(0, 2, N_VOCAB).astype(np.float32)
 
 
-def drawn(*known: Begun) -> list[Answer]:
+def drawn(*known: ReplayedAnswer) -> list[Answer]:
     """The answers of as many samples."""
     model = FakeModel()
     machine = Engine(
-        Places(n_seq_max=len(known)), Vocabulary(model.piece, model.ends, N_VOCAB), None
+        Places(n_seq_max=len(known)), ModelVocabulary(model.piece, model.is_end, N_VOCAB), None
     )
-    sampling = defaults().with_values({"temp": 1, "top_k": 0, "seed": 5, "xtc_probability": 0.5})
-    ids = machine.sample(
-        Request((65, 66), sampling, max_tokens=24, ignore_eos=True, known=known), len(known)
+    sampling = default_sampling().with_values(
+        {"temp": 1, "top_k": 0, "seed": 5, "xtc_probability": 0.5}
     )
-    while machine.busy:
+    ids = machine.submit_samples(
+        Request((65, 66), sampling, max_tokens=24, ignore_eos=True, replays=known), len(known)
+    )
+    while machine.is_busy:
         machine.step()
-    return [machine.answer(one) for one in ids]
+    return [machine.pop_answer(one) for one in ids]
 
 
 def ids(answer: Answer) -> list[int]:
@@ -199,18 +219,21 @@ def ids(answer: Answer) -> list[int]:
 
 def test_known_tokens_leave_the_chances_where_they_were() -> None:
     """What is drawn behind known tokens is what was drawn without them."""
-    (alone,) = map(ids, drawn(NEW))
+    (alone,) = map(ids, drawn(NO_REPLAY))
     assert len(set(alone)) > 8
     others = tuple(token ^ 1 for token in alone[:9])
-    assert list(map(ids, drawn(Begun(others)))) == [[*others, *alone[9:]]]
+    assert list(map(ids, drawn(ReplayedAnswer(others)))) == [[*others, *alone[9:]]]
 
 
 def test_of_several_samples_each_has_its_own() -> None:
     """And one that had ended ends there, whatever would be drawn next."""
-    alone = drawn(NEW, NEW, NEW, NEW)
+    alone = drawn(NO_REPLAY, NO_REPLAY, NO_REPLAY, NO_REPLAY)
     assert ids(alone[0]) != ids(alone[1])
-    known = [Begun(tuple(ids(one)[:count])) for one, count in zip(alone, (0, 3, 7, 0), strict=True)]
-    known[2:] = Begun(known[2].tokens, "stop"), Begun((), "context_full")
+    known = [
+        ReplayedAnswer(tuple(ids(one)[:count]))
+        for one, count in zip(alone, (0, 3, 7, 0), strict=True)
+    ]
+    known[2:] = ReplayedAnswer(known[2].tokens, "stop"), ReplayedAnswer((), "context_full")
     again = drawn(*known)
     assert list(map(ids, again)) == [ids(alone[0]), ids(alone[1]), ids(alone[2])[:7], []]
     assert [one.finish for one in again] == ["length", "length", "stop", "context_full"]
@@ -219,7 +242,7 @@ def test_of_several_samples_each_has_its_own() -> None:
 def test_answers_of_one_prompt_given_twice_differ(app: Any) -> None:
     body = {**TEXT, "prompt": ["x", "x"], "temperature": 10, "top_k": 0, "top_p": 1, "min_p": 0}
     texts = ["", ""]
-    for message in streamed(app, "/v1/completions", body, fresh()):
+    for message in streamed(app, "/v1/completions", body, new_position()):
         for line in message.get("body", b"").splitlines():
             for choice in json.loads(line[6:])["choices"] if line.startswith(b"data: {") else ():
                 texts[choice["index"]] += choice["text"]

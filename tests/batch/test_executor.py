@@ -3,18 +3,20 @@
 from collections.abc import Iterator
 from typing import Any
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.api.forms.base import Document
-from llmcli.batch.executor import Task, Work
-from llmcli.batch.plans import Plan, Wanted
+from llmcli.batch.executor import BatchExecutor, BatchTask
+from llmcli.batch.plans import AnswerPlan, SampleRequest
 from llmcli.runtime.requests.request import Request
 from tests.fixtures.fakes import fake_runner
 from tests.fixtures.server import GREEDY
 
 
-def made() -> tuple[Work, list[tuple[int, Any]]]:
+def made() -> tuple[BatchExecutor, list[tuple[int, Any]]]:
     done: list[tuple[int, Any]] = []
-    return Work(fake_runner(n_seq_max=2), 2, lambda index, came: done.append((index, came))), done
+    return BatchExecutor(
+        fake_runner(n_seq_max=2), 2, lambda index, came: done.append((index, came))
+    ), done
 
 
 def test_whoever_stops_does_not_wait_for_the_rest_of_a_line_that_is_embedded() -> None:
@@ -29,7 +31,7 @@ def test_whoever_stops_does_not_wait_for_the_rest_of_a_line_that_is_embedded() -
             yield None
         yield {}
 
-    work.run(iter([Task(0, None, aside=embedded())]))
+    work.run(iter([BatchTask(0, None, engine_work=embedded())]))
     assert (passes, done) == ([0, 1, 2, 3], [])
 
 
@@ -43,18 +45,18 @@ def test_answers_go_on_between_the_passes_of_a_line_that_is_embedded() -> None:
 
     def refused() -> Iterator[Document | None]:
         yield None
-        raise Problem("too long")
+        raise ApiError("too long")
 
-    def answered() -> Plan:
-        ((answer,),) = yield [Wanted(Request(tuple(b"ask"), GREEDY))]
+    def answered() -> AnswerPlan:
+        ((answer,),) = yield [SampleRequest(Request(tuple(b"ask"), GREEDY))]
         return {"text": answer.text}
 
     work.run(
         iter(
             [
-                Task(0, None, aside=embedded()),
-                Task.begin(1, answered()),
-                Task(2, None, aside=refused()),
+                BatchTask(0, None, engine_work=embedded()),
+                BatchTask.begin(1, answered()),
+                BatchTask(2, None, engine_work=refused()),
             ]
         )
     )

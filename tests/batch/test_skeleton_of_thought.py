@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from llmcli.api.errors import Problem
-from llmcli.api.forms.openai_chat import Chat
-from llmcli.api.server_settings import Settings
+from llmcli.api.errors import ApiError
+from llmcli.api.forms.openai_chat import ChatForm
+from llmcli.api.server_settings import ServerSettings
 from llmcli.batch import skeleton_of_thought
-from llmcli.batch.executor import Task, Work
-from llmcli.batch.plans import Plan
-from llmcli.runtime.sampling import defaults
+from llmcli.batch.executor import BatchExecutor, BatchTask
+from llmcli.batch.plans import AnswerPlan
+from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.fakes import EOS, FakeContext, fake_runner, saying
 
 OUTLINE = b"1. Find out first\n2. Then: write it down\n3. Tell them\n4. Tell them"
@@ -25,20 +25,22 @@ def speak(tokens: list[int]) -> int:
     return prompt.rstrip()[-1] if len(said) < 3 else EOS
 
 
-def form(context: FakeContext, **more: Any) -> Chat:
+def form(context: FakeContext, **more: Any) -> ChatForm:
     runner = fake_runner(context=context)
-    settings = Settings(("fake",), sampling=defaults().with_values({"temp": 0, "seed": 1}))
-    return Chat(
+    settings = ServerSettings(
+        ("fake",), sampling=default_sampling().with_values({"temp": 0, "seed": 1})
+    )
+    return ChatForm(
         {"messages": [{"role": "user", "content": "How?"}], "max_tokens": 300, **more},
         runner,
         settings,
     )
 
 
-def came(plan: Plan, asked: Chat) -> Any:
+def came(plan: AnswerPlan, asked: ChatForm) -> Any:
     found: list[Any] = []
-    work = Work(asked.runner, 8, lambda index, document: found.append(document))
-    work.run(iter([Task.begin(0, plan)]))
+    work = BatchExecutor(asked.runner, 8, lambda index, document: found.append(document))
+    work.run(iter([BatchTask.begin(0, plan)]))
     asked.runner.engine.check()
     return found[0]
 
@@ -87,7 +89,7 @@ def test_without_an_outline_the_plain_answer_comes() -> None:
 )
 def test_what_is_no_single_question_is_refused(more: dict[str, Any], told: str) -> None:
     asked = form(FakeContext(n_ctx=2048, n_seq_max=8, n_batch=512), **more)
-    with pytest.raises(Problem, match=told):
+    with pytest.raises(ApiError, match=told):
         next(skeleton_of_thought.skeleton(asked))
 
 
@@ -95,7 +97,7 @@ def test_the_grammar_lets_three_to_ten_points_through() -> None:
     from llmcli.runtime.constraint.base import Constraint, accepts
 
     runner = fake_runner()
-    grammar = runner.grammars(Constraint("gbnf", skeleton_of_thought.listed()))
+    grammar = runner.grammars(Constraint("gbnf", skeleton_of_thought.outline_grammar()))
     for count, good in ((2, False), (3, True), (10, True), (11, False)):
         text = "\n".join(f"{number}. Point {number}" for number in range(1, count + 1))
         assert accepts(grammar, list(text.encode())) == good

@@ -9,15 +9,15 @@ import pytest
 from llmcli.bench import phases
 from llmcli.bench.function_timers import Probe
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.binding.sampler import Likeliest
+from llmcli.runtime.binding.sampler import GreedyNative
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.sampling.chain import Greedy
-from llmcli.runtime.text.detokenizer import Decoder
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.sampling.chain import GreedyChain
+from llmcli.runtime.text.detokenizer import Detokenizer
 
 PROMPT = phases.SENTENCE * 2
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 
 
 class Clock:
@@ -50,9 +50,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         monkeypatch.setattr(owner, name, slow)
 
     slower(library, "llama_decode", lambda context, batch: 10 if batch.n_tokens == 1 else 100)
-    for kind in (Greedy, Likeliest):
+    for kind in (GreedyChain, GreedyNative):
         slower(kind, "draw", 3)
-    slower(Decoder, "feed", 0.5)
+    slower(Detokenizer, "feed", 0.5)
     slower(Runner, "encode_text", 7)
     return clock
 
@@ -103,17 +103,27 @@ def test_the_whole_is_its_parts_and_nothing_of_one_answer_helps_the_next(
 
 
 def test_the_clocks_are_taken_out_again(runner: Runner) -> None:
-    before = lib().llama_decode, Greedy.draw, Decoder.feed, runner.engine.means
+    before = lib().llama_decode, GreedyChain.draw, Detokenizer.feed, runner.engine.resources
     phases.measure(runner, PROMPT, GREEDY, 3, 1, lambda event: None)
-    assert before == (lib().llama_decode, Greedy.draw, Decoder.feed, runner.engine.means)
+    assert before == (
+        lib().llama_decode,
+        GreedyChain.draw,
+        Detokenizer.feed,
+        runner.engine.resources,
+    )
 
     def stopped(event: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         phases.measure(runner, PROMPT, GREEDY, 3, 1, stopped)
-    assert before == (lib().llama_decode, Greedy.draw, Decoder.feed, runner.engine.means)
-    assert not runner.engine.busy
+    assert before == (
+        lib().llama_decode,
+        GreedyChain.draw,
+        Detokenizer.feed,
+        runner.engine.resources,
+    )
+    assert not runner.engine.is_busy
 
 
 def test_a_probe_adds_up_and_begins_anew() -> None:

@@ -7,7 +7,7 @@ from llmcli.catalog import aliases, catalog
 from llmcli.catalog.fetch import resolve
 from llmcli.config import load
 from llmcli.errors import UserError
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 
 WRITTEN = """# my models
 [models.first]   # the first
@@ -127,9 +127,9 @@ def test_a_system_text_that_is_not_utf8_is_refused_and_nothing_is_written():
 
 
 def test_biases_of_tokens_are_kept_with_a_name():
-    values = defaults().with_values({"logit_bias": "15043+1,2-inf"}).as_dict()
+    values = default_sampling().with_values({"logit_bias": "15043+1,2-inf"}).as_dict()
     aliases.write(
         load(), "mine", "smollm2:135m", None, {"logit_bias": values["logit_bias"]}, force=False
     )
     kept = catalog.load(load())["mine"].settings
-    assert defaults().with_values(kept).as_dict() == values
+    assert default_sampling().with_values(kept).as_dict() == values

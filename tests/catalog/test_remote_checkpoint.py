@@ -68,7 +68,7 @@ def tensors(path: Path) -> dict[str, tuple[str, bytes]]:
     data = path.read_bytes()
     return {
         t.name: (t.type, data[t.offset : t.offset + t.nbytes])
-        for t in read_header.read(path).tensors
+        for t in read_header.read_header(path).tensors
     }
 
 

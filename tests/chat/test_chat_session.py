@@ -6,7 +6,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.display.stream_writer import Stream
 from llmcli.chat.input_loop import say
 from llmcli.errors import UserError
-from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.types import Event, Message
 
 Make = Callable[..., Talk]
@@ -69,7 +69,7 @@ def test_a_message_that_a_template_refused_is_answered_by_retry(
     talk: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = talk(b"yes")
-    good, one.runner.template = one.runner.template, Template("{{ raise_exception('no') }}")
+    good, one.runner.template = one.runner.template, ChatTemplate("{{ raise_exception('no') }}")
     with pytest.raises(UserError, match="refuses this conversation: no"):
         say(one, "keep me")
     one.runner.template = good

@@ -62,9 +62,9 @@ def test_whole_turns_leave_for_a_message_and_the_system_text_stays(
     one = mode(talk(ANSWER, n_ctx=240), "shift")
     for question in ("first question", "second question", "third question"):
         ask(one, question)
-    assert one.session.tree.left == set()
+    assert one.session.tree.overflow_stats == set()
     assert ask(one, "a question that does not fit any more") == "stop"
-    assert one.session.tree.left == {1, 2}
+    assert one.session.tree.overflow_stats == {1, 2}
     assert (
         f"2 turns left the context ({len(turn('first')) + len(turn('second'))} tokens)"
         in capsys.readouterr().err
@@ -91,10 +91,10 @@ def test_an_answer_that_fills_the_context_goes_on_when_turns_have_left(
     answer = one.ask("third question", Stream(silent=True))
     one.runner.engine.ledger.check()
     assert (answer.finish, len(answer.tokens)) == ("length", 120)
-    assert answer.left.turns == len(one.session.tree.left) == 2
-    assert (answer.left.recomputed == 0) is moves
+    assert answer.overflow_stats.turns == len(one.session.tree.overflow_stats) == 2
+    assert (answer.overflow_stats.recomputed == 0) is moves
     told = capsys.readouterr().err
-    assert f"2 turns left the context ({answer.left.tokens} tokens)" in told
+    assert f"2 turns left the context ({answer.overflow_stats.tokens} tokens)" in told
     assert ("recomputed" in told) is not moves
     assert sent(one).startswith(b"<system>be kind\n<user>third question\n<assistant>")
     assert sent(one).decode().endswith(answer.text[:-1])  # the last token is never computed
@@ -145,15 +145,15 @@ def test_an_endless_answer_keeps_its_first_tokens_and_the_last(
     one.runner.engine.ledger.check()
     assert (answer.finish, len(answer.tokens)) == ("length", 1000)
     keep = len("<system>be kind\n<user>") + 4
-    assert answer.left.times > 10
+    assert answer.overflow_stats.times > 10
     assert (
-        f"tokens left the context; its first {keep + 1} stay, in {answer.left.times} steps"
+        f"tokens left the context; its first {keep + 1} stay, in {answer.overflow_stats.times} steps"
         in capsys.readouterr().err
     )
     held = sent(one)
     assert held[:keep] == b"<system>be kind\n<user>go o"
     assert answer.text.encode()[:-1].endswith(held[keep:])
-    assert one.runner.engine.ledger.used <= 128
+    assert one.runner.engine.ledger.used_cells <= 128
     assert ask(one, "more?") == "length"  # the conversation goes on, windowed
 
 
@@ -202,7 +202,7 @@ def test_reproducible_talks_move_nothing(talk: Make) -> None:
     one.runner.context.shift = lambda *moved: pytest.fail("cells were moved")  # type: ignore[attr-defined]
     for question in ("first question", "second question", "third question"):
         assert ask(one, question) == "stop"
-    assert one.session.tree.left
+    assert one.session.tree.overflow_stats
 
 
 def test_turns_that_left_for_a_message_that_was_refused_are_back(talk: Make) -> None:
@@ -211,14 +211,14 @@ def test_turns_that_left_for_a_message_that_was_refused_are_back(talk: Make) -> 
     find("beams").change(one, "4")
     with pytest.raises(UserError, match="beams adds more"):
         ask(one, "x" * 113)
-    assert one.session.tree.left == set()
+    assert one.session.tree.overflow_stats == set()
 
 
 def test_recurrent_state_shifts_by_computing_anew(talk: Make) -> None:
     one = mode(talk(ANSWER, n_ctx=200, recurrent=True, can_shift=False), "shift")
     for question in ("first question", "second question", "third question"):
         assert ask(one, question) == "stop"
-    assert one.session.tree.left
+    assert one.session.tree.overflow_stats
     assert sent(one).startswith(b"<system>be kind\n<user>")
 
 
@@ -235,7 +235,7 @@ def test_a_document_is_finished_over_a_full_context_when_turns_have_left(
     say(one, f"/set format {json.dumps(LONG)}")
     answer = one.ask("third question", Stream(silent=True))
     one.runner.engine.ledger.check()
-    assert (answer.finish, answer.left.turns) == ("stop", 2)
+    assert (answer.finish, answer.overflow_stats.turns) == ("stop", 2)
     jsonschema.validate(json.loads(answer.text), LONG)
     assert whole(one, answer)
 
@@ -246,7 +246,7 @@ def test_a_document_is_finished_over_a_window_that_moves_on(talk: Make) -> None:
     for question in ("first", "second"):
         answer = one.ask(question, Stream(silent=True))
         one.runner.engine.ledger.check()
-        assert answer.finish == "stop" and answer.left.times > 1
+        assert answer.finish == "stop" and answer.overflow_stats.times > 1
         jsonschema.validate(json.loads(answer.text), LONG)
         assert whole(one, answer)
 
@@ -261,7 +261,7 @@ def test_beams_go_on_when_turns_have_left(talk: Make, capsys: pytest.CaptureFixt
     answer = one.ask("third question", Stream(silent=True))
     one.runner.engine.ledger.check()
     assert (answer.finish, len(answer.tokens), len(answer.beams)) == ("length", 100, 3)
-    assert answer.left.turns == len(one.session.tree.left) > 0
-    assert f"left the context ({answer.left.tokens} tokens)" in capsys.readouterr().err
+    assert answer.overflow_stats.turns == len(one.session.tree.overflow_stats) > 0
+    assert f"left the context ({answer.overflow_stats.tokens} tokens)" in capsys.readouterr().err
     one.session.predict = 5
     assert ask(one, "and now?") == "length"

@@ -28,7 +28,7 @@ def saved(talk: Make, tmp_path: Path, capsys: Out) -> tuple[Path, Path]:
     transcript = state.with_suffix(".jsonl")
     assert out == (
         f"saved as trip ({transcript}): {size(state.stat().st_size + transcript.stat().st_size)},"
-        f" with the KV state of {one.runner.engine.ledger.used} tokens\n"
+        f" with the KV state of {one.runner.engine.ledger.used_cells} tokens\n"
     )
     return model, state
 
@@ -52,7 +52,7 @@ def test_a_saved_chat_goes_on_without_prefill(
     assert told == f"loaded trip: 1 turn, {whole - 1} of {whole} tokens in the cache\n"
     assert one.ask("b?", Stream(silent=True)).cached_tokens == whole - 1
     perform(one, "/load trip")  # what is in the cache still is not read again
-    assert one.runner.engine.ledger.used < 2 * whole
+    assert one.runner.engine.ledger.used_cells < 2 * whole
 
 
 def test_the_cells_of_the_conversation_before_are_given_up(
@@ -62,7 +62,7 @@ def test_the_cells_of_the_conversation_before_are_given_up(
     one.ask("something else, and long enough to be another conversation", Stream(silent=True))
     perform(one, "/load trip")
     ledger = one.runner.engine.ledger
-    assert ledger.used == len(one.spoken()) - 1
+    assert ledger.used_cells == len(one.spoken()) - 1
     ledger.check()
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from llmcli.ui import UI
-from llmcli.workflows.evaluation.text import words_of
+from llmcli.workflows.evaluation.text import read_evaluation_text
 from quant.calibration import imatrix, moments
-from quant.calibration.attention_moments import EVERY
+from quant.calibration.attention_moments import QUERY_STEP
 from quant.model_file import read_header
 from quant.quantize import write
 from tests.fixtures.cli import Done
@@ -33,8 +33,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def means(path: Path, name: str) -> Any:
-    entry = imatrix.load(path).entries[name]
-    return entry.vectors(0, 1, entry.count)[0]
+    entry = imatrix.load_imatrix(path).entries[name]
+    return entry.mean_squares(0, 1, entry.count)[0]
 
 
 def test_sums_are_those_of_transformers_own_activations(
@@ -122,15 +122,17 @@ def test_moments_of_values_are_of_what_transformers_attention_mixes(
     )
     with torch.inference_mode():
         shares = model(chunks, output_attentions=True).attentions[2]
-    shares = shares[:, :, EVERY - 1 :: EVERY]  # [chunks, heads, every other query, keys]
+    shares = shares[:, :, QUERY_STEP - 1 :: QUERY_STEP]  # [chunks, heads, every other query, keys]
     mixed = (shares.double() @ entered[0].double()[:, None]).flatten(0, 2).numpy()
-    second = moments.load(out).of("blk.2.attn_v.weight")
+    second = moments.load_moments(out).input_of("blk.2.attn_v.weight")
     assert second is not None
     assert (second.mixed, second.names) == (True, ("blk.2.attn_v.weight",))
     assert second.counts == (len(mixed),)
     want = mixed.T @ mixed
     assert np.linalg.norm(second.sums() - want) < 2e-3 * np.linalg.norm(want)
-    assert np.linalg.norm(second.first() - mixed.mean(0)) < 2e-3 * np.linalg.norm(mixed.mean(0))
+    assert np.linalg.norm(second.first_mean() - mixed.mean(0)) < 2e-3 * np.linalg.norm(
+        mixed.mean(0)
+    )
 
 
 def test_llama_s_own_names_counts_and_keys(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
@@ -153,9 +155,11 @@ def test_llama_s_own_names_counts_and_keys(llmcli: Llmcli, tmp_path: Path, text:
     done = llmcli(*words)
     assert done.code == 0, done.err
     assert "15 tensors over 96 tokens in 3 chunks of 32" in done.out
-    found = imatrix.load(out)
+    found = imatrix.load_imatrix(out)
     assert (found.chunks, found.dataset) == (3, str(text))
-    matrices = {tensor.name for tensor in read_header.read(model).tensors if len(tensor.shape) > 1}
+    matrices = {
+        tensor.name for tensor in read_header.read_header(model).tensors if len(tensor.shape) > 1
+    }
     assert set(found.entries) == matrices - {"token_embd.weight"}
     assert {entry.divisors for entry in found.entries.values()} == {(96.0,)}
     assert np.array_equal(means(out, "blk.0.attn_q.weight"), means(out, "blk.0.attn_k.weight"))
@@ -171,7 +175,7 @@ def test_each_expert_has_sums_of_its_own(llmcli: Llmcli, tmp_path: Path, text: P
         "calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "-t", "1"
     )
     assert done.code == 0, done.err
-    entries = imatrix.load(out).entries
+    entries = imatrix.load_imatrix(out).entries
     up, gate, router = (
         entries[f"blk.0.{role}.weight"] for role in ("ffn_up_exps", "ffn_gate_exps", "ffn_gate_inp")
     )
@@ -180,10 +184,10 @@ def test_each_expert_has_sums_of_its_own(llmcli: Llmcli, tmp_path: Path, text: P
     assert sum(up.divisors) == 2 * tokens
     assert up.divisors == gate.divisors
     share = np.array(up.divisors) / sum(up.divisors)
-    each = up.vectors(0, 4, 64)
+    each = up.mean_squares(0, 4, 64)
     # Every token goes to two experts: their sums together are twice those of the router, which sees
     # the same rows.
-    assert np.allclose(share @ each, router.vectors(0, 1, 64)[0], rtol=1e-5)
+    assert np.allclose(share @ each, router.mean_squares(0, 1, 64)[0], rtol=1e-5)
 
 
 def test_quantize_takes_it(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
@@ -199,15 +203,17 @@ def test_quantize_takes_it(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     done = llmcli("quantize", str(model), "--q2_k", "--imatrix", str(out), "-o", str(small))
     assert done.code == 0, done.err
     assert "has no data for" not in done.err  # of the tied head too
-    assert read_header.read(small).metadata["quantize.imatrix.entries_count"] == 8
+    assert read_header.read_header(small).metadata["quantize.imatrix.entries_count"] == 8
 
 
 def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     model = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     shipped, out = tmp_path / "plays.txt", tmp_path / "stats.gguf"
-    shipped.write_text(words_of(None)[0], encoding="utf-8")
+    shipped.write_text(read_evaluation_text(None)[0], encoding="utf-8")
     norm = next(
-        one for one in read_header.read(model).tensors if one.name == "blk.0.attn_norm.weight"
+        one
+        for one in read_header.read_header(model).tensors
+        if one.name == "blk.0.attn_norm.weight"
     )
     raw = bytearray(model.read_bytes())
     raw[norm.offset : norm.offset + 4] = np.float32(np.nan).tobytes()
@@ -254,7 +260,7 @@ def test_moments_are_numpys_own_of_the_rows_that_entered(
     assert done.code == 0, done.err
     assert "second moments of the 13 inputs of 17 weights" in done.err
     assert "one pass over the text" in done.err
-    found = moments.load(second)
+    found = moments.load_moments(second)
     kept: dict[str, list[Any]] = {}
     with open_model(model, gpu_layers=0) as opened:
         ids = opened.tokenize(text.read_text(), special=False, add_special=True)[:128]
@@ -275,7 +281,7 @@ def test_moments_are_numpys_own_of_the_rows_that_entered(
     assert found.names == kept.keys()
     assert "blk.1.ffn_down_exps.weight" in found.names
     for name, shown in kept.items():
-        one = found.of(name)
+        one = found.input_of(name)
         assert one is not None
         assert one.mixed == ("attn_v" in name)
         if one.mixed:
@@ -288,7 +294,7 @@ def test_moments_are_numpys_own_of_the_rows_that_entered(
                 assert apart < 1e-5 * np.linalg.norm(x.T @ x), name
     # The sums of squares beside them are the same measurement: the imatrix does not depend on
     # --moments.
-    entries = imatrix.load(out).entries
+    entries = imatrix.load_imatrix(out).entries
     for name in found.names:
         if "attn_v" not in name:
             np.testing.assert_allclose(
@@ -296,7 +302,7 @@ def test_moments_are_numpys_own_of_the_rows_that_entered(
             )
     raw, plain = out.read_bytes(), second.read_bytes()
     assert llmcli(*words).code == 0
-    for name, entry in imatrix.load(out).entries.items():
+    for name, entry in imatrix.load_imatrix(out).entries.items():
         np.testing.assert_allclose(entry.sums(), entries[name].sums(), rtol=1e-3)
     done = llmcli(*words, "--moments", str(second), "--memory", "1M")
     assert done.code == 0, done.err
@@ -438,7 +444,7 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(
     assert llmcli("calibrate", str(model), "-o", str(b), "--chunks", "2", *common).code == 0
     done = llmcli("calibrate", "--merge", str(a), str(b), "-o", str(out))
     assert done.code == 0, done.err
-    one, other, both = (imatrix.load(path) for path in (a, b, out))
+    one, other, both = (imatrix.load_imatrix(path) for path in (a, b, out))
     assert both.chunks == one.chunks + 2
     for name, entry in both.entries.items():
         assert entry.divisors[0] == one.entries[name].divisors[0] + 64
@@ -446,8 +452,8 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(
         np.testing.assert_allclose(entry.sums(), want, rtol=1e-6)
     assert llmcli("calibrate", "--merge", str(m), str(m), "-o", str(tmp_path / "mm.gguf")).code == 0
     assert (
-        moments.load(tmp_path / "mm.gguf").inputs[0].counts[0]
-        == 2 * moments.load(m).inputs[0].counts[0]
+        moments.load_moments(tmp_path / "mm.gguf").inputs[0].counts[0]
+        == 2 * moments.load_moments(m).inputs[0].counts[0]
     )
     assert (
         "is also read, and would be overwritten"
@@ -482,10 +488,12 @@ def test_a_file_of_moments_steers_nothing_of_another_model(
         ).code
         == 0
     )
-    found = moments.load(second)
-    assert found.about.model == write.open_gguf(model).fingerprint
+    found = moments.load_moments(second)
+    assert found.origin.model == write.open_gguf(model).fingerprint
     assert (
-        set(found.fitting([(t.name, t.shape) for t in read_header.read(model).tensors]))
+        set(
+            found.match_tensors([(t.name, t.shape) for t in read_header.read_header(model).tensors])
+        )
         == found.names
     )
 
@@ -518,22 +526,22 @@ def test_talks_that_ship_are_written_in_the_model_s_template(
     from llmcli.runtime.binding.model import open_model
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.workflows.calibration import texts
-    from llmcli.workflows.evaluation.text import side
+    from llmcli.workflows.evaluation.text import prepare_side
 
-    subject = side(smollm2, RunOptions(512, 1, None, 512, 512, "0"), ui := UI(False))
+    subject = prepare_side(smollm2, RunOptions(512, 1, None, 512, 512, "0"), ui := UI(False))
     with open_model(smollm2, vocab_only=True) as model:
-        *plain, talks = texts.shipped(subject, model, ui)
-        assert talks.words.startswith(
+        *plain, talks = texts.builtin_texts(subject, model, ui)
+        assert talks.content.startswith(
             "<|im_start|>system\nYou are a helpful assistant. Answer briefly"
         )
-        assert talks.words.count("<|im_start|>assistant\n") > 40
-        assert talks.special
-        assert not any(text.special for text in plain)
+        assert talks.content.count("<|im_start|>assistant\n") > 40
+        assert talks.parses_special
+        assert not any(text.parses_special for text in plain)
         turns = model.tokenize("<|im_start|>", special=True)
         assert len(turns) == 1
-    chosen, names = texts.chunks(subject, [], 3, None, ui)
-    assert (chosen.ids.shape, names) == ((3, 512), (texts.SHIPPED,))
-    every, _ = texts.chunks(subject, [], None, None, ui)
+    chosen, names = texts.calibration_chunks(subject, [], 3, None, ui)
+    assert (chosen.ids.shape, names) == ((3, 512), (texts.BUILTIN_NAME,))
+    every, _ = texts.calibration_chunks(subject, [], None, None, ui)
     assert 60_000 < every.ids.size < 130_000
     assert (every.ids == turns[0]).sum() > 80
     assert (every.ids[:3] == chosen.ids).all()

@@ -32,7 +32,9 @@ def stored_as(folder: Path, dtype: str, **changes: np.ndarray) -> None:
 
 
 def types(path: Path) -> set[str]:
-    return {tensor.type for tensor in read_header.read(path).tensors if len(tensor.shape) > 1}
+    return {
+        tensor.type for tensor in read_header.read_header(path).tensors if len(tensor.shape) > 1
+    }
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
@@ -60,8 +62,8 @@ def test_the_type_is_the_one_asked_for(
 ) -> None:
     out = tmp_path / "out.gguf"
     assert llmcli("convert", str(folder), "-o", str(out), "--outtype", outtype).code == 0
-    header = read_header.read(out)
-    load_checks.check(header)
+    header = read_header.read_header(out)
+    load_checks.check_loadable(header)
     assert header.file_type == outtype.upper()
     assert outtype.upper() in types(out)
 
@@ -116,7 +118,8 @@ def test_a_finetune_without_a_tokenizer_is_told_whose_it_may_take(
     done = llmcli(command, str(folder), "--tokenizer", str(stories), "-o", str(out))
     assert done.code == 0, done.err
     assert (
-        read_header.read(out).number("llama.vocab_size") is not None or write.open_gguf(out).weights
+        read_header.read_header(out).get_int("llama.vocab_size") is not None
+        or write.open_gguf(out).weights
     )
 
 

@@ -83,7 +83,7 @@ def test_list_and_show_json_have_the_keys_of_the_contract(published, llmcli):
     shown = llmcli("show", REPO, "--json").document
     assert list(shown) == [*IDENTITY, *FACTS, "types", "roles", "certificate"]
     assert {key: shown[key] for key in row} == row
-    header = read_header.read(Path(row["path"]))
+    header = read_header.read_header(Path(row["path"]))
     assert row["parameters"] == sum(tensor.elements for tensor in header.tensors)
     assert sum(kind["tensors"] for kind in shown["types"].values()) == len(header.tensors)
 
@@ -177,7 +177,7 @@ def test_the_whole_road_from_a_checkpoint_on_the_hub_to_a_quantized_file(hub, st
     done = llmcli("pull", "someone/stories", "--q8_0", "--keep-source", "--json")
     assert done.code == 0
     assert done.document["name"] == "someone/stories:Q8_0"
-    assert read_header.read(Path(done.document["path"])).file_type == "Q8_0"
+    assert read_header.read_header(Path(done.document["path"])).file_type == "Q8_0"
     hub.requests.clear()
     again = llmcli("pull", "someone/stories", "--quant", "q8_0", "--json")
     assert again.document == done.document

@@ -105,14 +105,14 @@ def test_a_key_that_is_locked_is_told_and_nobody_is_asked_for_its_password(
 def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[Runner]]) -> None:
     from llmcli import config
     from llmcli.model_loader import open_server_model
-    from llmcli.model_loader.run_flags import Flags
+    from llmcli.model_loader.run_flags import RunFlags
     from llmcli.runtime.requests.beam_settings import NO_SEARCH
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
 
     def opened(wanted: str) -> bool | None:
-        given = Flags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH, reasoning=wanted)
-        with open_server_model.host("fake", given, config.load(), UI(), 2) as hosted:
+        given = RunFlags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH, reasoning=wanted)
+        with open_server_model.open_server_model("fake", given, config.load(), UI(), 2) as hosted:
             assert hosted.runner.template is not None
             return hosted.runner.template.reasoning
 
@@ -128,25 +128,25 @@ def test_clients_share_what_was_computed_unless_they_are_kept_apart(
 ) -> None:
     from llmcli import config
     from llmcli.model_loader import open_server_model
-    from llmcli.model_loader.run_flags import Flags
+    from llmcli.model_loader.run_flags import RunFlags
     from llmcli.runtime.requests.beam_settings import NO_SEARCH
     from llmcli.runtime.requests.request import Request, RunOptions
-    from llmcli.runtime.sampling import defaults
+    from llmcli.runtime.sampling import default_sampling
     from llmcli.ui import UI
 
     def cached(private: bool) -> int:
-        given = Flags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH)
-        with open_server_model.host(
+        given = RunFlags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH)
+        with open_server_model.open_server_model(
             "fake", given, config.load(), UI(), 2, private=private
         ) as hosted:
             engine = hosted.runner.engine
             for client in "one", "other":
                 asked = engine.submit(
-                    Request(tuple(b"a long question"), defaults(), 4, client=client)
+                    Request(tuple(b"a long question"), default_sampling(), 4, client=client)
                 )
-                while engine.busy:
+                while engine.is_busy:
                     engine.step()
-                answer = engine.answer(asked)
+                answer = engine.pop_answer(asked)
         return answer.cached_tokens
 
     fake()

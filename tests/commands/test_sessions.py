@@ -186,13 +186,13 @@ def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -
     from llmcli import config
     from llmcli.chat.conversation.conversation import Session
     from llmcli.chat.conversation.session_log import Log
-    from llmcli.runtime.sampling import defaults
+    from llmcli.runtime.sampling import default_sampling
 
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n")
     name = aged(home)
     log = Log(config.load(), pytest.fail, home / "state" / "sessions" / f"{name}.jsonl")
-    assert log.resume(Session(defaults()))
+    assert log.resume(Session(default_sampling()))
     done = llmcli("sessions", "rm", name)
     assert (done.code, done.err.splitlines()[0]) == (1, f"error: {name} is going on")
     again = llmcli("chat", "fake", "--resume", name, stdin=b"b?\n")

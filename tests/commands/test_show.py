@@ -20,7 +20,7 @@ Llmcli = Callable[..., Done]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     file = write(tiny_gguf.llama(folder / "tiny-F32.gguf", layers=2), folder / "tiny-Q4_K_M.gguf")
-    embed.stamp(file, certified(file))
+    embed.embed_certificate(file, certified(file))
     return file
 
 
@@ -49,7 +49,7 @@ def test_people_and_programs_are_told(llmcli: Llmcli, file: Path) -> None:
 
 
 def test_a_changed_tensor_is_told_and_fails_the_check(llmcli: Llmcli, file: Path) -> None:
-    flip(max(read_header.read(file).tensors, key=lambda one: one.nbytes))
+    flip(max(read_header.read_header(file).tensors, key=lambda one: one.nbytes))
     assert llmcli("show", str(file)).code == 0
     done = llmcli("show", str(file), "--check", "--json")
     assert done.code == 1
@@ -72,7 +72,7 @@ def test_a_damaged_certificate_is_a_warning(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(certificate.Certificate, "text", lambda self: "{")
-        embed.stamp(file, certified(file))
+        embed.embed_certificate(file, certified(file))
     done = llmcli("show", str(file))
     assert done.code == 0
     assert "warning: the certificate in" in done.err

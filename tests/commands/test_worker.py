@@ -156,13 +156,15 @@ def test_what_measures_a_model_measures_it_on_a_worker(
         assert code == 0 and layers and all(layers), (words, code, layers, done.stderr)
     words = ("-o", str(tmp_path / "here"), "--moments", str(tmp_path / "here.moments"), *read)
     assert llmcli("calibrate", model, *words).code == 0
-    here, there = (imatrix.load(tmp_path / name).entries for name in ("here", "far"))
+    here, there = (imatrix.load_imatrix(tmp_path / name).entries for name in ("here", "far"))
     assert list(here) == list(there)
     for name, one in here.items():
         np.testing.assert_allclose(
-            one.vectors(0, 1, one.count), there[name].vectors(0, 1, one.count), rtol=1e-3
+            one.mean_squares(0, 1, one.count), there[name].mean_squares(0, 1, one.count), rtol=1e-3
         )
-    mine, other = (moments.load(tmp_path / f"{name}.moments").inputs for name in ("here", "far"))
+    mine, other = (
+        moments.load_moments(tmp_path / f"{name}.moments").inputs for name in ("here", "far")
+    )
     assert [(one.names, one.mixed) for one in mine] == [(one.names, one.mixed) for one in other]
     for one, far_one in zip(mine, other, strict=True):
         np.testing.assert_allclose(

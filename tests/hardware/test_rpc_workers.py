@@ -120,5 +120,5 @@ def test_the_kernel_probes_a_link_that_was_made() -> None:
         socket.create_connection(server.getsockname()) as link,
     ):
         assert not link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        rpc.keep_alive()
+        rpc.enable_keepalive()
         assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

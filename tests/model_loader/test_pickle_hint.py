@@ -47,7 +47,7 @@ def folder(
     """The stories with their weights in one pickle."""
     made = shutil.copytree(stories, tmp_path_factory.mktemp("pickled") / "old")
     (made / "model.safetensors").unlink()
-    torch.save(weights, made / pickles.SINGLE)
+    torch.save(weights, made / pickles.SINGLE_FILE)
     return made
 
 
@@ -70,8 +70,8 @@ def sharded(weights: dict[str, Any], place: Path) -> dict[str, bytes]:
     places = {name: SHARDS[number % 2] for number, name in enumerate(names)}
     for shard in SHARDS:
         torch.save({name: weights[name] for name in names if places[name] == shard}, place / shard)
-    (place / pickles.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    return {name: (place / name).read_bytes() for name in (*SHARDS, pickles.INDEX)}
+    (place / pickles.INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return {name: (place / name).read_bytes() for name in (*SHARDS, pickles.INDEX_FILE)}
 
 
 def done(made: Done) -> Any:
@@ -93,7 +93,7 @@ def tensors(path: str | Path) -> dict[str, tuple[str, bytes]]:
     data = Path(path).read_bytes()
     return {
         t.name: (t.type, data[t.offset : t.offset + t.nbytes])
-        for t in read_header.read(Path(path)).tensors
+        for t in read_header.read_header(Path(path)).tensors
     }
 
 
@@ -125,10 +125,10 @@ def test_a_pull_gives_the_file_that_safetensors_give_and_fetches_no_code(
 ) -> None:
     files = hub.repos[REF].files
     if form == "shards":
-        del files[pickles.SINGLE]
+        del files[pickles.SINGLE_FILE]
         files |= sharded(weights, tmp_path)
     elif form == "another name":
-        files["weights.pth"] = files.pop(pickles.SINGLE)
+        files["weights.pth"] = files.pop(pickles.SINGLE_FILE)
     made = llmcli("pull", REF, "--q4_k_m", "--allow-pickle", "--json")
     assert tensors(done(made)["path"]) == expected
     assert fetched(hub).isdisjoint(NEVER)
@@ -247,7 +247,7 @@ def test_safetensors_win_whatever_is_allowed(
     made = llmcli("pull", REF, "--q4_k_m", "--allow-pickle", "--json")
     assert tensors(done(made)["path"]) == expected
     assert "in parts from the hub" in made.err
-    assert pickles.SINGLE not in fetched(hub)
+    assert pickles.SINGLE_FILE not in fetched(hub)
 
 
 def test_an_interrupted_pull_goes_on_in_the_download_and_in_the_quantization(
@@ -274,7 +274,7 @@ def test_an_interrupted_pull_goes_on_in_the_download_and_in_the_quantization(
     made = llmcli(*words)
     assert tensors(done(made)["path"]) == expected
     assert "resumed an earlier run" in made.err
-    first, second = hub.gets(pickles.SINGLE)
+    first, second = hub.gets(pickles.SINGLE_FILE)
     assert first is None
     assert second is not None and int(second.removeprefix("bytes=").rstrip("-")) > 500_000
 
@@ -293,7 +293,7 @@ def test_code_in_a_pickle_is_not_run_and_nothing_is_made_of_it(
     hub: Hub, llmcli: Llmcli, weights: dict[str, Any], tmp_path: Path, home: Path
 ) -> None:
     torch.save(weights | {"bomb": Bomb(tmp_path / "touched")}, tmp_path / "bomb.bin")
-    hub.repos[REF].files[pickles.SINGLE] = (tmp_path / "bomb.bin").read_bytes()
+    hub.repos[REF].files[pickles.SINGLE_FILE] = (tmp_path / "bomb.bin").read_bytes()
     refused = llmcli("pull", REF, "--q4_k_m", "--allow-pickle")
     assert refused.code == 1
     assert "pytorch_model.bin cannot be read: Weights only load failed" in refused.err
@@ -306,11 +306,11 @@ def test_code_in_a_pickle_is_not_run_and_nothing_is_made_of_it(
     ("change", "said"),
     [
         (
-            {pickles.SINGLE: None, "a.pt": b"x", "b.pth": b"x"},
+            {pickles.SINGLE_FILE: None, "a.pt": b"x", "b.pth": b"x"},
             "has 2 pickled files and no pytorch_model.bin: a.pt, b.",
         ),
         ({"config.json": None}, "has weights but no config.json"),
-        ({pickles.SINGLE: None}, "contains neither GGUF nor safetensors"),
+        ({pickles.SINGLE_FILE: None}, "contains neither GGUF nor safetensors"),
     ],
 )
 @pytest.mark.parametrize("flag", [(), ("--allow-pickle",)])
@@ -331,7 +331,7 @@ def test_offline_a_missing_shard_is_told(
     hub: Hub, llmcli: Llmcli, weights: dict[str, Any], tmp_path: Path
 ) -> None:
     files = hub.repos[REF].files
-    del files[pickles.SINGLE]
+    del files[pickles.SINGLE_FILE]
     files |= sharded(weights, tmp_path)
     commit = done(llmcli("pull", REF, "--allow-pickle", "--json"))["revision"]
     (shard,) = (tmp_path / "home" / "huggingface").rglob(f"snapshots/*/{SHARDS[1]}")

@@ -44,7 +44,7 @@ def test_a_gguf_becomes_its_sibling_with_a_table(run, model: Path, tmp_path: Pat
     code, out, err = run("quantize", model, "--q4_k", "--threads", 1)
     assert code == 0
     made = tmp_path / "Tiny-3L-Q4_K_M.gguf"
-    assert read_header.read(made).file_type == "Q4_K_M"
+    assert read_header.read_header(made).file_type == "Q4_K_M"
     assert "Q4_K means Q4_K_M" in err
     assert out.splitlines()[0].split() == [
         "type",
@@ -126,7 +126,7 @@ def test_rounding_twice_is_warned_of_and_needs_no_flag(run, model: Path, tmp_pat
 def test_a_pattern_gives_its_tensors_another_type(run, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.gguf"
     assert run("quantize", model, "--q4_k_m", "--tensor-type", "ffn_up=q8_0", "-o", out)[0] == 0
-    types = {tensor.name: tensor.type for tensor in read_header.read(out).tensors}
+    types = {tensor.name: tensor.type for tensor in read_header.read_header(out).tensors}
     assert {types[f"blk.{i}.ffn_up.weight"] for i in range(3)} == {"Q8_0"}
 
 
@@ -134,10 +134,12 @@ def test_the_heads_and_the_embeddings_types_are_the_users(run, model: Path, tmp_
     out = tmp_path / "x.gguf"
     words = ("--output-tensor-type", "q4_0", "--token-embedding-type", "bf16", "-o", out)
     assert run("quantize", model, "--q8_0", *words)[0] == 0
-    types = {tensor.name: tensor.type for tensor in read_header.read(out).tensors}
+    types = {tensor.name: tensor.type for tensor in read_header.read_header(out).tensors}
     assert (types["output.weight"], types["token_embd.weight"]) == ("Q4_0", "BF16")
     assert run("quantize", model, "--q8_0", "--leave-output-tensor", "-o", out)[0] == 0
-    assert {t.type for t in read_header.read(out).tensors if t.name == "output.weight"} == {"F32"}
+    assert {t.type for t in read_header.read_header(out).tensors if t.name == "output.weight"} == {
+        "F32"
+    }
 
 
 def test_folds_are_chosen_told_and_recorded(run, tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_folds_are_chosen_told_and_recorded(run, tmp_path: Path) -> None:
     assert code == 0
     found, told = (
         json.loads(said)["fold"],
-        json.loads(str(read_header.read(out).metadata["llmcli.quantize.fold"])),
+        json.loads(str(read_header.read_header(out).metadata["llmcli.quantize.fold"])),
     )
     assert found["kinds"] == ["awq", "deal"]
     assert told == {"digest": found["digest"], "how": "awq,deal"}
@@ -176,7 +178,7 @@ def test_an_imatrix_steers_the_rounding_and_is_named_in_the_document(
         "has no data for 1 tensors; they are quantized without importance weights: "
         "token_embd.weight" in err
     )
-    assert read_header.read(out).metadata["quantize.imatrix.file"] == str(weights)[:127]
+    assert read_header.read_header(out).metadata["quantize.imatrix.file"] == str(weights)[:127]
     assert json.loads(
         run("quantize", model, "--q4_0", "--imatrix", weights, "-o", out, "--json")[1]
     )["present"]
@@ -269,7 +271,7 @@ def test_a_models_name_goes_through_the_catalog_into_the_store(
     assert code == 0, err
     made = Path(json.loads(out)["path"])
     assert made.is_relative_to(home)
-    assert read_header.read(made).file_type == "Q8_0"
+    assert read_header.read_header(made).file_type == "Q8_0"
     assert str(made) in {entry["path"] for entry in json.loads(run("list", "--json")[1])}
     assert json.loads(run("quantize", "lily", "--q8_0", "--json")[1])["present"]
 
@@ -283,8 +285,8 @@ def test_other_commands_get_a_file_and_a_quiet_stdout(
     stories: Path, tmp_path: Path, capsys
 ) -> None:
     out = tmp_path / "new" / "place" / "stories.gguf"
-    assert quantize_file.quantize_to(stories, "Q4_K_M", out, UI()) == out
-    assert read_header.read(out).file_type == "Q4_K_M"
+    assert quantize_file.quantize_file(stories, "Q4_K_M", out, UI()) == out
+    assert read_header.read_header(out).file_type == "Q4_K_M"
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "bits per weight" in captured.err

@@ -16,7 +16,7 @@ from llmcli.planning.run_plan import Wish
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.runtime.speculation import NO_DRAFTING, Drafting
+from llmcli.runtime.speculation import NO_DRAFTING, DraftSettings
 from quant.model_file import read_header
 from tests.quant import tiny_gguf
 
@@ -36,7 +36,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wish(model: Path, **changes: object) -> Wish:
-    made = Wish("tiny", read_header.read(model), OPTIONS, 0, NO_DRAFTING, asked=True)
+    made = Wish("tiny", read_header.read_header(model), OPTIONS, 0, NO_DRAFTING, asked=True)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -153,7 +153,7 @@ def test_a_build_that_tells_nothing_is_left_to_try(model, monkeypatch):
 
 
 def test_a_draft_model_counts(model, monkeypatch):
-    alone, both = wish(model), wish(model, drafting=Drafting("off", model))
+    alone, both = wish(model), wish(model, drafting=DraftSettings("off", model))
     assert need(both) > 1.9 * need(alone)
     with pytest.raises(UserError, match="65,536 tokens of context and a draft model does not fit"):
         told(both, need(alone), monkeypatch)
@@ -167,7 +167,7 @@ def test_weights_that_stay_in_the_file_are_only_slow(tmp_path, monkeypatch):
     large = tiny_gguf.llama(tmp_path / "large.gguf", hidden=512, ff=2048, layers=4)
     wanted = wish(large, options=replace(OPTIONS, ctx_size=256))
     memory = need(wanted, "held")
-    assert memory < read_header.read(large).tensor_bytes  # floats: nothing is laid out anew
+    assert memory < read_header.read_header(large).tensor_bytes  # floats: nothing is laid out anew
     for fit in ("", "on"):  # no setting makes them smaller
         taken, words = told(wanted, memory, monkeypatch, fit)
         assert taken == wanted
@@ -199,7 +199,7 @@ def test_a_cache_beyond_all_measure_is_refused_by_arithmetic(model, monkeypatch)
 @pytest.mark.parametrize("make", [tiny_gguf.llama, tiny_gguf.gemma3, tiny_gguf.mamba])
 @pytest.mark.parametrize("flash", ["auto", "off"])
 def test_the_bound_is_above_the_truth(tmp_path, make, flash):
-    header = read_header.read(make(tmp_path / "m.gguf"))
+    header = read_header.read_header(make(tmp_path / "m.gguf"))
     for options in (
         ContextOptions(256, flash_attn=flash),
         ContextOptions(8192, 2048, 512, 4, flash_attn=flash),
@@ -216,7 +216,7 @@ def test_the_bound_is_above_the_truth(tmp_path, make, flash):
 @pytest.mark.model
 def test_the_bound_is_above_the_truth_for_real_models(smollm2, gemma3):
     for path in (smollm2, gemma3):
-        header = read_header.read(path)
+        header = read_header.read_header(path)
         for options in (
             ContextOptions(8192, n_seq_max=4),
             ContextOptions(1024, flash_attn="off", n_outputs=16),

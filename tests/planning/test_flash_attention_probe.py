@@ -13,7 +13,7 @@ from llmcli.planning import attention_stub, flash_attention_probe
 from llmcli.planning.attention_stub import Heads
 from llmcli.planning.flash_attention_probe import Question, Times
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
@@ -40,15 +40,15 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
 def test_the_stand_in_has_the_heads_and_computes(tmp_path: Path) -> None:
     path = tmp_path / "standin.gguf"
     path.write_bytes(attention_stub.written(HEADS, 64))
-    header = read_header.read(path)
-    load_checks.check(header)
-    form = kv_size.shape(header.metadata)
+    header = read_header.read_header(path)
+    load_checks.check_loadable(header)
+    form = kv_size.read_shape(header.metadata)
     assert form and Heads.of(header, form) == HEADS
     with (
         open_model(path, gpu_layers=0) as model,
         open_context(model, ContextOptions(64)) as context,
     ):
-        (row,) = context.decode(Rows([1, 2], [0, 1], [0, 0], [False, True]))
+        (row,) = context.decode(BatchRows([1, 2], [0, 1], [0, 0], [False, True]))
         assert not row.logits.any(), "all its weights are zero"
 
 
@@ -111,7 +111,9 @@ def test_where_it_cannot_be_measured_nothing_changes(
 
 @pytest.mark.parametrize(("size", "values"), [(15, 15), (12, 12), (16, 8)])
 def test_heads_that_llama_cpp_would_not_take_are_none(size: int, values: int) -> None:
-    form = kv_size.Shape((2 * size,), (2 * values,), 0, (False,), (size,), (values,), 2 * values)
+    form = kv_size.CacheShape(
+        (2 * size,), (2 * values,), 0, (False,), (size,), (values,), 2 * values
+    )
     assert Heads.of(fake_header(), form) is None
     assert Heads.of(fake_header(), replace(form, k=(32,), k_heads=(16,), v_heads=(16,))) == Heads(
         2, 2, 16

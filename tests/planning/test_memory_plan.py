@@ -34,12 +34,14 @@ def packed(tmp_path_factory) -> Path:
     """A Llama whose matrices llama.cpp lays out anew, its head tied to the embedding."""
     folder = tmp_path_factory.mktemp("packed")
     whole = tiny_gguf.llama(folder / "whole.gguf", layers=3, tied=True)
-    write.run(plan_module.plan(write.open_gguf(whole), "Q4_0"), folder / "q4_0.gguf", threads=1)
+    write.write_model(
+        plan_module.plan(write.open_gguf(whole), "Q4_0"), folder / "q4_0.gguf", threads=1
+    )
     return folder / "q4_0.gguf"
 
 
 def compare(path: Path, options: ContextOptions) -> memory_plan.Receipt:
-    header = read_header.read(path)
+    header = read_header.read_header(path)
     with memory_plan.planner(header, options, 0) as planner:
         told = planner.receipt()
     found = memory_plan.measure(header, options, 0)
@@ -58,7 +60,7 @@ def test_a_llama_whose_weights_are_laid_out_anew(packed, options):
     told = compare(packed, options)
     assert told.cache is not None
     assert told.fits
-    header = read_header.read(packed)
+    header = read_header.read_header(packed)
     (share,) = told.shares
     assert share.weights is not None
     assert share.droppable is not None
@@ -83,9 +85,9 @@ def test_state_that_is_not_a_cache_is_counted_and_has_no_layers(tmp_path):
 
 def test_several_files_are_mapped_each_from_its_first_tensor_to_its_last(tmp_path):
     whole = tiny_gguf.llama(tmp_path / "whole.gguf", layers=3)
-    split = plan_module.plan(write.open_gguf(whole), "Q8_0", most=300_000)
-    report = write.run(split, tmp_path / "part.gguf", threads=1)
-    assert len(read_header.read(report.out).files) > 1
+    split = plan_module.plan(write.open_gguf(whole), "Q8_0", max_shard_bytes=300_000)
+    report = write.write_model(split, tmp_path / "part.gguf", threads=1)
+    assert len(read_header.read_header(report.out).files) > 1
     compare(report.out, ContextOptions(512))
 
 
@@ -94,7 +96,9 @@ def test_compressed_keys_and_experts(tmp_path, name):
     pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
     (case,) = (case for case in families.cases() if case.name == name)
     folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
-    write.run(plan_module.plan(checkpoint_source.open_folder(folder), "Q8_0"), out, threads=1)
+    write.write_model(
+        plan_module.plan(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1
+    )
     for options in (CONTEXTS[0], replace(CONTEXTS[1], type_k="f16", type_v="f16"), CONTEXTS[3]):
         assert compare(out, options).cache
 
@@ -111,7 +115,7 @@ def test_gemma3(gemma3):
 
 def test_nothing_is_allocated(packed):
     """A cache of a gibibyte is planned within a tenth of it."""
-    header, before = read_header.read(packed), host.resident_memory()
+    header, before = read_header.read_header(packed), host.resident_memory()
     assert before
     with memory_plan.planner(header, ContextOptions(1 << 20), 0) as planner:
         told = planner.receipt()
@@ -125,7 +129,7 @@ def test_nothing_is_allocated(packed):
     "options", [ContextOptions(512), ContextOptions(1024, 64, 64, 2, unified=False)]
 )
 def test_the_largest_context_fits_and_the_next_does_not(packed, monkeypatch, options):
-    header = read_header.read(packed)
+    header = read_header.read_header(packed)
     monkeypatch.setattr(host, "available_memory", lambda: 24 << 20)
     with memory_plan.planner(header, options, 0) as planner:
         longest = {kind: planner.largest(kind) for kind in memory_plan.KINDS}
@@ -141,21 +145,23 @@ def test_the_largest_context_fits_and_the_next_does_not(packed, monkeypatch, opt
 
 def test_where_nothing_fits_the_largest_context_is_none(packed, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: 1000)
-    with memory_plan.planner(read_header.read(packed), ContextOptions(512), 0) as planner:
+    with memory_plan.planner(read_header.read_header(packed), ContextOptions(512), 0) as planner:
         assert planner.largest("f16") == 0
         assert planner.receipt().fits is False
 
 
 def test_a_type_that_the_heads_do_not_fill_has_no_largest_context(stories_gguf):
-    with memory_plan.planner(read_header.read(stories_gguf), ContextOptions(256), 0) as planner:
+    with memory_plan.planner(
+        read_header.read_header(stories_gguf), ContextOptions(256), 0
+    ) as planner:
         assert [planner.takes(kind) for kind in memory_plan.KINDS] == [True, False, False]
         assert planner.largest("q8_0") is None
 
 
 def test_what_this_build_does_not_tell_is_unknown_and_never_a_guess(packed, monkeypatch):
     monkeypatch.setattr(Context, "allocated", lambda self: None)
-    monkeypatch.setattr(dry_run.Rehearsal, "placed", lambda self: None)
-    header = read_header.read(packed)
+    monkeypatch.setattr(dry_run.DryRun, "placed", lambda self: None)
+    header = read_header.read_header(packed)
     with memory_plan.planner(header, ContextOptions(512), 0) as planner:
         told = planner.receipt()
         assert planner.largest("f16") is None
@@ -170,7 +176,7 @@ def test_what_this_build_does_not_tell_is_unknown_and_never_a_guess(packed, monk
 def test_without_proc_the_machine_s_figures_are_unknown(packed, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: None)
     monkeypatch.setattr(host, "resident_memory", lambda: None)
-    with memory_plan.planner(read_header.read(packed), ContextOptions(512), 0) as planner:
+    with memory_plan.planner(read_header.read_header(packed), ContextOptions(512), 0) as planner:
         told = planner.receipt()
         assert planner.largest("f16") is None
     assert (told.overhead, told.process, told.fits) == (None, None, None)
@@ -178,7 +184,9 @@ def test_without_proc_the_machine_s_figures_are_unknown(packed, monkeypatch):
 
 
 def test_a_context_too_long_to_rehearse_is_told_by_arithmetic(packed):
-    with memory_plan.planner(read_header.read(packed), ContextOptions(2_000_000_000), 0) as planner:
+    with memory_plan.planner(
+        read_header.read_header(packed), ContextOptions(2_000_000_000), 0
+    ) as planner:
         told = planner.receipt()
     assert told.cache is not None
     assert told.sum("kv") == told.cache.nbytes

@@ -31,7 +31,7 @@ def test_the_context_is_the_model_s_own_where_it_fits(monkeypatch):
 
 
 def test_too_little_memory_shortens_it_to_what_fits(monkeypatch):
-    monkeypatch.setattr(resolve_options.Header, "context_length", property(lambda _: 8192))
+    monkeypatch.setattr(resolve_options.ModelHeader, "context_length", property(lambda _: 8192))
     # 512 bytes a cell: beside the weights (66,560 bytes) and the spare there is room for 1100 cells
     options, _, _ = decide(monkeypatch, resolve_options.SPARE + 66_560 + 512 * 1100)
     assert options.ctx_size == 1024
@@ -99,9 +99,11 @@ def test_this_machine_has_cores_and_memory():
 def test_a_chat_holds_several_branches_where_they_share_cells(
     monkeypatch, window: int, ctx_size: int, count: int
 ):
-    form = resolve_options.kv.shape(fake_header().metadata)
+    form = resolve_options.kv_size.shape(fake_header().metadata)
     assert form
-    monkeypatch.setattr(resolve_options.kv_size, "shape", lambda metadata: replace(form, window=window))
+    monkeypatch.setattr(
+        resolve_options.kv_size, "shape", lambda metadata: replace(form, window=window)
+    )
     assert resolve_options.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == count
     monkeypatch.setattr(
         resolve_options.kv_size, "shape", lambda metadata: None

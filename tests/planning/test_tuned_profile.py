@@ -12,37 +12,37 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning import tuned_profile
 from llmcli.planning.tuned_profile import Profile
-from llmcli.runtime.model_identity import content
+from llmcli.runtime.model_identity import content_hash
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import read_header
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 from tests.quant import tiny_gguf
 
 FOUND = {"threads": 1, "threads_batch": 2, "ubatch_size": 128, "flash_attn": "off"}
 
 
 @pytest.fixture(scope="module")
-def header(tmp_path_factory: pytest.TempPathFactory) -> Header:
-    return read_header.read(
+def header(tmp_path_factory: pytest.TempPathFactory) -> ModelHeader:
+    return read_header.read_header(
         tiny_gguf.llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", hidden=64, ff=128, layers=2)
     )
 
 
 @pytest.fixture
-def made(header: Header, home: Path) -> Profile:
+def made(header: ModelHeader, home: Path) -> Profile:
     """A profile of this model and machine, saved."""
     world = host.identity(), tuned_profile.build()
-    one = Profile("tiny", content(header), *world, "chat", FOUND, 1.2, 1.1, 1.3, "2026-11-22")
+    one = Profile("tiny", content_hash(header), *world, "chat", FOUND, 1.2, 1.1, 1.3, "2026-11-22")
     tuned_profile.save(one, config.load())
     return one
 
 
-def chosen(header: Header, options: RunOptions, *typed: str) -> tuple[RunOptions, list[str]]:
+def chosen(header: ModelHeader, options: RunOptions, *typed: str) -> tuple[RunOptions, list[str]]:
     warnings: list[str] = []
     return tuned_profile.chosen(header, options, typed, config.load(), warnings.append), warnings
 
 
-def test_what_was_not_typed_is_the_profile_s(header: Header, made: Profile) -> None:
+def test_what_was_not_typed_is_the_profile_s(header: ModelHeader, made: Profile) -> None:
     options, warnings = chosen(header, RunOptions())
     assert not warnings
     told = "-t 1 -tb 2 -ub 128 -fa off (bench tune, 2026-11-22)"
@@ -63,14 +63,14 @@ def test_what_was_not_typed_is_the_profile_s(header: Header, made: Profile) -> N
     ],
 )
 def test_what_was_typed_wins(
-    header: Header, made: Profile, typed: dict[str, Any], left: str
+    header: ModelHeader, made: Profile, typed: dict[str, Any], left: str
 ) -> None:
     options, _ = chosen(header, RunOptions(**typed), *typed)
     assert {name: getattr(options, name) for name in typed} == typed
     assert options.profile.partition(" (")[0] == left
 
 
-def test_the_reproducible_mode_is_left_alone(header: Header, made: Profile) -> None:
+def test_the_reproducible_mode_is_left_alone(header: ModelHeader, made: Profile) -> None:
     options = RunOptions(reproducible=True)
     assert chosen(header, options) == (options, [])
 
@@ -79,7 +79,7 @@ def test_the_reproducible_mode_is_left_alone(header: Header, made: Profile) -> N
     "other", [{"machine": "another"}, {"build": "older"}, {"fingerprint": "0" * 64}]
 )
 def test_a_profile_of_something_else_is_not_used(
-    header: Header, made: Profile, other: dict[str, str]
+    header: ModelHeader, made: Profile, other: dict[str, str]
 ) -> None:
     (path,) = tuned_profile.paths(config.load())
     path.unlink()
@@ -115,7 +115,7 @@ def test_a_profile_of_something_else_is_not_used(
     ],
 )
 def test_a_damaged_profile_is_one_warning(
-    header: Header, made: Profile, damage: bytes | dict[str, Any]
+    header: ModelHeader, made: Profile, damage: bytes | dict[str, Any]
 ) -> None:
     (path,) = tuned_profile.paths(config.load())
     if isinstance(damage, dict):
@@ -132,7 +132,7 @@ def test_a_damaged_profile_is_one_warning(
 
 
 def test_a_profile_is_written_whole_or_not_at_all(
-    header: Header, made: Profile, monkeypatch: pytest.MonkeyPatch
+    header: ModelHeader, made: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -145,7 +145,7 @@ def test_a_profile_is_written_whole_or_not_at_all(
 
 
 def test_a_model_s_profiles_are_forgotten_those_of_others_stay(
-    header: Header, made: Profile
+    header: ModelHeader, made: Profile
 ) -> None:
     tuned_profile.save(replace(made, machine="another"), config.load())
     tuned_profile.save(replace(made, fingerprint="0" * 64, model="big"), config.load())
@@ -159,7 +159,7 @@ def test_a_model_s_profiles_are_forgotten_those_of_others_stay(
 
 
 def test_a_folder_that_cannot_be_read_is_a_warning(
-    header: Header, made: Profile, monkeypatch: pytest.MonkeyPatch
+    header: ModelHeader, made: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(path: Path) -> None:
         raise PermissionError(13, "Permission denied")

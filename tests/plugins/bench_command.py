@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 
@@ -14,13 +14,13 @@ def header(
     json: Json = False,
 ) -> None:
     """Measure how long the header of a model file takes to read."""
-    from llmcli.model_loader.prepare import ready
+    from llmcli.model_loader.prepare import prepare_model
     from quant.model_file import read_header
 
-    config, ui = start(json)
-    model = ready(ref, None, config, ui)
+    config, ui = start_command(json)
+    model = prepare_model(ref, None, config, ui)
     started = time.perf_counter()
-    read_header.read(model.path)
+    read_header.read_header(model.path)
     milliseconds = (time.perf_counter() - started) * 1000
     if json:
         ui.result({"header_ms": milliseconds})

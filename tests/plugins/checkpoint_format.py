@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from quant.checkpoint.config import Config
-from quant.checkpoint.quantized.base import Input, computed, numbers
+from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.quantized.base import QuantizedInput, decode_values, make_computed_tensor
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 SCALE = "_row_scale"
 
 
-def restore(settings: Config, tensors: Tensors) -> Tensors:
+def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every byte weight multiplied by its scales."""
     result = dict(tensors)
     for name, codes in tensors.items():
@@ -25,11 +25,11 @@ def scaled(codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
     """Return a float tensor whose rows are computed when they are read."""
 
     def read(first: int, last: int) -> "F32":
-        factors = numbers(scales.read(first, last), scales.dtype)
-        values: F32 = numbers(codes.read(first, last), codes.dtype) * factors
+        factors = decode_values(scales.read(first, last), scales.dtype)
+        values: F32 = decode_values(codes.read(first, last), codes.dtype) * factors
         return values
 
-    return computed(codes.name, codes, codes.shape, read)
+    return make_computed_tensor(codes.name, codes, codes.shape, read)
 
 
-INPUTS = (Input("row_int8", "INT8 with row scales", restore),)
+INPUTS = (QuantizedInput("row_int8", "INT8 with row scales", restore),)

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from llmcli.runtime.drafting.base import Draft, Tools
+from llmcli.runtime.drafting.base import Draft, DrafterResources
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 
@@ -17,9 +17,9 @@ class Repeat:
     draws: ClassVar[bool] = False
 
     @classmethod
-    def made(cls, tools: Tools) -> "Repeat | None":
+    def create(cls, tools: DrafterResources) -> "Repeat | None":
         """Return a drafter, or None where it is not used."""
-        return cls() if tools.ngram else None
+        return cls() if tools.uses_ngrams else None
 
     def start(self, request: Request, seed: int) -> "RepeatDrafts":
         """Return the drafts of one answer."""
@@ -36,18 +36,18 @@ class RepeatDrafts:
         """Read the tokens that the answer has gained."""
         self.token = sequence.tokens[-1]
 
-    def shortened(self) -> None:
+    def on_context_shift(self) -> None:
         """Nothing: only the last token matters."""
 
     def chances(self, count: int) -> list[float]:
         """Return the chance of each draft to be right."""
         return [CHANCE] * count
 
-    def cost(self, count: int) -> float:
+    def cost_seconds(self, count: int) -> float:
         """Return the seconds that drafting takes."""
         return 0.0
 
-    def reading(self) -> float:
+    def reading_seconds(self) -> float:
         """Return the seconds that reading the text takes first."""
         return 0.0
 
@@ -55,7 +55,7 @@ class RepeatDrafts:
         """Return at most `count` tokens."""
         return Draft([self.token] * count)
 
-    def judged(self, drafted: int, accepted: int) -> None:
+    def record_result(self, drafted: int, accepted: int) -> None:
         """Nothing: the chance is fixed."""
 
     def close(self) -> None:

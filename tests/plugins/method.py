@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from quant.calibration.statistics import Evidence
-from quant.methods.base import Method, Solver
+from quant.calibration.statistics import InputStatistics
+from quant.methods.base import Method, RowEncoder
 from quant.methods.ggml import Ggml
 from quant.methods.search import Search
 from quant.native import ggml
 
 if TYPE_CHECKING:
-    from quant.formats.base import Format
+    from quant.formats.base import BlockFormat
     from quant.native.ggml import F32, U8
 
 
@@ -18,14 +18,14 @@ class BestOfTwo(Method):
 
     name, help, needs = "best-of-two", "the better of ggml and search for each row", "sums"
 
-    def handles(self, format: "Format", evidence: Evidence) -> bool:
+    def handles(self, format: "BlockFormat", evidence: InputStatistics) -> bool:
         """Return whether the search has this format."""
-        return Search().handles(format, evidence)
+        return Search().can_encode(format, evidence)
 
-    def solver(self, format: "Format", evidence: Evidence) -> Solver:
+    def solver(self, format: "BlockFormat", evidence: InputStatistics) -> RowEncoder:
         """Return the encoder of one tensor's rows."""
-        encoders = [method.solver(format, evidence) for method in (Ggml(), Search())]
-        weigh = evidence.weigher()
+        encoders = [method.make_encoder(format, evidence) for method in (Ggml(), Search())]
+        weigh = evidence.importance_reader()
 
         def solve(rows: "F32", first: int) -> "U8":
             import numpy as np

@@ -5,24 +5,26 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import Limits, Logits, Step, setting
-from llmcli.runtime.sampling.truncate import probabilities
+from llmcli.runtime.sampling.base import Logits, NumberLimits, SamplerStep, setting
+from llmcli.runtime.sampling.truncate import softmax
 
 
 @dataclass(frozen=True, slots=True)
-class TopA(Step):
+class TopA(SamplerStep):
     """Keep tokens with p >= top_a * (largest p)²."""
 
-    top_a: float = setting(0.0, "drop tokens below this share of max(p)², 0 = off", Limits(0, 1))
+    top_a: float = setting(
+        0.0, "drop tokens below this share of max(p)², 0 = off", NumberLimits(0, 1)
+    )
     name: ClassVar[str] = "top_a"
     order: ClassVar[int] = 52  # between min-p and XTC
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return self.top_a == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        p = probabilities(logits)
+        p = softmax(logits)
         return np.where(p >= self.top_a * p.max() ** 2, logits, -np.inf).astype(np.float32)
 
 

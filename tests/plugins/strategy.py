@@ -4,18 +4,18 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.chain import Row
-from llmcli.runtime.strategies.plain import Plain
+from llmcli.runtime.sampling.chain import RowLogits
+from llmcli.runtime.strategies.plain import PlainStrategy
 from llmcli.types import Event, Finish
 
 
-class OneLine(Plain):
+class OneLine(PlainStrategy):
     """Draws a token a pass; a line break ends the answer."""
 
     name: ClassVar[str] = "one-line"
 
     def accept(
-        self, sequence: Sequence, rows: Iterator[Row], spent: float
+        self, sequence: Sequence, rows: Iterator[RowLogits], spent: float
     ) -> tuple[list[Event], Finish | None]:
         """Read the row of a pass; return the new events, and why the answer ends."""
         events, finish = super().accept(sequence, rows, spent)

@@ -3,27 +3,33 @@
 import json
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Family, Taken, calls, keyed, within
+from llmcli.api.tool_calls.base import (
+    ParsedCalls,
+    ToolCallFormat,
+    json_call_pattern,
+    read_calls,
+    text_between,
+)
 
 OPEN, CLOSE = "<function_call>", "</function_call>"
 
 
-class FunctionTags(Family):
+class FunctionTags(ToolCallFormat):
     """JSON between two tags, one pair for each call."""
 
     name: ClassVar[str] = "function-tags"
     order: ClassVar[int] = 5
-    marks: ClassVar[tuple[str, ...]] = (OPEN,)
-    opens: ClassVar[tuple[str, ...]] = (OPEN,)
-    closes: ClassVar[tuple[str, ...]] = (CLOSE,)
-    begins: ClassVar[str] = keyed(rf"{OPEN}\s*")
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
+    openings: ClassVar[tuple[str, ...]] = (OPEN,)
+    closings: ClassVar[tuple[str, ...]] = (CLOSE,)
+    first_call_pattern: ClassVar[str] = json_call_pattern(rf"{OPEN}\s*")
 
-    def take(self, text: str, over: bool) -> Taken | None:
+    def parse(self, text: str, over: bool) -> ParsedCalls | None:
         """Parse the call at the beginning of `text`; None if more text is needed."""
-        inner = within(text, OPEN, CLOSE, over)
-        return inner and Taken(calls(json.loads(inner[0])), inner[1])
+        inner = text_between(text, OPEN, CLOSE, over)
+        return inner and ParsedCalls(read_calls(json.loads(inner[0])), inner[1])
 
-    def frame(self, name: str) -> tuple[str, str]:
+    def forced_frame(self, name: str) -> tuple[str, str]:
         """Return the text before and after the arguments of a forced call."""
         return f'{OPEN}{{"name": {json.dumps(name)}, "arguments": ', "}" + CLOSE
 

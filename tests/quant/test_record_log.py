@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from quant.record_log import Records
+from quant.record_log import RecordLog
 
 HEAD = {"kind": "test", "n": 1}
 
@@ -10,18 +10,18 @@ HEAD = {"kind": "test", "n": 1}
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "some.records"
-    made = Records.begin(path, HEAD)
-    made.put({0: b"first", 1: b""})
-    made.put({7: b"third" * 100})
+    made = RecordLog.create(path, HEAD)
+    made.append({0: b"first", 1: b""})
+    made.append({7: b"third" * 100})
     made.close()
     return path
 
 
 def back(path: Path, *, write: bool = False) -> dict[int, bytes]:
-    found = Records.resume(path, write=write)
+    found = RecordLog.resume(path, write=write)
     assert found
     assert found.head == HEAD
-    told = {number: found.get(number) for number in sorted(found.numbers)}
+    told = {number: found.read(number) for number in sorted(found.numbers)}
     found.close()
     return told
 
@@ -34,9 +34,9 @@ def test_what_was_put_is_there(path: Path) -> None:
 def test_what_was_cut_off_counts_as_never_written(path: Path, cut: int) -> None:
     path.write_bytes(path.read_bytes()[:-cut])
     assert back(path) == {0: b"first", 1: b""}
-    found = Records.resume(path)
+    found = RecordLog.resume(path)
     assert found
-    found.put({7: b"again"})
+    found.append({7: b"again"})
     found.close()
     assert back(path) == {0: b"first", 1: b"", 7: b"again"}
 
@@ -64,6 +64,6 @@ def test_a_flipped_bit_is_noticed(path: Path) -> None:
 def test_a_file_of_another_kind_is_none(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "other"
     path.write_bytes(raw)
-    assert Records.resume(path, write=False) is None
+    assert RecordLog.resume(path, write=False) is None
     assert path.read_bytes() == raw
-    assert Records.resume(tmp_path / "absent") is None
+    assert RecordLog.resume(tmp_path / "absent") is None

@@ -104,7 +104,7 @@ def quantize(source: Path, out: Path, number: int, settings: Settings = Settings
 def content(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Type, shape and bytes of every tensor."""
     found = {}
-    for tensor in read_header.read(path).tensors:
+    for tensor in read_header.read_header(path).tensors:
         with tensor.file.open("rb") as stream:
             stream.seek(tensor.offset)
             found[tensor.name] = (tensor.type, tensor.shape, stream.read(tensor.nbytes))
@@ -140,7 +140,7 @@ def collected(model: Path, *, unseen: bool = True, seed: int = 3) -> dict[str, S
     """Made-up sums for every matrix of the blocks and the head, no expert 0 of block 1 among them."""
     random = np.random.default_rng(seed)
     found = {}
-    for tensor in read_header.read(model).tensors:
+    for tensor in read_header.read_header(model).tensors:
         if (
             len(tensor.shape) < 2
             or "embd" in tensor.name

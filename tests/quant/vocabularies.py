@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.runtime.binding.model import open_model
-from quant.checkpoint.config import Config
-from quant.gguf.layout import entry, layout
+from quant.checkpoint.config import CheckpointConfig
+from quant.gguf.layout import encode_entry, lay_out_file
 from quant.model_file import load_checks, read_header
 from quant.tokenizer import pre_tokenizer, vocabulary
 from quant.tokenizer.pre_tokenizer import CJK, DEEPSEEK, LLAMA3, QWEN2, QWEN35
 from quant.tokenizer.verify import verify
-from quant.tokenizer.verify.verify import Proof
+from quant.tokenizer.verify.verify import VocabularyVerification
 
 HERE = Path(__file__).parents[3] / "shared" / "assets" / "vocab"
 SEPARATOR = "\n__ggml_vocab_test__\n"
@@ -40,21 +40,21 @@ PIECES = ("llama-spm", "phi-3")
 
 def prove(
     folder: Path, size: int | None, out: Path, pre: str | None = None, **changes: Any
-) -> Proof:
+) -> VocabularyVerification:
     """Convert a folder's vocabulary, let llama.cpp load it, compare.
 
     Without a `size`, as for a model whose config names none; `changes` (kind, value) are made to
     the file's entries.
     """
-    config = Config({} if size is None else {"vocab_size": size}, "config.json")
-    found = vocabulary.load(folder, config, pre, spare=size is None)
-    entries = {"general.architecture": entry("string", "llama")} | dict(found.entries)
-    entries |= {f"tokenizer.ggml.{name}": entry(*change) for name, change in changes.items()}
-    out.write_bytes(layout(list(entries.items()), [], 32).header)
-    header = read_header.read(out)
-    load_checks.check(header)
+    config = CheckpointConfig({} if size is None else {"vocab_size": size}, "config.json")
+    found = vocabulary.load_vocabulary(folder, config, pre, size_from_tokenizer=size is None)
+    entries = {"general.architecture": encode_entry("string", "llama")} | dict(found.entries)
+    entries |= {f"tokenizer.ggml.{name}": encode_entry(*change) for name, change in changes.items()}
+    out.write_bytes(lay_out_file(list(entries.items()), [], 32).header)
+    header = read_header.read_header(out)
+    load_checks.check_loadable(header)
     with open_model(out, vocab_only=True) as model:
-        return verify.prove(folder, header.metadata, model, pre)
+        return verify.verify_vocabulary(folder, header.metadata, model, pre)
 
 
 def files() -> list[Path]:
@@ -93,12 +93,14 @@ def rebuild(path: Path, folder: Path) -> int:
     """Write the checkpoint's tokenizer files; returns the size of the vocabulary."""
     name, metadata = (
         path.name.removeprefix("ggml-vocab-").removesuffix(".gguf"),
-        read_header.read(path).metadata,
+        read_header.read_header(path).metadata,
     )
-    tokens, types = (metadata[f"tokenizer.ggml.{key}"].values() for key in ("tokens", "token_type"))
+    tokens, types = (
+        metadata[f"tokenizer.ggml.{key}"].read_values() for key in ("tokens", "token_type")
+    )
     folder.mkdir()
     if name in PIECES:
-        scores = metadata["tokenizer.ggml.scores"].values()
+        scores = metadata["tokenizer.ggml.scores"].read_values()
         (folder / "tokenizer.model").write_bytes(
             sentencepiece(list(zip(tokens, scores, types, strict=True)))
         )
@@ -122,7 +124,7 @@ def rebuild(path: Path, folder: Path) -> int:
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind != UNUSED
     }
-    merges = metadata["tokenizer.ggml.merges"].values()
+    merges = metadata["tokenizer.ggml.merges"].read_values()
     (folder / "tokenizer.json").write_text(json.dumps(bytewise(words, merges, steps, added, whole)))
     return len(tokens)
 
@@ -141,7 +143,7 @@ def bytewise(
         "padding": None,
         "added_tokens": added,
         "normalizer": None,
-        "pre_tokenizer": pre_tokenizer.node(steps),
+        "pre_tokenizer": pre_tokenizer.build_node(steps),
         "post_processor": None,
         "decoder": {
             "type": "ByteLevel",

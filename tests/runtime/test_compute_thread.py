@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from llmcli.runtime.compute_thread import on_a_thread
+from llmcli.runtime.compute_thread import open_on_compute_thread
 
 
 def test_it_runs_elsewhere_and_nobody_is_left() -> None:
     before = threading.active_count()
-    ran = on_a_thread(threading.current_thread)
+    ran = open_on_compute_thread(threading.current_thread)
     assert ran is not threading.current_thread()
     assert not ran.is_alive()
     assert threading.active_count() == before
@@ -17,4 +17,4 @@ def test_it_runs_elsewhere_and_nobody_is_left() -> None:
 
 def test_what_it_raises_is_raised_here() -> None:
     with pytest.raises(ZeroDivisionError):
-        on_a_thread(lambda: 1 // 0)
+        open_on_compute_thread(lambda: 1 // 0)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.interrupt import interrupts_raise, interrupts_wait, on_interrupt
+from llmcli.runtime.interrupt import allow_interrupts, defer_interrupts, on_interrupt
 
 
 def test_ctrl_c_is_still_heard_after_another_signal():
@@ -23,7 +23,7 @@ def test_ctrl_c_is_still_heard_after_another_signal():
 
 def test_a_waiting_ctrl_c_ends_what_begins_next():
     heard = threading.Event()
-    with interrupts_wait():
+    with defer_interrupts():
         signal.raise_signal(signal.SIGINT)
         with on_interrupt(heard.set):
             assert heard.is_set()
@@ -31,30 +31,30 @@ def test_a_waiting_ctrl_c_ends_what_begins_next():
 
 def test_a_waiting_ctrl_c_that_nobody_took_is_raised_at_the_end():
     done = []
-    with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), defer_interrupts():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         done.append("all of it")
     assert done == ["all of it"]
-    with interrupts_wait():
+    with defer_interrupts():
         pass  # it is told once
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_stretch_that_can_be_left_anywhere_is_left_at_once():
     done = []
-    with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
-        with interrupts_raise():
+    with pytest.raises(KeyboardInterrupt), defer_interrupts():  # noqa: PT012
+        with allow_interrupts():
             signal.raise_signal(signal.SIGINT)
             done.append("never")
-    with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), defer_interrupts():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
-        with interrupts_raise():
+        with allow_interrupts():
             done.append("never")
     assert done == []
 
 
 def test_ctrl_c_while_a_model_is_loaded_frees_it(stories_gguf):
-    with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), defer_interrupts():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         with open_model(stories_gguf):
             raise AssertionError("it was not to be opened")

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from llmcli.runtime.binding.context import Aborted
-from llmcli.runtime.interruptible import stopped
+from llmcli.runtime.interruptible import interruptible
 
 
 class Pass:
@@ -31,7 +31,7 @@ def test_a_pass_that_did_not_notice_is_followed_by_one_that_does(notices: int) -
     context = Pass(notices)
 
     def measure() -> None:
-        with stopped(context):
+        with interruptible(context):
             os.kill(os.getpid(), signal.SIGINT)
             context.run()
 
@@ -43,7 +43,7 @@ def test_ctrl_c_in_the_last_pass_raises_behind_it() -> None:
     context, through = Pass(1), []
 
     def measure() -> None:
-        with stopped(context):
+        with interruptible(context):
             os.kill(os.getpid(), signal.SIGINT)
             through.append(context.heard.wait(20))
 
@@ -54,6 +54,6 @@ def test_ctrl_c_in_the_last_pass_raises_behind_it() -> None:
 
 def test_nothing_happens_where_nobody_presses() -> None:
     context = Pass(1)
-    with stopped(context):
+    with interruptible(context):
         pass
     assert not context.asked

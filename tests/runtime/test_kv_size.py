@@ -33,20 +33,20 @@ LLAMA = {
     ("kind", "nbytes"), [("f16", 47_185_920), ("q8_0", 25_067_520), ("q4_0", 13_271_040)]
 )
 def test_the_worked_example_of_the_notes(kind, nbytes):
-    form = kv_size.shape(LLAMA)
+    form = kv_size.read_shape(LLAMA)
     assert form is not None
-    cache = kv_size.predict(form, 2000, kind, kind, n_ubatch=512)
+    cache = kv_size.predict_cache(form, 2000, kind, kind, n_ubatch=512)
     assert (cache.nbytes, cache.cells) == (nbytes, 2048)
     assert cache.bytes_per_token * cache.cells == nbytes
 
 
 def check(path: Path, n_ctx: int, type_k: str, type_v: str, flash: str, slots: int) -> None:
-    form = kv_size.shape(read_header.read(path).metadata)
+    form = kv_size.read_shape(read_header.read_header(path).metadata)
     assert form is not None
     options = ContextOptions(n_ctx, 512, 128, slots, 1, 1, type_k, type_v, flash)
     with open_model(path) as model, open_context(model, options) as context:
-        held = context.allocated()
-        cache = kv_size.predict(
+        held = context.memory_breakdown()
+        cache = kv_size.predict_cache(
             form,
             context.n_ctx,
             type_k,
@@ -56,7 +56,7 @@ def check(path: Path, n_ctx: int, type_k: str, type_v: str, flash: str, slots: i
             flash=flash != "off",
         )
         assert held is not None
-        assert cache.nbytes - held.context == 0
+        assert cache.nbytes - held.context_bytes == 0
 
 
 CASES = [
@@ -84,26 +84,28 @@ def test_gemma3_with_its_sliding_window(gemma3, n_ctx, type_k, type_v, flash, sl
 
 
 def test_what_is_not_known_is_not_guessed():
-    assert kv_size.shape({**LLAMA, "llama.attention.kv_lora_rank": 512}) is None
+    assert kv_size.read_shape({**LLAMA, "llama.attention.kv_lora_rank": 512}) is None
     assert (
-        kv_size.shape(
+        kv_size.read_shape(
             {"general.architecture": "mamba", "mamba.block_count": 4, "mamba.ssm.state_size": 16}
         )
         is None
     )
     strange = {key.replace("llama.", "strange."): value for key, value in LLAMA.items()}
     assert (
-        kv_size.shape(
+        kv_size.read_shape(
             {**strange, "general.architecture": "strange", "strange.attention.sliding_window": 128}
         )
         is None
     )
-    assert kv_size.shape({}) is None
+    assert kv_size.read_shape({}) is None
 
 
 def test_a_window_that_llama_cpp_does_not_read_changes_nothing():
     """Mistral v0.1 is a llama with a window in its header."""
-    assert kv_size.shape({**LLAMA, "llama.attention.sliding_window": 128}) == kv_size.shape(LLAMA)
+    assert kv_size.read_shape(
+        {**LLAMA, "llama.attention.sliding_window": 128}
+    ) == kv_size.read_shape(LLAMA)
 
 
 def test_only_compressed_keys_are_kept_where_values_are_made_from_them():
@@ -123,12 +125,12 @@ def test_only_compressed_keys_are_kept_where_values_are_made_from_them():
         "general.architecture": "deepseek2",
         **{f"deepseek2.{key}": value for key, value in head.items()},
     }
-    form = kv_size.shape(metadata)
+    form = kv_size.read_shape(metadata)
     assert form is not None
-    cache = kv_size.predict(form, 4096, "f16", "f16", n_ubatch=512)
+    cache = kv_size.predict_cache(form, 4096, "f16", "f16", n_ubatch=512)
     assert cache.nbytes == 27 * 4096 * 576 * 2
     assert sum(layer.v_bytes for layer in cache.layers) == 0
-    why = kv_size.refusal(form, "q8_0", "f16")
+    why = kv_size.find_refusal(form, "q8_0", "f16")
     assert why
     assert "-ctk q8_0 -ctv q8_0" in why[1]
 
@@ -144,22 +146,22 @@ TINY = [
 ]
 
 
-def check_tiny(path: Path) -> kv_size.Shape:
-    form = kv_size.shape(read_header.read(path).metadata)
+def check_tiny(path: Path) -> kv_size.CacheShape:
+    form = kv_size.read_shape(read_header.read_header(path).metadata)
     assert form is not None
     with open_model(path) as model:
         for type_k, type_v, flash, unified, n_ctx, slots, n_ubatch in TINY:
             options = ContextOptions(
                 n_ctx, 512, n_ubatch, slots, 1, 1, type_k, type_v, flash, unified
             )
-            if kv_size.refusal(form, type_k, type_v):
+            if kv_size.find_refusal(form, type_k, type_v):
                 with (
                     pytest.raises(UserError, match=r"llama\.cpp refuses"),
                     open_context(model, options),
                 ):
                     pass
                 continue
-            cache = kv_size.predict(
+            cache = kv_size.predict_cache(
                 form,
                 n_ctx,
                 type_k,
@@ -170,21 +172,23 @@ def check_tiny(path: Path) -> kv_size.Shape:
                 unified=unified,
             )
             with open_context(model, options) as context:
-                held = context.allocated()
+                held = context.memory_breakdown()
                 assert held is not None
-                assert cache.nbytes - held.context == 0, options
+                assert cache.nbytes - held.context_bytes == 0, options
                 assert cache.cells == context.n_ctx
     return form
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_one_key_head_some_and_as_many_as_queries(tmp_path, kv_heads):
-    assert not check_tiny(tiny_gguf.llama(tmp_path / "m.gguf", kv_heads=kv_heads, layers=3)).latent
+    assert not check_tiny(
+        tiny_gguf.llama(tmp_path / "m.gguf", kv_heads=kv_heads, layers=3)
+    ).is_latent
 
 
 def test_a_tiny_window(tmp_path):
     form = check_tiny(tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=128, layers=7))
-    assert form.windowed == (True, True, True, True, True, False, True)
+    assert form.is_windowed == (True, True, True, True, True, False, True)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +198,9 @@ def test_compressed_keys_and_the_windows_of_other_families(tmp_path, name):
     pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
     (case,) = (case for case in families.cases() if case.name == name)
     folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
-    write.run(plan.plan(checkpoint_source.open_folder(folder), "F32"), out, threads=1)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1)
     form = check_tiny(out)
-    assert form.latent == name.startswith("deepseek")
+    assert form.is_latent == name.startswith("deepseek")
 
 
 def test_a_window_that_no_layer_has_is_refused_where_llama_cpp_would_abort(tmp_path, monkeypatch):
@@ -242,4 +246,4 @@ def test_types_that_a_model_s_heads_do_not_fill_are_refused_before_it_is_loaded(
     ],
 )
 def test_a_header_that_makes_no_sense_predicts_nothing(key, value):
-    assert kv_size.shape({**LLAMA, f"llama.{key}": value}) is None
+    assert kv_size.read_shape({**LLAMA, f"llama.{key}": value}) is None

@@ -14,11 +14,11 @@ from llmcli.chat.conversation.conversation import Session
 from llmcli.chat.display.stream_writer import Stream
 from llmcli.chat.kv_states import keep, take_up
 from llmcli.config import load
-from llmcli.model_loader.quantize_file import quantize_to
+from llmcli.model_loader.quantize_file import quantize_file
 from llmcli.runtime import kv_state_file, model_identity, reproducible
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.ui import UI
 from tests.quant.tiny_gguf import gemma3, llama
 
@@ -32,7 +32,7 @@ EXACT = RunOptions(
     flash_attn="on",
     gemm="ggml",
 )
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 PROMPT = tuple(range(3, 103))
 
 
@@ -40,7 +40,7 @@ PROMPT = tuple(range(3, 103))
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with heads of 64, in Q8_0."""
     folder = tmp_path_factory.mktemp("state")
-    quantize_to(llama(folder / "f32.gguf", layers=2), "Q8_0", folder / "q8_0.gguf", UI())
+    quantize_file(llama(folder / "f32.gguf", layers=2), "Q8_0", folder / "q8_0.gguf", UI())
     return folder / "q8_0.gguf"
 
 
@@ -67,12 +67,12 @@ def said(
     return [(token.id, token.logprob) for token in reply.answer.tokens], reply.answer.cached_tokens
 
 
-def written(runner: Runner, path: Path, tokens: tuple[int, ...]) -> kv_state_file.Kept:
+def written(runner: Runner, path: Path, tokens: tuple[int, ...]) -> kv_state_file.SequenceState:
     """The state of the slot that holds `tokens`, written to `path`."""
-    kept, here = kv_state_file.keep(runner, tokens), kv_state_file.world(runner)
+    kept, here = kv_state_file.copy_state(runner, tokens), kv_state_file.state_identity(runner)
     assert kept
     assert here
-    path.write_bytes(b"".join(kv_state_file.parts(kept, here)))
+    path.write_bytes(b"".join(kv_state_file.encode_state(kept, here)))
     return kept
 
 
@@ -90,8 +90,8 @@ def test_what_is_said_after_coming_back_is_what_is_said_without(
     # Another length of the context, other slots: where the cells lie does not matter.
     for options, slots in ((EXACT, 4), (RunOptions(**{**_fields(EXACT), "ctx_size": 256}), 1)):
         with opened(model, options, slots) as runner, file.open("rb") as source:
-            kv_state_file.resume(runner, kv_state_file.read(source, runner))
-            assert runner.engine.ledger.used == len(kept.tokens)
+            kv_state_file.restore_state(runner, kv_state_file.read_state(source, runner))
+            assert runner.engine.ledger.used_cells == len(kept.tokens)
             again, cached = said(runner, more)
             assert again == fresh
             assert cached == len(kept.tokens)
@@ -105,13 +105,13 @@ def test_a_state_comes_back_beside_others_and_branches_share_it(
         written(runner, tmp_path / "one.kv", PROMPT)
     with opened(model) as runner, (tmp_path / "one.kv").open("rb") as source:
         said(runner, (5, 5, 5))
-        kept = kv_state_file.read(source, runner)
-        kv_state_file.resume(runner, kept)
-        kv_state_file.resume(runner, kept)  # it is there: nothing happens
-        used = runner.engine.ledger.used
+        kept = kv_state_file.read_state(source, runner)
+        kv_state_file.restore_state(runner, kept)
+        kv_state_file.restore_state(runner, kept)  # it is there: nothing happens
+        used = runner.engine.ledger.used_cells
         assert used == len(kept.tokens) + 3 + 11
         assert said(runner, (*PROMPT[:50], 200, 201))[1] == 50
-        assert runner.engine.ledger.used == used + 2 + 11
+        assert runner.engine.ledger.used_cells == used + 2 + 11
 
 
 @pytest.mark.parametrize(
@@ -134,16 +134,16 @@ def test_a_state_of_another_world_is_refused_by_what_differs(
         said(runner, PROMPT)
         written(runner, tmp_path / "one.kv", PROMPT)
     if change.pop("model", None):
-        quantize_to(
+        quantize_file(
             llama(tmp_path / "f32.gguf", layers=2, seed=1), "Q8_0", tmp_path / "q8_0.gguf", UI()
         )
         model = tmp_path / "q8_0.gguf"
     template = {"template": change.pop("template")} if "template" in change else {}
     options = RunOptions(**{**_fields(EXACT), **change})
     with opened(model, options, **template) as runner, (tmp_path / "one.kv").open("rb") as source:
-        with pytest.raises(kv_state_file.Unusable, match=reason):
-            kv_state_file.read(source, runner)
-        assert runner.engine.ledger.used == 0
+        with pytest.raises(kv_state_file.UnusableState, match=reason):
+            kv_state_file.read_state(source, runner)
+        assert runner.engine.ledger.used_cells == 0
 
 
 def test_a_damaged_file_never_reaches_llama_cpp(
@@ -177,9 +177,9 @@ def test_a_damaged_file_never_reaches_llama_cpp(
             file.write_bytes(raw)
             with (
                 file.open("rb") as source,
-                pytest.raises(kv_state_file.Unusable, match="it is ") as refused,
+                pytest.raises(kv_state_file.UnusableState, match="it is ") as refused,
             ):
-                kv_state_file.read(source, runner)
+                kv_state_file.read_state(source, runner)
             assert "\n" not in str(refused.value), number
 
 
@@ -191,10 +191,10 @@ def test_a_state_that_llama_cpp_refuses_leaves_an_empty_slot(model: Path) -> Non
         model, RunOptions(**{**_fields(EXACT), "cache_type_k": "f16", "cache_type_v": "f16"})
     ) as runner:
         said(runner, PROMPT)
-        other = kv_state_file.keep(runner, PROMPT)
+        other = kv_state_file.copy_state(runner, PROMPT)
     with opened(model) as runner:
         fresh, _ = said(runner, PROMPT)
-        right = kv_state_file.keep(runner, PROMPT)
+        right = kv_state_file.copy_state(runner, PROMPT)
     assert other
     assert right
     with opened(model) as runner:
@@ -203,14 +203,14 @@ def test_a_state_that_llama_cpp_refuses_leaves_an_empty_slot(model: Path) -> Non
             (right.tokens[:-1], right.state),
             (right.tokens * 5, right.state),
         )
-        for wrong in (other, *(kv_state_file.Kept(*pair) for pair in pairs)):
+        for wrong in (other, *(kv_state_file.SequenceState(*pair) for pair in pairs)):
             with pytest.raises(
-                kv_state_file.Unusable,
+                kv_state_file.UnusableState,
                 match=r"does not accept it|it has 555 tokens, but the context holds 512",
             ):
-                kv_state_file.resume(runner, wrong)
+                kv_state_file.restore_state(runner, wrong)
             runner.engine.ledger.check()
-            assert runner.engine.ledger.used == 0
+            assert runner.engine.ledger.used_cells == 0
         assert said(runner, PROMPT)[0] == fresh
 
 
@@ -219,24 +219,26 @@ def test_what_a_window_lost_sight_of_is_missing_in_a_state(tmp_path: Path) -> No
     states do not.
     """
     model = tmp_path / "q8_0.gguf"
-    quantize_to(gemma3(tmp_path / "f32.gguf", hidden=128), "Q8_0", model, UI())
-    exact = reproducible.settled(RunOptions(ctx_size=512, threads=1, batch_size=64))
+    quantize_file(gemma3(tmp_path / "f32.gguf", hidden=128), "Q8_0", model, UI())
+    exact = reproducible.with_required_options(RunOptions(ctx_size=512, threads=1, batch_size=64))
     edited = (*PROMPT[:40], 200, 201, 202)
     with opened(model, exact, slots=1) as runner:
         said(runner, PROMPT)
-        kept = kv_state_file.keep(runner, PROMPT)
-        assert kept and not kv_state_file.whole(runner, len(kept.tokens))
+        kept = kv_state_file.copy_state(runner, PROMPT)
+        assert kept and not kv_state_file.has_complete_state(runner, len(kept.tokens))
     with opened(model, exact, slots=1) as runner:
         fresh, _ = said(runner, edited)
         short, _ = said(runner, edited[-3:], 4)
-        small = kv_state_file.keep(runner, edited[-3:])
-        assert small and kv_state_file.whole(runner, len(small.tokens))
+        small = kv_state_file.copy_state(runner, edited[-3:])
+        assert small and kv_state_file.has_complete_state(runner, len(small.tokens))
     with opened(model, exact, slots=1) as runner:
-        with pytest.raises(kv_state_file.Unusable, match="no longer see"):
-            kv_state_file.resume(runner, kept)  # taken, it gave log-probabilities that were 0.2 off
+        with pytest.raises(kv_state_file.UnusableState, match="no longer see"):
+            kv_state_file.restore_state(
+                runner, kept
+            )  # taken, it gave log-probabilities that were 0.2 off
         assert said(runner, edited) == (fresh, 0)
     with opened(model, exact, slots=1) as runner:
-        kv_state_file.resume(runner, small)
+        kv_state_file.restore_state(runner, small)
         assert said(runner, (*edited[-3:], *(token for token, _ in short)), 4)[1] == len(
             small.tokens
         )
@@ -246,28 +248,28 @@ def test_a_file_that_changed_since_it_was_loaded_is_told(model: Path, tmp_path: 
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(model.read_bytes())
     with opened(copy) as runner:
-        before = kv_state_file.world(runner)
+        before = kv_state_file.state_identity(runner)
         with opened(model) as other:
-            assert kv_state_file.world(other) == before  # the place does not count
+            assert kv_state_file.state_identity(other) == before  # the place does not count
         beside = tmp_path / "beside.gguf"
         beside.write_bytes(model.read_bytes())
         beside.replace(copy)
-        assert kv_state_file.world(runner) is None
+        assert kv_state_file.state_identity(runner) is None
         copy.unlink()
-        assert kv_state_file.world(runner) is None
+        assert kv_state_file.state_identity(runner) is None
 
 
 def test_every_tensor_counts(model: Path, tmp_path: Path) -> None:
     from quant.model_file import read_header
 
     copy = tmp_path / "copy.gguf"
-    header = read_header.read(model)
-    whole = model_identity.content(header)
+    header = read_header.read_header(model)
+    whole = model_identity.content_hash(header)
     for tensor in header.tensors[::5]:
         raw = bytearray(model.read_bytes())
         raw[tensor.offset + tensor.nbytes // 2] ^= 1
         copy.write_bytes(raw)
-        assert model_identity.content(read_header.read(copy)) != whole, tensor.name
+        assert model_identity.content_hash(read_header.read_header(copy)) != whole, tensor.name
 
 
 def test_a_talk_that_was_saved_goes_on_without_prefill(stories_gguf: Path, tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ import pytest
 from llmcli.config import child_environ
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size, reproducible
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.speculation import Drafting
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.speculation import DraftSettings
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
@@ -32,8 +32,10 @@ from tests.fixtures.fakes import FakeContext, FakeRow
 from tests.quant import families, tiny_checkpoint
 from tests.quant.families.gemma3 import SMALL
 
-GREEDY = defaults().with_values({"temp": 0})
-CHANCE = defaults().with_values({"temp": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 11})
+GREEDY = default_sampling().with_values({"temp": 0})
+CHANCE = default_sampling().with_values(
+    {"temp": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 11}
+)
 # tokens computed one by one behind each prompt: what the chunks left in the cache shows there
 DEPTHS = 5
 
@@ -41,7 +43,7 @@ DEPTHS = 5
 def made(folder: Path, kind: str) -> Path:
     """A checkpoint quantized."""
     out = folder.with_suffix(f".{kind}.gguf")
-    write.run(plan.plan(checkpoint_source.open_folder(folder), kind), out, threads=1)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), kind), out, threads=1)
     return out
 
 
@@ -80,7 +82,7 @@ def opened(
     path: Path, slots: int = 1, threads: int = 1, n_ubatch: int = 512, n_ctx: int = 512
 ) -> Iterator[Context]:
     options = ContextOptions(n_ctx, 512, n_ubatch, slots, threads, threads, "q8_0", "q8_0", "on")
-    with reproducible.open_alike(read_header.read(path), options) as (_, context):
+    with reproducible.open_reproducible(read_header.read_header(path), options) as (_, context):
         yield context
 
 
@@ -90,7 +92,9 @@ def feed(context: Context, tokens: list[int], chunk: int, slot: int = 0) -> list
     pieces = [(at, tokens[at : at + chunk]) for at in range(0, len(tokens), chunk)]
     for at, part in [*pieces, *((len(tokens) + step, [9]) for step in range(DEPTHS))]:
         wants = [False] * (len(part) - 1) + [True]
-        (row,) = context.decode(Rows(part, range(at, at + len(part)), [slot] * len(part), wants))
+        (row,) = context.decode(
+            BatchRows(part, range(at, at + len(part)), [slot] * len(part), wants)
+        )
         found.append(row.logits.tobytes())
     return found[len(pieces) - 1 :]
 
@@ -134,18 +138,22 @@ def test_a_sequence_in_a_batch_is_the_sequence_alone(weights: Path) -> None:
             for slot in range(count):
                 size = len(prompts[slot])
                 context.decode(
-                    Rows(prompts[slot], range(size), [slot] * size, [False] * (size - 1) + [True])
+                    BatchRows(
+                        prompts[slot], range(size), [slot] * size, [False] * (size - 1) + [True]
+                    )
                 )
             for step in range(DEPTHS):
                 places = [len(prompt) + step for prompt in prompts[:count]]
-                rows = context.decode(Rows([9] * count, places, range(count), [True] * count))
+                rows = context.decode(BatchRows([9] * count, places, range(count), [True] * count))
                 found = [row.logits.tobytes() for row in rows]
                 assert found == [alone[slot][step + 1] for slot in range(count)], (count, step)
 
 
 @contextmanager
 def runner(path: Path, slots: int = 1, n_ctx: int = 512, n_ubatch: int = 512) -> Iterator[Runner]:
-    options = reproducible.settled(RunOptions(ctx_size=n_ctx, threads=1, ubatch_size=n_ubatch))
+    options = reproducible.with_required_options(
+        RunOptions(ctx_size=n_ctx, threads=1, ubatch_size=n_ubatch)
+    )
     with open_runner(path, options, slots=slots) as made:
         yield made
 
@@ -155,7 +163,7 @@ def listen(runner: Runner) -> list[bytes]:
     heard: list[bytes] = []
     decode = runner.context.decode
 
-    def told(rows: Rows) -> list[object]:
+    def told(rows: BatchRows) -> list[object]:
         found = decode(rows)
         heard.extend(row.logits.tobytes() for row in found)
         return found
@@ -179,7 +187,7 @@ def said(answer: Answer) -> list[int]:
     return [token.id for token in answer.tokens]
 
 
-BEAMS = {"strategy": "beam", "search": Search(3)}
+BEAMS = {"strategy": "beam", "search": BeamSettings(3)}
 
 
 @pytest.mark.parametrize(("slots", "before"), [(1, {}), (3, {}), (3, BEAMS)])
@@ -219,8 +227,8 @@ def test_one_beam_is_greedy(weights: Path) -> None:
         (greedy,) = answers(one, words(40))
         plain = heard[:]
         heard.clear()
-        one.engine.ledger.forget_idle()
-        (beam,) = answers(one, words(40), strategy="beam", search=Search(1))
+        one.engine.ledger.evict_idle()
+        (beam,) = answers(one, words(40), strategy="beam", search=BeamSettings(1))
         assert (said(beam), heard) == (said(greedy), plain)
 
 
@@ -231,16 +239,18 @@ def test_a_draft_model_changes_nothing_that_is_drawn(
     monkeypatch.setattr("llmcli.runtime.speculation._pays", lambda curve, most: True)
     with runner(weights) as one:
         (plain,) = answers(one, words(30), sampling=CHANCE, max_tokens=40)
-    options = reproducible.settled(RunOptions(ctx_size=512, threads=1))
-    with open_runner(weights, options, drafting=Drafting("off", weights)) as one:
-        means = one.engine.means
-        assert means.speculation and means.speculation.reproducible
+    options = reproducible.with_required_options(RunOptions(ctx_size=512, threads=1))
+    with open_runner(weights, options, drafting=DraftSettings("off", weights)) as one:
+        means = one.engine.resources
+        assert means.speculation and means.speculation.is_reproducible
         (drafter,) = means.speculation.drafters
         drafted = set()
         for cost in (0.0, 0.001):
             drafter.one = cost
-            cheap = replace(means.speculation, curve=Steady(CHEAP), most=means.speculation.alike)
-            one.engine.means = replace(means, speculation=cheap)
+            cheap = replace(
+                means.speculation, curve=Steady(CHEAP), most=means.speculation.exact_rows
+            )
+            one.engine.resources = replace(means, speculation=cheap)
             for temp in (1.5, 0.2):
                 (found,) = answers(
                     one,
@@ -249,7 +259,7 @@ def test_a_draft_model_changes_nothing_that_is_drawn(
                     max_tokens=40,
                     strategy="speculative",
                 )
-                drafted.add(found.drafted)
+                drafted.add(found.n_drafted)
                 if temp == 1.5:
                     assert (said(found), [t.logprob for t in found.tokens]) == (
                         said(plain),
@@ -329,7 +339,7 @@ def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
             check=True,
             env=child_environ(GGML_CPU_TILED_MM="1"),
         )
-        assert reproducible.COVERS in done.stderr
+        assert reproducible.GUARANTEE in done.stderr
         answer = json.loads(done.stdout)
         assert answer["reproducible"] is True
         found.append([(token["id"], token["logprob"]) for token in answer["tokens"]])
@@ -339,12 +349,14 @@ def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
 def test_floats_are_refused(folder: Path, stories_gguf: Path) -> None:
     half = made(folder, "F16")
     with pytest.raises(UserError, match=r"token_embd\.weight is F16, as are 14 more,") as caught:
-        reproducible.check(read_header.read(half))
+        reproducible.check_model(read_header.read_header(half))
     assert "--q8_0" in caught.value.hint
     with pytest.raises(UserError, match="is F32"):
-        reproducible.check(read_header.read(stories_gguf))
+        reproducible.check_model(read_header.read_header(stories_gguf))
     with pytest.raises(UserError, match="this model's heads have 8") as caught:
-        kv_size.check(read_header.read(stories_gguf).metadata, "q8_0", "q8_0", reproducible=True)
+        kv_size.check_cache(
+            read_header.read_header(stories_gguf).metadata, "q8_0", "q8_0", reproducible=True
+        )
     assert "leave out --reproducible" in caught.value.hint
 
 
@@ -356,7 +368,7 @@ class Moody(FakeContext):
     def clear(self) -> None:
         self.cells = [[] for _ in self.cells]
 
-    def decode(self, rows: Rows) -> list[FakeRow]:
+    def decode(self, rows: BatchRows) -> list[FakeRow]:
         shift = np.float32(len(rows) >= self.many)
         return [FakeRow(row.logits + shift) for row in super().decode(rows)]
 
@@ -366,7 +378,7 @@ def test_the_trial_finds_kernels_that_count_rows(many: int, expected: bool) -> N
     context = Moody()
     context.many = many
     context.n_vocab = 256  # type: ignore[attr-defined]
-    assert reproducible.alike(context) is expected  # type: ignore[arg-type]
+    assert reproducible.is_batch_invariant(context) is expected  # type: ignore[arg-type]
 
 
 def test_a_model_is_refused_where_no_layout_passes_the_trial(

@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 
 from llmcli.runtime import reproducible
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.drafting.ngram import Lookup
-from llmcli.runtime.requests.context_overflow import Sinks
+from llmcli.runtime.drafting.ngram import PromptLookup
+from llmcli.runtime.requests.context_overflow import AttentionSinks
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import Sampling, defaults
-from llmcli.runtime.speculation import Drafting
+from llmcli.runtime.sampling import Sampling, default_sampling
+from llmcli.runtime.speculation import DraftSettings
 from llmcli.runtime.strategies.base import Speculation
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
 from tests.quant import tiny_checkpoint
 
-GREEDY = defaults().with_values({"temp": 0})
-WARM = defaults().with_values({"temp": 1.2, "seed": 11})
-PENALIZED = defaults().with_values(
+GREEDY = default_sampling().with_values({"temp": 0})
+WARM = default_sampling().with_values({"temp": 1.2, "seed": 11})
+PENALIZED = default_sampling().with_values(
     {"temp": 0.9, "seed": 5, "repeat_penalty": 1.2, "dry_multiplier": 0.5}
 )
 PROMPT = "Lily has a dog. Lily has a cat. Lily has a dog. Lily has a cat."
@@ -40,9 +40,11 @@ def runner(
     """A small random llama with heads of 64, whose cache can be quantized."""
     place = tmp_path_factory.mktemp("grown")
     folder, file = tiny_checkpoint.grown(stories, place / "folder", layers=2), place / "model.gguf"
-    write.run(plan.plan(checkpoint_source.open_folder(folder), request.param), file, threads=1)
-    options = reproducible.settled(RunOptions(ctx_size=1024, threads=2))
-    with open_runner(file, options, raw=True, drafting=Drafting()) as opened:
+    write.write_model(
+        plan.plan(checkpoint_source.open_checkpoint(folder), request.param), file, threads=1
+    )
+    options = reproducible.with_required_options(RunOptions(ctx_size=1024, threads=2))
+    with open_runner(file, options, raw=True, drafting=DraftSettings()) as opened:
         yield opened
 
 
@@ -56,9 +58,9 @@ def answer(
     return reply.answer
 
 
-def guessing(runner: Runner, drafter: Lookup | Knowing) -> None:
-    means = runner.engine.means
-    runner.engine.means = replace(means, speculation=Speculation((drafter,), Steady(CHEAP), 16))
+def guessing(runner: Runner, drafter: PromptLookup | Knowing) -> None:
+    means = runner.engine.resources
+    runner.engine.resources = replace(means, speculation=Speculation((drafter,), Steady(CHEAP), 16))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, PENALIZED], ids=["greedy", "warm", "penalized"])
@@ -69,19 +71,19 @@ def test_text_and_probabilities_are_plain_s_to_the_last_bit(
     prompt = (runner.encode_text(PROMPT) * 20)[:length]
     plain = answer(runner, sampling, "plain", prompt)
     ids = [token.id for token in plain.tokens]
-    for drafter in (Lookup(), Knowing(ids, 0.85, chance=0.99, n_vocab=runner.model.n_vocab)):
+    for drafter in (PromptLookup(), Knowing(ids, 0.85, chance=0.99, n_vocab=runner.model.n_vocab)):
         guessing(runner, drafter)
         guessed = answer(runner, sampling, "speculative", prompt)
         assert [(t.id, t.text, t.logprob) for t in guessed.tokens] == [
             (t.id, t.text, t.logprob) for t in plain.tokens
         ]
-    assert guessed.accepted > 20
+    assert guessed.n_accepted > 20
 
 
 def test_by_itself_it_guesses_only_over_a_quantized_cache(runner: Runner):
     options = replace(runner.options, cache_type_k="f16", reproducible=False)
-    with open_runner(runner.header.path, options, raw=True, drafting=Drafting()) as floats:
-        assert floats.strategy() == "plain"
+    with open_runner(runner.header.path, options, raw=True, drafting=DraftSettings()) as floats:
+        assert floats.default_strategy() == "plain"
         assert floats.context.n_outputs == 1
     assert runner.context.n_outputs == 16
 
@@ -92,11 +94,11 @@ def test_the_output_buffer_is_as_large_as_what_was_asked_for(stories_gguf: Path)
         open_context(model, ContextOptions(256, n_outputs=8)) as context,
     ):
         assert context.output_bytes == 4 * model.n_vocab
-        rows = list(context.decode(Rows([5] * 8, range(8), [0] * 8, [True] * 8)))
+        rows = list(context.decode(BatchRows([5] * 8, range(8), [0] * 8, [True] * 8)))
         assert len({row.address for row in rows}) == 8
         assert context.output_bytes == 8 * 4 * model.n_vocab
         with pytest.raises(AssertionError, match="outputs"):
-            context.decode(Rows([5] * 9, range(8, 17), [0] * 9, [True] * 9))
+            context.decode(BatchRows([5] * 9, range(8, 17), [0] * 9, [True] * 9))
 
 
 def test_looking_up_is_switched_while_the_model_stays_loaded(
@@ -109,27 +111,31 @@ def test_looking_up_is_switched_while_the_model_stays_loaded(
     }
     for kind, expected in kinds.items():
         options = replace(runner.options, cache_type_k=kind, cache_type_v=kind)
-        with open_runner(runner.header.path, options, raw=True, drafting=Drafting("on")) as opened:
+        with open_runner(
+            runner.header.path, options, raw=True, drafting=DraftSettings("on")
+        ) as opened:
             for word, strategy in {"off": "plain", **expected}.items():
-                assert opened.guess(word)
-                assert (opened.ngram, opened.strategy()) == (word, strategy)
-    with open_runner(runner.header.path, options, raw=True, drafting=Drafting("off")) as without:
-        assert not without.guess("on")
-        assert without.ngram == "off"
+                assert opened.set_ngram_draft(word)
+                assert (opened.ngram_draft, opened.default_strategy()) == (word, strategy)
+    with open_runner(
+        runner.header.path, options, raw=True, drafting=DraftSettings("off")
+    ) as without:
+        assert not without.set_ngram_draft("on")
+        assert without.ngram_draft == "off"
 
 
 def test_a_text_longer_than_the_context_is_plain_s(runner: Runner):
     """Places move while guesses are made; what is dropped and moved is the same for both."""
     options, texts = replace(runner.options, ctx_size=256), []
-    with open_runner(runner.header.path, options, raw=True, drafting=Drafting("on")) as opened:
+    with open_runner(runner.header.path, options, raw=True, drafting=DraftSettings("on")) as opened:
         prompt = (opened.encode_text(PROMPT) * 20)[:150]
         for strategy in ("plain", "speculative"):
-            means = opened.engine.means
-            opened.engine.means = replace(
-                means, speculation=Speculation((Lookup(),), Steady(CHEAP), 16)
+            means = opened.engine.resources
+            opened.engine.resources = replace(
+                means, speculation=Speculation((PromptLookup(),), Steady(CHEAP), 16)
             )
             wanted = Request(
-                prompt, GREEDY, 300, ignore_eos=True, strategy=strategy, overflow=Sinks(4)
+                prompt, GREEDY, 300, ignore_eos=True, strategy=strategy, overflow=AttentionSinks(4)
             )
             reply = opened.reply(wanted)
             for _ in reply:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.binding.positions import Positions, spans
+from llmcli.runtime.binding.positions import Positions, batch_spans
 from tests.quant import tiny_gguf
 
 ROOT = Path(__file__).parents[2]
@@ -61,9 +61,9 @@ def test_random_operations_are_refused_or_do_what_the_reference_says(stories_ggu
 )
 def test_rows_that_do_not_follow_on_are_refused(positions, sequences):
     reached = Positions(2)
-    reached.put(1, 5)
+    reached.set_length(1, 5)
     with pytest.raises(AssertionError):
-        reached.check(spans(positions, sequences))
+        reached.check(batch_spans(positions, sequences))
 
 
 def test_a_window_that_has_moved_on_cannot_be_cut_back(tmp_path):
@@ -73,16 +73,18 @@ def test_a_window_that_has_moved_on_cannot_be_cut_back(tmp_path):
     with open_model(path) as model, open_context(model, options) as context:
         assert model.n_swa == 16
         for start in range(0, 768, 128):
-            context.decode(Rows([5] * 128, range(start, start + 128), [0] * 128, [False] * 128))
-        first = context.first(0)
+            context.decode(
+                BatchRows([5] * 128, range(start, start + 128), [0] * 128, [False] * 128)
+            )
+        first = context.first_position(0)
         assert first > 0
         assert not context.trim(0, first + 1)
-        assert (context.first(0), context.last(0)) == (first, 767)
+        assert (context.first_position(0), context.last_position(0)) == (first, 767)
         assert context.trim(0, 760)
-        assert len(context.decode(Rows([5], [760], [0], [True]))) == 1
+        assert len(context.decode(BatchRows([5], [760], [0], [True]))) == 1
         assert context.trim(0, 0)
-        assert (context.first(0), context.last(0)) == (-1, -1)
-        assert len(context.decode(Rows([5], [0], [0], [True]))) == 1
+        assert (context.first_position(0), context.last_position(0)) == (-1, -1)
+        assert len(context.decode(BatchRows([5], [0], [0], [True]))) == 1
 
 
 @pytest.mark.parametrize(("slots", "rows"), [(1, 128), (3, 16)])
@@ -95,9 +97,9 @@ def test_several_sequences_of_a_window_are_computed_a_micro_batch_at_a_time(tmp_
         assert context.n_batch == rows
         with pytest.raises(AssertionError):
             context.decode(
-                Rows([5] * (rows + 1), range(rows + 1), [0] * (rows + 1), [False] * (rows + 1))
+                BatchRows([5] * (rows + 1), range(rows + 1), [0] * (rows + 1), [False] * (rows + 1))
             )
-        context.decode(Rows([5] * rows, range(rows), [0] * rows, [False] * rows))
+        context.decode(BatchRows([5] * rows, range(rows), [0] * rows, [False] * rows))
 
 
 def test_a_copy_goes_onto_a_sequence_that_ends_where_it_begins(stories_gguf):
@@ -105,7 +107,7 @@ def test_a_copy_goes_onto_a_sequence_that_ends_where_it_begins(stories_gguf):
         open_model(stories_gguf) as model,
         open_context(model, ContextOptions(256, 32, 32, 3)) as context,
     ):
-        context.decode(Rows([5, 6, 7, 8], range(4), [0] * 4, [False] * 4))
+        context.decode(BatchRows([5, 6, 7, 8], range(4), [0] * 4, [False] * 4))
         context.copy(0, 1, 0, 3)
         for wrong in (
             (0, 1, 0, 4),
@@ -119,4 +121,4 @@ def test_a_copy_goes_onto_a_sequence_that_ends_where_it_begins(stories_gguf):
             with pytest.raises(AssertionError):
                 context.copy(*wrong)
         context.copy(0, 1, 3, 4)
-        assert [context.last(sequence) for sequence in range(3)] == [3, 3, -1]
+        assert [context.last_position(sequence) for sequence in range(3)] == [3, 3, -1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quant.evaluation.divergence import Scores
+from quant.evaluation.divergence import PositionScores
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "quality"))
 import compare as compare_quants
@@ -21,10 +21,10 @@ def row(method: str, seed: int = 0, nbytes: int = 1000) -> Row:
     return Row(key, nbytes, nbytes + 50, 2.0, 1.5, 1 << 20, 3.0, 2 << 20, "", "v1")
 
 
-def scores(kld: list[float]) -> dict[str, tuple[Scores, int]]:
+def scores(kld: list[float]) -> dict[str, tuple[PositionScores, int]]:
     """Chunks of two positions."""
     nll, some = np.full(len(kld), 2.0), np.array(kld)
-    return {"wiki": (Scores(nll, nll, some, np.ones(len(kld)), np.zeros(len(kld))), 2)}
+    return {"wiki": (PositionScores(nll, nll, some, np.ones(len(kld)), np.zeros(len(kld))), 2)}
 
 
 def test_ratio_of_halved_chunks_is_a_half_without_doubt():

@@ -34,8 +34,8 @@ def idle(served: Served) -> None:
     """Wait until nothing is asked of the engine, and look at its books."""
 
     async def wait() -> None:
-        while served.bridge.open or await served.bridge.call(
-            lambda: served.bridge.runner.engine.busy
+        while served.bridge.n_open or await served.bridge.run_on_engine_thread(
+            lambda: served.bridge.runner.engine.is_busy
         ):
             await asyncio.sleep(0)
 
@@ -158,8 +158,8 @@ def test_a_server_whose_engine_died_leaves_and_tells_of_what() -> None:
 
     def ask() -> None:
         with serving(fake_runner(context=FakeContext(before=fail), template=CHAT)) as served:
-            end, ended = served.bridge.died, threading.Event()
-            served.bridge.died = lambda: (end(), ended.set())
+            end, ended = served.bridge.on_engine_death, threading.Event()
+            served.bridge.on_engine_death = lambda: (end(), ended.set())
             connection = http.client.HTTPConnection("127.0.0.1", served.settings.port, timeout=30)
             connection.request(
                 "POST", "/v1/chat/completions", json.dumps({**LONG, "stream": False}).encode()

@@ -4,21 +4,21 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from llmcli.api.errors import Problem
-from llmcli.api.fields import Fields, kind
+from llmcli.api.errors import ApiError
+from llmcli.api.fields import Fields, json_type
 from llmcli.api.forms.base import Document
-from llmcli.api.forms.messages import MOST
-from llmcli.api.forms.tool_call_stream import Heard, partly
+from llmcli.api.forms.messages import MAX_MESSAGES
+from llmcli.api.forms.tool_call_stream import OutputPiece, parse_partial_arguments
 
-EMPTY: dict[str, Document] = {
+EMPTY_BLOCKS: dict[str, Document] = {
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
     "content": {"type": "text", "text": ""},
 }
-FIELD = {"thinking": "thinking", "content": "text"}
-CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+TEXT_FIELDS = {"thinking": "thinking", "content": "text"}
+TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def conversation(fields: Fields) -> list[Document] | None:
+def translate_messages(fields: Fields) -> list[Document] | None:
     """Return `system` and `messages` as OpenAI's messages, or None if there are none. Raises
     ApiError for an unknown block.
     """
@@ -28,7 +28,7 @@ def conversation(fields: Fields) -> list[Document] | None:
     if system is not None and not isinstance(system, str):
         system = "\n\n".join(_read_text(block) for block in fields.tables("system"))
     messages: list[Document] = [{"role": "system", "content": system}] if system else []
-    for message in fields.tables("messages", MOST):
+    for message in fields.tables("messages", MAX_MESSAGES):
         messages += _read_message(message)
     return messages
 
@@ -41,9 +41,9 @@ def _read_message(fields: Fields) -> list[Document]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, list):
-        raise Problem(
-            f"{fields.at('content')} must be text or a list of blocks, not {kind(value)}",
-            param=fields.at("content"),
+        raise ApiError(
+            f"{fields.path_of('content')} must be text or a list of blocks, not {json_type(value)}",
+            param=fields.path_of("content"),
         )
     texts, calls, thoughts, results = [], [], [], []
     for block in fields.tables("content"):
@@ -54,13 +54,15 @@ def _read_message(fields: Fields) -> list[Document]:
                 pass
             case "tool_use":
                 arguments = json.dumps(block.values.get("input") or {})
-                function = {"name": block.needed("name"), "arguments": arguments}
-                calls.append({"id": block.needed("id"), "type": "function", "function": function})
+                function = {"name": block.required_text("name"), "arguments": arguments}
+                calls.append(
+                    {"id": block.required_text("id"), "type": "function", "function": function}
+                )
             case "tool_result":
                 results.append(
                     {
                         "role": "tool",
-                        "tool_call_id": block.needed("tool_use_id"),
+                        "tool_call_id": block.required_text("tool_use_id"),
                         "content": _read_result(block),
                     }
                 )
@@ -75,11 +77,11 @@ def _read_message(fields: Fields) -> list[Document]:
 def _read_text(block: Fields) -> str:
     kind_of_block = block.text("type", "text")
     if kind_of_block != "text":
-        raise Problem(
+        raise ApiError(
             f"{block.path}: this server reads only text, not {str(kind_of_block)[:40]}",
             param=block.path,
         )
-    return block.needed("text")
+    return block.required_text("text")
 
 
 def _read_result(block: Fields) -> str:
@@ -89,7 +91,7 @@ def _read_result(block: Fields) -> str:
     return "".join(_read_text(entry) for entry in block.tables("content"))
 
 
-def tools(fields: Fields) -> dict[str, Any]:
+def translate_tools(fields: Fields) -> dict[str, Any]:
     """Return `tools` and `tool_choice` as OpenAI's fields. Raises ApiError for a tool that is not a
     function of the client.
     """
@@ -97,13 +99,13 @@ def tools(fields: Fields) -> dict[str, Any]:
     if fields.has("tools"):
         document["tools"] = [_read_tool(tool) for tool in fields.tables("tools")]
     if choice := fields.table("tool_choice"):
-        kind_of_choice = choice.choice("type", (*CHOICES, "tool"), "auto")
+        kind_of_choice = choice.choice("type", (*TOOL_CHOICES, "tool"), "auto")
         function = (
-            {"type": "function", "function": {"name": choice.needed("name")}}
+            {"type": "function", "function": {"name": choice.required_text("name")}}
             if kind_of_choice == "tool"
             else None
         )
-        document["tool_choice"] = function or CHOICES[kind_of_choice]
+        document["tool_choice"] = function or TOOL_CHOICES[kind_of_choice]
         document["parallel_tool_calls"] = not choice.flag("disable_parallel_tool_use")
     return document
 
@@ -111,72 +113,72 @@ def tools(fields: Fields) -> dict[str, Any]:
 def _read_tool(fields: Fields) -> Document:
     kind_of_tool = fields.text("type", "custom")
     if kind_of_tool not in ("custom", "function"):
-        raise Problem(
+        raise ApiError(
             f"{fields.path}: tools of type {str(kind_of_tool)[:40]} are not supported;"
             " use functions",
             param=fields.path,
         )
     schema = fields.values.get("input_schema")
     function = {
-        "name": fields.needed("name"),
+        "name": fields.required_text("name"),
         "description": fields.text("description", ""),
         "parameters": schema,
     }
     return {"type": "function", "function": {**function, "strict": fields.flag("strict")}}
 
 
-class Blocks:
+class AnswerBlocks:
     """The blocks of one answer. add() and close() yield the events of each change."""
 
     def __init__(self) -> None:
-        self.done: list[Document] = []
+        self.blocks: list[Document] = []
         self._open = ""  # the kind of the last block, while it grows
 
     @property
-    def called(self) -> bool:
+    def has_call(self) -> bool:
         """Whether one of the blocks is a tool call."""
-        return any(block["type"] == "tool_use" for block in self.done)
+        return any(block["type"] == "tool_use" for block in self.blocks)
 
-    def hear(self, heard: Heard) -> Iterator[Document]:
+    def add(self, piece: OutputPiece) -> Iterator[Document]:
         """Add a piece of the answer."""
-        if heard.kind == "call_start" and heard.call:
+        if piece.kind == "call_start" and piece.call:
             yield from self.close()
             block: Document = {
                 "type": "tool_use",
-                "id": heard.call.id,
-                "name": heard.call.name,
+                "id": piece.call.id,
+                "name": piece.call.name,
                 "input": {},
             }
             yield self._begin("call", block, block)
             return
-        if heard.kind == "arguments":
-            yield self._delta({"type": "input_json_delta", "partial_json": heard.text})
+        if piece.kind == "arguments":
+            yield self._delta({"type": "input_json_delta", "partial_json": piece.text})
             return
-        if heard.kind == "call_end" and heard.call:
-            self.done[-1]["input"] = partly(heard.call.arguments)
+        if piece.kind == "call_end" and piece.call:
+            self.blocks[-1]["input"] = parse_partial_arguments(piece.call.arguments)
             yield from self.close()
             return
-        if heard.kind != self._open:
+        if piece.kind != self._open:
             yield from self.close()
-            yield self._begin(heard.kind, dict(EMPTY[heard.kind]), EMPTY[heard.kind])
-        name = FIELD[heard.kind]
-        self.done[-1][name] += heard.text
-        yield self._delta({"type": f"{name}_delta", name: heard.text})
+            yield self._begin(piece.kind, dict(EMPTY_BLOCKS[piece.kind]), EMPTY_BLOCKS[piece.kind])
+        name = TEXT_FIELDS[piece.kind]
+        self.blocks[-1][name] += piece.text
+        yield self._delta({"type": f"{name}_delta", name: piece.text})
 
     def close(self) -> Iterator[Document]:
         """End the open block."""
         if self._open:
             self._open = ""
-            yield {"type": "content_block_stop", "index": len(self.done) - 1}
+            yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
     def _begin(self, sort: str, block: Document, shown: Document) -> Document:
-        self.done.append(block)
+        self.blocks.append(block)
         self._open = sort
         return {
             "type": "content_block_start",
-            "index": len(self.done) - 1,
+            "index": len(self.blocks) - 1,
             "content_block": dict(shown),
         }
 
     def _delta(self, delta: Document) -> Document:
-        return {"type": "content_block_delta", "index": len(self.done) - 1, "delta": delta}
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}

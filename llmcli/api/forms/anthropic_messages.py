@@ -8,19 +8,19 @@ answer, as in Anthropic's API.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
 from llmcli.api.forms import anthropic_blocks
-from llmcli.api.forms.anthropic_blocks import Blocks
-from llmcli.api.forms.base import Document, named, stopped_by
-from llmcli.api.forms.conversation import Conversation
-from llmcli.api.server_settings import Settings
+from llmcli.api.forms.anthropic_blocks import AnswerBlocks
+from llmcli.api.forms.base import Document, encode_named_events, find_stop_sequence
+from llmcli.api.forms.conversation import ConversationForm
+from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.types import Event
 
 # Fields of Anthropic's API that OpenAI's has under other names.
-OTHERS = {
+RENAMED_FIELDS = {
     "system",
     "stop_sequences",
     "thinking",
@@ -30,87 +30,87 @@ OTHERS = {
     "tool_choice",
     "stream_options",
 }
-EFFORTS = {"enabled": "medium", "adaptive": "medium", "disabled": "none"}
+THINKING_EFFORTS = {"enabled": "medium", "adaptive": "medium", "disabled": "none"}
 
 
-class Messages(Conversation):
+class MessagesForm(ConversationForm):
     """Anthropic's messages."""
 
     path: ClassVar[str] = "/v1/messages"
-    prefix: ClassVar[str] = "msg_"
-    last: ClassVar[bytes] = b""
+    id_prefix: ClassVar[str] = "msg_"
+    end_marker: ClassVar[bytes] = b""
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
-    refused: ClassVar[dict[str, str]] = {
+    refused_fields: ClassVar[dict[str, str]] = {
         "mcp_servers": "this server connects to no other servers",
         "container": "this server runs no code",
         "context_management": "a conversation is never shortened",
         "n": "an answer is one message",
     }
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
         super().__init__(_openai_document(Fields(body)), runner, settings)
-        self._blocks = Blocks()
+        self._blocks = AnswerBlocks()
 
-    def whole(self, answers: Sequence[Answer]) -> Document:
+    def document(self, answers: Sequence[Answer]) -> Document:
         """Return the message with its blocks."""
-        blocks_, listener = Blocks(), self.prompt.listener()
+        blocks_, listener = AnswerBlocks(), self.prompt.new_splitter()
         for piece in [*listener.feed(answers[0].text), *listener.finish()]:
-            list(blocks_.hear(piece))
+            list(blocks_.add(piece))
         return self._message(blocks_, answers[0])
 
-    def begin(self) -> Iterable[Document]:
+    def stream_start(self) -> Iterable[Document]:
         """Return the empty message."""
-        self.begun = True
-        return [{"type": "message_start", "message": self._message(Blocks(), None)}]
+        self.has_started = True
+        return [{"type": "message_start", "message": self._message(AnswerBlocks(), None)}]
 
-    def show(self, event: Event) -> Iterable[Document]:
+    def stream_event(self, event: Event) -> Iterable[Document]:
         """Return the events for what an engine event adds to the blocks."""
         return [
             change
             for heard in self._splitters[0].feed(event.text)
-            for change in self._blocks.hear(heard)
+            for change in self._blocks.add(heard)
         ]
 
-    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+    def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Yield the remaining events, the stop reason and the token counts."""
         for heard in self._splitters[0].finish():
-            yield from self._blocks.hear(heard)
+            yield from self._blocks.add(heard)
         yield from self._blocks.close()
         reason, stop = self._reason(self._blocks, answers[0])
         delta = {"stop_reason": reason, "stop_sequence": stop}
         yield {"type": "message_delta", "delta": delta, "usage": self._counts(answers[0])}
         yield {"type": "message_stop"}
 
-    def written(self, chunks: Iterable[Document]) -> bytes:
+    def encode_chunks(self, chunks: Iterable[Document]) -> bytes:
         """Encode events with their names."""
-        return named(chunks)
+        return encode_named_events(chunks)
 
     @classmethod
-    def failed(cls, error: Problem) -> bytes:
+    def encode_error(cls, error: ApiError) -> bytes:
         """Return an error event."""
-        return b"event: error\n" + super().failed(error)
+        return b"event: error\n" + super().encode_error(error)
 
-    def _message(self, blocks_: Blocks, answer: Answer | None) -> Document:
+    def _message(self, blocks_: AnswerBlocks, answer: Answer | None) -> Document:
         reason, stop = (None, None) if answer is None else self._reason(blocks_, answer)
         return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": list(blocks_.done),
+            "content": list(blocks_.blocks),
             "stop_reason": reason,
             "stop_sequence": stop,
             "usage": self._counts(answer),
         }
 
-    def _reason(self, blocks_: Blocks, answer: Answer) -> tuple[str, str | None]:
+    def _reason(self, blocks_: AnswerBlocks, answer: Answer) -> tuple[str, str | None]:
         if answer.finish == "context_full":
             return "model_context_window_exceeded", None
         if answer.finish != "stop":
             return "max_tokens", None
-        if blocks_.called:
+        if blocks_.has_call:
             return "tool_use", None
-        stop = stopped_by(self.runner, self.requests[0], answer)
+        stop = find_stop_sequence(self.runner, self.requests[0], answer)
         return ("end_turn", None) if stop is None else ("stop_sequence", stop)
 
     def _counts(self, answer: Answer | None) -> Document:
@@ -126,15 +126,17 @@ class Messages(Conversation):
 
 def _openai_document(fields: Fields) -> Document:
     """Return the equivalent document for /v1/chat/completions."""
-    document = {name: value for name, value in fields.values.items() if name not in OTHERS}
+    document = {name: value for name, value in fields.values.items() if name not in RENAMED_FIELDS}
     document |= {
-        "messages": anthropic_blocks.conversation(fields),
+        "messages": anthropic_blocks.translate_messages(fields),
         "stop": fields.values.get("stop_sequences"),
     }
-    document |= anthropic_blocks.tools(fields)
+    document |= anthropic_blocks.translate_tools(fields)
     thinking, config = fields.table("thinking"), fields.table("output_config") or Fields({})
     if thinking:
-        document["reasoning_effort"] = EFFORTS[thinking.choice("type", tuple(EFFORTS), "enabled")]
+        document["reasoning_effort"] = THINKING_EFFORTS[
+            thinking.choice("type", tuple(THINKING_EFFORTS), "enabled")
+        ]
     if config.has("effort") and document.get("reasoning_effort") != "none":
         document["reasoning_effort"] = config.values["effort"]
     format_ = config.values.get("format") or fields.values.get("output_format")
@@ -147,4 +149,4 @@ def _openai_document(fields: Fields) -> Document:
     return document
 
 
-FORMS = (Messages,)
+FORMS = (MessagesForm,)

@@ -13,22 +13,22 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, ClassVar
 
-from llmcli.api.errors import Problem, document, unknown_model
+from llmcli.api.errors import ApiError, error_document, unknown_model
 from llmcli.api.fields import Fields
-from llmcli.api.forms.unsupported_fields import UNKNOWN
-from llmcli.api.server_settings import Settings
-from llmcli.api.stream_resume import Known
+from llmcli.api.forms.unsupported_fields import UNSUPPORTED_FIELDS
+from llmcli.api.server_settings import ServerSettings
+from llmcli.api.stream_resume import StreamPosition
 from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.requests.request import Answer, Hypothesis, Request
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import RANDOM, SEEDS
+from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED
 from llmcli.types import Event
 
 Document = dict[str, Any]
-HOLE = "\x00text\x00"  # stands for the text while a chunk's JSON is prepared
+TEXT_PLACEHOLDER = "\x00text\x00"  # stands for the text while a chunk's JSON is prepared
 
 
-class Form(ABC):
+class ApiForm(ABC):
     """One request of one API, and the writer of its answers.
 
     The constructor reads the request's JSON (raises ApiError) and sets `requests`, the number of
@@ -38,33 +38,35 @@ class Form(ABC):
     """
 
     path: ClassVar[str]
-    prefix: ClassVar[str]  # of ids
+    id_prefix: ClassVar[str]  # of ids
     media_type: ClassVar[str] = "text/event-stream"
-    last: ClassVar[bytes] = b"data: [DONE]\n\n"  # ends a stream
+    end_marker: ClassVar[bytes] = b"data: [DONE]\n\n"  # ends a stream
     ping: ClassVar[bytes] = b": still here\n\n"  # sent after some silence
     # Unsupported fields that would change the answer -> what to do instead.
-    refused: ClassVar[dict[str, str]] = {}
-    searches: ClassVar[bool] = False  # whether its answers have room for all beams of a search
+    refused_fields: ClassVar[dict[str, str]] = {}
+    supports_beams: ClassVar[bool] = (
+        False  # whether its answers have room for all beams of a search
+    )
     requests: tuple[Request, ...]
-    samples: int = 1
+    samples_per_request: int = 1
     constraint: Constraint | None = None
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
         self.fields, self.runner, self.settings = Fields(body), runner, settings
-        self.id, self.created = f"{self.prefix}{uuid.uuid4().hex}", int(time.time())
-        self.begun = False
+        self.id, self.created = f"{self.id_prefix}{uuid.uuid4().hex}", int(time.time())
+        self.has_started = False
         self._frames: dict[int, tuple[bytes, bytes]] = {}
-        self.model = self.fields.text("model") or settings.name
+        self.model = self.fields.text("model") or settings.model_name
         if self.model not in settings.names:
             raise unknown_model(self.model, settings.names)
-        for name, instead in {**UNKNOWN, **self.refused}.items():
+        for name, instead in {**UNSUPPORTED_FIELDS, **self.refused_fields}.items():
             if self.fields.values.get(name) not in (None, [], {}, "", False, -1):
-                raise Problem(f"{name} is not supported: {instead}", param=name)
-        if not runner.generates:
-            raise Problem("this is an embedding model and generates no text: use /v1/embeddings")
-        self.stream = self.fields.flag("stream")
+                raise ApiError(f"{name} is not supported: {instead}", param=name)
+        if not runner.can_generate:
+            raise ApiError("this is an embedding model and generates no text: use /v1/embeddings")
+        self.is_stream = self.fields.flag("stream")
 
-    def ready(self) -> None:
+    def compile_constraint(self) -> None:
         """Compile the constraint into a grammar for every request; this may take a second. Raises
         UserError for a constraint that cannot be compiled, ApiError for requests that cannot be
         answered.
@@ -76,47 +78,49 @@ class Form(ABC):
             replace(
                 request,
                 grammar=grammar,
-                strategy="beam" if self.searched else self.runner.strategy(grammar),
+                strategy="beam" if self.is_beam_search else self.runner.default_strategy(grammar),
             )
             for request in self.requests
         )
-        self.check()
+        self.check_requests()
 
-    def check(self) -> None:
+    def check_requests(self) -> None:
         """Raise ApiError or UserError for requests that this form, the model or its context cannot
         answer.
         """
-        if self.searched and not self.searches:
-            raise Problem(
+        if self.is_beam_search and not self.supports_beams:
+            raise ApiError(
                 "beams are supported only by /v1/chat/completions and /v1/completions",
                 param="beams",
             )
         for request in self.requests:
-            self.runner.check(request, self.each)
+            self.runner.check_request(request, self.n_samples)
 
     @property
-    def searched(self) -> bool:
+    def is_beam_search(self) -> bool:
         """Whether the request is a beam search, whose answers are known only at its end."""
         return bool(self.requests) and self.requests[0].strategy == "beam"
 
     @property
-    def each(self) -> int:
+    def n_samples(self) -> int:
         """Number of samples that the engine draws for each request; 1 for a beam search."""
-        return 1 if self.searched else self.samples
+        return 1 if self.is_beam_search else self.samples_per_request
 
-    def resume(self, position: Known) -> None:
+    def resume(self, position: StreamPosition) -> None:
         """Continue the stream at a position: keep its id, time and seed, and replay the tokens that
         were already sent.
         """
         self.id, self.created, n_samples = (
-            f"{self.prefix}{position.name}",
+            f"{self.id_prefix}{position.name}",
             position.created,
-            self.each,
+            self.n_samples,
         )
         self.requests = tuple(
             replace(
                 request,
-                known=tuple(position.begun(first + offset) for offset in range(n_samples))
+                replays=tuple(
+                    position.replayed_answer(first + offset) for offset in range(n_samples)
+                )
                 if position.tokens
                 else (),
                 sampling=request.sampling.with_values({"seed": _seed(request, position, first)}),
@@ -125,70 +129,72 @@ class Form(ABC):
         )
 
     @abstractmethod
-    def whole(self, answers: Sequence[Answer]) -> Any:
+    def document(self, answers: Sequence[Answer]) -> Any:
         """Return the complete answer: one document, or a list of documents."""
 
     @abstractmethod
-    def begin(self) -> Iterable[Document]:
+    def stream_start(self) -> Iterable[Document]:
         """Return the first chunks of a stream, and set `has_started`."""
 
     @abstractmethod
-    def show(self, event: Event) -> Iterable[Document]:
+    def stream_event(self, event: Event) -> Iterable[Document]:
         """Return the chunks for an event; `event.sequence` is the number of the answer."""
 
     @abstractmethod
-    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+    def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Return the last chunks of a stream."""
 
-    def streamed(self, event: Event) -> bytes:
+    def encode_event(self, event: Event) -> bytes:
         """Return the chunks for an event as Server-Sent Events."""
-        return self.written(self.show(event))
+        return self.encode_chunks(self.stream_event(event))
 
-    def framed(self, index: int, text: str, chunk: Callable[[str], Document]) -> bytes:
+    def encode_text_event(self, index: int, text: str, chunk: Callable[[str], Document]) -> bytes:
         """Return the Server-Sent Event of a chunk that holds only text. The JSON around the text is
         encoded once for each answer, which makes a chunk three times as fast.
         """
         if index not in self._frames:
-            before, after = encoded(chunk(HOLE)).split(encoded(HOLE))
+            before, after = encode_json(chunk(TEXT_PLACEHOLDER)).split(
+                encode_json(TEXT_PLACEHOLDER)
+            )
             self._frames[index] = b"data: " + before, after + b"\n\n"
         before, after = self._frames[index]
-        return before + encoded(text) + after
+        return before + encode_json(text) + after
 
-    def written(self, chunks: Iterable[Document]) -> bytes:
+    def encode_chunks(self, chunks: Iterable[Document]) -> bytes:
         """Encode chunks as Server-Sent Events."""
-        return b"".join(b"data: " + encoded(chunk) + b"\n\n" for chunk in chunks)
+        return b"".join(b"data: " + encode_json(chunk) + b"\n\n" for chunk in chunks)
 
     @classmethod
-    def failed(cls, error: Problem) -> bytes:
+    def encode_error(cls, error: ApiError) -> bytes:
         """Return the event that ends a failed stream."""
-        return b"data: " + encoded(document(error, cls.path)) + b"\n\n"
+        return b"data: " + encode_json(error_document(error, cls.path)) + b"\n\n"
 
 
-def _seed(request: Request, position: Known, number: int) -> int:
+def _seed(request: Request, position: StreamPosition, number: int) -> int:
     """Return the request's own seed, or one for its first answer, which has this number.
 
     Each request without a seed gets another one, because two may have the same prompt.
     """
     seed: int = request.sampling["seed"]
-    return (position.seed + number) % SEEDS if seed == RANDOM else seed
+    return (position.seed + number) % N_SEEDS if seed == RANDOM_SEED else seed
 
 
-def named(chunks: Iterable[Document]) -> bytes:
+def encode_named_events(chunks: Iterable[Document]) -> bytes:
     """Encode chunks as Server-Sent Events that carry their `type` as the event's name."""
     return b"".join(
-        b"event: " + chunk["type"].encode() + b"\ndata: " + encoded(chunk) + b"\n\n"
+        b"event: " + chunk["type"].encode() + b"\ndata: " + encode_json(chunk) + b"\n\n"
         for chunk in chunks
     )
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode a value as JSON. A lone surrogate, which only a client's own text can contain, becomes
     a question mark.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def usage(answers: Sequence[Answer], samples: int = 1) -> Document:
+def token_usage(answers: Sequence[Answer], samples: int = 1) -> Document:
     """Return OpenAI's token counts. A prompt counts once, even if `samples` answers were drawn for
     it.
     """
@@ -204,7 +210,7 @@ def usage(answers: Sequence[Answer], samples: int = 1) -> Document:
     }
 
 
-def timings(answer: Answer) -> Document:
+def answer_timings(answer: Answer) -> Document:
     """Return llama-server's timing fields of an answer, and the time to the first token."""
     computed, generated = answer.prompt_tokens - answer.cached_tokens, len(answer.tokens)
     return {
@@ -220,20 +226,20 @@ def timings(answer: Answer) -> Document:
         "ttft_ms": answer.ttft_ms,
         **(
             {}
-            if answer.drafted is None
-            else {"draft_n": answer.drafted, "draft_n_accepted": answer.accepted}
+            if answer.n_drafted is None
+            else {"draft_n": answer.n_drafted, "draft_n_accepted": answer.n_accepted}
         ),
     }
 
 
-def best(answer: Answer, count: int) -> Sequence[Hypothesis]:
+def best_beams(answer: Answer, count: int) -> Sequence[Hypothesis]:
     """Return at most `count` beams of a search, best first. A grammar may leave fewer; if no token
     was drawn, the only beam is the answer's own text.
     """
     return answer.beams[:count] or (Hypothesis(answer.text, 0.0, ()),)
 
 
-def stopped_by(runner: Runner, request: Request, answer: Answer) -> str | None:
+def find_stop_sequence(runner: Runner, request: Request, answer: Answer) -> str | None:
     """Return the stop sequence that ended an answer, or None. The drawn tokens contain it, the
     answer's text does not.
     """
@@ -245,6 +251,6 @@ def stopped_by(runner: Runner, request: Request, answer: Answer) -> str | None:
     return next((stop for stop in request.stops if stop in drawn and stop not in answer.text), None)
 
 
-def reason(answer: Answer) -> str:
+def finish_reason(answer: Answer) -> str:
     """Return OpenAI's finish reason: stop or length."""
     return "stop" if answer.finish == "stop" else "length"

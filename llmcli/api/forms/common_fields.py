@@ -5,24 +5,28 @@ limits, stop sequences, beams.
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
-from llmcli.api.server_settings import Settings
+from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
-from llmcli.runtime.requests.beam_settings import NO_SEARCH, Search
+from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import SEEDS, Sampling
-from llmcli.runtime.sampling import settings as known
+from llmcli.runtime.sampling import N_SEEDS, Sampling
+from llmcli.runtime.sampling import sampling_settings as known
 
-MOST_STOPS, MOST_SAMPLES, MOST_TOKENS = 16, 128, 2**31 - 1
-MOST_PRIORITY = 100
+MAX_STOPS, MAX_SAMPLES, MAX_TOKENS = 16, 128, 2**31 - 1
+MAX_PRIORITY = 100
 # Names that vLLM and others give to our settings.
-OTHERS = {"repetition_penalty": "repeat_penalty"}
-BEAMS = {"beams": "beams", "length_penalty": "length_penalty", "early_stopping": "early_stopping"}
-LIMITS = "max_completion_tokens", "max_tokens"
+SETTING_ALIASES = {"repetition_penalty": "repeat_penalty"}
+BEAM_FIELDS = {
+    "beams": "beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+}
+LIMIT_FIELDS = "max_completion_tokens", "max_tokens"
 
 
-def sampling(fields: Fields, defaults: Sampling) -> Sampling:
+def read_sampling(fields: Fields, defaults: Sampling) -> Sampling:
     """Return the server's sampling settings with those of the request applied."""
     names = {
         name: setting.name
@@ -30,30 +34,31 @@ def sampling(fields: Fields, defaults: Sampling) -> Sampling:
         for name in (setting.name, *setting.aliases)
     }
     chosen: dict[str, object] = {}
-    for name, name_of_setting in {**OTHERS, **names}.items():
+    for name, name_of_setting in {**SETTING_ALIASES, **names}.items():
         if not fields.has(name):
             continue
         value = fields.values[name]
         if name_of_setting == "seed" and type(value) is int:
-            value = value if value == -1 else value % SEEDS  # OpenAI allows any whole number
+            value = value if value == -1 else value % N_SEEDS  # OpenAI allows any whole number
         try:
             chosen[name_of_setting] = known()[name_of_setting].parse(value)
         except UserError as error:
             hint = "" if "--" in error.hint else f"; {error.hint}"
-            raise Problem(
-                f"{error}{hint}".replace(name_of_setting, name), param=fields.at(name)
+            raise ApiError(
+                f"{error}{hint}".replace(name_of_setting, name), param=fields.path_of(name)
             ) from None
     return defaults.with_values(chosen)
 
 
-def asked_limit(fields: Fields, names: tuple[str, ...] = LIMITS) -> int | None:
+def read_limit(fields: Fields, names: tuple[str, ...] = LIMIT_FIELDS) -> int | None:
     """Return the largest number of tokens that the request asks for, or None."""
     return next(
-        (value for name in names if (value := fields.whole(name, 0, MOST_TOKENS)) is not None), None
+        (value for name in names if (value := fields.integer(name, 0, MAX_TOKENS)) is not None),
+        None,
     )
 
 
-def limit(requested: int | None, settings: Settings) -> int | None:
+def effective_limit(requested: int | None, settings: ServerSettings) -> int | None:
     """Return the largest number of tokens that the request and the server allow, or None if neither
     sets a limit.
     """
@@ -63,37 +68,45 @@ def limit(requested: int | None, settings: Settings) -> int | None:
     return tokens
 
 
-def room(
-    runner: Runner, settings: Settings, prompt: int, wanted: int | None, samples: int = 1
+def answer_budget(
+    runner: Runner,
+    settings: ServerSettings,
+    prompt_tokens: int,
+    limit: int | None,
+    samples: int = 1,
 ) -> int:
     """Return the largest number of tokens for each answer to a prompt of `prompt_tokens` tokens.
     Raises ApiError if the prompt leaves no room for one token.
     """
-    size = context(runner, settings)
-    if prompt >= size:
-        raise _too_long(f"{prompt} tokens", prompt, size)
-    return max(1, (size - prompt) // samples) if wanted is None else min(wanted, size - prompt)
+    size = context_tokens(runner, settings)
+    if prompt_tokens >= size:
+        raise _too_long(f"{prompt_tokens} tokens", prompt_tokens, size)
+    return (
+        max(1, (size - prompt_tokens) // samples)
+        if limit is None
+        else min(limit, size - prompt_tokens)
+    )
 
 
-def encoded(runner: Runner, settings: Settings, text: str) -> tuple[int, ...]:
+def encode_prompt(runner: Runner, settings: ServerSettings, text: str) -> tuple[int, ...]:
     """Return the token ids of a rendered template or of a plain text.
 
     Raises ApiError at once for a text that is too long whatever its tokens are: without this check,
     megabytes of spaces would occupy the tokenizer for many seconds.
     """
-    size = context(runner, settings)
-    if (least := runner.model.least(text)) >= size:
+    size = context_tokens(runner, settings)
+    if (least := runner.model.min_tokens(text)) >= size:
         raise _too_long(f"{least} tokens or more", least, size)
     return runner.encode_prompt(text)
 
 
-def context(runner: Runner, settings: Settings) -> int:
+def context_tokens(runner: Runner, settings: ServerSettings) -> int:
     """Return the largest number of tokens of a prompt and its answer together."""
     return min(runner.n_ctx, settings.most_context or runner.n_ctx)
 
 
-def _too_long(words: str, prompt: int, size: int) -> Problem:
-    return Problem(
+def _too_long(words: str, prompt: int, size: int) -> ApiError:
+    return ApiError(
         f"the prompt has {words}; the context holds {size} tokens and must leave room for an "
         "answer",
         code="context_length_exceeded",
@@ -103,34 +116,36 @@ def _too_long(words: str, prompt: int, size: int) -> Problem:
     )
 
 
-def common(fields: Fields, settings: Settings, limits: tuple[str, ...] = LIMITS) -> dict[str, Any]:
+def read_common_fields(
+    fields: Fields, settings: ServerSettings, limits: tuple[str, ...] = LIMIT_FIELDS
+) -> dict[str, Any]:
     """Return the fields of a Request that all forms share, except its token limit."""
-    beams = search(fields)
+    beams = read_search(fields)
     return {
-        "sampling": sampling(fields, settings.sampling),
-        "stops": fields.words("stop", MOST_STOPS) or settings.stops,
+        "sampling": read_sampling(fields, settings.sampling),
+        "stops": fields.texts("stop", MAX_STOPS) or settings.stops,
         "ignore_eos": fields.flag("ignore_eos"),
-        "priority": fields.whole("priority", -MOST_PRIORITY, MOST_PRIORITY, 0),
+        "priority": fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY, 0),
         # A request that sets a length gets it, even if the answer only repeats itself.
-        "endless": asked_limit(fields, limits) is not None,
+        "endless": read_limit(fields, limits) is not None,
         "search": beams,
         **({"strategy": "beam"} if beams.beams > 1 else {}),
     }
 
 
-def search(fields: Fields) -> Search:
+def read_search(fields: Fields) -> BeamSettings:
     """Return the beam search that a request asks for, by the command line's names or by vLLM's
     (use_beam_search with best_of).
     """
     values: dict[str, object] = {
         name_of_setting: fields.values[name]
-        for name, name_of_setting in BEAMS.items()
+        for name, name_of_setting in BEAM_FIELDS.items()
         if fields.has(name)
     }
     if fields.flag("use_beam_search") and "beams" not in values:
         values["beams"] = (
-            fields.whole("best_of", 1, MOST_SAMPLES, None)
-            or fields.whole("n", 1, MOST_SAMPLES, 1)
+            fields.integer("best_of", 1, MAX_SAMPLES, None)
+            or fields.integer("n", 1, MAX_SAMPLES, 1)
             or 1
         )
     if isinstance(values.get("early_stopping"), bool):
@@ -138,14 +153,14 @@ def search(fields: Fields) -> Search:
     return _search(values)
 
 
-def _search(values: Mapping[str, object]) -> Search:
+def _search(values: Mapping[str, object]) -> BeamSettings:
     try:
         return NO_SEARCH.with_values(values)
     except UserError as error:
-        name = next((name for name in BEAMS if str(error).startswith(name)), None)
-        raise Problem(f"{error}; {error.hint}", param=name) from None
+        name = next((name for name in BEAM_FIELDS if str(error).startswith(name)), None)
+        raise ApiError(f"{error}; {error.hint}", param=name) from None
 
 
-def samples(fields: Fields, beams: int = 1) -> int:
+def read_samples(fields: Fields, beams: int = 1) -> int:
     """Return the number of answers, at most as many as there are beams."""
-    return fields.whole("n", 1, beams if beams > 1 else MOST_SAMPLES, 1) or 1
+    return fields.integer("n", 1, beams if beams > 1 else MAX_SAMPLES, 1) or 1

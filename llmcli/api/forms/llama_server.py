@@ -8,50 +8,54 @@ id_slot, n_keep, n_cache_reuse, return_progress, timings_per_token, sse_ping_int
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
 from llmcli.api.forms import common_fields as common
 from llmcli.api.forms import logprobs
-from llmcli.api.forms.base import Document, stopped_by, timings
-from llmcli.api.forms.openai_completions import Completions
-from llmcli.api.server_settings import Settings
+from llmcli.api.forms.base import Document, answer_timings, find_stop_sequence
+from llmcli.api.forms.openai_completions import CompletionsForm
+from llmcli.api.server_settings import ServerSettings
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.types import Event
 
-LIMIT = "n_predict"
-MOST_FIELDS, MOST_EXTRAS = 64, 256
+LIMIT_FIELD = "n_predict"
+MAX_FIELDS, MAX_EXTRAS = 64, 256
 # before each extra text, if the model has no token that separates files
-SNIPPET = "\n\n--- snippet ---\n\n"
-GAP = ("pre", "suf", "mid")  # the tokens that a gap needs
+SNIPPET_SEPARATOR = "\n\n--- snippet ---\n\n"
+GAP_TOKENS = ("pre", "suf", "mid")  # the tokens that a gap needs
 # Fields of Completions that these endpoints do not have -> what to do instead.
-INSTEAD = {"logprobs": "use n_probs", "echo": "the answer has prompt", "best_of": "use n_cmpl"}
+REPLACED_FIELDS = {
+    "logprobs": "use n_probs",
+    "echo": "the answer has prompt",
+    "best_of": "use n_cmpl",
+}
 
 
-class Native(Completions):
+class LlamaCompletionForm(CompletionsForm):
     """llama-server's completions: one object for each answer, in a list if there are several."""
 
     path: ClassVar[str] = "/completion"
-    last: ClassVar[bytes] = b""
-    few: ClassVar[int | None] = None
-    searches: ClassVar[bool] = False
-    refused: ClassVar[dict[str, str]] = {
+    end_marker: ClassVar[bytes] = b""
+    default_max_tokens: ClassVar[int | None] = None
+    supports_beams: ClassVar[bool] = False
+    refused_fields: ClassVar[dict[str, str]] = {
         "suffix": "use input_suffix of /infill",
         "post_sampling_probs": "n_probs returns those of the whole vocabulary",
         "multimodal_data": "this server reads only text",
         "response_format": "use json_schema",
     }
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
         self._native_fields = fields = Fields(body)
-        self._response_fields = fields.words("response_fields", MOST_FIELDS)
+        self._response_fields = fields.texts("response_fields", MAX_FIELDS)
         self._returns_ids = fields.flag("return_tokens")
-        if unsupported := next((name for name in INSTEAD if fields.values.get(name)), None):
-            raise Problem(
-                f"{unsupported} is not supported: {INSTEAD[unsupported]}", param=unsupported
+        if unsupported := next((name for name in REPLACED_FIELDS if fields.values.get(name)), None):
+            raise ApiError(
+                f"{unsupported} is not supported: {REPLACED_FIELDS[unsupported]}", param=unsupported
             )
         super().__init__(_openai_document(fields, runner), runner, settings)
-        self._n_streamed = [0] * (len(self.requests) * self.each)
+        self._n_streamed = [0] * (len(self.requests) * self.n_samples)
 
     def _is_single(self, value: Any) -> bool:
         mixed = isinstance(value, list) and any(type(entry) is int for entry in value)
@@ -64,33 +68,34 @@ class Native(Completions):
         if isinstance(value, dict):
             inner = Fields(value, where)
             if inner.list("multimodal_data"):
-                raise Problem(
-                    f"{inner.at('multimodal_data')}: this server reads only text", param="prompt"
+                raise ApiError(
+                    f"{inner.path_of('multimodal_data')}: this server reads only text",
+                    param="prompt",
                 )
-            value = inner.needed("prompt_string")
+            value = inner.required_text("prompt_string")
         if not isinstance(value, list) or not any(isinstance(entry, str) for entry in value):
             return super()._tokens(where, value)
         tokens: list[int] = []
         for number, entry in enumerate(value):
             if isinstance(entry, str) and number:
                 # raises ApiError for a text that is too long
-                common.encoded(self.runner, self.settings, entry)
+                common.encode_prompt(self.runner, self.settings, entry)
                 tokens += self.runner.model.tokenize(entry, special=True)
             else:
                 tokens += super()._tokens(where, entry if isinstance(entry, str) else [entry])
         return tuple(tokens)
 
-    def whole(self, answers: Sequence[Answer]) -> Any:
+    def document(self, answers: Sequence[Answer]) -> Any:
         """Return the result object of each answer."""
         results = [self._result(number, answer) for number, answer in enumerate(answers)]
         return results[0] if len(results) == 1 else results
 
-    def begin(self) -> Iterable[Document]:
+    def stream_start(self) -> Iterable[Document]:
         """Return nothing: these streams begin with the first token."""
-        self.begun = True
+        self.has_started = True
         return []
 
-    def show(self, event: Event) -> Iterable[Document]:
+    def stream_event(self, event: Event) -> Iterable[Document]:
         """Return a token and its text."""
         if not event.token and not event.text:
             return []
@@ -103,26 +108,26 @@ class Native(Completions):
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": self._n_streamed[number],
-            "tokens_evaluated": len(self.requests[number // self.each].tokens),
+            "tokens_evaluated": len(self.requests[number // self.n_samples].tokens),
         }
         if self.logprobs and event.token:
             chunk["completion_probabilities"] = [
-                logprobs.token(self.runner, event.token, event.top)
+                logprobs.token_logprobs(self.runner, event.token, event.top)
             ]
         return [chunk]
 
-    def streamed(self, event: Event) -> bytes:
+    def encode_event(self, event: Event) -> bytes:
         """Return the chunks of an event as Server-Sent Events."""
-        return self.written(self.show(event))
+        return self.encode_chunks(self.stream_event(event))
 
-    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+    def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Yield the result object of each answer, without the text that was streamed."""
         for number, answer in enumerate(answers):
             yield self._result(number, answer, streamed=True)
 
     def _result(self, number: int, answer: Answer, streamed: bool = False) -> Document:
-        request, model = self.requests[number // self.each], self.runner.model
-        stop = stopped_by(self.runner, request, answer)
+        request, model = self.requests[number // self.n_samples], self.runner.model
+        stop = find_stop_sequence(self.runner, request, answer)
         stop_type = "limit" if answer.finish != "stop" else "eos" if stop is None else "word"
         prompt = b"".join(model.piece(token, special=True) for token in request.tokens).decode(
             "utf-8", "replace"
@@ -145,10 +150,10 @@ class Native(Completions):
             "stop_type": stop_type,
             "stopping_word": stop or "",
             "tokens_cached": answer.cached_tokens,
-            "timings": timings(answer),
+            "timings": answer_timings(answer),
         }
         if self.logprobs and not streamed:
-            result["completion_probabilities"] = logprobs.content(self.runner, answer)
+            result["completion_probabilities"] = logprobs.answer_logprobs(self.runner, answer)
         return (
             {path: value for path in self._response_fields for value in _values_at(result, path)}
             if self._response_fields
@@ -156,24 +161,24 @@ class Native(Completions):
         )
 
     def _settings(self, answer: Answer) -> Document:
-        request, limit = self.requests[0], common.asked_limit(self.fields, ("max_tokens",))
+        request, limit = self.requests[0], common.read_limit(self.fields, ("max_tokens",))
         values = request.sampling.as_dict()
         return {
             **values,
             "temperature": values["temp"],
             "seed": answer.seed,
-            LIMIT: -1 if limit is None else limit,
+            LIMIT_FIELD: -1 if limit is None else limit,
             "max_tokens": -1 if limit is None else limit,
-            "n_ctx": common.context(self.runner, self.settings),
+            "n_ctx": common.context_tokens(self.runner, self.settings),
             "stop": list(request.stops),
-            "stream": self.stream,
+            "stream": self.is_stream,
             "ignore_eos": request.ignore_eos,
             "n_probs": self.logprobs or 0,
             "grammar": self.fields.text("grammar") or "",
         }
 
 
-class Infill(Native):
+class InfillForm(LlamaCompletionForm):
     """Fills the gap between `input_prefix` and `input_suffix`: extra text, prefix, prompt, suffix,
     and the token after which the gap is written. The prefix and the suffix are never shortened;
     extra text that does not fit loses its beginning.
@@ -185,46 +190,48 @@ class Infill(Native):
 
     def _prompts(self) -> list[tuple[int, ...]]:
         fields, model = self._native_fields, self.runner.model
-        prefix, suffix = fields.needed("input_prefix"), fields.needed("input_suffix")
+        prefix, suffix = fields.required_text("input_prefix"), fields.required_text("input_suffix")
         words = fields.text("prompt") or ""
         for text in (prefix, suffix, words):
             # raises ApiError for a text that is too long
-            common.encoded(self.runner, self.settings, text)
+            common.encode_prompt(self.runner, self.settings, text)
         extra = self._extra_tokens()
-        if missing := [f"fim_{name}" for name in GAP if name not in model.fim]:
-            raise Problem(
+        if missing := [f"fim_{name}" for name in GAP_TOKENS if name not in model.fim_tokens]:
+            raise ApiError(
                 f"this model cannot fill gaps: its file has no {', '.join(missing)} token", 501
             )
-        fim, bos = model.fim, [model.bos] if model.add_bos and model.bos is not None else []
+        fim, bos = model.fim_tokens, [model.bos] if model.add_bos and model.bos is not None else []
         parts = [model.tokenize(text, special=False) for text in (prefix, words, suffix)]
         core = [*bos, fim["pre"], *parts[0], *parts[1], fim["suf"], *parts[2], fim["mid"]]
-        limit = common.asked_limit(self.fields, ("max_tokens",)) or 0
-        free = max(0, common.context(self.runner, self.settings) - len(core) - max(1, limit))
+        limit = common.read_limit(self.fields, ("max_tokens",)) or 0
+        free = max(0, common.context_tokens(self.runner, self.settings) - len(core) - max(1, limit))
         return [(*extra[max(0, len(extra) - free) :], *core)]
 
     def _extra_tokens(self) -> list[int]:
         model, tokens = self.runner.model, list[int]()
-        fim = model.fim
+        fim = model.fim_tokens
         if "rep" in fim:
             tokens += [fim["rep"], *model.tokenize("myproject\n", special=False)]
-        for entry in self._native_fields.tables("input_extra", MOST_EXTRAS):
-            text, name = entry.needed("text"), entry.text("filename") or "tmp"
-            common.encoded(self.runner, self.settings, name + text)
+        for entry in self._native_fields.tables("input_extra", MAX_EXTRAS):
+            text, name = entry.required_text("text"), entry.text("filename") or "tmp"
+            common.encode_prompt(self.runner, self.settings, name + text)
             tokens += (
-                self._file_tokens(name) if "sep" in fim else model.tokenize(SNIPPET, special=False)
+                self._file_tokens(name)
+                if "sep" in fim
+                else model.tokenize(SNIPPET_SEPARATOR, special=False)
             )
             tokens += model.tokenize(text, special=False)
         return [*tokens, *self._file_tokens("filename")] if "sep" in fim else tokens
 
     def _file_tokens(self, name: str) -> list[int]:
         model = self.runner.model
-        return [model.fim["sep"], *model.tokenize(f"{name}\n", special=False)]
+        return [model.fim_tokens["sep"], *model.tokenize(f"{name}\n", special=False)]
 
 
 def _openai_document(fields: Fields, runner: Runner) -> Document:
     """Return the equivalent document for /v1/completions."""
     renamed = {
-        LIMIT,
+        LIMIT_FIELD,
         "max_tokens",
         "n_cmpl",
         "n_probs",
@@ -233,11 +240,11 @@ def _openai_document(fields: Fields, runner: Runner) -> Document:
         "return_tokens",
     }
     document = {name: value for name, value in fields.values.items() if name not in renamed}
-    limit = next((name for name in (LIMIT, "max_tokens") if fields.has(name)), LIMIT)
-    n_predict = fields.whole(limit, -1, common.MOST_TOKENS, -1)
+    limit = next((name for name in (LIMIT_FIELD, "max_tokens") if fields.has(name)), LIMIT_FIELD)
+    n_predict = fields.integer(limit, -1, common.MAX_TOKENS, -1)
     document["max_tokens"] = None if n_predict == -1 else n_predict
     document["n"] = fields.values.get("n_cmpl") or fields.values.get("n")
-    document["logprobs"] = fields.whole("n_probs", 0, logprobs.MOST, 0) or None
+    document["logprobs"] = fields.integer("n_probs", 0, logprobs.MAX_ALTERNATIVES, 0) or None
     biases = fields.values.get("logit_bias")
     document["logit_bias"] = _biases(fields, runner) if isinstance(biases, list) else biases
     return document
@@ -250,10 +257,14 @@ def _biases(fields: Fields, runner: Runner) -> list[str]:
     biases = []
     for pair in fields.list("logit_bias"):
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], int | float):
-            raise fields.wrong("logit_bias", "a list of pairs of a token and a number, or false")
+            raise fields.type_error(
+                "logit_bias", "a list of pairs of a token and a number, or false"
+            )
         token, bias = pair
         if type(token) is not int and not isinstance(token, str):
-            raise fields.wrong("logit_bias", "a list of pairs of a token and a number, or false")
+            raise fields.type_error(
+                "logit_bias", "a list of pairs of a token and a number, or false"
+            )
         ids = [token] if isinstance(token, int) else runner.model.tokenize(token, special=True)
         amount = (
             "-inf" if bias is False else f"{bias:+f}" if isinstance(bias, float) else f"{bias:+d}"
@@ -271,4 +282,4 @@ def _values_at(value: Any, path: str) -> list[Any]:
     return [value]
 
 
-FORMS = (Native, Infill)
+FORMS = (LlamaCompletionForm, InfillForm)

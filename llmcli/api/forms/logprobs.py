@@ -9,60 +9,60 @@ from itertools import accumulate
 from llmcli.api.forms.base import Document
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling.top_logprobs import Ranked, Scored
+from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Event, TokenTime
 
-MOST = 20  # alternatives of a token, OpenAI's limit
-IMPOSSIBLE = -9999.0  # OpenAI's value for an impossible token: JSON has no infinity
+MAX_ALTERNATIVES = 20  # alternatives of a token, OpenAI's limit
+IMPOSSIBLE_LOGPROB = -9999.0  # OpenAI's value for an impossible token: JSON has no infinity
 
 
-def token(runner: Runner, drawn: TokenTime, top: Sequence[tuple[int, float]]) -> Document:
+def token_logprobs(runner: Runner, token: TokenTime, top: Sequence[tuple[int, float]]) -> Document:
     """Return one token's entry of a chat's `logprobs.content`."""
     return {
-        **_token_document(runner, drawn.id, drawn.logprob),
+        **_token_document(runner, token.id, token.logprob),
         "top_logprobs": [_token_document(runner, *each) for each in top],
     }
 
 
-def content(runner: Runner, answer: Answer) -> list[Document]:
+def answer_logprobs(runner: Runner, answer: Answer) -> list[Document]:
     """Return the entries of all tokens. Forced tokens of a grammar were not drawn and have the
     value 0.
     """
-    top = answer.top or ((),) * len(answer.tokens)
+    top = answer.top_logprobs or ((),) * len(answer.tokens)
     return [
-        token(runner, drawn, alternatives)
+        token_logprobs(runner, drawn, alternatives)
         for drawn, alternatives in zip(answer.tokens, top, strict=True)
     ]
 
 
-def of_event(runner: Runner, event: Event) -> Document | None:
+def event_logprobs(runner: Runner, event: Event) -> Document | None:
     """Return a chunk's logprobs, or None if the event has no token."""
     return (
-        {"content": [token(runner, event.token, event.top)], "refusal": None}
+        {"content": [token_logprobs(runner, event.token, event.top)], "refusal": None}
         if event.token
         else None
     )
 
 
-def legacy(
-    runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[Ranked]], start: int
+def completion_logprobs(
+    runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[TokenLogprob]], start: int
 ) -> Document:
     """Return the older form of /v1/completions: four lists. `start` is the character offset of the
     first token.
     """
-    texts = [text(runner, drawn.id) for drawn in tokens]
+    texts = [token_text(runner, drawn.id) for drawn in tokens]
     offsets = [*accumulate(map(len, texts), initial=start)][:-1]
-    ranked = [{text(runner, id_): value for id_, value in row} for row in top]
+    ranked = [{token_text(runner, id_): value for id_, value in row} for row in top]
     return {
         "tokens": texts,
-        "token_logprobs": [finite(drawn.logprob) for drawn in tokens],
+        "token_logprobs": [finite_logprob(drawn.logprob) for drawn in tokens],
         "top_logprobs": ranked or None,
         "text_offset": offsets,
     }
 
 
-def of_prompt(
-    runner: Runner, tokens: Sequence[int], scores: Sequence[Scored], echo: str
+def prompt_logprobs(
+    runner: Runner, tokens: Sequence[int], scores: Sequence[TokenScore], echo: str
 ) -> Document:
     """Return the log-probabilities of a prompt in the older form, with offsets into the text
     `echo`. The first token has none.
@@ -73,25 +73,25 @@ def of_prompt(
     unseen = max(0, sum(lengths) - len(echo))
     ranked = [
         {
-            text(runner, id_): finite(token.logprob),
-            **{text(runner, id_): value for id_, value in token.top},
+            token_text(runner, id_): finite_logprob(token.logprob),
+            **{token_text(runner, id_): value for id_, value in token.top},
         }
         for id_, token in zip(tokens[1:], scores, strict=True)
     ]
     return {
-        "tokens": [text(runner, token) for token in tokens],
-        "token_logprobs": [None, *(finite(token.logprob) for token in scores)],
+        "tokens": [token_text(runner, token) for token in tokens],
+        "token_logprobs": [None, *(finite_logprob(token.logprob) for token in scores)],
         "top_logprobs": [None, *ranked] if any(token.top for token in scores) else None,
         "text_offset": [max(0, start - unseen) for start in accumulate(lengths[:-1], initial=0)],
     }
 
 
-def together(prompt: Document, answer: Document) -> Document:
+def join_logprobs(prompt: Document, answer: Document) -> Document:
     """Return the lists of a prompt followed by those of its answer."""
     return {name: (prompt[name] or []) + (answer[name] or []) or None for name in prompt}
 
 
-def text(runner: Runner, token: int) -> str:
+def token_text(runner: Runner, token: int) -> str:
     """Return a token's own text, also that of a control token."""
     return _token_bytes(runner, token).decode("utf-8", "replace")
 
@@ -100,16 +100,16 @@ def _token_bytes(runner: Runner, token: int) -> bytes:
     return runner.model.piece(token) or runner.model.piece(token, special=True)
 
 
-def finite(value: float | None) -> float:
+def finite_logprob(value: float | None) -> float:
     """Return a value that JSON can hold; None becomes 0."""
-    return 0.0 if value is None else max(IMPOSSIBLE, value)
+    return 0.0 if value is None else max(IMPOSSIBLE_LOGPROB, value)
 
 
 def _token_document(runner: Runner, number: int, value: float | None) -> Document:
     raw = _token_bytes(runner, number)
     return {
         "token": raw.decode("utf-8", "replace"),
-        "logprob": finite(value),
+        "logprob": finite_logprob(value),
         "bytes": list(raw),
         "id": number,
     }

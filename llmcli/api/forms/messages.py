@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from llmcli.api.errors import Problem
-from llmcli.api.fields import Fields, kind
-from llmcli.runtime.text.reasoning import split
+from llmcli.api.errors import ApiError
+from llmcli.api.fields import Fields, json_type
+from llmcli.runtime.text.reasoning import split_thinking
 from llmcli.types import Message
 
 ROLES = {
@@ -15,53 +15,53 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-MOST = 10_000
+PART_FIELDS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+MAX_MESSAGES = 10_000
 
 
-def messages(fields: Fields, name: str = "messages") -> list[Message]:
+def read_messages(fields: Fields, name: str = "messages") -> list[Message]:
     """Return the messages of a conversation. Raises ApiError with the path of an invalid one."""
     if not fields.has(name):
-        raise Problem(f"{name} is missing", param=name)
-    conversation = [_read_message(message) for message in fields.tables(name, MOST)]
+        raise ApiError(f"{name} is missing", param=name)
+    conversation = [_read_message(message) for message in fields.tables(name, MAX_MESSAGES)]
     if not conversation:
-        raise Problem(f"{name} is empty: at least one message is required", param=name)
+        raise ApiError(f"{name} is empty: at least one message is required", param=name)
     return conversation
 
 
 def _read_message(fields: Fields) -> Message:
-    role = ROLES.get(fields.needed("role"))
+    role = ROLES.get(fields.required_text("role"))
     if role is None:
-        raise fields.wrong("role", f"one of {', '.join(ROLES)}")
+        raise fields.type_error("role", f"one of {', '.join(ROLES)}")
     more: dict[str, Any] = {name: value for name in ("name",) if (value := fields.text(name))}
     if role != "assistant" and not fields.has("content"):
-        raise Problem(f"{fields.at('content')} is missing", param=fields.at("content"))
-    text = content(fields)
+        raise ApiError(f"{fields.path_of('content')} is missing", param=fields.path_of("content"))
+    text = read_content(fields)
     if role == "assistant":
         if calls := [_read_call(call) for call in fields.tables("tool_calls")]:
             more["tool_calls"] = calls
-        thinking, answer = split(text)
+        thinking, answer = split_thinking(text)
         # templates expect no thinking in earlier answers, and most would remove it themselves
         text = answer if thinking else text
         if reasoning := fields.text("reasoning_content"):
             more["reasoning_content"] = reasoning
     if role == "tool":
-        more["tool_call_id"] = fields.needed("tool_call_id")
+        more["tool_call_id"] = fields.required_text("tool_call_id")
     return Message(role, text, more)
 
 
 def _read_call(fields: Fields) -> dict[str, Any]:
     inner = fields.table("function")
     if inner is None:
-        raise Problem(f"{fields.at('function')} is missing", param=fields.at("function"))
+        raise ApiError(f"{fields.path_of('function')} is missing", param=fields.path_of("function"))
     function = {
-        "name": inner.needed("name"),
-        "arguments": arguments(inner.text("arguments") or "{}"),
+        "name": inner.required_text("name"),
+        "arguments": parse_template_arguments(inner.text("arguments") or "{}"),
     }
     return {"id": fields.text("id") or "", "type": "function", "function": function}
 
 
-def arguments(text: str) -> Any:
+def parse_template_arguments(text: str) -> Any:
     """Return a call's arguments as templates expect them: an object if the text is one."""
     try:
         value = json.loads(text)
@@ -70,23 +70,23 @@ def arguments(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def content(fields: Fields, name: str = "content") -> str:
+def read_content(fields: Fields, name: str = "content") -> str:
     """Return a message's text; the text parts of a list are joined."""
     value = fields.values.get(name)
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
-        raise Problem(
-            f"{fields.at(name)} must be text or a list of parts, not {kind(value)}",
-            param=fields.at(name),
+        raise ApiError(
+            f"{fields.path_of(name)} must be text or a list of parts, not {json_type(value)}",
+            param=fields.path_of(name),
         )
     return "".join(_read_part(entry) for entry in fields.tables(name))
 
 
 def _read_part(fields: Fields) -> str:
-    kind_ = fields.needed("type")
-    if kind_ not in PARTS:
-        raise Problem(
+    kind_ = fields.required_text("type")
+    if kind_ not in PART_FIELDS:
+        raise ApiError(
             f"{fields.path}: this server reads only text, not {kind_[:40]}", param=fields.path
         )
-    return fields.needed(PARTS[kind_])
+    return fields.required_text(PART_FIELDS[kind_])

@@ -13,64 +13,64 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from llmcli.api.errors import Problem, document
+from llmcli.api.errors import ApiError, error_document
 from llmcli.api.fields import Fields
 from llmcli.api.forms import common_fields as common
 from llmcli.api.forms import logprobs
-from llmcli.api.forms.base import Document, encoded, reason
-from llmcli.api.forms.conversation import Conversation
-from llmcli.api.forms.messages import MOST
-from llmcli.api.forms.prompt import Prompt, Wanted, prompt
-from llmcli.api.forms.tool_call_stream import Heard
+from llmcli.api.forms.base import Document, encode_json, finish_reason
+from llmcli.api.forms.conversation import ConversationForm
+from llmcli.api.forms.messages import MAX_MESSAGES
+from llmcli.api.forms.prompt import PromptRequest, RenderedPrompt, render_prompt
+from llmcli.api.forms.tool_call_stream import OutputPiece
 from llmcli.api.forms.tools import NO_TOOLS
-from llmcli.api.server_settings import Settings
-from llmcli.api.tool_calls.base import given
+from llmcli.api.server_settings import ServerSettings
+from llmcli.api.tool_calls.base import parse_arguments
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.types import Event
 
-LATEST = ":latest"  # ollama's clients add it to a name
-LIMIT = "num_predict"
+LATEST_TAG = ":latest"  # ollama's clients add it to a name
+LIMIT_FIELD = "num_predict"
 # Fields that have the same name in OpenAI's document.
-KEPT = ("messages", "tools", "logprobs", "top_logprobs", "model")
-LOADING = "load"  # reason of a request without a prompt, by which clients load a model
+SHARED_FIELDS = ("messages", "tools", "logprobs", "top_logprobs", "model")
+LOAD_REASON = "load"  # reason of a request without a prompt, by which clients load a model
 
 
-class OllamaChat(Conversation):
+class OllamaChatForm(ConversationForm):
     """ollama's conversations."""
 
     path: ClassVar[str] = "/api/chat"
-    prefix: ClassVar[str] = "ollama-"
+    id_prefix: ClassVar[str] = "ollama-"
     media_type: ClassVar[str] = "application/x-ndjson"
-    last: ClassVar[bytes] = b""
+    end_marker: ClassVar[bytes] = b""
     ping: ClassVar[bytes] = b""  # these streams have no comments: every line must be JSON
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
         self._started_ns = time.perf_counter_ns()
         fields = Fields(body)
         self._prompt_text = fields.text("prompt") or ""
         self._raw = fields.flag("raw") or runner.template is None
         self._n_calls = 0  # tool calls so far
         super().__init__(self._openai_document(fields, settings), runner, settings)
-        self.stream = fields.flag("stream", True)
-        self.name = fields.text("model") or settings.name
+        self.is_stream = fields.flag("stream", True)
+        self.requested_name = fields.text("model") or settings.model_name
         if self._has_no_prompt(fields):
             self.requests, self.constraint = (), None
 
     def _has_no_prompt(self, fields: Fields) -> bool:
         return not fields.values.get("messages")
 
-    def _openai_document(self, fields: Fields, settings: Settings) -> Document:
+    def _openai_document(self, fields: Fields, settings: ServerSettings) -> Document:
         """Return the equivalent document for /v1/chat/completions."""
         options = fields.table("options") or Fields({})
         document: Document = {
-            name: value for name, value in options.values.items() if name != LIMIT
+            name: value for name, value in options.values.items() if name != LIMIT_FIELD
         }
-        document |= {name: fields.values[name] for name in KEPT if fields.has(name)}
-        if (limit := options.whole(LIMIT, -2, 2**31 - 1, -1)) is not None and limit >= 0:
+        document |= {name: fields.values[name] for name in SHARED_FIELDS if fields.has(name)}
+        if (limit := options.integer(LIMIT_FIELD, -2, 2**31 - 1, -1)) is not None and limit >= 0:
             document["max_tokens"] = limit
-        document["model"] = known(fields.text("model"), settings)
+        document["model"] = find_served_name(fields.text("model"), settings)
         if (format_ := fields.values.get("format")) not in (None, ""):
             document["response_format"] = _format(fields, format_)
         if (think := fields.values.get("think")) is not None:
@@ -82,27 +82,29 @@ class OllamaChat(Conversation):
         return document
 
     @property
-    def each(self) -> int:
+    def n_samples(self) -> int:
         """Always one answer, even if the options contain `n`."""
         return 1
 
-    def whole(self, answers: Sequence[Answer]) -> Document:
+    def document(self, answers: Sequence[Answer]) -> Document:
         """Return the whole answer as one object."""
-        heard: list[Heard] = []
+        heard: list[OutputPiece] = []
         for answer in answers:
-            listener = self.prompt.listener()
+            listener = self.prompt.new_splitter()
             heard = [*listener.feed(answer.text), *listener.finish()]
         return {**self._piece(heard), **self._end_document(answers)}
 
-    def begin(self) -> Iterable[Document]:
+    def stream_start(self) -> Iterable[Document]:
         """Return nothing: these streams begin with the first piece."""
-        self.begun = True
+        self.has_started = True
         return []
 
-    def show(self, event: Event) -> Iterable[Document]:
+    def stream_event(self, event: Event) -> Iterable[Document]:
         """Return the object for what an event adds."""
         heard = self._splitters[0].feed(event.text)
-        log_probabilities = logprobs.of_event(self.runner, event) if self.logprobs else None
+        log_probabilities = (
+            logprobs.event_logprobs(self.runner, event) if self.has_logprobs else None
+        )
         has_output = any(piece.kind not in ("call_start", "arguments") for piece in heard)
         if not has_output and not log_probabilities:
             return []
@@ -114,30 +116,34 @@ class OllamaChat(Conversation):
             }
         ]
 
-    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+    def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Yield what was held back, then the token counts."""
         if self.requests and (heard := self._splitters[0].finish()):
             yield {**self._piece(heard), "done": False}
         yield {**self._piece([]), **self._end_document(answers, is_complete=False)}
 
-    def written(self, chunks: Iterable[Document]) -> bytes:
+    def encode_chunks(self, chunks: Iterable[Document]) -> bytes:
         """Encode objects as lines of JSON."""
-        return b"".join(encoded(chunk) + b"\n" for chunk in chunks)
+        return b"".join(encode_json(chunk) + b"\n" for chunk in chunks)
 
     @classmethod
-    def failed(cls, error: Problem) -> bytes:
+    def encode_error(cls, error: ApiError) -> bytes:
         """Return the error as a line of JSON."""
-        return encoded(document(error, cls.path)) + b"\n"
+        return encode_json(error_document(error, cls.path)) + b"\n"
 
-    def _piece(self, heard: Iterable[Heard]) -> Document:
+    def _piece(self, heard: Iterable[OutputPiece]) -> Document:
         pieces = list(heard)
         calls = [piece.call for piece in pieces if piece.kind == "call_end" and piece.call]
         # A call that was cut off must not be executed: it becomes text.
-        cut = "".join(f"{call.name} {call.arguments}" for call in calls if given(call) is None)
+        cut = "".join(
+            f"{call.name} {call.arguments}" for call in calls if parse_arguments(call) is None
+        )
         message: Document = {"role": "assistant", "content": _text_of_kind(pieces, "content") + cut}
         if thinking := _text_of_kind(pieces, "thinking"):
             message["thinking"] = thinking
-        if complete := [(call, values) for call in calls if (values := given(call)) is not None]:
+        if complete := [
+            (call, values) for call in calls if (values := parse_arguments(call)) is not None
+        ]:
             message["tool_calls"] = [
                 {
                     "id": call.id,
@@ -146,20 +152,24 @@ class OllamaChat(Conversation):
                 for index, (call, values) in enumerate(complete, self._n_calls)
             ]
             self._n_calls += len(complete)
-        return {"model": self.name, "created_at": datetime.now(UTC).isoformat(), "message": message}
+        return {
+            "model": self.requested_name,
+            "created_at": datetime.now(UTC).isoformat(),
+            "message": message,
+        }
 
     def _end_document(self, answers: Sequence[Answer], is_complete: bool = True) -> Document:
         if not answers:
-            return {"done": True, "done_reason": LOADING}
+            return {"done": True, "done_reason": LOAD_REASON}
         (answer,) = answers
         extra = (
-            {"logprobs": logprobs.content(self.runner, answer)}
-            if self.logprobs and is_complete
+            {"logprobs": logprobs.answer_logprobs(self.runner, answer)}
+            if self.has_logprobs and is_complete
             else {}
         )
         return {
             "done": True,
-            "done_reason": reason(answer),
+            "done_reason": finish_reason(answer),
             "total_duration": time.perf_counter_ns() - self._started_ns,
             "load_duration": 0,
             "prompt_eval_count": answer.prompt_tokens,
@@ -170,13 +180,13 @@ class OllamaChat(Conversation):
         }
 
 
-class Generate(OllamaChat):
+class OllamaGenerateForm(OllamaChatForm):
     """ollama's single answers: one message through the template, or with `raw` a text that is
     continued.
     """
 
     path: ClassVar[str] = "/api/generate"
-    refused: ClassVar[dict[str, str]] = {
+    refused_fields: ClassVar[dict[str, str]] = {
         "context": "send the conversation to /api/chat",
         "suffix": "a text is continued at its end; /infill fills a gap",
         "template": "use raw to send a text as it is",
@@ -186,44 +196,49 @@ class Generate(OllamaChat):
     def _has_no_prompt(self, fields: Fields) -> bool:
         return not self._prompt_text
 
-    def _openai_document(self, fields: Fields, settings: Settings) -> Document:
+    def _openai_document(self, fields: Fields, settings: ServerSettings) -> Document:
         messages = (
             [{"role": "system", "content": system}] if (system := fields.text("system")) else []
         )
         messages.append({"role": "user", "content": self._prompt_text})
-        refused = {name: fields.values.get(name) for name in self.refused}
+        refused = {name: fields.values.get(name) for name in self.refused_fields}
         return {
             **super()._openai_document(Fields({**fields.values, "messages": messages}), settings),
             **refused,
         }
 
-    def _prompt(self, wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
+    def _prompt(
+        self, wanted: PromptRequest, runner: Runner, settings: ServerSettings
+    ) -> RenderedPrompt:
         if not self._raw:
-            return prompt(wanted, runner, settings)
-        tokens = common.encoded(runner, settings, self._prompt_text) or ((runner.model.bos or 0),)
-        constraint = (
-            None if wanted.format is None else Constraint("json_schema", json.dumps(wanted.format))
+            return render_prompt(wanted, runner, settings)
+        tokens = common.encode_prompt(runner, settings, self._prompt_text) or (
+            (runner.model.bos or 0),
         )
-        return Prompt(tokens, constraint, None, None, NO_TOOLS)
+        constraint = (
+            None if wanted.schema is None else Constraint("json_schema", json.dumps(wanted.schema))
+        )
+        return RenderedPrompt(tokens, constraint, None, None, NO_TOOLS)
 
-    def _piece(self, heard: Iterable[Heard]) -> Document:
+    def _piece(self, heard: Iterable[OutputPiece]) -> Document:
         document = super()._piece(heard)
         message = document.pop("message")
         thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
         return {**document, "response": message["content"], **thinking}
 
 
-def _text_of_kind(heard: Sequence[Heard], sort: str) -> str:
+def _text_of_kind(heard: Sequence[OutputPiece], sort: str) -> str:
     return "".join(piece.text for piece in heard if piece.kind == sort)
 
 
-def known(name: str | None, settings: Settings) -> str | None:
+def find_served_name(name: str | None, settings: ServerSettings) -> str | None:
     """Return the served name that a client means, with or without ollama's default tag."""
     if name is None or name in settings.names:
         return name
-    bare = name.removesuffix(LATEST)
+    bare = name.removesuffix(LATEST_TAG)
     return next(
-        (served for served in settings.names if bare in (served, served.removesuffix(LATEST))), name
+        (served for served in settings.names if bare in (served, served.removesuffix(LATEST_TAG))),
+        name,
     )
 
 
@@ -231,7 +246,7 @@ def _format(fields: Fields, wanted: object) -> Document:
     if wanted == "json":
         return {"type": "json_object"}
     if not isinstance(wanted, dict):
-        raise fields.wrong("format", "json or a JSON schema")
+        raise fields.type_error("format", "json or a JSON schema")
     return {"type": "json_schema", "json_schema": {"schema": wanted}}
 
 
@@ -241,12 +256,13 @@ def _messages(fields: Fields) -> list[Document]:
     """
     messages: list[Document] = []
     call_numbers, result_numbers = itertools.count(), itertools.count()
-    for message in fields.tables("messages", MOST):
+    for message in fields.tables("messages", MAX_MESSAGES):
         if message.values.get("images"):
-            raise Problem(
-                f"{message.at('images')}: this server reads only text", param=message.at("images")
+            raise ApiError(
+                f"{message.path_of('images')}: this server reads only text",
+                param=message.path_of("images"),
             )
-        role = message.needed("role")
+        role = message.required_text("role")
         extra: Document = {}
         if role == "tool":
             extra = {"tool_call_id": message.text("tool_call_id") or f"call_{next(result_numbers)}"}
@@ -263,12 +279,12 @@ def _messages(fields: Fields) -> list[Document]:
 def _call(fields: Fields, name: str) -> Document:
     inner = fields.table("function")
     if inner is None:
-        raise Problem(f"{fields.at('function')} is missing", param=fields.at("function"))
+        raise ApiError(f"{fields.path_of('function')} is missing", param=fields.path_of("function"))
     arguments = json.dumps(inner.values.get("arguments") or {})
     return {
         "id": fields.text("id") or name,
-        "function": {"name": inner.needed("name"), "arguments": arguments},
+        "function": {"name": inner.required_text("name"), "arguments": arguments},
     }
 
 
-FORMS = (OllamaChat, Generate)
+FORMS = (OllamaChatForm, OllamaGenerateForm)

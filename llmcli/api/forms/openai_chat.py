@@ -4,67 +4,67 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from llmcli.api.forms import logprobs
-from llmcli.api.forms.base import Document, best, reason, timings, usage
-from llmcli.api.forms.conversation import Conversation
-from llmcli.api.forms.tool_call_stream import Heard
-from llmcli.api.server_settings import Settings
-from llmcli.api.tool_calls.base import Call
+from llmcli.api.forms.base import Document, answer_timings, best_beams, finish_reason, token_usage
+from llmcli.api.forms.conversation import ConversationForm
+from llmcli.api.forms.tool_call_stream import OutputPiece
+from llmcli.api.server_settings import ServerSettings
+from llmcli.api.tool_calls.base import ToolCall
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.types import Event
 
-CHUNK = "chat.completion.chunk"
-FIELD = {"thinking": "reasoning_content", "content": "content"}
+CHUNK_OBJECT = "chat.completion.chunk"
+DELTA_FIELDS = {"thinking": "reasoning_content", "content": "content"}
 
 
-class Chat(Conversation):
+class ChatForm(ConversationForm):
     """OpenAI's chat completions."""
 
     path: ClassVar[str] = "/v1/chat/completions"
-    prefix: ClassVar[str] = "chatcmpl-"
-    searches: ClassVar[bool] = True
-    refused: ClassVar[dict[str, str]] = {
+    id_prefix: ClassVar[str] = "chatcmpl-"
+    supports_beams: ClassVar[bool] = True
+    refused_fields: ClassVar[dict[str, str]] = {
         "functions": "use tools",
         "function_call": "use tool_choice",
         "audio": "this server generates only text",
         "web_search_options": "this server cannot search the web",
     }
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
         super().__init__(body, runner, settings)
         options = self.fields.table("stream_options")
-        self.counted = bool(options and options.flag("include_usage"))
-        self._n_calls = [0] * self.samples
+        self.includes_usage = bool(options and options.flag("include_usage"))
+        self._n_calls = [0] * self.samples_per_request
 
-    def whole(self, answers: Sequence[Answer]) -> Document:
+    def document(self, answers: Sequence[Answer]) -> Document:
         """Return one document with a choice for each sample; for a beam search with the best beams
         and their scores.
         """
-        if self.searched:
+        if self.is_beam_search:
             choices = [
-                {**self._choice(index, beam.text, reason(answers[0])), "score": beam.score}
-                for index, beam in enumerate(best(answers[0], self.samples))
+                {**self._choice(index, beam.text, finish_reason(answers[0])), "score": beam.score}
+                for index, beam in enumerate(best_beams(answers[0], self.samples_per_request))
             ]
         else:
             choices = [
-                self._choice(index, answer.text, reason(answer))
+                self._choice(index, answer.text, finish_reason(answer))
                 for index, answer in enumerate(answers)
             ]
-        if self.logprobs:
+        if self.has_logprobs:
             for choice, answer in zip(choices, answers, strict=True):
                 choice["logprobs"] = {
-                    "content": logprobs.content(self.runner, answer),
+                    "content": logprobs.answer_logprobs(self.runner, answer),
                     "refusal": None,
                 }
         return {
             **self._head("chat.completion"),
             "choices": choices,
             "usage": self._usage(answers),
-            "timings": timings(answers[0]),
+            "timings": answer_timings(answers[0]),
         }
 
     def _choice(self, index: int, text: str, finish: str) -> Document:
-        listener = self.prompt.listener()
+        listener = self.prompt.new_splitter()
         heard = [*listener.feed(text), *listener.finish()]
         thinking, content = (
             "".join(piece.text for piece in heard if piece.kind == kind)
@@ -83,60 +83,68 @@ class Chat(Conversation):
         finish = "tool_calls" if calls and finish == "stop" else finish
         return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
 
-    def begin(self) -> Iterable[Document]:
+    def stream_start(self) -> Iterable[Document]:
         """Return the role of each choice; nothing for a beam search, whose number of choices is not
         known yet.
         """
-        self.begun = True
-        return [] if self.searched else [self._role(index) for index in range(self.samples)]
+        self.has_started = True
+        return (
+            []
+            if self.is_beam_search
+            else [self._role(index) for index in range(self.samples_per_request)]
+        )
 
     def _role(self, index: int) -> Document:
         return self._chunk(index, {"role": "assistant", "content": ""})
 
-    def show(self, event: Event) -> Iterable[Document]:
+    def stream_event(self, event: Event) -> Iterable[Document]:
         """Return the text, thinking and pieces of tool calls that an event adds."""
-        if self.searched:  # the best beams are known only at the end
+        if self.is_beam_search:  # the best beams are known only at the end
             return []
         return self._event_chunks(event, self._splitters[event.sequence].feed(event.text))
 
-    def streamed(self, event: Event) -> bytes:
+    def encode_event(self, event: Event) -> bytes:
         """Return the chunks of an event as Server-Sent Events; text alone takes a fast path."""
-        if self.logprobs or self.searched:
-            return super().streamed(event)
+        if self.has_logprobs or self.is_beam_search:
+            return super().encode_event(event)
         heard = self._splitters[event.sequence].feed(event.text)
         if len(heard) != 1 or heard[0].kind != "content":
-            return self.written(self._event_chunks(event, heard))
+            return self.encode_chunks(self._event_chunks(event, heard))
         index = event.sequence
-        return self.framed(index, heard[0].text, lambda text: self._chunk(index, {"content": text}))
+        return self.encode_text_event(
+            index, heard[0].text, lambda text: self._chunk(index, {"content": text})
+        )
 
-    def _event_chunks(self, event: Event, heard: list[Heard]) -> list[Document]:
+    def _event_chunks(self, event: Event, heard: list[OutputPiece]) -> list[Document]:
         chunks = list(self._deltas(event.sequence, heard))
-        if self.logprobs and (log_probabilities := logprobs.of_event(self.runner, event)):
+        if self.has_logprobs and (log_probabilities := logprobs.event_logprobs(self.runner, event)):
             chunks = chunks or [self._chunk(event.sequence, {"content": ""})]
             chunks[0]["choices"][0]["logprobs"] = log_probabilities
         return chunks
 
-    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+    def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Return what was held back, the reason why each choice ended, and the token counts if the
         request asked for them.
         """
         chunks: list[Document] = []
-        if self.searched:
-            for index, beam in enumerate(best(answers[0], self.samples)):
+        if self.is_beam_search:
+            for index, beam in enumerate(best_beams(answers[0], self.samples_per_request)):
                 chunks += [
                     self._role(index),
                     *self._deltas(index, self._splitters[index].feed(beam.text)),
                 ]
-                chunks += self._end_chunks(index, reason(answers[0]))
+                chunks += self._end_chunks(index, finish_reason(answers[0]))
         else:
             chunks += [
                 chunk
                 for index, answer in enumerate(answers)
-                for chunk in self._end_chunks(index, reason(answer))
+                for chunk in self._end_chunks(index, finish_reason(answer))
             ]
-        chunks[-1]["timings"] = timings(answers[0])
-        if self.counted:
-            chunks.append({**self._head(CHUNK), "choices": [], "usage": self._usage(answers)})
+        chunks[-1]["timings"] = answer_timings(answers[0])
+        if self.includes_usage:
+            chunks.append(
+                {**self._head(CHUNK_OBJECT), "choices": [], "usage": self._usage(answers)}
+            )
         return chunks
 
     def _end_chunks(self, index: int, finish: str) -> Iterator[Document]:
@@ -146,16 +154,16 @@ class Chat(Conversation):
         )
 
     def _usage(self, answers: Sequence[Answer]) -> Document:
-        reasoning = sum(self.prompt.thought(answer) for answer in answers)
+        reasoning = sum(self.prompt.count_thinking(answer) for answer in answers)
         return {
-            **usage(answers, self.each),
+            **token_usage(answers, self.n_samples),
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
-    def _deltas(self, index: int, heard: list[Heard]) -> Iterator[Document]:
+    def _deltas(self, index: int, heard: list[OutputPiece]) -> Iterator[Document]:
         for piece in heard:
-            if piece.kind in FIELD:
-                yield self._chunk(index, {FIELD[piece.kind]: piece.text})
+            if piece.kind in DELTA_FIELDS:
+                yield self._chunk(index, {DELTA_FIELDS[piece.kind]: piece.text})
             elif piece.kind == "call_start" and piece.call:
                 self._n_calls[index] += 1
                 yield self._chunk(
@@ -177,10 +185,10 @@ class Chat(Conversation):
 
     def _chunk(self, index: int, delta: Document, finish: str | None = None) -> Document:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return {**self._head(CHUNK), "choices": [choice]}
+        return {**self._head(CHUNK_OBJECT), "choices": [choice]}
 
 
-def _call(call: Call) -> Document:
+def _call(call: ToolCall) -> Document:
     return {
         "id": call.id,
         "type": "function",
@@ -188,4 +196,4 @@ def _call(call: Call) -> Document:
     }
 
 
-FORMS = (Chat,)
+FORMS = (ChatForm,)

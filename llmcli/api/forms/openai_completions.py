@@ -4,118 +4,132 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.api.forms import common_fields as common
 from llmcli.api.forms import logprobs
-from llmcli.api.forms.base import Document, Form, best, reason, timings, usage
-from llmcli.api.forms.prompt import answer_format, grammar
-from llmcli.api.server_settings import Settings
-from llmcli.api.stream_resume import Known
+from llmcli.api.forms.base import (
+    ApiForm,
+    Document,
+    answer_timings,
+    best_beams,
+    finish_reason,
+    token_usage,
+)
+from llmcli.api.forms.prompt import read_answer_schema, read_constraint
+from llmcli.api.server_settings import ServerSettings
+from llmcli.api.stream_resume import StreamPosition
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling.top_logprobs import Ranked, Scored
+from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Event
 
-MOST_PROMPTS = 256
+MAX_PROMPTS = 256
 # Answers to one request: an idle server accepts any request, and the next one waits for it.
-MOST_ANSWERS = 1024
-LIMITS = "max_tokens", "n_predict"
+MAX_ANSWERS = 1024
+LIMIT_FIELDS = "max_tokens", "n_predict"
 
 
-class Completions(Form):
+class CompletionsForm(ApiForm):
     """OpenAI's older completions: one prompt or several, as text or as token ids."""
 
     path: ClassVar[str] = "/v1/completions"
-    prefix: ClassVar[str] = "cmpl-"
-    few: ClassVar[int | None] = 16  # tokens when the request sets no limit, as OpenAI's API does
-    searches: ClassVar[bool] = True
-    refused: ClassVar[dict[str, str]] = {
+    id_prefix: ClassVar[str] = "cmpl-"
+    default_max_tokens: ClassVar[int | None] = (
+        16  # tokens when the request sets no limit, as OpenAI's API does
+    )
+    supports_beams: ClassVar[bool] = True
+    refused_fields: ClassVar[dict[str, str]] = {
         "suffix": "a text is continued at its end; /infill fills a gap"
     }
 
-    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: ServerSettings) -> None:
         super().__init__(body, runner, settings)
         fields = self.fields
         options = fields.table("stream_options")
-        self.counted = bool(options and options.flag("include_usage"))
-        self.logprobs, self.echo = fields.whole("logprobs", 0, logprobs.MOST), fields.flag("echo")
-        request_fields = common.common(fields, settings, LIMITS)
+        self.includes_usage = bool(options and options.flag("include_usage"))
+        self.logprobs, self.has_echo = (
+            fields.integer("logprobs", 0, logprobs.MAX_ALTERNATIVES),
+            fields.flag("echo"),
+        )
+        request_fields = common.read_common_fields(fields, settings, LIMIT_FIELDS)
         beams = request_fields["search"].beams
-        self.count = common.samples(fields, beams)
-        self.samples = (
-            self.count
+        self.n_choices = common.read_samples(fields, beams)
+        self.samples_per_request = (
+            self.n_choices
             if beams > 1
-            else fields.whole("best_of", 1, common.MOST_SAMPLES) or self.count
+            else fields.integer("best_of", 1, common.MAX_SAMPLES) or self.n_choices
         )
         self._refuse(beams)
-        limit = common.limit(common.asked_limit(fields, LIMITS), settings)
-        schema = answer_format(fields, "response_format")
-        self.constraint = grammar(fields, schema)
-        keeps = self.logprobs is not None or self.samples > self.count
+        limit = common.effective_limit(common.read_limit(fields, LIMIT_FIELDS), settings)
+        schema = read_answer_schema(fields, "response_format")
+        self.constraint = read_constraint(fields, schema)
+        keeps = self.logprobs is not None or self.samples_per_request > self.n_choices
         request_fields = {
-            "strategy": runner.strategy(),
+            "strategy": runner.default_strategy(),
             **request_fields,
             "logprobs": keeps,
             "top_logprobs": self.logprobs or 0,
-            "scores": self.scores,
+            "scores": self.scores_prompt,
         }
-        default_limit = self.few if limit is None else limit
+        default_limit = self.default_max_tokens if limit is None else limit
         self.requests = tuple(
             Request(
                 tokens,
-                max_tokens=common.room(runner, settings, len(tokens), default_limit, self.samples),
+                max_tokens=common.answer_budget(
+                    runner, settings, len(tokens), default_limit, self.samples_per_request
+                ),
                 **request_fields,
             )
             for tokens in self._prompts()
         )
-        self.check()
+        self.check_requests()
         self._echoes = [self._echo(number, request) for number, request in enumerate(self.requests)]
-        self._offsets = [len(echo) for echo in self._echoes for _ in range(self.count)]
+        self._offsets = [len(echo) for echo in self._echoes for _ in range(self.n_choices)]
         # The prompts whose log-probabilities were not sent yet.
-        self._prompt_pending = [self.scores] * len(self.requests)
+        self._prompt_pending = [self.scores_prompt] * len(self.requests)
 
-    def resume(self, position: Known) -> None:
+    def resume(self, position: StreamPosition) -> None:
         """Skip the log-probabilities of prompts that were sent: they came with the first event of
         any of a prompt's answers.
         """
         super().resume(position)
-        started = {number // self.count for number in position.tokens}
+        started = {number // self.n_choices for number in position.tokens}
         self._prompt_pending = [
             is_awaited and number not in started
             for number, is_awaited in enumerate(self._prompt_pending)
         ]
 
     def _refuse(self, beams: int) -> None:
-        if self.samples < self.count:
-            raise Problem(f"best_of must be at least n ({self.count})", param="best_of")
-        if self.stream and self.samples > self.count:
-            raise Problem(
+        if self.samples_per_request < self.n_choices:
+            raise ApiError(f"best_of must be at least n ({self.n_choices})", param="best_of")
+        if self.is_stream and self.samples_per_request > self.n_choices:
+            raise ApiError(
                 "best_of is decided when all answers are complete: leave out stream",
                 param="best_of",
             )
         if self.logprobs is not None and beams > 1:
-            raise Problem(
+            raise ApiError(
                 "a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs"
             )
 
     @property
-    def scores(self) -> bool:
+    def scores_prompt(self) -> bool:
         """Whether the prompt's own tokens are returned with their log-probabilities."""
-        return self.echo and self.logprobs is not None
+        return self.has_echo and self.logprobs is not None
 
     def _prompts(self) -> list[tuple[int, ...]]:
         value = self.fields.values.get("prompt")
         if self._is_single(value):
             value = [value]
         if not isinstance(value, list) or not value:
-            raise self.fields.wrong("prompt", "text, token ids, or a list of either")
-        if len(value) > MOST_PROMPTS:
-            raise Problem(
-                f"prompt has {len(value)} entries; the limit is {MOST_PROMPTS}", param="prompt"
+            raise self.fields.type_error("prompt", "text, token ids, or a list of either")
+        if len(value) > MAX_PROMPTS:
+            raise ApiError(
+                f"prompt has {len(value)} entries; the limit is {MAX_PROMPTS}", param="prompt"
             )
-        if (count := len(value) * self.samples) > MOST_ANSWERS:
-            raise Problem(
-                f"the request asks for {count:,} answers; the limit is {MOST_ANSWERS:,}",
+        if (count := len(value) * self.samples_per_request) > MAX_ANSWERS:
+            raise ApiError(
+                f"the request asks for {count:,} answers; the limit is {MAX_ANSWERS:,}",
                 param="n",
             )
         return [self._tokens(f"prompt[{index}]", prompt) for index, prompt in enumerate(value)]
@@ -127,12 +141,12 @@ class Completions(Form):
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
         model = self.runner.model
         if isinstance(value, str):
-            tokens = common.encoded(self.runner, self.settings, value)
+            tokens = common.encode_prompt(self.runner, self.settings, value)
             return tokens or ((model.bos,) if model.bos is not None else ())
         if not _is_ids(value):
-            raise Problem(f"{where} must be text or token ids", param="prompt")
+            raise ApiError(f"{where} must be text or token ids", param="prompt")
         if invalid := [token for token in value if not 0 <= token < model.n_vocab]:
-            raise Problem(
+            raise ApiError(
                 f"{where} has {invalid[0]}, which is no token: the last one is {model.n_vocab - 1}",
                 param="prompt",
             )
@@ -140,7 +154,7 @@ class Completions(Form):
 
     def _echo(self, number: int, request: Request) -> str:
         """Return a prompt as the client sent it; for token ids, the text that they stand for."""
-        if not self.echo:
+        if not self.has_echo:
             return ""
         value = self.fields.values["prompt"]
         prompt = value if self._is_single(value) else value[number]
@@ -149,110 +163,128 @@ class Completions(Form):
         raw = b"".join(self.runner.model.piece(token, special=True) for token in request.tokens)
         return raw.decode("utf-8", "replace")
 
-    def whole(self, answers: Sequence[Answer]) -> Document:
+    def document(self, answers: Sequence[Answer]) -> Document:
         """Return one document with the choices of every prompt; with `best_of`, those with the
         highest mean log-probability.
         """
         choices: list[Document] = []
         for number, echo in enumerate(self._echoes):
-            drawn = answers[number * self.each : (number + 1) * self.each]
-            if self.searched:
+            drawn = answers[number * self.n_samples : (number + 1) * self.n_samples]
+            if self.is_beam_search:
                 chosen = [
-                    replace(drawn[0], text=answer.text) for answer in best(drawn[0], self.count)
+                    replace(drawn[0], text=answer.text)
+                    for answer in best_beams(drawn[0], self.n_choices)
                 ]
             else:
                 chosen = (
-                    sorted(drawn, key=_mean_logprob, reverse=True)[: self.count]
-                    if self.samples > self.count
+                    sorted(drawn, key=_mean_logprob, reverse=True)[: self.n_choices]
+                    if self.samples_per_request > self.n_choices
                     else list(drawn)
                 )
             prompt_logprobs = None
-            if self.scores:
-                prompt_logprobs = logprobs.of_prompt(
-                    self.runner, self.requests[number].tokens, drawn[0].prompt, echo
+            if self.scores_prompt:
+                prompt_logprobs = logprobs.prompt_logprobs(
+                    self.runner, self.requests[number].tokens, drawn[0].prompt_scores, echo
                 )
-            first = number * self.count
+            first = number * self.n_choices
             choices += [
                 self._choice(first + index, echo, answer, prompt_logprobs)
                 for index, answer in enumerate(chosen)
             ]
-        counts = usage(answers, self.each)
-        return {**self._head(), "choices": choices, "usage": counts, "timings": timings(answers[0])}
+        counts = token_usage(answers, self.n_samples)
+        return {
+            **self._head(),
+            "choices": choices,
+            "usage": counts,
+            "timings": answer_timings(answers[0]),
+        }
 
     def _choice(self, index: int, echo: str, answer: Answer, prompt: Document | None) -> Document:
         lists = None
         if self.logprobs is not None:
-            lists = logprobs.legacy(self.runner, answer.tokens, answer.top, len(echo))
-            lists = logprobs.together(prompt, lists) if prompt else lists
+            lists = logprobs.completion_logprobs(
+                self.runner, answer.tokens, answer.top_logprobs, len(echo)
+            )
+            lists = logprobs.join_logprobs(prompt, lists) if prompt else lists
         return {
             "index": index,
             "text": echo + answer.text,
             "logprobs": lists,
-            "finish_reason": reason(answer),
+            "finish_reason": finish_reason(answer),
         }
 
-    def begin(self) -> Iterable[Document]:
+    def stream_start(self) -> Iterable[Document]:
         """Return the prompts, if they are echoed. Prompts with log-probabilities come with their
         first event, those of a beam search at its end.
         """
-        self.begun = True
-        later = self.scores or self.searched
-        echoed = () if later else [echo for echo in self._echoes for _ in range(self.count)]
+        self.has_started = True
+        later = self.scores_prompt or self.is_beam_search
+        echoed = () if later else [echo for echo in self._echoes for _ in range(self.n_choices)]
         return [self._chunk(index, echo) for index, echo in enumerate(echoed) if echo]
 
     def _prompt_chunks(self, event: Event) -> list[Document]:
         """Return the prompt for each of its choices, at the first event of any of them."""
-        number = event.sequence // self.count
+        number = event.sequence // self.n_choices
         if not self._prompt_pending[number]:
             return []
         self._prompt_pending[number] = False
         scores = [
-            Scored(value, tuple(Ranked(*pair) for pair in top)) for value, top in event.prompt
+            TokenScore(value, tuple(TokenLogprob(*pair) for pair in top))
+            for value, top in event.prompt
         ]
         echo = self._echoes[number]
-        lists = logprobs.of_prompt(self.runner, self.requests[number].tokens, scores, echo)
+        lists = logprobs.prompt_logprobs(self.runner, self.requests[number].tokens, scores, echo)
         return [
-            self._chunk(number * self.count + index, echo, lists) for index in range(self.count)
+            self._chunk(number * self.n_choices + index, echo, lists)
+            for index in range(self.n_choices)
         ]
 
-    def show(self, event: Event) -> Iterable[Document]:
+    def stream_event(self, event: Event) -> Iterable[Document]:
         """Return the text that an event adds."""
-        if self.searched:
+        if self.is_beam_search:
             return []
         return [*self._prompt_chunks(event), *self._token_chunks(event)]
 
     def _token_chunks(self, event: Event) -> list[Document]:
         lists = None
         if self.logprobs is not None and event.token:
-            top = [[Ranked(*pair) for pair in event.top]] if event.top else []
-            lists = logprobs.legacy(self.runner, [event.token], top, self._offsets[event.sequence])
+            top = [[TokenLogprob(*pair) for pair in event.top]] if event.top else []
+            lists = logprobs.completion_logprobs(
+                self.runner, [event.token], top, self._offsets[event.sequence]
+            )
             self._offsets[event.sequence] += len(lists["tokens"][0])
         return [self._chunk(event.sequence, event.text, lists)] if event.text or lists else []
 
-    def streamed(self, event: Event) -> bytes:
+    def encode_event(self, event: Event) -> bytes:
         """Return the chunks of an event as Server-Sent Events; text alone takes a fast path."""
-        if self.logprobs is not None or not event.text or self.searched:
-            return super().streamed(event)
-        return self.framed(
+        if self.logprobs is not None or not event.text or self.is_beam_search:
+            return super().encode_event(event)
+        return self.encode_text_event(
             event.sequence, event.text, lambda text: self._chunk(event.sequence, text)
         )
 
-    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+    def stream_end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Return the reason why each choice ended, and the token counts if the request asked for
         them.
         """
         chunks = []
         for number, answer in enumerate(answers):
-            if not self.searched:
-                chunks.append(self._chunk(number, "", None, reason(answer)))
+            if not self.is_beam_search:
+                chunks.append(self._chunk(number, "", None, finish_reason(answer)))
                 continue
-            for index, beam in enumerate(best(answer, self.count), number * self.count):
+            for index, beam in enumerate(
+                best_beams(answer, self.n_choices), number * self.n_choices
+            ):
                 chunks.append(
-                    self._chunk(index, self._echoes[number] + beam.text, None, reason(answer))
+                    self._chunk(
+                        index, self._echoes[number] + beam.text, None, finish_reason(answer)
+                    )
                 )
-        chunks[-1]["timings"] = timings(answers[0])
-        if self.counted:
-            chunks.append({**self._head(), "choices": [], "usage": usage(answers, self.each)})
+        chunks[-1]["timings"] = answer_timings(answers[0])
+        if self.includes_usage:
+            chunks.append(
+                {**self._head(), "choices": [], "usage": token_usage(answers, self.n_samples)}
+            )
         return chunks
 
     def _head(self) -> Document:
@@ -280,4 +312,4 @@ def _mean_logprob(answer: Answer) -> float:
     return sum(token.logprob or 0.0 for token in answer.tokens) / max(1, len(answer.tokens))
 
 
-FORMS = (Completions,)
+FORMS = (CompletionsForm,)

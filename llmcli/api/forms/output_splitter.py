@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from llmcli.api.forms.tool_call_stream import Calling, Heard, told
-from llmcli.api.tool_calls.base import Digits, Family, digits
-from llmcli.runtime.text.detokenizer import overlap
-from llmcli.runtime.text.reasoning import TAGS, Splitter, Tags
+from llmcli.api.forms.tool_call_stream import OutputPiece, ToolCallStream, complete_call_pieces
+from llmcli.api.tool_calls.base import MakeDigits, ToolCallFormat, random_digits
+from llmcli.runtime.text.detokenizer import overlap_length
+from llmcli.runtime.text.reasoning import THINKING_TAGS, ThinkingSplitter, ThinkingTags
 
 # After this many false openings no more calls are searched for: each attempt may scan all that
 # follows.
-MISTAKEN = 64
-NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
+MAX_FALSE_OPENINGS = 64
+NO_STRING_ARGUMENTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
-class Listener:
+class OutputSplitter:
     """`opened`: the thinking tags at the end of the prompt. `family`: how the model writes calls;
     None without tools. `names`: the functions' names. `string_arguments`: for each function, the
     arguments that are strings by its schema. `digits` makes the digits of call ids.
@@ -28,49 +28,49 @@ class Listener:
 
     def __init__(
         self,
-        opened: Tags | None,
-        family: Family | None,
+        opened: ThinkingTags | None,
+        family: ToolCallFormat | None,
         names: frozenset[str] = frozenset(),
-        texts: Mapping[str, frozenset[str]] = NO_TEXTS,
-        digits: Digits = digits,
+        string_arguments: Mapping[str, frozenset[str]] = NO_STRING_ARGUMENTS,
+        digits: MakeDigits = random_digits,
     ) -> None:
-        self._texts, self._digits = texts, digits
-        self._splitter, self._family, self._names = Splitter(opened), family, names
+        self._texts, self._digits = string_arguments, digits
+        self._splitter, self._family, self._names = ThinkingSplitter(opened), family, names
         self._tags = opened  # the tags of this answer's thinking, once they are known
         self._buffer = ""
-        self._call_stream: Calling | None = None
+        self._call_stream: ToolCallStream | None = None
         self._false_openings = 0
         self._in_call = self._has_text = self._has_content = self._has_call = self._has_thinking = (
             False
         )
 
-    def feed(self, text: str) -> list[Heard]:
+    def feed(self, text: str) -> list[OutputPiece]:
         """Return the pieces that are certain after this text."""
-        if self._family is None and self._splitter.talking and not self._has_thinking:
-            return [Heard("content", text)] if text else []
+        if self._family is None and self._splitter.is_replying and not self._has_thinking:
+            return [OutputPiece("content", text)] if text else []
         return [
             output
             for segment in self._splitter.feed(text)
-            for output in self._classify(segment.thinking, segment.text)
+            for output in self._classify(segment.is_thinking, segment.text)
         ]
 
-    def finish(self) -> list[Heard]:
+    def finish(self) -> list[OutputPiece]:
         """Return what was held back, at the end of the answer."""
         out = [
             output
             for segment in self._splitter.finish()
-            for output in self._classify(segment.thinking, segment.text)
+            for output in self._classify(segment.is_thinking, segment.text)
         ]
         out += self._read(over=True) if self._family else []
         remainder, self._buffer = self._buffer, ""
         if remainder.strip() or (remainder and not self._has_call):
-            out.append(Heard("content", remainder))
+            out.append(OutputPiece("content", remainder))
         return out
 
-    def _classify(self, thinking: bool, text: str) -> list[Heard]:
+    def _classify(self, thinking: bool, text: str) -> list[OutputPiece]:
         if thinking:
             text = self._strip_tags(text)
-            return [Heard("thinking", text)] if text else []
+            return [OutputPiece("thinking", text)] if text else []
         if self._has_thinking and not self._has_text:  # blank lines after the thinking
             text = text.lstrip()
         if not text:
@@ -78,7 +78,7 @@ class Listener:
         self._has_text = True
         if self._family is None:
             self._has_content = True
-            return [Heard("content", text)]
+            return [OutputPiece("content", text)]
         self._buffer += text
         return self._read(over=False)
 
@@ -86,15 +86,17 @@ class Listener:
         """Remove the tags from thinking. The splitter never cuts a tag in two."""
         if self._tags is None:
             text = text.lstrip()
-            self._tags = next(tags for tags in TAGS if text.startswith((tags.opens, tags.closes)))
-            text = text.removeprefix(self._tags.opens)
-        text = text.removesuffix(self._tags.closes)
+            self._tags = next(
+                tags for tags in THINKING_TAGS if text.startswith((tags.opening, tags.closing))
+            )
+            text = text.removeprefix(self._tags.opening)
+        text = text.removesuffix(self._tags.closing)
         if not self._has_thinking:
             text = text.lstrip("\n")
         self._has_thinking = self._has_thinking or bool(text)
         return text
 
-    def _read(self, over: bool) -> list[Heard]:
+    def _read(self, over: bool) -> list[OutputPiece]:
         family, out = self._family, []
         assert family
         while self._buffer or self._call_stream:
@@ -102,7 +104,7 @@ class Listener:
                 calling = self._call_stream
                 heard, self._buffer = calling.feed(self._buffer, over)
                 out += heard
-                if not calling.over:
+                if not calling.has_ended:
                     break
                 self._call_stream, self._in_call = None, False
                 continue
@@ -114,31 +116,31 @@ class Listener:
                 continue
             at = self._opening(family)
             said, remainder = self._buffer[:at], self._buffer[at:]
-            self._in_call = bool(remainder) and remainder.startswith(family.opens)
+            self._in_call = bool(remainder) and remainder.startswith(family.openings)
             words = said.rstrip()
             if words:
                 self._has_content = True
-                out.append(Heard("content", words))
+                out.append(OutputPiece("content", words))
             # White space is held back until the next text is known: before a call it is dropped.
             self._buffer = remainder if self._in_call else said[len(words) :] + remainder
             if not self._in_call:
                 break
         return out
 
-    def _parse_calls(self, family: Family, over: bool) -> list[Heard] | None:
+    def _parse_calls(self, family: ToolCallFormat, over: bool) -> list[OutputPiece] | None:
         """Return the calls at the beginning of the held text, or content if there is no call; None
         if more text is needed.
         """
-        calling = Calling(family, self._names, self._texts, self._digits)
+        calling = ToolCallStream(family, self._names, self._texts, self._digits)
         if begun := calling.begin(self._buffer):
             self._call_stream, self._has_call = calling, True
             self._buffer = begun[1]
             return begun[0]
         try:
-            taken = family.take(self._buffer, over)
+            taken = family.parse(self._buffer, over)
             if (
                 taken
-                and family.first
+                and family.starts_answer
                 and not self._names.issuperset(call.name for call in taken.calls)
             ):
                 raise ValueError(self._buffer)
@@ -146,32 +148,38 @@ class Listener:
             self._false_openings += 1
             first, self._buffer = self._buffer[:1], self._buffer[1:]
             self._in_call, self._has_content = False, True
-            return [Heard("content", first)]
+            return [OutputPiece("content", first)]
         if taken is None:
             return None
-        self._in_call, self._has_call, self._buffer = False, True, self._buffer[taken.used :]
-        calls = [replace(call, id=call.id or family.id(self._digits())) for call in taken.calls]
-        return [heard for call in calls for heard in told(call)]
+        self._in_call, self._has_call, self._buffer = (
+            False,
+            True,
+            self._buffer[taken.n_characters :],
+        )
+        calls = [
+            replace(call, id=call.id or family.make_id(self._digits())) for call in taken.calls
+        ]
+        return [heard for call in calls for heard in complete_call_pieces(call)]
 
-    def _opening(self, family: Family) -> int:
+    def _opening(self, family: ToolCallFormat) -> int:
         """Return the position in the held text where a call begins or may begin; the text's length
         if there is none.
         """
         held = self._buffer
-        if self._false_openings >= MISTAKEN:
+        if self._false_openings >= MAX_FALSE_OPENINGS:
             return len(held)
-        if family.first:
+        if family.starts_answer:
             blank = len(held) - len(held.lstrip())
             begins = any(
                 held[blank:].startswith(word) or word.startswith(held[blank:])
-                for word in family.opens
+                for word in family.openings
             )
             return blank if begins and not self._has_content else len(held)
         position = min(
-            (index for word in family.opens if (index := held.find(word)) >= 0), default=-1
+            (index for word in family.openings if (index := held.find(word)) >= 0), default=-1
         )
         return (
             position
             if position >= 0
-            else len(held) - max(overlap(held, word) for word in family.opens)
+            else len(held) - max(overlap_length(held, word) for word in family.openings)
         )

@@ -5,63 +5,69 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
 from llmcli.api.forms import common_fields as common
-from llmcli.api.forms.output_splitter import Listener
-from llmcli.api.forms.tools import NO_TOOLS, OBJECT, Tools, spelled
-from llmcli.api.server_settings import Settings
-from llmcli.api.tool_calls import family
-from llmcli.api.tool_calls.base import Digits, Family, digits
+from llmcli.api.forms.output_splitter import OutputSplitter
+from llmcli.api.forms.tools import ANY_OBJECT, NO_TOOLS, ToolSet, spell_out
+from llmcli.api.server_settings import ServerSettings
+from llmcli.api.tool_calls import find_format
+from llmcli.api.tool_calls.base import MakeDigits, ToolCallFormat, random_digits
 from llmcli.errors import UserError
 from llmcli.runtime.constraint import gbnf, json_schema
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.text.chat_template import Template
-from llmcli.runtime.text.reasoning import Tags
+from llmcli.runtime.text.chat_template import ChatTemplate
+from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Message
 
-EFFORTS = "none", "minimal", "low", "medium", "high", "xhigh", "max"
+REASONING_EFFORTS = "none", "minimal", "low", "medium", "high", "xhigh", "max"
 # Variables of a template that a request may not set.
-OURS = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+RESERVED_VARIABLES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PromptRequest:
     """What a request asks of the model, in the same terms for every API. `schema`: the JSON schema
     of the answer, or None; `add_generation_prompt`: the template opens an answer; `continues_last`:
     the last message is the beginning of the answer.
     """
 
     messages: Sequence[Message]
-    tools: Tools = NO_TOOLS
-    format: Any = None
-    grammar: Constraint | None = None
+    tools: ToolSet = NO_TOOLS
+    schema: Any = None
+    constraint: Constraint | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
-    generate: bool = True
-    continued: bool = False
+    add_generation_prompt: bool = True
+    continues_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RenderedPrompt:
     """The token ids that the model reads, and what is needed to split its answer. `opened_tags`:
     the thinking tags that the prompt ends with.
     """
 
     tokens: tuple[int, ...]
     constraint: Constraint | None
-    opened: Tags | None
-    family: Family | None
-    tools: Tools
+    opened_tags: ThinkingTags | None
+    call_format: ToolCallFormat | None
+    tools: ToolSet
 
-    def listener(self, digits: Digits = digits) -> Listener:
+    def new_splitter(self, digits: MakeDigits = random_digits) -> OutputSplitter:
         """Return the splitter for one answer; `digits` makes the digits of call ids."""
-        return Listener(self.opened, self.family, self.tools.names, self.tools.texts, digits)
+        return OutputSplitter(
+            self.opened_tags,
+            self.call_format,
+            self.tools.names,
+            self.tools.string_arguments,
+            digits,
+        )
 
-    def thought(self, answer: Answer) -> int:
+    def count_thinking(self, answer: Answer) -> int:
         """Return the number of an answer's tokens that are thinking."""
-        listener, thinking = self.listener(), 0
+        listener, thinking = self.new_splitter(), 0
         for number, token in enumerate(answer.tokens):
             kinds = {piece.kind for piece in listener.feed(token.text)}
             if "thinking" in kinds:
@@ -71,59 +77,64 @@ class Prompt:
         return thinking
 
 
-def prompt(wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
+def render_prompt(
+    request: PromptRequest, runner: Runner, settings: ServerSettings
+) -> RenderedPrompt:
     """Render a request through the model's chat template. Raises ApiError if the model has none,
     UserError if the template refuses the conversation.
     """
-    template, tools, system = runner.template, wanted.tools, settings.system
+    template, tools, system = runner.template, request.tools, settings.system
     if template is None:
-        raise Problem(
+        raise ApiError(
             "this is a base model without a chat template: use /v1/completions to continue a text"
         )
-    messages = list(wanted.messages)
+    messages = list(request.messages)
     if system and not any(message.role == "system" for message in messages):
         messages = [Message("system", system), *messages]
-    variables: dict[str, Any] = {**template.asked(template.reasoning), **wanted.variables}
-    definitions = [tool.shown for tool in tools.tools] or None
+    variables: dict[str, Any] = {
+        **template.thinking_values(template.reasoning),
+        **request.variables,
+    }
+    definitions = [tool.definition for tool in tools.tools] or None
     tool_variables = template.variables & {"tools", "xml_tools"}
     if tool_variables:
         variables |= dict.fromkeys(tool_variables, definitions)
     else:
-        messages = spelled(messages, tools)
-    messages = folded(messages, template)
-    text = _render(messages, wanted, template, variables)
-    tokens = common.encoded(runner, settings, text)
+        messages = spell_out(messages, tools)
+    messages = merge_system_texts(messages, template)
+    text = _render(messages, request, template, variables)
+    tokens = common.encode_prompt(runner, settings, text)
     call_format = (
-        family(template.source)
+        find_format(template.source)
         if tools.tools and tool_variables
-        else family("")
+        else find_format("")
         if tools.tools
         else None
     )
-    opened = None if wanted.continued else runner.opened(tokens)
-    return Prompt(tokens, _constraint(wanted, call_format), opened, call_format, tools)
+    opened = None if request.continues_last else runner.opened_tags(tokens)
+    return RenderedPrompt(tokens, _constraint(request, call_format), opened, call_format, tools)
 
 
-def _constraint(wanted: Wanted, kin: Family | None) -> Constraint | None:
-    if kin and wanted.tools.forced:
+def _constraint(wanted: PromptRequest, kin: ToolCallFormat | None) -> Constraint | None:
+    if kin and wanted.tools.is_forced:
         return wanted.tools.constraint(kin)
-    if wanted.format is None:
-        if kin and wanted.tools.strict and wanted.grammar is None:
-            return wanted.tools.amid(kin)
-        return wanted.grammar
+    if wanted.schema is None:
+        if kin and wanted.tools.is_strict and wanted.constraint is None:
+            return wanted.tools.interleaved_constraint(kin)
+        return wanted.constraint
     if kin:
-        return wanted.tools.constraint(kin, wanted.format)
-    return Constraint("json_schema", json.dumps(wanted.format))
+        return wanted.tools.constraint(kin, wanted.schema)
+    return Constraint("json_schema", json.dumps(wanted.schema))
 
 
-def folded(said: list[Message], template: Template) -> list[Message]:
+def merge_system_texts(messages: list[Message], template: ChatTemplate) -> list[Message]:
     """Return the conversation with all system texts in one first message, or in front of the first
     question if the template has no system role.
     """
     system = "\n\n".join(
-        message.content for message in said if message.role == "system" and message.content
+        message.content for message in messages if message.role == "system" and message.content
     )
-    others = [message for message in said if message.role != "system"]
+    others = [message for message in messages if message.role != "system"]
     if not system:
         return others
     if template.accepts_system() or not others:
@@ -135,23 +146,25 @@ def folded(said: list[Message], template: Template) -> list[Message]:
 
 
 def _render(
-    said: list[Message], wanted: Wanted, template: Template, variables: dict[str, Any]
+    said: list[Message], wanted: PromptRequest, template: ChatTemplate, variables: dict[str, Any]
 ) -> str:
-    if not wanted.continued:
-        return template.render(said, add_generation_prompt=wanted.generate, **variables)
+    if not wanted.continues_last:
+        return template.render(
+            said, add_generation_prompt=wanted.add_generation_prompt, **variables
+        )
     if not said or said[-1].role != "assistant" or not said[-1].content:
-        raise Problem(
+        raise ApiError(
             "continue_final_message needs an assistant's message at the end",
             param="continue_final_message",
         )
     text = template.render(said, add_generation_prompt=False, **variables)
     end = text.rfind(said[-1].content.strip())
     if end < 0:
-        raise Problem("this model's template changes the last message, so it cannot be continued")
+        raise ApiError("this model's template changes the last message, so it cannot be continued")
     return text[: end + len(said[-1].content.strip())]
 
 
-def answer_format(fields: Fields, name: str) -> Any:
+def read_answer_schema(fields: Fields, name: str) -> Any:
     """Return the JSON schema that `response_format` or `text.format` asks for; None for free text.
     Raises ApiError for a schema that cannot be enforced.
     """
@@ -162,25 +175,27 @@ def answer_format(fields: Fields, name: str) -> Any:
     if kind == "text":
         return None
     if kind == "json_object":
-        return _read_schema(table, "schema") if table.has("schema") else OBJECT
+        return _read_schema(table, "schema") if table.has("schema") else ANY_OBJECT
     inner = table.table("json_schema")
     if inner is None and not table.has("schema") and name == "response_format":
-        raise Problem(f"{table.at('json_schema')} is missing", param=table.at("json_schema"))
+        raise ApiError(
+            f"{table.path_of('json_schema')} is missing", param=table.path_of("json_schema")
+        )
     return _read_schema(inner or table, "schema")
 
 
 def _read_schema(fields: Fields, name: str) -> Any:
     if not fields.has(name):
-        raise Problem(f"{fields.at(name)} is missing", param=fields.at(name))
+        raise ApiError(f"{fields.path_of(name)} is missing", param=fields.path_of(name))
     value = fields.values[name]
     try:
-        json_schema.checked(json.dumps(value))
+        json_schema.check_schema(json.dumps(value))
     except (UserError, RecursionError) as error:
-        raise Problem(f"{fields.at(name)}: {error}", param=fields.at(name)) from None
+        raise ApiError(f"{fields.path_of(name)}: {error}", param=fields.path_of(name)) from None
     return value
 
 
-def grammar(fields: Fields, schema: Any = None) -> Constraint | None:
+def read_constraint(fields: Fields, schema: Any = None) -> Constraint | None:
     """Return the constraint of llama-server's own fields: a GBNF grammar or a JSON schema.
     `schema`, from response_format, takes precedence.
     """
@@ -194,23 +209,25 @@ def grammar(fields: Fields, schema: Any = None) -> Constraint | None:
     try:
         gbnf.to_lark(text)
     except UserError as error:
-        raise Problem(f"grammar: {error}", param="grammar") from None
+        raise ApiError(f"grammar: {error}", param="grammar") from None
     return Constraint("gbnf", text)
 
 
-def variables(fields: Fields, template: Template | None) -> dict[str, Any]:
+def read_template_variables(fields: Fields, template: ChatTemplate | None) -> dict[str, Any]:
     """Return the template's variables that a request sets: chat_template_kwargs, and the reasoning
     effort.
     """
     table = fields.table("chat_template_kwargs")
     values = dict(table.values) if table else {}
-    if reserved := sorted(OURS.intersection(values)):
-        raise Problem(
+    if reserved := sorted(RESERVED_VARIABLES.intersection(values)):
+        raise ApiError(
             f"chat_template_kwargs.{reserved[0]} is set by the server and cannot be changed",
             param="chat_template_kwargs",
         )
     if fields.has("reasoning_effort"):
-        effort = fields.choice("reasoning_effort", EFFORTS, "medium")
-        switches = {} if template is None else template.asked(effort not in ("none", "minimal"))
+        effort = fields.choice("reasoning_effort", REASONING_EFFORTS, "medium")
+        switches = (
+            {} if template is None else template.thinking_values(effort not in ("none", "minimal"))
+        )
         values = {"reasoning_effort": effort, **switches, **values}
     return values

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields
-from llmcli.api.forms.messages import MOST, ROLES, arguments, content
+from llmcli.api.forms.messages import MAX_MESSAGES, ROLES, parse_template_arguments, read_content
 from llmcli.types import Message
 
 
-def conversation(fields: Fields) -> list[Message]:
+def read_conversation(fields: Fields) -> list[Message]:
     """Return the messages of `instructions` and `input`. Raises ApiError with the path of an
     invalid item.
     """
@@ -19,10 +19,10 @@ def conversation(fields: Fields) -> list[Message]:
     if isinstance(value, str):
         return [*messages, Message("user", value)]
     if value is None:
-        raise Problem("input is missing", param="input")
+        raise ApiError("input is missing", param="input")
     if not isinstance(value, list) or not value:
-        raise fields.wrong("input", "text or a list of items")
-    for item in fields.tables("input", MOST):
+        raise fields.type_error("input", "text or a list of items")
+    for item in fields.tables("input", MAX_MESSAGES):
         _read_item(item, messages)
     return messages
 
@@ -30,20 +30,20 @@ def conversation(fields: Fields) -> list[Message]:
 def _read_item(item: Fields, said: list[Message]) -> None:
     match item.text("type", "message"):
         case "message":
-            role = ROLES.get(item.needed("role"))
+            role = ROLES.get(item.required_text("role"))
             if role is None or role == "tool":
-                raise item.wrong("role", "one of system, developer, user, assistant")
-            said.append(Message(role, content(item)))
+                raise item.type_error("role", "one of system, developer, user, assistant")
+            said.append(Message(role, read_content(item)))
         case "function_call":
             _add_call(item, said)
         case "function_call_output":
             output = item.values.get("output")
-            text = output if isinstance(output, str) else content(item, "output")
-            said.append(Message("tool", text, {"tool_call_id": item.needed("call_id")}))
+            text = output if isinstance(output, str) else read_content(item, "output")
+            said.append(Message("tool", text, {"tool_call_id": item.required_text("call_id")}))
         case "reasoning":  # earlier reasoning is not shown to the model
             pass
         case kind:
-            raise Problem(
+            raise ApiError(
                 f"{item.path}: items of type {str(kind)[:40]} are not supported", param=item.path
             )
 
@@ -51,10 +51,10 @@ def _read_item(item: Fields, said: list[Message]) -> None:
 def _add_call(item: Fields, said: list[Message]) -> None:
     """Add a call to the assistant's message before it, or start one."""
     function: dict[str, Any] = {
-        "name": item.needed("name"),
-        "arguments": arguments(item.text("arguments") or "{}"),
+        "name": item.required_text("name"),
+        "arguments": parse_template_arguments(item.text("arguments") or "{}"),
     }
-    call = {"id": item.needed("call_id"), "type": "function", "function": function}
+    call = {"id": item.required_text("call_id"), "type": "function", "function": function}
     if said and said[-1].role == "assistant":
         last = said.pop()
         calls = [*last.more.get("tool_calls", ()), call]

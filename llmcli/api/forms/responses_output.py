@@ -6,53 +6,55 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmcli.api.forms.base import Document
-from llmcli.api.forms.tool_call_stream import Heard
-from llmcli.api.tool_calls.base import Digits, given
+from llmcli.api.forms.tool_call_stream import OutputPiece
+from llmcli.api.tool_calls.base import MakeDigits, parse_arguments
 
-KINDS = {
+ITEM_TYPES = {
     "thinking": "reasoning",
     "content": "message",
     "call_start": "function_call",
     "arguments": "function_call",
 }
-PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
-PART = {"message": "output_text", "reasoning": "reasoning_text"}
-NAME = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+ID_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
+PART_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
+EVENT_NAMES = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 
 
-class Output:
+class ResponseOutput:
     """The items of one answer. add() and close() yield the events of each change, without sequence
     numbers. `digits` makes the digits of the items' ids.
     """
 
-    def __init__(self, digits: Digits) -> None:
+    def __init__(self, digits: MakeDigits) -> None:
         self._digits = digits
         self.items: list[Document] = []
         self._open: Document | None = None
 
-    def hear(self, heard: Heard, logprobs: list[Document] | None = None) -> Iterator[Document]:
+    def add(self, piece: OutputPiece, logprobs: list[Document] | None = None) -> Iterator[Document]:
         """Add a piece of the answer, with the log-probabilities of its tokens."""
-        if heard.kind == "call_end" and heard.call:
-            yield from self.close("incomplete" if given(heard.call) is None else "completed")
+        if piece.kind == "call_end" and piece.call:
+            yield from self.close(
+                "incomplete" if parse_arguments(piece.call) is None else "completed"
+            )
             return
-        kind = KINDS[heard.kind]
-        if self._open is None or self._open["type"] != kind or heard.call:
+        kind = ITEM_TYPES[piece.kind]
+        if self._open is None or self._open["type"] != kind or piece.call:
             yield from self.close()
-            yield from self._begin(kind, heard)
+            yield from self._begin(kind, piece)
         assert self._open is not None
-        if heard.call:
+        if piece.call:
             return
         if kind == "function_call":
-            yield self._event("response.function_call_arguments.delta", delta=heard.text)
-            self._open["arguments"] += heard.text
+            yield self._event("response.function_call_arguments.delta", delta=piece.text)
+            self._open["arguments"] += piece.text
             return
         content = self._open["content"][0]
-        content["text"] += heard.text
+        content["text"] += piece.text
         extra = {}
         if kind == "message":
             content["logprobs"] += logprobs or []
             extra["logprobs"] = logprobs or []
-        yield self._event(f"{NAME[kind]}.delta", content_index=0, delta=heard.text, **extra)
+        yield self._event(f"{EVENT_NAMES[kind]}.delta", content_index=0, delta=piece.text, **extra)
 
     def close(self, status: str = "completed") -> Iterator[Document]:
         """End the open item."""
@@ -67,7 +69,7 @@ class Output:
             content = item["content"][0]
             extra = {"logprobs": content["logprobs"]} if item["type"] == "message" else {}
             yield self._event(
-                f"{NAME[item['type']]}.done", content_index=0, text=content["text"], **extra
+                f"{EVENT_NAMES[item['type']]}.done", content_index=0, text=content["text"], **extra
             )
             yield self._event("response.content_part.done", content_index=0, part=dict(content))
         yield {
@@ -77,9 +79,9 @@ class Output:
         }
         self._open = None
 
-    def _begin(self, sort: str, heard: Heard) -> Iterator[Document]:
+    def _begin(self, sort: str, heard: OutputPiece) -> Iterator[Document]:
         item: Document = {
-            "id": PREFIX[sort] + self._digits(),
+            "id": ID_PREFIXES[sort] + self._digits(),
             "type": sort,
             "status": "in_progress",
         }
@@ -99,7 +101,7 @@ class Output:
             "item": _copy(item),
         }
         if not heard.call:
-            content: Document = {"type": PART[sort], "text": ""}
+            content: Document = {"type": PART_TYPES[sort], "text": ""}
             content |= {"annotations": [], "logprobs": []} if sort == "message" else {}
             item["content"].append(content)
             yield self._event("response.content_part.added", content_index=0, part=_copy(content))

@@ -11,66 +11,73 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Literal
 
-from llmcli.api.tool_calls.base import Call, Digits, Family, Written
+from llmcli.api.tool_calls.base import ArgumentStream, MakeDigits, ToolCall, ToolCallFormat
 from llmcli.strict_json import strict
 
 # Characters that change the state, inside and outside of a string. Outside of a string only words
 # and numbers may appear besides.
-INSIDE, OUTSIDE = re.compile(r'["\\]'), re.compile(r'["{}\[\]]|[^\s\w.,:+-]')
-CONTROLS = {code: f"\\u{code:04x}" for code in range(32)} | {9: "\\t", 10: "\\n", 13: "\\r"}
-PAIRS = {"{": "}", "[": "]"}
-CUTS = 256  # attempts at completing a text that was cut off
-BETWEEN = " \t\r\n}],;`"
-ID = re.compile(r',\s*"id"\s*:\s*"[^"]*"')  # Mistral writes it after the arguments
+IN_STRING_PATTERN, BETWEEN_STRINGS_PATTERN = (
+    re.compile(r'["\\]'),
+    re.compile(r'["{}\[\]]|[^\s\w.,:+-]'),
+)
+CONTROL_ESCAPES = {code: f"\\u{code:04x}" for code in range(32)} | {9: "\\t", 10: "\\n", 13: "\\r"}
+CLOSING_BRACKETS = {"{": "}", "[": "]"}
+MAX_COMPLETIONS = 256  # attempts at completing a text that was cut off
+SEPARATOR_CHARACTERS = " \t\r\n}],;`"
+CALL_ID_PATTERN = re.compile(r',\s*"id"\s*:\s*"[^"]*"')  # Mistral writes it after the arguments
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class OutputPiece:
     """A piece of an answer: thinking, content, the start of a call, a piece of its arguments, or
     its end. The `call` of a start has no arguments yet.
     """
 
     kind: Literal["thinking", "content", "call_start", "arguments", "call_end"]
     text: str
-    call: Call | None = None
+    call: ToolCall | None = None
 
 
-def told(call: Call) -> list[Heard]:
+def complete_call_pieces(call: ToolCall) -> list[OutputPiece]:
     """Return the pieces of a call that is complete."""
     return [
-        Heard("call_start", "", replace(call, arguments="")),
-        Heard("arguments", call.arguments),
-        Heard("call_end", "", call),
+        OutputPiece("call_start", "", replace(call, arguments="")),
+        OutputPiece("arguments", call.arguments),
+        OutputPiece("call_end", "", call),
     ]
 
 
-class Arguments:
+class JsonArgumentStream:
     """A JSON object that arrives in pieces: finds its end, and escapes control characters inside
     its strings.
     """
 
     def __init__(self) -> None:
-        self.done = False
+        self.is_complete = False
         self._open, self._in_string, self._escaped = list[str](), False, False
 
     @property
-    def rest(self) -> str | None:
+    def closing_brackets(self) -> str | None:
         """The brackets that would close the object here; None inside a string."""
         return None if self._in_string else "".join(reversed(self._open))
 
-    def take(self, text: str, over: bool = False) -> tuple[str, int]:
+    def feed(self, text: str, is_last: bool = False) -> tuple[str, int]:
         """Return the piece of `text` that belongs to the object, and its length in characters."""
         out: list[str] = []
         position = 0
-        while position < len(text) and not self.done:
+        while position < len(text) and not self.is_complete:
             if self._escaped:
-                out.append(text[position].translate(CONTROLS))
+                out.append(text[position].translate(CONTROL_ESCAPES))
                 self._escaped, position = False, position + 1
                 continue
-            match = (INSIDE if self._in_string else OUTSIDE).search(text, position)
+            match = (IN_STRING_PATTERN if self._in_string else BETWEEN_STRINGS_PATTERN).search(
+                text, position
+            )
             end = match.start() if match else len(text)
             out.append(
-                text[position:end].translate(CONTROLS) if self._in_string else text[position:end]
+                text[position:end].translate(CONTROL_ESCAPES)
+                if self._in_string
+                else text[position:end]
             )
             position = end
             if match:
@@ -83,19 +90,19 @@ class Arguments:
             self._escaped = True
         elif mark == '"':
             self._in_string = not self._in_string
-        elif mark in PAIRS:
-            self._open.append(PAIRS[mark])
+        elif mark in CLOSING_BRACKETS:
+            self._open.append(CLOSING_BRACKETS[mark])
         elif self._open and mark == self._open[-1]:
             self._open.pop()
-            self.done = not self._open
+            self.is_complete = not self._open
         else:
-            self.done = True
+            self.is_complete = True
             return 0
         out.append(mark)
         return 1
 
 
-class Calling:
+class ToolCallStream:
     """The calls of one block: `begin` finds the first call, `feed` continues. `has_ended` is set
     once the block has ended. `string_arguments`: for each function, the arguments that are strings
     by its schema. `digits` makes the digits of call ids.
@@ -103,80 +110,89 @@ class Calling:
 
     def __init__(
         self,
-        family: Family,
+        family: ToolCallFormat,
         names: frozenset[str],
-        texts: Mapping[str, frozenset[str]],
-        digits: Digits,
+        string_arguments: Mapping[str, frozenset[str]],
+        digits: MakeDigits,
     ) -> None:
-        self.over = False
+        self.has_ended = False
         self._family, self._names, self._texts, self._digits, self._number = (
             family,
             names,
-            texts,
+            string_arguments,
             digits,
             0,
         )
-        self._call, self._written = Call("", ""), list[str]()
-        self._arguments: Written = Arguments()
+        self._call, self._written = ToolCall("", ""), list[str]()
+        self._arguments: ArgumentStream = JsonArgumentStream()
 
-    def begin(self, text: str) -> tuple[list[Heard], str] | None:
+    def begin(self, text: str) -> tuple[list[OutputPiece], str] | None:
         """Return the start of the call at the beginning of `text`, and the rest of the text, which
         holds its arguments; None if there is no call (yet).
         """
-        head = self._family.head(text, self._number)
-        if head is None or (self._family.first and head.call.name not in self._names):
+        head = self._family.match_head(text, self._number)
+        if head is None or (self._family.starts_answer and head.call.name not in self._names):
             return None
         self._number += 1
-        self._call = replace(head.call, id=head.call.id or self._family.id(self._digits()))
+        self._call = replace(head.call, id=head.call.id or self._family.make_id(self._digits()))
         texts = self._texts.get(head.call.name, frozenset())
-        self._arguments, self._written = head.form.reader(texts) if head.form else Arguments(), []
-        return [Heard("call_start", "", self._call)], text[head.used :]
+        self._arguments, self._written = (
+            head.argument_format.open_stream(texts)
+            if head.argument_format
+            else JsonArgumentStream(),
+            [],
+        )
+        return [OutputPiece("call_start", "", self._call)], text[head.n_characters :]
 
-    def feed(self, text: str, over: bool) -> tuple[list[Heard], str]:
+    def feed(self, text: str, is_last: bool) -> tuple[list[OutputPiece], str]:
         """Return the pieces that `text` adds, and the part of it that was not read. `is_last`: no
         more text follows.
         """
-        out: list[Heard] = []
-        while text or over:
-            if not self._arguments.done:
-                piece, used = self._arguments.take(text, over)
+        out: list[OutputPiece] = []
+        while text or is_last:
+            if not self._arguments.is_complete:
+                piece, used = self._arguments.feed(text, is_last)
                 text = text[used:]
                 if piece:
                     self._written.append(piece)
-                    out.append(Heard("arguments", piece))
-                if not self._arguments.done and not over:
+                    out.append(OutputPiece("arguments", piece))
+                if not self._arguments.is_complete and not is_last:
                     break
-                self._arguments.done = True
+                self._arguments.is_complete = True
                 out.append(
-                    Heard("call_end", "", replace(self._call, arguments="".join(self._written)))
+                    OutputPiece(
+                        "call_end", "", replace(self._call, arguments="".join(self._written))
+                    )
                 )
             if next_call := self.begin(text):
                 out += next_call[0]
                 text = next_call[1]
                 continue
-            more, text = self._end_block(text, over)
+            more, text = self._end_block(text, is_last)
             return out + more, text
         return out, text
 
-    def _end_block(self, text: str, over: bool) -> tuple[list[Heard], str]:
+    def _end_block(self, text: str, over: bool) -> tuple[list[OutputPiece], str]:
         """Find the end of the block; return the content after it and the rest of the text."""
         family = self._family
         ends = [
-            (index, index + len(word)) for word in family.ends if (index := text.find(word)) >= 0
+            (index, index + len(word))
+            for word in family.block_endings
+            if (index := text.find(word)) >= 0
         ]
-        if not family.first:  # a block without an end mark ends where the next one begins
-            ends += [(index, index) for word in family.opens if (index := text.find(word)) >= 0]
+        if not family.starts_answer:  # a block without an end mark ends where the next one begins
+            ends += [(index, index) for word in family.openings if (index := text.find(word)) >= 0]
         if not ends and not over:
             return [], text
         start, end = min(ends, default=(len(text), len(text)))
-        self.over, content = True, text[:start]
-        for word in family.closes:
+        self.has_ended, content = True, text[:start]
+        for word in family.closings:
             content = content.replace(word, "")
-        content = ID.sub("", content).lstrip(BETWEEN)
-        return [Heard("content", content)] if content else [], text[end:]
+        content = CALL_ID_PATTERN.sub("", content).lstrip(SEPARATOR_CHARACTERS)
+        return [OutputPiece("content", content)] if content else [], text[end:]
 
 
-def partly(arguments: str) -> dict[str, Any]:
+def parse_partial_arguments(arguments: str) -> dict[str, Any]:
     """Return the complete part of a call's arguments, as Anthropic's client parses arguments that
     were cut off.
     """
@@ -198,8 +214,8 @@ def _completions(text: str) -> Iterator[str]:
         for index in range(len(text) - 1, -1, -1)
         if text[index] in ",{["
     )
-    for end in islice(chain((len(text),), cuts), CUTS):
-        scan = Arguments()
-        text_of_cut = scan.take(text[:end])[0]
-        if scan.rest is not None:
-            yield text_of_cut + scan.rest
+    for end in islice(chain((len(text),), cuts), MAX_COMPLETIONS):
+        scan = JsonArgumentStream()
+        text_of_cut = scan.feed(text[:end])[0]
+        if scan.closing_brackets is not None:
+            yield text_of_cut + scan.closing_brackets

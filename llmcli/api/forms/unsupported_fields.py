@@ -7,7 +7,7 @@ return_progress.
 """
 
 # Field of llama-server, vLLM or OpenAI -> what to do instead.
-UNKNOWN = {
+UNSUPPORTED_FIELDS = {
     "n_probs": "use logprobs and top_logprobs",
     "samplers": "the sampling steps run in a fixed order",
     "lora": "load it with the model",

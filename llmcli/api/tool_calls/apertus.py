@@ -3,45 +3,51 @@
 import json
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Call, Family, Taken, made, within
+from llmcli.api.tool_calls.base import (
+    ParsedCalls,
+    ToolCall,
+    ToolCallFormat,
+    make_call,
+    text_between,
+)
 
-ONE = r'\{\s*(?P<json>"(?:[^"\\]|\\.)*")\s*:\s*(?=\{)'
-OPENS, CLOSES = "<|tools_prefix|>", "<|tools_suffix|>"
+CALL_PATTERN = r'\{\s*(?P<json>"(?:[^"\\]|\\.)*")\s*:\s*(?=\{)'
+OPENING, CLOSING = "<|tools_prefix|>", "<|tools_suffix|>"
 
 
-class Apertus(Family):
+class ApertusCalls(ToolCallFormat):
     """A list of objects, each with one name and its arguments."""
 
     name: ClassVar[str] = "apertus"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = (OPENS,)
-    opens: ClassVar[tuple[str, ...]] = (OPENS,)
-    closes: ClassVar[tuple[str, ...]] = (CLOSES,)
-    begins: ClassVar[str] = rf"<\|tools_prefix\|>\s*\[\s*{ONE}"
-    goes_on: ClassVar[str] = rf"\s*\}}\s*,\s*{ONE}"
+    template_marks: ClassVar[tuple[str, ...]] = (OPENING,)
+    openings: ClassVar[tuple[str, ...]] = (OPENING,)
+    closings: ClassVar[tuple[str, ...]] = (CLOSING,)
+    first_call_pattern: ClassVar[str] = rf"<\|tools_prefix\|>\s*\[\s*{CALL_PATTERN}"
+    next_call_pattern: ClassVar[str] = rf"\s*\}}\s*,\s*{CALL_PATTERN}"
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(text, OPENS, CLOSES, over)
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        inner = text_between(text, OPENING, CLOSING, is_last)
         if inner is None:
             return None
         objects = json.loads(inner[0])
         if not isinstance(objects, list) or not objects:
             raise ValueError(objects)
-        return Taken(tuple(_call(object_) for object_ in objects), inner[1])
+        return ParsedCalls(tuple(_call(object_) for object_ in objects), inner[1])
 
-    def frame(self, name: str) -> tuple[str, str]:
+    def forced_frame(self, name: str) -> tuple[str, str]:
         return f"{{{json.dumps(name)}: ", "}"
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
-        return OPENS + "[", ", ", "]" + CLOSES
+    def wrappers(self) -> tuple[str, str | None, str]:
+        return OPENING + "[", ", ", "]" + CLOSING
 
 
-def _call(entry: object) -> Call:
+def _call(entry: object) -> ToolCall:
     if not isinstance(entry, dict) or len(entry) != 1:
         raise ValueError(entry)
     ((name, arguments),) = entry.items()
-    return made(name, arguments)
+    return make_call(name, arguments)
 
 
-FAMILIES = (Apertus(),)
+FAMILIES = (ApertusCalls(),)

@@ -6,54 +6,54 @@ import json
 import re
 from dataclasses import dataclass
 
-from llmcli.api.tool_calls.base import Form
-from llmcli.runtime.text.detokenizer import overlap
+from llmcli.api.tool_calls.base import ArgumentFormat
+from llmcli.runtime.text.detokenizer import overlap_length
 from llmcli.strict_json import strict
 
-KEY = re.compile(r"([^:,{}\[\]<>\s]+)\s*:")
-PART = re.compile(r"[^:,{}\[\]<>\s]*\s*")  # the beginning of a key
-BLANK = re.compile(r"\s*")
-BARE = re.compile(r"[^,{}\[\]<>]+")
-PAIRS = {"{": "}", "[": "]"}
+KEY_PATTERN = re.compile(r"([^:,{}\[\]<>\s]+)\s*:")
+PARTIAL_KEY_PATTERN = re.compile(r"[^:,{}\[\]<>\s]*\s*")  # the beginning of a key
+BLANK_PATTERN = re.compile(r"\s*")
+BARE_WORD_PATTERN = re.compile(r"[^,{}\[\]<>]+")
+CLOSING_BRACKETS = {"{": "}", "[": "]"}
 
 
 @dataclass(frozen=True)
-class Braces(Form):
+class BraceArguments(ArgumentFormat):
     """Arguments in braces. The call pattern matches up to the brace (group: name); `quote` is the
     mark around strings.
     """
 
-    begins: str
+    first_call_pattern: str
     quote: str
-    goes_on: str = ""
+    next_call_pattern: str = ""
 
-    def reader(self, texts: frozenset[str]) -> "Braced":
+    def open_stream(self, string_arguments: frozenset[str]) -> "BraceArgumentStream":
         """Return a stream for one call's arguments."""
-        return Braced(self.quote, texts)
+        return BraceArgumentStream(self.quote, string_arguments)
 
 
-class Braced:
+class BraceArgumentStream:
     """Converts one call's arguments in braces to JSON; `string_arguments` are those that are
     strings by its schema.
     """
 
-    def __init__(self, quote: str, texts: frozenset[str]) -> None:
-        self.done = False
-        self._quote, self._texts, self._key = quote, texts, ""
+    def __init__(self, quote: str, string_arguments: frozenset[str]) -> None:
+        self.is_complete = False
+        self._quote, self._texts, self._key = quote, string_arguments, ""
         self._open = list[str]()
         # What comes next: a value, a key, the colon after a quoted key, or a comma. `_is_empty`: a
         # list or an object has just begun, so its end may also follow.
         self._expected, self._is_empty, self._in_string = "value", False, False
 
-    def take(self, text: str, over: bool) -> tuple[str, int]:
+    def feed(self, text: str, is_last: bool) -> tuple[str, int]:
         """Return the JSON of a piece of text and the number of characters it has read."""
         out, at, moved = list[str](), 0, True
-        while moved and not self.done:
+        while moved and not self.is_complete:
             before = at
             piece, at = self._text(text, at) if self._in_string else self._mark(text, at)
             out.append(piece)
             moved = at > before
-        if over and not self.done:
+        if is_last and not self.is_complete:
             at = len(text)  # drop a partial mark, or a word that may be incomplete
         return "".join(out), at
 
@@ -64,11 +64,11 @@ class Braced:
         if end >= 0:
             self._in_string, self._expected = False, "colon" if self._expected == "key" else "comma"
             return _escape(text[at:end]) + '"', end + len(self._quote)
-        end = max(at, len(text) - overlap(text, self._quote))
+        end = max(at, len(text) - overlap_length(text, self._quote))
         return _escape(text[at:end]), end
 
     def _mark(self, text: str, at: int) -> tuple[str, int]:
-        blank = BLANK.match(text, at)
+        blank = BLANK_PATTERN.match(text, at)
         assert blank
         at = blank.end()
         first = text[at : at + 1]
@@ -84,14 +84,14 @@ class Braced:
         if self._quote.startswith(text[at : at + len(self._quote)]):
             return "", at
         piece, end = self._word(text, at)
-        self.done = end == at and not self._may_continue(text, at)
+        self.is_complete = end == at and not self._may_continue(text, at)
         return piece, end
 
     def _sign(self, sign: str) -> str:
         """Read a comma, a colon or a closing bracket."""
-        if sign in PAIRS.values():
+        if sign in CLOSING_BRACKETS.values():
             self._open.pop()
-            self._expected, self._is_empty, self.done = "comma", False, not self._open
+            self._expected, self._is_empty, self.is_complete = "comma", False, not self._open
             return sign
         self._expected = "value" if sign == ":" or self._open[-1] == "]" else "key"
         return sign + " "
@@ -100,20 +100,20 @@ class Braced:
         """Read a key, or a value without marks."""
         first = text[at]
         if self._expected == "key":
-            if match := KEY.match(text, at):
+            if match := KEY_PATTERN.match(text, at):
                 self._expected, self._is_empty, self._key = (
                     "value",
                     False,
                     match[1] if len(self._open) == 1 else "",
                 )
                 return json.dumps(match[1], ensure_ascii=False) + ": ", match.end()
-        elif self._expected == "value" and first in PAIRS:
-            self._open.append(PAIRS[first])
+        elif self._expected == "value" and first in CLOSING_BRACKETS:
+            self._open.append(CLOSING_BRACKETS[first])
             self._expected, self._is_empty = "key" if first == "{" else "value", True
             return first, at + 1
         elif (
             self._expected == "value"
-            and (match := BARE.match(text, at))
+            and (match := BARE_WORD_PATTERN.match(text, at))
             and match.end() < len(text)
             and self._open
         ):
@@ -124,7 +124,7 @@ class Braced:
 
     def _may_continue(self, text: str, at: int) -> bool:
         """Return whether more text may complete a word at this position."""
-        pattern = {"key": PART, "value": BARE}.get(self._expected)
+        pattern = {"key": PARTIAL_KEY_PATTERN, "value": BARE_WORD_PATTERN}.get(self._expected)
         return bool(pattern and pattern.fullmatch(text, at))
 
 

@@ -5,33 +5,43 @@ Command R7B and A.
 import json
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Family, Taken, calls, keyed, within
+from llmcli.api.tool_calls.base import (
+    ParsedCalls,
+    ToolCallFormat,
+    json_call_pattern,
+    read_calls,
+    text_between,
+)
 
-NAME = r'(?:tool_call_id"\s*:\s*"[^"]*"\s*,\s*")?tool_name'
-OPENS, CLOSES = "<|START_ACTION|>", "<|END_ACTION|>"
+NAME_KEY_PATTERN = r'(?:tool_call_id"\s*:\s*"[^"]*"\s*,\s*")?tool_name'
+OPENING, CLOSING = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
-class Command(Family):
+class CommandRCalls(ToolCallFormat):
     """One list of actions."""
 
     name: ClassVar[str] = "command"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = (OPENS,)
-    opens: ClassVar[tuple[str, ...]] = (OPENS,)
-    closes: ClassVar[tuple[str, ...]] = (CLOSES,)
-    begins: ClassVar[str] = keyed(r"<\|START_ACTION\|>\s*\[?\s*", NAME, "parameters")
-    goes_on: ClassVar[str] = keyed(r"\s*\}\s*,\s*", NAME, "parameters")
+    template_marks: ClassVar[tuple[str, ...]] = (OPENING,)
+    openings: ClassVar[tuple[str, ...]] = (OPENING,)
+    closings: ClassVar[tuple[str, ...]] = (CLOSING,)
+    first_call_pattern: ClassVar[str] = json_call_pattern(
+        r"<\|START_ACTION\|>\s*\[?\s*", NAME_KEY_PATTERN, "parameters"
+    )
+    next_call_pattern: ClassVar[str] = json_call_pattern(
+        r"\s*\}\s*,\s*", NAME_KEY_PATTERN, "parameters"
+    )
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(text, OPENS, CLOSES, over)
-        return inner and Taken(calls(json.loads(inner[0]), name="tool_name"), inner[1])
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        inner = text_between(text, OPENING, CLOSING, is_last)
+        return inner and ParsedCalls(read_calls(json.loads(inner[0]), name="tool_name"), inner[1])
 
-    def frame(self, name: str) -> tuple[str, str]:
+    def forced_frame(self, name: str) -> tuple[str, str]:
         return f'{{"tool_call_id": "0", "tool_name": {json.dumps(name)}, "parameters": ', "}"
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
-        return OPENS + "[", ",\n", "]" + CLOSES
+    def wrappers(self) -> tuple[str, str | None, str]:
+        return OPENING + "[", ",\n", "]" + CLOSING
 
 
-FAMILIES = (Command(),)
+FAMILIES = (CommandRCalls(),)

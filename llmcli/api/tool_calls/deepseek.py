@@ -8,49 +8,64 @@ import json
 import re
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Call, Family, Taken, made, within
+from llmcli.api.tool_calls.base import (
+    ParsedCalls,
+    ToolCall,
+    ToolCallFormat,
+    make_call,
+    text_between,
+)
 
-BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-ONE, SEP, OVER = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-HEAD = rf"{ONE}(?:function{SEP}(?=[^\n]*\n))?(?P<name>[^\n<]+)(?:{SEP}|\n```json\n)\s*(?=\{{)"
-FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n?```\s*", re.DOTALL)
+BLOCK_OPENING, BLOCK_CLOSING = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_OPENING, NAME_SEPARATOR, CALL_CLOSING = (
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+)
+HEAD_PATTERN = rf"{CALL_OPENING}(?:function{NAME_SEPARATOR}(?=[^\n]*\n))?(?P<name>[^\n<]+)(?:{NAME_SEPARATOR}|\n```json\n)\s*(?=\{{)"
+FENCED_PATTERN = re.compile(r"([^\n]*)\n```json\n(.*)\n?```\s*", re.DOTALL)
 
 
-class DeepSeek(Family):
+class DeepSeekCalls(ToolCallFormat):
     """Each call between its own marks, all calls between an outer pair."""
 
     name: ClassVar[str] = "deepseek"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = (BEGIN,)
-    opens: ClassVar[tuple[str, ...]] = (BEGIN,)
-    closes: ClassVar[tuple[str, ...]] = (END, ONE, SEP, OVER)
-    begins: ClassVar[str] = rf"{BEGIN}\s*{HEAD}"
-    goes_on: ClassVar[str] = rf"[\s`]*{OVER}\s*{HEAD}"
+    template_marks: ClassVar[tuple[str, ...]] = (BLOCK_OPENING,)
+    openings: ClassVar[tuple[str, ...]] = (BLOCK_OPENING,)
+    closings: ClassVar[tuple[str, ...]] = (
+        BLOCK_CLOSING,
+        CALL_OPENING,
+        NAME_SEPARATOR,
+        CALL_CLOSING,
+    )
+    first_call_pattern: ClassVar[str] = rf"{BLOCK_OPENING}\s*{HEAD_PATTERN}"
+    next_call_pattern: ClassVar[str] = rf"[\s`]*{CALL_CLOSING}\s*{HEAD_PATTERN}"
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(text, BEGIN, END, over)
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        inner = text_between(text, BLOCK_OPENING, BLOCK_CLOSING, is_last)
         if inner is None:
             return None
-        bodies = [body.split(OVER)[0] for body in inner[0].split(ONE)[1:]]
+        bodies = [body.split(CALL_CLOSING)[0] for body in inner[0].split(CALL_OPENING)[1:]]
         if not bodies:
             raise ValueError(text)
-        return Taken(tuple(_call(body) for body in bodies), inner[1])
+        return ParsedCalls(tuple(_call(body) for body in bodies), inner[1])
 
-    def frame(self, name: str) -> tuple[str, str]:
-        return ONE + name + SEP, OVER
+    def forced_frame(self, name: str) -> tuple[str, str]:
+        return CALL_OPENING + name + NAME_SEPARATOR, CALL_CLOSING
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
-        return BEGIN, "", END
+    def wrappers(self) -> tuple[str, str | None, str]:
+        return BLOCK_OPENING, "", BLOCK_CLOSING
 
 
-def _call(text: str) -> Call:
-    name, _, arguments = text.partition(SEP)
-    if fenced := FENCED.fullmatch(arguments):
+def _call(text: str) -> ToolCall:
+    name, _, arguments = text.partition(NAME_SEPARATOR)
+    if fenced := FENCED_PATTERN.fullmatch(arguments):
         name, arguments = fenced[1], fenced[2]
     if not name.strip():
         raise ValueError(text)
-    return made(name.strip(), json.loads(arguments))
+    return make_call(name.strip(), json.loads(arguments))
 
 
-FAMILIES = (DeepSeek(),)
+FAMILIES = (DeepSeekCalls(),)

@@ -7,49 +7,51 @@ has JSON arguments, which a schema can constrain; those are read, too.
 
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Family, Form, Taken, within
-from llmcli.api.tool_calls.brace_arguments import Braces
+from llmcli.api.tool_calls.base import ArgumentFormat, ParsedCalls, ToolCallFormat, text_between
+from llmcli.api.tool_calls.brace_arguments import BraceArguments
 
 
-class Gemma(Family):
+class GemmaCalls(ToolCallFormat):
     """Gemma 4."""
 
     name: ClassVar[str] = "gemma"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
-    opens: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
-    closes: ClassVar[tuple[str, ...]] = ("<tool_call|>", '<|"|>')
-    begins: ClassVar[str] = r"<\|tool_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*\")"
-    form: ClassVar[Form | None] = Braces(
+    template_marks: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
+    openings: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
+    closings: ClassVar[tuple[str, ...]] = ("<tool_call|>", '<|"|>')
+    first_call_pattern: ClassVar[str] = r"<\|tool_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*\")"
+    argument_format: ClassVar[ArgumentFormat | None] = BraceArguments(
         r"<\|tool_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*[^\s\"])", '<|"|>'
     )
 
-    def take(self, text: str, over: bool) -> Taken | None:
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
         # A call with a head is streamed: this text is unfinished, or not a call.
-        inner = within(text, self.opens[0], self.closes[0], over=False)
-        if inner is None and not over:
+        inner = text_between(text, self.openings[0], self.closings[0], is_last=False)
+        if inner is None and not is_last:
             return None
         raise ValueError(text)
 
-    def frame(self, name: str) -> tuple[str, str]:
-        return f"{self.opens[0]}call:{name}", self.closes[0]
+    def forced_frame(self, name: str) -> tuple[str, str]:
+        return f"{self.openings[0]}call:{name}", self.closings[0]
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
+    def wrappers(self) -> tuple[str, str | None, str]:
         return "", "", ""
 
 
-class FunctionGemma(Gemma):
+class FunctionGemmaCalls(GemmaCalls):
     """Gemma 3 of 270 million parameters, trained for function calls."""
 
     name: ClassVar[str] = "functiongemma"
-    marks: ClassVar[tuple[str, ...]] = ("<start_function_call>",)
-    opens: ClassVar[tuple[str, ...]] = ("<start_function_call>",)
-    closes: ClassVar[tuple[str, ...]] = ("<end_function_call>", "<escape>")
-    begins: ClassVar[str] = r"<start_function_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*\")"
-    form: ClassVar[Form | None] = Braces(
+    template_marks: ClassVar[tuple[str, ...]] = ("<start_function_call>",)
+    openings: ClassVar[tuple[str, ...]] = ("<start_function_call>",)
+    closings: ClassVar[tuple[str, ...]] = ("<end_function_call>", "<escape>")
+    first_call_pattern: ClassVar[str] = (
+        r"<start_function_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*\")"
+    )
+    argument_format: ClassVar[ArgumentFormat | None] = BraceArguments(
         r"<start_function_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*[^\s\"])", "<escape>"
     )
 
 
-FAMILIES = (Gemma(), FunctionGemma())
+FAMILIES = (GemmaCalls(), FunctionGemmaCalls())

@@ -6,24 +6,24 @@ A forced call is written in the hermes format.
 
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Form
-from llmcli.api.tool_calls.hermes import Hermes
-from llmcli.api.tool_calls.tag_arguments import Tags
+from llmcli.api.tool_calls.base import ArgumentFormat
+from llmcli.api.tool_calls.hermes import HermesCalls
+from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 
-class Glm(Hermes):
+class GlmCalls(HermesCalls):
     """The name, then pairs of key and value."""
 
     name: ClassVar[str] = "glm"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = ("<arg_key>",)
-    form: ClassVar[Form | None] = Tags(
-        begins=r"<tool_call>\s*(?P<name>[\w.-]+)\s*(?=<arg_key>|</tool_call>)",
-        opens=r"<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>",
-        closes="</arg_value>",
-        ends="(?=</tool_call>)",
-        around=" \t\r\n",
+    template_marks: ClassVar[tuple[str, ...]] = ("<arg_key>",)
+    argument_format: ClassVar[ArgumentFormat | None] = TagArguments(
+        first_call_pattern=r"<tool_call>\s*(?P<name>[\w.-]+)\s*(?=<arg_key>|</tool_call>)",
+        argument_pattern=r"<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>",
+        value_closing="</arg_value>",
+        call_end_pattern="(?=</tool_call>)",
+        padding=" \t\r\n",
     )
 
 
-FAMILIES = (Glm(),)
+FAMILIES = (GlmCalls(),)

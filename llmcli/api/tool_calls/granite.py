@@ -3,36 +3,37 @@
 import json
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Family, Taken, calls, keyed
+from llmcli.api.tool_calls.base import ParsedCalls, ToolCallFormat, json_call_pattern, read_calls
 
-OPENS, CLOSES = "<|tool_call|>", "<|/tool_call|>"
+OPENING, CLOSING = "<|tool_call|>", "<|/tool_call|>"
 
 
-class Granite(Family):
+class GraniteCalls(ToolCallFormat):
     """One list of calls; Phi ends it with a mark."""
 
     name: ClassVar[str] = "granite"
     order: ClassVar[int] = 3
-    marks: ClassVar[tuple[str, ...]] = (OPENS,)
-    opens: ClassVar[tuple[str, ...]] = (OPENS,)
-    closes: ClassVar[tuple[str, ...]] = (CLOSES,)
-    last: ClassVar[bool] = True
-    begins: ClassVar[str] = keyed(r"<\|tool_call\|>\s*\[?\s*")
-    goes_on: ClassVar[str] = keyed(r"\s*\}\s*,\s*")
+    template_marks: ClassVar[tuple[str, ...]] = (OPENING,)
+    openings: ClassVar[tuple[str, ...]] = (OPENING,)
+    closings: ClassVar[tuple[str, ...]] = (CLOSING,)
+    ends_answer: ClassVar[bool] = True
+    first_call_pattern: ClassVar[str] = json_call_pattern(r"<\|tool_call\|>\s*\[?\s*")
+    next_call_pattern: ClassVar[str] = json_call_pattern(r"\s*\}\s*,\s*")
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        if not over:
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        if not is_last:
             return None
-        return Taken(
-            calls(json.loads(text.removeprefix(OPENS).strip().removesuffix(CLOSES))), len(text)
+        return ParsedCalls(
+            read_calls(json.loads(text.removeprefix(OPENING).strip().removesuffix(CLOSING))),
+            len(text),
         )
 
-    def frame(self, name: str) -> tuple[str, str]:
+    def forced_frame(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "arguments": ', "}"
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
-        return OPENS + "[", ", ", "]"
+    def wrappers(self) -> tuple[str, str | None, str]:
+        return OPENING + "[", ", ", "]"
 
 
-FAMILIES = (Granite(),)
+FAMILIES = (GraniteCalls(),)

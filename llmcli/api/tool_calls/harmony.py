@@ -6,42 +6,42 @@ import json
 import re
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Family, Taken, made
+from llmcli.api.tool_calls.base import ParsedCalls, ToolCallFormat, make_call
 
-OPENS = "<|channel|>commentary"
-HEAD = re.compile(r"<\|channel\|>commentary to=functions\.([\w.-]+)[^{]*?<\|message\|>")
+OPENING = "<|channel|>commentary"
+HEAD_PATTERN = re.compile(r"<\|channel\|>commentary to=functions\.([\w.-]+)[^{]*?<\|message\|>")
 
 
-class Harmony(Family):
+class HarmonyCalls(ToolCallFormat):
     """A message on its own channel, addressed to a function."""
 
     name: ClassVar[str] = "harmony"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = ("<|channel|>commentary",)
-    opens: ClassVar[tuple[str, ...]] = (OPENS,)
-    closes: ClassVar[tuple[str, ...]] = ("<|message|>", "<|constrain|>")
-    last: ClassVar[bool] = True
-    begins: ClassVar[str] = (
+    template_marks: ClassVar[tuple[str, ...]] = ("<|channel|>commentary",)
+    openings: ClassVar[tuple[str, ...]] = (OPENING,)
+    closings: ClassVar[tuple[str, ...]] = ("<|message|>", "<|constrain|>")
+    ends_answer: ClassVar[bool] = True
+    first_call_pattern: ClassVar[str] = (
         r"<\|channel\|>commentary to=functions\.(?P<name>[\w.-]+)[^{]*?<\|message\|>\s*(?=\{)"
     )
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        if not over:
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        if not is_last:
             return None
-        head = HEAD.match(text)
+        head = HEAD_PATTERN.match(text)
         if not head:
             raise ValueError(text)
-        return Taken((made(head[1], json.loads(text[head.end() :])),), len(text))
+        return ParsedCalls((make_call(head[1], json.loads(text[head.end() :])),), len(text))
 
-    def frame(self, name: str) -> tuple[str, str]:
-        return f"{OPENS} to=functions.{name} <|constrain|>json<|message|>", ""
+    def forced_frame(self, name: str) -> tuple[str, str]:
+        return f"{OPENING} to=functions.{name} <|constrain|>json<|message|>", ""
 
-    def bound(self, name: str) -> dict[str, tuple[str, str]]:
-        return {f"{OPENS} to=": self.frame(name)}  # commentary without an address is text
+    def optional_frames(self, name: str) -> dict[str, tuple[str, str]]:
+        return {f"{OPENING} to=": self.forced_frame(name)}  # commentary without an address is text
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
+    def wrappers(self) -> tuple[str, str | None, str]:
         return "", None, ""
 
 
-FAMILIES = (Harmony(),)
+FAMILIES = (HarmonyCalls(),)

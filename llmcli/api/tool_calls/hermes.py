@@ -7,43 +7,51 @@ Models whose template has no tools are asked to write this format, too.
 import json
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Family, Taken, calls, keyed, within
+from llmcli.api.tool_calls.base import (
+    ParsedCalls,
+    ToolCallFormat,
+    json_call_pattern,
+    read_calls,
+    text_between,
+)
 
-OPENS, CLOSES = "<tool_call>", "</tool_call>"
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
-class Hermes(Family):
+class HermesCalls(ToolCallFormat):
     """JSON between two tags, one pair for each call."""
 
     name: ClassVar[str] = "hermes"
     order: ClassVar[int] = 9
-    marks: ClassVar[tuple[str, ...]] = ("",)
-    opens: ClassVar[tuple[str, ...]] = (OPENS,)
-    closes: ClassVar[tuple[str, ...]] = (CLOSES,)
-    begins: ClassVar[str] = keyed(rf"{OPENS}\s*")
+    template_marks: ClassVar[tuple[str, ...]] = ("",)
+    openings: ClassVar[tuple[str, ...]] = (OPENING,)
+    closings: ClassVar[tuple[str, ...]] = (CLOSING,)
+    first_call_pattern: ClassVar[str] = json_call_pattern(rf"{OPENING}\s*")
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        return self.closes
+    def block_endings(self) -> tuple[str, ...]:
+        return self.closings
 
-    def take(self, text: str, over: bool) -> Taken | None:
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
         opens, closes = next(
-            pair for pair in zip(self.opens, self.closes, strict=True) if text.startswith(pair[0])
+            pair
+            for pair in zip(self.openings, self.closings, strict=True)
+            if text.startswith(pair[0])
         )
-        inner = within(text, opens, closes, over)
-        return inner and Taken(calls(json.loads(inner[0])), inner[1])
+        inner = text_between(text, opens, closes, is_last)
+        return inner and ParsedCalls(read_calls(json.loads(inner[0])), inner[1])
 
-    def frame(self, name: str) -> tuple[str, str]:
-        return self._tagged(name, OPENS, CLOSES)
+    def forced_frame(self, name: str) -> tuple[str, str]:
+        return self._tagged(name, OPENING, CLOSING)
 
-    def bound(self, name: str) -> dict[str, tuple[str, str]]:
+    def optional_frames(self, name: str) -> dict[str, tuple[str, str]]:
         return {
             opens: self._tagged(name, opens, closes)
-            for opens, closes in zip(self.opens, self.closes, strict=True)
+            for opens, closes in zip(self.openings, self.closings, strict=True)
         }
 
     def _tagged(self, name: str, opens: str, closes: str) -> tuple[str, str]:
         return f'{opens}\n{{"name": {json.dumps(name)}, "arguments": ', "}\n" + closes
 
 
-FAMILIES = (Hermes(),)
+FAMILIES = (HermesCalls(),)

@@ -7,58 +7,62 @@ DeepSeek marks each value that is a string. A forced call is written in the herm
 from typing import ClassVar
 
 from llmcli.api.tool_calls import hermes
-from llmcli.api.tool_calls.base import Form, keyed
-from llmcli.api.tool_calls.hermes import Hermes
-from llmcli.api.tool_calls.tag_arguments import Tags
+from llmcli.api.tool_calls.base import ArgumentFormat, json_call_pattern
+from llmcli.api.tool_calls.hermes import HermesCalls
+from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 
-def tags(outer: str, prefix: str, around: str) -> Tags:
+def invoke_tags(outer_names: str, prefix: str, padding: str) -> TagArguments:
     """Return the inner tags. `outer_names` is the pattern of the outer tags' names, `prefix`
     precedes the inner names, `padding` is removed around a value.
     """
     name = rf'<{prefix}invoke name="(?P<name>[^"\n]+)"[^>\n]*>'
-    return Tags(
-        begins=rf"<(?:{outer})>\s*{name}",
-        goes_on=rf"\s*{name}",
-        opens=(
+    return TagArguments(
+        first_call_pattern=rf"<(?:{outer_names})>\s*{name}",
+        next_call_pattern=rf"\s*{name}",
+        argument_pattern=(
             rf'<{prefix}parameter name="(?P<key>[^"\n]+)"'
             r'(?:(?P<text>[^>\n]*string="true")|[^>\n]*)[^>\n]*>'
         ),
-        closes=f"</{prefix}parameter>",
-        ends=f"</{prefix}invoke>|(?=</(?:{outer})>)",
-        around=around,
+        value_closing=f"</{prefix}parameter>",
+        call_end_pattern=f"</{prefix}invoke>|(?=</(?:{outer_names})>)",
+        padding=padding,
     )
 
 
-class MiniMax(Hermes):
+class MiniMaxCalls(HermesCalls):
     """Tags in a namespace."""
 
     name: ClassVar[str] = "minimax"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>",)
-    opens: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>", hermes.OPENS)
-    closes: ClassVar[tuple[str, ...]] = ("</minimax:tool_call>", hermes.CLOSES)
-    begins: ClassVar[str] = keyed(r"<(?:minimax:)?tool_call>\s*")
-    form: ClassVar[Form | None] = tags("minimax:tool_call", "", "\n")
+    template_marks: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>",)
+    openings: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>", hermes.OPENING)
+    closings: ClassVar[tuple[str, ...]] = ("</minimax:tool_call>", hermes.CLOSING)
+    first_call_pattern: ClassVar[str] = json_call_pattern(r"<(?:minimax:)?tool_call>\s*")
+    argument_format: ClassVar[ArgumentFormat | None] = invoke_tags("minimax:tool_call", "", "\n")
 
 
-class Dsml(MiniMax):
+class DsmlCalls(MiniMaxCalls):
     """DeepSeek's markup, in which white space around a value belongs to it."""
 
     name: ClassVar[str] = "dsml"
-    marks: ClassVar[tuple[str, ...]] = ("｜DSML｜",)
-    opens: ClassVar[tuple[str, ...]] = (
+    template_marks: ClassVar[tuple[str, ...]] = ("｜DSML｜",)
+    openings: ClassVar[tuple[str, ...]] = (
         "<｜DSML｜function_calls>",
         "<｜DSML｜tool_calls>",
-        hermes.OPENS,
+        hermes.OPENING,
     )
-    closes: ClassVar[tuple[str, ...]] = (
+    closings: ClassVar[tuple[str, ...]] = (
         "</｜DSML｜function_calls>",
         "</｜DSML｜tool_calls>",
-        hermes.CLOSES,
+        hermes.CLOSING,
     )
-    begins: ClassVar[str] = keyed(r"<(?:tool_call|｜DSML｜tool_calls|｜DSML｜function_calls)>\s*")
-    form: ClassVar[Form | None] = tags("｜DSML｜function_calls|｜DSML｜tool_calls", "｜DSML｜", "")
+    first_call_pattern: ClassVar[str] = json_call_pattern(
+        r"<(?:tool_call|｜DSML｜tool_calls|｜DSML｜function_calls)>\s*"
+    )
+    argument_format: ClassVar[ArgumentFormat | None] = invoke_tags(
+        "｜DSML｜function_calls|｜DSML｜tool_calls", "｜DSML｜", ""
+    )
 
 
-FAMILIES = (MiniMax(), Dsml())
+FAMILIES = (MiniMaxCalls(), DsmlCalls())

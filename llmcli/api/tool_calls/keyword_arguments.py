@@ -12,79 +12,90 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.api.tool_calls.base import Form
-from llmcli.runtime.text.detokenizer import overlap
+from llmcli.api.tool_calls.base import ArgumentFormat
+from llmcli.runtime.text.detokenizer import overlap_length
 
 # A function's name and the sign that keywords, or no arguments, follow.
-CALL = r"(?P<name>[\w.-]+)\s*\((?=\s*(?:\)|[^\W\d]\w*\s*=))"
-KEY = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
-PART = re.compile(r"\s*\w*\s*")  # the beginning of a key
-BLANK = re.compile(r"\s*")
-END = re.compile(r"\s*\)")
-OPENING = re.compile(r"([rR]|[uU]?)(\"\"\"|'''|\"|')")
-OPENS = re.compile(r"[rRuU]?(?:\"{0,2}|'{0,2})")  # the beginning of an opening quote
-INSIDE = {quote: re.compile(rf"\\|{quote}") for quote in ('"""', "'''", '"', "'")}
-OUTSIDE = re.compile(r"[\"'\[\]{}(),]|<\|")
-HEX = "[0-9a-fA-F]"
-ESCAPE = re.compile(
-    rf"\\(?:([0-7]{{1,3}})|(?:x({HEX}{{2}})|u({HEX}{{4}})|U({HEX}{{8}}))|N\{{([^{{}}]*)\}}|(.))",
+CALL_PATTERN = r"(?P<name>[\w.-]+)\s*\((?=\s*(?:\)|[^\W\d]\w*\s*=))"
+KEY_PATTERN = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
+PARTIAL_KEY_PATTERN = re.compile(r"\s*\w*\s*")  # the beginning of a key
+BLANK_PATTERN = re.compile(r"\s*")
+END_PATTERN = re.compile(r"\s*\)")
+QUOTE_PATTERN = re.compile(r"([rR]|[uU]?)(\"\"\"|'''|\"|')")
+PARTIAL_QUOTE_PATTERN = re.compile(
+    r"[rRuU]?(?:\"{0,2}|'{0,2})"
+)  # the beginning of an opening quote
+IN_STRING_PATTERNS = {quote: re.compile(rf"\\|{quote}") for quote in ('"""', "'''", '"', "'")}
+DELIMITER_PATTERN = re.compile(r"[\"'\[\]{}(),]|<\|")
+HEX_DIGIT = "[0-9a-fA-F]"
+ESCAPE_PATTERN = re.compile(
+    rf"\\(?:([0-7]{{1,3}})|(?:x({HEX_DIGIT}{{2}})|u({HEX_DIGIT}{{4}})|U({HEX_DIGIT}{{8}}))|N\{{([^{{}}]*)\}}|(.))",
     re.S,
 )
-ESCAPES = re.compile(
-    rf"\\(?:[0-7]{{0,2}}|x{HEX}?|u{HEX}{{0,3}}|U{HEX}{{0,7}}|N(?:\{{[\w -]{{0,99}})?)"
+PARTIAL_ESCAPE_PATTERN = re.compile(
+    rf"\\(?:[0-7]{{0,2}}|x{HEX_DIGIT}?|u{HEX_DIGIT}{{0,3}}|U{HEX_DIGIT}{{0,7}}|N(?:\{{[\w -]{{0,99}})?)"
 )  # the beginning of an escape
-LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
-SURROGATES = re.compile("[\ud800-\udfff]")
+ESCAPED_LETTERS = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "\n": "",
+}
+SURROGATE_PATTERN = re.compile("[\ud800-\udfff]")
 # JSON's words, which models write among Python's
-WORDS = {"true": True, "false": False, "null": None}
+JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True)
-class Keywords(Form):
+class KeywordArguments(ArgumentFormat):
     """Keyword arguments; both patterns end with CALL_PATTERN."""
 
-    begins: str
-    goes_on: str = ""
+    first_call_pattern: str
+    next_call_pattern: str = ""
 
-    def reader(self, texts: frozenset[str]) -> "Keyed":
+    def open_stream(self, string_arguments: frozenset[str]) -> "KeywordArgumentStream":
         """Return a stream for one call's arguments."""
-        return Keyed(texts)
+        return KeywordArgumentStream(string_arguments)
 
 
-class Keyed:
+class KeywordArgumentStream:
     """Converts one call's keyword arguments to JSON. `string_arguments`: the arguments that are
     strings by the schema, so that numbers in them stay text.
     """
 
-    def __init__(self, texts: frozenset[str]) -> None:
-        self.done = False
-        self._texts, self._name = texts, ""
+    def __init__(self, string_arguments: frozenset[str]) -> None:
+        self.is_complete = False
+        self._texts, self._name = string_arguments, ""
         self._separator, self._step = "{", self._read_key
         self._quote, self._raw = "", False  # of the open string
         # a value that is converted once it is complete, and the depth of its brackets
         self._pending, self._depth = list[str](), 0
 
-    def take(self, text: str, over: bool) -> tuple[str, int]:
+    def feed(self, text: str, is_last: bool) -> tuple[str, int]:
         """Return the JSON of a piece of text and the number of characters it has read."""
         out, position, progressed = list[str](), 0, True
         if self._separator == "{":
             out, self._separator = ["{"], ""
-        while progressed and not self.done:
+        while progressed and not self.is_complete:
             step, previous = self._step, position
-            piece, position = step(text, position, over)
+            piece, position = step(text, position, is_last)
             out.append(piece)
             progressed = position > previous or self._step != step
-        if over and not self.done:
+        if is_last and not self.is_complete:
             position = len(text)
         return "".join(out), position
 
     # Each step reads the text from a position and returns JSON and the position after it.
 
     def _read_key(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        if match := END.match(text, at):
-            self.done = True
+        if match := END_PATTERN.match(text, at):
+            self.is_complete = True
             return "}", match.end()
-        if match := KEY.match(text, at):
+        if match := KEY_PATTERN.match(text, at):
             before, self._separator, self._name, self._step = (
                 self._separator,
                 ", ",
@@ -92,12 +103,12 @@ class Keyed:
                 self._value,
             )
             return f"{before}{_json(self._name)}: ", match.end()
-        self.done = not PART.fullmatch(text, at)
+        self.is_complete = not PARTIAL_KEY_PATTERN.fullmatch(text, at)
         return "", at
 
     def _value(self, text: str, at: int, over: bool) -> tuple[str, int]:
         at = _skip_blank(text, at)
-        if OPENS.fullmatch(text, at) and not over:
+        if PARTIAL_QUOTE_PATTERN.fullmatch(text, at) and not over:
             return "", at
         if end := self._open_string(text, at):
             return '"', end
@@ -106,16 +117,16 @@ class Keyed:
 
     def _open_string(self, text: str, at: int) -> int:
         """Return the position after an opening quote; 0 if there is none."""
-        match = OPENING.match(text, at)
+        match = QUOTE_PATTERN.match(text, at)
         if match is None:
             return 0
         self._raw, self._quote, self._step = match[1] in ("r", "R"), match[2], self._read_string
         return match.end()
 
     def _read_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        match = INSIDE[self._quote].search(text, at)
+        match = IN_STRING_PATTERNS[self._quote].search(text, at)
         if match is None:
-            end = max(at, len(text) - overlap(text, self._quote))
+            end = max(at, len(text) - overlap_length(text, self._quote))
             return _escape(text[at:end]), end
         said, start = _escape(text[at : match.start()]), match.start()
         if match[0] == self._quote:
@@ -124,26 +135,28 @@ class Keyed:
         if self._raw:
             end = start + 2
             return (said, start) if end > len(text) else (said + _escape(text[start:end]), end)
-        escape = ESCAPE.match(text, start)
-        if escape is None or (ESCAPES.fullmatch(text, start) and not over):
+        escape = ESCAPE_PATTERN.match(text, start)
+        if escape is None or (PARTIAL_ESCAPE_PATTERN.fullmatch(text, start) and not over):
             return said, start
         return said + _escape(_unescape(escape)), escape.end()
 
     def _after_string(self, text: str, at: int, over: bool) -> tuple[str, int]:
         """Read what follows a string: another literal that continues it, or the next argument."""
         at = _skip_blank(text, at)
-        if OPENS.fullmatch(text, at) and not over:
+        if PARTIAL_QUOTE_PATTERN.fullmatch(text, at) and not over:
             return "", at
         if end := self._open_string(text, at):
             return "", end
         first = text[at : at + 1]
-        self._step, self.done = self._read_key, first not in (",", ")")
+        self._step, self.is_complete = self._read_key, first not in (",", ")")
         return '"', at + (first == ",")
 
     def _read_other(self, text: str, at: int, over: bool) -> tuple[str, int]:
         """Read a value that is not a string, up to the comma or bracket after it."""
         start = at
-        while match := (INSIDE[self._quote] if self._quote else OUTSIDE).search(text, at):
+        while match := (
+            IN_STRING_PATTERNS[self._quote] if self._quote else DELIMITER_PATTERN
+        ).search(text, at):
             sign, at = match[0], match.start()
             if sign == "\\":
                 if at + 2 > len(text):
@@ -152,13 +165,13 @@ class Keyed:
             elif sign == self._quote:
                 self._quote, at = "", match.end()
             elif sign in ("'", '"'):
-                if OPENS.fullmatch(text, at) and not over:
+                if PARTIAL_QUOTE_PATTERN.fullmatch(text, at) and not over:
                     break
-                opening = OPENING.match(text, at)
+                opening = QUOTE_PATTERN.match(text, at)
                 assert opening
                 self._quote, at = opening[2], opening.end()
             elif sign == "<|":  # a special token: the value was cut off
-                self.done = True
+                self.is_complete = True
                 return "", at
             elif not self._depth and sign in (",", ")"):
                 value = _parse_literal(
@@ -170,13 +183,13 @@ class Keyed:
                 self._depth = max(0, self._depth + {"(": 1, "[": 1, "{": 1, ",": 0}.get(sign, -1))
                 at += 1
         else:
-            at = max(at, len(text) - overlap(text, self._quote or "<|"))
+            at = max(at, len(text) - overlap_length(text, self._quote or "<|"))
         self._pending.append(text[start:at])
         return "", at
 
 
 def _skip_blank(text: str, at: int) -> int:
-    match = BLANK.match(text, at)
+    match = BLANK_PATTERN.match(text, at)
     assert match
     return match.end()
 
@@ -192,7 +205,7 @@ def _unescape(escape: re.Match[str]) -> str:
             return unicodedata.lookup(name)
     except (KeyError, ValueError, OverflowError):
         return escape[0]
-    return LETTERS.get(letter, letter if letter in "\\'\"" else escape[0])
+    return ESCAPED_LETTERS.get(letter, letter if letter in "\\'\"" else escape[0])
 
 
 def _parse_literal(words: str, text: bool) -> Any:
@@ -209,8 +222,8 @@ def _parse_literal(words: str, text: bool) -> Any:
 
 def _value(node: ast.expr) -> Any:
     match node:
-        case ast.Name(id=word) if word in WORDS:
-            return WORDS[word]
+        case ast.Name(id=word) if word in JSON_WORDS:
+            return JSON_WORDS[word]
         case ast.List(elts=values) | ast.Tuple(elts=values):
             return [_value(item) for item in values]
         case ast.Dict(keys=keys, values=values) if None not in keys:
@@ -230,7 +243,7 @@ def _json(value: Any) -> str:
     """Return JSON in which lone surrogates are escaped: two of them make a character, and alone
     they are not valid UTF-8.
     """
-    return SURROGATES.sub(
+    return SURROGATE_PATTERN.sub(
         lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)
     )
 

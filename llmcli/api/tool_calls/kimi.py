@@ -8,59 +8,74 @@ import json
 import re
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Call, Family, Taken, made, within
-
-BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-ONE, ARGUMENTS, OVER = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-HEAD = (
-    rf"{re.escape(ONE)}(?P<id>\s*(?:functions\.)?(?P<name>[\w.-]+):\d+\s*)"
-    rf"{re.escape(ARGUMENTS)}\s*(?=\{{)"
+from llmcli.api.tool_calls.base import (
+    ParsedCalls,
+    ToolCall,
+    ToolCallFormat,
+    make_call,
+    text_between,
 )
-ID = re.compile(r"\s*(?:functions\.)?([\w.-]+):\d+\s*")
+
+BLOCK_OPENING, BLOCK_CLOSING = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL_OPENING, ARGUMENTS_OPENING, CALL_CLOSING = (
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+HEAD_PATTERN = (
+    rf"{re.escape(CALL_OPENING)}(?P<id>\s*(?:functions\.)?(?P<name>[\w.-]+):\d+\s*)"
+    rf"{re.escape(ARGUMENTS_OPENING)}\s*(?=\{{)"
+)
+ID_PATTERN = re.compile(r"\s*(?:functions\.)?([\w.-]+):\d+\s*")
 
 
-class Kimi(Family):
+class KimiCalls(ToolCallFormat):
     """A name and a number, then the arguments."""
 
     name: ClassVar[str] = "kimi"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = (BEGIN,)
-    opens: ClassVar[tuple[str, ...]] = (BEGIN,)
-    closes: ClassVar[tuple[str, ...]] = (END, ONE, ARGUMENTS, OVER)
-    begins: ClassVar[str] = rf"{re.escape(BEGIN)}\s*{HEAD}"
-    goes_on: ClassVar[str] = rf"\s*{re.escape(OVER)}\s*{HEAD}"
+    template_marks: ClassVar[tuple[str, ...]] = (BLOCK_OPENING,)
+    openings: ClassVar[tuple[str, ...]] = (BLOCK_OPENING,)
+    closings: ClassVar[tuple[str, ...]] = (
+        BLOCK_CLOSING,
+        CALL_OPENING,
+        ARGUMENTS_OPENING,
+        CALL_CLOSING,
+    )
+    first_call_pattern: ClassVar[str] = rf"{re.escape(BLOCK_OPENING)}\s*{HEAD_PATTERN}"
+    next_call_pattern: ClassVar[str] = rf"\s*{re.escape(CALL_CLOSING)}\s*{HEAD_PATTERN}"
 
-    def named(self, id_: str | None, name: str, number: int) -> str:
+    def model_id(self, id_: str | None, name: str, number: int) -> str:
         # Two calls with the same number could not be distinguished by their results.
         return f"functions.{name}:{number}" if number or not id_ else id_.strip()
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(text, BEGIN, END, over)
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        inner = text_between(text, BLOCK_OPENING, BLOCK_CLOSING, is_last)
         if inner is None:
             return None
         calls = tuple(
             _call(text_of_call, number)
-            for number, text_of_call in enumerate(inner[0].split(ONE)[1:])
+            for number, text_of_call in enumerate(inner[0].split(CALL_OPENING)[1:])
         )
         if not calls:
             raise ValueError(text)
-        return Taken(calls, inner[1])
+        return ParsedCalls(calls, inner[1])
 
-    def frame(self, name: str) -> tuple[str, str]:
-        return f"{ONE}functions.{name}:0{ARGUMENTS}", OVER
+    def forced_frame(self, name: str) -> tuple[str, str]:
+        return f"{CALL_OPENING}functions.{name}:0{ARGUMENTS_OPENING}", CALL_CLOSING
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
-        return BEGIN, "", END
+    def wrappers(self) -> tuple[str, str | None, str]:
+        return BLOCK_OPENING, "", BLOCK_CLOSING
 
 
-def _call(text: str, number: int) -> Call:
-    head, _, arguments = text.partition(ARGUMENTS)
-    match = ID.fullmatch(head)
+def _call(text: str, number: int) -> ToolCall:
+    head, _, arguments = text.partition(ARGUMENTS_OPENING)
+    match = ID_PATTERN.fullmatch(head)
     if not match:
         raise ValueError(text)
     id_ = f"functions.{match[1]}:{number}" if number else head.strip()
-    return made(match[1], json.loads(arguments.partition(OVER)[0]), id_)
+    return make_call(match[1], json.loads(arguments.partition(CALL_CLOSING)[0]), id_)
 
 
-FAMILIES = (Kimi(),)
+FAMILIES = (KimiCalls(),)

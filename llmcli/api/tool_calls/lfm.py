@@ -6,40 +6,47 @@ A forced call is written as JSON, which these models also write when they are as
 import json
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Family, Form, Taken, calls, keyed, within
-from llmcli.api.tool_calls.keyword_arguments import CALL, Keywords
+from llmcli.api.tool_calls.base import (
+    ArgumentFormat,
+    ParsedCalls,
+    ToolCallFormat,
+    json_call_pattern,
+    read_calls,
+    text_between,
+)
+from llmcli.api.tool_calls.keyword_arguments import CALL_PATTERN, KeywordArguments
 
-OPENS, CLOSES = "<|tool_call_start|>", "<|tool_call_end|>"
+OPENING, CLOSING = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
-class Lfm(Family):
+class LfmCalls(ToolCallFormat):
     """One list of calls."""
 
     name: ClassVar[str] = "lfm"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = (
-        OPENS,
+    template_marks: ClassVar[tuple[str, ...]] = (
+        OPENING,
         "List of tools: <|tool_list_start|>",
         "List of tools: [",
     )
-    opens: ClassVar[tuple[str, ...]] = (OPENS,)
-    closes: ClassVar[tuple[str, ...]] = (CLOSES,)
-    begins: ClassVar[str] = keyed(r"<\|tool_call_start\|>\s*\[?\s*")
-    goes_on: ClassVar[str] = keyed(r"\s*\}\s*,\s*")
-    form: ClassVar[Form | None] = Keywords(
-        r"<\|tool_call_start\|>\s*\[?\s*" + CALL, r"\s*,\s*" + CALL
+    openings: ClassVar[tuple[str, ...]] = (OPENING,)
+    closings: ClassVar[tuple[str, ...]] = (CLOSING,)
+    first_call_pattern: ClassVar[str] = json_call_pattern(r"<\|tool_call_start\|>\s*\[?\s*")
+    next_call_pattern: ClassVar[str] = json_call_pattern(r"\s*\}\s*,\s*")
+    argument_format: ClassVar[ArgumentFormat | None] = KeywordArguments(
+        r"<\|tool_call_start\|>\s*\[?\s*" + CALL_PATTERN, r"\s*,\s*" + CALL_PATTERN
     )
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(text, OPENS, CLOSES, over)
-        return inner and Taken(calls(json.loads(inner[0])), inner[1])
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        inner = text_between(text, OPENING, CLOSING, is_last)
+        return inner and ParsedCalls(read_calls(json.loads(inner[0])), inner[1])
 
-    def frame(self, name: str) -> tuple[str, str]:
+    def forced_frame(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "arguments": ', "}"
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
-        return OPENS + "[", ", ", "]" + CLOSES
+    def wrappers(self) -> tuple[str, str | None, str]:
+        return OPENING + "[", ", ", "]" + CLOSING
 
 
-FAMILIES = (Lfm(),)
+FAMILIES = (LfmCalls(),)

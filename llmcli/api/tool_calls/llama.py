@@ -3,56 +3,60 @@
 import json
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Family, Taken, calls, keyed
+from llmcli.api.tool_calls.base import ParsedCalls, ToolCallFormat, json_call_pattern, read_calls
 
-TAG = "<|python_tag|>"
-TYPED = r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"'
-NAME, TYPE = '{"name"', '{"type": "function"'
+PYTHON_TAG = "<|python_tag|>"
+TYPED_NAME_PATTERN = r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"'
+NAME_OPENING, TYPE_OPENING = '{"name"', '{"type": "function"'
 
 
-class Llama(Family):
+class LlamaCalls(ToolCallFormat):
     """The whole answer is one call, or several that are separated by semicolons."""
 
     name: ClassVar[str] = "llama"
     order: ClassVar[int] = 2
-    marks: ClassVar[tuple[str, ...]] = (
-        TAG,
+    template_marks: ClassVar[tuple[str, ...]] = (
+        PYTHON_TAG,
         "<|start_header_id|>ipython",
         '"parameters": dictionary of argument',
     )
-    opens: ClassVar[tuple[str, ...]] = (TAG, NAME, TYPE, "{\n")
-    first: ClassVar[bool] = True
-    last: ClassVar[bool] = True
-    begins: ClassVar[str] = keyed(r"(?:<\|python_tag\|>)?\s*").replace(r'\{\s*"name"', TYPED, 1)
-    goes_on: ClassVar[str] = keyed(r"\s*\}[;\s]*").replace(r'\{\s*"name"', TYPED, 1)
+    openings: ClassVar[tuple[str, ...]] = (PYTHON_TAG, NAME_OPENING, TYPE_OPENING, "{\n")
+    starts_answer: ClassVar[bool] = True
+    ends_answer: ClassVar[bool] = True
+    first_call_pattern: ClassVar[str] = json_call_pattern(r"(?:<\|python_tag\|>)?\s*").replace(
+        r'\{\s*"name"', TYPED_NAME_PATTERN, 1
+    )
+    next_call_pattern: ClassVar[str] = json_call_pattern(r"\s*\}[;\s]*").replace(
+        r'\{\s*"name"', TYPED_NAME_PATTERN, 1
+    )
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        if not over:
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        if not is_last:
             return None
-        decoder, values, body = json.JSONDecoder(), [], text.removeprefix(TAG).strip()
+        decoder, values, body = json.JSONDecoder(), [], text.removeprefix(PYTHON_TAG).strip()
         while body:
             value, end = decoder.raw_decode(body)
             values.append(value)
             body = body[end:].lstrip("; \n")
-        return Taken(calls(values), len(text))
+        return ParsedCalls(read_calls(values), len(text))
 
-    def frame(self, name: str) -> tuple[str, str]:
+    def forced_frame(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
 
-    def bound(self, name: str) -> dict[str, tuple[str, str]]:
+    def optional_frames(self, name: str) -> dict[str, tuple[str, str]]:
         """Return the frames by their marks. JSON has no mark but its first key, so a call with
         other spacing is not recognized and not constrained.
         """
-        before, after = self.frame(name)
+        before, after = self.forced_frame(name)
         return {
-            TAG: (TAG + before, after),
-            NAME: (before, after),
-            TYPE: (f"{TYPE}, {before[1:]}", after),
+            PYTHON_TAG: (PYTHON_TAG + before, after),
+            NAME_OPENING: (before, after),
+            TYPE_OPENING: (f"{TYPE_OPENING}, {before[1:]}", after),
         }
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
+    def wrappers(self) -> tuple[str, str | None, str]:
         return "", "; ", ""
 
 
-FAMILIES = (Llama(),)
+FAMILIES = (LlamaCalls(),)

@@ -6,82 +6,93 @@ import json
 import re
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Call, Family, Taken, calls, keyed, made
+from llmcli.api.tool_calls.base import (
+    ParsedCalls,
+    ToolCall,
+    ToolCallFormat,
+    json_call_pattern,
+    make_call,
+    read_calls,
+)
 
-OPENS, ARGS = "[TOOL_CALLS]", "[ARGS]"
-NAMED = r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*(?=\{)"
-HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*")
+OPENING, ARGUMENTS_OPENING = "[TOOL_CALLS]", "[ARGS]"
+NAMED_CALL_PATTERN = (
+    r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*(?=\{)"
+)
+HEAD_PATTERN = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*")
 
 
-class Mistral(Family):
+class MistralListCalls(ToolCallFormat):
     """A list of calls, which ends with the answer."""
 
     name: ClassVar[str] = "mistral"
     order: ClassVar[int] = 2
-    marks: ClassVar[tuple[str, ...]] = (OPENS,)
-    opens: ClassVar[tuple[str, ...]] = (OPENS,)
-    closes: ClassVar[tuple[str, ...]] = (ARGS, "[CALL_ID]")
-    last: ClassVar[bool] = True
-    begins: ClassVar[str] = keyed(r"\[TOOL_CALLS\]\s*\[?\s*")
-    goes_on: ClassVar[str] = keyed(r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}\s*,\s*')
+    template_marks: ClassVar[tuple[str, ...]] = (OPENING,)
+    openings: ClassVar[tuple[str, ...]] = (OPENING,)
+    closings: ClassVar[tuple[str, ...]] = (ARGUMENTS_OPENING, "[CALL_ID]")
+    ends_answer: ClassVar[bool] = True
+    first_call_pattern: ClassVar[str] = json_call_pattern(r"\[TOOL_CALLS\]\s*\[?\s*")
+    next_call_pattern: ClassVar[str] = json_call_pattern(
+        r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}\s*,\s*'
+    )
 
-    def fits(self, template: str) -> bool:
-        return super().fits(template) and ARGS not in template
+    def matches_template(self, template: str) -> bool:
+        return super().matches_template(template) and ARGUMENTS_OPENING not in template
 
-    def id(self, digits: str) -> str:
+    def make_id(self, digits: str) -> str:
         """Return nine letters: these templates accept no other length."""
         return digits[:9]
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        if not over:
+    def parse(self, text: str, is_last: bool) -> ParsedCalls | None:
+        if not is_last:
             return None
-        body = text.removeprefix(OPENS).strip()
+        body = text.removeprefix(OPENING).strip()
         if body.startswith(("[", "{")):
             value, end = json.JSONDecoder().raw_decode(body)
             if body[end:].strip():
                 raise ValueError(body[end:])
-            return Taken(calls(value), len(text))
-        return Taken(_named(body), len(text))
+            return ParsedCalls(read_calls(value), len(text))
+        return ParsedCalls(_named(body), len(text))
 
-    def frame(self, name: str) -> tuple[str, str]:
+    def forced_frame(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "arguments": ', "}"
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
-        return OPENS + "[", ", ", "]"
+    def wrappers(self) -> tuple[str, str | None, str]:
+        return OPENING + "[", ", ", "]"
 
 
-class Named(Mistral):
+class MistralNamedCalls(MistralListCalls):
     """The later form: name and arguments without a list."""
 
     name: ClassVar[str] = "mistral-named"
     order: ClassVar[int] = 1
-    begins: ClassVar[str] = NAMED
-    goes_on: ClassVar[str] = NAMED
+    first_call_pattern: ClassVar[str] = NAMED_CALL_PATTERN
+    next_call_pattern: ClassVar[str] = NAMED_CALL_PATTERN
 
-    def fits(self, template: str) -> bool:
-        return OPENS in template and ARGS in template
+    def matches_template(self, template: str) -> bool:
+        return OPENING in template and ARGUMENTS_OPENING in template
 
-    def frame(self, name: str) -> tuple[str, str]:
-        return OPENS + name + ARGS, ""
+    def forced_frame(self, name: str) -> tuple[str, str]:
+        return OPENING + name + ARGUMENTS_OPENING, ""
 
     @property
-    def around(self) -> tuple[str, str | None, str]:
+    def wrappers(self) -> tuple[str, str | None, str]:
         return "", "", ""
 
 
-def _named(text: str) -> tuple[Call, ...]:
+def _named(text: str) -> tuple[ToolCall, ...]:
     calls_ = []
     while text:
-        head = HEAD.match(text)
+        head = HEAD_PATTERN.match(text)
         if not head:
             raise ValueError(text)
         arguments, end = json.JSONDecoder().raw_decode(text, head.end())
-        calls_.append(made(head[1], arguments))
+        calls_.append(make_call(head[1], arguments))
         text = text[end:].strip()
     if not calls_:
         raise ValueError(text)
     return tuple(calls_)
 
 
-FAMILIES = (Mistral(), Named())
+FAMILIES = (MistralListCalls(), MistralNamedCalls())

@@ -7,31 +7,31 @@ models know both.
 
 from typing import ClassVar
 
-from llmcli.api.tool_calls.base import Form
-from llmcli.api.tool_calls.hermes import Hermes
-from llmcli.api.tool_calls.tag_arguments import Tags
+from llmcli.api.tool_calls.base import ArgumentFormat
+from llmcli.api.tool_calls.hermes import HermesCalls
+from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 
-def tags(closes: str) -> Tags:
+def function_tags(outer_closing: str) -> TagArguments:
     """Return the inner tags; `outer_closing` is the pattern of the outer closing tag."""
-    return Tags(
-        begins=r"<[\w:]+>\s*<function=(?P<name>[^>\n]+)>",
-        opens=r"<parameter=(?P<key>[^>\n]+)>",
-        closes="</parameter>",
-        ends=f"</function>|(?={closes})",
-        around="\n",
-        once=True,
-        stops=("<parameter=", f"</function>{closes}"),
+    return TagArguments(
+        first_call_pattern=r"<[\w:]+>\s*<function=(?P<name>[^>\n]+)>",
+        argument_pattern=r"<parameter=(?P<key>[^>\n]+)>",
+        value_closing="</parameter>",
+        call_end_pattern=f"</function>|(?={outer_closing})",
+        padding="\n",
+        pads_once=True,
+        value_stops=("<parameter=", f"</function>{outer_closing}"),
     )
 
 
-class Coder(Hermes):
+class QwenCoderCalls(HermesCalls):
     """A tag for the function, and one for each argument."""
 
     name: ClassVar[str] = "coder"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = ("<function=",)
-    form: ClassVar[Form | None] = tags("</tool_call>")
+    template_marks: ClassVar[tuple[str, ...]] = ("<function=",)
+    argument_format: ClassVar[ArgumentFormat | None] = function_tags("</tool_call>")
 
 
-FAMILIES = (Coder(),)
+FAMILIES = (QwenCoderCalls(),)

@@ -7,22 +7,22 @@ A forced call is written in the hermes format.
 from typing import ClassVar
 
 from llmcli.api.tool_calls import hermes
-from llmcli.api.tool_calls.base import Form, keyed
-from llmcli.api.tool_calls.qwen3_coder import Coder, tags
+from llmcli.api.tool_calls.base import ArgumentFormat, json_call_pattern
+from llmcli.api.tool_calls.qwen3_coder import QwenCoderCalls, function_tags
 
-OPENS, CLOSES = "<seed:tool_call>", "</seed:tool_call>"
+OPENING, CLOSING = "<seed:tool_call>", "</seed:tool_call>"
 
 
-class Seed(Coder):
+class SeedOssCalls(QwenCoderCalls):
     """Qwen3-Coder's tags inside other outer tags."""
 
     name: ClassVar[str] = "seed"
     order: ClassVar[int] = 0  # before coder, whose mark is in this template, too
-    marks: ClassVar[tuple[str, ...]] = (OPENS,)
-    opens: ClassVar[tuple[str, ...]] = (OPENS, hermes.OPENS)
-    closes: ClassVar[tuple[str, ...]] = (CLOSES, hermes.CLOSES)
-    begins: ClassVar[str] = keyed(r"<(?:seed:)?tool_call>\s*")
-    form: ClassVar[Form | None] = tags(CLOSES)
+    template_marks: ClassVar[tuple[str, ...]] = (OPENING,)
+    openings: ClassVar[tuple[str, ...]] = (OPENING, hermes.OPENING)
+    closings: ClassVar[tuple[str, ...]] = (CLOSING, hermes.CLOSING)
+    first_call_pattern: ClassVar[str] = json_call_pattern(r"<(?:seed:)?tool_call>\s*")
+    argument_format: ClassVar[ArgumentFormat | None] = function_tags(CLOSING)
 
 
-FAMILIES = (Seed(),)
+FAMILIES = (SeedOssCalls(),)

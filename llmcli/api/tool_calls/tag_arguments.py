@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from llmcli.api.tool_calls.base import Form
+from llmcli.api.tool_calls.base import ArgumentFormat
 from llmcli.strict_json import strict
 
-WORDS = "true", "false", "null"
-WHOLE = "{", "[", '"'
-NUMBER = re.compile(r"[-+.\deE]*\s*")
-APART = re.compile(r">\s+(?=<|$)")
+JSON_WORDS = "true", "false", "null"
+JSON_OPENINGS = "{", "[", '"'
+NUMBER_PATTERN = re.compile(r"[-+.\deE]*\s*")
+TAG_SPACE_PATTERN = re.compile(r">\s+(?=<|$)")
 # what an unfinished tag at the end of an answer may look like
-CUT = re.compile(r"\s*(<[^>]*|<\S*\s*(<\S*)?)?")
+PARTIAL_TAG_PATTERN = re.compile(r"\s*(<[^>]*|<\S*\s*(<\S*)?)?")
 
 
 @dataclass(frozen=True)
-class Tags(Form):
+class TagArguments(ArgumentFormat):
     """How a call is written. The two call patterns match the head of the first and of a later call
     of a block (group: name). `argument_pattern` matches the opening of an argument (groups: key;
     text if the tag says that the value is a string), `call_end_pattern` the end of the call.
@@ -32,70 +32,74 @@ class Tags(Form):
     each side if `pads_once`.
     """
 
-    begins: str
-    opens: str
-    closes: str
-    ends: str
-    around: str
-    once: bool = False
-    goes_on: str = ""
-    stops: tuple[str, ...] = ()
+    first_call_pattern: str
+    argument_pattern: str
+    value_closing: str
+    call_end_pattern: str
+    padding: str
+    pads_once: bool = False
+    next_call_pattern: str = ""
+    value_stops: tuple[str, ...] = ()
 
-    def reader(self, texts: frozenset[str]) -> "Tagged":
+    def open_stream(self, string_arguments: frozenset[str]) -> "TagArgumentStream":
         """Return a stream for one call's arguments."""
-        return Tagged(self, texts)
+        return TagArgumentStream(self, string_arguments)
 
     @cached_property
-    def outside(self) -> re.Pattern[str]:
+    def between_values(self) -> re.Pattern[str]:
         """Matches what comes between two values: an argument's opening, or the call's end."""
-        return re.compile(f"{self.opens}|(?P<ends>{self.ends})", re.DOTALL)
+        return re.compile(f"{self.argument_pattern}|(?P<ends>{self.call_end_pattern})", re.DOTALL)
 
     @cached_property
-    def inside(self) -> re.Pattern[str]:
+    def value_end(self) -> re.Pattern[str]:
         """Matches the end of a value."""
-        stops = "".join(f"|(?={re.escape(word)})" for word in self.stops).replace("><", r">\s*<")
-        return re.compile(re.escape(self.closes) + stops)
+        stops = "".join(f"|(?={re.escape(word)})" for word in self.value_stops).replace(
+            "><", r">\s*<"
+        )
+        return re.compile(re.escape(self.value_closing) + stops)
 
-    def certain(self, text: str) -> int:
+    def certain_length(self, text: str) -> int:
         """Return the length of the part of a value's text that cannot be the beginning of its
         end.
         """
         last = text.rfind("<")
         for index in (text.rfind("<", 0, max(last, 0)), last):
-            tail = APART.sub(">", text[index:])
-            if index >= 0 and any(word.startswith(tail) for word in (self.closes, *self.stops)):
+            tail = TAG_SPACE_PATTERN.sub(">", text[index:])
+            if index >= 0 and any(
+                word.startswith(tail) for word in (self.value_closing, *self.value_stops)
+            ):
                 return index
         return len(text)
 
 
-class Tagged:
+class TagArgumentStream:
     """Converts one call's tagged arguments to JSON; `string_arguments` are those that are strings
     by its schema.
     """
 
-    def __init__(self, form: Tags, texts: frozenset[str]) -> None:
-        self.done = False
-        self._form, self._texts, self._separator = form, texts, "{"
+    def __init__(self, argument_format: TagArguments, string_arguments: frozenset[str]) -> None:
+        self.is_complete = False
+        self._form, self._texts, self._separator = argument_format, string_arguments, "{"
         self._value: _Value | None = None
 
-    def take(self, text: str, over: bool) -> tuple[str, int]:
+    def feed(self, text: str, is_last: bool) -> tuple[str, int]:
         """Return the JSON of a piece of text and the number of characters it has read."""
         out, position, progressed = list[str](), 0, True
         if self._separator == "{":
             out, self._separator = ["{"], ""
-        while progressed and not self.done:
+        while progressed and not self.is_complete:
             step = self._in_value if self._value else self._between_values
-            piece, used, progressed = step(text[position:], over)
+            piece, used, progressed = step(text[position:], is_last)
             out.append(piece)
             position += used
         return "".join(out), position
 
     def _between_values(self, text: str, over: bool) -> tuple[str, int, bool]:
-        match = self._form.outside.search(text)
+        match = self._form.between_values.search(text)
         if match is None:
-            return "", len(text) if over and CUT.fullmatch(text) else 0, False
+            return "", len(text) if over and PARTIAL_TAG_PATTERN.fullmatch(text) else 0, False
         if match["ends"] is not None:
-            self.done = True
+            self.is_complete = True
             return "}", match.end(), False
         key = match["key"].strip()
         self._value = _Value(self._form, key in self._texts or bool(match.groupdict().get("text")))
@@ -103,12 +107,12 @@ class Tagged:
         return f"{before}{json.dumps(key, ensure_ascii=False)}: ", match.end(), True
 
     def _in_value(self, text: str, over: bool) -> tuple[str, int, bool]:
-        value, match = self._value, self._form.inside.search(text)
+        value, match = self._value, self._form.value_end.search(text)
         assert value
         if match:
             self._value = None
             return value.end(text[: match.start()]), match.end(), True
-        used = self._form.certain(text)
+        used = self._form.certain_length(text)
         piece = value.feed(text[:used])
         return (piece + value.cut(), len(text), False) if over else (piece, used, False)
 
@@ -118,7 +122,7 @@ class _Value:
     belongs to it.
     """
 
-    def __init__(self, form: Tags, text: bool) -> None:
+    def __init__(self, form: TagArguments, text: bool) -> None:
         self._form, self._text, self._has_quote, self._has_text, self._may_be_json = (
             form,
             text,
@@ -132,7 +136,9 @@ class _Value:
         """Return the JSON of a piece of the value."""
         form = self._form
         if not self._has_text:
-            words = words.removeprefix(form.around) if form.once else words.lstrip(form.around)
+            words = (
+                words.removeprefix(form.padding) if form.pads_once else words.lstrip(form.padding)
+            )
             self._has_text = bool(words)
         self._pending.append(words)
         if self._may_be_json or not (self._text or self._is_plain()):
@@ -157,13 +163,13 @@ class _Value:
     def _is_plain(self) -> bool:
         """Return whether the held text cannot be the beginning of JSON."""
         text = "".join(self._pending).lstrip()
-        self._may_be_json = text.startswith(WHOLE)
-        is_word = any(word.startswith(text) or word == text.rstrip() for word in WORDS)
-        return not (self._may_be_json or is_word or NUMBER.fullmatch(text))
+        self._may_be_json = text.startswith(JSON_OPENINGS)
+        is_word = any(word.startswith(text) or word == text.rstrip() for word in JSON_WORDS)
+        return not (self._may_be_json or is_word or NUMBER_PATTERN.fullmatch(text))
 
     def _strip(self, words: str) -> str:
         form = self._form
-        return words.removesuffix(form.around) if form.once else words.rstrip(form.around)
+        return words.removesuffix(form.padding) if form.pads_once else words.rstrip(form.padding)
 
 
 def _value(words: str) -> Any:

@@ -154,10 +154,12 @@ def run(
     KeyboardInterrupt on Ctrl-C.
     """
     for side in {side.path: side for pair in pairs for side in pair}.values():
-        load_checks.check(read_header.read(side.path))
+        load_checks.check_loadable(read_header.read_header(side.path))
     for pair in pairs:
         for side in pair:
-            kv_size.check(read_header.read(side.path).metadata, side.test.type_k, side.test.type_v)
+            kv_size.check_cache(
+                read_header.read_header(side.path).metadata, side.test.type_k, side.test.type_v
+            )
     test_design = replace(design, confidence=1 - (1 - design.confidence) / len(pairs))
     if apart is None:
         apart = not all(fit(*pair) for pair in pairs)
@@ -188,7 +190,7 @@ def run(
 
 
 def _models(pairs: Sequence[tuple[Side, Side]], stack: ExitStack) -> dict[tuple[Path, int], Model]:
-    stack.enter_context(gemm.used(gemm.PROMPTS))
+    stack.enter_context(gemm.enabled(gemm.MIN_PROMPT_ROWS))
     wanted = dict.fromkeys(side.loaded for pair in pairs for side in pair)
     return {key: stack.enter_context(open_model(key[0], gpu_layers=key[1])) for key in wanted}
 
@@ -291,7 +293,7 @@ def fit(a: Side, b: Side) -> bool:
     needed: dict[str, int] = {}
     free: dict[str, int] = {}
     for number, side in enumerate((a, b)):
-        header = read_header.read(side.path)
+        header = read_header.read_header(side.path)
         with planner(header, side.options(), side.test.n_gpu_layers) as plan:
             shares = plan.receipt().shares
         for share in shares:

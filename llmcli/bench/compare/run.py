@@ -20,12 +20,12 @@ from llmcli.bench.statistics.paired_test import Comparison, Design, tenths, wand
 from llmcli.config import Config
 from llmcli.errors import UsageError, UserError
 from llmcli.hardware import host
-from llmcli.model_loader.prepare import ready
-from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
+from llmcli.model_loader.prepare import prepare_model
+from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.ui import UI
 
 # spellings of each setting, and the field of a test that it sets
-SETTINGS = {
+SETTING_FLAGS = {
     "threads": ("n_threads", "-t", "--threads"),
     "batch": ("n_batch", "-b", "--batch-size"),
     "ubatch": ("n_ubatch", "-ub", "--ubatch-size"),
@@ -34,44 +34,44 @@ SETTINGS = {
     "gpu_layers": ("n_gpu_layers", "-ngl", "--n-gpu-layers", "--gpu-layers"),
     "flash": ("flash_attn", "-fa", "--flash-attn"),
 }
-KNOWN = "-t -b -ub -ctk -ctv -ngl -fa"
+SETTING_SPELLINGS = "-t -b -ub -ctk -ctv -ngl -fa"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ComparedSide:
     """One side of a comparison: a model with its file and settings; or a saved run, without a
     path.
     """
 
     name: str
     path: str | None
-    own: str
+    settings: str
     sides: tuple[Side, ...] = ()
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The name and the settings."""
-        return f"{self.name} {self.own}".strip()
+        return f"{self.name} {self.settings}".strip()
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ComparisonResult:
     """All comparisons of one command.
 
     `is_interleaved`: False for saved runs. `differences`: by test, the fields in which two saved
     runs differ.
     """
 
-    a: Named
-    b: Named
+    a: ComparedSide
+    b: ComparedSide
     tests: tuple[str, ...]
-    found: tuple[Comparison, ...]
+    comparisons: tuple[Comparison, ...]
     design: Design
-    interleaved: bool
-    differing: tuple[tuple[tuple[str, Any, Any], ...], ...] = ()
+    is_interleaved: bool
+    differences: tuple[tuple[tuple[str, Any, Any], ...], ...] = ()
 
 
-def saved(a: str, b: str | None, config: Config, ui: UI) -> tuple[Saved, Saved] | None:
+def load_saved_runs(a: str, b: str | None, config: Config, ui: UI) -> tuple[Saved, Saved] | None:
     """Return the saved runs that both arguments name, None if they name models.
 
     Raises UsageError if only one is a saved run.
@@ -95,16 +95,18 @@ def saved(a: str, b: str | None, config: Config, ui: UI) -> tuple[Saved, Saved] 
     return None
 
 
-def nothing_measured(given: Sequence[object]) -> None:
+def refuse_measuring_options(options: Sequence[object]) -> None:
     """Raise UsageError if options that choose measurements are given for saved runs."""
-    if any(given):
+    if any(options):
         raise UsageError(
             "saved runs cannot be measured again",
             hint="leave out the flags that choose a test or a setting",
         )
 
 
-def runs(a: Saved, b: Saved, confidence: float, anyway: bool, ui: UI) -> Told:
+def compare_saved_runs(
+    a: Saved, b: Saved, confidence: float, anyway: bool, ui: UI
+) -> ComparisonResult:
     """Compare two saved runs."""
     pairs = keeping.match(a, b, anyway)
     test_confidence = 1 - (1 - confidence) / len(pairs)
@@ -114,12 +116,14 @@ def runs(a: Saved, b: Saved, confidence: float, anyway: bool, ui: UI) -> Told:
     )
     ui.note("saved runs were not interleaved: changes of the machine widen the interval")
     names = tuple(_join_names(keeping.name(pair.a), keeping.name(pair.b)) for pair in pairs)
-    side_a, side_b = (Named(side.name, None, side.about) for side in (a, b))
+    side_a, side_b = (ComparedSide(side.name, None, side.about) for side in (a, b))
     differing = tuple(tuple(pair.differing()) for pair in pairs)
-    return Told(side_a, side_b, names, comparisons, Design(confidence=confidence), False, differing)
+    return ComparisonResult(
+        side_a, side_b, names, comparisons, Design(confidence=confidence), False, differing
+    )
 
 
-def tests(
+def build_tests(
     prompts: Sequence[str] | None, gens: Sequence[str] | None, depths: Sequence[str] | None
 ) -> list[Test]:
     """Return the tests to run, with llama-bench's defaults for all settings; raises UserError if
@@ -141,8 +145,11 @@ def tests(
     return built
 
 
-def settled(
-    wanted: Sequence[Test], both: Mapping[str, str | None], flag: str, own: str
+def with_side_settings(
+    requested_tests: Sequence[Test],
+    shared_settings: Mapping[str, str | None],
+    flag: str,
+    side_settings: str,
 ) -> list[Test]:
     """Return the tests with the shared settings and those of one side, the text that followed
     `flag`.
@@ -150,26 +157,31 @@ def settled(
     Raises UserError or UsageError.
     """
     chosen = {
-        **{name: text for name, text in both.items() if text is not None},
-        **_parse_settings(flag, own),
+        **{name: text for name, text in shared_settings.items() if text is not None},
+        **_parse_settings(flag, side_settings),
     }
     fields: dict[str, Any] = {
-        SETTINGS[name][0]: _parse_value(name, text) for name, text in chosen.items()
+        SETTING_FLAGS[name][0]: _parse_value(name, text) for name, text in chosen.items()
     }
-    side_tests = [replace(test, **fields) for test in wanted]
-    check_cache(side_tests[0].type_k, side_tests[0].type_v, side_tests[0].flash_attn)
+    side_tests = [replace(test, **fields) for test in requested_tests]
+    check_cache_types(side_tests[0].type_k, side_tests[0].type_v, side_tests[0].flash_attn)
     return side_tests
 
 
-def named(ref: str, own: str, tests: Sequence[Test], config: Config, ui: UI) -> Named:
+def build_side(
+    ref: str, side_settings: str, tests: Sequence[Test], config: Config, ui: UI
+) -> ComparedSide:
     """Prepare a model for all its tests; raises UserError."""
-    model = ready(ref, None, config, ui)
-    return Named(
-        model.name, str(model.path), own.strip(), tuple(Side(model.path, test) for test in tests)
+    model = prepare_model(ref, None, config, ui)
+    return ComparedSide(
+        model.name,
+        str(model.path),
+        side_settings.strip(),
+        tuple(Side(model.path, test) for test in tests),
     )
 
 
-def design(seconds: float | None, precision: float | None, confidence: float) -> Design:
+def build_design(seconds: float | None, precision: float | None, confidence: float) -> Design:
     """Return the design of a comparison from the options: seconds, percent, percent."""
     defaults = Design()
     precision_fraction = defaults.precision if precision is None else precision / 100
@@ -178,14 +190,18 @@ def design(seconds: float | None, precision: float | None, confidence: float) ->
     )
 
 
-def measured(a: Named, b: Named, design: Design, apart: bool, ui: UI) -> Told:
+def measure(
+    a: ComparedSide, b: ComparedSide, design: Design, in_turn: bool, ui: UI
+) -> ComparisonResult:
     """Measure both sides in turn and compare them."""
     pairs = list(zip(a.sides, b.sides, strict=True))
-    comparisons = tuple(measuring.run(pairs, design, ui, apart or None))
-    return Told(a, b, tuple(side.test.name for side in a.sides), comparisons, design, True)
+    comparisons = tuple(measuring.run(pairs, design, ui, in_turn or None))
+    return ComparisonResult(
+        a, b, tuple(side.test.name for side in a.sides), comparisons, design, True
+    )
 
 
-def document(told: Told) -> dict[str, Any]:
+def build_document(result: ComparisonResult) -> dict[str, Any]:
     """Return the JSON document; null is what too few pairs cannot determine."""
     rows = [
         {
@@ -199,37 +215,43 @@ def document(told: Told) -> dict[str, Any]:
             "settled": comparison.settled,
             "noisy": comparison.noisy,
             "verdict": comparison.words(),
-            "pairs": _n_pairs(comparison, told),
+            "pairs": _n_pairs(comparison, result),
             "a_median_ts": median(comparison.a),
             "b_median_ts": median(comparison.b),
             "a_samples_ts": comparison.a,
             "b_samples_ts": comparison.b,
-            "differing": [list(field) for field in told.differing[index]] if told.differing else [],
+            "differing": [list(field) for field in result.differences[index]]
+            if result.differences
+            else [],
         }
-        for index, (name, comparison) in enumerate(zip(told.tests, told.found, strict=True))
+        for index, (name, comparison) in enumerate(
+            zip(result.tests, result.comparisons, strict=True)
+        )
     ]
     sides_json = {
         side: {
             "name": comparison.name,
             "path": comparison.path,
-            "settings": comparison.own if comparison.path else None,
+            "settings": comparison.settings if comparison.path else None,
         }
-        for side, comparison in (("a", told.a), ("b", told.b))
+        for side, comparison in (("a", result.a), ("b", result.b))
     }
     return {
         **sides_json,
-        "interleaved": told.interleaved,
-        "confidence": told.design.confidence,
+        "interleaved": result.is_interleaved,
+        "confidence": result.design.confidence,
         "tests": rows,
     }
 
 
-def tell(told: Told, ui: UI) -> None:
+def print_comparison(result: ComparisonResult, ui: UI) -> None:
     """Print the table, one verdict per test, and the notes."""
-    ui.text(f"A  {told.a.words}")
-    ui.text(f"B  {told.b.words}")
+    ui.text(f"A  {result.a.label}")
+    ui.text(f"B  {result.b.label}")
     ui.text()
-    for field, one, other in dict.fromkeys(field for fields in told.differing for field in fields):
+    for field, one, other in dict.fromkeys(
+        field for fields in result.differences for field in fields
+    ):
         ui.text(f"{field}: {one} in A, {other} in B")
     columns = ("test", "A tok/s", "B tok/s", "B / A", "interval", "pairs")
     rows = [
@@ -239,17 +261,19 @@ def tell(told: Told, ui: UI) -> None:
             f"{median(one.b):.1f}",
             f"{one.ratio:.3f}",
             _format_interval(one),
-            str(_n_pairs(one, told) or f"{len(one.a)} and {len(one.b)}, unpaired"),
+            str(_n_pairs(one, result) or f"{len(one.a)} and {len(one.b)}, unpaired"),
         )
-        for name, one in zip(told.tests, told.found, strict=True)
+        for name, one in zip(result.tests, result.comparisons, strict=True)
     ]
     ui.table(columns, rows, right=columns[1:])
     ui.text()
-    for name, one in zip(told.tests, told.found, strict=True):
+    for name, one in zip(result.tests, result.comparisons, strict=True):
         ui.text(f"{name}: {one.words()}")
-    certain = "all intervals are correct" if len(told.found) > 1 else "the interval is correct"
-    ui.text(f"{certain} with a probability of {told.design.confidence:.4g}".rstrip("0"))
-    for name, one in zip(told.tests, told.found, strict=True):
+    certain = (
+        "all intervals are correct" if len(result.comparisons) > 1 else "the interval is correct"
+    )
+    ui.text(f"{certain} with a probability of {result.design.confidence:.4g}".rstrip("0"))
+    for name, one in zip(result.tests, result.comparisons, strict=True):
         if one.noisy:
             side, rates = max(("A", one.a), ("B", one.b), key=lambda named: wander(named[1]))
             low, high = tenths(rates)
@@ -257,29 +281,27 @@ def tell(told: Told, ui: UI) -> None:
                 f"{name}: noisy machine: {side} alone ran at {low:.3g} to {high:.3g} tok/s, "
                 "which widens the interval"
             )
-    if told.interleaved and not all(one.settled for one in told.found):
-        ui.note(_advice(told))
+    if result.is_interleaved and not all(one.settled for one in result.comparisons):
+        ui.note(_advice(result))
 
 
-def _advice(told: Told) -> str:
+def _advice(result: ComparisonResult) -> str:
     """Return what would narrow the widest interval; its width falls with the square root of
     time.
     """
-    widest = max(comparison.resolution for comparison in told.found)
+    widest = max(comparison.resolution for comparison in result.comparisons)
     if math.isinf(widest):
         return "increase --seconds to measure longer"
-    seconds = told.design.seconds * (widest / told.design.precision) ** 2
+    seconds = result.design.seconds * (widest / result.design.precision) ** 2
     if seconds > 3600:
         return "a quieter machine would narrow the interval; more time would hardly help"
-    return (
-        f"about --seconds {math.ceil(seconds)} would narrow it to {told.design.precision * 100:g} %"
-    )
+    return f"about --seconds {math.ceil(seconds)} would narrow it to {result.design.precision * 100:g} %"
 
 
 def _parse_settings(flag: str, text: str) -> dict[str, str]:
     """Parse the settings in the text of --a or --b, by name; raises UsageError."""
     names_by_spelling = {
-        spelling: name for name, (_, *spellings) in SETTINGS.items() for spelling in spellings
+        spelling: name for name, (_, *spellings) in SETTING_FLAGS.items() for spelling in spellings
     }
     try:
         words = shlex.split(text)
@@ -293,7 +315,7 @@ def _parse_settings(flag: str, text: str) -> dict[str, str]:
         if spelling not in names_by_spelling:
             raise UsageError(
                 f"{flag} has an unknown option {spelling!r}",
-                hint=f"{flag} takes {KNOWN}, as in '-t 1 -ctk q8_0'",
+                hint=f"{flag} takes {SETTING_SPELLINGS}, as in '-t 1 -ctk q8_0'",
             )
         if not equals and not words:
             raise UsageError(f"{flag}: {spelling} has no value", hint=f"{flag} '-t 1 -ctk q8_0'")
@@ -303,10 +325,12 @@ def _parse_settings(flag: str, text: str) -> dict[str, str]:
 
 def _parse_value(name: str, text: str) -> int | str:
     """Parse the value of one setting; raises UserError."""
-    flag = SETTINGS[name][1]
+    flag = SETTING_FLAGS[name][1]
     values: Sequence[int | str]
     if name in ("type_k", "type_v", "flash"):
-        values = parameter_grid.words(flag, [text], list(FLASH if name == "flash" else KV_TYPES))
+        values = parameter_grid.words(
+            flag, [text], list(FLASH_MODES if name == "flash" else KV_TYPES)
+        )
     elif name == "gpu_layers" and text.strip() in ("-1", "all", "auto"):
         return -1
     else:
@@ -319,17 +343,21 @@ def _parse_value(name: str, text: str) -> int | str:
     return values[0]
 
 
-def _format_interval(one: Comparison) -> str:
-    return "unknown" if math.isinf(one.resolution) else f"{one.low:.3f} to {one.high:.3f}"
+def _format_interval(comparison: Comparison) -> str:
+    return (
+        "unknown"
+        if math.isinf(comparison.resolution)
+        else f"{comparison.low:.3f} to {comparison.high:.3f}"
+    )
 
 
-def _n_pairs(one: Comparison, told: Told) -> int | None:
-    return len(one.a) if told.interleaved else None
+def _n_pairs(comparison: Comparison, result: ComparisonResult) -> int | None:
+    return len(comparison.a) if result.is_interleaved else None
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _join_names(one: str, other: str) -> str:
-    return one if one == other else f"{one} | {other}"
+def _join_names(first: str, second: str) -> str:
+    return first if first == second else f"{first} | {second}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llmcli.runtime import kv_size
 from quant.gguf.header import TensorInfo
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 LOOKUPS = (
     "token_embd.weight",
@@ -52,7 +52,7 @@ class Work:
         return (self.operations + self.attention) / self.nbytes
 
 
-def work(header: Header, depth: int, type_k: str = "f16", type_v: str = "f16") -> Work:
+def work(header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f16") -> Work:
     """Return the cost of the token after `depth` others."""
     read: dict[str, int] = {}
     n_values = head = 0
@@ -64,17 +64,17 @@ def work(header: Header, depth: int, type_k: str = "f16", type_v: str = "f16") -
         if len(tensor.shape) > 1 and share and not _lookup(tensor, names):
             n_values += int(tensor.elements * share)
             head += tensor.elements if tensor.name in ("output.weight", "token_embd.weight") else 0
-    cache_shape = kv_size.shape(header.metadata)
+    cache_shape = kv_size.read_shape(header.metadata)
     if cache_shape is None:
         return Work(read, None, 2 * n_values, 2 * head, None, expert_share < 1)
-    heads = header.number("attention.head_count") or 0
+    heads = header.get_int("attention.head_count") or 0
     cells = [
         min(depth, cache_shape.window) if windowed and cache_shape.window else depth
-        for windowed in cache_shape.windowed
+        for windowed in cache_shape.is_windowed
     ]
     nbytes = sum(
         n * (kv_size.row_bytes(type_k, k) + kv_size.row_bytes(type_v, v))
-        for n, k, v in zip(cells, cache_shape.k, cache_shape.v, strict=True)
+        for n, k, v in zip(cells, cache_shape.k_values, cache_shape.v_values, strict=True)
     )
     attention = sum(
         2 * n * heads * (k + v)
@@ -83,7 +83,7 @@ def work(header: Header, depth: int, type_k: str = "f16", type_v: str = "f16") -
     return Work(read, nbytes, 2 * n_values, 2 * head, attention, expert_share < 1)
 
 
-def prefill(header: Header, tokens: int) -> int | None:
+def prefill(header: ModelHeader, tokens: int) -> int | None:
     """Return the operations of a prompt: every weight for each token, the head for the last token,
     and attention to the preceding tokens.
     """
@@ -93,13 +93,13 @@ def prefill(header: Header, tokens: int) -> int | None:
     return tokens * (last.operations - last.head + last.attention) + last.head
 
 
-def _used(header: Header) -> float:
+def _used(header: ModelHeader) -> float:
     """Return the share of the experts that a token uses; 1 without experts."""
-    count, used = header.number("expert_count"), header.number("expert_used_count")
+    count, used = header.get_int("expert_count"), header.get_int("expert_used_count")
     return used / count if count and used else 1.0
 
 
-def _share(tensor: TensorInfo, names: set[str], used: float, header: Header) -> float:
+def _share(tensor: TensorInfo, names: set[str], used: float, header: ModelHeader) -> float:
     """Return the share of a tensor that a token reads."""
     if _lookup(tensor, names):
         return 1 / tensor.rows
@@ -115,10 +115,10 @@ def _lookup(tensor: TensorInfo, names: set[str]) -> bool:
     return tensor.name in LOOKUPS and (tensor.name != LOOKUPS[0] or "output.weight" in names)
 
 
-def _idle(name: str, header: Header) -> bool:
+def _idle(name: str, header: ModelHeader) -> bool:
     """Return whether a tensor belongs to layers that predict further tokens, which plain decoding
     does not run.
     """
-    parts, extra = name.split("."), header.number("nextn_predict_layers") or 0
-    trunk = (header.number("block_count") or 0) - extra
+    parts, extra = name.split("."), header.get_int("nextn_predict_layers") or 0
+    trunk = (header.get_int("block_count") or 0) - extra
     return bool(extra) and parts[0] == "blk" and parts[1].isdigit() and int(parts[1]) >= trunk

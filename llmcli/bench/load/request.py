@@ -11,14 +11,14 @@ from llmcli.bench.load.session import Asked
 from llmcli.bench.load.slo import Slo
 from llmcli.errors import UsageError
 
-USERS, PERCENT = "8", 95.0
+DEFAULT_USERS, DEFAULT_PERCENT = "8", 95.0
 
 
-KINDS = ("concurrency", "rate", "both")
+MAX_LOAD_KINDS = ("concurrency", "rate", "both")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class LoadRequest:
     """The options of `bench load`, by the names of its parameters."""
 
     serve: str
@@ -51,7 +51,7 @@ class Given:
     offline: bool
 
     @property
-    def length(self) -> Length:
+    def load_length(self) -> Length:
         """How long each load is measured."""
         wanted = self.requests or (None if self.seconds else Length().requests)
         return Length(wanted, self.seconds, self.warmup)
@@ -72,16 +72,16 @@ class Given:
         return plain if self.burstiness is None else replace(plain, burstiness=self.burstiness)
 
     @property
-    def asked(self) -> Asked:
+    def prompts(self) -> Asked:
         """The prompts that are sent."""
         return Asked(
             self.mix, Shape(self.n_prompt, self.n_gen, self.shared, self.cancel), self.seed
         )
 
     @property
-    def promise(self) -> Slo | None:
+    def limits(self) -> Slo | None:
         """The limits of --slo. Raises UserError."""
         return slo.parse(self.slo) if self.slo else None
 
 
-FIELDS = {field.name for field in fields(Given)}
+FIELD_NAMES = {field.name for field in fields(LoadRequest)}

@@ -9,10 +9,10 @@ from llmcli.bench.load.metrics import Figures
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LoadResult:
     """Everything that one run measured."""
 
-    worlds: tuple[output.World, ...]
-    found: tuple[Figures, ...] = ()
-    edges: tuple[Edge, ...] = ()
-    beside: tuple[Versus, ...] = ()
+    environments: tuple[output.World, ...]
+    measured: tuple[Figures, ...] = ()
+    max_loads: tuple[Edge, ...] = ()
+    comparisons: tuple[Versus, ...] = ()

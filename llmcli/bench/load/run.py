@@ -21,8 +21,8 @@ from llmcli.bench.load.generator import Load
 from llmcli.bench.load.local_server import served
 from llmcli.bench.load.max_load import Edge, Rules
 from llmcli.bench.load.metrics import Figures, figures
-from llmcli.bench.load.request import KINDS, PERCENT, USERS, Given
-from llmcli.bench.load.result import Result
+from llmcli.bench.load.request import DEFAULT_PERCENT, DEFAULT_USERS, MAX_LOAD_KINDS, LoadRequest
+from llmcli.bench.load.result import LoadResult
 from llmcli.bench.load.session import Session
 from llmcli.bench.speed import parameter_grid
 from llmcli.commands.bench import load_report
@@ -33,19 +33,25 @@ from llmcli.types import Bar
 from llmcli.ui import UI
 
 
-def run(
-    a: str, b: str | None, request: Given, form: str, how: tuple[Path | None, bool | None]
+def run_load(
+    a: str,
+    b: str | None,
+    request: LoadRequest,
+    output_format: str,
+    report_and_chart: tuple[Path | None, bool | None],
 ) -> None:
     """Measure, save to the history, and print. Raises UserError or UsageError."""
-    if form not in output.FORMATS:
-        raise UsageError(f"-o {form!r} is unknown", hint=f"-o takes: {' '.join(output.FORMATS)}")
+    if output_format not in output.FORMATS:
+        raise UsageError(
+            f"-o {output_format!r} is unknown", hint=f"-o takes: {' '.join(output.FORMATS)}"
+        )
     # a mistake in the options is reported before anything is measured
-    loads, promise = _loads(request), request.promise
+    loads, promise = _loads(request), request.limits
     rules = _rules(request) if request.find_max else None
     _check([name for name in (a, b) if name], rules, request)
     config = configuration.load()
     config = replace(config, offline=config.offline or request.offline)
-    ui = UI(json=form != "md", color=config.color)
+    ui = UI(json=output_format != "md", color=config.color)
     body = _body(request.body)
     with ExitStack() as stack:
         servers = [
@@ -59,77 +65,87 @@ def run(
         result = asyncio.run(_measured(servers, loads, rules, request, ui))
     if not request.no_history:
         _keep(result, config, ui)
-    load_report.tell(result, form, promise, rules, how, ui)
+    load_report.print_results(result, output_format, promise, rules, report_and_chart, ui)
 
 
 async def _measured(
-    servers: Sequence[Server], loads: Sequence[Load], rules: Rules | None, request: Given, ui: UI
-) -> Result:
+    servers: Sequence[Server],
+    loads: Sequence[Load],
+    rules: Rules | None,
+    request: LoadRequest,
+    ui: UI,
+) -> LoadResult:
     began = history.now()
     async with AsyncExitStack() as stack:
         open_ = [
-            await stack.enter_async_context(session.opened(server, request.asked))
+            await stack.enter_async_context(session.opened(server, request.prompts))
             for server in servers
         ]
-        worlds = tuple(_world(one, request, began) for one in open_)
+        worlds = tuple(_environment(one, request, began) for one in open_)
         if rules:
-            return Result(worlds, edges=tuple(await _edges(open_[0], rules, request, ui)))
+            return LoadResult(worlds, max_loads=tuple(await _edges(open_[0], rules, request, ui)))
         if len(open_) > 1:
-            return Result(
-                worlds, beside=tuple(await _beside((open_[0], open_[1]), loads, request, ui))
+            return LoadResult(
+                worlds, comparisons=tuple(await _beside((open_[0], open_[1]), loads, request, ui))
             )
-        return Result(worlds, tuple(await _points(open_[0], loads, request, ui)))
+        return LoadResult(worlds, tuple(await _points(open_[0], loads, request, ui)))
 
 
-async def _points(one: Session, loads: Sequence[Load], request: Given, ui: UI) -> list[Figures]:
+async def _points(
+    server_session: Session, loads: Sequence[Load], request: LoadRequest, ui: UI
+) -> list[Figures]:
     found, turns = [], request.repetitions or 1
-    with ui.bar(f"load {one.model}", _total(loads, request, turns), "requests") as bar:
+    with ui.bar(f"load {server_session.model}", _total(loads, request, turns), "requests") as bar:
         for at, load in enumerate(loads):
-            bar.describe(f"load {one.model}: {load.name}")
+            bar.describe(f"load {server_session.model}: {load.name}")
             runs = [
-                await one.run(load, request.length, 1 + at * turns + turn, tick=_ticks(bar))
+                await server_session.run(
+                    load, request.load_length, 1 + at * turns + turn, tick=_ticks(bar)
+                )
                 for turn in range(turns)
             ]
-            found.append(figures(runs, request.promise))
+            found.append(figures(runs, request.limits))
     return found
 
 
 async def _beside(
-    sides: tuple[Session, Session], loads: Sequence[Load], request: Given, ui: UI
+    sides: tuple[Session, Session], loads: Sequence[Load], request: LoadRequest, ui: UI
 ) -> list[Versus]:
     turns = request.repetitions or ab_comparison.TURNS
     with ui.bar("compare", 2 * turns * len(loads), "tests") as bar:
         return [
             await ab_comparison.versus(
-                sides, load, request.length, turns, request.promise, 1 + at * turns, _ticks(bar)
+                sides, load, request.load_length, turns, request.limits, 1 + at * turns, _ticks(bar)
             )
             for at, load in enumerate(loads)
         ]
 
 
-async def _edges(one: Session, rules: Rules, request: Given, ui: UI) -> list[Edge]:
+async def _edges(server_session: Session, rules: Rules, request: LoadRequest, ui: UI) -> list[Edge]:
     assert request.find_max is not None
     wanted: list[max_load.Kind] = (
         ["concurrency", "rate"] if request.find_max == "both" else [_kind(request.find_max)]
     )
     found: list[Edge] = []
-    with ui.bar(f"search {one.model}", None, "tests") as bar:
+    with ui.bar(f"search {server_session.model}", None, "tests") as bar:
 
         def tick(name: str) -> None:
-            bar.describe(f"search {one.model}: {name}")
+            bar.describe(f"search {server_session.model}: {name}")
             bar.advance(1)
 
         for kind in wanted:
             # the request rate at the largest concurrency is close to the largest rate
             before = found[0].best if found else None
             first = before.request_rate if before else None
-            found.append(await max_load.find(one, kind, rules, first, 1 + 1000 * len(found), tick))
+            found.append(
+                await max_load.find(server_session, kind, rules, first, 1 + 1000 * len(found), tick)
+            )
     return found
 
 
 @contextmanager
 def _server(
-    name: str, request: Given, body: dict[str, Any], config: Config, ui: UI
+    name: str, request: LoadRequest, body: dict[str, Any], config: Config, ui: UI
 ) -> Iterator[Server]:
     """Yield a server by its address, or start one for a model. Raises UserError."""
     key = request.api_key
@@ -161,7 +177,7 @@ def _server(
         yield replace(made, base=clients.base(url))
 
 
-def _check(names: Sequence[str], rules: Rules | None, request: Given) -> None:
+def _check(names: Sequence[str], rules: Rules | None, request: LoadRequest) -> None:
     if request.endpoint not in ("chat", "completions"):
         raise UsageError(
             f"--endpoint {request.endpoint!r} is unknown",
@@ -204,9 +220,12 @@ def _check(names: Sequence[str], rules: Rules | None, request: Given) -> None:
             )
 
 
-def _loads(request: Given) -> list[Load]:
+def _loads(request: LoadRequest) -> list[Load]:
     """Return the loads given by --concurrency and --rate. Raises UsageError or UserError."""
-    loop, users = request.open_loop, request.concurrency or ([] if request.rate else [USERS])
+    loop, users = (
+        request.open_loop,
+        request.concurrency or ([] if request.rate else [DEFAULT_USERS]),
+    )
     closed = [
         Load("closed", count)
         for count in (parameter_grid.numbers("--concurrency", users, 1, 10_000) if users else [])
@@ -229,17 +248,20 @@ def _rates(texts: Sequence[str]) -> list[float]:
     return found
 
 
-def _rules(request: Given) -> Rules:
-    if request.find_max not in KINDS:
+def _rules(request: LoadRequest) -> Rules:
+    if request.find_max not in MAX_LOAD_KINDS:
         raise UsageError(
             f"--find-max {request.find_max!r} is unknown",
-            hint=f"--find-max takes: {' '.join(KINDS)}",
+            hint=f"--find-max takes: {' '.join(MAX_LOAD_KINDS)}",
         )
-    if request.promise is None:
+    if request.limits is None:
         raise UsageError("--find-max needs --slo", hint=slo.HINT)
-    percent, loop = PERCENT if request.percent is None else request.percent, request.open_loop
+    percent, loop = (
+        DEFAULT_PERCENT if request.percent is None else request.percent,
+        request.open_loop,
+    )
     return Rules(
-        request.promise,
+        request.limits,
         percent / 100,
         request.requests or max_load.LEAST,
         request.seconds,
@@ -293,8 +315,8 @@ def _key(path: Path) -> str:
     return lines[0]
 
 
-def _total(loads: Sequence[Load], request: Given, turns: int) -> int | None:
-    count = request.length.requests
+def _total(loads: Sequence[Load], request: LoadRequest, turns: int) -> int | None:
+    count = request.load_length.requests
     return None if count is None or request.seconds else count * len(loads) * turns
 
 
@@ -302,8 +324,8 @@ def _ticks(bar: Bar) -> Callable[[], None]:
     return lambda: bar.advance(1)
 
 
-def _world(one: Session, request: Given, began: str) -> output.World:
-    server = one.client.server
+def _environment(server_session: Session, request: LoadRequest, began: str) -> output.World:
+    server = server_session.client.server
     parts = urlsplit(server.base)
     where = (
         f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path}" if parts.port else server.base
@@ -312,9 +334,9 @@ def _world(one: Session, request: Given, began: str) -> output.World:
         where,
         server.model,
         request.mix,
-        request.asked.shape,
+        request.prompts.shape,
         request.endpoint,
-        str(request.promise or ""),
+        str(request.limits or ""),
         "http",
         host.cpu_name(),
         began,
@@ -322,16 +344,16 @@ def _world(one: Session, request: Given, began: str) -> output.World:
     )
 
 
-def _keep(result: Result, config: Config, ui: UI) -> None:
+def _keep(result: LoadResult, config: Config, ui: UI) -> None:
     """Save every load to the history; if that fails, print a warning and keep the results."""
     machine = host.identity()
-    rows = [(result.worlds[0], one) for one in result.found]
+    rows = [(result.environments[0], one) for one in result.measured]
     rows += [
         (world, one)
-        for pair in result.beside
-        for world, one in zip(result.worlds, (pair.a, pair.b), strict=True)
+        for pair in result.comparisons
+        for world, one in zip(result.environments, (pair.a, pair.b), strict=True)
     ]
-    rows += [(result.worlds[0], best) for one in result.edges if (best := one.best)]
+    rows += [(result.environments[0], best) for one in result.max_loads if (best := one.best)]
     runs = [
         history.Run(
             world.began,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmcli.charts.chart import Axis, Row, Rows, Rule, Value
 from llmcli.planning.memory_plan import Receipt, Share
-from llmcli.runtime.binding.devices import HOST
+from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import size
 
 MIB = 2**20
@@ -76,7 +76,7 @@ def _row(name: str, share: Share, overhead: int | None) -> Row:
     `overhead` None: omit the memory of the process itself.
     """
     parts = [(label, getattr(share, part)) for label, part in PARTS]
-    if share.device == HOST and overhead is not None:
+    if share.device == HOST_DEVICE and overhead is not None:
         parts.append((OVERHEAD, overhead))
     unknown_labels = [label for label, value in parts if value is None]
     used = sum(value for _, value in parts if value)

@@ -17,7 +17,7 @@ from llmcli.bench.speed.measure import Result, average
 from llmcli.charts.chart import Axis, Plot, Point, Row, Rows, Rule, Series, Value
 from llmcli.charts.scale import figure
 from llmcli.units import size
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 GIGA = 1e9
 
@@ -55,7 +55,7 @@ class Placed:
         return (most if peak is None else min(most, peak)) / self.each
 
 
-def placed(results: Sequence[Result], header: Header) -> list[Placed]:
+def placed(results: Sequence[Result], header: ModelHeader) -> list[Placed]:
     """Place the tests on the roofline whose bytes and operations are known. Tests that mix prompt
     and generation are left out.
     """

@@ -14,7 +14,7 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime.binding import devices
 from llmcli.types import Watcher
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 ROUNDS, SECONDS = 3, 0.04  # about half a second, once per machine
 STEADY = 0.85  # ratio of the slowest to the fastest round of a steady measurement
@@ -51,7 +51,7 @@ def known(history: History, watcher: Watcher, *, again: bool = False) -> float |
     return rate
 
 
-def reached(header: Header, result: Result, roof: float | None) -> float | None:
+def reached(header: ModelHeader, result: Result, roof: float | None) -> float | None:
     """Return the share of the bandwidth `roof` (bytes per second) that a generation test used.
 
     Returns None for prompts, which arithmetic limits, and if the bandwidth, the KV cache or the
@@ -68,4 +68,6 @@ def reached(header: Header, result: Result, roof: float | None) -> float | None:
 
 
 def _on_gpu(layers: int) -> bool:
-    return layers != 0 and any(device.kind in devices.GPUS for device in devices.devices())
+    return layers != 0 and any(
+        device.kind in devices.GPU_KINDS for device in devices.list_devices()
+    )

@@ -28,10 +28,10 @@ class Depths:
         if self._of != key or self._state is None:
             self._of, self._state = key, None  # free the old state before computing the new one
             self._compute(context, model, test.n_depth, sequences=1)
-            self._state, first = context.state(0), 1
+            self._state, first = context.read_state(0), 1
         for sequence in range(first, test.n_parallel):
             # a state that cannot be restored is computed again
-            if not context.put_state(sequence, self._state):
+            if not context.write_state(sequence, self._state):
                 self._state = None
                 context.clear()
                 self._compute(context, model, test.n_depth, test.n_parallel)

@@ -12,7 +12,7 @@ from llmcli.bench.speed.measure import Extra, Result, average, deviation
 from llmcli.bench.speed.parameter_grid import Test
 from llmcli.hardware import host
 from llmcli.runtime.binding import devices, library
-from llmcli.runtime.binding.cache_types import FLASH
+from llmcli.runtime.binding.cache_types import FLASH_MODES
 from llmcli.runtime.binding.kernels import gemm
 
 FORMATS = ("md", "csv", "json", "jsonl")
@@ -32,7 +32,7 @@ TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa", "n_
 NOISY = 0.1
 # lists and objects, which are omitted from CSV
 LISTS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading")
-FLASH_WORDS = {value: word for word, value in FLASH.items()}
+FLASH_WORDS = {value: word for word, value in FLASH_MODES.items()}
 
 
 def document(result: Result) -> dict[str, Any]:
@@ -40,11 +40,13 @@ def document(result: Result) -> dict[str, Any]:
     are null.
     """
     test, subject = result.test, result.subject
-    gpus = [device.description for device in devices.devices() if device.kind in ("gpu", "igpu")]
+    gpus = [
+        device.description for device in devices.list_devices() if device.kind in ("gpu", "igpu")
+    ]
     times = [float(ns) for ns in result.samples_ns]
     rates = result.samples_ts
     return {
-        "build_commit": f"llama-cpp-python-{library.version()}",
+        "build_commit": f"llama-cpp-python-{library.llama_cpp_version()}",
         "build_number": 0,
         "cpu_info": host.cpu_name(),
         "gpu_info": ", ".join(gpus),
@@ -59,7 +61,7 @@ def document(result: Result) -> dict[str, Any]:
         "type_k": test.type_k,
         "type_v": test.type_v,
         "n_gpu_layers": test.n_gpu_layers,
-        "flash_attn": FLASH[test.flash_attn],
+        "flash_attn": FLASH_MODES[test.flash_attn],
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
@@ -105,14 +107,14 @@ def backends() -> str:
     """Return the kinds of devices of this build, as llama-bench does: CPU, or for example CUDA.
     "BF16" is added if llmcli's own matrix products are available.
     """
-    accelerators = [device for device in devices.devices() if device.kind != "cpu"]
+    accelerators = [device for device in devices.list_devices() if device.kind != "cpu"]
     names = [
         accelerator.name.rstrip("0123456789")
-        if accelerator.kind in devices.GPUS
+        if accelerator.kind in devices.GPU_KINDS
         else accelerator.name
         for accelerator in accelerators
     ]
-    names += ["BF16"] if gemm.known() else []
+    names += ["BF16"] if gemm.is_available() else []
     return ",".join(dict.fromkeys(names)) or "CPU"
 
 
@@ -140,7 +142,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
-    lead_name = "n_threads" if devices.gpu_free() is None else "n_gpu_layers"
+    lead_name = "n_threads" if devices.free_gpu_bytes() is None else "n_gpu_layers"
     second_name = "n_gpu_layers" if lead_name == "n_threads" else "n_threads"
     shown_settings = [
         name for name, value in DEFAULTS.items() if any(row[name] != value for row in rows)

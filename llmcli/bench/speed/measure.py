@@ -22,7 +22,7 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.interruptible import stopped
+from llmcli.runtime.interruptible import interruptible
 from llmcli.runtime.requests.request import percentile
 
 
@@ -128,7 +128,7 @@ def deviation(values: list[float]) -> float:
 @contextmanager
 def subject(path: Path, gpu_layers: int) -> Iterator[tuple[Model, Subject]]:
     """Load a model for measuring, and describe it."""
-    with gemm.used(gemm.PROMPTS), open_model(path, gpu_layers=gpu_layers) as model:
+    with gemm.enabled(gemm.MIN_PROMPT_ROWS), open_model(path, gpu_layers=gpu_layers) as model:
         reading_pace = pace(lambda text: model.tokenize(text, special=False))
         yield (
             model,
@@ -191,8 +191,12 @@ def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Tr
     """Open a test in its own context. Ctrl-C ends a pass within milliseconds and raises
     KeyboardInterrupt.
     """
-    gemm_rows = gemm.rows("auto", test.n_parallel, guesses=False)
-    with gemm.used(gemm_rows), open_context(model, options(test)) as context, stopped(context):
+    gemm_rows = gemm.choose_min_rows("auto", test.n_parallel, has_drafts=False)
+    with (
+        gemm.enabled(gemm_rows),
+        open_context(model, options(test)) as context,
+        interruptible(context),
+    ):
         yield Trial(context, model, test, depths or Depths())
 
 

@@ -12,10 +12,10 @@ from llmcli.planning import upper_bound
 from llmcli.runtime.binding import devices
 from llmcli.types import Watcher
 from llmcli.units import size
-from quant.model_file.model_header import Header
+from quant.model_file.model_header import ModelHeader
 
 
-def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
+def check(header: ModelHeader, tests: Sequence[Test], watcher: Watcher) -> None:
     """Raise UserError if a test's KV cache is larger than the free memory: the system would kill
     the process.
 
@@ -24,7 +24,7 @@ def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
     """
     free = (
         None
-        if any(device.kind in devices.GPUS for device in devices.devices())
+        if any(device.kind in devices.GPU_KINDS for device in devices.list_devices())
         else host.available_memory()
     )
     if free is not None:
@@ -43,7 +43,7 @@ def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
             )
     longest, trained = (
         max(test.n_depth + test.n_prompt + test.n_gen for test in tests),
-        header.number("context_length"),
+        header.get_int("context_length"),
     )
     if trained and longest > trained:
         watcher.note(
@@ -52,7 +52,7 @@ def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
         )
 
 
-def _cache(header: Header, test: Test) -> int:
+def _cache(header: ModelHeader, test: Test) -> int:
     """Return the bytes of the KV cache, and of the saved copy of one sequence if there is a depth;
     0: unknown.
     """

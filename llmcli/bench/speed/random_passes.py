@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
 
@@ -54,7 +54,9 @@ class RandomPasses:
             needs_logits = [position == start + count - 1 for position in positions]
             needs_logits[-1] = True  # llama-bench requests logits for the last token of every batch
             tokens = [self.token(position) for position in positions]
-            passes.append(self.context.prepare(Rows(tokens, positions, sequences, needs_logits)))
+            passes.append(
+                self.context.prepare(BatchRows(tokens, positions, sequences, needs_logits))
+            )
         return passes
 
     def steps(self, start: int, count: int) -> list[Pass]:
@@ -63,10 +65,12 @@ class RandomPasses:
             self.context.prepare(self.step(position)) for position in range(start, start + count)
         ]
 
-    def step(self, position: int) -> Rows:
+    def step(self, position: int) -> BatchRows:
         """Return the batch rows of one such pass."""
         tokens = tuple(self.token(position) for _ in self.sequences)
-        return Rows(tokens, (position,) * len(tokens), tuple(self.sequences), (True,) * len(tokens))
+        return BatchRows(
+            tokens, (position,) * len(tokens), tuple(self.sequences), (True,) * len(tokens)
+        )
 
     def token(self, position: int) -> int:
         """Return BOS at position 0 if the model uses it, otherwise a random token."""

@@ -47,12 +47,12 @@ def run(
     """
     if not tests:
         raise UserError("no test to run", hint="give -p or -n a number above 0, e.g. -p 512 -n 128")
-    header = read_header.read(path)
-    load_checks.check(header)
+    header = read_header.read_header(path)
+    load_checks.check_loadable(header)
     if how.swept:
         tests = sweep.allowed(tests, header.metadata)
     for test in tests:
-        kv_size.check(header.metadata, test.type_k, test.type_v)
+        kv_size.check_cache(header.metadata, test.type_k, test.type_v)
     memory_check.check(header, tests, watcher)
     results: list[Result] = []
     with watcher.bar(

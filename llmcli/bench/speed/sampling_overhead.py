@@ -26,13 +26,13 @@ from llmcli.bench.speed.measure import (
 from llmcli.bench.speed.parameter_grid import Test
 from llmcli.bench.speed.random_passes import SEED, run_passes
 from llmcli.bench.statistics.paired_test import shift
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.sampler import NativeChains
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.chain import make_chain
-from llmcli.runtime.strategies.base import Vocabulary, refuse_nan
-from llmcli.runtime.text.detokenizer import Decoder
+from llmcli.runtime.strategies.base import ModelVocabulary, refuse_nan
+from llmcli.runtime.text.detokenizer import Detokenizer
 
 STRETCH = 16  # consecutive tokens whose mean time forms one side of a pair
 ERROR = 0.05
@@ -69,12 +69,12 @@ def measure(
 def sample(trial: Trial) -> Sample:
     """Measure one repetition with sampling."""
     model, test = trial.model, trial.test
-    vocabulary = Vocabulary(model.piece, model.ends, model.n_vocab)
+    vocabulary = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
     native = NativeChains(model.n_vocab, model.vocab)
     with ExitStack() as stack:
         chains = [
             stack.enter_context(
-                closing(make_chain(defaults(), SEED + sequence, native, vocabulary))
+                closing(make_chain(default_sampling(), SEED + sequence, native, vocabulary))
             )
             for sequence in range(test.n_parallel)
         ]
@@ -84,7 +84,7 @@ def sample(trial: Trial) -> Sample:
         rows = trial.passes.step(test.n_depth + test.n_prompt)
         stamps = [time.perf_counter_ns()]
         texts: list[list[int]] = [[] for _ in chains]
-        decoders = [Decoder() for _ in chains]
+        decoders = [Detokenizer() for _ in chains]
         for _ in range(test.n_gen):
             logits = trial.context.decode(rows)
             if not texts[0]:
@@ -95,8 +95,11 @@ def sample(trial: Trial) -> Sample:
                 text.append(token)
                 tokens.append(token)
                 decoder.feed(model.piece(token))
-            rows = Rows(
-                tokens, [position + 1 for position in rows.positions], rows.sequences, rows.wants
+            rows = BatchRows(
+                tokens,
+                [position + 1 for position in rows.positions],
+                rows.sequences,
+                rows.wants_logits,
             )
             stamps.append(time.perf_counter_ns())
         return Sample(stamps[-1] - start, gaps(stamps))

@@ -15,7 +15,7 @@ from llmcli.bench.speed.parameter_grid import Test
 from llmcli.bench.statistics.paired_test import Comparison, Design, judge
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
-from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache
+from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache_types
 
 # The option of a sweep, and the options whose values it chooses.
 SWEEPS = {
@@ -80,8 +80,8 @@ def allowed(tests: Sequence[Test], metadata: Mapping[str, Any]) -> list[Test]:
 
 def _refused(test: Test, metadata: Mapping[str, Any]) -> bool:
     try:
-        check_cache(test.type_k, test.type_v, test.flash_attn)
-        kv_size.check(metadata, test.type_k, test.type_v)
+        check_cache_types(test.type_k, test.type_v, test.flash_attn)
+        kv_size.check_cache(metadata, test.type_k, test.type_v)
     except UserError:
         return True
     return False

@@ -18,7 +18,7 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.interruptible import stopped
+from llmcli.runtime.interruptible import interruptible
 
 N_BATCH = 2048
 PACE = (64, 8)  # prompt and generated tokens of a speed estimate
@@ -130,13 +130,13 @@ class OnModel:
         only once.
         """
         ready.context.clear()
-        ready.context.use_threads(setting.threads, setting.threads_batch)
-        with stopped(ready.context):
+        ready.context.set_threads(setting.threads, setting.threads_batch)
+        with interruptible(ready.context):
             if behind and not (
-                behind in ready.states and ready.context.put_state(0, ready.states[behind])
+                behind in ready.states and ready.context.write_state(0, ready.states[behind])
             ):
                 run_passes(ready.passes.prompt(0, behind))
-                ready.states[behind] = ready.context.state(0)
+                ready.states[behind] = ready.context.read_state(0)
             stamps = run_passes(passes)
         return (stamps[-1] - stamps[0]) / 1e9
 
@@ -163,8 +163,8 @@ class OnModel:
         )
         stack = ExitStack()
         context = stack.enter_context(open_context(self.model, options))
-        allocated = context.allocated()
-        nbytes = allocated.context + allocated.compute if allocated else None
+        allocated = context.memory_breakdown()
+        nbytes = allocated.context_bytes + allocated.compute_bytes if allocated else None
         passes = RandomPasses(context, self.model)
         return Ready(context, passes, passes.prompt(0, FEW), stack, nbytes, {}, {}, {})
 

@@ -194,7 +194,7 @@ def _weights(blobs: Sequence[Blob], allow_pickle: bool) -> tuple[Blob, ...]:
 
 def _pickles(blobs: Sequence[Blob]) -> tuple[Blob, ...]:
     """Return the pickled weights at the top level, with their index."""
-    names = pickled.chosen([blob.name for blob in blobs if "/" not in blob.name])
+    names = pickled.choose_pickles([blob.name for blob in blobs if "/" not in blob.name])
     return tuple(blob for blob in blobs if blob.name in names)
 
 
@@ -207,15 +207,15 @@ def _pickled(spec: Spec, blobs: Sequence[Blob], pickles: tuple[Blob, ...], allow
         f"{total} are downloaded first and kept"
     )
     choice = _folder(spec, blobs, pickles, remark)
-    if len(names) > 1 and pickled.INDEX not in names:
+    if len(names) > 1 and pickled.INDEX_FILE not in names:
         raise UserError(
-            f"{spec.repo} has {len(names)} pickled files and no {pickled.SINGLE}: "
+            f"{spec.repo} has {len(names)} pickled files and no {pickled.SINGLE_FILE}: "
             f"{', '.join(names[:3])}",
             hint="download the right one into a folder with its config.json, then give the folder",
         )
     if not allowed:
-        raise pickled.unasked(spec.repo, names)
-    pickled.need_torch()
+        raise pickled.pickles_not_allowed(spec.repo, names)
+    pickled.require_torch()
     return choice
 
 

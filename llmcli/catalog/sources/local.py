@@ -73,7 +73,7 @@ def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
             f"{path} contains {len(ggufs)} GGUF files: {', '.join(file.name for file in ggufs)}",
             hint=f"choose one: {ggufs[0]}",
         )
-    if (path / "config.json").is_file() and (pickles := pickled.files(path)):
+    if (path / "config.json").is_file() and (pickles := pickled.find_pickles(path)):
         return "folder", [*(file for file in pickles if file not in side_files), *side_files]
     missing = [
         name

@@ -6,7 +6,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
 from llmcli.chat.display.styles import one_line
 from llmcli.errors import UserError
-from llmcli.runtime.requests.context_overflow import SPARE
+from llmcli.runtime.requests.context_overflow import FREED_FRACTION
 from llmcli.units import several
 
 SHOWN = 48  # characters of a question
@@ -47,7 +47,8 @@ def _list(talk: Talk) -> None:
     sent, dropped = tree.kept(), [number for number in tree.path() if number in tree.left]
     counts = sizes(talk)
     n_next = next(
-        (n for n in range(1, len(sent) + 1) if counts[n] <= n_ctx - n_ctx // SPARE), len(sent)
+        (n for n in range(1, len(sent) + 1) if counts[n] <= n_ctx - n_ctx // FREED_FRACTION),
+        len(sent),
     )
     n_prefix = talk.prefix()
     rows = [("system", f"{n_prefix:,}", "system text and template", "")]

@@ -7,7 +7,7 @@ from llmcli.chat import clipboard
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
 from llmcli.errors import UserError
-from llmcli.runtime.text.reasoning import split
+from llmcli.runtime.text.reasoning import split_thinking
 from llmcli.ui import put
 
 MOST = 74_994  # base64 bytes that xterm accepts in one sequence; other terminals accept more
@@ -26,7 +26,7 @@ def copy(talk: Talk, rest: str) -> None:
             hint="use /copy alone; /export md FILE writes all answers",
         )
     answers = [
-        split(message.content)[1]
+        split_thinking(message.content)[1]
         for message in talk.session.messages
         if message.role == "assistant"
     ]

@@ -45,7 +45,7 @@ def show_kv(talk: Talk, rest: str) -> None:
 
 
 def _as_type(runner: Runner, kind: str, lengths: Sequence[int]) -> tuple[str, ...] | None:
-    caches = [runner.predict(kind, kind, length) for length in lengths]
+    caches = [runner.predict_cache(kind, kind, length) for length in lengths]
     if not caches[0]:
         return None
     return (

@@ -6,7 +6,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
 from llmcli.errors import UserError
 from llmcli.model_loader.opened_model import Opened
-from llmcli.runtime.sampling import find, settings
+from llmcli.runtime.sampling import find_setting, sampling_settings
 
 
 def change_model(talk: Talk, rest: str) -> None:
@@ -24,7 +24,7 @@ def change_model(talk: Talk, rest: str) -> None:
         raise UserError(
             "the model cannot be changed here", hint="leave, and start with the other model"
         )
-    talk.models.change(rest, talk.session.search.beams, lambda opened: _take(talk, opened))
+    talk.models.switch(rest, talk.session.search.beams, lambda opened: _take(talk, opened))
     header = talk.runner.header
     talk.ui.text(f"{talk.name} · {header.file_type} · {talk.runner.n_ctx} tokens of context")
     _tell_length(talk)
@@ -37,10 +37,12 @@ def _take(talk: Talk, opened: Opened) -> None:
         sampling = sampling.with_values({"logit_bias": ()})
         talk.ui.warn("logit_bias was reset: its token ids belong to the other model")
     unset = {
-        setting.name for setting in settings().values() if sampling[setting.name] == setting.default
+        setting.name
+        for setting in sampling_settings().values()
+        if sampling[setting.name] == setting.default
     }
     new_defaults = {
-        name: value for name, value in opened.settings.items() if find(name).name in unset
+        name: value for name, value in opened.settings.items() if find_setting(name).name in unset
     }
     sampling = sampling.with_values(new_defaults)
     # Nothing below can fail, so the state is never mixed from two models.

@@ -45,7 +45,9 @@ def _last(talk: Talk) -> Answer:
     if talk.last is None or not talk.last.tokens:
         raise UserError("there is no answer yet", hint="type /probs on, then ask something")
     if all(token.logprob is None for token in talk.last.tokens):
-        hint = "type /regen" if talk.screen.probs else "type /probs on, then /regen"
+        hint = (
+            "/regen answers again with them" if talk.screen.probs else "type /probs on, then /regen"
+        )
         raise UserError("the last answer was generated without probabilities", hint=hint)
     return talk.last
 
@@ -89,7 +91,7 @@ def _overview(talk: Talk, answer: Answer) -> None:
 
 def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
     chosen = answer.tokens[number - 1]
-    likeliest = answer.top[number - 1] if answer.top else ()
+    likeliest = answer.top_logprobs[number - 1] if answer.top_logprobs else ()
     if not likeliest:
         hint = "type /probs on, then /regen; beams and forced tokens have no alternatives"
         raise UserError(f"no alternatives were kept for token {number}", hint=hint)

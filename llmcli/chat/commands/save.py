@@ -15,7 +15,7 @@ def clear(talk: Talk, rest: str) -> None:
     """Clear the conversation; the system text and the settings stay."""
     talk.session.clear()
     talk.unanswered = None
-    talk.runner.engine.ledger.forget_idle()
+    talk.runner.engine.ledger.evict_idle()
     talk.ui.text("the conversation is cleared")
 
 

@@ -7,7 +7,7 @@ from llmcli.chat.commands.base import Command
 from llmcli.chat.commands.system import list_settings
 from llmcli.errors import UserError
 from llmcli.units import size
-from quant.gguf.header import Array
+from quant.gguf.header import GgufArray
 
 LICENSE = ("license", "license.name", "license.link")
 
@@ -68,7 +68,7 @@ def _info(talk: Talk) -> None:
             and field.key != "tokenizer.chat_template"
         ):
             value = field.value
-            text = f"{value.count:,} values" if isinstance(value, Array) else str(value)
+            text = f"{value.count:,} values" if isinstance(value, GgufArray) else str(value)
             rows.append((field.key, " ".join(text.split())))
     talk.ui.table(("", ""), rows)
 

@@ -4,7 +4,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands.base import Command
 from llmcli.chat.display.answer_report import NOTES
 from llmcli.errors import UserError
-from llmcli.runtime.text.reasoning import split
+from llmcli.runtime.text.reasoning import split_thinking
 
 
 def show_stats(talk: Talk, rest: str) -> None:
@@ -72,12 +72,12 @@ def _kinds(talk: Talk) -> list[tuple[str, str]]:
     messages = talk.session.kept
     questions = sum(_count(talk, message.content) for message in messages if message.role == "user")
     answers = sum(
-        _count(talk, split(message.content)[1])
+        _count(talk, split_thinking(message.content)[1])
         for message in messages
         if message.role == "assistant"
     )
     thinking = sum(
-        _count(talk, split(message.content)[0])
+        _count(talk, split_thinking(message.content)[0])
         for message in messages
         if message.role == "assistant"
     )

@@ -6,7 +6,7 @@ from llmcli.chat.commands.set import turn
 from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW
 from llmcli.chat.settings import find
 from llmcli.errors import UserError
-from llmcli.runtime.text.reasoning import split
+from llmcli.runtime.text.reasoning import split_thinking
 
 ON_SCREEN, ASKED = (SHOW, FOLD, HIDE), ("on", "off", "auto")
 
@@ -27,7 +27,7 @@ def think(talk: Talk, rest: str) -> None:
             f"/think {rest}: no such choice", hint=f"use one of {', '.join((*ON_SCREEN, *ASKED))}"
         )
     else:
-        thought, _ = split(talk.whole(talk.last.text)) if talk.last else ("", "")
+        thought, _ = split_thinking(talk.whole(talk.last.text)) if talk.last else ("", "")
         if not thought:
             raise UserError(
                 "the last answer contains no thinking",

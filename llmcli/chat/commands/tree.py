@@ -123,7 +123,7 @@ def switch(talk: Talk, rest: str) -> None:
     tokens = talk.spoken()
     cached = ""
     if tokens:
-        n_cached = talk.runner.engine.ledger.nearest(tokens)[1]
+        n_cached = talk.runner.engine.ledger.find_nearest(tokens)[1]
         cached = f", {n_cached} of {len(tokens)} tokens in the cache"
     position = f"at turn {tree.at}" + (f" on {tree.branch}" if tree.branch else "")
     talk.ui.text(f"{position}: {several(len(tree.path()), 'turn')}{cached}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from llmcli.chat.conversation.turn_tree import Tree
 from llmcli.runtime.constraint.base import Constraint
-from llmcli.runtime.requests.beam_settings import NO_SEARCH, Search
+from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.sampling import Sampling
 from llmcli.types import Finish, Message
 
@@ -29,7 +29,7 @@ class Session:
     sampling: Sampling
     system: str | None = None
     predict: int | None = None
-    search: Search = NO_SEARCH
+    search: BeamSettings = NO_SEARCH
     constraint: Constraint | None = None
     tree: Tree = field(default_factory=Tree)
     on_full: str = "stop"

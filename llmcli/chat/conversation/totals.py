@@ -45,8 +45,8 @@ class Tally:
         self.thought += _within(answer, thought)
         self.generate_ms += answer.generate_ms
         self.first_ms += answer.ttft_ms
-        self.guessed += answer.drafted or 0
-        self.right += answer.accepted
+        self.guessed += answer.n_drafted or 0
+        self.right += answer.n_accepted
         self.gaps += max(0, len(answer.tokens) - 1)
         if len(answer.tokens) >= LONG:
             self.best = max(self.best, answer.tokens_per_second)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from llmcli.chat.conversation.turn_tree import Tree, Turn
-from llmcli.runtime.constraint.base import ENGINES, JUMPS, Constraint, Kind
+from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint, ConstraintKind
 
 
 class Damaged(ValueError):
@@ -53,9 +53,9 @@ def form(record: object) -> Constraint | None:
     kind: Any = table.get("kind")
     text, engine, jump = (table.get(key) for key in ("text", "engine", "jump"))
     if (
-        kind not in get_args(Kind)
+        kind not in get_args(ConstraintKind)
         or engine not in ENGINES
-        or jump not in JUMPS
+        or jump not in JUMP_MODES
         or not isinstance(text, str)
     ):
         raise Damaged("its format is not a schema or grammar")

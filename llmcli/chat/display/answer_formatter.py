@@ -6,7 +6,7 @@ import time
 from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW, Screen
 from llmcli.chat.display.markdown import Blocks, Drawer
 from llmcli.chat.display.styles import DIM, PLAIN, dimmed
-from llmcli.runtime.text.reasoning import Piece, Splitter, Tags
+from llmcli.runtime.text.reasoning import ThinkingPiece, ThinkingSplitter, ThinkingTags
 from llmcli.ui import UI, visible
 
 
@@ -20,39 +20,39 @@ class Paint:
     def __init__(self, thinking: str, color: bool, drawer: Drawer | None = None) -> None:
         self._thinking, self._color, self._drawer = thinking, color, drawer
         self._blocks = Blocks(drawer) if drawer else None
-        self._splitter = Splitter()
+        self._splitter = ThinkingSplitter()
         self._steps, self._since = 0, 0.0
         self._bare = False  # no content was shown since hidden thinking
         self._above = False  # shown thinking is on the current line
 
-    def begin(self, opened: Tags | None) -> None:
+    def begin(self, opened: ThinkingTags | None) -> None:
         """Begin an answer; `opened` are the thinking tags that its prompt opened."""
-        self._splitter = Splitter(opened)
+        self._splitter = ThinkingSplitter(opened)
         self._blocks = Blocks(self._drawer) if self._drawer else None
         self._steps, self._since, self._bare, self._above = 0, 0.0, False, False
 
     @property
     def over(self) -> bool:
         """Whether all further text is shown unchanged."""
-        return self._splitter.talking and not self._bare and not self._blocks
+        return self._splitter.is_replying and not self._bare and not self._blocks
 
     def feed(self, text: str) -> str:
         """Format one token's text; must be called for empty texts, too."""
         if not self._since:
             self._since = time.perf_counter()
-        self._steps += not self._splitter.talking
+        self._steps += not self._splitter.is_replying
         return self._shown(self._splitter.feed(text))
 
     def finish(self) -> str:
         """Return what was held back, and close an open fold."""
         shown = self._shown(self._splitter.finish())
-        if self._bare and not self._splitter.talking:
+        if self._bare and not self._splitter.is_replying:
             shown += self._unfold()
         return shown + (self._apart(self._blocks.finish()) if self._blocks else "")
 
-    def _shown(self, pieces: list[Piece]) -> str:
+    def _shown(self, pieces: list[ThinkingPiece]) -> str:
         return "".join(
-            self._thought(piece.text) if piece.thinking else self._said(piece.text)
+            self._thought(piece.text) if piece.is_thinking else self._said(piece.text)
             for piece in pieces
         )
 
@@ -64,7 +64,7 @@ class Paint:
         if self._thinking == HIDE:
             return ""
         shown = self._faint("(thinking") if is_first else ""
-        return shown + (self._unfold() if self._splitter.talking else "")
+        return shown + (self._unfold() if self._splitter.is_replying else "")
 
     def _unfold(self) -> str:
         """Return the end of the line that replaces folded thinking."""

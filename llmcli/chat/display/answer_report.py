@@ -48,7 +48,7 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
             "compute_bytes": kv.compute_bytes,
             "output_bytes": kv.output_bytes,
         },
-        **({"overflow": asdict(answer.left)} if answer.left.times else {}),
+        **({"overflow": asdict(answer.overflow_stats)} if answer.overflow_stats.times else {}),
         **({"reproducible": True} if runner.options.reproducible else {}),
         **({"profile": runner.options.profile} if runner.options.profile else {}),
         **(
@@ -91,7 +91,7 @@ def _tokens(runner: Runner, answer: Answer) -> list[dict[str, Any]]:
         }
         for token in answer.tokens
     ]
-    for row, likeliest in zip(rows, answer.top, strict=False):
+    for row, likeliest in zip(rows, answer.top_logprobs, strict=False):
         row["top_logprobs"] = [
             {
                 "id": candidate.token,
@@ -113,8 +113,8 @@ def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
     itl = {f"p{share * 100:.0f}": percentile(gap_ms, share) for share in PERCENTILES}
     draft_counts = (
         {}
-        if answer.drafted is None
-        else {"drafted_tokens": answer.drafted, "accepted_tokens": answer.accepted}
+        if answer.n_drafted is None
+        else {"drafted_tokens": answer.n_drafted, "accepted_tokens": answer.n_accepted}
     )
     return {
         "load_ms": load_ms,
@@ -167,8 +167,8 @@ def timing_line(runner: Runner, answer: Answer) -> str:
         f"p50 {percentile(gap_ms, 0.5):.1f} p99 {percentile(gap_ms, 0.99):.1f} ms",
         *_grammar(answer),
         *(
-            [f"{answer.accepted} of {answer.drafted} drafted tokens accepted"]
-            if answer.drafted
+            [f"{answer.n_accepted} of {answer.n_drafted} drafted tokens accepted"]
+            if answer.n_drafted
             else []
         ),
         _cells(runner),
@@ -231,7 +231,7 @@ def _prefill(answer: Answer) -> str:
 
 def _cells(runner: Runner) -> str:
     kv = runner.kv_report()
-    cache = runner.predict(kv.type_k, kv.type_v)
+    cache = runner.predict_cache(kv.type_k, kv.type_v)
     used = f"KV {kv.used_cells}/{kv.cells} cells"
     return (
         f"{used} {size(used_bytes(cache, kv.used_cells))} of {size(cache.nbytes)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.chat.display.styles import DIM, PLAIN, WIDTH, bar, one_line
-from llmcli.runtime.text.reasoning import Tags
+from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Event, TokenTime
 from llmcli.ui import UI, put, visible
 
@@ -29,7 +29,7 @@ class Stream:
         self._paint, self._painting = paint, False
         self._open_line = False
 
-    def begin(self, opened: Tags | None) -> None:
+    def begin(self, opened: ThinkingTags | None) -> None:
         """Begin an answer; `opened` are the thinking tags that its prompt opened."""
         if self._paint and not self.silent:
             self._paint.begin(opened)

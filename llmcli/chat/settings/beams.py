@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.settings.base import SEARCH, Knob
 from llmcli.errors import UserError
-from llmcli.runtime.requests.beam_settings import EARLY, HELP
+from llmcli.runtime.requests.beam_settings import EARLY_STOPPING_MODES, HELP
 
 
 def _knob(name: str) -> Knob:
@@ -29,7 +29,7 @@ def _knob(name: str) -> Knob:
 
     def values(talk: Talk) -> Iterable[str]:
         if name == "early_stopping":
-            return EARLY
+            return EARLY_STOPPING_MODES
         return (
             [str(count) for count in range(1, talk.runner.context.n_seq_max + 1)]
             if name == "beams"

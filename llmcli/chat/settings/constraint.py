@@ -4,7 +4,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.paths import named
 from llmcli.chat.settings.base import ANSWER, Knob, Offer
 from llmcli.errors import UserError
-from llmcli.runtime.constraint.base import Constraint, Kind
+from llmcli.runtime.constraint.base import Constraint, ConstraintKind
 from llmcli.text_input import decoded
 
 MOST = 1 << 20  # the maximum size of a schema or grammar in bytes
@@ -21,7 +21,7 @@ def _grammar(talk: Talk, value: str) -> None:
     _put(talk, "gbnf", value, written="::=" in value)
 
 
-def _put(talk: Talk, kind: Kind, value: str, written: bool) -> None:
+def _put(talk: Talk, kind: ConstraintKind, value: str, written: bool) -> None:
     """Constrain the next answers by the typed text, or by the contents of the named file.
 
     Raises UserError.
@@ -58,7 +58,7 @@ def _text(value: str) -> str:
     return decoded(raw, str(path)).removeprefix("\ufeff")
 
 
-def _shown(talk: Talk, kind: Kind) -> str:
+def _shown(talk: Talk, kind: ConstraintKind) -> str:
     constraint = talk.session.constraint
     if constraint is None or constraint.kind != kind:
         return "none"

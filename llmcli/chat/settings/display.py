@@ -6,7 +6,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW, TIMINGS, Screen
 from llmcli.chat.settings.base import SCREEN, SWITCH, Knob, Offer, one_of
 from llmcli.errors import UserError
-from llmcli.runtime.sampling.top_logprobs import MOST
+from llmcli.runtime.sampling.top_logprobs import MAX_TOP_LOGPROBS
 
 
 def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
@@ -32,10 +32,12 @@ def _draw(talk: Talk, value: str) -> None:
 
 
 def _keep(talk: Talk, value: str) -> None:
-    if not (value.isascii() and value.isdigit() and len(value) < 9 and int(value) <= MOST):
+    if not (
+        value.isascii() and value.isdigit() and len(value) < 9 and int(value) <= MAX_TOP_LOGPROBS
+    ):
         raise UserError(
             f"{value!r} is not a value of probs",
-            hint=f"probs takes a whole number from 0 to {MOST}: the number of alternatives kept "
+            hint=f"probs takes a whole number from 0 to {MAX_TOP_LOGPROBS}: the number of alternatives kept "
             "for each token, 0 = off",
         )
     talk.screen.probs = int(value)
@@ -62,7 +64,7 @@ KNOBS = (
         "probs",
         SCREEN,
         "alternatives kept for each token, for /probs; 0 = off",
-        f"from 0 to {MOST}",
+        f"from 0 to {MAX_TOP_LOGPROBS}",
         "0",
         lambda talk: str(talk.screen.probs),
         _keep,

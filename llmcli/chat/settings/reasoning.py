@@ -16,7 +16,7 @@ def _show(talk: Talk) -> str:
 
 def _change(talk: Talk, value: str) -> None:
     reasoning, template = MEANT[one_of("reasoning", MEANT, value)], talk.runner.template
-    if reasoning is not None and not (template and template.switches):
+    if reasoning is not None and not (template and template.thinking_variables):
         raise UserError(
             "this model's template cannot turn thinking on or off",
             hint="/set thinking hide (--hidethinking) hides any thinking",
@@ -26,7 +26,7 @@ def _change(talk: Talk, value: str) -> None:
 
 
 def _values(talk: Talk) -> Iterable[str]:
-    can_switch = bool(talk.runner.template and talk.runner.template.switches)
+    can_switch = bool(talk.runner.template and talk.runner.template.thinking_variables)
     return [Offer("auto", "the template's default"), *(("on", "off") if can_switch else ())]
 
 

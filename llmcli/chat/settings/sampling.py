@@ -4,28 +4,28 @@ from collections.abc import Iterable
 
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.settings.base import SAMPLING, Knob, Offer
-from llmcli.runtime.sampling import Setting, settings
-from llmcli.runtime.sampling.base import Limits
+from llmcli.runtime.sampling import SamplingSetting, sampling_settings
+from llmcli.runtime.sampling.base import NumberLimits
 
 FAR = 1000  # limits beyond this are not offered as values
 
 
-def _knob(setting: Setting) -> Knob:
+def _knob(setting: SamplingSetting) -> Knob:
     def show(talk: Talk) -> str:
-        return setting.show(talk.session.sampling[setting.name])
+        return setting.format_value(talk.session.sampling[setting.name])
 
     def change(talk: Talk, value: str) -> None:
         talk.session.sampling = talk.session.sampling.with_values({setting.name: value})
 
     def values(talk: Talk) -> Iterable[str]:
-        default, limits = setting.show(setting.default), setting.limits
-        if not isinstance(limits, Limits):
+        default, limits = setting.format_value(setting.default), setting.limits
+        if not isinstance(limits, NumberLimits):
             return [Offer(default, f"default · {limits}")]
         descriptions = {show(talk): "current", default: "default"}
         bounds = ((limits.low, "minimum"), (limits.high, "maximum"))
         for bound, what in bounds[limits.open_low :]:
             if abs(bound) <= FAR:
-                descriptions.setdefault(setting.show(bound), what)
+                descriptions.setdefault(setting.format_value(bound), what)
         return [Offer(value, f"{what} · {limits}") for value, what in descriptions.items()]
 
     return Knob(
@@ -33,7 +33,7 @@ def _knob(setting: Setting) -> Knob:
         SAMPLING,
         setting.help,
         f"{setting.limits}",
-        setting.show(setting.default),
+        setting.format_value(setting.default),
         show,
         change,
         values,
@@ -41,4 +41,4 @@ def _knob(setting: Setting) -> Knob:
     )
 
 
-KNOBS = tuple(_knob(setting) for setting in settings().values())
+KNOBS = tuple(_knob(setting) for setting in sampling_settings().values())

@@ -3,12 +3,12 @@
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.settings.base import ANSWER, Knob, one_of
 from llmcli.errors import UserError
-from llmcli.runtime.speculation import NGRAM
+from llmcli.runtime.speculation import NGRAM_DRAFT_MODES
 
 
 def _change(talk: Talk, value: str) -> None:
-    wanted = one_of("ngram_draft", NGRAM, value)
-    if not talk.runner.guess(wanted) and wanted == "on":
+    wanted = one_of("ngram_draft", NGRAM_DRAFT_MODES, value)
+    if not talk.runner.set_ngram_draft(wanted) and wanted == "on":
         raise UserError(
             "this model was loaded without n-gram drafting, or drafting cannot pay off here",
             hint="leave, and start with --ngram-draft on",
@@ -20,10 +20,14 @@ KNOBS = (
         "ngram_draft",
         ANSWER,
         "draft tokens from repetitions in the text",
-        ", ".join(NGRAM),
+        ", ".join(NGRAM_DRAFT_MODES),
         "auto",
-        lambda talk: talk.runner.ngram,
+        lambda talk: talk.runner.ngram_draft,
         _change,
-        lambda talk: NGRAM if talk.runner.can_guess else [word for word in NGRAM if word != "on"],
+        lambda talk: (
+            NGRAM_DRAFT_MODES
+            if talk.runner.has_prompt_lookup
+            else [word for word in NGRAM_DRAFT_MODES if word != "on"]
+        ),
     ),
 )

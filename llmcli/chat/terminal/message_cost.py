@@ -9,7 +9,7 @@ from bisect import bisect_left
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.input_loop import message
 from llmcli.errors import UserError
-from llmcli.runtime.requests.context_overflow import SPARE
+from llmcli.runtime.requests.context_overflow import FREED_FRACTION
 from llmcli.units import several
 
 PIECE = 2000  # characters counted at once
@@ -53,7 +53,7 @@ class Cost:
         if mode == "stop" or not turns:
             return f"does not fit: {max(0, n_ctx - n_conversation):,} of {n_ctx:,} left"
         n_added = count - self._size(0) + n_conversation
-        choices, target = range(1, turns + 1), n_ctx - n_ctx // SPARE - n_added
+        choices, target = range(1, turns + 1), n_ctx - n_ctx // FREED_FRACTION - n_added
         n_leaving = choices[
             min(bisect_left(choices, True, key=lambda k: self._size(k) <= target), turns - 1)
         ]

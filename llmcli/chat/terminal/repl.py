@@ -28,9 +28,9 @@ from llmcli.chat.terminal import status_line
 from llmcli.chat.terminal.completion import offers
 from llmcli.chat.terminal.hangup import on_hangup, silence
 from llmcli.chat.terminal.message_cost import Cost
-from llmcli.runtime.interrupt import interrupt_taken, interrupts_wait
+from llmcli.runtime.interrupt import defer_interrupts, pop_interrupt
 from llmcli.ui import visible
-from quant.errors import Refusal
+from quant.errors import UserError
 
 PROMPT, CONTINUED = ">>> ", "... "
 
@@ -44,7 +44,7 @@ def converse(talk: Talk) -> None:
     def leave() -> None:
         talk.leaving = True
 
-    with on_hangup(leave) as signals, interrupts_wait():
+    with on_hangup(leave) as signals, defer_interrupts():
         try:
             _converse(talk, _session(talk))
         except OSError as error:  # the terminal is closed, and its signal has not arrived yet
@@ -52,7 +52,7 @@ def converse(talk: Talk) -> None:
                 raise
             silence()
             signals.append(signal.SIGHUP)
-        interrupt_taken()
+        pop_interrupt()
     if signals:
         raise SystemExit(128 + signals[0])
 
@@ -80,7 +80,7 @@ def _converse(talk: Talk, session: PromptSession[str]) -> None:
                 say(talk, _proper(text).strip())
         except KeyboardInterrupt:
             talk.ui.note("(stopped)")
-        except Refusal as error:
+        except UserError as error:
             talk.ui.error(str(error), error.hint)
 
 
@@ -112,7 +112,7 @@ async def _typed(session: PromptSession[str], draft: str) -> str:
     def begin() -> None:
         nonlocal interrupted
         app.layout.focus(DEFAULT_BUFFER)  # a search ended by a signal would keep the focus
-        interrupted = interrupt_taken() or interrupted
+        interrupted = pop_interrupt() or interrupted
         stop()
 
     signal.signal(signal.SIGINT, hear)

@@ -7,7 +7,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.display import answer_report
 from llmcli.chat.display.styles import bar, one_line
 from llmcli.errors import UserError
-from llmcli.runtime.sampling import settings
+from llmcli.runtime.sampling import sampling_settings
 from llmcli.units import size
 
 COLUMNS = 10  # columns of the bar
@@ -63,13 +63,13 @@ def _held(talk: Talk) -> int:
         try:
             talk.counted = key, talk.held()
         except UserError:  # the template rejects this conversation; reported when a message is sent
-            return talk.runner.engine.ledger.used
+            return talk.runner.engine.ledger.used_cells
     return talk.counted[1]
 
 
 def _kv(talk: Talk) -> str:
     kv = talk.runner.kv_report()
-    cache = talk.runner.predict(kv.type_k, kv.type_v)
+    cache = talk.runner.predict_cache(kv.type_k, kv.type_v)
     return (
         f"KV {size(answer_report.used_bytes(cache, kv.used_cells))}"
         if cache
@@ -89,10 +89,10 @@ def _sampling(talk: Talk) -> str:
     values = talk.session.sampling
     changed = [
         setting
-        for setting in settings().values()
+        for setting in sampling_settings().values()
         if setting.name == "temp" or values[setting.name] != setting.default
     ]
     return " ".join(
-        f"{setting.name} {setting.show(values[setting.name])}"
+        f"{setting.name} {setting.format_value(values[setting.name])}"
         for setting in sorted(changed, key=lambda s: s.name != "temp")
     )

@@ -9,10 +9,10 @@ from typer.core import TyperGroup
 
 from quant.registry import collect
 
-SPEED = "speed"  # the subcommand that `bench REF` stands for
+DEFAULT_BENCH = "speed"  # the subcommand that `bench REF` stands for
 
 
-class Benches(TyperGroup):
+class BenchGroup(TyperGroup):
     """The bench group: `bench REF` runs the speed test, `bench NAME REF` another measurement."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -20,23 +20,27 @@ class Benches(TyperGroup):
         test.
         """
         return super().parse_args(
-            ctx, args if args and args[0] in self.commands else [SPEED, *args]
+            ctx, args if args and args[0] in self.commands else [DEFAULT_BENCH, *args]
         )
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    benches = typer.Typer(cls=Benches, help="Measure prompt and generation speed, and more.")
+    benches = typer.Typer(cls=BenchGroup, help="Measure prompt and generation speed, and more.")
     commands = collect("llmcli.commands.bench", "BENCHES", "__name__")
     for name, command in commands.items():
-        benches.command(name, epilog=_list_others(commands) if name == SPEED else None)(command)
+        benches.command(name, epilog=_list_others(commands) if name == DEFAULT_BENCH else None)(
+            command
+        )
     app.add_typer(benches, name="bench")
 
 
-def _list_others(found: Mapping[str, Any]) -> str:
+def _list_others(commands: Mapping[str, Any]) -> str:
     """Return the help's list of the other measurements: names and summaries."""
     rows = [
-        f"  bench {name:<9} {_summary(command)}" for name, command in found.items() if name != SPEED
+        f"  bench {name:<9} {_summary(command)}"
+        for name, command in commands.items()
+        if name != DEFAULT_BENCH
     ]
     return "\n".join(("\b", "Other measurements:", *rows))
 

@@ -4,21 +4,21 @@ from typing import Annotated
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
-from llmcli.commands.options.groups import grouped
-from llmcli.commands.options.report import Charts, Report
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.report import ChartSwitch, ReportFile
 from llmcli.errors import UsageError
-from llmcli.model_loader.rpc_workers import Workers
+from llmcli.model_loader.rpc_workers import RpcWorkers
 
 Values = list[str] | None
-A = Annotated[
+SideA = Annotated[
     str,
     typer.Argument(
         metavar="A", help="A model; or a saved run: its history number or its JSON file."
     ),
 ]
-B = Annotated[
+SideB = Annotated[
     str | None, typer.Argument(metavar="B", help="What A is compared with; default: A itself.")
 ]
 SettingsA = Annotated[str, typer.Option("--a", metavar="'-t 1 …'", help="Settings of A only.")]
@@ -76,8 +76,8 @@ Anyway = Annotated[
 
 
 def compare(
-    a: A,
-    b: B = None,
+    a: SideA,
+    b: SideB = None,
     settings_a: SettingsA = "",
     settings_b: SettingsB = "",
     n_prompt: Prompts = None,
@@ -93,14 +93,14 @@ def compare(
     seconds: Seconds = None,
     precision: Precision = None,
     confidence: Confidence = 99.0,
-    apart: Apart = False,
+    in_turn: Apart = False,
     anyway: Anyway = False,
-    report_file: Report = None,
-    chart: Charts = None,
+    report_file: ReportFile = None,
+    chart: ChartSwitch = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
-    workers: Workers,
+    workers: RpcWorkers,
 ) -> None:
     """Compare the speed of two models, two settings or two saved runs.
 
@@ -112,8 +112,8 @@ def compare(
     from llmcli.commands.bench import compare_report
     from llmcli.commands.options import report
 
-    config, ui = start(json, offline)
-    report.check(report_file)
+    config, ui = start_command(json, offline)
+    report.check_report_path(report_file)
     shared_settings = {
         "threads": threads,
         "batch": batch,
@@ -123,7 +123,7 @@ def compare(
         "gpu_layers": gpu_layers,
         "flash": flash,
     }
-    saved_runs = run.saved(a, b, config, ui)
+    saved_runs = run.load_saved_runs(a, b, config, ui)
     if saved_runs:
         measuring_options = [
             settings_a,
@@ -134,20 +134,20 @@ def compare(
             workers.rpc,
             seconds,
             precision,
-            apart,
+            in_turn,
         ]
-        run.nothing_measured([*measuring_options, *shared_settings.values()])
-        result = run.runs(*saved_runs, confidence / 100, anyway, ui)
+        run.refuse_measuring_options([*measuring_options, *shared_settings.values()])
+        result = run.compare_saved_runs(*saved_runs, confidence / 100, anyway, ui)
     else:
         if anyway:
             raise UsageError(
                 "--anyway applies to saved runs, not to models", hint="leave out --anyway"
             )
-        design = run.design(seconds, precision, confidence)
+        design = run.build_design(seconds, precision, confidence)
         workers.join(ui)
-        tests = run.tests(n_prompt, n_gen, n_depth)
+        tests = run.build_tests(n_prompt, n_gen, n_depth)
         tests_by_side = [
-            run.settled(tests, shared_settings, flag, side_settings)
+            run.with_side_settings(tests, shared_settings, flag, side_settings)
             for flag, side_settings in (("--a", settings_a), ("--b", settings_b))
         ]
         if b is None and tests_by_side[0] == tests_by_side[1]:
@@ -155,10 +155,10 @@ def compare(
                 "both sides are the same (A/A): the result is this machine's noise; "
                 "name another model, or add --b"
             )
-        side_a = run.named(a, settings_a, tests_by_side[0], config, ui)
-        side_b = run.named(b or a, settings_b, tests_by_side[1], config, ui)
-        result = run.measured(side_a, side_b, design, apart, ui)
-    compare_report.tell(result, (report_file, chart), ui)
+        side_a = run.build_side(a, settings_a, tests_by_side[0], config, ui)
+        side_b = run.build_side(b or a, settings_b, tests_by_side[1], config, ui)
+        result = run.measure(side_a, side_b, design, in_turn, ui)
+    compare_report.print_result(result, (report_file, chart), ui)
 
 
-BENCHES = (grouped(compare),)
+BENCHES = (with_option_groups(compare),)

@@ -16,30 +16,34 @@ from llmcli.charts.scale import figure
 from llmcli.commands.options import report
 
 if TYPE_CHECKING:
-    from llmcli.bench.compare.run import Told
+    from llmcli.bench.compare.run import ComparisonResult
     from llmcli.bench.statistics.paired_test import Comparison
     from llmcli.charts.html_page import Page
     from llmcli.ui import UI
 
 
-def tell(told: "Told", how: tuple[Path | None, bool | None], ui: "UI") -> None:
+def print_result(
+    result: "ComparisonResult", report_and_chart: tuple[Path | None, bool | None], ui: "UI"
+) -> None:
     """Print the comparison, then its charts."""
     if ui.json:
-        ui.result(run.document(told))
+        ui.result(run.build_document(result))
     else:
-        run.tell(told, ui)
-    report.show(lambda: made(told), lambda: charts(told)[:1], how, ui)
+        run.print_comparison(result, ui)
+    report.show_report(
+        lambda: build_page(result), lambda: build_charts(result)[:1], report_and_chart, ui
+    )
 
 
-def charts(told: "Told") -> list[Chart]:
+def build_charts(result: "ComparisonResult") -> list[Chart]:
     """Return the charts of the ratios and of the speeds in tokens per second."""
-    named_comparisons = list(zip(told.tests, told.found, strict=True))
+    named_comparisons = list(zip(result.tests, result.comparisons, strict=True))
     ratios = [
         Ratio(name, comparison.ratio, comparison.low, comparison.high, _ratio_label(comparison))
         for name, comparison in named_comparisons
     ]
-    n_different = sum(comparison.differs for comparison in told.found)
-    confidence_text = f"{told.design.confidence:.4g}".rstrip("0")
+    n_different = sum(comparison.differs for comparison in result.comparisons)
+    confidence_text = f"{result.design.confidence:.4g}".rstrip("0")
     caption = (
         f"{n_different} of {len(ratios)} differences are larger than the noise; "
         f"all intervals are correct with probability {confidence_text}."
@@ -61,28 +65,34 @@ def charts(told: "Told") -> list[Chart]:
     ]
 
 
-def _ratio_label(one: "Comparison") -> str:
+def _ratio_label(comparison: "Comparison") -> str:
     """Return the ratio and its meaning as a short label."""
-    if math.isinf(one.resolution):
+    if math.isinf(comparison.resolution):
         return "too few pairs"
-    return f"{one.ratio:.3f}" + (
-        ", no difference" if not one.differs else ", faster" if one.ratio > 1 else ", slower"
+    return f"{comparison.ratio:.3f}" + (
+        ", no difference"
+        if not comparison.differs
+        else ", faster"
+        if comparison.ratio > 1
+        else ", slower"
     )
 
 
-def made(told: "Told") -> "Page":
+def build_page(result: "ComparisonResult") -> "Page":
     """Return the report page."""
     method_note = (
         "Measured in pairs, in random order."
-        if told.interleaved
+        if result.is_interleaved
         else "Saved runs: they were not interleaved."
     )
     lead = [
         f"{name}: {comparison.words()}"
-        for name, comparison in zip(told.tests, told.found, strict=True)
+        for name, comparison in zip(result.tests, result.comparisons, strict=True)
     ]
-    about = f"A is {told.a.path}, B {told.b.path}. {method_note}"
-    return report_page.of_others(f"{told.a.words} or {told.b.words}", about, lead, charts(told))
+    about = f"A is {result.a.path}, B {result.b.path}. {method_note}"
+    return report_page.of_others(
+        f"{result.a.label} or {result.b.label}", about, lead, build_charts(result)
+    )
 
 
 def _outer_tenths(rates: tuple[float, ...]) -> tuple[float, float] | None:

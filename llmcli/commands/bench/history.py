@@ -4,29 +4,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
     from llmcli.bench.history.history import Run
 
-Wanted = Annotated[
+ModelFilter = Annotated[
     str | None, typer.Option("-m", "--model", help="Only models of this name or hash.")
 ]
-Last = Annotated[
+MaxRows = Annotated[
     int | None, typer.Option("--last", min=1, help="Only the last N [20; with --json: all].")
 ]
-SHOWN = 20
+DEFAULT_ROWS = 20
 
 
-def history(model: Wanted = None, last: Last = None, json: Json = False) -> None:
+def history(model: ModelFilter = None, last: MaxRows = None, json: Json = False) -> None:
     """List earlier measurements; `llmcli bench compare` takes their numbers."""
     from llmcli.bench.history.history import History, path
 
-    config, ui = start(json)
-    runs = History(path(config), ui).runs(model=model, last=last or (None if json else SHOWN))
+    config, ui = start_command(json)
+    runs = History(path(config), ui).runs(
+        model=model, last=last or (None if json else DEFAULT_ROWS)
+    )
     if json:
-        ui.result([document(run) for run in runs])
+        ui.result([build_document(run) for run in runs])
         return
     if not runs:
         ui.text(
@@ -46,7 +48,7 @@ def history(model: Wanted = None, last: Last = None, json: Json = False) -> None
     )
 
 
-def document(run: "Run") -> dict[str, Any]:
+def build_document(run: "Run") -> dict[str, Any]:
     """Return a run's test as `bench -o json` prints it, with what was saved about the run."""
     run_fields = {
         "id": run.id,

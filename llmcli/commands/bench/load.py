@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from llmcli.commands.options.report import Charts, Report
+from llmcli.commands.options.report import ChartSwitch, ReportFile
 from llmcli.errors import UsageError
 
 Values = list[str] | None
-Words = Annotated[
+Servers = Annotated[
     list[str],
     typer.Argument(
         metavar="URL|REF [compare URL|REF]",
@@ -141,7 +141,7 @@ Offline = Annotated[bool, typer.Option("--offline", help="Make no connection bey
 
 def load(
     ctx: typer.Context,
-    words: Words,
+    words: Servers,
     against: Against = None,
     serve: Serve = "",
     rpc: Rpc = None,
@@ -172,8 +172,8 @@ def load(
     seed: Seed = 1,
     output: Output = "md",
     no_history: NoHistory = False,
-    report_file: Report = None,
-    chart: Charts = None,
+    report_file: ReportFile = None,
+    chart: ChartSwitch = None,
     offline: Offline = False,
     json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
 ) -> None:
@@ -187,15 +187,15 @@ def load(
     from llmcli.commands.options import report
 
     server, other = _parse_sides(words, against)
-    report.check(report_file)
-    given = request.Given(
-        **{name: value for name, value in ctx.params.items() if name in request.FIELDS}
+    report.check_report_path(report_file)
+    given = request.LoadRequest(
+        **{name: value for name, value in ctx.params.items() if name in request.FIELD_NAMES}
     )
     if rpc is not None:
         given = replace(
             given, serve=_add_workers(rpc, serve, [name for name in (server, other) if name])
         )
-    run.run(server, other, given, "json" if json else output, (report_file, chart))
+    run.run_load(server, other, given, "json" if json else output, (report_file, chart))
 
 
 def _add_workers(rpc: str, flags: str, names: Sequence[str]) -> str:

@@ -18,46 +18,46 @@ from llmcli.ui import put, visible
 if TYPE_CHECKING:
     from llmcli.bench.load.ab_comparison import Ratio, Versus
     from llmcli.bench.load.max_load import Edge, Rules
-    from llmcli.bench.load.result import Result
+    from llmcli.bench.load.result import LoadResult
     from llmcli.charts.html_page import Page
     from llmcli.ui import UI
 
 
-def tell(
-    result: "Result",
-    form: str,
-    promise: Slo | None,
-    rules: "Rules | None",
-    how: tuple[Path | None, bool | None],
+def print_results(
+    result: "LoadResult",
+    output_format: str,
+    slo: Slo | None,
+    search: "Rules | None",
+    report_and_chart: tuple[Path | None, bool | None],
     ui: "UI",
 ) -> None:
     """Print the results, then their charts."""
-    if form == "md":
-        _print_tables(result, rules, ui)
-    elif form == "json":
-        ui.result(document(result, rules))
+    if output_format == "md":
+        _print_tables(result, search, ui)
+    elif output_format == "json":
+        ui.result(build_document(result, search))
     else:
-        put(sys.stdout, visible(output.text(rows(result), form)) + "\n")
-    report.show(
-        lambda: made(result, promise, rules),
-        lambda: charts(result, promise, rules),
-        how,
+        put(sys.stdout, visible(output.text(result_rows(result), output_format)) + "\n")
+    report.show_report(
+        lambda: build_page(result, slo, search),
+        lambda: build_charts(result, slo, search),
+        report_and_chart,
         ui,
     )
 
 
-def rows(result: "Result") -> list[dict[str, Any]]:
+def result_rows(result: "LoadResult") -> list[dict[str, Any]]:
     """Return every load as a row: both sides of a comparison, all measurements of a search."""
-    environment = result.worlds[0]
-    row_list = [output.document(environment, figures) for figures in result.found]
-    for pair in result.beside:
+    environment = result.environments[0]
+    row_list = [output.document(environment, figures) for figures in result.measured]
+    for pair in result.comparisons:
         row_list += [
             {**output.document(side_environment, figures), "side": side}
             for side, side_environment, figures in zip(
-                "AB", result.worlds, (pair.a, pair.b), strict=True
+                "AB", result.environments, (pair.a, pair.b), strict=True
             )
         ]
-    for edge in result.edges:
+    for edge in result.max_loads:
         row_list += [
             {
                 **output.document(environment, figures.figures),
@@ -69,23 +69,25 @@ def rows(result: "Result") -> list[dict[str, Any]]:
     return row_list
 
 
-def document(result: "Result", rules: "Rules | None") -> Any:
+def build_document(result: "LoadResult", search: "Rules | None") -> Any:
     """Return the JSON document: an array of rows, as `bench -o json`; an object for a comparison or
     a search.
     """
-    if result.beside:
+    if result.comparisons:
         tests = [
             {
                 "load": entry.a.load.name,
                 "turns": entry.turns,
                 "ratios": [_ratio_json(ratio) for ratio in entry.ratios],
             }
-            for entry in result.beside
+            for entry in result.comparisons
         ]
-        side_documents = [{"server": entry.server, "model": entry.model} for entry in result.worlds]
+        side_documents = [
+            {"server": entry.server, "model": entry.model} for entry in result.environments
+        ]
         sides = dict(zip("ab", side_documents, strict=True))
-        return {**sides, "tests": tests, "rows": rows(result), "definitions": DEFINITIONS}
-    if rules:
+        return {**sides, "tests": tests, "rows": result_rows(result), "definitions": DEFINITIONS}
+    if search:
         searches = [
             {
                 "find_max": entry.kind,
@@ -98,39 +100,41 @@ def document(result: "Result", rules: "Rules | None") -> Any:
                 "measured": len(entry.points),
                 "drift": entry.drift,
             }
-            for entry in result.edges
+            for entry in result.max_loads
         ]
         return {
-            "slo": str(rules.slo),
-            "share": rules.share,
+            "slo": str(search.slo),
+            "share": search.share,
             "found": searches,
-            "rows": rows(result),
+            "rows": result_rows(result),
             "definitions": DEFINITIONS,
         }
-    return rows(result)
+    return result_rows(result)
 
 
-def charts(result: "Result", promise: Slo | None, rules: "Rules | None") -> list[Chart]:
+def build_charts(result: "LoadResult", slo: Slo | None, search: "Rules | None") -> list[Chart]:
     """Return the charts of all results."""
     built: list[Chart] = []
-    for pair in result.beside:
+    for pair in result.comparisons:
         built += drawing.beside(pair.a.load.name, pair)
-    for edge in result.edges:
-        built += drawing.searched(edge, rules.share if rules else 1.0)
-        built += drawing.charts([best], promise) if (best := edge.best) else []
-    return built + (drawing.charts(result.found, promise) if result.found else [])
+    for edge in result.max_loads:
+        built += drawing.searched(edge, search.share if search else 1.0)
+        built += drawing.charts([best], slo) if (best := edge.best) else []
+    return built + (drawing.charts(result.measured, slo) if result.measured else [])
 
 
-def made(result: "Result", promise: Slo | None, rules: "Rules | None") -> "Page":
+def build_page(result: "LoadResult", slo: Slo | None, search: "Rules | None") -> "Page":
     """Return the report page."""
-    environment = result.worlds[0]
-    names = " and ".join(f"{entry.model} at {entry.server}" for entry in result.worlds)
+    environment = result.environments[0]
+    names = " and ".join(f"{entry.model} at {entry.server}" for entry in result.environments)
     about = f"{_describe_prompts(environment)} · {environment.endpoint} · {environment.began}"
     lead = [
-        line for entry in result.edges for line in (verdict(entry, rules), *doubts(entry, rules))
+        line
+        for entry in result.max_loads
+        for line in (search_verdict(entry, search), *search_caveats(entry, search))
     ]
-    lead += [line for pair in result.beside for line in _ratio_lines(pair)]
-    lead += [f"{entry.load.name}: {_summary_line(entry)}" for entry in result.found]
+    lead += [line for pair in result.comparisons for line in _ratio_lines(pair)]
+    lead += [f"{entry.load.name}: {_summary_line(entry)}" for entry in result.measured]
     lead += [
         f"{entry.load.name}: {doubt}" for entry in _all_figures(result) for doubt in entry.doubts
     ]
@@ -140,18 +144,18 @@ def made(result: "Result", promise: Slo | None, rules: "Rules | None") -> "Page"
         if entry.times
     ]
     tables.append(("Definitions", Table(("figure", "meaning"), tuple(DEFINITIONS.items()))))
-    if result.found:
-        tables.insert(0, ("All loads", _as_table(output.table(result.found))))
+    if result.measured:
+        tables.insert(0, ("All loads", _as_table(output.table(result.measured))))
     return report_page.of_others(
-        f"Load on {names}", about, lead, charts(result, promise, rules), tables
+        f"Load on {names}", about, lead, build_charts(result, slo, search), tables
     )
 
 
-def verdict(edge: "Edge", rules: "Rules | None") -> str:
+def search_verdict(edge: "Edge", search: "Rules | None") -> str:
     """Return the result of a search in one line."""
-    assert rules is not None
+    assert search is not None
     unit = "at once" if edge.kind == "concurrency" else "requests per second"
-    slo_text = f"{rules.slo} for {rules.share:.0%} of the requests"
+    slo_text = f"{search.slo} for {search.share:.0%} of the requests"
     if edge.level is None:
         return f"no load meets {slo_text}: not even {edge.above:g} {unit}"
     next_load = "no larger load was tried" if edge.above is None else f"{edge.above:g} do not"
@@ -166,16 +170,16 @@ def verdict(edge: "Edge", rules: "Rules | None") -> str:
     )
 
 
-def doubts(edge: "Edge", rules: "Rules | None") -> list[str]:
+def search_caveats(edge: "Edge", search: "Rules | None") -> list[str]:
     """Return what limits the reliability of a search."""
-    assert rules is not None
+    assert search is not None
     caveats, best = [], edge.best
     if edge.steps > 1:
         caveats.append(
             f"the noise allows steps of {edge.steps} levels instead of one: another search may "
             "differ by as much; more --requests or a quieter machine would be more precise"
         )
-    if edge.level is not None and best and best.share is not None and best.share < rules.share:
+    if edge.level is not None and best and best.share is not None and best.share < search.share:
         caveats.append(
             f"only {best.share:.0%} of the {best.requests} requests at {best.load.name} met the "
             "SLO: the result combines all measurements near it"
@@ -188,20 +192,20 @@ def doubts(edge: "Edge", rules: "Rules | None") -> list[str]:
     return caveats
 
 
-def _describe_prompts(world: output.World) -> str:
+def _describe_prompts(environment: output.World) -> str:
     """Describe the prompts that were sent; the requests of a file have their own lengths."""
-    shape = world.shape
-    if world.mix not in mixes.mixes():
-        return f"the requests of {world.mix}, answers of {shape.output} tokens unless they set it"
+    shape = environment.shape
+    if environment.mix not in mixes.mixes():
+        return f"the requests of {environment.mix}, answers of {shape.output} tokens unless they set it"
     shared = f", {shape.shared:.0%} of them shared" if shape.shared else ""
-    return f"{world.mix}, {shape.prompt} tokens{shared} + {shape.output}"
+    return f"{environment.mix}, {shape.prompt} tokens{shared} + {shape.output}"
 
 
-def _print_tables(result: "Result", rules: "Rules | None", ui: "UI") -> None:
-    for world in result.worlds:
+def _print_tables(result: "LoadResult", search: "Rules | None", ui: "UI") -> None:
+    for world in result.environments:
         ui.text(f"{world.model} at {world.server} · {_describe_prompts(world)}")
     ui.text()
-    for pair in result.beside:
+    for pair in result.comparisons:
         columns = (pair.a.load.name, "A", "B", "B / A", "interval (95 %)")
         lines = [
             (
@@ -217,7 +221,7 @@ def _print_tables(result: "Result", rules: "Rules | None", ui: "UI") -> None:
         ui.table(columns, [*lines, ("failed", *failed, "", "")], right=columns[1:])
         ui.text(f"{pair.turns} turns of each")
         ui.text()
-    for edge in result.edges:
+    for edge in result.max_loads:
         search_rows = [
             (
                 entry.figures.load.name,
@@ -231,12 +235,12 @@ def _print_tables(result: "Result", rules: "Rules | None", ui: "UI") -> None:
         ]
         names = ("load", "answered", "within SLO", "TTFT p50", "TPOT p50", "")
         ui.table(names, search_rows, right=names[1:5])
-        ui.text(verdict(edge, rules))
-        for doubt in doubts(edge, rules):
+        ui.text(search_verdict(edge, search))
+        for doubt in search_caveats(edge, search):
             ui.warn(doubt)
         ui.text()
-    if len(result.found) > 1:
-        ui.table(*output.table(result.found))
+    if len(result.measured) > 1:
+        ui.table(*output.table(result.measured))
         ui.text()
     for entry in _all_figures(result):
         _print_load(entry, ui)
@@ -244,33 +248,36 @@ def _print_tables(result: "Result", rules: "Rules | None", ui: "UI") -> None:
         ui.text(line)
 
 
-def _print_load(one: Figures, ui: "UI") -> None:
-    ui.text(f"{one.load.name}: {_summary_line(one)}")
-    for kind, count in one.failed.items():
-        ui.text(f"  failed: {count} {kind}" + (f" ({one.says[kind]})" if kind in one.says else ""))
-    if one.times:
-        ui.table(*output.times(one))
-    for doubt in one.doubts:
+def _print_load(measured: Figures, ui: "UI") -> None:
+    ui.text(f"{measured.load.name}: {_summary_line(measured)}")
+    for kind, count in measured.failed.items():
+        ui.text(
+            f"  failed: {count} {kind}"
+            + (f" ({measured.says[kind]})" if kind in measured.says else "")
+        )
+    if measured.times:
+        ui.table(*output.times(measured))
+    for doubt in measured.doubts:
         ui.warn(doubt)
     ui.text()
 
 
-def _summary_line(one: Figures) -> str:
+def _summary_line(measured: Figures) -> str:
     slo_note = (
         ""
-        if one.share is None
-        else f", {one.share:.0%} met the SLO (goodput {one.goodput or 0:.2f}/s)"
+        if measured.share is None
+        else f", {measured.share:.0%} met the SLO (goodput {measured.goodput or 0:.2f}/s)"
     )
-    cancelled_note = f", {one.cancelled} cancelled" if one.cancelled else ""
-    cached_note = f", {one.cached:.0%} of them cached" if one.cached is not None else ""
+    cancelled_note = f", {measured.cancelled} cancelled" if measured.cancelled else ""
+    cached_note = f", {measured.cached:.0%} of them cached" if measured.cached is not None else ""
     return (
-        f"{one.output_rate:.1f} output tok/s, {one.total_rate:.1f} total tok/s, "
-        f"{one.request_rate:.2f} requests/s; {one.answered} answered, "
-        f"{sum(one.failed.values())} failed{cancelled_note} in {one.seconds:.1f} s{slo_note}; "
-        f"prompts {_format_tokens(one.prompt_tokens)} tokens{cached_note}, answers "
-        f"{_format_tokens(one.output_tokens)}; "
-        f"client delay {one.late_ms[0]:.1f} ms (p50), {one.late_ms[1]:.1f} (p99), "
-        f"{one.client:.0%} of a CPU"
+        f"{measured.output_rate:.1f} output tok/s, {measured.total_rate:.1f} total tok/s, "
+        f"{measured.request_rate:.2f} requests/s; {measured.answered} answered, "
+        f"{sum(measured.failed.values())} failed{cancelled_note} in {measured.seconds:.1f} s{slo_note}; "
+        f"prompts {_format_tokens(measured.prompt_tokens)} tokens{cached_note}, answers "
+        f"{_format_tokens(measured.output_tokens)}; "
+        f"client delay {measured.late_ms[0]:.1f} ms (p50), {measured.late_ms[1]:.1f} (p99), "
+        f"{measured.client:.0%} of a CPU"
     )
 
 
@@ -278,9 +285,9 @@ def _format_tokens(tokens: float) -> str:
     return f"{tokens:.0f}" if isfinite(tokens) else "of unknown"
 
 
-def _all_figures(result: "Result") -> list[Figures]:
-    sides = [side for pair in result.beside for side in (pair.a, pair.b)]
-    return [*result.found, *sides, *(best for edge in result.edges if (best := edge.best))]
+def _all_figures(result: "LoadResult") -> list[Figures]:
+    sides = [side for pair in result.comparisons for side in (pair.a, pair.b)]
+    return [*result.measured, *sides, *(best for edge in result.max_loads if (best := edge.best))]
 
 
 def _ratio_lines(pair: "Versus") -> list[str]:
@@ -290,27 +297,27 @@ def _ratio_lines(pair: "Versus") -> list[str]:
     ]
 
 
-def _ratio_json(one: "Ratio") -> dict[str, Any]:
+def _ratio_json(ratio: "Ratio") -> dict[str, Any]:
     return {
-        "name": one.name,
-        "a": one.a,
-        "b": one.b,
-        "ratio": one.ratio,
-        "low": one.low,
-        "high": one.high,
+        "name": ratio.name,
+        "a": ratio.a,
+        "b": ratio.b,
+        "ratio": ratio.ratio,
+        "low": ratio.low,
+        "high": ratio.high,
     }
 
 
-def _format_interval(one: "Ratio") -> str:
+def _format_interval(ratio: "Ratio") -> str:
     return (
         "too few turns"
-        if one.low is None or one.high is None
-        else f"{one.low:.3f} to {one.high:.3f}"
+        if ratio.low is None or ratio.high is None
+        else f"{ratio.low:.3f} to {ratio.high:.3f}"
     )
 
 
-def _as_table(given: tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str]]) -> Table:
-    columns, lines, right = given
+def _as_table(table_parts: tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str]]) -> Table:
+    columns, lines, right = table_parts
     return Table(
         tuple(columns),
         tuple(tuple(line) for line in lines),

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
-from llmcli.commands.options.groups import grouped
-from llmcli.commands.options.report import Charts, Report
-from llmcli.model_loader.rpc_workers import Workers
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.report import ChartSwitch, ReportFile
+from llmcli.model_loader.rpc_workers import RpcWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,13 +41,13 @@ Temp = Annotated[
     float | None,
     typer.Option("--temp", min=0, help="Temperature; 0: most likely token. Default: 0.8."),
 ]
-NAMES = {
+PHASE_LABELS = {
     "tokenize": "template, tokenize",
     "prefill": "prefill (llama.cpp)",
     "decode": "decode (llama.cpp)",
     "python": "other Python code",
 }
-ROOM = 256  # tokens that a template may add
+TEMPLATE_TOKENS = 256  # tokens that a template may add
 
 
 def phases(
@@ -60,12 +60,12 @@ def phases(
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
     temp: Temp = None,
-    report_file: Report = None,
-    chart: Charts = None,
+    report_file: ReportFile = None,
+    chart: ChartSwitch = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
-    workers: Workers,
+    workers: RpcWorkers,
 ) -> None:
     """Measure how much of an answer's time prefill, decode, sampling and others take.
 
@@ -77,16 +77,22 @@ def phases(
     from llmcli.commands.options import report
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
-    from llmcli.runtime.sampling import defaults
+    from llmcli.runtime.sampling import default_sampling
 
-    config, ui = start(json, offline)
-    report.check(report_file)
+    config, ui = start_command(json, offline)
+    report.check_report_path(report_file)
     options = RunOptions(
-        n_prompt + n_gen + ROOM, threads, flash_attn=flash, cache_type_k=type_k, cache_type_v=type_v
+        n_prompt + n_gen + TEMPLATE_TOKENS,
+        threads,
+        flash_attn=flash,
+        cache_type_k=type_k,
+        cache_type_v=type_v,
     )
     resolve_options.check(options)
     workers.join(ui)
-    sampling = defaults().with_values({"seed": 1, **({} if temp is None else {"temp": temp})})
+    sampling = default_sampling().with_values(
+        {"seed": 1, **({} if temp is None else {"temp": temp})}
+    )
     with _open_model(ref, options, config, ui) as (name, runner):
         prompt = measuring.text(runner, n_prompt)
         with ui.bar(f"bench {name}", 2 * (repetitions + 1), "tests") as bar:
@@ -99,25 +105,23 @@ def phases(
                     runner, prompt, sampling, n_gen, repetitions, Stream().show, tick
                 )
         if json:
-            ui.result(document(name, runner, breakdown, n_gen))
+            ui.result(build_document(name, runner, breakdown, n_gen))
         else:
             _print_phases(name, runner, breakdown, n_gen, ui)
-    report.show(
+    report.show_report(
         lambda: _build_page(name, breakdown, n_gen),
-        lambda: parts.charts(breakdown, NAMES),
+        lambda: parts.charts(breakdown, PHASE_LABELS),
         (report_file, chart),
         ui,
     )
 
 
-def _build_page(name: str, found: "Breakdown", n_gen: int) -> "Page":
+def _build_page(name: str, breakdown: "Breakdown", n_gen: int) -> "Page":
     from llmcli.bench import report_page
     from llmcli.bench.plots import phases as parts
 
-    charts = parts.charts(found, NAMES)
-    about = (
-        f"{found.prompt_tokens} tokens of prompt, {n_gen} of answer, {len(found.answers)} answers"
-    )
+    charts = parts.charts(breakdown, PHASE_LABELS)
+    about = f"{breakdown.prompt_tokens} tokens of prompt, {n_gen} of answer, {len(breakdown.answers)} answers"
     return report_page.of_others(f"Time of {name} by phase", about, [charts[0].says], charts)
 
 
@@ -125,13 +129,13 @@ def _build_page(name: str, found: "Breakdown", n_gen: int) -> "Page":
 def _open_model(
     ref: str, options: "RunOptions", config: "Config", ui: "UI"
 ) -> "Iterator[tuple[str, Runner]]":
-    from llmcli.model_loader.prepare import ready
+    from llmcli.model_loader.prepare import prepare_model
     from llmcli.planning import resolve_options
     from llmcli.runtime import runner
     from quant.model_file import read_header
 
-    model = ready(ref, None, config, ui)
-    decided, layers = resolve_options.decide(read_header.read(model.path), options, ui.warn)
+    model = prepare_model(ref, None, config, ui)
+    decided, layers = resolve_options.decide(read_header.read_header(model.path), options, ui.warn)
     with runner.open_runner(
         model.path, decided, gpu_layers=layers, native_sampling=config.native_sampling
     ) as open_runner:
@@ -145,32 +149,34 @@ def _silent_stdout() -> Iterator[None]:
         yield
 
 
-def document(name: str, runner: "Runner", found: "Breakdown", n_gen: int) -> dict[str, Any]:
+def build_document(
+    name: str, runner: "Runner", breakdown: "Breakdown", n_gen: int
+) -> dict[str, Any]:
     """Return the JSON document; times are in milliseconds."""
     from llmcli.bench.phases import PER_TOKEN, PHASES
 
-    answer_seconds = found.seconds
+    answer_seconds = breakdown.seconds
     return {
         "model": {"name": name, "path": str(runner.header.path)},
         "threads": runner.options.threads,
-        "prompt_tokens": found.prompt_tokens,
+        "prompt_tokens": breakdown.prompt_tokens,
         "generated_tokens": n_gen,
         "answer_ms": answer_seconds * 1e3,
         "phases": {
             phase: {
-                "answer_ms": _as_ms(("p50", "min", "max"), found.answer(phase)),
-                "share": found.answer(phase)[0] / answer_seconds,
+                "answer_ms": _as_ms(("p50", "min", "max"), breakdown.answer(phase)),
+                "share": breakdown.answer(phase)[0] / answer_seconds,
                 **(
-                    {"token_ms": _as_ms(("p50", "p10", "p90"), found.token(phase))}
+                    {"token_ms": _as_ms(("p50", "p10", "p90"), breakdown.token(phase))}
                     if phase in PER_TOKEN
                     else {}
                 ),
             }
             for phase in PHASES
         },
-        "clocks_ms": found.clocks * 1e3,
+        "clocks_ms": breakdown.clocks * 1e3,
         "answers": [
-            {phase: answer.phases[phase] * 1e3 for phase in PHASES} for answer in found.answers
+            {phase: answer.phases[phase] * 1e3 for phase in PHASES} for answer in breakdown.answers
         ],
     }
 
@@ -179,40 +185,40 @@ def _as_ms(names: "Sequence[str]", seconds: "Sequence[float]") -> dict[str, floa
     return {name: value * 1e3 for name, value in zip(names, seconds, strict=True)}
 
 
-def _print_phases(name: str, runner: "Runner", found: "Breakdown", n_gen: int, ui: "UI") -> None:
+def _print_phases(
+    name: str, runner: "Runner", breakdown: "Breakdown", n_gen: int, ui: "UI"
+) -> None:
     from llmcli.bench.phases import PER_TOKEN, PHASES
     from llmcli.units import several
 
     threads = several(runner.options.threads or 1, "thread")
-    counts = (
-        f"{found.prompt_tokens} prompt tokens, {several(len(found.answers), 'answer')} of {n_gen}"
-    )
+    counts = f"{breakdown.prompt_tokens} prompt tokens, {several(len(breakdown.answers), 'answer')} of {n_gen}"
     ui.text(f"{name} · {runner.header.file_type} · {threads} · {counts}")
     rows = []
     for phase in PHASES:
-        median_seconds, min_seconds, max_seconds = found.answer(phase)
+        median_seconds, min_seconds, max_seconds = breakdown.answer(phase)
         token_cells = (
-            [f"{value * 1e6:.0f}" for value in found.token(phase)]
+            [f"{value * 1e6:.0f}" for value in breakdown.token(phase)]
             if phase in PER_TOKEN
             else [""] * 3
         )
         span = f"{min_seconds * 1e3:.2f}-{max_seconds * 1e3:.2f}"
         rows.append(
             (
-                NAMES.get(phase, phase),
+                PHASE_LABELS.get(phase, phase),
                 f"{median_seconds * 1e3:.2f}",
                 span,
-                f"{median_seconds / found.seconds:.2%}",
+                f"{median_seconds / breakdown.seconds:.2%}",
                 *token_cells,
             )
         )
-    rows.append(("total", f"{found.seconds * 1e3:.2f}", *[""] * 5))
+    rows.append(("total", f"{breakdown.seconds * 1e3:.2f}", *[""] * 5))
     columns = ("phase", "ms per answer", "min-max", "share", "µs per token", "p10", "p90")
     ui.table(columns, rows, right=columns[1:])
     ui.text(
-        f"the timers themselves take {found.clocks * 1e6:.0f} µs per token, "
-        f"most of it in {NAMES['python']}"
+        f"the timers themselves take {breakdown.clocks * 1e6:.0f} µs per token, "
+        f"most of it in {PHASE_LABELS['python']}"
     )
 
 
-BENCHES = (grouped(phases),)
+BENCHES = (with_option_groups(phases),)

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
-from llmcli.commands.options.report import Charts, Report
+from llmcli.commands.options.report import ChartSwitch, ReportFile
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llmcli.bench.roofline import Machine, Point, Result
     from llmcli.config import Config
     from llmcli.ui import UI
-    from quant.model_file.model_header import Header
+    from quant.model_file.model_header import ModelHeader
 
 Depths = Annotated[
     list[str] | None,
@@ -39,8 +39,8 @@ def roofline(
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
     repetitions: Repetitions = 3,
-    report_file: Report = None,
-    chart: Charts = None,
+    report_file: ReportFile = None,
+    chart: ChartSwitch = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     rpc: Annotated[str | None, typer.Option("--rpc", hidden=True)] = None,
@@ -57,9 +57,9 @@ def roofline(
             "bench roofline measures this machine's processor and memory, not workers",
             hint="llmcli bench REF --rpc …",
         )
-    config, ui = start(json, offline)
+    config, ui = start_command(json, offline)
     resolve_options.check(RunOptions(threads=threads, cache_type_k=type_k, cache_type_v=type_v))
-    report.check(report_file)
+    report.check_report_path(report_file)
     count = threads or host.cores()
     with ui.bar("read memory", None, "tests") as bar:
         machine = measuring.machine(count, lambda: bar.advance(1))
@@ -72,7 +72,7 @@ def roofline(
     )
     result = measured[0] if measured else None
     if json:
-        ui.result(document(machine, result))
+        ui.result(build_document(machine, result))
     else:
         _print_machine(machine, ui)
         if result:
@@ -96,23 +96,23 @@ def _measure(
     ref: str,
     machine: "Machine",
     n_depth: list[str] | None,
-    how: tuple[int, str, str],
+    threads_and_types: tuple[int, str, str],
     repetitions: int,
     config: "Config",
     ui: "UI",
-) -> "tuple[Result, Header]":
+) -> "tuple[Result, ModelHeader]":
     from llmcli.bench import roofline
     from llmcli.bench.speed import parameter_grid
-    from llmcli.model_loader.prepare import ready
+    from llmcli.model_loader.prepare import prepare_model
     from llmcli.runtime import kv_size
     from llmcli.runtime.binding.model import open_model
     from quant.model_file import load_checks, read_header
 
-    threads, type_k, type_v = how
+    threads, type_k, type_v = threads_and_types
     depths = parameter_grid.numbers("-d", n_depth or ["0"])
-    header = read_header.read(ready(ref, None, config, ui).path)
-    load_checks.check(header)
-    kv_size.check(header.metadata, type_k, type_v)
+    header = read_header.read_header(prepare_model(ref, None, config, ui).path)
+    load_checks.check_loadable(header)
+    kv_size.check_cache(header.metadata, type_k, type_v)
     base = parameter_grid.Test(0, 0, 0, 2048, 512, type_k, type_v, threads, 0, "auto")
     tests = len(depths) + len(roofline.UBATCHES)
     with (
@@ -127,8 +127,8 @@ def _measure(
 def _show_charts(
     ref: str,
     machine: "Machine",
-    found: "tuple[Result, Header] | None",
-    how: "tuple[Path | None, bool | None]",
+    measured: "tuple[Result, ModelHeader] | None",
+    report_and_chart: "tuple[Path | None, bool | None]",
     ui: "UI",
 ) -> None:
     """Draw the charts in the terminal and write the report page."""
@@ -136,21 +136,21 @@ def _show_charts(
     from llmcli.bench.plots import roofline as roof
     from llmcli.commands.options import report
 
-    if found is None:
-        report.show(lambda: report_page.of_machine(machine), list, how, ui)
+    if measured is None:
+        report.show_report(lambda: report_page.of_machine(machine), list, report_and_chart, ui)
         return
-    result, header = found
-    report.show(
+    result, header = measured
+    report.show_report(
         lambda: report_page.of_tests(
             ref, result.tests, header, machine.roof, [roof.bandwidth(machine)]
         ),
         lambda: report_page.charts(result.tests, header, machine.roof)[:1],
-        how,
+        report_and_chart,
         ui,
     )
 
 
-def document(machine: "Machine", result: "Result | None") -> dict[str, Any]:
+def build_document(machine: "Machine", result: "Result | None") -> dict[str, Any]:
     """Return the JSON document; null is what this machine cannot determine."""
     from llmcli.runtime.binding import devices
 
@@ -168,8 +168,8 @@ def document(machine: "Machine", result: "Result | None") -> dict[str, Any]:
                 "description": entry.description,
                 "read_bandwidth_bytes_per_second": None,
             }
-            for entry in devices.devices()
-            if entry.kind in devices.GPUS
+            for entry in devices.list_devices()
+            if entry.kind in devices.GPU_KINDS
         ],
     }
     if result is None:

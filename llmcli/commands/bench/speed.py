@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands import completion
-from llmcli.commands.options.groups import grouped
-from llmcli.commands.options.report import Charts, Report
-from llmcli.model_loader.rpc_workers import Workers
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.report import ChartSwitch, ReportFile
+from llmcli.model_loader.rpc_workers import RpcWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ Ref = Annotated[
     typer.Argument(
         metavar="REF",
         help="catalog name, org/repo[:QUANT], file",
-        autocompletion=completion.benches,
+        autocompletion=completion.complete_benches,
     ),
 ]
 Model = Annotated[
@@ -124,13 +124,13 @@ def speed(
     ubatch_sweep: UbatchSweep = False,
     kv_sweep: KvSweep = False,
     fa_sweep: FaSweep = False,
-    report_file: Report = None,
-    chart: Charts = None,
+    report_file: ReportFile = None,
+    chart: ChartSwitch = None,
     quant: Quant = None,
     offline: Offline = False,
     json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
     *,
-    workers: Workers,
+    workers: RpcWorkers,
 ) -> None:
     """Measure prompt and generation speed, with llama-bench's options.
 
@@ -142,7 +142,7 @@ def speed(
     from llmcli.bench.speed.run import How
     from llmcli.commands.options import report as reporting
     from llmcli.errors import UsageError
-    from llmcli.model_loader.prepare import ready
+    from llmcli.model_loader.prepare import prepare_model
 
     output_format = "json" if json else output
     if output_format not in llama_bench_output.FORMATS:
@@ -160,32 +160,34 @@ def speed(
         bool(sweep_names),
         sampling,
     )
-    reporting.check(report_file)
+    reporting.check_report_path(report_file)
     config, ui = _start(offline, output_format, workers)
-    prepared = ready(name, quant, config, ui)
+    prepared = prepare_model(name, quant, config, ui)
     results = _run_tests(prepared, name, tests, run_settings, ctx.params, config, ui)
     _print_results(results, output_format, sweep_names, ui)
     _show_charts(results, prepared, name, (bool(sweep_names), report_file, chart), ui)
 
 
-def _print_results(results: "list[Result]", form: str, swept: "Sequence[str]", ui: "UI") -> None:
+def _print_results(
+    results: "list[Result]", output_format: str, sweep_names: "Sequence[str]", ui: "UI"
+) -> None:
     """Print the results as text, and below them the comparison of a sweep."""
     from llmcli.bench.speed import llama_bench_output, sweep
     from llmcli.ui import put, visible
 
-    put(sys.stdout, visible(llama_bench_output.text(results, form)) + "\n")
-    if swept and form == "md":
+    put(sys.stdout, visible(llama_bench_output.text(results, output_format)) + "\n")
+    if sweep_names and output_format == "md":
         ui.text()
-        ui.table(*sweep.table(results, swept))
+        ui.table(*sweep.table(results, sweep_names))
     if warning := llama_bench_output.noise(results):
         ui.warn(warning)
 
 
 def _show_charts(
     results: "list[Result]",
-    found: "Found",
+    prepared: "Found",
     name: str,
-    how: "tuple[bool, Path | None, bool | None]",
+    sweep_report_and_chart: "tuple[bool, Path | None, bool | None]",
     ui: "UI",
 ) -> None:
     """Draw the charts and write the report page; `sweep_report_and_chart`: whether it is a sweep,
@@ -196,10 +198,10 @@ def _show_charts(
     from llmcli.commands.options import report as reporting
     from quant.model_file import read_header
 
-    is_sweep, path, chart = how
-    header, bandwidth = read_header.read(found.path), results[0].bandwidth
+    is_sweep, path, chart = sweep_report_and_chart
+    header, bandwidth = read_header.read_header(prepared.path), results[0].bandwidth
     sweep_charts = sweeps.charts(results) if is_sweep else []
-    reporting.show(
+    reporting.show_report(
         lambda: report_page.of_tests(name, results, header, bandwidth, sweep_charts),
         lambda: sweep_charts or report_page.charts(results, header, bandwidth),
         (path, chart),
@@ -208,11 +210,11 @@ def _show_charts(
 
 
 def _run_tests(
-    found: "Found",
+    prepared: "Found",
     name: str,
     tests: "list[Test]",
-    how: "How",
-    given: "Mapping[str, Any]",
+    run_settings: "How",
+    options: "Mapping[str, Any]",
     config: "Config",
     ui: "UI",
 ) -> "list[Result]":
@@ -225,27 +227,31 @@ def _run_tests(
     from llmcli.units import several
 
     run_history = history.History(history.path(config), ui)
-    keeper = None if given["no_history"] else _open_keeper(run_history, name, found, ui)
-    how = replace(how, bandwidth=bandwidth_share.known(run_history, ui, again=given["remeasure"]))
+    keeper = None if options["no_history"] else _open_keeper(run_history, name, prepared, ui)
+    run_settings = replace(
+        run_settings, bandwidth=bandwidth_share.known(run_history, ui, again=options["remeasure"])
+    )
     try:
-        return run(found.path, tests, how, ui, keeper.keep if keeper else lambda result: result)
+        return run(
+            prepared.path, tests, run_settings, ui, keeper.keep if keeper else lambda result: result
+        )
     except KeyboardInterrupt:
         if keeper and keeper.numbers:
             ui.note(f"saved {several(len(keeper.numbers), 'result')}: llmcli bench history")
         raise
 
 
-def _open_keeper(kept: "History", name: str, found: "Found", ui: "UI") -> "Keeper":
+def _open_keeper(run_history: "History", name: str, prepared: "Found", ui: "UI") -> "Keeper":
     from llmcli.bench.speed.record import Keeper, Name
-    from llmcli.runtime.model_identity import content
+    from llmcli.runtime.model_identity import content_hash
     from quant.model_file import load_checks, read_header
 
-    header = read_header.read(found.path)
-    load_checks.check(header)
-    return Keeper(kept, Name(name, found.sha256 or None, content(header)), ui.warn)
+    header = read_header.read_header(prepared.path)
+    load_checks.check_loadable(header)
+    return Keeper(run_history, Name(name, prepared.sha256 or None, content_hash(header)), ui.warn)
 
 
-def _apply_sweeps(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[str, Any]":
+def _apply_sweeps(sweep_names: "Sequence[str]", typed: "Mapping[str, Any]") -> "dict[str, Any]":
     """Return the options with the values of the sweeps; raises UsageError if an option is set
     twice.
     """
@@ -253,23 +259,23 @@ def _apply_sweeps(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[s
     from llmcli.errors import UsageError
     from llmcli.hardware import host
 
-    if swept and given["sampling"]:
+    if sweep_names and typed["sampling"]:
         raise UsageError(
             "a sweep measures decoding alone", hint="leave out --sampling or the sweep"
         )
-    options = dict(given)
+    options = dict(typed)
     # A micro-batch cannot be longer than the prompt: a short prompt would make all values equal.
-    if "ubatch_sweep" in swept:
-        options["n_prompt"] = given["n_prompt"] or [str(sweep.UBATCHES[-1])]
-        options["n_gen"] = given["n_gen"] or (None if len(swept) > 1 else ["0"])
+    if "ubatch_sweep" in sweep_names:
+        options["n_prompt"] = typed["n_prompt"] or [str(sweep.UBATCHES[-1])]
+        options["n_gen"] = typed["n_gen"] or (None if len(sweep_names) > 1 else ["0"])
     lengths = [
-        max(parameter_grid.numbers(flag, given[name] or ["2048"]))
+        max(parameter_grid.numbers(flag, typed[name] or ["2048"]))
         for flag, name in (("-b", "batch"), ("-p", "n_prompt"))
     ]
-    for name in swept:
+    for name in sweep_names:
         values = sweep.values(name, host.cpus(), host.cores(), min(lengths))
         for option in sweep.SWEEPS[name]:
-            if given[option]:
+            if typed[option]:
                 flag, option_flag = "--" + name.replace("_", "-"), "--" + sweep.FLAGS[option]
                 raise UsageError(
                     f"{flag} tries all values, but {option_flag} sets some",
@@ -279,32 +285,32 @@ def _apply_sweeps(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[s
     return options
 
 
-def _build_grid(given: "Mapping[str, Any]") -> "Grid":
+def _build_grid(options: "Mapping[str, Any]") -> "Grid":
     """Return the values of every option; the defaults are llama-bench's."""
     from llmcli.bench.speed import parameter_grid
     from llmcli.hardware import host
-    from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES
+    from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES
     from llmcli.runtime.binding.context_options import MAX_SEQUENCES
 
     return parameter_grid.Grid(
-        prompts=parameter_grid.numbers("-p", given["n_prompt"] or ["512"]),
-        gens=parameter_grid.numbers("-n", given["n_gen"] or ["128"]),
-        pairs=parameter_grid.pairs(given["pg"] or []),
-        depths=parameter_grid.numbers("-d", given["n_depth"] or ["0"]),
-        batches=parameter_grid.numbers("-b", given["batch"] or ["2048"], 1),
-        ubatches=parameter_grid.numbers("-ub", given["ubatch"] or ["512"], 1),
-        types_k=parameter_grid.words("-ctk", given["type_k"] or ["f16"], list(KV_TYPES)),
-        types_v=parameter_grid.words("-ctv", given["type_v"] or ["f16"], list(KV_TYPES)),
+        prompts=parameter_grid.numbers("-p", options["n_prompt"] or ["512"]),
+        gens=parameter_grid.numbers("-n", options["n_gen"] or ["128"]),
+        pairs=parameter_grid.pairs(options["pg"] or []),
+        depths=parameter_grid.numbers("-d", options["n_depth"] or ["0"]),
+        batches=parameter_grid.numbers("-b", options["batch"] or ["2048"], 1),
+        ubatches=parameter_grid.numbers("-ub", options["ubatch"] or ["512"], 1),
+        types_k=parameter_grid.words("-ctk", options["type_k"] or ["f16"], list(KV_TYPES)),
+        types_v=parameter_grid.words("-ctv", options["type_v"] or ["f16"], list(KV_TYPES)),
         threads=parameter_grid.numbers(
-            "-t", given["threads"] or [str(host.cores())], 1, host.MOST_THREADS
+            "-t", options["threads"] or [str(host.cores())], 1, host.MOST_THREADS
         ),
-        gpu_layers=_parse_layers(given["gpu_layers"] or ["-1"]),
-        flash=parameter_grid.words("-fa", given["flash"] or ["auto"], list(FLASH)),
-        parallel=parameter_grid.numbers("-np", given["parallel"] or ["1"], 1, MAX_SEQUENCES),
+        gpu_layers=_parse_layers(options["gpu_layers"] or ["-1"]),
+        flash=parameter_grid.words("-fa", options["flash"] or ["auto"], list(FLASH_MODES)),
+        parallel=parameter_grid.numbers("-np", options["parallel"] or ["1"], 1, MAX_SEQUENCES),
     )
 
 
-def _start(offline: bool, form: str, workers: Workers) -> "tuple[Config, UI]":
+def _start(offline: bool, output_format: str, workers: RpcWorkers) -> "tuple[Config, UI]":
     from dataclasses import replace
 
     from llmcli import config
@@ -313,7 +319,7 @@ def _start(offline: bool, form: str, workers: Workers) -> "tuple[Config, UI]":
     settings = config.load()
     settings = replace(settings, offline=settings.offline or offline)
     # with -o json, stdout contains only the document: messages of a download go to stderr
-    ui = UI(json=form != "md", color=settings.color)
+    ui = UI(json=output_format != "md", color=settings.color)
     workers.join(ui)
     return settings, ui
 
@@ -327,4 +333,4 @@ def _parse_layers(texts: list[str]) -> list[int]:
     ]
 
 
-BENCHES = (grouped(speed),)
+BENCHES = (with_option_groups(speed),)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
-from llmcli.commands.options.groups import grouped
-from llmcli.commands.options.report import Charts, Report
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.report import ChartSwitch, ReportFile
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.rpc_workers import Workers
+from llmcli.model_loader.rpc_workers import RpcWorkers
 from llmcli.units import several
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.planning.tuned_profile import Profile
     from llmcli.ui import UI
-    from quant.model_file.model_header import Header
+    from quant.model_file.model_header import ModelHeader
 
 Budget = Annotated[
     float, typer.Option("--budget", metavar="SECONDS", help="Longest measuring time.")
 ]
-For = Annotated[
+Objective = Annotated[
     str,
     typer.Option(
         "--for",
@@ -37,7 +37,7 @@ For = Annotated[
         help="What to optimize: chat (512 prompt tokens, 128 generated), prompts or answers.",
     ),
 ]
-Kinds = Annotated[
+CacheTypes = Annotated[
     str | None,
     typer.Option(
         "--kv", metavar="TYPES", help="Also try these KV cache types (q8_0), which change the text."
@@ -47,7 +47,7 @@ Show = Annotated[bool, typer.Option("--show", help="List the saved profiles.")]
 Forget = Annotated[
     str | None, typer.Option("--forget", metavar="REF", help="Delete the profile of a model.")
 ]
-DIFFERS = {"threads": "threads", "ubatch": "ubatch_size", "flash": "flash_attn"}
+OPTION_OF_SETTING = {"threads": "threads", "ubatch": "ubatch_size", "flash": "flash_attn"}
 
 
 def tune(
@@ -55,16 +55,16 @@ def tune(
         str | None, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file")
     ] = None,
     budget: Budget = 120.0,
-    objective: For = "chat",
-    kv: Kinds = None,
+    objective: Objective = "chat",
+    kv: CacheTypes = None,
     show: Show = False,
     forget: Forget = None,
-    report_file: Report = None,
-    chart: Charts = None,
+    report_file: ReportFile = None,
+    chart: ChartSwitch = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
-    workers: Workers,
+    workers: RpcWorkers,
 ) -> None:
     """Find the fastest settings of a model on this machine, and save them for chat and run.
 
@@ -74,7 +74,7 @@ def tune(
     from llmcli.bench.tune.tune import OBJECTIVES
     from llmcli.commands.options import report
 
-    config, ui = start(json, offline)
+    config, ui = start_command(json, offline)
     if objective not in OBJECTIVES:
         raise UsageError(
             f"--for {objective!r} is unknown", hint=f"--for takes: {' '.join(OBJECTIVES)}"
@@ -90,7 +90,7 @@ def tune(
     elif forget is not None:
         _forget(forget, config, ui)
     elif ref is not None:
-        report.check(report_file)
+        report.check_report_path(report_file)
         workers.join(ui)
         _tune(ref, budget, objective, kv, (report_file, chart), config, ui)
 
@@ -99,8 +99,8 @@ def _tune(
     ref: str,
     budget: float,
     objective: str,
-    kinds: str | None,
-    how: "tuple[Path | None, bool | None]",
+    cache_types: str | None,
+    report_and_chart: "tuple[Path | None, bool | None]",
     config: "Config",
     ui: "UI",
 ) -> None:
@@ -108,22 +108,22 @@ def _tune(
     from llmcli.commands.bench import tune_page
     from llmcli.commands.options import report
     from llmcli.hardware import rpc_workers
-    from llmcli.model_loader.prepare import ready
+    from llmcli.model_loader.prepare import prepare_model
     from llmcli.planning import resolve_options, tuned_profile
     from llmcli.runtime import model_identity
     from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
 
-    model = ready(ref, None, config, ui)
-    header = read_header.read(model.path)
-    load_checks.check(header)
+    model = prepare_model(ref, None, config, ui)
+    header = read_header.read_header(model.path)
+    load_checks.check_loadable(header)
     options, layers = resolve_options.decide(header, RunOptions(), ui.warn)
     options = resolve_options.attention(
         header, options, layers, config, resolve_options.branches(header, options)
     )
     assert options.threads, options
     default = Setting(options.threads, options.threads, flash=options.flash_attn)
-    space = _build_space(header, kinds, default.flash)
+    space = _build_space(header, cache_types, default.flash)
     previous = tuned_profile.find(header, config, ui.warn)
     try:
         result = _search(header, layers, default, space, objective, budget, ui)
@@ -131,7 +131,7 @@ def _tune(
         ui.note("stopped: no profile was written; an earlier one is kept")
         raise
     machine_and_build = (
-        model_identity.content(header),
+        model_identity.content_hash(header),
         rpc_workers.identity(),
         tuned_profile.build(),
     )
@@ -159,16 +159,16 @@ def _tune(
             else f"saved in {path}"
         )
     verdict = _verdict(model, saved, result)
-    report.show(
-        lambda: tune_page.made(model.name, verdict, result),
-        lambda: tune_page.charts(result)[:1],
-        how,
+    report.show_report(
+        lambda: tune_page.build_page(model.name, verdict, result),
+        lambda: tune_page.build_charts(result)[:1],
+        report_and_chart,
         ui,
     )
 
 
 def _search(
-    header: "Header",
+    header: "ModelHeader",
     layers: int,
     default: "Setting",
     space: "Space",
@@ -180,7 +180,7 @@ def _search(
     from llmcli.runtime.binding.model import open_model
 
     longest = sum(tune.OBJECTIVES[objective])
-    opened = open_model(header.path, gpu_layers=layers, latent=header.latent)
+    opened = open_model(header.path, gpu_layers=layers, latent=header.has_latent_attention)
     with ui.bar(f"tune {header.path.name}", None, "tests") as bar, opened as model:
         with model_trial.OnModel(model, longest) as measured:
             return tune.find(
@@ -188,7 +188,7 @@ def _search(
             )
 
 
-def _build_space(header: "Header", kinds: str | None, usual: str) -> "Space":
+def _build_space(header: "ModelHeader", cache_types: str | None, default_flash: str) -> "Space":
     """Return the values to try: of the requested cache types, those that the model and flash
     attention support.
 
@@ -198,28 +198,31 @@ def _build_space(header: "Header", kinds: str | None, usual: str) -> "Space":
     from llmcli.bench.tune import tune
     from llmcli.hardware import host
     from llmcli.runtime import kv_size
-    from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache
+    from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache_types
 
     modes = []
     for kind in dict.fromkeys(
-        ["f16", *(parameter_grid.words("--kv", [kinds], list(KV_TYPES)) if kinds else [])]
+        [
+            "f16",
+            *(parameter_grid.words("--kv", [cache_types], list(KV_TYPES)) if cache_types else []),
+        ]
     ):
-        kv_size.check(header.metadata, kind, kind)
-        for flash in ("on" if usual == "off" else "auto", "off"):
+        kv_size.check_cache(header.metadata, kind, kind)
+        for flash in ("on" if default_flash == "off" else "auto", "off"):
             try:
-                check_cache(kind, kind, flash)
+                check_cache_types(kind, kind, flash)
             except UserError:
                 continue
             modes.append((flash, kind))
     return tune.Space(tune.threads(host.cores(), host.cpus()), sweep.UBATCHES, modes)
 
 
-def _changed_options(found: "Found") -> dict[str, Any]:
+def _changed_options(result: "Found") -> dict[str, Any]:
     """Return the run options that differ from the defaults; -tb only if it differs from -t."""
-    best_setting, default = found.setting, found.default
+    best_setting, default = result.setting, result.default
     changed: dict[str, Any] = {
         option: getattr(best_setting, name)
-        for name, option in DIFFERS.items()
+        for name, option in OPTION_OF_SETTING.items()
         if getattr(best_setting, name) != getattr(default, name)
     }
     if best_setting.threads_batch != best_setting.threads:
@@ -230,59 +233,66 @@ def _changed_options(found: "Found") -> dict[str, Any]:
 
 
 def _build_profile(
-    model: "Model", world: tuple[str, str, str], objective: str, found: "Found"
+    model: "Model", machine_and_build: tuple[str, str, str], objective: str, result: "Found"
 ) -> "Profile":
     from llmcli.planning.tuned_profile import Profile
 
-    comparison = found.comparison
+    comparison = result.comparison
     speeds = (
         (1.0, 1.0, 1.0)
         if comparison is None
         else (comparison.ratio, comparison.low, min(comparison.high, 1e9))
     )
     return Profile(
-        model.name, *world, objective, _changed_options(found), *speeds, date.today().isoformat()
+        model.name,
+        *machine_and_build,
+        objective,
+        _changed_options(result),
+        *speeds,
+        date.today().isoformat(),
     )
 
 
-def _agrees(one: "Profile", other: "Profile") -> bool:
+def _agrees(first: "Profile", second: "Profile") -> bool:
     """Return whether two profiles have the same settings, or overlapping intervals of speed."""
-    return one.settings == other.settings or max(one.low, other.low) <= min(one.high, other.high)
+    return first.settings == second.settings or max(first.low, second.low) <= min(
+        first.high, second.high
+    )
 
 
-def _previous_document(before: "Profile | None", made: "Profile") -> dict[str, Any] | None:
-    if before is None or before.objective != made.objective:
+def _previous_document(previous: "Profile | None", saved: "Profile") -> dict[str, Any] | None:
+    if previous is None or previous.objective != saved.objective:
         return None
-    speeds = {"ratio": before.ratio, "low": before.low, "high": before.high}
+    speeds = {"ratio": previous.ratio, "low": previous.low, "high": previous.high}
     return {
-        "date": before.date,
-        "settings": dict(before.settings),
+        "date": previous.date,
+        "settings": dict(previous.settings),
         **speeds,
-        "agrees": _agrees(before, made),
+        "agrees": _agrees(previous, saved),
     }
 
 
 def _build_document(
-    model: "Model", made: "Profile", found: "Found", budget: float
+    model: "Model", saved: "Profile", result: "Found", budget: float
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
     from llmcli.planning import tuned_profile
 
-    comparison = found.comparison
+    comparison = result.comparison
     return {
         "model": {"name": model.name, "path": str(model.path)},
-        "machine": made.machine,
-        "build": made.build,
-        "for": made.objective,
-        "measured_tokens": dict(zip(("prompt", "generated"), found.work.tokens, strict=True)),
+        "machine": saved.machine,
+        "build": saved.build,
+        "for": saved.objective,
+        "measured_tokens": dict(zip(("prompt", "generated"), result.work.tokens, strict=True)),
         "budget_seconds": budget,
-        "spent_seconds": found.seconds,
-        "defaults": asdict(found.default),
-        "best": asdict(found.best),
-        "faster": found.faster,
-        "settings": dict(made.settings),
-        "flags": tuned_profile.words(made.settings),
+        "spent_seconds": result.seconds,
+        "defaults": asdict(result.default),
+        "best": asdict(result.best),
+        "faster": result.faster,
+        "settings": dict(saved.settings),
+        "flags": tuned_profile.words(saved.settings),
         "comparison": None
         if comparison is None
         else {
@@ -294,28 +304,28 @@ def _build_document(
             "defaults_per_second": comparison.a,
             "best_per_second": comparison.b,
         },
-        "tried": [{**asdict(trial), "setting": asdict(trial.setting)} for trial in found.tried],
+        "tried": [{**asdict(trial), "setting": asdict(trial.setting)} for trial in result.tried],
     }
 
 
-def _print_result(model: "Model", made: "Profile", found: "Found", ui: "UI") -> None:
-    from llmcli.commands.bench.tune_page import NAMES, value
+def _print_result(model: "Model", saved: "Profile", result: "Found", ui: "UI") -> None:
+    from llmcli.commands.bench.tune_page import OPTION_LABELS, format_value
 
     rows = [
         (
-            NAMES.get(trial.option, trial.option),
-            value(trial),
+            OPTION_LABELS.get(trial.option, trial.option),
+            format_value(trial),
             f"{trial.ratio:.3f}",
             str(trial.rounds),
             "chosen" if trial.taken else "",
         )
-        for trial in found.tried
+        for trial in result.tried
     ]
     columns = ("option", "value", "speed", "rounds", "")
     ui.table(columns, rows, right=("speed", "rounds"))
     ui.text()
-    ui.text(_verdict(model, made, found))
-    comparison = found.comparison
+    ui.text(_verdict(model, saved, result))
+    comparison = result.comparison
     if comparison is not None and comparison.noisy:
         ui.warn(
             "speeds varied widely because something else uses this machine; "
@@ -323,31 +333,31 @@ def _print_result(model: "Model", made: "Profile", found: "Found", ui: "UI") -> 
         )
 
 
-def _verdict(model: "Model", made: "Profile", found: "Found") -> str:
+def _verdict(model: "Model", saved: "Profile", result: "Found") -> str:
     """Return the result in one line."""
     from llmcli.planning import tuned_profile
 
-    prompt, generated = found.work.wanted
+    prompt, generated = result.work.wanted
     workload = " and ".join(
         [f"{prompt} prompt tokens"] * bool(prompt) + [f"{generated} generated"] * bool(generated)
     )
-    comparison, name = found.comparison, f"{model.name} for {made.objective} ({workload})"
+    comparison, name = result.comparison, f"{model.name} for {saved.objective} ({workload})"
     if comparison is None:
         return f"{name}: no tried setting is faster than the defaults"
-    if found.faster:
-        flags = tuned_profile.words(made.settings)
+    if result.faster:
+        flags = tuned_profile.words(saved.settings)
         return (
-            f"{name}: {flags} is {_format_ratio(made)} the defaults' speed "
+            f"{name}: {flags} is {_format_ratio(saved)} the defaults' speed "
             f"({comparison.confidence:.0%}, {len(comparison.a)} pairs)"
         )
     return (
-        f"{name}: the defaults are as fast as the best candidate: {_format_ratio(made)}, "
+        f"{name}: the defaults are as fast as the best candidate: {_format_ratio(saved)}, "
         f"{len(comparison.a)} pairs"
     )
 
 
-def _format_ratio(one: "Profile") -> str:
-    return f"{one.ratio:.3f}x ({one.low:.3f} to {one.high:.3f})"
+def _format_ratio(saved: "Profile") -> str:
+    return f"{saved.ratio:.3f}x ({saved.low:.3f} to {saved.high:.3f})"
 
 
 def _list_profiles(config: "Config", ui: "UI") -> None:
@@ -387,13 +397,13 @@ def _list_profiles(config: "Config", ui: "UI") -> None:
 
 def _forget(ref: str, config: "Config", ui: "UI") -> None:
     from llmcli.catalog import fetch
-    from llmcli.model_loader.installed_model import present
+    from llmcli.model_loader.installed_model import installed_model
     from llmcli.planning import tuned_profile
     from quant.model_file import read_header
 
     resolved = fetch.resolve(ref, config)
-    model = present(resolved, config, ui, ref)
-    header = read_header.read(model.path) if model and model.kind == "gguf" else None
+    model = installed_model(resolved, config, ui, ref)
+    header = read_header.read_header(model.path) if model and model.kind == "gguf" else None
     deleted = tuned_profile.forget(config, resolved.ref.full, header)
     if ui.json:
         ui.result({"forgotten": [str(path) for path in deleted]})
@@ -401,4 +411,4 @@ def _forget(ref: str, config: "Config", ui: "UI") -> None:
         ui.text(f"deleted {several(len(deleted), 'profile')} of {resolved.ref.full}")
 
 
-BENCHES = (grouped(tune),)
+BENCHES = (with_option_groups(tune),)

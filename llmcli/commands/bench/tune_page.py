@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from llmcli.bench.tune.tune import Found, Tried
     from llmcli.charts.html_page import Page
 
-NAMES = {"threads_batch": "prompt threads", "mode": "flash attention"}
+OPTION_LABELS = {"threads_batch": "prompt threads", "mode": "flash attention"}
 
 
-def value(one: "Tried") -> str:
+def format_value(trial: "Tried") -> str:
     """Format the tried value of an option."""
-    mode = f"{one.setting.flash}, KV {one.setting.cache}"
-    return mode if one.option == "mode" else str(getattr(one.setting, one.option))
+    mode = f"{trial.setting.flash}, KV {trial.setting.cache}"
+    return mode if trial.option == "mode" else str(getattr(trial.setting, trial.option))
 
 
-def charts(found: "Found") -> list[Chart]:
+def build_charts(result: "Found") -> list[Chart]:
     """Return the charts: the best settings compared with the defaults, and each value compared with
     the best before it.
     """
-    comparison = found.comparison
+    comparison = result.comparison
     built: list[Chart] = []
     if comparison is not None:
         best = Ratio(
@@ -36,7 +36,7 @@ def charts(found: "Found") -> list[Chart]:
         )
         caption = (
             "The difference is larger than the noise."
-            if found.faster
+            if result.faster
             else "The defaults are as fast."
         )
         caption += f" Measured again, in {len(comparison.a)} pairs."
@@ -50,11 +50,11 @@ def charts(found: "Found") -> list[Chart]:
         )
     trial_ratios = [
         Ratio(
-            f"{NAMES.get(trial.option, trial.option)} {value(trial)}",
+            f"{OPTION_LABELS.get(trial.option, trial.option)} {format_value(trial)}",
             trial.ratio,
             words="chosen" if trial.taken else "",
         )
-        for trial in found.tried
+        for trial in result.tried
     ]
     if trial_ratios:
         caption = "Each value relative to the best before it; most were measured in few rounds."
@@ -62,7 +62,9 @@ def charts(found: "Found") -> list[Chart]:
     return built
 
 
-def made(name: str, verdict: str, found: "Found") -> "Page":
+def build_page(name: str, verdict: str, result: "Found") -> "Page":
     """Return the report page."""
-    about = f"{found.seconds:.0f} seconds of measurements"
-    return report_page.of_others(f"The fastest settings of {name}", about, [verdict], charts(found))
+    about = f"{result.seconds:.0f} seconds of measurements"
+    return report_page.of_others(
+        f"The fastest settings of {name}", about, [verdict], build_charts(result)
+    )

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli import text_input
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options import run as flags
-from llmcli.commands.options.arguments import DEFAULT, REF
+from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import RunCommand
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.run_flags import Flags
+from llmcli.model_loader.run_flags import RunFlags
 from llmcli.text_input import decoded
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 def chat(
     ctx: typer.Context,
     ref: Annotated[
-        str | None, typer.Argument(metavar="REF", help=f"{REF} Default: {DEFAULT}")
+        str | None, typer.Argument(metavar="REF", help=f"{REF_HELP} Default: {DEFAULT_MODEL}")
     ] = None,
     resume: Annotated[
         str | None,
@@ -48,7 +48,7 @@ def chat(
     ] = None,
 ) -> None:
     """Chat with a model. Input from a pipe is read as one message per line."""
-    given = flags.read(ctx)
+    given = flags.parse_run_flags(ctx)
     if ref and given.model:
         raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
     if given.samples > 1:
@@ -56,14 +56,14 @@ def chat(
             "chat gives one answer at a time",
             hint="for several: llmcli run REF PROMPT --samples N",
         )
-    config, ui = start(offline=given.offline)
+    config, ui = start_command(offline=given.offline)
     item, ref = _find_session(resume, config) if resume else None, ref or given.model
     if item and not ref and (ref := item.read().model):
         ui.note(
             f"{item.name}: resumed with {ref} (with another model: "
             f"llmcli chat REF --resume {item.name})"
         )
-    with _open_chat(ref or DEFAULT, given, config, ui, talks=True) as talk:
+    with _open_chat(ref or DEFAULT_MODEL, given, config, ui, is_chat=True) as talk:
         is_complete = _converse(talk, _read_flags_prompt(given), given, item)
     if not is_complete:
         raise typer.Exit(1)
@@ -71,7 +71,7 @@ def chat(
 
 def run(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
     text: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="The prompt; may also come from stdin.")
     ] = None,
@@ -89,14 +89,16 @@ def run(
 
     Without a prompt, on a terminal, opens the chat.
     """
-    given = flags.read(ctx)
+    given = flags.parse_run_flags(ctx)
     if given.model:
         if text is not None:
             raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
         ref, text = given.model, ref
     if ref is None:
-        raise UsageError("no model given", hint=f"llmcli run {DEFAULT} 'Why is the sky blue?'")
-    config, ui = start(json, given.offline)
+        raise UsageError(
+            "no model given", hint=f"llmcli run {DEFAULT_MODEL} 'Why is the sky blue?'"
+        )
+    config, ui = start_command(json, given.offline)
     prompt = _prompt(given, text)
     if prompt is None and (json or skeleton or given.samples > 1):
         raise UserError(
@@ -109,9 +111,9 @@ def run(
     if prompt is not None and skeleton:
         from llmcli.batch import skeleton_run
 
-        skeleton_run.answer(ref, prompt, given, config, ui)
+        skeleton_run.print_skeleton_answer(ref, prompt, given, config, ui)
         return
-    with _open_chat(ref, given, config, ui, logprobs=json, talks=prompt is None) as talk:
+    with _open_chat(ref, given, config, ui, logprobs=json, is_chat=prompt is None) as talk:
         is_complete = (
             _converse(talk, None, given)
             if prompt is None
@@ -162,7 +164,9 @@ def _find_session(name: str, config: "Config") -> "Item":
     return history.find(config, name)
 
 
-def _converse(talk: "Talk", first: str | None, given: Flags, item: "Item | None" = None) -> bool:
+def _converse(
+    talk: "Talk", first_message: str | None, run_flags: RunFlags, item: "Item | None" = None
+) -> bool:
     """Converse until the input ends, starting from `item` if given; return False if a line from a
     pipe failed.
     """
@@ -170,26 +174,26 @@ def _converse(talk: "Talk", first: str | None, given: Flags, item: "Item | None"
     from llmcli.chat.conversation.session_log import Log
 
     def typed(session: "Session") -> None:
-        session.sampling = session.sampling.with_values(given.settings)
-        if given.system is not None:
-            session.system = given.system or None
-        if given.predict is not None:
-            session.predict = None if given.predict == -1 else given.predict
-        if given.on_full != "stop":
-            session.on_full = given.on_full
-        if given.constraint:
-            session.constraint = given.constraint
+        session.sampling = session.sampling.with_values(run_flags.settings)
+        if run_flags.system is not None:
+            session.system = run_flags.system or None
+        if run_flags.predict is not None:
+            session.predict = None if run_flags.predict == -1 else run_flags.predict
+        if run_flags.on_full != "stop":
+            session.on_full = run_flags.on_full
+        if run_flags.constraint:
+            session.constraint = run_flags.constraint
 
     talk.log = Log(talk.config, talk.ui.warn)
     try:
         if item:
             resume.go_on(talk, item, typed)
-        return _talk(talk, first)
+        return _run_loop(talk, first_message)
     finally:
         talk.log.close()
 
 
-def _talk(talk: "Talk", first: str | None) -> bool:
+def _run_loop(talk: "Talk", first_message: str | None) -> bool:
     from llmcli.chat import ask, input_loop
 
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -198,8 +202,8 @@ def _talk(talk: "Talk", first: str | None) -> bool:
         talk.ui.note(
             f"{talk.name} · {talk.runner.header.file_type} · {context} · /help, Ctrl-D exits"
         )
-    if first is not None:
-        ask.answer(talk, first)
+    if first_message is not None:
+        ask.answer(talk, first_message)
     if not interactive:
         return input_loop.pipe(talk, sys.stdin.buffer)
     from llmcli.chat.terminal import repl
@@ -210,7 +214,13 @@ def _talk(talk: "Talk", first: str | None) -> bool:
 
 @contextmanager
 def _open_chat(
-    ref: str, given: Flags, config: "Config", ui: "UI", *, logprobs: bool = False, talks: bool
+    ref: str,
+    run_flags: RunFlags,
+    config: "Config",
+    ui: "UI",
+    *,
+    logprobs: bool = False,
+    is_chat: bool,
 ) -> Iterator["Talk"]:
     """Open the model and the chat session.
 
@@ -222,62 +232,67 @@ def _open_chat(
     from llmcli.chat.display.display_settings import HIDE, SHOW, Screen
     from llmcli.chat.settings import find
     from llmcli.commands.chat.bench_adapter import measure
-    from llmcli.model_loader.open_model import Models
-    from llmcli.runtime.sampling import defaults
+    from llmcli.model_loader.open_model import ModelSwitcher
+    from llmcli.runtime.sampling import default_sampling
 
-    with closing(Models(given, config, ui, talks)) as models:
-        opened_model = models.first(ref)
-        sampling = defaults().with_values(opened_model.settings).with_values(given.settings)
-        system = opened_model.system if given.system is None else given.system
-        predict = None if given.predict in (None, -1) else given.predict
-        if given.search.beams > 1 and given.settings:
-            setting_flags = ", ".join("--" + name.replace("_", "-") for name in given.settings)
+    with closing(ModelSwitcher(run_flags, config, ui, is_chat)) as models:
+        opened_model = models.open(ref)
+        sampling = (
+            default_sampling().with_values(opened_model.settings).with_values(run_flags.settings)
+        )
+        system = opened_model.system if run_flags.system is None else run_flags.system
+        predict = None if run_flags.predict in (None, -1) else run_flags.predict
+        if run_flags.search.beams > 1 and run_flags.settings:
+            setting_flags = ", ".join("--" + name.replace("_", "-") for name in run_flags.settings)
             ui.warn(
-                f"with {given.search.beams} beams the sampling settings do not apply: "
+                f"with {run_flags.search.beams} beams the sampling settings do not apply: "
                 f"{setting_flags}"
             )
         # a constrained answer is a document: stdout contains nothing else
-        hides_thinking = given.hide_thinking or (given.constraint is not None and not talks)
-        search = replace(
-            given.search, beams=min(given.search.beams, opened_model.runner.context.n_seq_max)
+        hides_thinking = run_flags.hide_thinking or (
+            run_flags.constraint is not None and not is_chat
         )
-        session = Session(sampling, system or None, predict, search, given.constraint)
+        search = replace(
+            run_flags.search,
+            beams=min(run_flags.search.beams, opened_model.runner.context.n_seq_max),
+        )
+        session = Session(sampling, system or None, predict, search, run_flags.constraint)
         talk = Talk(
             opened_model.name,
             opened_model.runner,
             session,
             config,
             ui,
-            given.stops,
-            given.ignore_eos,
-            given.endless,
+            run_flags.stops,
+            run_flags.ignore_eos,
+            run_flags.endless,
             logprobs,
             file_bytes=opened_model.file_bytes,
             models=models,
             measure=measure,
             screen=Screen(
-                probs=given.logprobs,
+                probs=run_flags.logprobs,
                 thinking=HIDE if hides_thinking else SHOW,
-                markdown=given.markdown,
+                markdown=run_flags.markdown,
             ),
         )
-        if given.constraint:
+        if run_flags.constraint:
             # an unsupported constraint is reported before anything is generated
-            opened_model.runner.grammars(given.constraint)
-        if given.reasoning != "auto":
-            find("reasoning").change(talk, given.reasoning)
-        find("on_full").change(talk, given.on_full)
+            opened_model.runner.grammars(run_flags.constraint)
+        if run_flags.reasoning != "auto":
+            find("reasoning").change(talk, run_flags.reasoning)
+        find("on_full").change(talk, run_flags.on_full)
         yield talk
 
 
-def _prompt(given: Flags, text: str | None) -> str | None:
+def _prompt(run_flags: RunFlags, text: str | None) -> str | None:
     """Return the prompt of `run`; None if none was given and stdin is a terminal.
 
     Text from a pipe is appended to PROMPT after a blank line, as in `llm`; with -p or -f, stdin is
     not read.
     """
-    prompt = _read_flags_prompt(given)
-    text_input.proper("PROMPT", text or "")
+    prompt = _read_flags_prompt(run_flags)
+    text_input.require_utf8("PROMPT", text or "")
     if prompt is not None and text is not None:
         raise UsageError("the prompt is given twice", hint="use either PROMPT, or -p or -f")
     if prompt is not None:
@@ -288,8 +303,8 @@ def _prompt(given: Flags, text: str | None) -> str | None:
     return "\n\n".join(part for part in (text, piped) if part)
 
 
-def _read_flags_prompt(given: Flags) -> str | None:
+def _read_flags_prompt(run_flags: RunFlags) -> str | None:
     """Return the prompt given by -p or -f."""
-    if given.file is not None:
-        return text_input.text_file(Path(given.file).expanduser()).removesuffix("\n")
-    return given.prompt
+    if run_flags.file is not None:
+        return text_input.read_text(Path(run_flags.file).expanduser()).removesuffix("\n")
+    return run_flags.prompt

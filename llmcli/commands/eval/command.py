@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import (
     Batch,
-    Count,
+    ChunkCount,
     Ctx,
     Flash,
     Fresh,
@@ -20,9 +20,9 @@ from llmcli.commands.options.arguments import (
     TypeV,
     Ubatch,
 )
-from llmcli.commands.options.groups import grouped
-from llmcli.model_loader.rpc_workers import Workers
-from llmcli.workflows.evaluation.text import CTX, side, words_of
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side, read_evaluation_text
 
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model
@@ -67,7 +67,7 @@ Quant = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("eval")(grouped(evaluate))
+    app.command("eval")(with_option_groups(evaluate))
 
 
 def evaluate(
@@ -78,7 +78,7 @@ def evaluate(
     base: Base = None,
     text: Text = None,
     ctx: Ctx = None,
-    chunks: Count = None,
+    chunks: ChunkCount = None,
     save_base: SaveBase = None,
     base_logits: BaseFile = None,
     quant: Quant = None,
@@ -93,7 +93,7 @@ def evaluate(
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
     *,
-    workers: Workers,
+    workers: RpcWorkers,
 ) -> None:
     """Measure a model's perplexity, and its divergence from a base.
 
@@ -108,42 +108,62 @@ def evaluate(
     from llmcli.workflows.evaluation import evaluate as evaluating
     from quant.evaluation import base_logits as baselogits
 
-    config, ui = start(json, offline)
+    config, ui = start_command(json, offline)
     workers.join(ui)
-    if base and baselogits.recognised(Path(base).expanduser()):
+    if base and baselogits.is_base_logits(Path(base).expanduser()):
         base_logits, base = Path(base), None
     options = RunOptions(
-        ctx or CTX, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v
+        ctx or DEFAULT_CTX,
+        threads,
+        None,
+        batch_size,
+        ubatch_size,
+        gpu_layers,
+        flash_attn,
+        type_k,
+        type_v,
     )
     _refuse_conflicts(base, base_logits, text, ctx, save_base)
     resolve_options.check(options)
-    saved_logits = baselogits.load(base_logits.expanduser()) if base_logits else None
-    text_content, text_name = (None, str(base_logits)) if saved_logits else words_of(text)
+    saved_logits = baselogits.load_base_logits(base_logits.expanduser()) if base_logits else None
+    text_content, text_name = (
+        (None, str(base_logits)) if saved_logits else read_evaluation_text(text)
+    )
     options = replace(options, ctx_size=saved_logits.n_ctx) if saved_logits else options
-    model = side(_prepare_source(source, quant, config, ui).path, options, ui)
+    model = prepare_side(_prepare_source(source, quant, config, ui).path, options, ui)
     base_options = replace(options, cache_type_k="f16", cache_type_v="f16")
-    base_side = side(_prepare_base(base, config, ui).path, base_options, ui) if base else None
+    base_side = (
+        prepare_side(_prepare_base(base, config, ui).path, base_options, ui) if base else None
+    )
     check_apart(
         [save_base], [*model.header.files, *(base_side.header.files if base_side else ()), text]
     )
     target = save_base.expanduser() if save_base else None
-    outcome = evaluating.run(
-        evaluating.Wish(model, base_side, saved_logits, text_content, chunks, target, fresh),
+    outcome = evaluating.run_evaluation(
+        evaluating.EvaluationRequest(
+            model, base_side, saved_logits, text_content, chunks, target, fresh
+        ),
         config,
         ui,
     )
     if saved_logits:
         saved_logits.close()
-    report.show(report.Told(outcome, model, base_side, saved_logits, text_name), ui)
+    report.print_report(
+        report.EvaluationReport(outcome, model, base_side, saved_logits, text_name), ui
+    )
 
 
 def _refuse_conflicts(
-    base: str | None, kept: Path | None, text: Path | None, ctx: int | None, save: Path | None
+    base: str | None,
+    saved_logits: Path | None,
+    text: Path | None,
+    ctx: int | None,
+    save: Path | None,
 ) -> None:
     """Raise UsageError for options that cannot be combined with saved base logits."""
     from llmcli.errors import UsageError
 
-    if kept is None:
+    if saved_logits is None:
         return
     for flag, given in (("--base", base), ("--text", text), ("--ctx", ctx), ("--save-base", save)):
         if given is not None:
@@ -155,9 +175,9 @@ def _refuse_conflicts(
 
 
 def _prepare_source(ref: str, quant: str | None, config: "Config", ui: "UI") -> "Model":
-    from llmcli.model_loader.prepare import ready
+    from llmcli.model_loader.prepare import prepare_model
 
-    return ready(ref, quant, config, ui)
+    return prepare_model(ref, quant, config, ui)
 
 
 def _prepare_base(ref: str, config: "Config", ui: "UI") -> "Model":
@@ -167,11 +187,11 @@ def _prepare_base(ref: str, config: "Config", ui: "UI") -> "Model":
     Raises UserError.
     """
     from llmcli.errors import UserError
-    from llmcli.model_loader.prepare import derive, fetched
+    from llmcli.model_loader.prepare import fetch_or_reuse, quantize_if_needed
 
-    model = fetched(ref, None, config, ui)
+    model = fetch_or_reuse(ref, None, config, ui)
     if model.kind == "gguf":
-        return derive(model, model.quant, config, ui) if model.quant else model
+        return quantize_if_needed(model, model.quant, config, ui) if model.quant else model
     raise UserError(
         f"{ref} is a checkpoint folder, but a base must be a GGUF",
         hint=f"llmcli convert {ref} -o base.gguf, then --base base.gguf; or --base {ref}:Q8_0",

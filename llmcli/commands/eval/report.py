@@ -4,83 +4,89 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.workflows.evaluation.evaluate import Outcome
-from llmcli.workflows.evaluation.models import Side
-from quant.evaluation.base_logits import BaseLogits
-from quant.evaluation.metrics import Against, Estimate, Spread
+from llmcli.workflows.evaluation.evaluate import EvaluationResult
+from llmcli.workflows.evaluation.models import EvaluationSide
+from quant.evaluation.base_logits import BaseLogitsFile
+from quant.evaluation.metrics import BaseComparison, Distribution, Estimate
 
 if TYPE_CHECKING:
     from llmcli.ui import UI
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EvaluationReport:
     """The result of an evaluation and its subjects. `text_name`: name of the text, or of the file
     of base logits that contains it.
     """
 
-    outcome: Outcome
-    model: Side
-    base: Side | None
-    kept: BaseLogits | None
-    text: str
+    result: EvaluationResult
+    model: EvaluationSide
+    base: EvaluationSide | None
+    base_logits: BaseLogitsFile | None
+    text_name: str
 
 
-def show(told: Told, ui: "UI") -> None:
+def print_report(report: EvaluationReport, ui: "UI") -> None:
     """Print the report, as JSON under --json."""
     if ui.json:
-        ui.result(document(told))
+        ui.result(build_document(report))
         return
-    result, figures = told.outcome, told.outcome.quality
-    options = told.model.options
-    base_name = told.base.header.path.name if told.base else told.kept.name if told.kept else None
+    result, figures = report.result, report.result.quality
+    options = report.model.options
+    base_name = (
+        report.base.header.path.name
+        if report.base
+        else report.base_logits.name
+        if report.base_logits
+        else None
+    )
     ui.text(
-        f"{told.model.header.path.name} · {told.model.header.file_type} · K "
+        f"{report.model.header.path.name} · {report.model.header.file_type} · K "
         f"{options.cache_type_k}, "
         f"V {options.cache_type_v}" + (f" · against {base_name}" if base_name else "")
     )
     ui.text(
-        f"{told.text}: {result.chunks} chunks of {result.n_ctx} tokens, "
+        f"{report.text_name}: {result.chunks} chunks of {result.n_ctx} tokens, "
         f"{figures.positions:,} positions scored"
     )
     ui.text()
     rows = [("perplexity", _format_estimate(figures.perplexity, 4))]
-    if figures.against:
-        rows += _base_rows(figures.against)
+    if figures.comparison:
+        rows += _base_rows(figures.comparison)
     ui.table(("", "value ± standard error"), rows, right=("value ± standard error",))
-    if figures.against:
+    if figures.comparison:
         ui.text()
-        _print_percentiles(figures.against, ui)
-        _print_sampling_error(figures.against, ui)
+        _print_percentiles(figures.comparison, ui)
+        _print_sampling_error(figures.comparison, ui)
 
 
-def _base_rows(found: Against) -> list[tuple[str, str]]:
+def _base_rows(against: BaseComparison) -> list[tuple[str, str]]:
     return [
-        ("perplexity of the base", _format_estimate(found.base, 4)),
-        ("perplexity / base's", _format_estimate(found.ratio, 5)),
-        ("ln of the ratio", _format_estimate(found.log_ratio, 6)),
-        ("perplexity − base's", _format_estimate(found.difference, 5)),
+        ("perplexity of the base", _format_estimate(against.base, 4)),
+        ("perplexity / base's", _format_estimate(against.ratio, 5)),
+        ("ln of the ratio", _format_estimate(against.log_ratio, 6)),
+        ("perplexity − base's", _format_estimate(against.difference, 5)),
         (
             "correlation of the logs",
-            "-" if found.correlation is None else f"{found.correlation:.2%}",
+            "-" if against.correlation is None else f"{against.correlation:.2%}",
         ),
-        ("mean KL divergence", _format_estimate(found.kld, 6)),
-        ("same top", _format_percent(found.same_top)),
-        ("mean Δp", _format_percent(found.delta)),
-        ("RMS Δp", _format_percent(found.delta_rms)),
+        ("mean KL divergence", _format_estimate(against.kld, 6)),
+        ("same top", _format_percent(against.same_top)),
+        ("mean Δp", _format_percent(against.delta)),
+        ("RMS Δp", _format_percent(against.delta_rms)),
     ]
 
 
-def _print_percentiles(found: Against, ui: "UI") -> None:
+def _print_percentiles(against: BaseComparison, ui: "UI") -> None:
     """Print the percentiles of both distributions next to each other."""
-    medians = (50.0, found.klds.median, found.deltas.median)
-    ranks = sorted({*found.klds.ranks, *found.deltas.ranks, 50.0}, reverse=True)
-    rows = [("maximum", f"{found.klds.most:.6f}", f"{found.deltas.most:.3%}")]
+    medians = (50.0, against.klds.median, against.deltas.median)
+    ranks = sorted({*against.klds.percentiles, *against.deltas.percentiles, 50.0}, reverse=True)
+    rows = [("maximum", f"{against.klds.maximum:.6f}", f"{against.deltas.maximum:.3%}")]
     for rank in ranks:
         kld, delta = (
             medians[1:]
             if rank == 50.0
-            else (found.klds.ranks.get(rank), found.deltas.ranks.get(rank))
+            else (against.klds.percentiles.get(rank), against.deltas.percentiles.get(rank))
         )
         rows.append(
             (
@@ -89,16 +95,16 @@ def _print_percentiles(found: Against, ui: "UI") -> None:
                 "" if delta is None else f"{delta:.3%}",
             )
         )
-    rows.append(("minimum", f"{found.klds.least:.6f}", f"{found.deltas.least:.3%}"))
+    rows.append(("minimum", f"{against.klds.minimum:.6f}", f"{against.deltas.minimum:.3%}"))
     ui.table(("", "KL divergence", "Δp"), rows, right=("KL divergence", "Δp"))
 
 
-def _print_sampling_error(found: Against, ui: "UI") -> None:
-    if found.doubt:
+def _print_sampling_error(against: BaseComparison, ui: "UI") -> None:
+    if against.kld_draw_error:
         ui.text()
         ui.text(
             "the base's logits are a sample, which contributes "
-            f"{found.doubt:.6f} to the error of the mean divergence"
+            f"{against.kld_draw_error:.6f} to the error of the mean divergence"
         )
 
 
@@ -110,23 +116,23 @@ def _format_percent(estimate: Estimate) -> str:
     return f"{estimate.value:.3%} ± {estimate.error:.3%}"
 
 
-def document(told: Told) -> dict[str, Any]:
+def build_document(report: EvaluationReport) -> dict[str, Any]:
     """Return the JSON document; fields about the base are null without one."""
-    result, figures, options = told.outcome, told.outcome.quality, told.model.options
-    against = figures.against
+    result, figures, options = report.result, report.result.quality, report.model.options
+    against = figures.comparison
     return {
-        "model": _model_json(told.model),
-        "base": _model_json(told.base)
-        if told.base
-        else _base_logits_json(told.kept)
-        if told.kept
+        "model": _model_json(report.model),
+        "base": _model_json(report.base)
+        if report.base
+        else _base_logits_json(report.base_logits)
+        if report.base_logits
         else None,
-        "text": told.text,
+        "text": report.text_name,
         "text_tokens": result.tokens,
         "n_ctx": result.n_ctx,
         "chunks": result.chunks,
         "positions": figures.positions,
-        "resumed_chunks": result.resumed,
+        "resumed_chunks": result.resumed_chunks,
         "type_k": options.cache_type_k,
         "type_v": options.cache_type_v,
         "flash_attn": options.flash_attn,
@@ -142,7 +148,7 @@ def document(told: Told) -> dict[str, Any]:
         "kl_divergence": {**_estimate_json(against.kld), **_spread_json(against.klds)}
         if against
         else None,
-        "kl_divergence_sampling_error": against.doubt if against else None,
+        "kl_divergence_sampling_error": against.kld_draw_error if against else None,
         "delta_p": {**_estimate_json(against.delta), **_spread_json(against.deltas)}
         if against
         else None,
@@ -152,7 +158,7 @@ def document(told: Told) -> dict[str, Any]:
     }
 
 
-def _model_json(side: Side) -> dict[str, Any]:
+def _model_json(side: EvaluationSide) -> dict[str, Any]:
     header = side.header
     return {
         "name": header.path.name,
@@ -164,18 +170,18 @@ def _model_json(side: Side) -> dict[str, Any]:
     }
 
 
-def _base_logits_json(kept: BaseLogits) -> dict[str, Any]:
-    return {"name": kept.name, "path": str(kept.path)}
+def _base_logits_json(base_logits: BaseLogitsFile) -> dict[str, Any]:
+    return {"name": base_logits.name, "path": str(base_logits.path)}
 
 
 def _estimate_json(estimate: Estimate) -> dict[str, float]:
     return {"value": estimate.value, "error": estimate.error}
 
 
-def _spread_json(spread: Spread) -> dict[str, Any]:
+def _spread_json(spread: Distribution) -> dict[str, Any]:
     return {
-        "minimum": spread.least,
-        "maximum": spread.most,
+        "minimum": spread.minimum,
+        "maximum": spread.maximum,
         "median": spread.median,
-        "percentiles": {f"{rank:g}": value for rank, value in spread.ranks.items()},
+        "percentiles": {f"{rank:g}": value for rank, value in spread.percentiles.items()},
     }

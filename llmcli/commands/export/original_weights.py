@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model, Wanted
     from llmcli.config import Config
     from llmcli.ui import UI
-    from quant.model_file.model_header import Header
+    from quant.model_file.model_header import ModelHeader
 
-HUB = "https://huggingface.co/"
+HUB_URL = "https://huggingface.co/"
 # keys of the model itself; general.base_model names the model that it was trained from
-KEYS = ("general.source.huggingface.repository", "general.source.repo_url", "general.repo_url")
+SOURCE_KEYS = (
+    "general.source.huggingface.repository",
+    "general.source.repo_url",
+    "general.repo_url",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
+class OriginalWeights:
     """The weights that another engine can load.
 
     `model`: a repository, a folder, or (`is_float` False) a GGUF if nothing else is known;
@@ -32,35 +36,37 @@ class Original:
 
     name: str
     model: str
-    floats: bool
-    because: str
+    is_float: bool
+    reason: str
     revision: str = ""
-    context: int = 0
-    heads: int = 0
+    context_length: int = 0
+    n_heads: int = 0
     template: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
 
 
-def original(ref: str, named: str | None, config: "Config", ui: "UI") -> Original:
+def find_original_weights(
+    ref: str, repository: str | None, config: "Config", ui: "UI"
+) -> OriginalWeights:
     """Return the float weights of `ref`; `repository` is the repository or folder given by the
     user. Raises UserError.
     """
     from llmcli.catalog import fetch
-    from llmcli.model_loader.installed_model import present
+    from llmcli.model_loader.installed_model import installed_model
     from quant.model_file import read_header
 
     wanted = fetch.resolve(ref, config)
-    model = present(wanted, config, ui, ref)
-    header = read_header.read(model.path) if model and model.kind == "gguf" else None
-    found = _place(wanted, named, model, header)
+    model = installed_model(wanted, config, ui, ref)
+    header = read_header.read_header(model.path) if model and model.kind == "gguf" else None
+    found = _place(wanted, repository, model, header)
     name = wanted.ref.name if wanted.ref.kind != "path" else Path(wanted.ref.name).stem
     facts = _of_header(header) if header else _of_folder(model.path) if model else (0, 0, "")
-    return Original(name, *found, *facts, wanted.settings, wanted.system)
+    return OriginalWeights(name, *found, *facts, wanted.settings, wanted.system)
 
 
 def _place(
-    wanted: "Wanted", named: str | None, model: "Model | None", header: "Header | None"
+    wanted: "Wanted", named: str | None, model: "Model | None", header: "ModelHeader | None"
 ) -> tuple[str, bool, str, str]:
     if named:
         return named, True, "given by --original", ""
@@ -95,12 +101,12 @@ def _commit(model: "Model | None", label: str) -> str:
     return (model.revision or "") if model and model.source == label else ""
 
 
-def _told(header: "Header") -> str:
+def _told(header: "ModelHeader") -> str:
     """Return the hub repository that the file's metadata names as its source, "" if there is
     none.
     """
-    for key in KEYS:
-        text = str(header.metadata.get(key, "")).removeprefix(HUB).strip("/")
+    for key in SOURCE_KEYS:
+        text = str(header.metadata.get(key, "")).removeprefix(HUB_URL).strip("/")
         if text.count("/") == 1 and all(
             part.replace("-", "").replace("_", "").replace(".", "").isalnum()
             for part in text.split("/")
@@ -109,8 +115,8 @@ def _told(header: "Header") -> str:
     return ""
 
 
-def _of_header(header: "Header") -> tuple[int, int, str]:
-    heads = header.number("attention.head_count") or 0
+def _of_header(header: "ModelHeader") -> tuple[int, int, str]:
+    heads = header.get_int("attention.head_count") or 0
     return header.context_length, heads, str(header.metadata.get("tokenizer.chat_template") or "")
 
 

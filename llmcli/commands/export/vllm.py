@@ -20,14 +20,14 @@ import typer
 from llmcli import text_input
 from llmcli.commands.options import run
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.run_flags import Flags
+from llmcli.model_loader.run_flags import RunFlags
 
 if TYPE_CHECKING:
-    from llmcli.commands.export.original_weights import Original
+    from llmcli.commands.export.original_weights import OriginalWeights
 
-REF = "A model: catalog name, org/repo[:QUANT], file.gguf or folder."
-CACHES = {"f16": "auto", "bf16": "bfloat16", "q8_0": "fp8"}
-SAMPLING = {
+REF_HELP = "A model: catalog name, org/repo[:QUANT], file.gguf or folder."
+CACHE_TYPES = {"f16": "auto", "bf16": "bfloat16", "q8_0": "fp8"}
+SAMPLING_NAMES = {
     "temp": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -35,7 +35,7 @@ SAMPLING = {
     "repeat_penalty": "repetition_penalty",
 }
 # settings that a vLLM server has no default for: a flag's name, and where it goes instead
-ANSWERS = {
+REQUEST_OPTIONS = {
     "system": "as a message of each request",
     "stops": "as `stop` in each request",
     "ignore_eos": "as `ignore_eos` in each request",
@@ -48,22 +48,25 @@ ANSWERS = {
     "prompt": "in the request",
     "file": "in the request",
 }
-NEVER = {
+UNSUPPORTED_OPTIONS = {
     "on_full": "vLLM ends an answer when the context is full",
     "quant": "vLLM runs the original weights",
     "endless": "vLLM never ends an answer because of repetition",
 }
-UNTYPED = {field.name: field.default for field in fields(Flags)}
-TEMPLATE, CONFIG, START = "chat_template.jinja", "config.yaml", "serve.sh"
+FLAG_DEFAULTS = {field.name: field.default for field in fields(RunFlags)}
+TEMPLATE_FILE, CONFIG_FILE, START_FILE = "chat_template.jinja", "config.yaml", "serve.sh"
 
 
 def vllm(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF_HELP)] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="DIR", help=f"Write {CONFIG}, {TEMPLATE} and {START} to DIR."
+            "-o",
+            "--out",
+            metavar="DIR",
+            help=f"Write {CONFIG_FILE}, {TEMPLATE_FILE} and {START_FILE} to DIR.",
         ),
     ] = None,
     original: Annotated[
@@ -88,24 +91,24 @@ def vllm(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Write the vLLM command and configuration for the same model."""
-    from llmcli.commands.command_context import start
+    from llmcli.commands.command_context import start_command
     from llmcli.commands.export import original_weights
 
-    given = run.read(ctx)
+    given = run.parse_run_flags(ctx)
     if ref and given.model:
         raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
     if not (ref := ref or given.model):
         raise UsageError("no model given", hint="llmcli export vllm qwen3:8b -o DIR")
     _refuse_unsupported(given)
-    config, ui = start(json, given.offline)
-    weights = original_weights.original(ref, original, config, ui)
+    config, ui = start_command(json, given.offline)
+    weights = original_weights.find_original_weights(ref, original, config, ui)
     _check_shape(weights, given, tensor)
     settings = {
         "model": weights.model,
         "revision": weights.revision or None,
         "served-model-name": name or weights.name,
-        "max-model-len": given.options.ctx_size or weights.context or None,
-        "kv-cache-dtype": CACHES[given.options.cache_type_k],
+        "max-model-len": given.options.ctx_size or weights.context_length or None,
+        "kv-cache-dtype": CACHE_TYPES[given.options.cache_type_k],
         "max-num-seqs": parallel,
         "tensor-parallel-size": tensor if tensor > 1 else None,
         "pipeline-parallel-size": pipeline if pipeline > 1 else None,
@@ -113,21 +116,21 @@ def vllm(
     }
     settings = {key: value for key, value in settings.items() if value is not None}
     template = (
-        text_input.template_text(given.chat_template) if given.chat_template else weights.template
+        text_input.read_template(given.chat_template) if given.chat_template else weights.template
     )
     if out is not None and template:
-        settings["chat-template"] = TEMPLATE
+        settings["chat-template"] = TEMPLATE_FILE
     for line in _build_notes(weights, given, bool(template) and out is None):
         ui.note(line)
     files = _write_files(out, settings, template) if out is not None else []
-    command = ["sh", str(out / START)] if out is not None else words(settings)
+    command = ["sh", str(out / START_FILE)] if out is not None else build_command(settings)
     if json:
         ui.result({"command": command, "config": settings, "files": [str(file) for file in files]})
     else:
         ui.text(shlex.join(command))
 
 
-def words(table: Mapping[str, Any]) -> list[str]:
+def build_command(table: Mapping[str, Any]) -> list[str]:
     """Return the configuration as a command line."""
     arguments = [
         word for key, value in table.items() if key != "model" for word in (f"--{key}", str(value))
@@ -135,68 +138,74 @@ def words(table: Mapping[str, Any]) -> list[str]:
     return ["vllm", "serve", table["model"], *arguments]
 
 
-def yaml(table: Mapping[str, Any]) -> str:
+def format_yaml(table: Mapping[str, Any]) -> str:
     """Return the configuration as YAML, whose scalars are JSON."""
     return "".join(
         f"{key}: {json_module.dumps(value, ensure_ascii=False)}\n" for key, value in table.items()
     )
 
 
-def _refuse_unsupported(given: Flags) -> None:
+def _refuse_unsupported(run_flags: RunFlags) -> None:
     """Raise UserError for all options that vLLM does not have, in one message."""
     request_fields = [
         (field, where)
-        for field, where in ANSWERS.items()
-        if getattr(given, field) != UNTYPED[field]
+        for field, where in REQUEST_OPTIONS.items()
+        if getattr(run_flags, field) != FLAG_DEFAULTS[field]
     ]
     problems = [f"--{field.replace('_', '-')} goes {where}" for field, where in request_fields]
-    problems += [why for field, why in NEVER.items() if getattr(given, field) != UNTYPED[field]]
-    if given.search.beams > 1:
+    problems += [
+        why
+        for field, why in UNSUPPORTED_OPTIONS.items()
+        if getattr(run_flags, field) != FLAG_DEFAULTS[field]
+    ]
+    if run_flags.search.beams > 1:
         problems.append("--beams goes as `use_beam_search` in each request")
-    if given.options.reproducible:
+    if run_flags.options.reproducible:
         problems.append("vLLM has no --reproducible")
-    unsupported = [name for name in given.settings if name not in (*SAMPLING, "seed")]
+    unsupported = [name for name in run_flags.settings if name not in (*SAMPLING_NAMES, "seed")]
     problems += [
         f"vLLM's servers have no default for --{name.replace('_', '-')}" for name in unsupported
     ]
-    kinds = given.options.cache_type_k, given.options.cache_type_v
-    if kinds[0] != kinds[1] or kinds[0] not in CACHES:
+    kinds = run_flags.options.cache_type_k, run_flags.options.cache_type_v
+    if kinds[0] != kinds[1] or kinds[0] not in CACHE_TYPES:
         problems.append(
             f"vLLM has no cache of K {kinds[0]} and V {kinds[1]} "
-            f"(use one type for both: {', '.join(CACHES)})"
+            f"(use one type for both: {', '.join(CACHE_TYPES)})"
         )
     if problems:
         raise UserError("; ".join(problems), hint="leave these options out")
 
 
-def _check_shape(found: "Original", given: Flags, tensor: int) -> None:
+def _check_shape(weights: "OriginalWeights", run_flags: RunFlags, tensor: int) -> None:
     """Raise UserError if the model's shape does not allow the requested options."""
-    if tensor > 1 and found.heads and found.heads % tensor:
+    if tensor > 1 and weights.n_heads and weights.n_heads % tensor:
         divisors = ", ".join(
-            str(count) for count in range(2, found.heads + 1) if found.heads % count == 0
+            str(count) for count in range(2, weights.n_heads + 1) if weights.n_heads % count == 0
         )
         raise UserError(
-            f"{found.heads} attention heads cannot be divided among {tensor} GPUs",
+            f"{weights.n_heads} attention heads cannot be divided among {tensor} GPUs",
             hint=f"--tensor-parallel {divisors}",
         )
-    if (given.options.ctx_size or 0) > found.context > 0:
+    if (run_flags.options.ctx_size or 0) > weights.context_length > 0:
         raise UserError(
-            f"-c {given.options.ctx_size} exceeds the {found.context} tokens of this model",
-            hint=f"-c {found.context}",
+            f"-c {run_flags.options.ctx_size} exceeds the {weights.context_length} tokens of this model",
+            hint=f"-c {weights.context_length}",
         )
 
 
-def _sampling_settings(found: "Original", given: Flags) -> dict[str, Any]:
+def _sampling_settings(weights: "OriginalWeights", run_flags: RunFlags) -> dict[str, Any]:
     """Return the settings of the alias and the command line; others follow the model's generation
     config.
     """
-    from llmcli.runtime.sampling import defaults
+    from llmcli.runtime.sampling import default_sampling
 
-    chosen = {**found.settings, **given.settings}
-    sampling = defaults().with_values(chosen)
-    generation_config = {SAMPLING[key]: sampling[key] for key in chosen if key in SAMPLING}
-    if given.predict not in (None, -1):
-        generation_config["max_new_tokens"] = given.predict
+    chosen = {**weights.settings, **run_flags.settings}
+    sampling = default_sampling().with_values(chosen)
+    generation_config = {
+        SAMPLING_NAMES[key]: sampling[key] for key in chosen if key in SAMPLING_NAMES
+    }
+    if run_flags.predict not in (None, -1):
+        generation_config["max_new_tokens"] = run_flags.predict
     seed = sampling.seed if "seed" in chosen and sampling.seed >= 0 else None
     return {
         "seed": seed,
@@ -206,25 +215,26 @@ def _sampling_settings(found: "Original", given: Flags) -> dict[str, Any]:
     }
 
 
-def _build_notes(found: "Original", given: Flags, unwritten: bool) -> list[str]:
-    notes = [f"{found.model}: {found.because}"]
-    if not found.floats:
+def _build_notes(weights: "OriginalWeights", run_flags: RunFlags, unwritten: bool) -> list[str]:
+    notes = [f"{weights.model}: {weights.reason}"]
+    if not weights.is_float:
         notes.append(
             "vLLM reads a GGUF only through vllm-gguf-plugin (CUDA and ROCm, experimental); "
             "--original ORG/REPO names the float weights"
         )
     if request_settings := (
-        [*found.settings.keys() - {*SAMPLING, "seed"}] + (["system"] if found.system else [])
+        [*weights.settings.keys() - {*SAMPLING_NAMES, "seed"}]
+        + (["system"] if weights.system else [])
     ):
         notes.append(
             f"other settings of the alias go in each request: {', '.join(sorted(request_settings))}"
         )
-    if given.options.cache_type_k == "q8_0":
+    if run_flags.options.cache_type_k == "q8_0":
         notes.append("q8_0 becomes fp8, which also has eight bits but rounds differently")
-    if unwritten and found.floats:
+    if unwritten and weights.is_float:
         notes.append(
             "the repository's chat template is used; "
-            f"-o DIR writes the template of llmcli as {TEMPLATE}"
+            f"-o DIR writes the template of llmcli as {TEMPLATE_FILE}"
         )
     local_options = {
         "threads",
@@ -235,7 +245,7 @@ def _build_notes(found: "Original", given: Flags, unwritten: bool) -> list[str]:
         "flash_attn",
         "gemm",
     }
-    omitted = sorted(given.typed & local_options)
+    omitted = sorted(run_flags.typed & local_options)
     if omitted:
         flag_names = ", ".join("--" + name.replace("_", "-") for name in omitted)
         notes.append(f"left out, because they apply only to this machine: {flag_names}")
@@ -246,13 +256,13 @@ def _write_files(folder: Path, table: Mapping[str, Any], template: str) -> list[
     from llmcli.atomic_files import write_whole
 
     texts = {
-        CONFIG: yaml(table),
-        START: f'#!/bin/sh\ncd "$(dirname "$0")" && exec vllm serve --config {CONFIG} "$@"\n',
+        CONFIG_FILE: format_yaml(table),
+        START_FILE: f'#!/bin/sh\ncd "$(dirname "$0")" && exec vllm serve --config {CONFIG_FILE} "$@"\n',
     }
     if template:
-        texts[TEMPLATE] = template
+        texts[TEMPLATE_FILE] = template
     for name, text in texts.items():
-        write_whole(folder / name, text.encode(), mode=0o777 if name == START else 0o666)
+        write_whole(folder / name, text.encode(), mode=0o777 if name == START_FILE else 0o666)
     return [folder / name for name in texts]
 
 

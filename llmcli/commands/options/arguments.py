@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from llmcli.workflows.evaluation.text import CTX
+from llmcli.workflows.evaluation.text import DEFAULT_CTX
 
 Ref = Annotated[
     str, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file or folder")
@@ -77,12 +77,12 @@ Measure = Annotated[
 Ctx = Annotated[
     int | None,
     typer.Option(
-        "--ctx", "-c", "--ctx-size", min=1, help=f"Chunk length in tokens; default {CTX}."
+        "--ctx", "-c", "--ctx-size", min=1, help=f"Chunk length in tokens; default {DEFAULT_CTX}."
     ),
 ]
 
 
-Count = Annotated[
+ChunkCount = Annotated[
     int | None, typer.Option("--chunks", min=1, help="Maximum number of chunks to read.")
 ]
 
@@ -92,5 +92,5 @@ Fresh = Annotated[
 ]
 
 
-DEFAULT = "smollm2:135m"
-REF = "A model: catalog name, org/repo[:QUANT], file.gguf or folder."
+DEFAULT_MODEL = "smollm2:135m"
+REF_HELP = "A model: catalog name, org/repo[:QUANT], file.gguf or folder."

@@ -9,47 +9,47 @@ if TYPE_CHECKING:
     from llmcli.runtime.constraint.base import Constraint
 
 # flag -> (its spelling, kind of constraint, whether it names a file)
-SOURCES: dict[str, tuple[str, Literal["gbnf", "json_schema"], bool]] = {
+CONSTRAINT_FLAGS: dict[str, tuple[str, Literal["gbnf", "json_schema"], bool]] = {
     "grammar": ("--grammar", "gbnf", False),
     "grammar_file": ("--grammar-file", "gbnf", True),
     "json_schema": ("-j", "json_schema", False),
     "json_schema_file": ("-jf", "json_schema", True),
 }
-WAYS = {"grammar_engine": "--grammar-engine", "jump": "--jump"}
+ENGINE_FLAGS = {"grammar_engine": "--grammar-engine", "jump": "--jump"}
 
 
-def constraint(typed: dict[str, Any]) -> "Constraint | None":
+def take_constraint(typed: dict[str, Any]) -> "Constraint | None":
     """Remove the flags of this module from `typed` and return the constraint they describe, if any.
 
     Raises UserError or UsageError, before a model is loaded.
     """
     from llmcli.runtime.constraint import gbnf, json_schema
-    from llmcli.runtime.constraint.base import ENGINES, JUMPS, Constraint
-    from llmcli.text_input import proper, text_file
+    from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint
+    from llmcli.text_input import read_text, require_utf8
 
-    sources = {name: typed.pop(name) for name in SOURCES if name in typed}
-    engine_options = {name: typed.pop(name) for name in WAYS if name in typed}
-    for name, allowed in (("grammar_engine", ENGINES), ("jump", JUMPS)):
+    sources = {name: typed.pop(name) for name in CONSTRAINT_FLAGS if name in typed}
+    engine_options = {name: typed.pop(name) for name in ENGINE_FLAGS if name in typed}
+    for name, allowed in (("grammar_engine", ENGINES), ("jump", JUMP_MODES)):
         if engine_options.get(name, allowed[0]) not in allowed:
             raise UserError(
-                f"{WAYS[name]} is {engine_options[name]!r}",
-                hint=f"{WAYS[name]} takes one of: {', '.join(allowed)}",
+                f"{ENGINE_FLAGS[name]} is {engine_options[name]!r}",
+                hint=f"{ENGINE_FLAGS[name]} takes one of: {', '.join(allowed)}",
             )
     if len(sources) > 1:
-        spellings = " and ".join(SOURCES[name][0] for name in sources)
+        spellings = " and ".join(CONSTRAINT_FLAGS[name][0] for name in sources)
         raise UsageError(f"{spellings} both constrain the answer", hint="give only one of them")
     if not sources:
         if engine_options:
             raise UsageError(
-                f"{WAYS[next(iter(engine_options))]} needs a grammar or schema",
+                f"{ENGINE_FLAGS[next(iter(engine_options))]} needs a grammar or schema",
                 hint="add one, such as -j SCHEMA",
             )
         return None
     ((name, text),) = sources.items()
-    spelling, kind, is_file = SOURCES[name]
-    proper(spelling, text)
+    spelling, kind, is_file = CONSTRAINT_FLAGS[name]
+    require_utf8(spelling, text)
     if is_file:
-        text = text_file(Path(text).expanduser())
+        text = read_text(Path(text).expanduser())
     if kind == "json_schema" and engine_options.get("grammar_engine") == "llama":
         raise UsageError(
             "llama.cpp's engine supports GBNF, but not JSON schemas",
@@ -61,9 +61,9 @@ def constraint(typed: dict[str, Any]) -> "Constraint | None":
             hint="leave out one of them",
         )
     if kind == "json_schema":
-        json_schema.checked(text)
+        json_schema.check_schema(text)
     elif engine_options.get("grammar_engine") == "llama":
-        gbnf.check(text)
+        gbnf.check_gbnf(text)
     else:
         gbnf.to_lark(text)
     return Constraint(

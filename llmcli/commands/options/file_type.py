@@ -8,12 +8,12 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 
-def with_types(command: Callable[..., None]) -> Callable[..., None]:
+def with_type_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command with a `quant` option one flag per file type, each an alternative to `quant`.
 
     The command receives the type's name or None; two types at once are a UsageError (exit code 2).
     """
-    table = names()
+    table = type_flags()
     hints = get_type_hints(command, include_extras=True)
     flags = [
         inspect.Parameter(
@@ -28,7 +28,7 @@ def with_types(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def wrapper(**values: Any) -> None:
         typed_flags = [flag for flag in table if values.pop(flag)]
-        values["quant"] = chosen(typed_flags, values["quant"], table)
+        values["quant"] = resolve_type(typed_flags, values["quant"], table)
         command(**values)
 
     del wrapper.__wrapped__
@@ -41,9 +41,9 @@ def with_types(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def names() -> dict[str, tuple[str, str]]:
+def type_flags() -> dict[str, tuple[str, str]]:
     """Return the flags without dashes, with the type's name and the help text of each."""
-    from quant.recipes.file_types import ALIASES, FILE_TYPES
+    from quant.recipes.file_types import FILE_TYPE_ALIASES, FILE_TYPES
 
     table = {
         name.lower(): (
@@ -53,20 +53,22 @@ def names() -> dict[str, tuple[str, str]]:
         for name, kind in FILE_TYPES.items()
     }
     return table | {
-        short.lower(): (full, f"{short} means {full}.") for short, full in ALIASES.items()
+        short.lower(): (full, f"{short} means {full}.") for short, full in FILE_TYPE_ALIASES.items()
     }
 
 
-def chosen(flags: list[str], named: str | None, table: Mapping[str, tuple[str, str]]) -> str | None:
+def resolve_type(
+    flags: list[str], type_option: str | None, table: Mapping[str, tuple[str, str]]
+) -> str | None:
     """Return the requested type as it was spelled, None if there is none; raises UsageError for
     several.
     """
     from llmcli.errors import UsageError
 
-    spellings = [f"--{flag}" for flag in flags] + ([named] if named else [])
+    spellings = [f"--{flag}" for flag in flags] + ([type_option] if type_option else [])
     if len(spellings) > 1:
         raise UsageError(
             f"several types given: {' and '.join(spellings)}",
             hint="run the command once for each type",
         )
-    return named or (flags[0].upper() if flags else None)
+    return type_option or (flags[0].upper() if flags else None)

@@ -18,7 +18,7 @@ KeepSource = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SourceOptions:
     """How a source is read."""
 
     tokenizer: Annotated[
@@ -40,7 +40,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class OutputOptions:
     """How the new file is written, and what is printed about it."""
 
     out: Annotated[

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, get_type_hints
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the fields of its dataclass parameters as Typer options.
 
     The wrapper builds the dataclasses and passes them to `command`. A field without a default

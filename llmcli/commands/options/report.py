@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from llmcli.charts.html_page import Page
     from llmcli.ui import UI
 
-Report = Annotated[
+ReportFile = Annotated[
     Path | None,
     typer.Option("--report", metavar="FILE", help="Write a page of charts and tables."),
 ]
-Charts = Annotated[
+ChartSwitch = Annotated[
     bool | None,
     typer.Option(
         "--chart/--no-chart",
@@ -29,7 +29,7 @@ Charts = Annotated[
 ]
 
 
-def check(path: Path | None) -> None:
+def check_report_path(path: Path | None) -> None:
     """Raise UserError if the report page could not be written to `path`."""
     from llmcli.atomic_files import check_place
 
@@ -37,10 +37,10 @@ def check(path: Path | None) -> None:
         check_place(path)
 
 
-def show(
-    page: "Callable[[], Page]",
-    few: "Callable[[], Sequence[Chart]]",
-    how: tuple[Path | None, bool | None],
+def show_report(
+    build_page: "Callable[[], Page]",
+    build_default_charts: "Callable[[], Sequence[Chart]]",
+    report_and_chart: tuple[Path | None, bool | None],
     ui: "UI",
 ) -> None:
     """Draw the charts and write the report page; call it after the results were printed.
@@ -54,11 +54,11 @@ def show(
     from llmcli.charts import terminal_chart
     from llmcli.charts.html_page import html
 
-    path, draw_all = how
-    report_page = page() if path is not None or draw_all else None
+    path, draw_all = report_and_chart
+    report_page = build_page() if path is not None or draw_all else None
     charts: Sequence[Chart] = report_page.charts if report_page and draw_all else ()
     if draw_all is None and not ui.json and sys.stdout.isatty():
-        charts = [chart for chart in few() if terminal_chart.telling(chart)]
+        charts = [chart for chart in build_default_charts() if terminal_chart.telling(chart)]
     for chart in charts:
         ui.text()
         ui.drawing(partial(terminal_chart.text, chart))

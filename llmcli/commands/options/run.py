@@ -15,18 +15,18 @@ from typer.core import TyperCommand
 
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader import rpc_workers
-from llmcli.model_loader.run_flags import Flags
-from llmcli.text_input import proper
+from llmcli.model_loader.run_flags import RunFlags
+from llmcli.text_input import require_utf8
 
 if TYPE_CHECKING:
-    from llmcli.runtime.requests.beam_settings import Search
+    from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.requests.request import RunOptions
 
-META = "llmcli.flags"
-NEWEST = "last"  # the name that `chat --resume` gives the newest session
-MOST_SAMPLES = 256  # llama.cpp's maximum number of sequences
-ON_FULL = ("stop", "shift", "sinks")
-ALTERNATIVES = "10"  # the value of `--logprobs` without a number
+META_KEY = "llmcli.flags"
+NEWEST_SESSION = "last"  # the name that `chat --resume` gives the newest session
+MAX_SAMPLES = 256  # llama.cpp's maximum number of sequences
+ON_FULL_MODES = ("stop", "shift", "sinks")
+DEFAULT_LOGPROBS = "10"  # the value of `--logprobs` without a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Flag:
     metavar: str | None = None
 
 
-MODEL = (
+MODEL_FLAGS = (
     Flag("model", ("-m", "--model", "-hf", "--hf-repo"), str, "the model, in place of REF", "REF"),
     Flag("quant", ("--quant",), str, "quantize the model to this type first", "TYPE"),
     Flag("offline", ("--offline",), bool, "make no network connection"),
@@ -59,7 +59,7 @@ MODEL = (
     Flag("rpc", ("--rpc",), str, rpc_workers.HELP_RPC, "HOST:PORT,…"),
     Flag("tensor_split", ("-ts", "--tensor-split"), str, rpc_workers.HELP_SPLIT, "N,N,…"),
 )
-ANSWER = (
+ANSWER_FLAGS = (
     Flag(
         "predict",
         ("-n", "--predict", "--n-predict"),
@@ -92,7 +92,7 @@ ANSWER = (
         "N",
     ),
 )
-SCREEN = (
+DISPLAY_FLAGS = (
     Flag(
         "reasoning",
         ("-rea", "--reasoning", "--think"),
@@ -121,7 +121,7 @@ SCREEN = (
         "[N]",
     ),
 )
-SEARCH = (
+BEAM_FLAGS = (
     Flag(
         "beams",
         ("--beams",),
@@ -144,7 +144,7 @@ SEARCH = (
         "WHEN",
     ),
 )
-CONSTRAINT = (
+CONSTRAINT_FLAGS = (
     Flag(
         "json_schema",
         ("-j", "--json-schema"),
@@ -170,7 +170,7 @@ CONSTRAINT = (
         "HOW",
     ),
 )
-DRAFTING = (
+DRAFT_FLAGS = (
     Flag(
         "model_draft",
         ("-md", "--model-draft"),
@@ -186,7 +186,7 @@ DRAFTING = (
         "MODE",
     ),
 )
-RUN = (
+RUNTIME_FLAGS = (
     Flag(
         "ctx_size",
         ("-c", "--ctx-size"),
@@ -230,7 +230,7 @@ RUN = (
 )
 
 
-FIT = (
+FIT_FLAGS = (
     Flag(
         "fit",
         ("-fit", "--fit"),
@@ -250,12 +250,12 @@ class RunCommand(TyperCommand):
         """Parse the arguments; `--logprobs` without a value means ten, `--resume` without one the
         newest session.
         """
-        return super().parse_args(ctx, _counted(args))
+        return super().parse_args(ctx, _insert_defaults(args))
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the command's own parameters, followed by the shared run options."""
         names = {param.name for param in self.params}
-        if RUN[0].name not in names:
+        if RUNTIME_FLAGS[0].name not in names:
             made = _params()
             assert names.isdisjoint(param.name for param in made), names
             self.params += made
@@ -263,67 +263,67 @@ class RunCommand(TyperCommand):
 
 
 @cache
-def table() -> tuple[Flag, ...]:
+def run_flags() -> tuple[Flag, ...]:
     """Return every shared run option, including those that the sampler steps define."""
-    from llmcli.runtime.sampling import settings
+    from llmcli.runtime.sampling import sampling_settings
 
     return (
-        *MODEL,
-        *ANSWER,
-        *CONSTRAINT,
-        *SCREEN,
-        *SEARCH,
-        *DRAFTING,
-        *RUN,
-        *FIT,
+        *MODEL_FLAGS,
+        *ANSWER_FLAGS,
+        *CONSTRAINT_FLAGS,
+        *DISPLAY_FLAGS,
+        *BEAM_FLAGS,
+        *DRAFT_FLAGS,
+        *RUNTIME_FLAGS,
+        *FIT_FLAGS,
         *(
             Flag(
                 s.name,
                 (*s.flags, "--" + s.name.replace("_", "-")),
-                list if s.limits.many else str,
-                f"{s.help} [{s.show(s.default)}]",
+                list if s.limits.is_list else str,
+                f"{s.help} [{s.format_value(s.default)}]",
                 s.limits.metavar,
             )
-            for s in settings().values()
+            for s in sampling_settings().values()
         ),
     )
 
 
-def read(ctx: typer.Context) -> Flags:
+def parse_run_flags(ctx: typer.Context) -> RunFlags:
     """Return the run options of this command line, checked as far as possible without a model.
 
     Raises UserError or UsageError.
     """
-    from llmcli.commands.options.constraint import constraint
-    from llmcli.runtime.requests.beam_settings import Search
+    from llmcli.commands.options.constraint import take_constraint
+    from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.requests.request import RunOptions
-    from llmcli.runtime.sampling import defaults, settings
-    from llmcli.runtime.sampling.top_logprobs import MOST as MOST_LOGPROBS
-    from llmcli.runtime.speculation import parse
+    from llmcli.runtime.sampling import default_sampling, sampling_settings
+    from llmcli.runtime.sampling.top_logprobs import MAX_TOP_LOGPROBS as MOST_LOGPROBS
+    from llmcli.runtime.speculation import parse_ngram_draft
 
-    typed: dict[str, Any] = dict(ctx.meta.get(META, {}))
-    chosen = {name: typed.pop(name) for name in list(typed) if name in settings()}
-    defaults().with_values(chosen)
-    search = Search().with_values(
-        {flag.name: typed.pop(flag.name) for flag in SEARCH if flag.name in typed}
+    typed: dict[str, Any] = dict(ctx.meta.get(META_KEY, {}))
+    chosen = {name: typed.pop(name) for name in list(typed) if name in sampling_settings()}
+    default_sampling().with_values(chosen)
+    search = BeamSettings().with_values(
+        {flag.name: typed.pop(flag.name) for flag in BEAM_FLAGS if flag.name in typed}
     )
-    run = {flag.name: typed.pop(flag.name) for flag in RUN if flag.name in typed}
+    run = {flag.name: typed.pop(flag.name) for flag in RUNTIME_FLAGS if flag.name in typed}
     # llama.cpp's values for "choose automatically"
     automatic = {"ctx_size": (0,), "threads": (0, -1), "threads_batch": (0, -1)}
     options = RunOptions(
         **{name: value for name, value in run.items() if value not in automatic.get(name, ())}
     )
     if options.reproducible:
-        options = _settled(options, run)
+        options = _apply_reproducible(options, run)
     if typed.get("predict", -1) < -1:
         raise UserError(
             f"--predict is {typed['predict']}",
             hint="-n takes a whole number of tokens, -1 = no limit",
         )
-    if not 1 <= typed.get("samples", 1) <= MOST_SAMPLES:
+    if not 1 <= typed.get("samples", 1) <= MAX_SAMPLES:
         raise UserError(
             f"--samples is {typed['samples']}",
-            hint=f"--samples takes a whole number from 1 to {MOST_SAMPLES}",
+            hint=f"--samples takes a whole number from 1 to {MAX_SAMPLES}",
         )
     if typed.get("samples", 1) > 1 and search.beams > 1:
         raise UsageError(
@@ -334,12 +334,12 @@ def read(ctx: typer.Context) -> Flags:
         raise UsageError(
             "--logprobs is not available with --beams", hint="leave out --logprobs or --beams"
         )
-    typed["ngram_draft"] = parse(typed.get("ngram_draft", "auto"))
-    _alone(typed, search)
-    if typed.get("on_full", "stop") not in ON_FULL:
+    typed["ngram_draft"] = parse_ngram_draft(typed.get("ngram_draft", "auto"))
+    _refuse_parallel_drafts(typed, search)
+    if typed.get("on_full", "stop") not in ON_FULL_MODES:
         raise UserError(
             f"--on-full is {typed['on_full']!r}",
-            hint=f"--on-full takes one of: {', '.join(ON_FULL)}",
+            hint=f"--on-full takes one of: {', '.join(ON_FULL_MODES)}",
         )
     if typed.get("fit", "on") not in ("on", "off"):
         raise UserError(
@@ -359,7 +359,7 @@ def read(ctx: typer.Context) -> Flags:
         raise UsageError("-p and -f both set the message", hint="leave out -p or -f")
     if typed.get("raw") and "chat_template" in typed:
         raise UsageError("--raw uses no chat template", hint="leave out --raw or --chat-template")
-    guide = constraint(typed)
+    guide = take_constraint(typed)
     if guide and guide.jump == "fast" and search.beams > 1:
         raise UsageError(
             "--jump fast does not work with --beams", hint="leave out --jump fast, or --beams"
@@ -369,22 +369,22 @@ def read(ctx: typer.Context) -> Flags:
         ("system", "--system"),
         ("chat_template", "--chat-template"),
     ):
-        proper(what, typed.get(name, ""))
+        require_utf8(what, typed.get(name, ""))
     for text in typed.get("stops", ()):
-        proper("--reverse-prompt", text)
+        require_utf8("--reverse-prompt", text)
     typed["stops"] = tuple(typed.get("stops", ()))
-    return Flags(options, chosen, search, frozenset(run), **typed, constraint=guide)
+    return RunFlags(options, chosen, search, frozenset(run), **typed, constraint=guide)
 
 
-def _settled(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
+def _apply_reproducible(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
     """Return `options` with what --reproducible requires; raise UsageError if a typed option
     contradicts it.
     """
     from llmcli.runtime import reproducible
 
-    for flag in RUN:
+    for flag in RUNTIME_FLAGS:
         needed, chosen = (
-            reproducible.NEEDS.get(flag.name),
+            reproducible.REQUIRED_OPTIONS.get(flag.name),
             str(typed.get(flag.name, "auto")).lower(),
         )
         if needed is not None and chosen not in (needed, "auto"):
@@ -392,10 +392,10 @@ def _settled(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
                 f"--reproducible needs {flag.spellings[0]} {needed}, not {chosen}",
                 hint=f"leave out {flag.spellings[0]}, or --reproducible",
             )
-    return reproducible.settled(options)
+    return reproducible.with_required_options(options)
 
 
-def _alone(typed: Mapping[str, Any], search: "Search") -> None:
+def _refuse_parallel_drafts(typed: Mapping[str, Any], search: "BeamSettings") -> None:
     """Raise UsageError if drafting was requested for several answers at once."""
     asked = [
         flag
@@ -411,7 +411,7 @@ def _alone(typed: Mapping[str, Any], search: "Search") -> None:
         )
 
 
-def _counted(args: list[str]) -> list[str]:
+def _insert_defaults(args: list[str]) -> list[str]:
     """Insert the default values of options whose value may be left out: `--logprobs`, `--resume`,
     `--fit`.
     """
@@ -421,17 +421,17 @@ def _counted(args: list[str]) -> list[str]:
         if word == "--":
             return [*out, *args[index + 1 :]]
         if word == "--logprobs" and not "".join(args[index + 1 : index + 2]).lstrip("+-").isdigit():
-            out.append(ALTERNATIVES)
-        if word in FIT[0].spellings and args[index + 1 : index + 2] not in (["on"], ["off"]):
+            out.append(DEFAULT_LOGPROBS)
+        if word in FIT_FLAGS[0].spellings and args[index + 1 : index + 2] not in (["on"], ["off"]):
             out.append("on")
         if word == "--resume" and (index + 1 == len(args) or args[index + 1].startswith("-")):
-            out.append(NEWEST)
+            out.append(NEWEST_SESSION)
     return out
 
 
-def _keep(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+def _record_value(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
     if value is not None and value is not False and value not in ([], ()):  # 0 is a value: -n 0
-        ctx.meta.setdefault(META, {})[param.name] = value
+        ctx.meta.setdefault(META_KEY, {})[param.name] = value
     return value
 
 
@@ -440,7 +440,7 @@ def _params() -> list[Any]:
 
     def hollow(**_: Any) -> None: ...
 
-    hollow.__signature__ = inspect.Signature([_parameter(flag) for flag in table()])  # type: ignore[attr-defined]
+    hollow.__signature__ = inspect.Signature([_parameter(flag) for flag in run_flags()])  # type: ignore[attr-defined]
     made = typer.Typer(add_completion=False)
     made.command()(hollow)
     return list(typer.main.get_command(made).params)
@@ -455,7 +455,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
         *flag.spellings,
         help=flag.help,
         metavar=flag.metavar,
-        callback=_keep,
+        callback=_record_value,
         expose_value=False,
         show_default=False,
     )

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Ref
-from llmcli.commands.options.files import Reading
-from llmcli.commands.options.groups import grouped
-from llmcli.commands.options.report import Charts, Report
-from llmcli.model_loader.pickle_hint import offered
-from llmcli.model_loader.rpc_workers import Workers
-from llmcli.workflows.pareto.settings import Measuring, Settings
+from llmcli.commands.options.files import SourceOptions
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.report import ChartSwitch, ReportFile
+from llmcli.model_loader.pickle_hint import pickle_hint
+from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.workflows.pareto.settings import MeasurementOptions, ParetoSettings
 
 if TYPE_CHECKING:
     from llmcli.ui import UI
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("pareto")(grouped(pareto))
+    app.command("pareto")(with_option_groups(pareto))
 
 
-@offered()
+@pickle_hint()
 def pareto(
     ref: Ref,
     *,
-    settings: Settings,
-    measuring: Measuring,
-    report_file: Report = None,
-    chart: Charts = None,
+    settings: ParetoSettings,
+    measuring: MeasurementOptions,
+    report_file: ReportFile = None,
+    chart: ChartSwitch = None,
     output: Annotated[
         Literal["md", "csv", "json"],
         typer.Option("-o", "--output", help="Format of the table."),
     ] = "md",
-    reading: Reading,
-    workers: Workers,
+    reading: SourceOptions,
+    workers: RpcWorkers,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout, same as -o json.")
@@ -53,14 +53,14 @@ def pareto(
     from llmcli.atomic_files import check_apart
     from llmcli.commands.options import report
     from llmcli.commands.pareto import table
-    from llmcli.commands.pareto.page import charts, made
+    from llmcli.commands.pareto.page import build_charts, build_page
     from llmcli.model_loader import quantize_file
-    from llmcli.workflows.evaluation.text import words_of
+    from llmcli.workflows.evaluation.text import read_evaluation_text
     from llmcli.workflows.pareto import compare
-    from llmcli.workflows.pareto.plans import plans_of
+    from llmcli.workflows.pareto.plans import build_plans
 
-    config, ui = start(json or output == "json", offline, reading.allow_pickle)
-    report.check(report_file)
+    config, ui = start_command(json or output == "json", offline, reading.allow_pickle)
+    report.check_report_path(report_file)
     workers.join(ui)
     model = quantize_file.find_model(ref, config, ui, keep_source=True)
     source = quantize_file.open_source(
@@ -70,11 +70,11 @@ def pareto(
         allow_pickle=reading.allow_pickle,
     )
     check_apart([report_file], [*source.files, settings.imatrix, settings.moments, measuring.text])
-    plans = plans_of(source, settings, measuring.threads, config, ui)
+    plans = build_plans(source, settings, measuring.threads, config, ui)
     _print_notes(source, plans, ui)
-    text_content, text_name = words_of(measuring.text)
+    text_content, text_name = read_evaluation_text(measuring.text)
     kept_folder = measuring.keep.expanduser() if measuring.keep else None
-    request = compare.Wish(
+    request = compare.ParetoRequest(
         source,
         plans,
         (text_content, text_name),
@@ -85,15 +85,15 @@ def pareto(
         kept_folder,
         measuring.fresh,
     )
-    points = compare.run(request, config, ui)
-    dominated = compare.dominated(points)
+    points = compare.compare(request, config, ui)
+    dominated = compare.dominated_by(points)
     if ui.json:
-        ui.result(table.document(request, points, dominated))
+        ui.result(table.build_document(request, points, dominated))
     else:
-        ui.text((table.text if output == "csv" else table.markdown)(points, dominated))
-    report.show(
-        lambda: made(request, points, dominated),
-        lambda: charts(points, dominated)[:1],
+        ui.text((table.format_csv if output == "csv" else table.format_markdown)(points, dominated))
+    report.show_report(
+        lambda: build_page(request, points, dominated),
+        lambda: build_charts(points, dominated)[:1],
         (report_file, chart),
         ui,
     )
@@ -103,7 +103,7 @@ def _print_notes(source: "Source", plans: dict[str, "Plan"], ui: "UI") -> None:
     """Print notes about the source, and about tensors that another method quantizes."""
     for warning in source.warnings:
         ui.warn(warning)
-    if kinds := next(iter(plans.values())).requantized:
+    if kinds := next(iter(plans.values())).requantized_types:
         ui.warn(
             f"the source is already quantized ({', '.join(kinds)}): the results show what another "
             "quantization adds"

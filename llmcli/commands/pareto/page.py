@@ -9,9 +9,9 @@ from llmcli.bench import report_page
 from llmcli.charts.chart import Axis, Chart, Plot, Series, Table
 from llmcli.charts.chart import Point as Place
 from llmcli.charts.scale import figure
-from llmcli.commands.pareto.table import COLUMNS, rows
+from llmcli.commands.pareto.table import COLUMNS, table_rows
 from llmcli.units import size
-from llmcli.workflows.pareto.compare import Point, Wish
+from llmcli.workflows.pareto.compare import ParetoPoint, ParetoRequest
 
 if TYPE_CHECKING:
     from llmcli.charts.html_page import Page
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-def charts(points: Sequence[Point], beaten: dict[str, str]) -> list[Chart]:
+def build_charts(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> list[Chart]:
     """Return the charts of mean divergence and of speed over size, with a line for each method.
 
     Speed is relative to the base, which was measured in turn with each setting; absolute speeds
     measured minutes apart would mostly show machine drift.
     """
-    front = [point for point in points if point.name not in beaten]
+    front = [point for point in points if point.name not in dominated]
     names = ", ".join(point.name for point in front)
     divergence_caption = f"Lower and further left is better; not dominated: {names}."
     built: list[Chart] = []
     divergences = _build_series(
         [(point, point.answers.kld.value) for point in points if point.answers.kld.value > 0],
-        beaten,
+        dominated,
     )
     if divergences:
         axis = Axis("mean KL divergence", log=True)
@@ -45,7 +45,7 @@ def charts(points: Sequence[Point], beaten: dict[str, str]) -> list[Chart]:
             )
         )
     speed_series = _build_series(
-        [(point, speed.ratio) for point in points if (speed := point.generation)], beaten
+        [(point, speed.ratio) for point in points if (speed := point.generation)], dominated
     )
     if speed_series:
         speed_caption = (
@@ -57,7 +57,9 @@ def charts(points: Sequence[Point], beaten: dict[str, str]) -> list[Chart]:
     return built
 
 
-def made(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> "Page":
+def build_page(
+    request: ParetoRequest, points: Sequence[ParetoPoint], dominated: dict[str, str]
+) -> "Page":
     """Return the report page."""
     first_answers = points[0].answers
     about = (
@@ -68,26 +70,28 @@ def made(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> "Page":
         f"{point.name}: {size(point.nbytes)}, KL divergence {figure(point.answers.kld.value)} ± "
         f"{figure(point.answers.kld.error, 2)}"
         for point in sorted(points, key=lambda one: one.nbytes)
-        if point.name not in beaten
+        if point.name not in dominated
     ]
-    lead += [f"{name} is dominated by {other}." for name, other in beaten.items()]
-    table = Table(COLUMNS, tuple(rows(points, beaten)), frozenset(range(1, len(COLUMNS) - 1)))
+    lead += [f"{name} is dominated by {other}." for name, other in dominated.items()]
+    table = Table(
+        COLUMNS, tuple(table_rows(points, dominated)), frozenset(range(1, len(COLUMNS) - 1))
+    )
     return report_page.of_others(
-        f"{wish.source.name}: size, divergence, speed",
+        f"{request.source.name}: size, divergence, speed",
         about,
         lead,
-        charts(points, beaten),
+        build_charts(points, dominated),
         [("All settings", table)],
     )
 
 
 def _build_series(
-    values: Sequence[tuple[Point, float]], beaten: dict[str, str]
+    values: Sequence[tuple[ParetoPoint, float]], dominated: dict[str, str]
 ) -> tuple[Series, ...]:
     """Return the settings as one series per method and folds, the smallest file first."""
     methods: dict[str, list[Place]] = {}
     for setting, value in sorted(values, key=lambda each: each[0].nbytes):
-        note = "dominated" if setting.name in beaten else ""
+        note = "dominated" if setting.name in dominated else ""
         label = f"{setting.method}, folds {setting.fold}" if setting.fold else setting.method
         methods.setdefault(label, []).append(
             Place(setting.nbytes / MIB, value, setting.name.split()[0], note)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from llmcli.units import size
-from llmcli.workflows.pareto.compare import Point, Wish
-from quant.certificate.certificate import Speed
+from llmcli.workflows.pareto.compare import ParetoPoint, ParetoRequest
+from quant.certificate.certificate import SpeedComparison
 
 COLUMNS = (
     "setting",
@@ -25,29 +25,31 @@ COLUMNS = (
 )
 
 
-def document(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> dict[str, Any]:
+def build_document(
+    request: ParetoRequest, points: Sequence[ParetoPoint], dominated: dict[str, str]
+) -> dict[str, Any]:
     """Return the JSON document; `dominated_by` is null for settings that nothing dominates."""
 
-    def setting(one: Point) -> dict[str, Any]:
+    def setting(one: ParetoPoint) -> dict[str, Any]:
         fields = {
             key: value for key, value in asdict(one).items() if key not in ("nbytes", "seconds")
         }
         more_fields = {"tensor_bytes": one.nbytes, "elapsed_ms": one.seconds * 1000}
-        return {**fields, **more_fields, "dominated_by": beaten.get(one.name)}
+        return {**fields, **more_fields, "dominated_by": dominated.get(one.name)}
 
     return {
         "source": {
-            "name": wish.source.name,
-            "path": str(wish.source.path),
-            "fingerprint": wish.source.fingerprint,
+            "name": request.source.name,
+            "path": str(request.source.path),
+            "fingerprint": request.source.fingerprint,
         },
-        "text": wish.text[1],
-        "n_ctx": wish.n_ctx,
+        "text": request.text[1],
+        "n_ctx": request.n_ctx,
         "settings": [setting(one) for one in points],
     }
 
 
-def rows(points: Sequence[Point], beaten: dict[str, str]) -> list[tuple[str, ...]]:
+def table_rows(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> list[tuple[str, ...]]:
     """Return the rows of the table, the smallest file first."""
     lines = []
     for point in sorted(points, key=lambda one: one.nbytes):
@@ -63,15 +65,15 @@ def rows(points: Sequence[Point], beaten: dict[str, str]) -> list[tuple[str, ...
                 f"{answers.perplexity_ratio.value:.4f}",
                 *(_format_speed(speeds.get(test)) for test in ("pp", "tg")),
                 f"{point.seconds:.1f}" if point.seconds else "",
-                beaten.get(point.name, ""),
+                dominated.get(point.name, ""),
             )
         )
     return lines
 
 
-def markdown(points: Sequence[Point], beaten: dict[str, str]) -> str:
+def format_markdown(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> str:
     """Return the table as aligned Markdown."""
-    table = rows(points, beaten)
+    table = table_rows(points, dominated)
     widths = [max(map(len, column)) for column in zip(COLUMNS, *table, strict=True)]
     left_aligned = {0, len(COLUMNS) - 1}
     separators = [
@@ -99,7 +101,7 @@ def markdown(points: Sequence[Point], beaten: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def text(points: Sequence[Point], beaten: dict[str, str]) -> str:
+def format_csv(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> str:
     """Return all results as CSV, one setting per line, without units."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -143,11 +145,11 @@ def text(points: Sequence[Point], beaten: dict[str, str]) -> str:
                 pp.made if pp else "",
                 *((tg.made, tg.ratio, tg.low, tg.high) if tg else [""] * 4),
                 point.seconds,
-                beaten.get(point.name, ""),
+                dominated.get(point.name, ""),
             )
         )
     return out.getvalue().rstrip("\n")
 
 
-def _format_speed(one: Speed | None) -> str:
-    return f"{one.made:.1f} ({one.ratio:.2f}×)" if one else ""
+def _format_speed(speed: SpeedComparison | None) -> str:
+    return f"{speed.made:.1f} ({speed.ratio:.2f}×)" if speed else ""

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.commands.plan import quantized_sizes
-from llmcli.commands.plan.quantized_sizes import Quant
+from llmcli.commands.plan.quantized_sizes import QuantizedSize
 
 if TYPE_CHECKING:
     from llmcli.planning.memory_plan import Planner, Receipt
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.ui import UI
-    from quant.model_file.model_header import Header
+    from quant.model_file.model_header import ModelHeader
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class Alternatives:
     """What would fit besides the planned run; None is unknown, or there is no GPU.
 
     `weight_bytes`: by device and type; `max_contexts`: by cache type; `supported_types`: the cache
@@ -26,24 +26,24 @@ class Others:
     `gpu_layers`: layers that fit on the GPUs, of `n_layers`.
     """
 
-    types: dict[str, dict[str, int]]
-    longest: dict[str, int | None]
-    taken: tuple[str, ...]
-    sequences: int | None
-    each: int
+    weight_bytes: dict[str, dict[str, int]]
+    max_contexts: dict[str, int | None]
+    supported_types: tuple[str, ...]
+    max_sequences: int | None
+    tokens_per_sequence: int
     gpu_layers: int | None
-    layers: int
-    quants: list[Quant]
+    n_layers: int
+    quants: list[QuantizedSize]
 
 
-def look(
-    header: "Header",
+def find_alternatives(
+    header: "ModelHeader",
     options: "ContextOptions",
     gpu_layers: int,
-    told: "Receipt",
-    there: bool,
+    memory_plan: "Receipt",
+    file_exists: bool,
     draft: "Planner | None" = None,
-) -> Others:
+) -> Alternatives:
     """Return what would fit besides the planned run.
 
     `memory_plan`: plan of that run; `file_exists`: False if its file is not written yet.
@@ -56,76 +56,90 @@ def look(
         taken = tuple(kind for kind in planning.KINDS if planner.takes(kind))
     max_gpu_layers, layers = (
         planning.most_layers(header, options, draft),
-        (header.number("block_count") or 0) + 1,
+        (header.get_int("block_count") or 0) + 1,
     )
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
-        sizes = quantized_sizes.quants(
-            header, options, gpu_layers, told, Path(folder), there, draft
+        sizes = quantized_sizes.quantized_sizes(
+            header, options, gpu_layers, memory_plan, Path(folder), file_exists, draft
         )
     tokens_per_sequence = -(-options.n_ctx // options.n_seq_max)
-    return Others(
+    return Alternatives(
         types, longest, taken, sequences, tokens_per_sequence, max_gpu_layers, layers, sizes
     )
 
 
-def document(other: Others, quantized: bool) -> dict[str, Any]:
+def build_document(alternatives: Alternatives, is_quantized: bool) -> dict[str, Any]:
     """Return the fields of `plan --json`."""
     return {
-        "max_ctx": other.longest,
-        "max_parallel": other.sequences,
-        "gpu_layers": {"most": other.gpu_layers, "layers": other.layers},
-        "quants": quantized_sizes.documents(other.quants, quantized=quantized),
+        "max_ctx": alternatives.max_contexts,
+        "max_parallel": alternatives.max_sequences,
+        "gpu_layers": {"most": alternatives.gpu_layers, "layers": alternatives.n_layers},
+        "quants": quantized_sizes.build_documents(alternatives.quants, is_quantized=is_quantized),
     }
 
 
-def tell(
-    other: Others,
-    told: "Receipt",
+def print_alternatives(
+    alternatives: Alternatives,
+    memory_plan: "Receipt",
     options: "ContextOptions",
-    trained: int,
+    trained_context: int,
     ui: "UI",
     *,
-    quantized: bool,
+    is_quantized: bool,
 ) -> None:
     """Print the alternatives and the table of file types."""
     from llmcli.planning.memory_plan import MOST_CELLS
     from llmcli.runtime.binding.context_options import MAX_SEQUENCES
 
-    contexts = [f"{kind} {_format_count(other.longest[kind], MOST_CELLS)}" for kind in other.taken]
+    contexts = [
+        f"{kind} {_format_count(alternatives.max_contexts[kind], MOST_CELLS)}"
+        for kind in alternatives.supported_types
+    ]
     ui.text()
     ui.text(
         f"longest context that fits: {', '.join(contexts)}"
-        + (f" (trained on {trained:,})" if trained else "")
+        + (f" (trained on {trained_context:,})" if trained_context else "")
     )
-    max_sequences = min(MAX_SEQUENCES, MOST_CELLS // other.each if other.each else 0)
+    max_sequences = min(
+        MAX_SEQUENCES,
+        MOST_CELLS // alternatives.tokens_per_sequence if alternatives.tokens_per_sequence else 0,
+    )
     ui.text(
-        f"sequences of {other.each:,} tokens that fit at once: "
-        f"{_format_count(other.sequences, max_sequences)}"
+        f"sequences of {alternatives.tokens_per_sequence:,} tokens that fit at once: "
+        f"{_format_count(alternatives.max_sequences, max_sequences)}"
     )
-    if other.gpu_layers is not None:
-        ui.text(f"layers that fit on the GPU: {other.gpu_layers} of {other.layers} (-ngl)")
-    if told.fits is False:
-        ui.text(_suggest_settings(other, options))
-    quantized_sizes.tell(other.quants, ui, quantized=quantized)
+    if alternatives.gpu_layers is not None:
+        ui.text(
+            f"layers that fit on the GPU: {alternatives.gpu_layers} of {alternatives.n_layers} (-ngl)"
+        )
+    if memory_plan.fits is False:
+        ui.text(_suggest_settings(alternatives, options))
+    quantized_sizes.print_table(alternatives.quants, ui, is_quantized=is_quantized)
 
 
-def _format_count(number: int | None, most: int) -> str:
-    return "unknown" if number is None else f"{number:,}" + (" or more" if number == most else "")
+def _format_count(number: int | None, upper_limit: int) -> str:
+    return (
+        "unknown"
+        if number is None
+        else f"{number:,}" + (" or more" if number == upper_limit else "")
+    )
 
 
-def _suggest_settings(other: Others, options: "ContextOptions") -> str:
+def _suggest_settings(alternatives: Alternatives, options: "ContextOptions") -> str:
     """Return the closest settings that fit, of the context or the weights."""
     options_that_fit = [
-        f"-c {other.longest[kind]}"
+        f"-c {alternatives.max_contexts[kind]}"
         + ("" if options.type_k == options.type_v == kind else f" -ctk {kind} -ctv {kind}")
-        for kind in other.taken
-        if other.longest[kind]
+        for kind in alternatives.supported_types
+        if alternatives.max_contexts[kind]
     ]
     smaller_type = next(
         (
             quantized_size.type
-            for quantized_size in other.quants
-            if quantized_size.fits and not quantized_size.here and not quantized_size.imatrix
+            for quantized_size in alternatives.quants
+            if quantized_size.fits
+            and not quantized_size.is_present
+            and not quantized_size.needs_imatrix
         ),
         None,
     )

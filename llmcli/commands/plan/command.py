@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.command_context import start
+from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import (
     Batch,
     Context,
@@ -25,24 +25,24 @@ from llmcli.commands.options.arguments import (
     Ubatch,
     Unified,
 )
-from llmcli.commands.options.groups import grouped
-from llmcli.commands.options.report import Charts, Report
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.report import ChartSwitch, ReportFile
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.rpc_workers import Workers
+from llmcli.model_loader.rpc_workers import RpcWorkers
 
 if TYPE_CHECKING:
     from llmcli.config import Config
-    from llmcli.model_loader.header_only import Standing
+    from llmcli.model_loader.header_only import PlannedFile
     from llmcli.planning.memory_plan import Planner, Receipt
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
-    from quant.model_file.model_header import Header
+    from quant.model_file.model_header import ModelHeader
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("plan")(grouped(plan))
+    app.command("plan")(with_option_groups(plan))
 
 
 def plan(
@@ -60,12 +60,12 @@ def plan(
     quant: Quant = None,
     model_draft: Draft = None,
     measure: Measure = False,
-    report_file: Report = None,
-    chart: Charts = None,
+    report_file: ReportFile = None,
+    chart: ChartSwitch = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
-    workers: Workers,
+    workers: RpcWorkers,
 ) -> None:
     """Print the memory that a run takes before it is allocated.
 
@@ -74,13 +74,13 @@ def plan(
     from llmcli.commands.options import report
     from llmcli.commands.plan import alternatives as others
     from llmcli.commands.plan import page, receipt
-    from llmcli.model_loader.header_only import standing
+    from llmcli.model_loader.header_only import planned_file
     from llmcli.runtime.requests.request import RunOptions
     from quant.model_file import load_checks, read_header
 
-    config, ui = start(json, offline)
+    config, ui = start_command(json, offline)
     workers.join(ui)
-    report.check(report_file)
+    report.check_report_path(report_file)
     if measure and model_draft:
         raise UsageError(
             "--measure does not support a draft model", hint="leave out --measure or -md"
@@ -96,54 +96,58 @@ def plan(
         type_k,
         type_v,
     )
-    with standing(ref, quant, config, ui) as subject:
-        header = read_header.read(subject.path)
-        load_checks.check(header)
+    with planned_file(ref, quant, config, ui) as subject:
+        header = read_header.read_header(subject.path)
+        load_checks.check_loadable(header)
         context, layers, reading = _resolve(header, options, parallel, unified, config, ui)
         with _with_draft(model_draft, header, context, layers, config, ui) as (context, draft):
             receipt_plan, measured = _measure_receipts(
                 subject, header, context, layers, draft, measure
             )
-            reading_bytes = receipt.apart(header, reading, layers) if reading else 0
-            scored_bytes = receipt.sum_of(
-                receipt.scored(header, options_or_none, layers, parallel)
+            reading_bytes = receipt.prefill_context_bytes(header, reading, layers) if reading else 0
+            scored_bytes = receipt.sum_or_none(
+                receipt.scoring_bytes(header, options_or_none, layers, parallel)
                 for options_or_none in (context, reading)
                 if options_or_none
             )
-            alternatives = others.look(
-                header, context, layers, receipt_plan, not subject.sketched, draft
+            alternatives = others.find_alternatives(
+                header, context, layers, receipt_plan, not subject.is_stand_in, draft
             )
-    title = receipt.title(subject.name, header, context, receipt_plan)
+    title = receipt.format_title(subject.name, header, context, receipt_plan)
     if json:
         extra_fields = {
-            **others.document(alternatives, subject.quantized),
+            **others.build_document(alternatives, subject.is_quantized),
             "reading_bytes": reading_bytes,
         }
         extra_fields |= {
             "scored_bytes": scored_bytes,
-            "outside_bytes": receipt.outside(receipt_plan, parallel),
+            "outside_bytes": receipt.offload_bytes(receipt_plan, parallel),
         }
         actual = (
-            {"actual": {**document(measured), **dict.fromkeys(extra_fields)}} if measured else {}
+            {"actual": {**build_document(measured), **dict.fromkeys(extra_fields)}}
+            if measured
+            else {}
         )
-        ui.result({**document(receipt_plan, alternatives.types), **extra_fields, **actual})
+        ui.result(
+            {**build_document(receipt_plan, alternatives.weight_bytes), **extra_fields, **actual}
+        )
     else:
-        ui.text(title + (f" · {subject.lacks}" if subject.lacks else ""))
-        receipt.table(receipt_plan, measured, ui)
-        receipt.beside(receipt_plan, parallel, reading_bytes, scored_bytes, ui)
-        receipt.weights(alternatives.types, ui)
-        receipt.layers(receipt_plan.cache, ui)
-        others.tell(
+        ui.text(title + (f" · {subject.unloadable_reason}" if subject.unloadable_reason else ""))
+        receipt.print_table(receipt_plan, measured, ui)
+        receipt.print_extra_bytes(receipt_plan, parallel, reading_bytes, scored_bytes, ui)
+        receipt.print_weight_types(alternatives.weight_bytes, ui)
+        receipt.print_layers(receipt_plan.cache, ui)
+        others.print_alternatives(
             alternatives,
             receipt_plan,
             context,
             header.context_length,
             ui,
-            quantized=subject.quantized,
+            is_quantized=subject.is_quantized,
         )
-    charts = page.charts(receipt_plan, measured)
-    report.show(
-        lambda: page.made(title, receipt_plan, measured, alternatives),
+    charts = page.build_charts(receipt_plan, measured)
+    report.show_report(
+        lambda: page.build_page(title, receipt_plan, measured, alternatives),
         lambda: charts,
         (report_file, chart),
         ui,
@@ -151,9 +155,9 @@ def plan(
 
 
 def _measure_receipts(
-    subject: "Standing",
-    header: "Header",
-    wanted: "ContextOptions",
+    subject: "PlannedFile",
+    header: "ModelHeader",
+    context: "ContextOptions",
     layers: int,
     draft: "Planner | None",
     measure: bool,
@@ -164,51 +168,59 @@ def _measure_receipts(
     """
     from llmcli.planning import memory_plan as planning
 
-    if measure and subject.lacks:
+    if measure and subject.unloadable_reason:
         raise UserError(
-            f"{subject.name} cannot be measured: {subject.lacks}", hint="leave out --measure"
+            f"{subject.name} cannot be measured: {subject.unloadable_reason}",
+            hint="leave out --measure",
         )
-    with planning.planner(header, wanted, layers, draft) as planner:
+    with planning.planner(header, context, layers, draft) as planner:
         receipt = planner.receipt()
     if measure and receipt.fits is False:
         raise UserError(
             f"{subject.name} does not fit and was not loaded",
             hint="leave out --measure to see what it would take",
         )
-    return receipt, planning.measure(header, wanted, layers) if measure else None
+    return receipt, planning.measure(header, context, layers) if measure else None
 
 
 @contextmanager
 def _with_draft(
     ref: str | None,
-    header: "Header",
-    wanted: "ContextOptions",
+    header: "ModelHeader",
+    context: "ContextOptions",
     layers: int,
     config: "Config",
     ui: "UI",
 ) -> "Iterator[tuple[ContextOptions, Planner | None]]":
     """Yield the context options with the draft model, and an open planner of that model."""
-    from llmcli.model_loader.header_only import standing
+    from llmcli.model_loader.header_only import planned_file
     from llmcli.planning.memory_plan import planner
-    from llmcli.runtime.drafting.pass_cost import MOST
-    from llmcli.runtime.drafting.vocabulary_match import refuse_other
-    from llmcli.runtime.speculation import draft_options
+    from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS
+    from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
+    from llmcli.runtime.speculation import draft_context_options
     from quant.model_file import load_checks, read_header
 
     if ref is None:
-        yield wanted, None
+        yield context, None
         return
-    with standing(ref, None, config, ui) as subject:
-        draft_header = read_header.read(subject.path)
-        load_checks.check(draft_header)
-        refuse_other(header, draft_header)
-        wanted = replace(wanted, n_outputs=MOST)
-        with planner(draft_header, draft_options(wanted), -1 if layers else 0) as open_planner:
-            yield wanted, open_planner
+    with planned_file(ref, None, config, ui) as subject:
+        draft_header = read_header.read_header(subject.path)
+        load_checks.check_loadable(draft_header)
+        require_same_vocabulary(header, draft_header)
+        context = replace(context, n_outputs=MAX_PASS_ROWS)
+        with planner(
+            draft_header, draft_context_options(context), -1 if layers else 0
+        ) as open_planner:
+            yield context, open_planner
 
 
 def _resolve(
-    header: "Header", options: "RunOptions", slots: int, unified: bool, config: "Config", ui: "UI"
+    header: "ModelHeader",
+    options: "RunOptions",
+    slots: int,
+    unified: bool,
+    config: "Config",
+    ui: "UI",
 ) -> "tuple[ContextOptions, int, ContextOptions | None]":
     """Resolve the options as chat and serve do, but without refusing a context that does not fit.
 
@@ -222,7 +234,7 @@ def _resolve(
     from llmcli.runtime.speculation import NO_DRAFTING
 
     resolve_options.check(options)
-    kv_size.check(header.metadata, options.cache_type_k, options.cache_type_v)
+    kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
     resolved, layers = resolve_options.decide(
         header, replace(options, ctx_size=None), lambda text: None, slots
     )
@@ -240,11 +252,13 @@ def _resolve(
     return (
         context,
         layers,
-        prefill_context.reading_options(context, resolved) if resolved.reading else None,
+        prefill_context.prefill_options(context, resolved) if resolved.prefill_cells else None,
     )
 
 
-def document(receipt: "Receipt", types: dict[str, dict[str, int]] | None = None) -> dict[str, Any]:
+def build_document(
+    receipt: "Receipt", types: dict[str, dict[str, int]] | None = None
+) -> dict[str, Any]:
     """Return the document of `plan --json`; null is a figure that this machine cannot determine."""
     cache, first_share = receipt.cache, receipt.shares[0]
     layers = [

@@ -5,78 +5,86 @@ from typing import TYPE_CHECKING
 from llmcli.bench import report_page
 from llmcli.bench.plots import memory
 from llmcli.charts.chart import Chart, Table
-from llmcli.commands.plan.quantized_sizes import Quant
+from llmcli.commands.plan.quantized_sizes import QuantizedSize
 from llmcli.planning.memory_plan import Receipt
 from llmcli.units import size
 
 if TYPE_CHECKING:
     from llmcli.charts.html_page import Page
-    from llmcli.commands.plan.alternatives import Others
+    from llmcli.commands.plan.alternatives import Alternatives
 
-FITS = {True: "fits", False: "does not fit", None: "may fit"}
+FITS_LABELS = {True: "fits", False: "does not fit", None: "may fit"}
 
 
-def charts(told: Receipt, found: Receipt | None) -> list[Chart]:
+def build_charts(predicted: Receipt, measured: Receipt | None) -> list[Chart]:
     """Return the plan as bars, with the measured memory below it."""
-    bars = memory.chart([("predicted", told), *([("loaded", found)] if found else [])])
+    bars = memory.chart([("predicted", predicted), *([("loaded", measured)] if measured else [])])
     return [bars] if bars else []
 
 
-def made(title: str, told: Receipt, found: Receipt | None, other: "Others") -> "Page":
+def build_page(
+    title: str, predicted: Receipt, measured: Receipt | None, alternatives: "Alternatives"
+) -> "Page":
     """Return the report page."""
-    longest = ", ".join(f"{kind} {_format_count(other.longest[kind])}" for kind in other.taken)
-    available = told.shares[0].available
+    longest = ", ".join(
+        f"{kind} {_format_count(alternatives.max_contexts[kind])}"
+        for kind in alternatives.supported_types
+    )
+    available = predicted.shares[0].available
     lead = [
-        f"It {FITS[told.fits]}: {_format_count(told.sum('total'))} bytes, "
+        f"It {FITS_LABELS[predicted.fits]}: {_format_count(predicted.sum('total'))} bytes, "
         f"{_format_size(available)} available.",
         f"Longest contexts that fit: {longest} tokens.",
     ]
     rows = [
-        (quantized_size.type, quantized_size.total, _fits_label(quantized_size))
-        for quantized_size in other.quants
+        (quantized_size.type, quantized_size.total_bytes, _fits_label(quantized_size))
+        for quantized_size in alternatives.quants
     ]
     types = memory.types(
         [(name, total, word) for name, total, word in rows if total is not None], available
     )
-    drawn = [*charts(told, found), *([types] if types else [])]
+    drawn = [*build_charts(predicted, measured), *([types] if types else [])]
     return report_page.of_others(
         f"Memory of {title}",
         "Predicted before loading.",
         lead,
         drawn,
-        (("Bytes", _build_table(told, found)),),
+        (("Bytes", _build_table(predicted, measured)),),
     )
 
 
-def _fits_label(one: Quant) -> str:
-    if one.here:
+def _fits_label(quantized_size: QuantizedSize) -> str:
+    if quantized_size.is_present:
         return "this file"
-    return FITS[one.fits] + (", needs an imatrix" if one.imatrix else "")
+    return FITS_LABELS[quantized_size.fits] + (
+        ", needs an imatrix" if quantized_size.needs_imatrix else ""
+    )
 
 
-def _build_table(told: Receipt, found: Receipt | None) -> Table:
+def _build_table(predicted: Receipt, measured: Receipt | None) -> Table:
     """Return the table of every part of every device."""
     rows = []
-    for share in told.shares:
+    for share in predicted.shares:
         measured_share = (
             next(
-                (candidate for candidate in found.shares if candidate.device == share.device), None
+                (candidate for candidate in measured.shares if candidate.device == share.device),
+                None,
             )
-            if found
+            if measured
             else None
         )
         for label, part in memory.PARTS:
             actual = [_format_count(getattr(measured_share, part))] if measured_share else []
             rows.append((f"{share.device}: {label}", _format_count(getattr(share, part)), *actual))
-    rows.append((memory.OVERHEAD, _format_count(told.overhead), *([""] if found else [])))
+    rows.append((memory.OVERHEAD, _format_count(predicted.overhead), *([""] if measured else [])))
     rows.append(
         (
             "whole process",
-            _format_count(told.process),
-            *([_format_count(found.process)] if found else []),
+            _format_count(predicted.process),
+            *([_format_count(measured.process)] if measured else []),
         )
     )
-    columns = ("part", "bytes predicted", *(["bytes loaded"] if found else []))
+    columns = ("part", "bytes predicted", *(["bytes loaded"] if measured else []))
     return Table(columns, tuple(rows), frozenset((1, 2)))
 
 

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from llmcli.planning.memory_plan import Planner, Receipt
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.ui import UI
-    from quant.gguf.layout import Layout
-    from quant.model_file.model_header import Header
+    from quant.gguf.layout import FileLayout
+    from quant.model_file.model_header import ModelHeader
     from quant.quantize.plan import Plan
     from quant.recipes.file_types import FileType
 
-WORDS = "tokenizer."
-TERNARY = ("TQ1_0", "TQ2_0", "Q2_0", "Q1_0")
+TOKENIZER_PREFIX = "tokenizer."
+TERNARY_TYPES = ("TQ1_0", "TQ2_0", "Q2_0", "Q1_0")
 
 
 @dataclass(frozen=True, slots=True)
-class Quant:
+class QuantizedSize:
     """The sizes of one file type.
 
     `total_bytes`: what llama.cpp maps and allocates; `process_bytes`: the whole process; None if
@@ -35,61 +35,63 @@ class Quant:
     """
 
     type: str
-    file: int
-    bits: float
-    total: int | None
-    process: int | None
+    file_bytes: int
+    bits_per_weight: float
+    total_bytes: int | None
+    process_bytes: int | None
     fits: bool | None
-    imatrix: bool
-    here: bool
+    needs_imatrix: bool
+    is_present: bool
 
     @property
-    def few(self) -> bool:
+    def needs_native_training(self) -> bool:
         """Whether only models trained with such values remain usable."""
-        return self.type in TERNARY
+        return self.type in TERNARY_TYPES
 
 
-def quants(
-    header: "Header",
+def quantized_sizes(
+    header: "ModelHeader",
     options: "ContextOptions",
     gpu_layers: int,
-    told: "Receipt",
+    memory_plan: "Receipt",
     folder: Path,
-    there: bool,
+    file_exists: bool,
     draft: "Planner | None" = None,
-) -> list[Quant]:
+) -> list[QuantizedSize]:
     """Return every type that this model's rows allow, the largest file first.
 
     `memory_plan`: plan of the file itself; `file_exists`: False if that file is a stand-in for one
     that is not written yet.
     """
-    from quant.errors import Refusal
+    from quant.errors import UserError
     from quant.quantize import write as road
-    from quant.quantize.plan import sketch
+    from quant.quantize.plan import plan_sizes
 
     source, sizes = road.open_gguf(header.path), []
     receipts: dict[tuple[str, ...], Receipt] = {}
-    for name, kind in kinds().items():
+    for name, kind in file_types().items():
         if name == "MXFP4_MOE" and not source.facts.experts:
             continue  # only for expert matrices
         try:
-            plan = sketch(source, name)
+            plan = plan_sizes(source, name)
             stored = tuple(step.type for step in plan.steps)
             if stored not in receipts:  # rows with few blocks make several types identical
                 receipts[stored] = _plan_type(
                     _header_without_vocabulary(plan, header), folder, options, gpu_layers, draft
                 )
             receipt = receipts[stored]
-        except Refusal:  # rows that do not fill the type's blocks
+        except UserError:  # rows that do not fill the type's blocks
             continue
         total = receipt.sum("total")
-        process = None if total is None or told.overhead is None else told.overhead + total
-        is_current_type = there and name == header.file_type
+        process = (
+            None if total is None or memory_plan.overhead is None else memory_plan.overhead + total
+        )
+        is_current_type = file_exists and name == header.file_type
         file_bytes = (
             sum(shard.stat().st_size for shard in header.files) if is_current_type else plan.nbytes
         )
         sizes.append(
-            Quant(
+            QuantizedSize(
                 name,
                 file_bytes,
                 plan.bits_per_weight,
@@ -100,10 +102,10 @@ def quants(
                 is_current_type,
             )
         )
-    return sorted(sizes, key=lambda one: -one.file)
+    return sorted(sizes, key=lambda one: -one.file_bytes)
 
 
-def kinds() -> "Mapping[str, FileType]":
+def file_types() -> "Mapping[str, FileType]":
     """Return the file types by name."""
     from quant.recipes.file_types import FILE_TYPES
 
@@ -111,7 +113,7 @@ def kinds() -> "Mapping[str, FileType]":
 
 
 def _plan_type(
-    layout: "Layout",
+    layout: "FileLayout",
     folder: Path,
     options: "ContextOptions",
     gpu_layers: int,
@@ -124,70 +126,70 @@ def _plan_type(
     with path.open("wb") as stream:
         stream.write(layout.header)
         stream.truncate(layout.nbytes)
-    with planner(read_header.read(path), options, gpu_layers, draft) as open_planner:
+    with planner(read_header.read_header(path), options, gpu_layers, draft) as open_planner:
         return open_planner.receipt()
 
 
-def _header_without_vocabulary(plan: "Plan", header: "Header") -> "Layout":
+def _header_without_vocabulary(plan: "Plan", header: "ModelHeader") -> "FileLayout":
     """Return the header of a plan, with the vocabulary replaced by the number of its tokens."""
     from quant.gguf import layout as writer
-    from quant.gguf.header import Array
+    from quant.gguf.header import GgufArray
 
     source = plan.source
     token_array = header.metadata.get("tokenizer.ggml.tokens")
-    n_tokens = token_array.count if isinstance(token_array, Array) else 0
-    entries = {key: blob for key, blob in source.entries if not key.startswith(WORDS)}
+    n_tokens = token_array.count if isinstance(token_array, GgufArray) else 0
+    entries = {key: blob for key, blob in source.entries if not key.startswith(TOKENIZER_PREFIX)}
     entries |= {
-        "tokenizer.ggml.model": writer.entry("string", "no_vocab"),
-        f"{header.architecture}.vocab_size": writer.entry("uint32", n_tokens),
-        "general.file_type": writer.entry("uint32", plan.file_type.number),
+        "tokenizer.ggml.model": writer.encode_entry("string", "no_vocab"),
+        f"{header.architecture}.vocab_size": writer.encode_entry("uint32", n_tokens),
+        "general.file_type": writer.encode_entry("uint32", plan.file_type.number),
     }
     tensors = [(step.weight.name, step.weight.shape, step.type) for step in plan.steps]
-    return writer.layout([*entries.items()], tensors, source.alignment)
+    return writer.lay_out_file([*entries.items()], tensors, source.alignment)
 
 
-def documents(found: Iterable[Quant], *, quantized: bool) -> list[dict[str, Any]]:
+def build_documents(sizes: Iterable[QuantizedSize], *, is_quantized: bool) -> list[dict[str, Any]]:
     """Return the `quants` field of `plan --json`. `is_quantized`: the source is quantized, so that
     other types would requantize it.
     """
     return [
         {
             "type": quantized_size.type,
-            "file_bytes": quantized_size.file,
-            "bits_per_weight": round(quantized_size.bits, 4),
-            "total_bytes": quantized_size.total,
-            "process_bytes": quantized_size.process,
+            "file_bytes": quantized_size.file_bytes,
+            "bits_per_weight": round(quantized_size.bits_per_weight, 4),
+            "total_bytes": quantized_size.total_bytes,
+            "process_bytes": quantized_size.process_bytes,
             "fits": quantized_size.fits,
-            "needs_imatrix": quantized_size.imatrix,
-            "present": quantized_size.here,
-            "requantizes": quantized and not quantized_size.here,
+            "needs_imatrix": quantized_size.needs_imatrix,
+            "present": quantized_size.is_present,
+            "requantizes": is_quantized and not quantized_size.is_present,
         }
-        for quantized_size in found
+        for quantized_size in sizes
     ]
 
 
-def tell(found: list[Quant], ui: "UI", *, quantized: bool) -> None:
+def print_table(sizes: list[QuantizedSize], ui: "UI", *, is_quantized: bool) -> None:
     """Print the table."""
     fits_words = {True: "yes", False: "no", None: "unknown"}
     rows = [
         (
             quantized_size.type,
-            size(quantized_size.file),
-            f"{quantized_size.bits:.2f}",
-            "unknown" if quantized_size.total is None else size(quantized_size.total),
+            size(quantized_size.file_bytes),
+            f"{quantized_size.bits_per_weight:.2f}",
+            "unknown" if quantized_size.total_bytes is None else size(quantized_size.total_bytes),
             fits_words[quantized_size.fits],
             ", ".join(
-                ["this file"] * quantized_size.here
-                + ["needs an imatrix"] * quantized_size.imatrix
-                + ["noise unless trained for it"] * quantized_size.few
+                ["this file"] * quantized_size.is_present
+                + ["needs an imatrix"] * quantized_size.needs_imatrix
+                + ["noise unless trained for it"] * quantized_size.needs_native_training
             ),
         )
-        for quantized_size in found
+        for quantized_size in sizes
     ]
     ui.text()
     columns = ("as type", "file", "bits/weight", "llama.cpp total", "fits", "")
     ui.table(columns, rows, right=columns[1:5])
-    if quantized:
+    if is_quantized:
         ui.text(
             "the file is already quantized: another type adds its error to that; "
             "a float checkpoint gives a better file"

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.kv_size import KVCache, LayerKV
     from llmcli.ui import UI
-    from quant.model_file.model_header import Header
+    from quant.model_file.model_header import ModelHeader
 
-PARTS = (
+MEMORY_ROWS = (
     ("weights", "weights"),
     ("repacked weights", "repacked"),
     ("KV cache", "kv"),
@@ -21,7 +21,9 @@ PARTS = (
 )
 
 
-def title(name: str, header: "Header", options: "ContextOptions", receipt: "Receipt") -> str:
+def format_title(
+    name: str, header: "ModelHeader", options: "ContextOptions", receipt: "Receipt"
+) -> str:
     """Return one line that describes the planned run."""
     slots = options.n_seq_max
     pool_note = (
@@ -33,30 +35,33 @@ def title(name: str, header: "Header", options: "ContextOptions", receipt: "Rece
     return f"{name} · {header.file_type} · {receipt.n_ctx} tokens of context{pool_note} · {types}"
 
 
-def table(told: "Receipt", found: "Receipt | None", ui: "UI") -> None:
+def print_table(predicted: "Receipt", measured: "Receipt | None", ui: "UI") -> None:
     """Print the plan line by line; with `measured`, also the measured bytes and the difference."""
-    several = len(told.shares) > 1
+    several = len(predicted.shares) > 1
     rows: list[tuple[str, int | None, int | None]] = []
-    for share in told.shares:
+    for share in predicted.shares:
         measured_share = (
             next(
-                (candidate for candidate in found.shares if candidate.device == share.device), None
+                (candidate for candidate in measured.shares if candidate.device == share.device),
+                None,
             )
-            if found
+            if measured
             else None
         )
         device_prefix = f"{share.device}: " if several else ""
         rows += [
             (device_prefix + label, getattr(share, part), getattr(measured_share, part, None))
-            for label, part in PARTS
+            for label, part in MEMORY_ROWS
             if getattr(share, part) != 0 or getattr(measured_share, part, 0)
         ]
         rows.append(
             (f"{device_prefix}llama.cpp total", share.total, getattr(measured_share, "total", None))
         )
-    rows.append(("interpreter, libraries, vocabulary", told.overhead, None))
-    rows.append(("whole process", told.process, found.process if found else None))
-    columns = ("", "predicted", "size", "actual", "difference") if found else ("", "bytes", "size")
+    rows.append(("interpreter, libraries, vocabulary", predicted.overhead, None))
+    rows.append(("whole process", predicted.process, measured.process if measured else None))
+    columns = (
+        ("", "predicted", "size", "actual", "difference") if measured else ("", "bytes", "size")
+    )
     cells = [
         (
             label,
@@ -69,44 +74,46 @@ def table(told: "Receipt", found: "Receipt | None", ui: "UI") -> None:
     ]
     ui.table(columns, [row[: len(columns)] for row in cells], right=columns[1:])
     ui.text()
-    if told.draft is not None:
-        ui.text(f"the draft model takes {_format_size(told.draft)} of this")
-    for share in told.shares:
+    if predicted.draft is not None:
+        ui.text(f"the draft model takes {_format_size(predicted.draft)} of this")
+    for share in predicted.shares:
         _print_verdict(share, f"{share.device}: " if several else "", ui)
-    if told.fits is False and told.runs:
+    if predicted.fits is False and predicted.runs:
         ui.text(
             "it would run at the speed of the disk, because the weights are read from the file "
             "again for every token"
         )
 
 
-def _print_verdict(share: Any, on: str, ui: "UI") -> None:
+def _print_verdict(share: Any, device_prefix: str, ui: "UI") -> None:
     """Print whether a device can hold its share, and which part of it may be dropped."""
     verdict = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[
         share.fits
     ]
     if share.droppable:
         ui.text(
-            f"{on}{_format_size(share.droppable)} of the file are read only once: the kernel can "
+            f"{device_prefix}{_format_size(share.droppable)} of the file are read only once: the kernel can "
             "drop them"
         )
     available = (
         "unknown memory is" if share.available is None else f"{_format_size(share.available)} are"
     )
-    ui.text(f"{on}{available} available: {verdict}")
+    ui.text(f"{device_prefix}{available} available: {verdict}")
 
 
-def outside(told: "Receipt", slots: int) -> int:
+def offload_bytes(predicted: "Receipt", slots: int) -> int:
     """Return the bytes that serve and batch may use for offloaded cells, in memory that stays free.
 
     `slots`: answers at once; 0 bytes for a single one.
     """
     from llmcli.planning import resolve_options
 
-    return 2 * resolve_options.outside(told.shares[0].left) if slots > 1 else 0
+    return 2 * resolve_options.outside(predicted.shares[0].left) if slots > 1 else 0
 
 
-def apart(header: "Header", options: "ContextOptions", gpu_layers: int) -> int | None:
+def prefill_context_bytes(
+    header: "ModelHeader", options: "ContextOptions", gpu_layers: int
+) -> int | None:
     """Return the bytes of the context in which serve and batch read prompts: cache and buffers;
     None if unknown.
     """
@@ -114,10 +121,12 @@ def apart(header: "Header", options: "ContextOptions", gpu_layers: int) -> int |
 
     with planner(header, options, gpu_layers) as open_planner:
         receipt = open_planner.receipt()
-    return sum_of(receipt.sum(part) for part in ("kv", "compute", "output"))
+    return sum_or_none(receipt.sum(part) for part in ("kv", "compute", "output"))
 
 
-def scored(header: "Header", options: "ContextOptions", gpu_layers: int, slots: int) -> int | None:
+def scoring_bytes(
+    header: "ModelHeader", options: "ContextOptions", gpu_layers: int, slots: int
+) -> int | None:
     """Return the bytes by which serve and batch enlarge the buffers so that a pass can score prompt
     tokens.
 
@@ -134,7 +143,7 @@ def scored(header: "Header", options: "ContextOptions", gpu_layers: int, slots: 
         return None
     with planner(header, options, gpu_layers) as open_planner:
         without_scoring, with_scoring = (
-            sum_of(
+            sum_or_none(
                 nbytes
                 for share in open_planner.shares(context)
                 for nbytes in (share.compute, share.output)
@@ -149,35 +158,39 @@ def scored(header: "Header", options: "ContextOptions", gpu_layers: int, slots: 
     )
 
 
-def sum_of(parts: "Iterable[int | None]") -> int | None:
+def sum_or_none(addends: "Iterable[int | None]") -> int | None:
     """Return the sum, or None if any term is unknown."""
-    terms = list(parts)
+    terms = list(addends)
     return None if None in terms else sum(term for term in terms if term)
 
 
-def beside(told: "Receipt", slots: int, reading: int | None, scored: int | None, ui: "UI") -> None:
+def print_extra_bytes(
+    predicted: "Receipt", slots: int, prefill_bytes: int | None, scored_bytes: int | None, ui: "UI"
+) -> None:
     """Print the additional bytes of serve and batch; nothing for one answer at a time."""
-    if reading != 0:
-        more = "an unknown number of bytes" if reading is None else _format_size(reading)
+    if prefill_bytes != 0:
+        more = (
+            "an unknown number of bytes" if prefill_bytes is None else _format_size(prefill_bytes)
+        )
         ui.text(
             f"serve and batch read prompts in a separate context, which takes {more} more; "
             "-fa on avoids this"
         )
-    if scored != 0:
-        more = "an unknown number of bytes" if scored is None else _format_size(scored)
+    if scored_bytes != 0:
+        more = "an unknown number of bytes" if scored_bytes is None else _format_size(scored_bytes)
         ui.text(
             f"the buffers of serve and batch take up to {more} more when prompts are scored "
             "(echo and logprobs)"
         )
     if slots > 1:
-        most = _format_size(outside(told, slots))
+        most = _format_size(offload_bytes(predicted, slots))
         ui.text(
             f"serve and batch use up to {most} more of the free memory for preempted and finished "
             "answers"
         )
 
 
-def weights(types: dict[str, dict[str, int]], ui: "UI") -> None:
+def print_weight_types(types: dict[str, dict[str, int]], ui: "UI") -> None:
     """Print the bytes of the weights by type, for each device."""
     for device, bytes_by_type in types.items():
         device_note = f" on {device}" if len(types) > 1 else ""
@@ -188,7 +201,7 @@ def weights(types: dict[str, dict[str, int]], ui: "UI") -> None:
         )
 
 
-def layers(cache: "KVCache | None", ui: "UI") -> None:
+def print_layers(cache: "KVCache | None", ui: "UI") -> None:
     """Print the cache by layer, with equal layers in one line."""
     if cache is None:
         ui.text("KV by layer: unknown for this architecture")

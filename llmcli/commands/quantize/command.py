@@ -6,32 +6,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.commands.command_context import start
-from llmcli.commands.options.file_type import with_types
-from llmcli.commands.options.files import Reading, Writing
-from llmcli.commands.options.groups import grouped
+from llmcli.commands.command_context import start_command
+from llmcli.commands.options.file_type import with_type_flags
+from llmcli.commands.options.files import OutputOptions, SourceOptions
+from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.quantize.options import SplitMaxSize
-from llmcli.model_loader.pickle_hint import offered
-from llmcli.model_loader.rpc_workers import Workers
-from llmcli.workflows.certification.certify import Verifying
-from llmcli.workflows.quantization.method_settings import Known, Steering
-from llmcli.workflows.quantization.size_request import Sizing
-from llmcli.workflows.quantization.type_overrides import Mixing
+from llmcli.model_loader.pickle_hint import pickle_hint
+from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.workflows.certification.certify import VerifyOptions
+from llmcli.workflows.quantization.method_settings import MeasuredInputs, MethodSettings
+from llmcli.workflows.quantization.size_request import SizeRequest
+from llmcli.workflows.quantization.type_overrides import TensorTypeOptions
 
 if TYPE_CHECKING:
-    from llmcli.workflows.quantization.plan_mix import Making
+    from llmcli.workflows.quantization.plan_mix import PlanBuilder
     from quant.methods.base import Method
     from quant.source.source import Source
 
-DEFAULT = "Q4_K_M"
+DEFAULT_TYPE = "Q4_K_M"
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("quantize")(with_types(grouped(quantize)))
+    app.command("quantize")(with_type_flags(with_option_groups(quantize)))
 
 
-@offered()
+@pickle_hint()
 def quantize(
     source: Annotated[
         str,
@@ -40,16 +40,18 @@ def quantize(
     *,
     quant: Annotated[
         str | None,
-        typer.Option("-t", "--type", metavar="TYPE", help=f"The file type; default: {DEFAULT}."),
+        typer.Option(
+            "-t", "--type", metavar="TYPE", help=f"The file type; default: {DEFAULT_TYPE}."
+        ),
     ] = None,
-    steering: Steering,
-    mixing: Mixing,
+    steering: MethodSettings,
+    mixing: TensorTypeOptions,
     split_max_size: SplitMaxSize = None,
-    sizing: Sizing,
-    verifying: Verifying,
-    reading: Reading,
-    writing: Writing,
-    workers: Workers,
+    sizing: SizeRequest,
+    verifying: VerifyOptions,
+    reading: SourceOptions,
+    writing: OutputOptions,
+    workers: RpcWorkers,
 ) -> None:
     """Quantize a checkpoint folder or a GGUF.
 
@@ -64,19 +66,30 @@ def quantize(
     from quant.quantize import write as road
     from quant.recipes import file_types, tensor_types
 
-    config, ui = start(writing.json, writing.offline, reading.allow_pickle)
-    how, wish = planning.named(steering.method), verifying.wish(writing.threads)
-    steering.check(how, sizing)
-    dry_run = writing.dry_run and not sizing.steered  # whether statistics are not collected
-    workers.join(ui, runs=verifying.verify or (steering.runs(how) and not dry_run))
-    kept = reading.keep_source or verifying.verify or steering.folds or steering.runs(how)
+    config, ui = start_command(writing.json, writing.offline, reading.allow_pickle)
+    how, wish = planning.method_by_name(steering.method), verifying.build_request(writing.threads)
+    steering.validate(how, sizing)
+    dry_run = (
+        writing.dry_run and not sizing.needs_statistics
+    )  # whether statistics are not collected
+    workers.join(
+        ui, runs_model=verifying.verify or (steering.needs_running_model(how) and not dry_run)
+    )
+    kept = (
+        reading.keep_source
+        or verifying.verify
+        or steering.has_fold
+        or steering.needs_running_model(how)
+    )
     model = quantize_file.find_model(source, config, ui, kept)
-    kind = tensor_types.parse(quant or (model.quant if model else None) or DEFAULT)
-    if quant and quant.upper() in file_types.ALIASES:
+    kind = tensor_types.parse_file_type(quant or (model.quant if model else None) or DEFAULT_TYPE)
+    if quant and quant.upper() in file_types.FILE_TYPE_ALIASES:
         ui.note(f"{quant.upper()} means {kind.name}")
-    wishes = mixing.wishes
-    sizing.check(split=bool(split_max_size), typed=bool(quant), wished=wishes.any)
-    most = planning.shard_size(split_max_size) if split_max_size else 0
+    wishes = mixing.recipe_overrides
+    sizing.validate(
+        is_split=bool(split_max_size), has_file_type=bool(quant), has_overrides=wishes.is_set
+    )
+    most = planning.parse_size(split_max_size) if split_max_size else 0
     place, blobs = (model.path, model.blobs) if model else (Path(source), None)
     opened = quantize_file.open_source(
         place,
@@ -86,38 +99,41 @@ def quantize(
         blobs=blobs,
     )
     check_apart(
-        [writing.out, sizing.plan_out], [*steering.files, *sizing.files, verifying.verify_text]
+        [writing.out, sizing.plan_out],
+        [*steering.input_files, *sizing.input_files, verifying.verify_text],
     )
     check_apart([sizing.plan_out], opened.files)
     certify.check_text(opened, wish)
     if writing.out and not (most or writing.dry_run):
-        road.check_place(opened, writing.out.expanduser())
-    making = partial(_making, opened, how, steering, verifying, most, writing.threads)
+        road.require_writable_file(opened, writing.out.expanduser())
+    making = partial(_plan_builder, opened, how, steering, verifying, most, writing.threads)
     # collecting takes long, so everything that can be refused is refused before
-    if steering.runs(how):
-        quantize_file.check_named(model, writing.out)
-        plan_mix.rehearse(sizing, making(steering.promised), kind.name, wishes)
-    known = steering.known(how, opened, writing, config, ui, dry_run=dry_run)
-    plan, told = plan_mix.planned(sizing, making(known), kind.name, wishes, config, ui)
+    if steering.needs_running_model(how):
+        quantize_file.require_output_path(model, writing.out)
+        plan_mix.validate(sizing, making(steering.placeholder_inputs), kind.name, wishes)
+    known = steering.collect_inputs(how, opened, writing, config, ui, dry_run=dry_run)
+    plan, told = plan_mix.build_plan(sizing, making(known), kind.name, wishes, config, ui)
     if known.imatrix or known.moments or not writing.dry_run:
-        plan = apply_folds.folded(plan, steering.fold, writing.threads, ui)
-    plan_notes.tell(plan, ui)
+        plan = apply_folds.apply_folds(plan, steering.fold, writing.threads, ui)
+    plan_notes.print_plan_notes(plan, ui)
     mixed = (
-        wishes.any
-        or sizing.any
+        wishes.is_set
+        or sizing.overrides_recipe
         or bool(known.digests or most)
         or how.name != "ggml"
-        or steering.folds
+        or steering.has_fold
     )
-    out = writing.out or (plan_mix.beside(plan) if sizing.any and model is None else None)
-    with quantize_file.placed(
-        plan, model, out, config, ui, mixed=mixed, dry_run=writing.dry_run
+    out = writing.out or (
+        plan_mix.default_output(plan) if sizing.overrides_recipe and model is None else None
+    )
+    with quantize_file.output_path(
+        plan, model, out, config, ui, is_custom=mixed, dry_run=writing.dry_run
     ) as target:
-        certify.check(plan, target, wish, config)
+        certify.require_disk_space(plan, target, wish, config)
         make = (
-            quantize_file.write
+            quantize_file.write_with_progress
             if not steering.sequential
-            else steering.behind(how, opened, writing, config)
+            else steering.blockwise_writer(how, opened, writing, config)
         )
         report = (
             None
@@ -125,29 +141,35 @@ def quantize(
             else make(plan, target, ui, threads=writing.threads, force=writing.force)
         )
         report, found = certify.certify(plan, target, report, wish, told, config, ui)
-    closing.close(plan, target, report, ui, found, told)
+    closing.print_result(plan, target, report, ui, found, told)
 
 
-def _making(
+def _plan_builder(
     source: "Source",
     method: "Method",
-    steering: Steering,
-    verifying: Verifying,
-    most: int,
+    steering: MethodSettings,
+    verifying: VerifyOptions,
+    max_shard_bytes: int,
     threads: int,
-    known: Known,
-) -> "Making":
+    inputs: MeasuredInputs,
+) -> "PlanBuilder":
     """Return a plan builder for these statistics."""
-    from llmcli.workflows.quantization.plan_mix import Making
+    from llmcli.workflows.quantization.plan_mix import PlanBuilder
     from quant.folds import folded_source
     from quant.quantize import plan as planning
 
-    return Making(
+    return PlanBuilder(
         source,
         lambda name, wishes: planning.plan(
-            source, name, wishes, most=most, method=method.name, **known.given
+            source,
+            name,
+            wishes,
+            max_shard_bytes=max_shard_bytes,
+            method=method.name,
+            **inputs.plan_arguments,
         ),
-        {"method": method.name, "fold": steering.fold * steering.folds, **known.digests},
+        {"method": method.name, "fold": steering.fold * steering.has_fold, **inputs.digests},
         threads,
-        folded_source.ROOM * steering.folds + verifying.room(source, known.texts),
+        folded_source.HEADER_RESERVE_BYTES * steering.has_fold
+        + verifying.reserved_bytes(source, inputs.text_names),
     )

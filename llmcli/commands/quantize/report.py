@@ -9,18 +9,18 @@ from llmcli.units import size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmcli.workflows.certification.certify import Certified
+    from llmcli.workflows.certification.certify import CertifiedFile
     from quant.quantize.plan import Plan
-    from quant.quantize.write import Report
+    from quant.quantize.write import WriteReport
 
 
-def close(
+def print_result(
     plan: "Plan",
     out: Path,
-    report: "Report | None",
+    report: "WriteReport | None",
     ui: UI,
-    found: "Certified | None" = None,
-    told: "Mapping[str, Any] | None" = None,
+    certified_file: "CertifiedFile | None" = None,
+    extra_fields: "Mapping[str, Any] | None" = None,
 ) -> None:
     """Print the closing table, or the JSON document under --json.
 
@@ -28,11 +28,17 @@ def close(
     `extra_fields`: additional JSON fields.
     """
     from llmcli.workflows.certification import certificate_text
-    from quant.quantize.write import tally
+    from quant.quantize.write import summarize_types
 
-    lines = report.tallies if report else tally(plan)
+    lines = report.type_summaries if report else summarize_types(plan)
     if ui.json:
-        ui.result({**_document(plan, out, report), **(told or {}), **_certificate(found)})
+        ui.result(
+            {
+                **_build_document(plan, out, report),
+                **(extra_fields or {}),
+                **_certificate(certified_file),
+            }
+        )
         return
     columns = ("type", "tensors", "before", "after", "bits/weight", "error", "seconds")
     rows = [
@@ -62,20 +68,23 @@ def close(
     if report is None:
         ui.text(f"would write {named} ({size(plan.nbytes)}); nothing was written")
     else:
-        _remarked(plan, report, ui)
+        _print_remarks(plan, report, ui)
         ui.text(f"{named} ({size(_nbytes(plan, out, report))}, {report.seconds:.1f} s)")
-    if found:
-        certificate_text.tell(found.certificate, found.files, ui)
+    if certified_file:
+        certificate_text.print_summary(certified_file.certificate, certified_file.sidecars, ui)
 
 
-def _remarked(plan: "Plan", report: "Report", ui: UI) -> None:
+def _print_remarks(plan: "Plan", report: "WriteReport", ui: UI) -> None:
     """Print what the method reported while it worked."""
-    remarks = report.remarks.values()
-    if others := sum(one.others for one in remarks):
-        rows, tensors = sum(one.rows for one in remarks), sum(one.others > 0 for one in remarks)
+    remarks = report.method_reports.values()
+    if others := sum(one.fallback_rows for one in remarks):
+        rows, tensors = (
+            sum(one.rows for one in remarks),
+            sum(one.fallback_rows > 0 for one in remarks),
+        )
         ui.note(
             f"{others:,} of {rows:,} rows, in {tensors} of {len(remarks)} tensors, have the codes "
-            f"of {plan.method.instead}: those of {plan.method.name} had no smaller error by the "
+            f"of {plan.method.fallback}: those of {plan.method.name} had no smaller error by the "
             "second moments"
         )
     if damped := [one.damping for one in remarks if one.damping]:
@@ -85,24 +94,24 @@ def _remarked(plan: "Plan", report: "Report", ui: UI) -> None:
         )
 
 
-def _certificate(found: "Certified | None") -> dict[str, Any]:
+def _certificate(certified_file: "CertifiedFile | None") -> dict[str, Any]:
     from llmcli.workflows.certification import certificate_text
 
-    if found is None:
+    if certified_file is None:
         return {}
-    told = certificate_text.document(found.certificate, (), True)
-    return {"certificate": {**told, "files": [str(file) for file in found.files]}}
+    told = certificate_text.build_document(certified_file.certificate, (), True)
+    return {"certificate": {**told, "files": [str(file) for file in certified_file.sidecars]}}
 
 
-def _nbytes(plan: "Plan", out: Path, report: "Report | None") -> int:
+def _nbytes(plan: "Plan", out: Path, report: "WriteReport | None") -> int:
     """Return the bytes of the files; a written file also contains the certificate, which is not
     planned.
     """
     return sum(file.stat().st_size for file in plan.files(out)) if report else plan.nbytes
 
 
-def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any]:
-    from quant.quantize.write import tally
+def _build_document(plan: "Plan", out: Path, report: "WriteReport | None") -> dict[str, Any]:
+    from quant.quantize.write import summarize_types
 
     return {
         "path": str(plan.files(out)[0]),
@@ -114,18 +123,20 @@ def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any
         "bits_per_weight": plan.bits_per_weight,
         "tensors": len(plan.steps),
         "fallbacks": len(plan.fallbacks),
-        "requantized_from": list(plan.requantized),
+        "requantized_from": list(plan.requantized_types),
         "imatrix": str(plan.imatrix.path) if plan.imatrix else None,
-        "without_importance": len(plan.unweighed),
+        "without_importance": len(plan.tensors_without_importance),
         "method": plan.method.name,
-        "sequential": plan.pending.digest or None if plan.pending else None,
+        "sequential": plan.expected_moments.digest or None if plan.expected_moments else None,
         "methods": {name: len(steps) for name, steps in plan.methods.items()},
-        "rows_left": sum(one.others for one in report.remarks.values()) if report else 0,
-        "damped": {name: one.damping for name, one in report.remarks.items() if one.damping}
+        "rows_left": sum(one.fallback_rows for one in report.method_reports.values())
+        if report
+        else 0,
+        "damped": {name: one.damping for name, one in report.method_reports.items() if one.damping}
         if report
         else {},
-        "fold": {"kinds": plan.source.folded.split(","), "digest": plan.source.fold}
-        if plan.source.fold
+        "fold": {"kinds": plan.source.fold_label.split(","), "digest": plan.source.fold_digest}
+        if plan.source.fold_digest
         else None,
         "types": {
             line.type: {
@@ -135,18 +146,18 @@ def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any
                 "relative_rmse": line.error,
                 "elapsed_ms": None if line.seconds is None else line.seconds * 1000,
             }
-            for line in (report.tallies if report else tally(plan))
+            for line in (report.type_summaries if report else summarize_types(plan))
         },
         "dry_run": report is None,
-        "present": bool(report and report.present),
+        "present": bool(report and report.already_finished),
         "resumed_tensors": report.resumed if report else 0,
         "resumed_bytes": report.resumed_bytes if report else 0,
-        "sha256": _sha256(report) if report and not plan.most else None,
+        "sha256": _sha256(report) if report and not plan.max_shard_bytes else None,
         "elapsed_ms": report.seconds * 1000 if report else 0.0,
     }
 
 
-def _sha256(report: "Report") -> str:
+def _sha256(report: "WriteReport") -> str:
     """Return the file's sha256, which was computed while it was written or is computed now."""
     from llmcli.catalog.store import measure
 

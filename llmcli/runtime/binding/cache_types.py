@@ -14,10 +14,10 @@ KV_TYPES = {
     "iq4_nl": 20,
     "bf16": 30,
 }
-FLASH = {"auto": -1, "off": 0, "on": 1}
+FLASH_MODES = {"auto": -1, "off": 0, "on": 1}
 
 
-def check_cache(type_k: str, type_v: str, flash_attn: str) -> None:
+def check_cache_types(type_k: str, type_v: str, flash_attn: str) -> None:
     """Raise UserError for cache types and flash-attention modes that llama.cpp does not support, or
     not together.
     """
@@ -26,7 +26,7 @@ def check_cache(type_k: str, type_v: str, flash_attn: str) -> None:
             raise UserError(
                 f"unknown KV cache type {kind!r}", hint=f"{flag} takes one of: {' '.join(KV_TYPES)}"
             )
-    if flash_attn not in FLASH:
+    if flash_attn not in FLASH_MODES:
         raise UserError(
             f"unknown flash-attention mode {flash_attn!r}", hint="-fa takes auto, on or off"
         )

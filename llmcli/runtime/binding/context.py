@@ -12,23 +12,29 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.runtime.binding import sequence_state
 from llmcli.runtime.binding.batch import (
-    LOGITS_ITH,
-    NEVER,
+    GET_LOGITS_ITH,
+    UNSET_FLAG,
     Batch,
-    Rows,
-    Stop,
-    abort_on,
-    address,
-    no_cache,
+    BatchRows,
+    StopFlag,
+    abort_callback,
+    no_cache_error,
+    pointer_address,
 )
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
-from llmcli.runtime.binding.library import last_words, lib, listen
-from llmcli.runtime.binding.logits_row import Row
-from llmcli.runtime.binding.memory_breakdown import Allocated, allocated
+from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
+from llmcli.runtime.binding.logits_row import LogitsRow
+from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown, read_memory_breakdown
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.positions import Positions, Span, ends, spans, window_moves
-from llmcli.runtime.binding.shared_cells import Sharing
+from llmcli.runtime.binding.positions import (
+    Positions,
+    Span,
+    batch_spans,
+    min_max,
+    window_survives_shift,
+)
+from llmcli.runtime.binding.shared_cells import SharedCells
 from llmcli.runtime.binding.shift_support import can_shift
 
 
@@ -43,27 +49,27 @@ class NoSlot(Exception):
 class Context:
     """An open context, made by `open_context`; unusable after its `with` block."""
 
-    def __init__(self, pointer: Any, model: Model, stop: Stop, options: ContextOptions) -> None:
+    def __init__(self, pointer: Any, model: Model, stop: StopFlag, options: ContextOptions) -> None:
         library = lib()
         self.pointer, self.stop, self.unified = pointer, stop, options.unified
         self.n_ctx: int = library.llama_n_ctx(pointer)
         self.n_batch: int = library.llama_n_batch(pointer)
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
         self.n_seq_max = options.n_seq_max
-        self.n_outputs = max(options.n_outputs, options.sequences)
-        self.appends, self._most_outputs = options.appends, options.sequences
+        self.n_outputs = max(options.n_outputs, options.n_sequences)
+        self.can_append, self._most_outputs = options.can_append, options.n_sequences
         self.memory = library.llama_get_memory(pointer)
-        self.n_vocab, self.n_swa, self.recurrent = (
+        self.n_vocab, self.n_swa, self.is_recurrent = (
             model.n_vocab,
-            0 if options.whole else model.n_swa,
-            model.recurrent,
+            0 if options.swa_full else model.n_swa,
+            model.is_recurrent,
         )
-        self._diffuses = model.diffuses
-        self.whole_states = not (options.whole and model.n_swa)
+        self._diffuses = model.is_diffusion
+        self.has_complete_states = not (options.swa_full and model.n_swa)
         # Moved cells keep the influence of dropped text, so they differ from what the remaining
         # text alone would give.
         self._ask_shift = (
-            None if options.whole else partial(can_shift, model, self.memory, options.type_k)
+            None if options.swa_full else partial(can_shift, model, self.memory, options.type_k)
         )
         # When a batch has several micro-batches, llama.cpp drops old cells of a window for the last
         # one before the first is computed (prepare and apply_ubatch of llama-kv-cache.cpp). If
@@ -74,45 +80,47 @@ class Context:
         self._batch = Batch(self.n_batch)
         self._positions, self._sharing, self.log_sum_exp = (
             Positions(self.n_seq_max),
-            Sharing(),
+            SharedCells(),
             LogSumExp(),
         )
-        self._rows: dict[int, Row] = {}  # by address, of which there are few
+        self._rows: dict[int, LogitsRow] = {}  # by address, of which there are few
         # plain addresses: creating a ctypes pointer for each token is slow right after a pass
         self._address, self._logits = (
-            address(pointer),
-            LOGITS_ITH(address(library.llama_get_logits_ith)),
+            pointer_address(pointer),
+            GET_LOGITS_ITH(pointer_address(library.llama_get_logits_ith)),
         )
 
-    def decode(self, rows: Rows) -> list[Row]:
+    def decode(self, rows: BatchRows) -> list[LogitsRow]:
         """Compute one forward pass. Return the rows that asked for logits, in order.
 
         Raises NoSlot (nothing changed), Aborted (cut the sequences back), and UserError when
         llama.cpp fails.
         """
         self._check(rows)
-        added = spans(rows.positions, rows.sequences)
+        added = batch_spans(rows.positions, rows.sequences)
         self._batch.fill(rows)
         self._forward(self._batch, added)
         if (
-            len(rows) == 1 and rows.wants[0]
+            len(rows) == 1 and rows.wants_logits[0]
         ):  # the most frequent case: less code runs right after a pass
-            return [self.row(0)]
-        result = [self.row(index) for index, wanted in enumerate(rows.wants) if wanted]
+            return [self.logits_row(0)]
+        result = [
+            self.logits_row(index) for index, wanted in enumerate(rows.wants_logits) if wanted
+        ]
         if not result:
             lib().llama_synchronize(
                 self.pointer
             )  # on a GPU decode returns before the pass is complete; reading a row waits for it
         return result
 
-    def prepare(self, rows: Rows) -> Callable[[], None]:
+    def prepare(self, rows: BatchRows) -> Callable[[], None]:
         """Check and lay out a pass in advance. Return a function that runs only llama.cpp, for
         measurements.
         """
         self._check(rows)
         batch = Batch(len(rows))
         batch.fill(rows)
-        return partial(self._measured, batch, spans(rows.positions, rows.sequences))
+        return partial(self._measured, batch, batch_spans(rows.positions, rows.sequences))
 
     def _measured(self, batch: Batch, added: Collection[Span]) -> None:
         self._forward(batch, added)
@@ -121,7 +129,7 @@ class Context:
     def _forward(self, batch: Batch, added: Collection[Span]) -> None:
         self._positions.check(added)
         code = lib().llama_decode(self.pointer, batch.struct)
-        self.stop.heard()  # not earlier: Ctrl-C may have come while the batch was filled
+        self.stop.reset()  # not earlier: Ctrl-C may have come while the batch was filled
         if code == 0:
             self._positions.advance(added)
             return
@@ -131,46 +139,46 @@ class Context:
             self._reread(sequence)
         if code == 2:
             raise Aborted
-        reason = last_words() or "no reason given"
+        reason = last_log_lines() or "no reason given"
         raise UserError(
             f"llama.cpp could not compute this batch (code {code}): {reason}",
             hint="try a smaller --ctx-size or --ubatch-size",
         )
 
-    def row(self, index: int) -> Row:
+    def logits_row(self, index: int) -> LogitsRow:
         """Return the logits of row `index` of the last batch."""
         address = self._logits(self._address, index)
         assert address, f"row {index} has no logits"
         row = self._rows.get(address)
         if row is None:
-            row = self._rows[address] = Row(self, address)
+            row = self._rows[address] = LogitsRow(self, address)
         row.index = index
         return row
 
-    def use_threads(self, count: int, batch: int) -> None:
+    def set_threads(self, count: int, batch_count: int) -> None:
         """Set the threads of later passes: of passes with one row, and of those with several."""
-        assert count > 0 and batch > 0, (count, batch)
-        lib().llama_set_n_threads(self.pointer, count, batch)
+        assert count > 0 and batch_count > 0, (count, batch_count)
+        lib().llama_set_n_threads(self.pointer, count, batch_count)
 
     def interrupt(self) -> None:
         """Make the running forward pass, or else the next one, raise Aborted within milliseconds.
 
         Safe from a signal handler.
         """
-        self.stop.ask()
+        self.stop.request_stop()
 
-    def _check(self, rows: Rows) -> None:
+    def _check(self, rows: BatchRows) -> None:
         if not self.memory:
-            raise no_cache(self._diffuses)
+            raise no_cache_error(self._diffuses)
         count = len(rows)
         assert 0 < count <= self.n_batch, (count, self.n_batch)
-        assert len(rows.positions) == len(rows.sequences) == len(rows.wants) == count
-        wanted = sum(rows.wants)
+        assert len(rows.positions) == len(rows.sequences) == len(rows.wants_logits) == count
+        wanted = sum(rows.wants_logits)
         assert wanted <= self.n_outputs, "more outputs than the context was made for"
         self._most_outputs = max(self._most_outputs, wanted)
-        low, high = ends(rows.tokens)
+        low, high = min_max(rows.tokens)
         assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
-        low, high = ends(rows.sequences)
+        low, high = min_max(rows.sequences)
         assert low >= 0 and high < self.n_seq_max, "sequence id out of range"
 
     # The memory interface of the ledger. All ids are checked, because llama.cpp aborts on one out
@@ -187,12 +195,12 @@ class Context:
         assert keep >= 0, keep
         if keep >= self._positions.length(sequence):
             return True
-        if self.n_swa and keep and self.first(sequence) > max(0, keep + 1 - self.n_swa):
+        if self.n_swa and keep and self.first_position(sequence) > max(0, keep + 1 - self.n_swa):
             return False
         if not lib().llama_memory_seq_rm(self.memory, sequence, keep, -1):
             return False
-        self._positions.put(sequence, keep)
-        self._sharing.cut(sequence, keep)
+        self._positions.set_length(sequence, keep)
+        self._sharing.record_cut(sequence, keep)
         return True
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
@@ -209,16 +217,16 @@ class Context:
             end,
         )
         assert self._positions.length(target) == start, f"sequence {target} does not end at {start}"
-        needs_whole = self.recurrent or not self.unified
+        needs_whole = self.is_recurrent or not self.unified
         assert not needs_whole or (start == 0 and end == self._positions.length(source)), (
             "only a whole sequence"
         )
         lib().llama_memory_seq_cp(
             self.memory, source, target, -1 if needs_whole else start, -1 if needs_whole else end
         )
-        self._positions.put(target, end)
+        self._positions.set_length(target, end)
         if self.unified:
-            self._sharing.copied(source, target, start, end)
+            self._sharing.record_copy(source, target, start, end)
 
     @cached_property
     def can_shift(self) -> bool:
@@ -243,38 +251,42 @@ class Context:
         assert self.can_shift, "this memory cannot move cells"
         length = self._positions.length(sequence)
         assert 0 <= start < end < length, (start, end, length)
-        assert end >= self._sharing.end(sequence), "cells that another sequence holds would move"
-        first = self.first(sequence) if self.n_swa else 0
-        assert window_moves(first, start, end, length, self.n_swa), "the window would have a hole"
+        assert end >= self._sharing.shared_end(sequence), (
+            "cells that another sequence holds would move"
+        )
+        first = self.first_position(sequence) if self.n_swa else 0
+        assert window_survives_shift(first, start, end, length, self.n_swa), (
+            "the window would have a hole"
+        )
         assert 0 <= last < self.n_vocab, last
         library, new_length = lib(), length - (end - start)
         library.llama_memory_seq_rm(self.memory, sequence, start, end)
         library.llama_memory_seq_add(self.memory, sequence, end, length, start - end)
         library.llama_memory_seq_rm(self.memory, sequence, new_length - 1, -1)
-        self._batch.fill(Rows([last], [new_length - 1], [sequence], [False]))
-        listen()
-        library.llama_set_abort_callback(self.pointer, *abort_on(NEVER))
+        self._batch.fill(BatchRows([last], [new_length - 1], [sequence], [False]))
+        reset_log()
+        library.llama_set_abort_callback(self.pointer, *abort_callback(UNSET_FLAG))
         code = library.llama_decode(self.pointer, self._batch.struct)
         library.llama_synchronize(self.pointer)
-        library.llama_set_abort_callback(self.pointer, *abort_on(self.stop.flag))
-        self._sharing.cut(sequence, start)
-        self._positions.put(sequence, new_length)
-        if code or "K-shift" in last_words():
+        library.llama_set_abort_callback(self.pointer, *abort_callback(self.stop.flag))
+        self._sharing.record_cut(sequence, start)
+        self._positions.set_length(sequence, new_length)
+        if code or "K-shift" in last_log_lines():
             self.clear()
-            reason = last_words() or "no reason given"
+            reason = last_log_lines() or "no reason given"
             raise UserError(
                 f"llama.cpp could not move the cells of the context (code {code}): {reason}",
                 hint="try again: the context is recomputed; --on-full stop avoids moving cells",
             )
 
-    def first(self, sequence: int) -> int:
+    def first_position(self, sequence: int) -> int:
         """Return the oldest position still held (above 0 when a sliding window has moved on), −1
         when empty.
         """
         self._known(sequence)
         return int(lib().llama_memory_seq_pos_min(self.memory, sequence))
 
-    def last(self, sequence: int) -> int:
+    def last_position(self, sequence: int) -> int:
         """Return the newest position held, −1 when empty."""
         self._known(sequence)
         return int(lib().llama_memory_seq_pos_max(self.memory, sequence))
@@ -285,7 +297,7 @@ class Context:
         self._positions.clear()
         self._sharing.clear()
 
-    def state(self, sequence: int, start: int = 0) -> memoryview:
+    def read_state(self, sequence: int, start: int = 0) -> memoryview:
         """Return the state of a sequence, for `write_state`. With `start` only the positions from
         there on are returned; the earlier ones are dropped, and the sequence must be emptied.
         """
@@ -293,49 +305,49 @@ class Context:
         assert 0 <= start < max(1, self._positions.length(sequence)), start
         if start:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, start)
-        return sequence_state.take(
-            self.pointer, sequence, self.appends and self._positions.scattered(sequence)
+        return sequence_state.read_state(
+            self.pointer, sequence, self.can_append and self._positions.is_scattered(sequence)
         )
 
-    def put_state(
-        self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1
+    def write_state(
+        self, sequence: int, saved_state: bytes | memoryview, start: int = 0, source: int = -1
     ) -> bool:
         """Restore a state from `read_state` into new cells of a sequence, and share the first
         `start` positions of `source`. Return False, with the sequence empty, when it fails.
         """
         self._known(sequence)
         self._empty(sequence)  # for the state of an empty sequence llama.cpp keeps the old cells
-        good = sequence_state.put(self.pointer, sequence, kept)
+        good = sequence_state.write_state(self.pointer, sequence, saved_state)
         if good and start:
-            assert self.unified and not self.recurrent and source != sequence, (source, sequence)
+            assert self.unified and not self.is_recurrent and source != sequence, (source, sequence)
             assert start <= self._positions.length(source), (source, start)
             lib().llama_memory_seq_cp(self.memory, source, sequence, 0, start)
-            self._sharing.copied(source, sequence, 0, start)
+            self._sharing.record_copy(source, sequence, 0, start)
         if good:
             self._reread(sequence)
         else:
             self._empty(sequence)
         return good
 
-    def append_state(self, sequence: int, kept: memoryview, start: int) -> bool:
+    def append_state(self, sequence: int, saved_state: memoryview, start: int) -> bool:
         """Append positions that another context computed to the `start` positions of a sequence.
         Return False, with the sequence unchanged, when it fails.
         """
         self._known(sequence)
-        assert self.appends and start == self._positions.length(sequence), (
+        assert self.can_append and start == self._positions.length(sequence), (
             start,
             self._positions.length(sequence),
         )
-        good = sequence_state.append(
-            self.pointer, self.memory, sequence, self.n_seq_max, kept, start > 0
+        good = sequence_state.append_state(
+            self.pointer, self.memory, sequence, self.n_seq_max, saved_state, start > 0
         )
-        self._positions.put(sequence, self.last(sequence) + 1)
+        self._positions.set_length(sequence, self.last_position(sequence) + 1)
         return good
 
     def _empty(self, sequence: int) -> None:
         lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)
-        self._positions.put(sequence, 0)
-        self._sharing.cut(sequence, 0)
+        self._positions.set_length(sequence, 0)
+        self._sharing.record_cut(sequence, 0)
 
     @property
     def output_bytes(self) -> int:
@@ -345,9 +357,9 @@ class Context:
         """
         return 4 * self.n_vocab * self._most_outputs
 
-    def allocated(self) -> Allocated | None:
+    def memory_breakdown(self) -> MemoryBreakdown | None:
         """Return the bytes that llama.cpp allocated, or None when this build cannot be queried."""
-        return allocated(self.pointer)
+        return read_memory_breakdown(self.pointer)
 
     def _known(self, *sequences: int) -> None:
         assert all(0 <= sequence < self.n_seq_max for sequence in sequences), (
@@ -362,8 +374,8 @@ class Context:
         dense layers keep cells. The rest of the sequence is dropped; otherwise later tokens would
         be stored beside older ones of the same position.
         """
-        length = self.last(sequence) + 1
+        length = self.last_position(sequence) + 1
         if not length:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, -1)
-        self._positions.put(sequence, length)
-        self._sharing.cut(sequence, length)
+        self._positions.set_length(sequence, length)
+        self._sharing.record_cut(sequence, length)

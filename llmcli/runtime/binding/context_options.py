@@ -26,12 +26,12 @@ class ContextOptions:
     flash_attn: str = "auto"
     unified: bool = True
     n_outputs: int = 1
-    whole: bool = False
-    appends: bool = False
+    swa_full: bool = False
+    can_append: bool = False
 
     @property
-    def sequences(self) -> int:
+    def n_sequences(self) -> int:
         """Return the sequences that llama.cpp allocates: one more with `can_append`, to hold the
         beginning of a sequence while its end is restored.
         """
-        return self.n_seq_max + self.appends
+        return self.n_seq_max + self.can_append

@@ -8,8 +8,8 @@ from typing import Any
 
 from llmcli.runtime.binding.library import ggml, lib
 
-HOST, GPUS = "CPU", ("gpu", "igpu")
-KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_dev_type
+HOST_DEVICE, GPU_KINDS = "CPU", ("gpu", "igpu")
+DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_dev_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,33 +19,33 @@ class Device:
     name: str
     description: str
     kind: str
-    free: int
-    total: int
+    free_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferType:
     """A type of llama.cpp's buffers ("CPU_Mapped", "CUDA0") and the name of its device, "CPU" for
     all host memory.
     """
 
-    buffer: str
+    name: str
     device: str
 
     @property
-    def repacks(self) -> bool:
+    def is_repacked(self) -> bool:
         """Return whether its buffers hold copies of weights, repacked for this CPU's kernels."""
         return (
-            self.device == HOST
-            and self.buffer not in (HOST, "CPU_Mapped")
-            and not self.buffer.endswith("_Host")
+            self.device == HOST_DEVICE
+            and self.name not in (HOST_DEVICE, "CPU_Mapped")
+            and not self.name.endswith("_Host")
         )
 
 
 _split: list[Any] = []  # read by C when a model is loaded; the last one counts
 
 
-def share_out(parts: Sequence[float]) -> None:
+def set_tensor_split(parts: Sequence[float]) -> None:
     """Distribute the layers of models loaded from now on over GPUs and workers in these
     proportions, instead of by free memory.
     """
@@ -59,23 +59,23 @@ def tensor_split() -> Any:
     return _split[0] if _split else None
 
 
-def place(kind: int) -> Place:
+def read_buffer_type(kind: int) -> BufferType:
     """Describe a ggml_backend_buffer_type_t."""
     library = _functions()
     buffer = library.ggml_backend_buft_name(kind).decode()
     device = library.ggml_backend_buft_get_device(kind)
-    outside = device and KINDS.get(library.ggml_backend_dev_type(device)) in GPUS
+    outside = device and DEVICE_KINDS.get(library.ggml_backend_dev_type(device)) in GPU_KINDS
     if not outside or library.ggml_backend_buft_is_host(kind):
-        return Place(buffer, HOST)
-    return Place(buffer, library.ggml_backend_dev_name(device).decode())
+        return BufferType(buffer, HOST_DEVICE)
+    return BufferType(buffer, library.ggml_backend_dev_name(device).decode())
 
 
-def buffer_place(buffer: int) -> Place:
+def read_type_of_buffer(buffer: int) -> BufferType:
     """Describe the type of a ggml_backend_buffer_t."""
-    return place(_functions().ggml_backend_buffer_get_type(buffer))
+    return read_buffer_type(_functions().ggml_backend_buffer_get_type(buffer))
 
 
-def devices() -> list[Device]:
+def list_devices() -> list[Device]:
     """Return every device, including the CPU."""
     library = _functions()
     result = []
@@ -87,7 +87,7 @@ def devices() -> list[Device]:
             Device(
                 library.ggml_backend_dev_name(device).decode(),
                 library.ggml_backend_dev_description(device).decode(),
-                KINDS.get(library.ggml_backend_dev_type(device), "other"),
+                DEVICE_KINDS.get(library.ggml_backend_dev_type(device), "other"),
                 free.value,
                 total.value,
             )
@@ -95,13 +95,13 @@ def devices() -> list[Device]:
     return result
 
 
-def gpu_free() -> int | None:
+def free_gpu_bytes() -> int | None:
     """Return the free bytes of all GPUs, or None if there are none."""
-    gpus = [device.free for device in devices() if device.kind in GPUS]
+    gpus = [device.free_bytes for device in list_devices() if device.kind in GPU_KINDS]
     return sum(gpus) if gpus else None
 
 
-def lays_out_for_amx() -> bool:
+def repacks_for_amx() -> bool:
     """Return whether llama.cpp repacks quantized weights for AMX here: the build and the system
     support it.
     """

@@ -15,41 +15,41 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.devices import Place, buffer_place
+from llmcli.runtime.binding.devices import BufferType, read_type_of_buffer
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.binding.memory_breakdown import Allocated
+from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
 
 # llama_internal_get_tensor_map (src/llama-model.h): a reference to a vector<pair<string,
 # ggml_tensor *>>.
-SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
-PAIR = (
+TENSOR_MAP_SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
+PAIR_BYTES = (
     40  # bytes: libstdc++'s string (pointer, length, 16 bytes of buffer) and the tensor's address
 )
-BUFFER = 8  # offset of `buffer` in struct ggml_tensor, after its type
+BUFFER_OFFSET_BYTES = 8  # offset of `buffer` in struct ggml_tensor, after its type
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
+class DryRunResult:
     """A context that was not created: its size in tokens, its output buffer, and all other bytes
     (None: unknown).
     """
 
     n_ctx: int
     n_ubatch: int
-    output: int
-    allocated: Allocated | None
+    output_bytes: int
+    breakdown: MemoryBreakdown | None
 
 
-class Rehearsal:
+class DryRun:
     """A model without weights, made by `dry_run`; unusable after its `with` block."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     @contextmanager
-    def context(self, options: ContextOptions) -> Iterator[Rehearsed]:
+    def open_context(self, options: ContextOptions) -> Iterator[DryRunResult]:
         """Return what a context of these options would allocate.
 
         Raises UserError when llama.cpp refuses the options.
@@ -58,37 +58,35 @@ class Rehearsal:
             output = (
                 4 * context.n_vocab * context.n_outputs
             )  # once a pass has asked for as many rows as it may
-            yield Rehearsed(context.n_ctx, context.n_ubatch, output, context.allocated())
+            yield DryRunResult(context.n_ctx, context.n_ubatch, output, context.memory_breakdown())
 
-    def placed(self) -> list[tuple[str, Place]] | None:
+    def tensor_buffers(self) -> list[tuple[str, BufferType]] | None:
         """Return each tensor's name and the buffer it would be in; a tensor that is used twice (a
         tied head) is listed twice.
 
         None when this build cannot be queried.
         """
-        function = getattr(getattr(lib(), "_lib", None), SYMBOL, None)
+        function = getattr(getattr(lib(), "_lib", None), TENSOR_MAP_SYMBOL, None)
         if function is None or not sys.platform.startswith("linux"):
             return None
         function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         first, last = _words(function(self._model.pointer), 2)
-        if not 0 <= last - first <= PAIR << 24 or (last - first) % PAIR:
+        if not 0 <= last - first <= PAIR_BYTES << 24 or (last - first) % PAIR_BYTES:
             return None
-        return [_tensor(address) for address in range(first, last, PAIR)]
+        return [_tensor(address) for address in range(first, last, PAIR_BYTES)]
 
 
 @contextmanager
-def rehearse(
-    path: Path, *, gpu_layers: int = -1, latent: bool | None = None
-) -> Iterator[Rehearsal]:
+def dry_run(path: Path, *, gpu_layers: int = -1, latent: bool | None = None) -> Iterator[DryRun]:
     """Open a GGUF that `check_loadable` has passed for a dry run. Raises as `open_model` does."""
-    with open_model(path, gpu_layers=gpu_layers, latent=latent, dry=True) as model:
-        yield Rehearsal(model)
+    with open_model(path, gpu_layers=gpu_layers, latent=latent, dry_run=True) as model:
+        yield DryRun(model)
 
 
-def _tensor(pair: int) -> tuple[str, Place]:
+def _tensor(pair: int) -> tuple[str, BufferType]:
     name, length, _, _, tensor = _words(pair, 5)
-    (buffer,) = _words(tensor + BUFFER, 1)
-    return ctypes.string_at(name, length).decode("utf-8", "replace"), buffer_place(buffer)
+    (buffer,) = _words(tensor + BUFFER_OFFSET_BYTES, 1)
+    return ctypes.string_at(name, length).decode("utf-8", "replace"), read_type_of_buffer(buffer)
 
 
 def _words(address: int, count: int) -> Any:

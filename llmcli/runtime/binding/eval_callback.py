@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 from llmcli.runtime.binding.library import ggml, lib
 
-LEAST_ROWS = 16  # products with fewer rows are not a batch of text: tools/imatrix/imatrix.cpp
+MIN_ROWS = 16  # products with fewer rows are not a batch of text: tools/imatrix/imatrix.cpp
 F32, I32 = 0, 26  # enum ggml_type
-PLAIN, EXPERTS = b"MUL_MAT", b"MUL_MAT_ID"
-RESULT = "result_norm"  # input of the head in most architectures
-MIXES, SHARES = (
+MATMUL_OP, EXPERT_MATMUL_OP = b"MUL_MAT", b"MUL_MAT_ID"
+FINAL_NORM = "result_norm"  # input of the head in most architectures
+MIX_PREFIX, WEIGHTS_PREFIX = (
     b"kqv-",
     "kq_soft_max",
 )  # build_attn_mha (src/llama-graph.cpp): values times attention weights
-OBJECT = 32  # bytes of a struct ggml_object
+OBJECT_BYTES = 32  # bytes of a struct ggml_object
 
 
 class _Tensor(ctypes.Structure):
@@ -55,7 +55,7 @@ class _InitParams(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProductInput:
     """The input of a product with a weight. Valid only during the call.
 
     - `name`: the weight. `matrices`: its number of matrices (ne[2], ne[3]).
@@ -73,7 +73,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class AttentionMix:
     """The attention weights of one layer; only without flash attention. Valid only during the call.
 
     `name`: the product's name, such as "kqv-5". `shares`: `[heads, queries, keys]`, keys in the
@@ -84,7 +84,7 @@ class Mixed:
     shares: NDArray[np.float32]
 
 
-class Watcher:
+class ProductWatcher:
     """Passes every product with a weight whose name is wanted to `sink`, and attention weights
     likewise.
 
@@ -97,9 +97,11 @@ class Watcher:
     graph is split over devices, each later part still runs, unseen.
     """
 
-    def __init__(self, wanted: Callable[[str], bool], sink: Callable[[Seen | Mixed], None]) -> None:
-        self.wanted, self.sink = wanted, sink
-        self.last = self.latest = ""
+    def __init__(
+        self, is_wanted: Callable[[str], bool], sink: Callable[[ProductInput | AttentionMix], None]
+    ) -> None:
+        self.is_wanted, self.sink = is_wanted, sink
+        self.last_weight = self.latest_weight = ""
         self._heads: dict[
             str, tuple[int, int]
         ] = {}  # matrices of each weight whose input is FINAL_NORM
@@ -108,11 +110,11 @@ class Watcher:
         self._ops: dict[int, bytes] = {}
         self.callback = lib().ggml_backend_sched_eval_callback(self._node)
 
-    def narrow(self, wanted: Callable[[str], bool], last: str) -> None:
+    def narrow(self, is_wanted: Callable[[str], bool], last_weight: str) -> None:
         """Show only these weights from now on, and end every pass at the product with
         `last_weight`.
         """
-        self.wanted, self.last = wanted, last
+        self.is_wanted, self.last_weight = is_wanted, last_weight
 
     def check(self) -> None:
         """Raise the exception that the sink raised."""
@@ -129,33 +131,47 @@ class Watcher:
 
     def _look(self, pointer: int, ask: bool) -> bool:
         node = _Tensor.from_address(pointer)
-        if self.last in self._heads and node.ne[1] >= LEAST_ROWS and _plain(node.name) == RESULT:
+        if (
+            self.last_weight in self._heads
+            and node.ne[1] >= MIN_ROWS
+            and _plain(node.name) == FINAL_NORM
+        ):
             return ask or self._end(pointer, node)
         op = self._ops.get(node.op)
         if op is None:
             op = self._ops[node.op] = self._functions.ggml_op_name(node.op)
-        if op not in (PLAIN, EXPERTS):
+        if op not in (MATMUL_OP, EXPERT_MATMUL_OP):
             return not ask
         weight, entered = _Tensor.from_address(node.src[0]), _Tensor.from_address(node.src[1])
         mixes = (
-            op == PLAIN and node.name.startswith(MIXES) and _plain(entered.name).startswith(SHARES)
+            op == MATMUL_OP
+            and node.name.startswith(MIX_PREFIX)
+            and _plain(entered.name).startswith(WEIGHTS_PREFIX)
         )
         name = _plain(node.name if mixes else weight.name)
         if ask:
-            enough = op == EXPERTS or entered.ne[1] >= LEAST_ROWS
-            return enough and entered.type == F32 and bool(name) and self.wanted(name)
+            enough = op == EXPERT_MATMUL_OP or entered.ne[1] >= MIN_ROWS
+            return enough and entered.type == F32 and bool(name) and self.is_wanted(name)
         if mixes:
-            self.sink(Mixed(name, self._array(entered, np.float32)[0]))
-            return name != self.last
-        ids = _Tensor.from_address(node.src[2]) if op == EXPERTS else None
+            self.sink(AttentionMix(name, self._array(entered, np.float32)[0]))
+            return name != self.last_weight
+        ids = _Tensor.from_address(node.src[2]) if op == EXPERT_MATMUL_OP else None
         self._show(name, weight, entered, ids, int(node.src[1]))
-        return name != self.last
+        return name != self.last_weight
 
     def _end(self, pointer: int, node: _Tensor) -> bool:
         """Show the input of the head and end the pass."""
-        self.latest = self.last
+        self.latest_weight = self.last_weight
         rows = self._array(node, np.float32)
-        self.sink(Seen(self.last, rows, self._heads[self.last], None, (pointer, int(node.data))))
+        self.sink(
+            ProductInput(
+                self.last_weight,
+                rows,
+                self._heads[self.last_weight],
+                None,
+                (pointer, int(node.data)),
+            )
+        )
         return False
 
     def _show(
@@ -164,8 +180,8 @@ class Watcher:
         rows = self._array(entered, np.float32)
         experts = None
         key = address, int(entered.data)
-        self.latest = name
-        if ids is None and _plain(entered.name) == RESULT:
+        self.latest_weight = name
+        if ids is None and _plain(entered.name) == FINAL_NORM:
             self._heads[name] = weight.ne[2], weight.ne[3]
         if ids is not None:
             assert ids.type == I32, ids.type
@@ -174,7 +190,7 @@ class Watcher:
                 rows[0],
                 (address, ctypes.addressof(ids)),
             )
-        self.sink(Seen(name, rows, (weight.ne[2], weight.ne[3]), experts, key))
+        self.sink(ProductInput(name, rows, (weight.ne[2], weight.ne[3]), experts, key))
 
     def _array(self, tensor: _Tensor, kind: Any) -> NDArray[Any]:
         """Return the values `[ne3, ne2, ne1, ne0]`: a view of host memory, or a device's copy."""
@@ -217,7 +233,9 @@ def _functions() -> Any:
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    if library.ggml_tensor_overhead() != ctypes.sizeof(_Tensor) + OBJECT or not _reads(library):
+    if library.ggml_tensor_overhead() != ctypes.sizeof(_Tensor) + OBJECT_BYTES or not _reads(
+        library
+    ):
         raise UserError(
             "this version of llama-cpp-python has an unknown tensor layout",
             hint="run scripts/setup to install a version that works with llmcli",
@@ -234,7 +252,7 @@ def _reads(library: Any) -> bool:
         node = _Tensor.from_address(library.ggml_mul_mat(context, weight, entered))
         mirror = _Tensor.from_address(node.src[0])
         return (
-            library.ggml_op_name(node.op) == PLAIN
+            library.ggml_op_name(node.op) == MATMUL_OP
             and tuple(node.ne) == (3, 5, 1, 1)
             and node.src[1] == entered
             and mirror.name == b"some.weight"

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.library import last_words, lib, listen
+from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.sampler import CANDIDATE, candidates
+from llmcli.runtime.binding.sampler import CANDIDATE_DTYPE, candidate_array
 from llmcli.runtime.constraint import gbnf
-from llmcli.runtime.constraint.base import Bits, Constraint
+from llmcli.runtime.constraint.base import Constraint, TokenBits
 
 
 class NativeGrammars:
@@ -43,7 +43,7 @@ class NativeGrammars:
             raise UserError(
                 "llama.cpp's engine does not support forced text", hint="leave out --jump fast"
             )
-        for name in gbnf.check(
+        for name in gbnf.check_gbnf(
             constraint.text
         ):  # llama.cpp would print the whole grammar to stderr
             if len(self.model.tokenize(name, special=True)) != 1:
@@ -51,37 +51,37 @@ class NativeGrammars:
                     f"{name} is no token of this model",
                     hint="run --json shows the ids of tokens; write <[5]> for token 5",
                 )
-        listen()
+        reset_log()
         pointer = lib().llama_sampler_init_grammar(
             self.model.vocab, constraint.text.encode(), b"root"
         )
         if not pointer:
-            reason = last_words() or "no reason given"
+            reason = last_log_lines() or "no reason given"
             raise UserError(
                 f"llama.cpp refuses the grammar: {reason}", hint="leave out --grammar-engine llama"
             )
         self._made.append(pointer)
-        return NativeGrammar(constraint, pointer, self.text, self.ends)
+        return NativeGrammar(constraint, pointer, self.text_tokens, self.end_tokens)
 
     @property
-    def text(self) -> NDArray[np.bool_]:
+    def text_tokens(self) -> NDArray[np.bool_]:
         """Return which tokens are text or an end, `[n_vocab]`; llama.cpp would match a control
         token by its name.
         """
         if self._text is None:
             model = self.model
             flags = (
-                bool(model.piece(token)) or model.ends(token) for token in range(model.n_vocab)
+                bool(model.piece(token)) or model.is_end(token) for token in range(model.n_vocab)
             )
             self._text = np.fromiter(flags, np.bool_, model.n_vocab)
         return self._text
 
     @property
-    def ends(self) -> NDArray[np.int32]:
+    def end_tokens(self) -> NDArray[np.int32]:
         """Return the tokens that end an answer."""
         if self._ends is None:
             self._ends = np.array(
-                [token for token in range(self.model.n_vocab) if self.model.ends(token)], np.int32
+                [token for token in range(self.model.n_vocab) if self.model.is_end(token)], np.int32
             )
         return self._ends
 
@@ -97,7 +97,12 @@ class NativeGrammar:
     def __init__(
         self, constraint: Constraint, pointer: Any, text: NDArray[np.bool_], ends: NDArray[np.int32]
     ) -> None:
-        self.constraint, self.pointer, self.text, self.ends = constraint, pointer, text, ends
+        self.constraint, self.pointer, self.text_tokens, self.end_tokens = (
+            constraint,
+            pointer,
+            text,
+            ends,
+        )
 
     def start(self) -> "NativeMatcher":
         return NativeMatcher(self, self.pointer, [])
@@ -113,9 +118,10 @@ class NativeMatcher:
         self._grammar, self._taken = grammar, taken[:]
         self._pointer = lib().llama_sampler_clone(pointer)
 
-    def mask(self) -> Bits:
+    def mask(self) -> TokenBits:
         return np.packbits(
-            self._legal(np.arange(len(self._grammar.text), dtype=np.int32)), bitorder="little"
+            self._legal(np.arange(len(self._grammar.text_tokens), dtype=np.int32)),
+            bitorder="little",
         )
 
     def allows(self, token: int) -> bool:
@@ -133,16 +139,16 @@ class NativeMatcher:
         for token in kept:
             self.accept(token)
 
-    def forced(self, jump: str) -> list[int]:
+    def forced_tokens(self, jump: str) -> list[int]:
         """Return no tokens: finding them would need a mask, which is the expensive part."""
         return []
 
     @property
-    def accepting(self) -> bool:
-        return bool(self._legal(self._grammar.ends).any())
+    def is_accepting(self) -> bool:
+        return bool(self._legal(self._grammar.end_tokens).any())
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return False: finding out would need a mask. The end is drawn then like any token."""
         return False
 
@@ -160,8 +166,8 @@ class NativeMatcher:
 
         Shapes: tokens `[n]`, result `[n]`.
         """
-        rows = np.zeros(len(tokens), CANDIDATE)
+        rows = np.zeros(len(tokens), CANDIDATE_DTYPE)
         rows["id"] = tokens
-        lib().llama_sampler_apply(self._pointer, ctypes.byref(candidates(rows)))
-        legal: NDArray[np.bool_] = np.isfinite(rows["logit"]) & self._grammar.text[tokens]
+        lib().llama_sampler_apply(self._pointer, ctypes.byref(candidate_array(rows)))
+        legal: NDArray[np.bool_] = np.isfinite(rows["logit"]) & self._grammar.text_tokens[tokens]
         return legal

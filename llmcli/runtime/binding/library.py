@@ -11,7 +11,7 @@ from typing import Any
 from llmcli import config
 from llmcli.errors import UserError
 
-ERROR = 4  # enum ggml_log_level
+LOG_ERROR = 4  # enum ggml_log_level
 
 _words: deque[str] = deque(maxlen=200)
 _kept: list[Any] = []  # callbacks that C holds: a freed one is a segmentation fault
@@ -43,12 +43,12 @@ def lib() -> Any:
     return module
 
 
-def last_words(count: int = 4) -> str:
+def last_log_lines(count: int = 4) -> str:
     """Return the last error lines of llama.cpp as one line, newest last; empty for none."""
     return "; ".join(list(_words)[-count:])
 
 
-def listen() -> None:
+def reset_log() -> None:
     """Clear the log, before a call whose errors are to be read.
 
     The log callback is set again each time, because it belongs to the whole process and others may
@@ -68,7 +68,7 @@ def ggml() -> Any:
     return lib()._lib
 
 
-def version() -> str:
+def llama_cpp_version() -> str:
     """Return the version of llama-cpp-python, read from its distribution."""
     from importlib.metadata import version as distribution_version
 
@@ -76,7 +76,7 @@ def version() -> str:
 
 
 def _hear(level: int, text: bytes, _data: object) -> None:
-    if level == ERROR:
+    if level == LOG_ERROR:
         line = text.decode("utf-8", "replace").strip()
         # "llama_model_load: error loading model: …": drop the function's name.
         head, colon, tail = line.partition(": ")

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.logits_row import Row
+from llmcli.runtime.binding.logits_row import LogitsRow
 
 
-def matrix(rows: Sequence[Row], n_vocab: int) -> NDArray[np.float32]:
+def logits_matrix(rows: Sequence[LogitsRow], n_vocab: int) -> NDArray[np.float32]:
     """Return all rows of a pass, a view `[rows, n_vocab]` that is valid until the next pass.
 
     llama.cpp stores them one after another in the order of the batch

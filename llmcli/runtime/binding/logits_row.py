@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Logits = NDArray[np.float32]
 
 
-class Row:
+class LogitsRow:
     """The logits of one row, a view float32 `[n_vocab]`. The object and the view are valid until
     the next decode.
     """

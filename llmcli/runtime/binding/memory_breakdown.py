@@ -12,47 +12,47 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.runtime.binding.devices import Place, place
+from llmcli.runtime.binding.devices import BufferType, read_buffer_type
 from llmcli.runtime.binding.library import lib
 
-SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
+BREAKDOWN_SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 
 
 @dataclass(frozen=True, slots=True)
-class Buffers:
+class BufferBytes:
     """Bytes of all buffers of one type: weights, KV (and other state), compute buffers."""
 
-    place: Place
-    model: int
-    context: int
-    compute: int
+    buffer_type: BufferType
+    model_bytes: int
+    context_bytes: int
+    compute_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Allocated:
+class MemoryBreakdown:
     """The memory of a context and its model, by type of buffer."""
 
-    buffers: tuple[Buffers, ...]
+    buffers: tuple[BufferBytes, ...]
 
     @property
-    def model(self) -> int:
+    def model_bytes(self) -> int:
         """Return the bytes of weights: of the mapped file, and of repacked copies."""
-        return sum(buffer.model for buffer in self.buffers)
+        return sum(buffer.model_bytes for buffer in self.buffers)
 
     @property
-    def context(self) -> int:
+    def context_bytes(self) -> int:
         """Return the bytes of KV and other state."""
-        return sum(buffer.context for buffer in self.buffers)
+        return sum(buffer.context_bytes for buffer in self.buffers)
 
     @property
-    def compute(self) -> int:
+    def compute_bytes(self) -> int:
         """Return the bytes of compute buffers."""
-        return sum(buffer.compute for buffer in self.buffers)
+        return sum(buffer.compute_bytes for buffer in self.buffers)
 
     @property
-    def repacked(self) -> int:
+    def repacked_bytes(self) -> int:
         """Return the bytes of weights that were copied into another layout for this CPU."""
-        return sum(buffer.model for buffer in self.buffers if buffer.place.repacks)
+        return sum(buffer.model_bytes for buffer in self.buffers if buffer.buffer_type.is_repacked)
 
 
 class _Map(ctypes.Structure):
@@ -61,9 +61,9 @@ class _Map(ctypes.Structure):
     ]
 
 
-def allocated(context: Any) -> Allocated | None:
+def read_memory_breakdown(context: Any) -> MemoryBreakdown | None:
     """Return the memory of a context and its model, or None when this build cannot be queried."""
-    function = getattr(getattr(lib(), "_lib", None), SYMBOL, None)
+    function = getattr(getattr(lib(), "_lib", None), BREAKDOWN_SYMBOL, None)
     if function is None or not sys.platform.startswith("linux"):
         return None
     function.restype, function.argtypes = _Map, [ctypes.c_void_p]
@@ -71,7 +71,9 @@ def allocated(context: Any) -> Allocated | None:
     rows = list(_nodes(header.root)) if header.count else []
     if len(rows) != header.count:
         return None
-    return Allocated(tuple(Buffers(place(kind), *sizes) for kind, *sizes in rows))
+    return MemoryBreakdown(
+        tuple(BufferBytes(read_buffer_type(kind), *sizes) for kind, *sizes in rows)
+    )
 
 
 def _nodes(address: int, depth: int = 0) -> Iterator[tuple[int, int, int, int]]:

@@ -13,13 +13,13 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.runtime.binding import rpc
 from llmcli.runtime.binding.devices import tensor_split
-from llmcli.runtime.binding.library import last_words, lib, listen
-from llmcli.runtime.binding.tokenize_splits import BPE, SENTENCEPIECE, SLICE, Seams
+from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
+from llmcli.runtime.binding.tokenize_splits import BPE, SENTENCEPIECE, SLICE_BYTES, TokenizeSplits
 from llmcli.runtime.interrupt import on_interrupt
 from quant.model_file import read_header
 
-ALL_LAYERS = -1
-LOAD_NONE = 0  # enum llama_load_mode
+ALL_GPU_LAYERS = -1
+LOAD_MODE_NONE = 0  # enum llama_load_mode
 
 
 class Model:
@@ -39,12 +39,12 @@ class Model:
         self.n_params: int = library.llama_model_n_params(pointer)
         self.nbytes: int = library.llama_model_size(pointer)
         # recurrent state cannot be cut or shared at a token
-        self.recurrent: bool = library.llama_model_is_recurrent(
+        self.is_recurrent: bool = library.llama_model_is_recurrent(
             pointer
         ) or library.llama_model_is_hybrid(pointer)
-        self.diffuses: bool = library.llama_model_is_diffusion(pointer)
+        self.is_diffusion: bool = library.llama_model_is_diffusion(pointer)
         # whether keys can be moved to other positions; None until shift_support.py has tried
-        self.turns: bool | None = None
+        self.can_shift_keys: bool | None = None
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
 
@@ -63,13 +63,13 @@ class Model:
         """
         raw = text.encode("utf-8", "surrogatepass")
         if (
-            len(raw) <= SLICE
+            len(raw) <= SLICE_BYTES
             or not self._cuttable
             or (add_special and lib().llama_vocab_get_add_eos(self.vocab))
         ):
             return self._tokens(raw, special, add_special)
         ids: list[int] = []
-        for number, piece in enumerate(self._seams.parts(raw, special)):
+        for number, piece in enumerate(self._seams.split_text(raw, special)):
             ids += self._tokens(piece, special, add_special and not number)
         return ids
 
@@ -85,14 +85,14 @@ class Model:
         assert count >= 0, (count, len(raw))
         return ids[:count]
 
-    def least(self, text: str) -> int:
+    def min_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens of `text`, without tokenizing it; 0 when the
         vocabulary may drop characters.
         """
         if not self._cuttable:
             return 0
         raw = text.encode("utf-8", "surrogatepass")
-        size = sum(map(len, raw.split())) if self._seams.strips else len(raw)
+        size = sum(map(len, raw.split())) if self._seams.strips_spaces else len(raw)
         return -(-size // self._longest)
 
     @functools.cached_property
@@ -100,15 +100,15 @@ class Model:
         return lib().llama_vocab_type(self.vocab) in (SENTENCEPIECE, BPE)
 
     @functools.cached_property
-    def _seams(self) -> Seams:
-        return Seams(self.vocab, self.n_vocab)
+    def _seams(self) -> TokenizeSplits:
+        return TokenizeSplits(self.vocab, self.n_vocab)
 
     @functools.cached_property
     def _longest(self) -> int:
         """Return the bytes of the longest token."""
         return max(len(self.piece(token, special=True)) for token in range(self.n_vocab))
 
-    def pair(self, first: str, second: str) -> list[int]:
+    def tokenize_pair(self, first: str, second: str) -> list[int]:
         """Return two texts as one token list, with the file's special tokens around and between
         them, for reranking models.
 
@@ -126,7 +126,7 @@ class Model:
         return [*begin, *first_ids, *ends, *between, *second_ids, *(ends or between)]
 
     @functools.cached_property
-    def fim(self) -> dict[str, int]:
+    def fim_tokens(self) -> dict[str, int]:
         """Return the fill-in-the-middle tokens of the file: pre, suf, mid, rep, sep."""
         names = "pre", "suf", "mid", "rep", "sep"
         tokens = {
@@ -134,7 +134,7 @@ class Model:
         }
         return {name: token for name, token in tokens.items() if token is not None}
 
-    def control(self, token: int) -> bool:
+    def is_control(self, token: int) -> bool:
         """Return whether a token is read out of text only with `special`."""
         return bool(lib().llama_vocab_is_control(self.vocab, token))
 
@@ -152,15 +152,15 @@ class Model:
             self._pieces[token] = raw
         return raw
 
-    def word(self, token: int | None) -> str:
+    def token_text(self, token: int | None) -> str:
         """Return a token as a template writes it, a control token by its name; "" for None."""
         return "" if token is None else self.piece(token, special=True).decode("utf-8", "replace")
 
-    def show(self, token: int) -> None:
+    def show_as_text(self, token: int) -> None:
         """Show a control token as text from now on: its piece is its name."""
         self._pieces[token] = self.piece(token, special=True)
 
-    def ends(self, token: int) -> bool:
+    def is_end(self, token: int) -> bool:
         """Return whether llama.cpp stops generation at this token (EOS, end of turn, …)."""
         is_end = self._ends.get(token)
         if is_end is None:
@@ -172,11 +172,11 @@ class Model:
 def open_model(
     path: Path,
     *,
-    gpu_layers: int = ALL_LAYERS,
+    gpu_layers: int = ALL_GPU_LAYERS,
     vocab_only: bool = False,
     latent: bool | None = None,
     repack: bool = True,
-    dry: bool = False,
+    dry_run: bool = False,
 ) -> Iterator[Model]:
     """Load a GGUF that `check_loadable` has passed. `latent`: the header's value, read from the
     file if not given.
@@ -194,16 +194,18 @@ def open_model(
     if (split := tensor_split()) is not None:
         params.tensor_split = split
     params.vocab_only = vocab_only
-    if dry:
+    if dry_run:
         params.no_alloc, params.load_mode = (
             True,
-            LOAD_NONE,
+            LOAD_MODE_NONE,
         )  # a dry run of a mapped file makes llama.cpp abort
     if not repack:
         params.use_extra_bufts = False
     elif not vocab_only and b"AMX" in library.llama_print_system_info():
-        params.use_extra_bufts = not (read_header.read(path).latent if latent is None else latent)
-    listen()
+        params.use_extra_bufts = not (
+            read_header.read_header(path).has_latent_attention if latent is None else latent
+        )
+    reset_log()
     stopped = threading.Event()
     # Called after each tensor, so Ctrl-C ends a long load. KeyboardInterrupt must not be raised
     # inside the callback, which would swallow it.
@@ -217,10 +219,10 @@ def open_model(
             library.llama_model_free(pointer)
         raise KeyboardInterrupt
     if not pointer:
-        reason = last_words() or "no reason given"
+        reason = last_log_lines() or "no reason given"
         raise UserError(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
-    if rpc.joined():
-        rpc.keep_alive()  # the connections that hold the weights are opened while loading
+    if rpc.joined_workers():
+        rpc.enable_keepalive()  # the connections that hold the weights are opened while loading
     try:
         yield Model(pointer, path)
     finally:

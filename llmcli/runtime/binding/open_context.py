@@ -6,18 +6,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Stop, abort_on, reserved
-from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
+from llmcli.runtime.binding.batch import StopFlag, abort_callback, reserved_outputs
+from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
-from llmcli.runtime.binding.library import last_words, lib, listen
+from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.interrupt import on_interrupt
 
 
 @contextmanager
 def open_context(
-    model: Model, options: ContextOptions, seen: Any = None, stop: Stop | None = None
+    model: Model, options: ContextOptions, eval_callback: Any = None, stop: StopFlag | None = None
 ) -> Iterator[Context]:
     """Open a context for `model`. `eval_callback`: shows the graph's nodes (eval_callback.py).
     `stop`: shared with another context, so that both are interrupted together.
@@ -28,24 +28,24 @@ def open_context(
     _refuse(options)
     params = library.llama_context_default_params()
     params.n_ctx = options.n_ctx
-    params.n_batch = max(options.n_batch, options.sequences, options.n_outputs)
+    params.n_batch = max(options.n_batch, options.n_sequences, options.n_outputs)
     params.n_ubatch = options.n_ubatch
-    params.n_seq_max = options.sequences
+    params.n_seq_max = options.n_sequences
     # The default reserves a row of logits for every token of a batch.
-    params.n_outputs_max = reserved(max(options.sequences, options.n_outputs))
+    params.n_outputs_max = reserved_outputs(max(options.n_sequences, options.n_outputs))
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
-    params.flash_attn_type = FLASH[options.flash_attn]
+    params.flash_attn_type = FLASH_MODES[options.flash_attn]
     params.kv_unified = options.unified
-    params.swa_full = options.whole  # False in llama.cpp's own tools
-    if options.whole:
+    params.swa_full = options.swa_full  # False in llama.cpp's own tools
+    if options.swa_full:
         params.op_offload = params.offload_kqv = False
     params.no_perf = True
-    if seen is not None:
-        params.cb_eval = seen
-    stop = stop or Stop()
-    params.abort_callback, params.abort_callback_data = abort_on(stop.flag)
-    listen()
+    if eval_callback is not None:
+        params.cb_eval = eval_callback
+    stop = stop or StopFlag()
+    params.abort_callback, params.abort_callback_data = abort_callback(stop.flag)
+    reset_log()
     stopped = threading.Event()
     with on_interrupt(stopped.set):
         pointer = library.llama_init_from_model(model.pointer, params)
@@ -54,7 +54,7 @@ def open_context(
             library.llama_free(pointer)
         raise KeyboardInterrupt
     if not pointer:
-        reason = last_words() or "not enough memory?"
+        reason = last_log_lines() or "not enough memory?"
         raise UserError(
             f"llama.cpp refuses this context: {reason}",
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
@@ -67,8 +67,8 @@ def open_context(
 
 
 def _refuse(options: ContextOptions) -> None:
-    check_cache(options.type_k, options.type_v, options.flash_attn)
-    if not 1 <= options.n_seq_max <= options.sequences <= MAX_SEQUENCES:
+    check_cache_types(options.type_k, options.type_v, options.flash_attn)
+    if not 1 <= options.n_seq_max <= options.n_sequences <= MAX_SEQUENCES:
         raise UserError(
             f"{options.n_seq_max} sequences at once",
             hint=f"use a number between 1 and {MAX_SEQUENCES}",

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Batch, Rows, reserved
-from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
+from llmcli.runtime.binding.batch import Batch, BatchRows, reserved_outputs
+from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES, check_cache_types
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
-from llmcli.runtime.binding.library import last_words, lib, listen
-from llmcli.runtime.binding.memory_breakdown import Allocated, allocated
+from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
+from llmcli.runtime.binding.memory_breakdown import MemoryBreakdown, read_memory_breakdown
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.positions import Positions, ends, spans
+from llmcli.runtime.binding.positions import Positions, batch_spans, min_max
 
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}  # enum llama_pooling_type
 
@@ -40,9 +40,9 @@ class PooledOptions:
     """
 
     n_ctx: int
-    rows: int
-    texts: int
-    vectors: int
+    pass_tokens: int
+    max_texts: int
+    max_vector_rows: int
     pooling: str
     n_threads: int = 1
     n_threads_batch: int = 1
@@ -51,7 +51,7 @@ class PooledOptions:
     flash_attn: str = "auto"
 
 
-def looks_back(model: Model, context: Context) -> bool:
+def is_causal(model: Model, context: Context) -> bool:
     """Return whether the model keeps a cache and has causal attention. Otherwise a text must be
     read in one pass.
 
@@ -66,7 +66,7 @@ def looks_back(model: Model, context: Context) -> bool:
     )
 
 
-class Pooled:
+class PooledContext:
     """An open context for embeddings, made by `open_pooled_context`; unusable after its `with`
     block.
     """
@@ -79,12 +79,12 @@ class Pooled:
         self.n_ctx: int = library.llama_n_ctx(pointer)
         # for a reranking model, the number of scores (src/llama-context.cpp,
         # LLAMA_POOLING_TYPE_RANK)
-        self.size: int = (
+        self.vector_size: int = (
             library.llama_model_n_cls_out(model.pointer)
             if options.pooling == "rank"
             else model.n_embd
         )
-        self._batch, self._positions = Batch(options.rows), Positions(options.texts)
+        self._batch, self._positions = Batch(options.pass_tokens), Positions(options.max_texts)
         self._encodes = library.llama_model_has_encoder(model.pointer)
         self._held = 0
 
@@ -94,21 +94,21 @@ class Pooled:
         self._positions.clear()
         self._held = 0
 
-    def read(self, rows: Rows) -> None:
+    def read(self, rows: BatchRows) -> None:
         """Read a piece of some texts into the cache. `sequences` number the texts; no row may ask
         for output.
         """
         assert self._memory, "this model sees a text whole or not at all"
-        assert not any(rows.wants), "read gives no vectors"
+        assert not any(rows.wants_logits), "read gives no vectors"
         self._forward(rows, vectors=False)
 
-    def vectors(self, rows: Rows) -> dict[int, Vector]:
+    def compute_vectors(self, rows: BatchRows) -> dict[int, Vector]:
         """Read a piece of some texts. Return for each text the pooled vector, float32 `[size]`, not
         normalized.
         """
-        assert len(rows) <= self._options.vectors and all(rows.wants), (
+        assert len(rows) <= self._options.max_vector_rows and all(rows.wants_logits), (
             len(rows),
-            self._options.vectors,
+            self._options.max_vector_rows,
         )
         self._forward(rows, vectors=True)
         views = {}
@@ -116,35 +116,35 @@ class Pooled:
             pointer = lib().llama_get_embeddings_seq(self._pointer, sequence)
             assert pointer, f"text {sequence} has no vector"
             views[sequence] = np.ctypeslib.as_array(
-                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.size,)
+                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.vector_size,)
             )
         return {sequence: vector.copy() for sequence, vector in views.items()}
 
-    def allocated(self) -> Allocated | None:
+    def memory_breakdown(self) -> MemoryBreakdown | None:
         """Return the bytes of this context (and of its model), or None when this build cannot be
         queried.
         """
-        return allocated(self._pointer)
+        return read_memory_breakdown(self._pointer)
 
-    def _forward(self, rows: Rows, vectors: bool) -> None:
+    def _forward(self, rows: BatchRows, vectors: bool) -> None:
         count = len(rows)
-        assert 0 < count <= self._options.rows, (count, self._options.rows)
+        assert 0 < count <= self._options.pass_tokens, (count, self._options.pass_tokens)
         assert self._held + count <= self.n_ctx, (self._held, count, self.n_ctx)
-        low, high = ends(rows.tokens)
+        low, high = min_max(rows.tokens)
         assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
-        low, high = ends(rows.sequences)
-        assert low >= 0 and high < self._options.texts, "text out of range"
-        added = spans(rows.positions, rows.sequences)
+        low, high = min_max(rows.sequences)
+        assert low >= 0 and high < self._options.max_texts, "text out of range"
+        added = batch_spans(rows.positions, rows.sequences)
         self._positions.check(added)
         self._batch.fill(rows)
         library = lib()
         library.llama_set_embeddings(self._pointer, vectors)
-        listen()
+        reset_log()
         forward = library.llama_encode if self._encodes else library.llama_decode
         code = forward(self._pointer, self._batch.struct)
         if code:
             self.clear()
-            reason = last_words() or "no reason given"
+            reason = last_log_lines() or "no reason given"
             raise UserError(
                 f"llama.cpp could not embed this batch (code {code}): {reason}",
                 hint="try shorter texts",
@@ -154,23 +154,25 @@ class Pooled:
 
 
 @contextmanager
-def open_pooled(model: Model, options: PooledOptions) -> Iterator[Pooled]:
+def open_pooled_context(model: Model, options: PooledOptions) -> Iterator[PooledContext]:
     """Open a context for embeddings of `model`.
 
     Raises UserError when llama.cpp refuses the settings.
     """
     with _opened(model, options) as pointer:
-        yield Pooled(pointer, model, options)
+        yield PooledContext(pointer, model, options)
 
 
 @contextmanager
 def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
-    check_cache(options.type_k, options.type_v, options.flash_attn)
-    assert 1 <= options.texts <= MAX_SEQUENCES, options.texts
+    check_cache_types(options.type_k, options.type_v, options.flash_attn)
+    assert 1 <= options.max_texts <= MAX_SEQUENCES, options.max_texts
     assert options.pooling in ("mean", "cls", "last", "rank"), options.pooling
     # A mean is a product over all rows of a pass, also of the graph that is reserved in advance, so
     # all rows must be outputs.
-    assert options.pooling != "mean" or options.vectors >= max(options.rows, options.texts), options
+    assert options.pooling != "mean" or options.max_vector_rows >= max(
+        options.pass_tokens, options.max_texts
+    ), options
     library = lib()
     if library.llama_model_has_encoder(model.pointer) and library.llama_model_has_decoder(
         model.pointer
@@ -180,21 +182,23 @@ def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
             hint="use another model",
         )
     params = library.llama_context_default_params()
-    params.n_ctx = max(options.n_ctx, options.rows)
-    params.n_batch = params.n_ubatch = max(options.rows, options.texts)  # a pass is one micro-batch
-    params.n_seq_max = options.texts
-    params.n_outputs_max = reserved(
-        max(options.texts, options.vectors)
+    params.n_ctx = max(options.n_ctx, options.pass_tokens)
+    params.n_batch = params.n_ubatch = max(
+        options.pass_tokens, options.max_texts
+    )  # a pass is one micro-batch
+    params.n_seq_max = options.max_texts
+    params.n_outputs_max = reserved_outputs(
+        max(options.max_texts, options.max_vector_rows)
     )  # in a pass with vectors every row is an output
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
-    params.flash_attn_type = FLASH[options.flash_attn]
+    params.flash_attn_type = FLASH_MODES[options.flash_attn]
     params.kv_unified, params.swa_full, params.no_perf = True, False, True
     params.embeddings, params.pooling_type = True, POOLING[options.pooling]
-    listen()
+    reset_log()
     pointer = library.llama_init_from_model(model.pointer, params)
     if not pointer:
-        reason = last_words() or "not enough memory?"
+        reason = last_log_lines() or "not enough memory?"
         raise UserError(
             f"llama.cpp refuses a context for embeddings: {reason}",
             hint="try shorter texts, or --cache-type-k f16 --cache-type-v f16",

@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 Span = tuple[int, int, int]  # sequence, its first position in a batch, the end of its positions
 # Copying a stretch of consecutive cells costs a few bytes per channel, as much as this many cells
 # that are adjacent.
-STRETCH = 24
+CELLS_PER_STRETCH = 24
 
 
-def spans(positions: Sequence[int], sequences: Sequence[int]) -> Collection[Span]:
+def batch_spans(positions: Sequence[int], sequences: Sequence[int]) -> Collection[Span]:
     """Return what a batch adds to each sequence. Fails an assertion when its rows leave a gap,
     repeat or go back.
     """
@@ -31,7 +31,7 @@ def spans(positions: Sequence[int], sequences: Sequence[int]) -> Collection[Span
     return [(sequence, start, stop[sequence]) for sequence, start in first.items()]
 
 
-def ends(numbers: Sequence[int]) -> tuple[int, int]:
+def min_max(numbers: Sequence[int]) -> tuple[int, int]:
     """Return the smallest and the largest number. A single number, the most frequent case, takes a
     shortcut.
     """
@@ -67,13 +67,13 @@ class Positions:
         """Return the next position of a sequence; 0 when it is empty."""
         return self._next[sequence]
 
-    def scattered(self, sequence: int) -> bool:
+    def is_scattered(self, sequence: int) -> bool:
         """Return whether the cells are in so many stretches that reading those of all sequences is
         faster.
         """
-        return self._mixed[sequence] * STRETCH > sum(self._next)
+        return self._mixed[sequence] * CELLS_PER_STRETCH > sum(self._next)
 
-    def put(self, sequence: int, length: int) -> None:
+    def set_length(self, sequence: int, length: int) -> None:
         """Set the length of a sequence after a cut, copy or restore."""
         self._next[sequence] = length
         self._mixed[sequence] = min(length, self._mixed[sequence])
@@ -83,7 +83,7 @@ class Positions:
         self._next, self._mixed = [0] * len(self._next), [0] * len(self._next)
 
 
-def window_moves(first: int, start: int, end: int, length: int, n_swa: int) -> bool:
+def window_survives_shift(first: int, start: int, end: int, length: int, n_swa: int) -> bool:
     """Return whether a sequence keeps its whole window when the positions from `start` to `end` are
     dropped and the later ones move down.
 

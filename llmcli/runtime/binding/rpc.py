@@ -13,14 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.devices import GPUS, HOST, devices
+from llmcli.runtime.binding.devices import GPU_KINDS, HOST_DEVICE, list_devices
 from llmcli.runtime.binding.library import ggml
 
-MOST_WORKERS = 16  # GGML_RPC_MAX_SERVERS
+MAX_WORKERS = 16  # GGML_RPC_MAX_SERVERS
 # A dead connection is detected after 10 quiet seconds and three unanswered probes, one every 5
 # seconds; TCP_USER_TIMEOUT is in milliseconds.
-KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-SOURCE = "ggml-rpc"  # the file name that llama.cpp's messages about a lost worker start with
+KEEPALIVE_OPTIONS = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 25_000,
+}
+RPC_SOURCE_FILE = (
+    "ggml-rpc"  # the file name that llama.cpp's messages about a lost worker start with
+)
 
 _joined: dict[
     str, tuple[str, ...]
@@ -28,7 +35,7 @@ _joined: dict[
 _kept: list[Any] = []  # callbacks that C holds
 
 
-def join(endpoint: str) -> tuple[str, ...]:
+def join_worker(endpoint: str) -> tuple[str, ...]:
     """Add the devices of the worker at "host:port" and return their names. A worker is added only
     once.
 
@@ -37,7 +44,7 @@ def join(endpoint: str) -> tuple[str, ...]:
     """
     if endpoint not in _joined:
         library = ggml()
-        before = {device.name for device in devices()}
+        before = {device.name for device in list_devices()}
         added = _procedure("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(
             endpoint.encode()
         )
@@ -48,26 +55,30 @@ def join(endpoint: str) -> tuple[str, ...]:
             )
         library.ggml_backend_register.argtypes = [ctypes.c_void_p]
         library.ggml_backend_register(added)
-        _joined[endpoint] = tuple(device.name for device in devices() if device.name not in before)
+        _joined[endpoint] = tuple(
+            device.name for device in list_devices() if device.name not in before
+        )
     return _joined[endpoint]
 
 
-def joined() -> dict[str, tuple[str, ...]]:
+def joined_workers() -> dict[str, tuple[str, ...]]:
     """Return the workers of this process and the names of their devices."""
     return dict(_joined)
 
 
-def offered() -> list[str]:
+def devices_to_offer() -> list[str]:
     """Return the names of the devices that a worker offers: the accelerators, or the CPU if there
     are none.
     """
-    available = devices()
-    return [device.name for device in available if device.kind in GPUS] or [
-        device.name for device in available if device.name == HOST
+    available = list_devices()
+    return [device.name for device in available if device.kind in GPU_KINDS] or [
+        device.name for device in available if device.name == HOST_DEVICE
     ]
 
 
-def serve(endpoint: str, names: Sequence[str], threads: int, cache: str | None) -> None:
+def serve_devices(
+    endpoint: str, names: Sequence[str], threads: int, cache_folder: str | None
+) -> None:
     """Let other machines compute on these devices, one client at a time. Blocks as long as the
     process lives.
 
@@ -89,10 +100,16 @@ def serve(endpoint: str, names: Sequence[str], threads: int, cache: str | None) 
         ctypes.c_size_t,
         ctypes.POINTER(ctypes.c_void_p),
     )
-    start(endpoint.encode(), cache.encode() if cache else None, threads, len(names), handles)
+    start(
+        endpoint.encode(),
+        cache_folder.encode() if cache_folder else None,
+        threads,
+        len(names),
+        handles,
+    )
 
 
-def on_loss(act: Callable[[], None]) -> None:
+def on_worker_loss(act: Callable[[], None]) -> None:
     """Call `act` when llama.cpp is about to abort because of a worker; the process aborts when
     `act` returns.
 
@@ -101,7 +118,7 @@ def on_loss(act: Callable[[], None]) -> None:
     """
 
     def hear(message: bytes) -> None:
-        if SOURCE in message.decode("utf-8", "replace"):
+        if RPC_SOURCE_FILE in message.decode("utf-8", "replace"):
             act()
 
     callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(hear)
@@ -109,7 +126,7 @@ def on_loss(act: Callable[[], None]) -> None:
     ggml().ggml_set_abort_callback(callback)
 
 
-def keep_alive() -> None:
+def enable_keepalive() -> None:
     """Let this process's connections detect that the other end vanished (Linux).
 
     llama.cpp's sockets wait forever; the kernel's keepalive probes end them with an error.
@@ -126,7 +143,7 @@ def keep_alive() -> None:
         try:
             if link.family == socket.AF_INET and link.type == socket.SOCK_STREAM:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for name, value in KEEPALIVE.items():
+                for name, value in KEEPALIVE_OPTIONS.items():
                     if hasattr(socket, name):
                         link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         except OSError:

@@ -7,33 +7,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.kernels import row_scan
-from llmcli.runtime.binding.kernels.row_scan import Strands
+from llmcli.runtime.binding.kernels.row_scan import RowMaxima
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.sampling.base import Logits, Native
-from llmcli.runtime.sampling.chain import Greedy
-from llmcli.runtime.sampling.top_logprobs import Shortlist, shortlist
+from llmcli.runtime.sampling.base import Logits, NativeStep
+from llmcli.runtime.sampling.chain import GreedyChain
+from llmcli.runtime.sampling.top_logprobs import Shortlist, find_shortlist
 
-REMEMBERING = {"penalties", "dry"}  # they look at earlier tokens
-SELECTING = {"mirostat_v2"}  # they draw the token themselves
-MOST_FEW = 256  # a top-k beyond it is left to llama.cpp (row.c has the same limit)
-MOST_COLUMNS = 2 * MOST_FEW  # maximum columns of a shortlist
-ROOM = 4096  # initial size of the candidate table
-ANY_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: llama.cpp draws another seed each time
+HISTORY_SAMPLERS = {"penalties", "dry"}  # they look at earlier tokens
+SELECTING_SAMPLERS = {"mirostat_v2"}  # they draw the token themselves
+MAX_SHORTLIST = 256  # a top-k beyond it is left to llama.cpp (row.c has the same limit)
+MAX_SHORTLIST_COLUMNS = 2 * MAX_SHORTLIST  # maximum columns of a shortlist
+INITIAL_CANDIDATES = 4096  # initial size of the candidate table
+RANDOM_NATIVE_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: llama.cpp draws another seed each time
 
 
-def many() -> int:
+def min_shortlist_vocabulary() -> int:
     """Return the vocabulary size from which finding the likeliest tokens first, with our C or
     numpy, is faster than llama.cpp's own way.
     """
-    return 4096 if row_scan.own() else 100_000
+    return 4096 if row_scan.load_row_scan() else 100_000
 
 
-CANDIDATE = np.dtype(
+CANDIDATE_DTYPE = np.dtype(
     [("id", np.int32), ("logit", np.float32), ("p", np.float32)]
 )  # llama_token_data
 
 
-def candidates(rows: NDArray[np.void]) -> Any:
+def candidate_array(rows: NDArray[np.void]) -> Any:
     """Return a llama_token_data_array over rows of CANDIDATE_DTYPE, which samplers change in place.
     The rows must stay alive while it is used.
     """
@@ -43,7 +43,7 @@ def candidates(rows: NDArray[np.void]) -> Any:
     return array
 
 
-class Candidates:
+class CandidateTable:
     """A reusable table of candidates that samplers change in place. Creating one takes about 50 µs
     after a forward pass. For the same reason the llama_token_data_array holds a plain address.
     """
@@ -65,10 +65,10 @@ class Candidates:
         )
         self._array = self.Array()
         self._put = ctypes.addressof(self._array)
-        self._room(ROOM)
+        self._room(INITIAL_CANDIDATES)
 
     def _room(self, count: int) -> None:
-        table = np.zeros(count, CANDIDATE)
+        table = np.zeros(count, CANDIDATE_DTYPE)
         self._ids, self._logits, self._address = table["id"], table["logit"], table.ctypes.data
         self._numbers, self._count = np.arange(count, dtype=np.int32), count
 
@@ -90,33 +90,33 @@ class Candidates:
         chosen, size = array.selected, array.size
         assert 0 <= chosen < size <= count, (chosen, size, count)
         # XTC moves the start of the array
-        moved = (array.data - self._address) // CANDIDATE.itemsize
+        moved = (array.data - self._address) // CANDIDATE_DTYPE.itemsize
         return int(self._ids[moved + chosen])
 
-    def draw(self, chain: int, row: Any, strands: Strands, few: int) -> int | None:
+    def draw(self, chain: int, row: Any, strands: RowMaxima, few: int) -> int | None:
         """Return what the samplers choose from the `few` likeliest tokens of a row, all in our C.
         Return None without the C functions, and when they find too many tokens or none.
         """
-        if strands.own is None:
+        if strands.scan is None:
             return None
         count = len(row.logits)
         table = self._address, self._count
-        token = strands.own.draw(
-            row.address, count, *strands.take(count), few, *table, self._where, chain
+        token = strands.scan.draw(
+            row.address, count, *strands.consume(count), few, *table, self._where, chain
         )
         assert token >= -1, token
         return token if token >= 0 else None
 
 
-class Likeliest(Greedy):
+class GreedyNative(GreedyChain):
     """Draws the likeliest token with our C: one scan of the row, or none when the log-sum has
     scanned it already.
     """
 
-    def __init__(self, strands: Strands) -> None:
+    def __init__(self, strands: RowMaxima) -> None:
         super().__init__([])
-        assert strands.own is not None
-        self._strands, self._find = strands, strands.own.likeliest
+        assert strands.scan is not None
+        self._strands, self._find = strands, strands.scan.find_likeliest
 
     def log_sum(self, row: Any, near: float) -> float:
         """Return row.log_sum(near) and keep the maxima for draw(), which must follow with the same,
@@ -129,7 +129,7 @@ class Likeliest(Greedy):
     def draw(self, row: Any, tokens: list[int]) -> int:
         """Return the first of the largest logits."""
         count = len(row.logits)
-        token: int = self._find(row.address, count, *self._strands.take(count))
+        token: int = self._find(row.address, count, *self._strands.consume(count))
         return token if token >= 0 else super().draw(row, tokens)
 
 
@@ -138,28 +138,30 @@ class NativeChains:
 
     def __init__(self, n_vocab: int, vocab: Any = None) -> None:
         """`vocab` is the model's llama_vocab; without it DRY has no sequence breakers."""
-        self.n_vocab, self.vocab, self._candidates = n_vocab, vocab, Candidates()
+        self.n_vocab, self.vocab, self._candidates = n_vocab, vocab, CandidateTable()
         self._dry: tuple[tuple[Any, ...], Any] | None = None
 
-    def greedy(self) -> Greedy:
+    def greedy(self) -> GreedyChain:
         """Return a chain that takes the likeliest token of an unchanged row."""
-        strands = Strands()
-        return Likeliest(strands) if strands.own else Greedy([])
+        strands = RowMaxima()
+        return GreedyNative(strands) if strands.scan else GreedyChain([])
 
-    def chain(self, steps: list[Native], seed: int) -> "NativeChain":
+    def chain(self, steps: list[NativeStep], seed: int) -> "NativeChain":
         """Return a chain of these samplers, followed by a draw unless the last one draws itself."""
-        seed %= ANY_SEED
-        samplers = [self.make(step, seed) for step in steps]
+        seed %= RANDOM_NATIVE_SEED
+        samplers = [self.make_sampler(step, seed) for step in steps]
         # Without a selecting sampler at the end llama_sampler_sample aborts the process.
-        if not steps or steps[-1][0] not in SELECTING:
+        if not steps or steps[-1][0] not in SELECTING_SAMPLERS:
             samplers.append(lib().llama_sampler_init_dist(seed))
         first = steps[0] if steps else ("", ())
-        few = first[1][0] if first[0] == "top_k" and self.n_vocab >= many() else 0
+        few = (
+            first[1][0] if first[0] == "top_k" and self.n_vocab >= min_shortlist_vocabulary() else 0
+        )
         return NativeChain(
-            samplers, any(name in REMEMBERING for name, _ in steps), self._candidates, few
+            samplers, any(name in HISTORY_SAMPLERS for name, _ in steps), self._candidates, few
         )
 
-    def make(self, step: Native, seed: int) -> Any:
+    def make_sampler(self, step: NativeStep, seed: int) -> Any:
         """Return a llama.cpp sampler with the step's arguments and what else it needs."""
         name, arguments = step
         new = getattr(lib(), f"llama_sampler_init_{name}")
@@ -177,7 +179,7 @@ class NativeChains:
             # a separate stream of random numbers: the draw's own would correlate the coin with an
             # earlier draw
             case "xtc":
-                return new(*arguments, (seed ^ 0x5DEECE66) % ANY_SEED)
+                return new(*arguments, (seed ^ 0x5DEECE66) % RANDOM_NATIVE_SEED)
             case "mirostat_v2":
                 return new(seed, *arguments)
             case _:
@@ -210,7 +212,7 @@ class NativeChain:
     """
 
     def __init__(
-        self, samplers: list[Any], remembers: bool, candidates: Candidates, few: int = 0
+        self, samplers: list[Any], remembers: bool, candidates: CandidateTable, few: int = 0
     ) -> None:
         library = lib()
         self.pointer: Any = library.llama_sampler_chain_init(
@@ -220,8 +222,8 @@ class NativeChain:
             library.llama_sampler_chain_add(self.pointer, sampler)
         self._address: int = ctypes.cast(self.pointer, ctypes.c_void_p).value or 0
         self._remembers, self._seen = remembers, 0
-        self._few = few if few <= MOST_FEW else 0
-        self._candidates, self._strands = candidates, Strands()
+        self._few = few if few <= MAX_SHORTLIST else 0
+        self._candidates, self._strands = candidates, RowMaxima()
 
     def log_sum(self, row: Any, near: float) -> float:
         """Return row.log_sum(near) and keep the maxima for draw(), which must follow with the same,
@@ -243,7 +245,9 @@ class NativeChain:
                 return token
             if (candidates := self.shortlist(row.logits)) is not None:
                 # no sampler after top-k asks which token it is, so indices will do
-                return candidates.token(self._candidates.sample(self._address, candidates.values))
+                return candidates.token_id(
+                    self._candidates.sample(self._address, candidates.values)
+                )
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
@@ -270,10 +274,10 @@ class NativeChain:
 
         Shapes: logits `[n_vocab]`.
         """
-        candidates = shortlist(logits, self._few)
+        candidates = find_shortlist(logits, self._few)
         return (
             candidates
-            if candidates.least > -np.inf and len(candidates.columns) <= MOST_COLUMNS
+            if candidates.threshold > -np.inf and len(candidates.columns) <= MAX_SHORTLIST_COLUMNS
             else None
         )
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.runtime.binding.library import lib, listen
-from llmcli.runtime.binding.state_slicing import cut
+from llmcli.runtime.binding.library import lib, reset_log
+from llmcli.runtime.binding.state_slicing import extract_sequence
 
-ALL = -1  # all sequences, with the owners of each cell
-MOST = 256 << 20  # maximum bytes of a whole pool that is read to get one sequence
+ALL_SEQUENCES = -1  # all sequences, with the owners of each cell
+MAX_POOL_BYTES = 256 << 20  # maximum bytes of a whole pool that is read to get one sequence
 
 
-def take(context: Any, sequence: int, scattered: bool = False) -> memoryview:
+def read_state(context: Any, sequence: int, is_scattered: bool = False) -> memoryview:
     """Return the state of a sequence, in memory owned by the caller. If its cells are scattered
     (`is_scattered`), the whole pool is read and the sequence cut out, when the pool is not too
     large: this gives the same bytes faster where values are stored by channel.
     """
-    if scattered and (size := _size(context, ALL)) <= MOST:
-        return cut(_read(context, ALL, size), sequence)
+    if is_scattered and (size := _size(context, ALL_SEQUENCES)) <= MAX_POOL_BYTES:
+        return extract_sequence(_read(context, ALL_SEQUENCES, size), sequence)
     return _read(context, sequence, _size(context, sequence))
 
 
@@ -38,7 +38,7 @@ def _read(context: Any, sequence: int, size: int) -> memoryview:
     return buffer.data
 
 
-def put(context: Any, sequence: int, state: bytes | memoryview) -> bool:
+def write_state(context: Any, sequence: int, state: bytes | memoryview) -> bool:
     """Replace the cells of a sequence by a state. Return False when llama.cpp refuses it.
 
     It refuses a state that does not fit into the free cells or has another layout. Parts of it may
@@ -46,17 +46,17 @@ def put(context: Any, sequence: int, state: bytes | memoryview) -> bool:
     """
     array = np.frombuffer(state, np.uint8)
     pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
-    listen()
+    reset_log()
     return int(lib().llama_state_seq_set_data(context, pointer, array.size, sequence)) == array.size
 
 
-def append(
+def append_state(
     context: Any,
     memory: Any,
     sequence: int,
     beginning: int,
     state: bytes | memoryview,
-    behind: bool,
+    has_beginning: bool,
 ) -> bool:
     """Append a state to a sequence (`has_beginning` False: the sequence is empty). Return False
     when llama.cpp refuses it; the sequence is unchanged then.
@@ -65,12 +65,12 @@ def append(
     `beginning` holds them meanwhile.
     """
     library = lib()
-    if behind:
+    if has_beginning:
         library.llama_memory_seq_cp(memory, sequence, beginning, -1, -1)
-    good = put(context, sequence, state)
+    good = write_state(context, sequence, state)
     if not good:
         library.llama_memory_seq_rm(memory, sequence, -1, -1)
-    if behind:
+    if has_beginning:
         library.llama_memory_seq_cp(memory, beginning, sequence, -1, -1)
         library.llama_memory_seq_rm(memory, beginning, -1, -1)
     return good

@@ -5,16 +5,16 @@ A position belongs to the cell: llama_memory_seq_add moves it for every sequence
 (src/llama-kv-cache.cpp, seq_add). The state is derived from the copies and cuts alone.
 """
 
-Ranges = list[tuple[int, int]]  # [start, end) pairs, sorted and disjoint
+PositionRanges = list[tuple[int, int]]  # [start, end) pairs, sorted and disjoint
 
 
-class Sharing:
+class SharedCells:
     """Pairs of sequences and the ranges of positions that they share."""
 
     def __init__(self) -> None:
-        self._pairs: dict[int, dict[int, Ranges]] = {}
+        self._pairs: dict[int, dict[int, PositionRanges]] = {}
 
-    def copied(self, source: int, target: int, start: int, end: int) -> None:
+    def record_copy(self, source: int, target: int, start: int, end: int) -> None:
         """Record that `target` got the cells of `source`; it also shares them with every sequence
         that shares them with `source`.
         """
@@ -24,7 +24,7 @@ class Sharing:
                     self._add(target, other, max(begin, start), min(stop, end))
         self._add(source, target, start, end)
 
-    def cut(self, sequence: int, start: int) -> None:
+    def record_cut(self, sequence: int, start: int) -> None:
         """Record that a sequence gave up its cells from position `start` on."""
         for other, ranges in tuple(self._pairs.get(sequence, {}).items()):
             self._put(
@@ -33,7 +33,7 @@ class Sharing:
                 [(begin, min(stop, start)) for begin, stop in ranges if begin < start],
             )
 
-    def end(self, sequence: int) -> int:
+    def shared_end(self, sequence: int) -> int:
         """Return the end of the last range that a sequence shares; 0 if it shares none."""
         return max((ranges[-1][1] for ranges in self._pairs.get(sequence, {}).values()), default=0)
 
@@ -43,7 +43,7 @@ class Sharing:
 
     def _add(self, first: int, second: int, start: int, end: int) -> None:
         if start < end:
-            joined: Ranges = []
+            joined: PositionRanges = []
             for begin, stop in sorted([*self._pairs.get(first, {}).get(second, []), (start, end)]):
                 if joined and begin <= joined[-1][1]:
                     joined[-1] = joined[-1][0], max(stop, joined[-1][1])
@@ -51,7 +51,7 @@ class Sharing:
                     joined.append((begin, stop))
             self._put(first, second, joined)
 
-    def _put(self, first: int, second: int, ranges: Ranges) -> None:
+    def _put(self, first: int, second: int, ranges: PositionRanges) -> None:
         for left, right in ((first, second), (second, first)):
             partners = self._pairs.setdefault(left, {})
             if ranges:

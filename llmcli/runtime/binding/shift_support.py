@@ -20,12 +20,14 @@ from quant.model_file import read_header
 if TYPE_CHECKING:  # open_context() uses this module
     from llmcli.runtime.binding.context import Context
 
-TEXT = "The capital of France is Paris, and the capital of Italy is Rome. The capital of Spain is"
-STEP, STEPS = 32, 4  # positions of one shift, and their number; errors grow with each
+TRIAL_TEXT = (
+    "The capital of France is Paris, and the capital of Italy is Rome. The capital of Spain is"
+)
+SHIFT_POSITIONS, N_SHIFTS = 32, 4  # positions of one shift, and their number; errors grow with each
 # Error of the logits relative to their variance. Sound keys stay below 7e-3, quantized weights with
 # their rounding included; keys that cannot be shifted give 2e-2 to 9e-1 (73 tiny models of 14
 # families).
-WRONG, NOISE = 1e-2, 5.0
+MAX_ERROR, NOISE_FACTOR = 1e-2, 5.0
 
 
 def can_shift(model: Model, memory: Any, type_k: str, threads: int) -> bool:
@@ -33,25 +35,25 @@ def can_shift(model: Model, memory: Any, type_k: str, threads: int) -> bool:
     text with the logits of recomputed text. The last is tried once per model, on a small context.
     """
     if (
-        model.recurrent
+        model.is_recurrent
         or not lib().llama_memory_can_shift(memory)
         or not _turns_at_all(model, type_k)
     ):
         return False
-    if model.turns is None:
-        model.turns = _tried(model, threads)
-    return model.turns
+    if model.can_shift_keys is None:
+        model.can_shift_keys = _tried(model, threads)
+    return model.can_shift_keys
 
 
 def _turns_at_all(model: Model, type_k: str) -> bool:
     """Return whether a pass over shifted keys of this cache does not end the process; False for
     caches of unknown shape.
     """
-    metadata = read_header.read(model.path).metadata
-    arch, shape = metadata.get("general.architecture"), kv_size.shape(metadata)
+    metadata = read_header.read_header(model.path).metadata
+    arch, shape = metadata.get("general.architecture"), kv_size.read_shape(metadata)
     if shape is None or type_k == "bf16":
         return False
-    if all(shape.windowed) or metadata.get(f"{arch}.rope.scaling.finetuned") is False:
+    if all(shape.is_windowed) or metadata.get(f"{arch}.rope.scaling.finetuned") is False:
         return False
     if f"{arch}.attention.rope_pattern" in metadata:
         return False
@@ -70,33 +72,33 @@ def _tried(model: Model, threads: int) -> bool:
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.binding.open_context import open_context
 
-    tokens = model.tokenize(TEXT, special=False, add_special=True)[:STEP]
-    options = ContextOptions(256, STEP, STEP, 1, threads, threads)
+    tokens = model.tokenize(TRIAL_TEXT, special=False, add_special=True)[:SHIFT_POSITIONS]
+    options = ContextOptions(256, SHIFT_POSITIONS, SHIFT_POSITIONS, 1, threads, threads)
     with open_context(model, options) as context:
         context.can_shift = True  # assumed here, because this is the trial
         front = _logits(context, tokens, 0, 0)
-        moved = _logits(context, tokens, STEP * STEPS, STEPS)
-        behind = _logits(context, tokens, STEP * STEPS, 0)
+        moved = _logits(context, tokens, SHIFT_POSITIONS * N_SHIFTS, N_SHIFTS)
+        behind = _logits(context, tokens, SHIFT_POSITIONS * N_SHIFTS, 0)
     error, noise = (
         float(np.square(shifted - front).mean() / (front.var() or 1)) for shifted in (moved, behind)
     )
-    return error <= max(WRONG, NOISE * noise)
+    return error <= max(MAX_ERROR, NOISE_FACTOR * noise)
 
 
 def _logits(context: "Context", tokens: list[int], start: int, shifts: int) -> NDArray[np.float32]:
     """Return the last row of a text that starts at position `start` and is moved toward the front
     before its last token.
     """
-    from llmcli.runtime.binding.batch import Rows
+    from llmcli.runtime.binding.batch import BatchRows
 
     context.clear()
-    context._positions.put(
+    context._positions.set_length(
         0, start
     )  # llama.cpp lets a sequence start anywhere; only this trial uses that
     *before, last = tokens
     positions = range(start, start + len(before))
-    context.decode(Rows(before, positions, [0] * len(before), [False] * len(before)))
+    context.decode(BatchRows(before, positions, [0] * len(before), [False] * len(before)))
     for _ in range(shifts):
-        start -= STEP
-        context.shift(0, start, start + STEP, before[-1])
-    return context.decode(Rows([last], [start + len(before)], [0], [True]))[0].logits.copy()
+        start -= SHIFT_POSITIONS
+        context.shift(0, start, start + SHIFT_POSITIONS, before[-1])
+    return context.decode(BatchRows([last], [start + len(before)], [0], [True]))[0].logits.copy()

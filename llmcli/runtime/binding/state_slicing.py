@@ -12,33 +12,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-HEAD = np.dtype([("magic", "<u4"), ("sequence", "<i4"), ("streams", "<u4"), ("cells", "<u4")])
-CELL = np.dtype(
+HEAD_DTYPE = np.dtype([("magic", "<u4"), ("sequence", "<i4"), ("streams", "<u4"), ("cells", "<u4")])
+CELL_DTYPE = np.dtype(
     [("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")]
 )  # of a single sequence
-FORM = np.dtype([("turned", "<u4"), ("layers", "<u4")])
-ROWS = np.dtype([("type", "<i4"), ("nbytes", "<u8")])  # of keys, and of values stored by cell
-SIZES = {0: 4, 1: 2, 30: 2}  # bytes per value of an enum ggml_type: f32, f16, bf16
-CHANNELS = np.dtype(
+LAYOUT_DTYPE = np.dtype([("turned", "<u4"), ("layers", "<u4")])
+ROWS_DTYPE = np.dtype([("type", "<i4"), ("nbytes", "<u8")])  # of keys, and of values stored by cell
+VALUE_BYTES = {0: 4, 1: 2, 30: 2}  # bytes per value of an enum ggml_type: f32, f16, bf16
+CHANNELS_DTYPE = np.dtype(
     [("type", "<i4"), ("size", "<u4"), ("count", "<u4")]
 )  # of values stored by channel
 
 
-def turned(state: memoryview, start: int = 0) -> memoryview:
+def transpose_values(state: memoryview, start: int = 0) -> memoryview:
     """Return the cells from position `start` on with transposed values, which must have 16 or 32
     bits each.
     """
     array = np.frombuffer(state, np.uint8)
     return _joined(
-        _carved(array, int(array[: HEAD.itemsize].view(HEAD)["sequence"][0]), start, turn=True)
+        _carved(
+            array,
+            int(array[: HEAD_DTYPE.itemsize].view(HEAD_DTYPE)["sequence"][0]),
+            start,
+            turn=True,
+        )
     )
 
 
-def cut(pool: memoryview, sequence: int) -> memoryview:
+def extract_sequence(state: memoryview, sequence: int) -> memoryview:
     """Return the state of one sequence out of that of all, byte for byte what llama.cpp writes for
     it alone.
     """
-    return _joined(_carved(np.frombuffer(pool, np.uint8), sequence, 0, turn=False))
+    return _joined(_carved(np.frombuffer(state, np.uint8), sequence, 0, turn=False))
 
 
 def _joined(parts: Iterator[Bytes]) -> memoryview:
@@ -56,34 +61,34 @@ def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Byt
         at += kind.itemsize * count
         return items
 
-    head = take(HEAD)[0]
+    head = take(HEAD_DTYPE)[0]
     assert head["streams"] == 1, "one pool of cells"
     count = int(head["cells"])
     cells, words = _cells(state[at:], count, sequence)
     at += 4 * words
     kept = np.flatnonzero((cells["sequence"] == sequence) & (cells["position"] >= start))
     takes_all = len(kept) == count
-    yield np.array([(head["magic"], sequence, 1, len(kept))], HEAD).view(np.uint8)
+    yield np.array([(head["magic"], sequence, 1, len(kept))], HEAD_DTYPE).view(np.uint8)
     yield cells[kept].view(np.uint8)
-    form = take(FORM)
+    form = take(LAYOUT_DTYPE)
     channels, layers = bool(form["turned"][0]), int(form["layers"][0])
-    yield np.array([(channels != turn, layers)], FORM).view(np.uint8)
+    yield np.array([(channels != turn, layers)], LAYOUT_DTYPE).view(np.uint8)
     for _ in range(layers):
-        keys = take(ROWS)
+        keys = take(ROWS_DTYPE)
         yield keys.view(np.uint8)
         rows = take(np.dtype(np.uint8), count * int(keys["nbytes"][0])).view(np.uint8)
         yield rows if takes_all else rows.reshape(count, -1)[kept].reshape(-1)
     for _ in range(layers):
         if channels:
-            kind, size, width = take(CHANNELS)[0].tolist()
+            kind, size, width = take(CHANNELS_DTYPE)[0].tolist()
         else:
-            kind, nbytes = take(ROWS)[0].tolist()
-            size = SIZES[kind]
+            kind, nbytes = take(ROWS_DTYPE)[0].tolist()
+            size = VALUE_BYTES[kind]
             width = nbytes // size
         if channels == turn:
-            yield np.array([(kind, size * width)], ROWS).view(np.uint8)
+            yield np.array([(kind, size * width)], ROWS_DTYPE).view(np.uint8)
         else:
-            yield np.array([(kind, size, width)], CHANNELS).view(np.uint8)
+            yield np.array([(kind, size, width)], CHANNELS_DTYPE).view(np.uint8)
         values = take(np.dtype(f"<u{size}"), count * width)
         table = values.reshape((width, count) if channels else (count, width))
         chosen = table if takes_all else table[:, kept] if channels else table[kept]
@@ -97,11 +102,11 @@ def _cells(state: Bytes, count: int, sequence: int) -> tuple[NDArray[np.void], i
 
     In the state a cell is its position, the number of its sequences, and their ids.
     """
-    alone = state[: CELL.itemsize * count].view(CELL)
+    alone = state[: CELL_DTYPE.itemsize * count].view(CELL_DTYPE)
     if len(alone) == count and (alone["sequences"] == 1).all():
         return alone, 3 * count
     words = state[: state.size // 4 * 4].data.cast("i")
-    result, at = np.empty(count, CELL), 0
+    result, at = np.empty(count, CELL_DTYPE), 0
     for number in range(count):
         end = at + 2 + words[at + 1]
         result[number] = (

@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 
-Kind = Literal["json_schema", "gbnf", "calls"]
-Bits = NDArray[np.uint8]  # one bit per token, the lowest id in the lowest bit of the first byte
+ConstraintKind = Literal["json_schema", "gbnf", "calls"]
+TokenBits = NDArray[
+    np.uint8
+]  # one bit per token, the lowest id in the lowest bit of the first byte
 
 ENGINES = ("llguidance", "llama")
-JUMPS = ("lossless", "fast", "off")
+JUMP_MODES = ("lossless", "fast", "off")
 
 
-class Unfollowable(UserError):
+class UnsatisfiableConstraint(UserError):
     """A grammar allows no further token in an answer. The request is at fault, not the model or the
     server.
     """
@@ -34,7 +36,7 @@ class Constraint:
     legal one, with the same result as "off"; "fast" tokenizes the forced text at once.
     """
 
-    kind: Kind
+    kind: ConstraintKind
     text: str
     engine: str = "llguidance"
     jump: str = "lossless"
@@ -45,7 +47,7 @@ class Matcher(Protocol):
     answer may end.
     """
 
-    def mask(self) -> Bits:
+    def mask(self) -> TokenBits:
         """Return the tokens that may come next, as bits; none at a dead end."""
         ...
 
@@ -61,19 +63,19 @@ class Matcher(Protocol):
         """Go back by the last `count` tokens."""
         ...
 
-    def forced(self, jump: str) -> list[int]:
+    def forced_tokens(self, jump: str) -> list[int]:
         """Return the tokens that must come next, as far as `jump` looks; empty where there is a
         choice.
         """
         ...
 
     @property
-    def accepting(self) -> bool:
+    def is_accepting(self) -> bool:
         """Return whether the answer may end here."""
         ...
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the answer must end here."""
         ...
 
@@ -103,12 +105,12 @@ def accepts(grammar: Grammar, tokens: list[int]) -> bool:
             if not matcher.allows(token):
                 return False
             matcher.accept(token)
-        return matcher.accepting
+        return matcher.is_accepting
     finally:
         matcher.close()
 
 
-def single(bits: Bits) -> int | None:
+def single_token(bits: TokenBits) -> int | None:
     """Return the only token of a mask, or None when there are none or several.
 
     Shapes: bits `[n_vocab / 8]`.

@@ -6,27 +6,29 @@ from typing import Any, Protocol
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, Grammar
 
-KEPT = 16  # compiled constraints; a conversation uses few
+MAX_COMPILED = 16  # compiled constraints; a conversation uses few
 
 
-class Tongue(Protocol):
+class TokenizingVocabulary(Protocol):
     """What compiling needs of a model: bytes of its tokens, its end tokens, and its tokenizer."""
 
     n_vocab: int
 
     def piece(self, token: int) -> bytes: ...
 
-    def ends(self, token: int) -> bool: ...
+    def is_end(self, token: int) -> bool: ...
 
     def tokenize(self, text: str, *, special: bool) -> list[int]: ...
 
 
-class Grammars:
+class GrammarCompiler:
     """Compiles and caches constraints. The engine that a constraint names is loaded with its first
     constraint.
     """
 
-    def __init__(self, model: Tongue, native: Callable[[Constraint], Grammar]) -> None:
+    def __init__(
+        self, model: TokenizingVocabulary, native: Callable[[Constraint], Grammar]
+    ) -> None:
         """`native` compiles for llama.cpp's own grammars."""
         self._model, self._native = model, native
         self._compiler: Any = None
@@ -38,7 +40,7 @@ class Grammars:
         Raises UserError when it is not a valid grammar or cannot be followed.
         """
         if constraint not in self._compiled:
-            while len(self._compiled) >= KEPT:
+            while len(self._compiled) >= MAX_COMPILED:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[constraint] = self._compile(constraint)
         else:  # move it to the end: the least recently used is dropped first
@@ -49,17 +51,19 @@ class Grammars:
         if constraint.engine == "llama":
             return self._native(constraint)
         if self._compiler is None:
-            from llmcli.runtime.constraint.llguidance import Compiler, Words
+            from llmcli.runtime.constraint.llguidance import LLGuidanceCompiler, TokenizerWrapper
 
             model = self._model
             pieces = [model.piece(token) for token in range(model.n_vocab)]
-            ends = [token for token in range(model.n_vocab) if model.ends(token)]
+            ends = [token for token in range(model.n_vocab) if model.is_end(token)]
             if not ends:
                 raise UserError(
                     "this model has no token that ends an answer",
                     hint="leave out the grammar or schema",
                 )
-            tokenizer = Words(pieces, ends, lambda text: model.tokenize(text, special=False))
-            self._compiler = Compiler(tokenizer, ends)
+            tokenizer = TokenizerWrapper(
+                pieces, ends, lambda text: model.tokenize(text, special=False)
+            )
+            self._compiler = LLGuidanceCompiler(tokenizer, ends)
         grammar: Grammar = self._compiler(constraint)
         return grammar

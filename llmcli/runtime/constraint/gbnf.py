@@ -10,10 +10,10 @@ from itertools import count
 
 from llmcli.errors import UserError
 
-LARGEST, DEEPEST = 1 << 18, 200  # characters of a grammar, depth of nested groups
-MOST = 2000  # repetitions, as in llama.cpp
+MAX_CHARACTERS, MAX_DEPTH = 1 << 18, 200  # characters of a grammar, depth of nested groups
+MAX_REPETITIONS = 2000  # repetitions, as in llama.cpp
 ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
-HEX = {"x": 2, "u": 4, "U": 8}
+HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 NAME, NUMBER = re.compile(r"[A-Za-z0-9-]+"), re.compile(r"[0-9]+")
 TOKEN = re.compile(r"!?<(?:\[[0-9]{1,9}\]|[^>\[\r\n]+)>")
 
@@ -27,7 +27,7 @@ def to_lark(text: str) -> str:
     return "%llguidance {}\n" + "".join(f"{_lark(name)}: {body}\n" for name, body in rules.items())
 
 
-def check(text: str) -> list[str]:
+def check_gbnf(text: str) -> list[str]:
     """Check a grammar for llama.cpp's engine. Return the tokens that it names, <|name|>.
 
     Raises UserError with line and column when llama.cpp cannot read it.
@@ -38,9 +38,9 @@ def check(text: str) -> list[str]:
 
 
 def _rules(parser: "_Parser") -> dict[str, str]:
-    if len(parser.text) > LARGEST:
+    if len(parser.text) > MAX_CHARACTERS:
         raise UserError(
-            f"the grammar has {len(parser.text)} characters; the limit is {LARGEST}",
+            f"the grammar has {len(parser.text)} characters; the limit is {MAX_CHARACTERS}",
             hint="use a smaller grammar",
         )
     if "\0" in parser.text:  # C would take it for the end
@@ -108,8 +108,8 @@ class _Parser:
         )
 
     def _choice(self, depth: int) -> str:
-        if depth > DEEPEST:
-            raise self.wrong(f"more than {DEEPEST} groups within groups")
+        if depth > MAX_DEPTH:
+            raise self.wrong(f"more than {MAX_DEPTH} groups within groups")
         alternatives = [self._sequence(depth)]
         while self._here() == "|":
             self.at += 1
@@ -124,8 +124,8 @@ class _Parser:
             for n_suffixes in count():
                 if (times := self._times()) is None:
                     break
-                if n_suffixes == DEEPEST:
-                    raise self.wrong(f"more than {DEEPEST} repetitions of repetitions")
+                if n_suffixes == MAX_DEPTH:
+                    raise self.wrong(f"more than {MAX_DEPTH} repetitions of repetitions")
                 item = f"({item}){times}"
                 self._space(lines=depth > 0)
             items.append(item)
@@ -195,10 +195,10 @@ class _Parser:
             return character
         kind = self._here()
         self.at += 1
-        if kind in HEX:
-            digits = self.text[self.at : self.at + HEX[kind]]
-            if not re.fullmatch(r"[0-9A-Fa-f]+", digits) or len(digits) != HEX[kind]:
-                raise self.wrong(rf"\{kind} takes {HEX[kind]} hexadecimal digits")
+        if kind in HEX_DIGITS:
+            digits = self.text[self.at : self.at + HEX_DIGITS[kind]]
+            if not re.fullmatch(r"[0-9A-Fa-f]+", digits) or len(digits) != HEX_DIGITS[kind]:
+                raise self.wrong(rf"\{kind} takes {HEX_DIGITS[kind]} hexadecimal digits")
             self.at += len(digits)
             code = int(digits, 16)
             if code > 0x10FFFF or 0xD800 <= code < 0xE000:
@@ -226,8 +226,12 @@ class _Parser:
             high = self._match(NUMBER, "a number") if self._here().isdigit() else ""
             self._space(lines=True)
         self._expect("}")
-        if max(len(low), len(high)) > 4 or int(low) > MOST or int(high or 0) > MOST:
-            raise self.wrong(f"more than {MOST} repetitions", start)
+        if (
+            max(len(low), len(high)) > 4
+            or int(low) > MAX_REPETITIONS
+            or int(high or 0) > MAX_REPETITIONS
+        ):
+            raise self.wrong(f"more than {MAX_REPETITIONS} repetitions", start)
         if high and int(high) < int(low):
             raise self.wrong("the maximum is below the minimum", start)
         return f"{{{int(low)},{int(high) if high else ''}}}"

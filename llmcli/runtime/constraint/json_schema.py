@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.constraint.schema_cost import Size, size
+from llmcli.runtime.constraint.schema_cost import SchemaCost, count_cost
 from llmcli.strict_json import finite, strict
 
-LARGEST, DEEPEST = 1 << 18, 64  # characters of a schema, levels of nested JSON
-PARTS = 200  # parts that are compiled alone to find the one that is refused
+MAX_CHARACTERS, MAX_DEPTH = 1 << 18, 64  # characters of a schema, levels of nested JSON
+MAX_PARTS = 200  # parts that are compiled alone to find the one that is refused
 # keywords whose value is a schema, a list of schemas, a table of schemas
-ONE = ("items", "additionalProperties", "additionalItems")
-LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-TABLES = ("properties", "patternProperties", "$defs", "definitions")
-COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-WORDS: dict[str, type | tuple[type, ...]] = {
+SCHEMA_KEYS = ("items", "additionalProperties", "additionalItems")
+SCHEMA_LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
+SCHEMA_TABLE_KEYS = ("properties", "patternProperties", "$defs", "definitions")
+COUNT_KEYS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+NUMBER_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+TYPED_KEYS: dict[str, type | tuple[type, ...]] = {
     "$ref": str,
     "type": (str, list),
     "enum": list,
@@ -29,11 +29,19 @@ WORDS: dict[str, type | tuple[type, ...]] = {
     "pattern": str,
     "format": str,
 }
-ENFORCED = {*ONE, *LISTS, *TABLES, *COUNTS, *NUMBERS, *WORDS, "const"}
+ENFORCED_KEYS = {
+    *SCHEMA_KEYS,
+    *SCHEMA_LIST_KEYS,
+    *SCHEMA_TABLE_KEYS,
+    *COUNT_KEYS,
+    *NUMBER_KEYS,
+    *TYPED_KEYS,
+    "const",
+}
 LARGEST_NUMBER = 2**53
 # Annotations describe a value without constraining it. Names that start with x- are annotations,
 # too.
-REMARKS = {
+ANNOTATION_KEYS = {
     "$schema",
     "$id",
     "$comment",
@@ -61,41 +69,41 @@ FORMATS = (
     "uuid",
     "uri",
 )
-IN_PLACE = ("anyOf", "oneOf", "allOf")  # their schemas constrain the same value
+SAME_VALUE_KEYS = ("anyOf", "oneOf", "allOf")  # their schemas constrain the same value
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedSchema:
     """A schema that may be compiled. `schemas`: the schema and all schemas inside it, by path.
     `cost`: the cost of compiling it.
     """
 
     root: Any
     schemas: dict[str, Any]
-    size: Size
+    cost: SchemaCost
 
     @property
     def text(self) -> str:
         """Return the schema as JSON, without annotations."""
         return json.dumps(self.root, ensure_ascii=False)
 
-    def parts(self) -> Iterator[tuple[str, str]]:
+    def inner_schemas(self) -> Iterator[tuple[str, str]]:
         """Yield path and text of the inner schemas, the deepest first, with the definitions that
         they refer to. Since each is compiled, their total text is limited to that of one document.
         """
         shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
         paths, n_characters = sorted(self.schemas, key=lambda path: -path.count("/")), 0
-        for path in paths[:PARTS]:
+        for path in paths[:MAX_PARTS]:
             inner = self.schemas[path]
             if path != "#" and isinstance(inner, dict):
                 text = json.dumps({**inner, **shared}, ensure_ascii=False)
                 n_characters += len(text)
-                if n_characters > LARGEST:
+                if n_characters > MAX_CHARACTERS:
                     return
                 yield path, text
 
 
-def checked(text: str) -> Checked:
+def check_schema(text: str) -> CheckedSchema:
     """Read a schema.
 
     Raises UserError naming every keyword that cannot be enforced, and its path.
@@ -120,15 +128,15 @@ def checked(text: str) -> Checked:
             f"the schema cannot be enforced: {'; '.join(walk.wrong[:5])}{more}",
             hint="leave that out",
         )
-    result = Checked(root, walk.schemas, size(walk.schemas))
-    result.size.check()
+    result = CheckedSchema(root, walk.schemas, count_cost(walk.schemas))
+    result.cost.check()
     return result
 
 
 def _read(text: str) -> Any:
-    if len(text) > LARGEST:
+    if len(text) > MAX_CHARACTERS:
         raise UserError(
-            f"the schema has {len(text)} characters; the limit is {LARGEST}",
+            f"the schema has {len(text)} characters; the limit is {MAX_CHARACTERS}",
             hint="use a smaller schema",
         )
     try:
@@ -145,7 +153,7 @@ def _read(text: str) -> Any:
     level, depth = [root], 0
     while level:
         depth += 1
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             raise _too_deep()
         level = [
             inner
@@ -158,7 +166,7 @@ def _read(text: str) -> Any:
 
 def _too_deep() -> UserError:
     return UserError(
-        f"the schema is nested more than {DEEPEST} levels deep", hint="name its parts in $defs"
+        f"the schema is nested more than {MAX_DEPTH} levels deep", hint="name its parts in $defs"
     )
 
 
@@ -192,16 +200,20 @@ class _Walk:
         links = self._links.setdefault(path, [])
         for key, inner in value.items():
             inner_path = f"{path}/{_escaped(key)}"
-            if key in REMARKS or key.startswith("x-") or (key == "uniqueItems" and inner is False):
+            if (
+                key in ANNOTATION_KEYS
+                or key.startswith("x-")
+                or (key == "uniqueItems" and inner is False)
+            ):
                 if key == "$schema" or (key == "$id" and path == "#"):
                     cleaned[key] = inner
                 elif key == "$id":
                     self.wrong.append(f"$id at {path}")
                 continue
-            if key not in ENFORCED:
+            if key not in ENFORCED_KEYS:
                 self.wrong.append(f"{key} at {path}")
                 continue
-            if key in IN_PLACE and isinstance(inner, list):
+            if key in SAME_VALUE_KEYS and isinstance(inner, list):
                 links += [f"{inner_path}/{number}" for number in range(len(inner))]
             cleaned[key] = self._keyword(key, inner, inner_path)
         self._counted(cleaned, path)
@@ -209,18 +221,18 @@ class _Walk:
         return cleaned
 
     def _keyword(self, key: str, value: Any, path: str) -> Any:
-        if key in TABLES and isinstance(value, dict):
+        if key in SCHEMA_TABLE_KEYS and isinstance(value, dict):
             return {
                 name: self.schema(inner, f"{path}/{_escaped(name)}")
                 for name, inner in value.items()
             }
-        if (key in LISTS or key in ONE) and isinstance(value, list):
+        if (key in SCHEMA_LIST_KEYS or key in SCHEMA_KEYS) and isinstance(value, list):
             return [self.schema(inner, f"{path}/{number}") for number, inner in enumerate(value)]
-        if key in ONE:
+        if key in SCHEMA_KEYS:
             return self.schema(value, path)
-        if key in COUNTS and isinstance(value, float) and value.is_integer():
+        if key in COUNT_KEYS and isinstance(value, float) and value.is_integer():
             value = int(value)
-        if key in TABLES or key in LISTS or not _fits(key, value):
+        if key in SCHEMA_TABLE_KEYS or key in SCHEMA_LIST_KEYS or not _fits(key, value):
             self.wrong.append(f"{_kind(value)} at {path}")
         elif key == "format" and value not in FORMATS:
             self.wrong.append(f"format {json.dumps(value)} at {path.removesuffix('/format')}")
@@ -285,11 +297,11 @@ def _fits(key: str, value: Any) -> bool:
     """Return whether a keyword's value has the type that the keyword takes; the library does not
     check all of them.
     """
-    if key in COUNTS:
+    if key in COUNT_KEYS:
         return isinstance(value, int) and not isinstance(value, bool)
-    if key in NUMBERS:
+    if key in NUMBER_KEYS:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return not (key in WORDS and not isinstance(value, WORDS[key]))
+    return not (key in TYPED_KEYS and not isinstance(value, TYPED_KEYS[key]))
 
 
 def _writable(value: Any) -> bool:

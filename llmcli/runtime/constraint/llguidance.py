@@ -14,21 +14,30 @@ import numpy as np
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint import gbnf, json_schema, tool_calls
-from llmcli.runtime.constraint.base import Bits, Constraint, Unfollowable, single
+from llmcli.runtime.constraint.base import (
+    Constraint,
+    TokenBits,
+    UnsatisfiableConstraint,
+    single_token,
+)
 
-SPECIAL = b"\xff"  # before the name of a token that is not text
+SPECIAL_PREFIX = b"\xff"  # before the name of a token that is not text
 # Whitespace as models write it. Optional whitespace could repeat without end.
-LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # limits for schemas and grammars from untrusted sources, reached within about a second
-LIMITS = {"max_lexer_states": 50_000, "max_grammar_size": 300_000, "max_items_in_row": 12_000}
+PARSER_LIMITS = {
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 300_000,
+    "max_items_in_row": 12_000,
+}
 # Stack of the compiling thread. The library recurses once per level, also along references, with
 # about 5 KB each, so deep schemas overflow the usual 8 MiB. A document has room for 11,000 levels;
 # unused stack is never allocated.
-STACK = 256 << 20
-STARTING = threading.Lock()  # the stack size applies to every thread that starts meanwhile
+STACK_BYTES = 256 << 20
+STACK_SIZE_LOCK = threading.Lock()  # the stack size applies to every thread that starts meanwhile
 
 
-class Words:
+class TokenizerWrapper:
     """A vocabulary in the form that llguidance expects: bytes of each token, and a tokenizer."""
 
     is_tokenizer_wrapper = True
@@ -41,10 +50,10 @@ class Words:
         end tokens.
         """
         self.tokens = [
-            piece or SPECIAL + f"<|{token}|>".encode() for token, piece in enumerate(pieces)
+            piece or SPECIAL_PREFIX + f"<|{token}|>".encode() for token, piece in enumerate(pieces)
         ]
         for token in ends:
-            self.tokens[token] = SPECIAL + f"<|{token}|>".encode()
+            self.tokens[token] = SPECIAL_PREFIX + f"<|{token}|>".encode()
         self.eos_token_id: int = ends[0]
         self.special_token_ids: list[int] = []
         self._tokenize, self._pieces = tokenize, pieces
@@ -87,22 +96,22 @@ class Words:
         return b"".join(self._pieces[token] for token in tokens)
 
 
-class Compiler:
+class LLGuidanceCompiler:
     """Compiles constraints for one vocabulary. Creating it takes a fraction of a second."""
 
-    def __init__(self, words: Words, ends: list[int]) -> None:
-        self._tokenizer = llguidance.LLTokenizer(words, eos_token=ends)
+    def __init__(self, tokenizer: TokenizerWrapper, ends: list[int]) -> None:
+        self._tokenizer = llguidance.LLTokenizer(tokenizer, eos_token=ends)
         self._ends = frozenset(ends)
 
-    def __call__(self, constraint: Constraint) -> "Compiled":
+    def __call__(self, constraint: Constraint) -> "CompiledGrammar":
         """Compile a constraint.
 
         Raises UserError when the schema or grammar is refused by our checks or by the library.
         """
         if constraint.kind == "json_schema":
-            matcher = self._schema(json_schema.checked(constraint.text))
+            matcher = self._schema(json_schema.check_schema(constraint.text))
         elif constraint.kind == "calls":
-            matcher = self._calls(tool_calls.read(constraint.text))
+            matcher = self._calls(tool_calls.read_tool_calls(constraint.text))
         else:
             matcher = self._matcher(
                 llguidance.LLMatcher.grammar_from_lark(gbnf.to_lark(constraint.text))
@@ -111,21 +120,21 @@ class Compiler:
                 raise UserError(
                     f"the grammar cannot be followed: {_reason(matcher)}", hint="simplify it"
                 )
-        return Compiled(constraint, matcher, self._tokenizer.vocab_size, self._ends)
+        return CompiledGrammar(constraint, matcher, self._tokenizer.vocab_size, self._ends)
 
-    def _schema(self, checked: json_schema.Checked) -> Any:
+    def _schema(self, checked: json_schema.CheckedSchema) -> Any:
         matcher = self._matcher(_json_grammar(checked.text))
         if not matcher.is_error():
             return matcher
         # The library does not name the place, so each part is compiled alone, the deepest first.
-        for path, text in checked.parts():
+        for path, text in checked.inner_schemas():
             inner = self._matcher(_json_grammar(text))
             if inner.is_error():
                 raise _refused(path, inner)
         raise _refused("#", matcher)
 
-    def _calls(self, wanted: tool_calls.Calls) -> Any:
-        layout = {"x-guidance": LAYOUT}
+    def _calls(self, wanted: tool_calls.ToolCallGrammar) -> Any:
+        layout = {"x-guidance": JSON_LAYOUT}
         matcher = self._matcher(
             llguidance.LLMatcher.grammar_from_lark(tool_calls.to_lark(wanted, layout))
         )
@@ -136,13 +145,13 @@ class Compiler:
         return matcher
 
     def _matcher(self, source: str) -> Any:
-        limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
+        limits = llguidance.LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
         return _deep(
             lambda: llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         )
 
 
-class Compiled:
+class CompiledGrammar:
     """A compiled constraint. It implements Grammar."""
 
     def __init__(
@@ -150,21 +159,21 @@ class Compiled:
     ) -> None:
         self.constraint, self._matcher, self._size, self._ends = constraint, matcher, size, ends
 
-    def start(self) -> "Guide":
-        return Guide(
+    def start(self) -> "GrammarMatcher":
+        return GrammarMatcher(
             self._matcher.deep_copy(), np.zeros((self._size + 31) // 32 * 4, np.uint8), self._ends
         )
 
 
-class Guide:
+class GrammarMatcher:
     """The progress of one answer. It implements Matcher. All matchers of a grammar share one mask
     buffer, which the next mask() overwrites.
     """
 
-    def __init__(self, matcher: Any, bits: Bits, ends: frozenset[int]) -> None:
+    def __init__(self, matcher: Any, bits: TokenBits, ends: frozenset[int]) -> None:
         self._matcher, self._bits, self._ends = matcher, bits, ends
 
-    def mask(self) -> Bits:
+    def mask(self) -> TokenBits:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._check()
         return self._bits
@@ -172,7 +181,7 @@ class Guide:
     def allows(self, token: int) -> bool:
         # where nothing else may follow, the library refuses end tokens, too
         if token in self._ends:
-            return self.accepting
+            return self.is_accepting
         return bool(self._matcher.validate_tokens([token]))
 
     def accept(self, token: int) -> None:
@@ -188,26 +197,26 @@ class Guide:
         done = self._matcher.rollback(count)
         assert done, count
 
-    def forced(self, jump: str) -> list[int]:
+    def forced_tokens(self, jump: str) -> list[int]:
         # A token can be the only legal one only if its bytes are forced, and that is a fast query.
         if jump == "off" or not self._matcher.compute_ff_bytes():
             return []
         if jump == "fast":
             tokens: list[int] = self._matcher.compute_ff_tokens()
             return [] if self._ends.intersection(tokens) else tokens
-        only = single(self.mask())
+        only = single_token(self.mask())
         return [] if only is None or only in self._ends else [only]
 
     @property
-    def accepting(self) -> bool:
+    def is_accepting(self) -> bool:
         return bool(self._matcher.is_accepting())
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return bool(self._matcher.is_stopped())
 
-    def copy(self) -> "Guide":
-        return Guide(self._matcher.deep_copy(), self._bits, self._ends)
+    def copy(self) -> "GrammarMatcher":
+        return GrammarMatcher(self._matcher.deep_copy(), self._bits, self._ends)
 
     def close(self) -> None:
         """Do nothing: the library frees its memory itself."""
@@ -215,14 +224,14 @@ class Guide:
     def _check(self) -> None:
         if self._matcher.is_error():
             message = f"the grammar cannot be followed any further: {_reason(self._matcher)}"
-            raise Unfollowable(message, hint="simplify it")
+            raise UnsatisfiableConstraint(message, hint="simplify it")
 
 
 def _deep(function: Callable[[], Any]) -> Any:
     """Return what `function` returns, run on a thread with a large stack."""
     with ThreadPoolExecutor(1, "llmcli-compile") as pool:
-        with STARTING:
-            before = threading.stack_size(STACK)
+        with STACK_SIZE_LOCK:
+            before = threading.stack_size(STACK_BYTES)
             try:
                 result = pool.submit(function)
             finally:
@@ -231,7 +240,7 @@ def _deep(function: Callable[[], Any]) -> Any:
 
 
 def _json_grammar(text: str) -> str:
-    return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=LAYOUT))
+    return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_LAYOUT))
 
 
 def _refused(path: str, matcher: Any) -> UserError:

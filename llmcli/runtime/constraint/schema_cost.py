@@ -15,8 +15,8 @@ from typing import Any
 
 from llmcli.errors import UserError
 
-CHAIN = 5_000_000  # optional properties in a row, times all schemas
-MOST = {
+MAX_CHAIN = 5_000_000  # optional properties in a row, times all schemas
+MAX_COUNTS = {
     "properties": 6_000,
     "required": 6_000,
     "patterns": 1_000,
@@ -25,7 +25,7 @@ MOST = {
     "siblings": 100,
     "literal": 16_000,
 }
-WORDS = {
+COUNT_NAMES = {
     "properties": "properties",
     "required": "required names",
     "patterns": "patterns and formats",
@@ -37,48 +37,50 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SchemaCost:
     """Counts of one or several schemas. `longest_chain`: the longest row of optional properties,
     including those of schemas that are merged into it.
     """
 
     counts: Mapping[str, int]
-    schemas: int
-    chain: int
+    n_schemas: int
+    longest_chain: int
 
-    def __add__(self, other: "Size") -> "Size":
+    def __add__(self, other: "SchemaCost") -> "SchemaCost":
         """Return the cost of both in one grammar."""
         largest = ("siblings", "literal")
         counts = {
             name: max(count, other.counts[name]) if name in largest else count + other.counts[name]
             for name, count in self.counts.items()
         }
-        return Size(counts, self.schemas + other.schemas, max(self.chain, other.chain))
+        return SchemaCost(
+            counts, self.n_schemas + other.n_schemas, max(self.longest_chain, other.longest_chain)
+        )
 
     def check(self) -> None:
         """Raise UserError when compiling would take too long, naming what there is too much of."""
         for name, count in self.counts.items():
-            if count > MOST[name]:
+            if count > MAX_COUNTS[name]:
                 raise UserError(
-                    f"the schema has {count:,} {WORDS[name]}; the limit is {MOST[name]:,}",
+                    f"the schema has {count:,} {COUNT_NAMES[name]}; the limit is {MAX_COUNTS[name]:,}",
                     hint="use a smaller schema",
                 )
-        if self.chain * self.schemas > CHAIN:
+        if self.longest_chain * self.n_schemas > MAX_CHAIN:
             raise UserError(
-                f"the schema has {self.chain:,} properties in a row that may be left out "
-                f"in {self.schemas:,} schemas; the limit is {CHAIN // self.schemas:,}",
+                f"the schema has {self.longest_chain:,} properties in a row that may be left out "
+                f"in {self.n_schemas:,} schemas; the limit is {MAX_CHAIN // self.n_schemas:,}",
                 hint="list the properties that must be present in `required`",
             )
 
 
-NOTHING = Size(dict.fromkeys(MOST, 0), 0, 0)
+NO_COST = SchemaCost(dict.fromkeys(MAX_COUNTS, 0), 0, 0)
 
 
-def size(schemas: Mapping[str, Any]) -> Size:
+def count_cost(schemas: Mapping[str, Any]) -> SchemaCost:
     """Count all schemas of a document, given by path. No schema may contain itself through a
     reference in place.
     """
-    counts, chains, steps = dict.fromkeys(MOST, 0), dict[str, int](), dict[str, int]()
+    counts, chains, steps = dict.fromkeys(MAX_COUNTS, 0), dict[str, int](), dict[str, int]()
     for path, schema in schemas.items():
         if not isinstance(schema, dict):
             continue
@@ -91,7 +93,7 @@ def size(schemas: Mapping[str, Any]) -> Size:
             )
     products = _together(schemas, steps, ("allOf", "anyOf", "oneOf"), math.prod)
     counts["steps"] = sum(count - 1 for count in products.values())
-    return Size(
+    return SchemaCost(
         counts, len(schemas), max(_together(schemas, chains, ("allOf",), sum).values(), default=0)
     )
 
@@ -159,7 +161,9 @@ def _together(
                 continue
             stack.pop()
             if path not in total:
-                total[path] = min(CHAIN, join([counts[path], *(total[inner] for inner in merged)]))
+                total[path] = min(
+                    MAX_CHAIN, join([counts[path], *(total[inner] for inner in merged)])
+                )
     return total
 
 

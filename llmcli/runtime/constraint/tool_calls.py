@@ -13,15 +13,15 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
-from llmcli.runtime.constraint.json_schema import Checked, checked
-from llmcli.runtime.constraint.schema_cost import NOTHING
+from llmcli.runtime.constraint.json_schema import CheckedSchema, check_schema
+from llmcli.runtime.constraint.schema_cost import NO_COST
 
-MOST = 16  # calls per answer; small models would not stop
-ANY, BLANK = r"(.|\n)*", r"[ \t\r\n]*"
+MAX_CALLS = 16  # calls per answer; small models would not stop
+ANY_TEXT, BLANK_TEXT = r"(.|\n)*", r"[ \t\r\n]*"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CallSyntax:
     """How calls are written: the text before all of them, between two (None allows only one) and
     after all. `frames`: for each function the text before and after its arguments. `mark`: the
     start of an optional call; "" for required calls.
@@ -35,7 +35,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Amid:
+class InterleavedCalls:
     """Where calls may appear in a text. `first`: only at the start. `last`: they end the answer.
     `several`: text and more calls may follow them.
     """
@@ -46,96 +46,101 @@ class Amid:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class ToolCallGrammar:
     """Calls in one of several syntaxes, of functions with these arguments; or instead a `document`,
     if given.
     """
 
-    arguments: tuple[Checked, ...]
-    ways: tuple[Way, ...]
-    document: Checked | None
-    amid: Amid | None
+    arguments: tuple[CheckedSchema, ...]
+    syntaxes: tuple[CallSyntax, ...]
+    document: CheckedSchema | None
+    interleaved: InterleavedCalls | None
 
 
-def constraint(
+def tool_call_constraint(
     functions: Sequence[tuple[str, Any]],
-    ways: Sequence[Way],
+    syntaxes: Sequence[CallSyntax],
     document: Any = None,
-    amid: Amid | None = None,
+    interleaved: InterleavedCalls | None = None,
 ) -> Constraint:
     """Return a constraint for calls. `functions`: names and argument schemas. With `interleaved`
     the answer is a text that may contain calls.
 
     Raises UserError naming the function whose schema cannot be enforced.
     """
-    cost = NOTHING if document is None else checked(json.dumps(document)).size
+    cost = NO_COST if document is None else check_schema(json.dumps(document)).cost
     for name, schema in functions:
         try:
-            cost += checked(json.dumps(schema)).size
+            cost += check_schema(json.dumps(schema)).cost
             cost.check()
         except UserError as error:
             raise UserError(f"function {name}: {error}", hint=error.hint) from None
     document_json = {
         "arguments": [schema for _, schema in functions],
-        "ways": [asdict(way) for way in ways],
+        "ways": [asdict(way) for way in syntaxes],
         "document": document,
-        "amid": amid and asdict(amid),
+        "amid": interleaved and asdict(interleaved),
     }
     return Constraint("calls", json.dumps(document_json, ensure_ascii=False))
 
 
-def read(text: str) -> Calls:
+def read_tool_calls(text: str) -> ToolCallGrammar:
     """Read what `tool_call_constraint` wrote."""
     fields = json.loads(text)
     ways = tuple(
-        Way(**{**entry, "frames": tuple(map(tuple, entry["frames"]))}) for entry in fields["ways"]
+        CallSyntax(**{**entry, "frames": tuple(map(tuple, entry["frames"]))})
+        for entry in fields["ways"]
     )
-    document = None if fields["document"] is None else checked(json.dumps(fields["document"]))
-    arguments = tuple(checked(json.dumps(schema)) for schema in fields["arguments"])
-    return Calls(arguments, ways, document, Amid(**fields["amid"]) if fields["amid"] else None)
+    document = None if fields["document"] is None else check_schema(json.dumps(fields["document"]))
+    arguments = tuple(check_schema(json.dumps(schema)) for schema in fields["arguments"])
+    return ToolCallGrammar(
+        arguments, ways, document, InterleavedCalls(**fields["amid"]) if fields["amid"] else None
+    )
 
 
-def to_lark(wanted: Calls, layout: dict[str, Any]) -> str:
+def to_lark(wanted: ToolCallGrammar, layout: dict[str, Any]) -> str:
     """Return the grammar in llguidance's dialect of Lark. `layout`: spacing of the JSON."""
     rules = [_rule("start", _start(wanted))]
     for number, schema in enumerate(wanted.arguments):
         rules.append(f"arguments{number}: {_json(schema, layout)}")
     if wanted.document:
         rules.append(f"document: {_json(wanted.document, layout)}")
-    if wanted.amid:
-        rules += _text(wanted.ways, wanted.amid)
-    for number, way in enumerate(wanted.ways):
+    if wanted.interleaved:
+        rules += _text(wanted.syntaxes, wanted.interleaved)
+    for number, way in enumerate(wanted.syntaxes):
         rules += _way(f"{number}", way)
     return "\n".join(rules)
 
 
-def _start(wanted: Calls) -> str:
-    every = " | ".join(f"calls{number}" for number in range(len(wanted.ways)))
-    if wanted.amid is None:
+def _start(wanted: ToolCallGrammar) -> str:
+    every = " | ".join(f"calls{number}" for number in range(len(wanted.syntaxes)))
+    if wanted.interleaved is None:
         return f"{every} | document" if wanted.document else every
-    if wanted.amid.last:
+    if wanted.interleaved.last:
         return f"{every} | text"
-    return f"({every}){{0,{MOST if wanted.amid.several else 1}}} text"
+    return f"({every}){{0,{MAX_CALLS if wanted.interleaved.several else 1}}} text"
 
 
-def _text(ways: Sequence[Way], amid: Amid) -> list[str]:
+def _text(ways: Sequence[CallSyntax], amid: InterleavedCalls) -> list[str]:
     """Return the rules of text without a mark, and of text up to a mark. A lazy rule ends as soon
     as it can: at the mark.
     """
-    before = BLANK if amid.first else ANY
+    before = BLANK_TEXT if amid.first else ANY_TEXT
     marks = "|".join(_literally(way.mark) for way in ways)
     leads = [
         f"lead{number}[lazy]: /{before}{_literally(way.mark)}/" for number, way in enumerate(ways)
     ]
-    return ["text: TEXT", f"TEXT: /{ANY}/ & ~/{before}({marks}){ANY}/", *leads]
+    return ["text: TEXT", f"TEXT: /{ANY_TEXT}/ & ~/{before}({marks}){ANY_TEXT}/", *leads]
 
 
-def _way(number: str, way: Way) -> list[str]:
+def _way(number: str, way: CallSyntax) -> list[str]:
     """Return the rules of calls in one syntax. If text leads up to a mark, the first call continues
     after the mark.
     """
     lead = f"lead{number}" if way.mark else ""
-    again = "" if way.between is None else f"({_quoted(way.between)} call{number}){{0,{MOST - 1}}}"
+    again = (
+        "" if way.between is None else f"({_quoted(way.between)} call{number}){{0,{MAX_CALLS - 1}}}"
+    )
     first = [((way.begin + before).removeprefix(way.mark), after) for before, after in way.frames]
     rules = [
         _rule(f"calls{number}", lead, f"first{number}", again, _quoted(way.end)),
@@ -156,7 +161,7 @@ def _rule(name: str, *parts: str) -> str:
     return f"{name}: {' '.join(part for part in parts if part)}"
 
 
-def _json(schema: Checked, layout: dict[str, Any]) -> str:
+def _json(schema: CheckedSchema, layout: dict[str, Any]) -> str:
     return "%json " + json.dumps({**json.loads(schema.text), **layout}, ensure_ascii=False)
 
 

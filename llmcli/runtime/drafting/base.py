@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.base import Words
+from llmcli.runtime.sampling.base import Vocabulary
 
 if TYPE_CHECKING:  # these modules import drafters
     from llmcli.runtime.binding.context import Context
-    from llmcli.runtime.drafting.pass_cost import Curve
+    from llmcli.runtime.drafting.pass_cost import PassCost
 
-Odds = NDArray[np.float32]
+Probabilities = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Draft:
     """
 
     tokens: list[int]
-    odds: list[Odds] | None = None
-    reading: float = 0.0
+    probabilities: list[Probabilities] | None = None
+    reading_seconds: float = 0.0
 
 
-class Guesses(Protocol):
+class DraftState(Protocol):
     """The guesses of one drafter for one answer."""
 
     def follow(self, sequence: Sequence) -> None:
@@ -37,7 +37,7 @@ class Guesses(Protocol):
         """
         ...
 
-    def shortened(self) -> None:
+    def on_context_shift(self) -> None:
         """Handle tokens that were dropped from the text."""
         ...
 
@@ -47,11 +47,11 @@ class Guesses(Protocol):
         """
         ...
 
-    def cost(self, count: int) -> float:
+    def cost_seconds(self, count: int) -> float:
         """Return the seconds that this many guesses will take, besides the rows of the pass."""
         ...
 
-    def reading(self) -> float:
+    def reading_seconds(self) -> float:
         """Return the seconds that reading the text so far will take first."""
         ...
 
@@ -59,7 +59,7 @@ class Guesses(Protocol):
         """Return at most `count` guesses."""
         ...
 
-    def judged(self, drafted: int, accepted: int) -> None:
+    def record_result(self, drafted: int, accepted: int) -> None:
         """Record how many of the last guesses were computed, and how many were accepted."""
         ...
 
@@ -69,14 +69,14 @@ class Guesses(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class DrafterResources:
     """What drafters are created with: whether to use repetitions, the draft model's context with
     the cost of its passes, and the vocabulary.
     """
 
-    ngram: bool
-    draft: "tuple[Context, Curve] | None"
-    words: Words
+    uses_ngrams: bool
+    draft_model: "tuple[Context, PassCost] | None"
+    vocabulary: Vocabulary
 
 
 class Drafter(Protocol):
@@ -89,8 +89,8 @@ class Drafter(Protocol):
     draws: ClassVar[bool]
 
     @classmethod
-    def made(cls, tools: Tools) -> "Drafter | None":
+    def create(cls, resources: DrafterResources) -> "Drafter | None":
         """Create the drafter, or return None when it is not wanted."""
         ...
 
-    def start(self, request: Request, seed: int) -> Guesses: ...
+    def start(self, request: Request, seed: int) -> DraftState: ...

@@ -10,73 +10,97 @@ The time for a draft model to read the text may take 3 % of the time that prompt
 far.
 """
 
-from llmcli.runtime.drafting.base import Guesses
-from llmcli.runtime.drafting.pass_cost import WIDTHS, Curve
+from llmcli.runtime.drafting.base import DraftState
+from llmcli.runtime.drafting.pass_cost import PASS_ROWS, PassCost
 
-MARGIN = 1.05  # expected gain from which a pass is made
-SHARE = 0.02  # share of an answer's tokens that may be lost
-FIRST = 1.5  # tokens that may be lost at once; more if four wrong rows cost more
-SURE = 0.9  # chance of a guess from which FIRST_LOSS_TOKENS counts twice
-HICCUP = 1.25  # passes slower than this factor were slowed down by other programs
+MIN_GAIN = 1.05  # expected gain from which a pass is made
+MAX_LOSS_SHARE = 0.02  # share of an answer's tokens that may be lost
+FIRST_LOSS_TOKENS = 1.5  # tokens that may be lost at once; more if four wrong rows cost more
+SURE_CHANCE = 0.9  # chance of a guess from which FIRST_LOSS_TOKENS counts twice
+MAX_SLOWDOWN = 1.25  # passes slower than this factor were slowed down by other programs
 
 
-class Pace:
+class DraftLength:
     """The balance of one answer."""
 
-    def __init__(self, curve: Curve, most: int = WIDTHS[-1]) -> None:
-        self.curve, self.most = curve, most
-        self.made, self.saved = 0, 0.0
-        self.turned = False  # whether the last pass had several rows
-        self.outlay = 0.0  # plain tokens' worth of reading that the prompt's time allows
+    def __init__(self, pass_cost: PassCost, max_rows: int = PASS_ROWS[-1]) -> None:
+        self.pass_cost, self.max_rows = pass_cost, max_rows
+        self.n_tokens, self.saved_tokens = 0, 0.0
+        self.had_several_rows = False  # whether the last pass had several rows
+        self.reading_budget = 0.0  # plain tokens' worth of reading that the prompt's time allows
 
-    def begin(self, prompt: float) -> None:
+    def record_prompt(self, seconds: float) -> None:
         """Record the duration of the prompt in seconds; its last row yielded a token."""
-        if not self.made:
-            self.made, self.outlay = 1, SHARE * prompt / self.curve.one
+        if not self.n_tokens:
+            self.n_tokens, self.reading_budget = (
+                1,
+                MAX_LOSS_SHARE * seconds / self.pass_cost.single_seconds,
+            )
 
-    def plain(self, seconds: float) -> None:
+    def record_single(self, seconds: float) -> None:
         """Record a pass of one row that yielded a token."""
-        self.made += 1
-        if self.turned:
-            self.turned = False
-            self.curve.turned(seconds)
+        self.n_tokens += 1
+        if self.had_several_rows:
+            self.had_several_rows = False
+            self.pass_cost.record_switch(seconds)
         else:
-            self.curve.saw(1, seconds)
+            self.pass_cost.record_pass(1, seconds)
 
-    def guessed(
-        self, rows: int, made: int, seconds: float, drafting: float, reading: float = 0.0
+    def record_draft(
+        self,
+        rows: int,
+        n_tokens: int,
+        seconds: float,
+        drafting_seconds: float,
+        reading_seconds: float = 0.0,
     ) -> None:
         """Record a pass of several rows that yielded `n_tokens` tokens, after `drafting_seconds`,
         `reading_seconds` of them to read the text.
         """
-        expected_seconds = min(seconds, HICCUP * self.curve(rows))  # other programs caused the rest
-        self.curve.saw(rows, seconds)
-        prepaid = min(self.outlay, reading / self.curve.one)
-        self.outlay -= prepaid
-        self.made += made
-        self.saved += made + prepaid - (expected_seconds + drafting) / self.curve.one - self.turning
-        self.turned = True
-
-    def choose(self, guesses: Guesses, limit: float) -> int:
-        """Return how many tokens to draft, at most `limit`; 0 for none."""
-        chances = guesses.chances(int(min(self.most - 1, limit)))
-        if not chances or not self.may_read(guesses.reading() / self.curve.one):
-            return 0
-        best, chosen = MARGIN, 0
-        expected, right, counted = 1.0, 1.0, 0
-        short = WIDTHS[0]
-        again = (
-            self.curve.ratio(short) + guesses.cost(short - 1) / self.curve.one - 1 + self.turning
+        expected_seconds = min(
+            seconds, MAX_SLOWDOWN * self.pass_cost(rows)
+        )  # other programs caused the rest
+        self.pass_cost.record_pass(rows, seconds)
+        prepaid = min(self.reading_budget, reading_seconds / self.pass_cost.single_seconds)
+        self.reading_budget -= prepaid
+        self.n_tokens += n_tokens
+        self.saved_tokens += (
+            n_tokens
+            + prepaid
+            - (expected_seconds + drafting_seconds) / self.pass_cost.single_seconds
+            - self.switch_cost
         )
-        risk = max(again, FIRST) * (2 if chances[0] >= SURE else 1)
-        for width in WIDTHS:
+        self.had_several_rows = True
+
+    def choose(self, guesses: DraftState, limit: float) -> int:
+        """Return how many tokens to draft, at most `limit`; 0 for none."""
+        chances = guesses.chances(int(min(self.max_rows - 1, limit)))
+        if not chances or not self.can_read(
+            guesses.reading_seconds() / self.pass_cost.single_seconds
+        ):
+            return 0
+        best, chosen = MIN_GAIN, 0
+        expected, right, counted = 1.0, 1.0, 0
+        short = PASS_ROWS[0]
+        again = (
+            self.pass_cost.ratio(short)
+            + guesses.cost_seconds(short - 1) / self.pass_cost.single_seconds
+            - 1
+            + self.switch_cost
+        )
+        risk = max(again, FIRST_LOSS_TOKENS) * (2 if chances[0] >= SURE_CHANCE else 1)
+        for width in PASS_ROWS:
             count = min(width - 1, len(chances))
             for chance in chances[counted:count]:
                 right *= chance
                 expected += right
             counted = count
-            cost = self.curve.hoped(count + 1) + guesses.cost(count) / self.curve.one + self.turning
-            if expected > best * cost and self.affords(
+            cost = (
+                self.pass_cost.optimistic_ratio(count + 1)
+                + guesses.cost_seconds(count) / self.pass_cost.single_seconds
+                + self.switch_cost
+            )
+            if expected > best * cost and self.can_afford(
                 cost if width == short else cost + again, risk
             ):
                 best, chosen = expected / cost, count
@@ -85,16 +109,20 @@ class Pace:
         return chosen
 
     @property
-    def turning(self) -> float:
+    def switch_cost(self) -> float:
         """Return the cost of switching from single rows to several and back, in plain tokens."""
-        return 0.0 if self.turned else self.curve.turn
+        return 0.0 if self.had_several_rows else self.pass_cost.switch_cost
 
-    def affords(self, cost: float, risk: float) -> bool:
+    def can_afford(self, cost: float, risk: float) -> bool:
         """Return whether a pass that costs as much as `cost` plain tokens is affordable if it
         yields a single one.
         """
-        return self.saved + 1 - cost >= -max(risk, SHARE * self.made)
+        return self.saved_tokens + 1 - cost >= -max(risk, MAX_LOSS_SHARE * self.n_tokens)
 
-    def may_read(self, cost: float) -> bool:
+    def can_read(self, cost: float) -> bool:
         """Return whether reading the text may cost as much as `cost` plain tokens."""
-        return not cost or cost <= self.outlay + max(0.0, self.saved) + SHARE * self.made
+        return (
+            not cost
+            or cost
+            <= self.reading_budget + max(0.0, self.saved_tokens) + MAX_LOSS_SHARE * self.n_tokens
+        )

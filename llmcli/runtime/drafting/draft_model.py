@@ -13,29 +13,29 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from llmcli.runtime.binding.batch import Rows
-from llmcli.runtime.drafting.base import Draft, Odds, Tools
+from llmcli.runtime.binding.batch import BatchRows
+from llmcli.runtime.drafting.base import Draft, DrafterResources, Probabilities
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.base import Words
-from llmcli.runtime.sampling.chain import NumpyChain, Row, make_chain
-from llmcli.runtime.sampling.rejection import draw
+from llmcli.runtime.sampling.base import Vocabulary
+from llmcli.runtime.sampling.chain import NumpyChain, RowLogits, make_chain
+from llmcli.runtime.sampling.rejection import draw_index
 
-HOPED = 0.85  # acceptance expected at first
-TRUST = 4.0  # guesses that the expectation counts as
-DECAY = 0.98  # of the statistics, with each guess
+INITIAL_CHANCE = 0.85  # acceptance expected at first
+INITIAL_WEIGHT = 4.0  # guesses that the expectation counts as
+GUESS_DECAY = 0.98  # of the statistics, with each guess
 # of the statistics, with each token without guesses, so that drafting is tried again
-FADING = 0.995
-CHUNK = 256  # tokens read in one pass, between two checks for cancellation
+TOKEN_DECAY = 0.995
+CHUNK_TOKENS = 256  # tokens read in one pass, between two checks for cancellation
 
 
-class Cells(Protocol):
+class DraftContext(Protocol):
     """What the drafter needs of its context."""
 
     n_ctx: int
     n_batch: int
 
-    def decode(self, rows: Rows) -> Iterable[Row]: ...
+    def decode(self, rows: BatchRows) -> Iterable[RowLogits]: ...
 
     def trim(self, sequence: int, keep: int) -> bool: ...
 
@@ -47,77 +47,90 @@ class DraftModel:
     order: ClassVar[int] = 20
     draws: ClassVar[bool] = True
 
-    def __init__(self, context: Cells, words: Words, one: float, reading: float) -> None:
+    def __init__(
+        self,
+        context: DraftContext,
+        vocabulary: Vocabulary,
+        guess_seconds: float,
+        read_seconds: float,
+    ) -> None:
         """`guess_seconds`: to guess a token. `read_seconds`: to read one token of many."""
-        self.context, self.words, self.one, self.reading = context, words, one, reading
-        self.held: list[int] = []
-        self.owner: Ahead | None = None  # the answer whose text is in the context
+        self.context, self.vocabulary, self.guess_seconds, self.read_seconds = (
+            context,
+            vocabulary,
+            guess_seconds,
+            read_seconds,
+        )
+        self.tokens: list[int] = []
+        self.owner: ModelDrafts | None = None  # the answer whose text is in the context
         self.hits = self.tries = 0.0
 
     @classmethod
-    def made(cls, tools: Tools) -> "DraftModel | None":
+    def create(cls, resources: DrafterResources) -> "DraftModel | None":
         """Create a drafter with the draft model of `resources`, or return None without one."""
-        if tools.draft is None:
+        if resources.draft_model is None:
             return None
-        context, curve = tools.draft
-        return cls(context, tools.words, curve.one, curve(4) / 4)
+        context, curve = resources.draft_model
+        return cls(context, resources.vocabulary, curve.single_seconds, curve(4) / 4)
 
-    def start(self, request: Request, seed: int) -> "Ahead":
+    def start(self, request: Request, seed: int) -> "ModelDrafts":
         """Start an answer; cells and statistics are kept."""
-        return Ahead(self, request, seed)
+        return ModelDrafts(self, request, seed)
 
     @property
     def chance(self) -> float:
         """Return how likely a guess is right if those before it are."""
-        return (self.hits + HOPED * TRUST) / (self.tries + TRUST)
+        return (self.hits + INITIAL_CHANCE * INITIAL_WEIGHT) / (self.tries + INITIAL_WEIGHT)
 
-    def read(self, tokens: list[int], keep: int) -> Row:
+    def read(self, tokens: list[int], keep: int) -> RowLogits:
         """Compute `tokens` after the first `keep` tokens of the context. Return the row of the last
         one.
         """
-        if keep < len(self.held):
+        if keep < len(self.tokens):
             if not self.context.trim(0, keep):
                 self.context.trim(0, 0)
-                tokens, keep = self.held[:keep] + tokens, 0
-            del self.held[keep:]
-        row: Row | None = None
-        step = min(CHUNK, self.context.n_batch)
+                tokens, keep = self.tokens[:keep] + tokens, 0
+            del self.tokens[keep:]
+        row: RowLogits | None = None
+        step = min(CHUNK_TOKENS, self.context.n_batch)
         for start in range(0, len(tokens), step):
             chunk = tokens[start : start + step]
-            count, at = len(chunk), len(self.held)
+            count, at = len(chunk), len(self.tokens)
             last = start + count == len(tokens)
-            rows = Rows(chunk, range(at, at + count), [0] * count, [False] * (count - 1) + [last])
+            rows = BatchRows(
+                chunk, range(at, at + count), [0] * count, [False] * (count - 1) + [last]
+            )
             row = next(iter(self.context.decode(rows)), None)
-            self.held += chunk
+            self.tokens += chunk
         assert row is not None
         return row
 
 
-class Ahead:
+class ModelDrafts:
     """The guesses of the draft model for one answer."""
 
     def __init__(self, model: DraftModel, request: Request, seed: int) -> None:
         self.model = model
-        self.chain = make_chain(request.sampling, seed, None, model.words)
+        self.chain = make_chain(request.sampling, seed, None, model.vocabulary)
         self.random = np.random.default_rng((seed, 1))  # not the random numbers of the answer
         self.sequence: Sequence | None = None
-        self.agreed = 0  # tokens at the start of the text that are in the context
+        self.n_matching = 0  # tokens at the start of the text that are in the context
 
     def follow(self, sequence: Sequence) -> None:
         self.sequence = sequence
         if self.model.owner is not self:
-            self.model.owner, self.agreed = self, 0
-        cached, tokens, at = self.model.held, sequence.tokens, self.agreed
+            self.model.owner, self.n_matching = self, 0
+        cached, tokens, at = self.model.tokens, sequence.tokens, self.n_matching
         most = min(len(cached), len(tokens))
         while at < most and cached[at] == tokens[at]:
             at += 1
-        self.agreed = at
-        self.model.hits *= FADING
-        self.model.tries *= FADING
+        self.n_matching = at
+        self.model.hits *= TOKEN_DECAY
+        self.model.tries *= TOKEN_DECAY
 
-    def shortened(self) -> None:
+    def on_context_shift(self) -> None:
         """Read the whole text again, if that pays."""
-        self.agreed = 0
+        self.n_matching = 0
 
     def chances(self, count: int) -> list[float]:
         assert self.sequence
@@ -125,15 +138,15 @@ class Ahead:
             count, self.model.context.n_ctx - len(self.sequence.tokens)
         )
 
-    def cost(self, count: int) -> float:
-        return count * self.model.one
+    def cost_seconds(self, count: int) -> float:
+        return count * self.model.guess_seconds
 
-    def reading(self) -> float:
+    def reading_seconds(self) -> float:
         """Return the seconds to read the text without its last token, as far as it is not in the
         context.
         """
         assert self.sequence
-        return max(0, len(self.sequence.tokens) - 1 - self.agreed) * self.model.reading
+        return max(0, len(self.sequence.tokens) - 1 - self.n_matching) * self.model.read_seconds
 
     def draft(self, count: int) -> Draft:
         """Read new tokens, then guess up to `count` tokens; the last guess is not computed."""
@@ -142,42 +155,44 @@ class Ahead:
         row = self._catch_up(self.sequence)
         if row is None:
             return Draft([])
-        reading_seconds = max(0.0, perf_counter() - begun - model.one)
+        reading_seconds = max(0.0, perf_counter() - begun - model.guess_seconds)
         guesses: list[int] = []
-        odds: list[Odds] = []
+        odds: list[Probabilities] = []
         for number in range(count):
             if number:
                 begun = perf_counter()
-                row = model.read(guesses[-1:], len(model.held))
-                model.one += 0.1 * (min(perf_counter() - begun, 2 * model.one) - model.one)
+                row = model.read(guesses[-1:], len(model.tokens))
+                model.guess_seconds += 0.1 * (
+                    min(perf_counter() - begun, 2 * model.guess_seconds) - model.guess_seconds
+                )
             guesses.append(self._guess(row, [*tokens, *guesses], odds))
         return Draft(guesses, odds or None, reading_seconds)
 
-    def _catch_up(self, sequence: Sequence) -> Row | None:
+    def _catch_up(self, sequence: Sequence) -> RowLogits | None:
         """Read the text in chunks. Return the row of the last token, or None when the answer was
         cancelled.
         """
         tokens, begun = sequence.tokens, perf_counter()
-        start = at = min(self.agreed, len(tokens) - 1)
-        row: Row | None = None
+        start = at = min(self.n_matching, len(tokens) - 1)
+        row: RowLogits | None = None
         while at < len(tokens):
-            if sequence.cancelled:
+            if sequence.is_cancelled:
                 return None
-            row = self.model.read(tokens[at : at + CHUNK], at)
-            self.agreed = at = min(at + CHUNK, len(tokens))
-        if at - start > CHUNK // 4:
-            self.model.reading = (perf_counter() - begun) / (at - start)
+            row = self.model.read(tokens[at : at + CHUNK_TOKENS], at)
+            self.n_matching = at = min(at + CHUNK_TOKENS, len(tokens))
+        if at - start > CHUNK_TOKENS // 4:
+            self.model.read_seconds = (perf_counter() - begun) / (at - start)
         return row
 
-    def _guess(self, row: Row, tokens: list[int], odds: list[Odds]) -> int:
+    def _guess(self, row: RowLogits, tokens: list[int], odds: list[Probabilities]) -> int:
         if not isinstance(self.chain, NumpyChain):
             return self.chain.draw(row, tokens)
         odds.append(self.chain.probabilities(row, tokens))
-        return draw(odds[-1], self.random)
+        return draw_index(odds[-1], self.random)
 
-    def judged(self, drafted: int, accepted: int) -> None:
+    def record_result(self, drafted: int, accepted: int) -> None:
         tried = min(drafted, accepted + 1)
-        weight = DECAY**tried
+        weight = GUESS_DECAY**tried
         self.model.hits = self.model.hits * weight + accepted
         self.model.tries = self.model.tries * weight + tried
 

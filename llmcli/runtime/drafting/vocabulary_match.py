@@ -6,15 +6,15 @@ import hashlib
 from itertools import zip_longest
 
 from llmcli.errors import UserError
-from quant.gguf.header import Array
-from quant.model_file.model_header import Header
+from quant.gguf.header import GgufArray
+from quant.model_file.model_header import ModelHeader
 
-TEXTS, TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+TOKENS_KEY, TOKEN_TYPES_KEY = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 
 
-def refuse_other(model: Header, draft: Header) -> None:
+def require_same_vocabulary(model: ModelHeader, draft: ModelHeader) -> None:
     """Raise UserError when the draft model has another vocabulary."""
-    if what := difference(model, draft):
+    if what := describe_difference(model, draft):
         raise UserError(
             f"{draft.path.name} cannot draft for {model.path.name}: "
             f"its vocabulary is different: {what}",
@@ -22,7 +22,7 @@ def refuse_other(model: Header, draft: Header) -> None:
         )
 
 
-def difference(model: Header, other: Header) -> str:
+def describe_difference(model: ModelHeader, other: ModelHeader) -> str:
     """Describe how the vocabulary of `other` differs: tokenizer, size, texts or types of tokens;
     empty when it does not.
     """
@@ -41,7 +41,7 @@ def difference(model: Header, other: Header) -> str:
     return ""
 
 
-def digest(header: Header) -> str:
+def vocabulary_hash(header: ModelHeader) -> str:
     """Return a hash of everything that `describe_difference` compares."""
     parts = [
         header.tokenizer.encode(),
@@ -54,15 +54,17 @@ def digest(header: Header) -> str:
     ).hexdigest()
 
 
-def _tokens(header: Header) -> list[bytes]:
-    value = header.metadata.get(TEXTS)
-    return value.blobs() if isinstance(value, Array) and value.kind == "string" else []
+def _tokens(header: ModelHeader) -> list[bytes]:
+    value = header.metadata.get(TOKENS_KEY)
+    return value.read_strings() if isinstance(value, GgufArray) and value.kind == "string" else []
 
 
-def _types(header: Header) -> list[object]:
+def _types(header: ModelHeader) -> list[object]:
     """Return the token types; llama.cpp reads as many as there are tokens."""
-    value = header.metadata.get(TYPES)
-    return list(value.values()) if isinstance(value, Array) and value.kind != "string" else []
+    value = header.metadata.get(TOKEN_TYPES_KEY)
+    return (
+        list(value.read_values()) if isinstance(value, GgufArray) and value.kind != "string" else []
+    )
 
 
 def _shown(token: bytes) -> str:

@@ -10,42 +10,42 @@ from collections.abc import Sequence as SequenceOf
 from typing import Protocol, TypeVar
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Aborted, NoSlot
-from llmcli.runtime.engine.forward_pass import Pass, Share
-from llmcli.runtime.engine.schedule import Crowded, Load, Schedule
+from llmcli.runtime.engine.forward_pass import ForwardPass, SequenceRows
+from llmcli.runtime.engine.schedule import EngineLoad, QueueFull, Schedule
 from llmcli.runtime.engine.scheduler import Scheduler
-from llmcli.runtime.kv_cache.context_protocols import Pool
+from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
-from llmcli.runtime.requests.repetition import EVERY, repeats
-from llmcli.runtime.requests.request import NEW, Answer, Request
+from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS, is_repetitive
+from llmcli.runtime.requests.request import NO_REPLAY, Answer, Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling import SEEDS
-from llmcli.runtime.sampling.chain import NativeChains, Row, concrete_seed
+from llmcli.runtime.sampling import N_SEEDS
+from llmcli.runtime.sampling.chain import NativeChainFactory, RowLogits, resolve_seed
 from llmcli.runtime.strategies import strategies
-from llmcli.runtime.strategies.base import Means, Speculation, Vocabulary
+from llmcli.runtime.strategies.base import ModelVocabulary, Speculation, StrategyResources
 from llmcli.types import Event, Finish
 
-ALONE = Schedule()
-Work = TypeVar("Work", Pass, Rows)
+SINGLE_CONVERSATION = Schedule()
+PassT = TypeVar("PassT", ForwardPass, BatchRows)
 
 
-class Forward(Pool, Protocol):
+class ForwardContext(BatchedMemory, Protocol):
     """What the engine needs of a context: forward passes, and a memory for the ledger to manage."""
 
-    def decode(self, rows: Rows) -> SequenceOf[Row]: ...
+    def decode(self, rows: BatchRows) -> SequenceOf[RowLogits]: ...
 
     def interrupt(self) -> None: ...
 
 
-class Reading(Protocol):
+class PrefillReader(Protocol):
     """A second context that computes prompts and moves the result into the engine's context
     (prefill_context.py).
     """
 
-    def takes(self, plan: Pass) -> bool: ...
+    def can_compute(self, plan: ForwardPass) -> bool: ...
 
-    def read(self, plan: Pass) -> SequenceOf[Row]: ...
+    def compute(self, plan: ForwardPass) -> SequenceOf[RowLogits]: ...
 
 
 class Engine:
@@ -55,52 +55,56 @@ class Engine:
 
     def __init__(
         self,
-        context: Forward,
-        vocabulary: Vocabulary,
-        native: NativeChains | None,
+        context: ForwardContext,
+        vocabulary: ModelVocabulary,
+        native: NativeChainFactory | None,
         speculation: Speculation | None = None,
-        keeps: bool = True,
-        schedule: Schedule = ALONE,
-        reader: Reading | None = None,
+        keeps_idle: bool = True,
+        schedule: Schedule = SINGLE_CONVERSATION,
+        prefill_reader: PrefillReader | None = None,
     ) -> None:
         """`keeps_idle` is passed to the ledger."""
-        self.context, self.reader, self.ledger = context, reader, Ledger(context, keeps)
+        self.context, self.prefill_reader, self.ledger = (
+            context,
+            prefill_reader,
+            Ledger(context, keeps_idle),
+        )
         self.scheduler = Scheduler(context, self.ledger, schedule)
-        self.means = Means(vocabulary, native, self.ledger, speculation)
+        self.resources = StrategyResources(vocabulary, native, self.ledger, speculation)
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
-        self._passing: Pass | None = None  # being computed now
+        self._passing: ForwardPass | None = None  # being computed now
         self._count = 0
         self._prompted = self._drawn = 0  # tokens computed of prompts, and generated
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Return whether any sequence is unfinished."""
         return bool(self._live)
 
     @property
-    def steady(self) -> bool:
+    def is_steady(self) -> bool:
         """Return whether the next pass will resemble the last: the same answers, and no prompt to
         compute.
         """
-        return self.scheduler.steady
+        return self.scheduler.is_steady
 
     @property
-    def load(self) -> Load:
+    def stats(self) -> EngineLoad:
         """Return the current load."""
         scheduler, drawn = (
             self.scheduler,
             self._drawn + sum(len(one.times) for one in self._live.values()),
         )
-        return Load(
+        return EngineLoad(
             len(scheduler.running),
             len(scheduler.waiting),
-            scheduler.waiting.preempted,
-            self.ledger.used,
+            scheduler.waiting.n_preempted,
+            self.ledger.used_cells,
             self.ledger.size,
             self._prompted,
             drawn,
-            scheduler.preemptions,
+            scheduler.n_preemptions,
         )
 
     @property
@@ -111,14 +115,18 @@ class Engine:
     @schedule.setter
     def schedule(self, schedule: Schedule) -> None:
         self.scheduler.schedule = schedule
-        for kept in (self.scheduler.swap, self.scheduler.parking, self.scheduler.aside):
-            kept.most = schedule.swap_bytes
+        for kept in (
+            self.scheduler.swap,
+            self.scheduler.idle_offload,
+            self.scheduler.decode_offload,
+        ):
+            kept.max_bytes = schedule.swap_bytes
 
     def check(self) -> None:
         """Assert that the ledger agrees with llama.cpp's own positions."""
         self.ledger.check()
-        busy = sum(1 + len(one.spare) for one in self.scheduler.running.values())
-        assert self.ledger.idle == self.context.n_seq_max - busy, (self.ledger.idle, busy)
+        busy = sum(1 + len(one.branch_slots) for one in self.scheduler.running.values())
+        assert self.ledger.n_idle == self.context.n_seq_max - busy, (self.ledger.n_idle, busy)
 
     def submit(self, request: Request) -> int:
         """Queue a request. Return the id that its events carry. The prompt must fit the context.
@@ -126,27 +134,27 @@ class Engine:
         Raises QueueFull when too many requests wait.
         """
         self._admit(1)
-        return self._queue(request, concrete_seed(request.sampling.seed)).id
+        return self._queue(request, resolve_seed(request.sampling.seed)).id
 
-    def sample(self, request: Request, count: int) -> list[int]:
+    def submit_samples(self, request: Request, count: int) -> list[int]:
         """Queue `count` answers to one prompt, with seeds s, s + 1, and so on. Return their ids.
         The prompt is computed once if cells can be shared.
 
         Raises QueueFull when too many requests wait.
         """
         self._admit(count)
-        seed = concrete_seed(request.sampling.seed)
+        seed = resolve_seed(request.sampling.seed)
         first = self._queue(request, seed)
         others = [
-            self._queue(request, (seed + more) % SEEDS, more, first) for more in range(1, count)
+            self._queue(request, (seed + more) % N_SEEDS, more, first) for more in range(1, count)
         ]
-        first.followed = bool(others)
+        first.has_samples = bool(others)
         return [one.id for one in (first, *others)]
 
     def _admit(self, count: int) -> None:
-        most, waiting = self.scheduler.schedule.waiting, len(self.scheduler.waiting)
+        most, waiting = self.scheduler.schedule.max_waiting, len(self.scheduler.waiting)
         if most is not None and waiting + count > most:
-            raise Crowded(
+            raise QueueFull(
                 f"{waiting} requests wait already",
                 hint="send the request again in a few seconds",
             )
@@ -159,9 +167,9 @@ class Engine:
             self.context.n_ctx,
         )
         self._count += 1
-        strategy = strategies()[request.strategy](request, seed, self.means)
+        strategy = strategies()[request.strategy](request, seed, self.resources)
         assert strategy.slots <= self.context.n_seq_max, (strategy.slots, self.context.n_seq_max)
-        started = time.perf_counter() if request.started is None else request.started
+        started = time.perf_counter() if request.start_time is None else request.start_time
         sequence = self._live[self._count] = Sequence(
             self._count,
             request,
@@ -169,13 +177,13 @@ class Engine:
             seed,
             started,
             tokens=list(request.tokens),
-            last=started,
-            after=after,
-            until=len(request.tokens),
-            known=request.known[number] if request.known else NEW,
+            last_token_time=started,
+            prefix_source=after,
+            prefix_length=len(request.tokens),
+            replayed=request.replays[number] if request.replays else NO_REPLAY,
         )
-        if not (request.endless or request.ignore_eos):
-            sequence.look_at = EVERY
+        if not (request.allow_repetition or request.ignore_eos):
+            sequence.repetition_check_at = TOKENS_BETWEEN_CHECKS
         self.scheduler.add(sequence)
         return sequence
 
@@ -191,17 +199,17 @@ class Engine:
             self._passing,
         )  # read once: the engine thread changes them
         if live:
-            live.cancelled = True
-            if passing and passing.mostly(live):
+            live.is_cancelled = True
+            if passing and passing.is_mostly(live):
                 self.context.interrupt()
 
-    def drop(self, sequence: int) -> None:
+    def abort(self, sequence: int) -> None:
         """End a sequence at once and discard its answer; its cells stay cached."""
         if live := self._live.get(sequence):
             self._close(live, "cancelled")
         self._answers.pop(sequence, None)
 
-    def answer(self, sequence: int) -> Answer:
+    def pop_answer(self, sequence: int) -> Answer:
         """Return and forget the answer of a finished sequence."""
         return self._answers.pop(sequence)
 
@@ -211,16 +219,18 @@ class Engine:
         Raises UserError when llama.cpp could not compute it.
         """
         events: list[Event] = []
-        plan = self._next_token()
+        plan = self._single_token_pass()
         planned = plan is None
         if plan is None:
             events += [
-                self._close(one, "cancelled") for one in tuple(self._live.values()) if one.cancelled
+                self._close(one, "cancelled")
+                for one in tuple(self._live.values())
+                if one.is_cancelled
             ]
-            plan, over = self.scheduler.next()
+            plan, over = self.scheduler.next_pass()
             while over:
                 events.append(self._close(over, "context_full"))
-                plan, over = self.scheduler.next()
+                plan, over = self.scheduler.next_pass()
             if not plan.tokens:
                 return events
             self._passing = plan
@@ -228,10 +238,10 @@ class Engine:
         try:
             if not planned:
                 rows = self._decode(plan)
-            elif self.reader and self.reader.takes(plan):
-                rows = self._with_room(self.reader.read, plan)
+            elif self.prefill_reader and self.prefill_reader.can_compute(plan):
+                rows = self._with_room(self.prefill_reader.compute, plan)
             else:
-                with self.scheduler.alone(plan):
+                with self.scheduler.decodes_offloaded(plan):
                     rows = self._decode(plan)
         except Aborted:
             self._restore(plan)
@@ -241,7 +251,7 @@ class Engine:
             raise
         # the cells of a sliding window have no slot left, which the ledger does not count
         except NoSlot:
-            if self.scheduler.yield_to():
+            if self.scheduler.preempt_one():
                 return events
             return [*events, self._close(plan.shares[-1].sequence, "context_full")]
         finally:
@@ -250,25 +260,25 @@ class Engine:
             )
         spent = time.perf_counter() - begun
         if planned:
-            self.scheduler.saw(len(plan.tokens), spent)
+            self.scheduler.record_pass(len(plan.tokens), spent)
         at = 0
         for sequence, count, wanted in plan.shares:
             events += self._advance(sequence, count, iter(rows[at : at + wanted]), spent)
             at += wanted
         return events
 
-    def _restore(self, plan: Pass) -> None:
+    def _restore(self, plan: ForwardPass) -> None:
         """Undo a pass that was not finished: parts of it may be in the cache."""
         for sequence, _, _ in plan.shares:
-            for slot in (sequence.slot, *sequence.spare):
+            for slot in (sequence.slot, *sequence.branch_slots):
                 self.ledger.restore(slot)
-            if sequence.computed < len(
+            if sequence.n_computed < len(
                 sequence.tokens
             ):  # else its branches have moved on from there
-                sequence.computed = len(self.ledger.tokens[sequence.slot])
-            sequence.reused = min(sequence.reused, sequence.computed)
+                sequence.n_computed = len(self.ledger.tokens[sequence.slot])
+            sequence.n_reused = min(sequence.n_reused, sequence.n_computed)
 
-    def _next_token(self) -> Pass | None:
+    def _single_token_pass(self) -> ForwardPass | None:
         """Return the most frequent pass, one token of a single answer, or None when the scheduler
         must plan it.
 
@@ -278,55 +288,60 @@ class Engine:
         if len(self._live) != 1:
             return None
         (sequence,) = self._live.values()
-        at, tokens = sequence.computed, sequence.tokens
-        if len(tokens) - at != 1 or sequence.draft or sequence.slot < 0 or sequence.cancelled:
+        at, tokens = sequence.n_computed, sequence.tokens
+        if len(tokens) - at != 1 or sequence.draft or sequence.slot < 0 or sequence.is_cancelled:
             return None
-        if len(tokens) > self.context.n_ctx or self.ledger.used >= self.ledger.size:
+        if len(tokens) > self.context.n_ctx or self.ledger.used_cells >= self.ledger.size:
             return None
-        return Pass([tokens[at]], [at], [sequence.slot], [True], [Share(sequence, 1, 1)])
-
-    def _decode(self, plan: Pass) -> SequenceOf[Row]:
-        return self._with_room(
-            self.context.decode, Rows(plan.tokens, plan.positions, plan.slots, plan.wants)
+        return ForwardPass(
+            [tokens[at]], [at], [sequence.slot], [True], [SequenceRows(sequence, 1, 1)]
         )
 
-    def _with_room(self, compute: Callable[[Work], SequenceOf[Row]], work: Work) -> SequenceOf[Row]:
+    def _decode(self, plan: ForwardPass) -> SequenceOf[RowLogits]:
+        return self._with_room(
+            self.context.decode,
+            BatchRows(plan.tokens, plan.positions, plan.slots, plan.wants_logits),
+        )
+
+    def _with_room(
+        self, compute: Callable[[PassT], SequenceOf[RowLogits]], work: PassT
+    ) -> SequenceOf[RowLogits]:
         """Call `compute`; if the context has no free cells, evict idle ones and call it again."""
         try:
             return compute(work)
         except NoSlot:
-            if not self.ledger.forget_idle():
+            if not self.ledger.evict_idle():
                 raise
             return compute(work)
 
     def _advance(
-        self, sequence: Sequence, count: int, rows: Iterator[Row], spent: float
+        self, sequence: Sequence, count: int, rows: Iterator[RowLogits], spent: float
     ) -> list[Event]:
-        start, told = sequence.computed, list[Event]()
+        start, told = sequence.n_computed, list[Event]()
         if start < len(sequence.tokens):
             self.ledger.append(sequence.slot, sequence.tokens[start : start + count])
-            if sequence.prompting:
+            if sequence.is_prefilling:
                 self._prompted += count
-                if not sequence.times and not sequence.left.times:
+                if not sequence.times and not sequence.overflow_stats.times:
                     if not sequence.prompt_seconds:
                         sequence.queue_seconds = max(
-                            0.0, time.perf_counter() - spent - sequence.started
+                            0.0, time.perf_counter() - spent - sequence.start_time
                         )
                     sequence.prompt_seconds += spent
-            sequence.score(rows, start, start + count)
-            sequence.computed += count
-            if sequence.computed < len(sequence.tokens):
+            sequence.record_scores(rows, start, start + count)
+            sequence.n_computed += count
+            if sequence.n_computed < len(sequence.tokens):
                 return []
-            if sequence.scores and not sequence.times:
-                told.append(Event(sequence.id, None, "", prompt=tuple(sequence.scores)))
+            if sequence.prompt_scores and not sequence.times:
+                told.append(Event(sequence.id, None, "", prompt=tuple(sequence.prompt_scores)))
             if sequence.draft:
                 self.ledger.append(sequence.slot, sequence.draft)
         else:
-            for slot, token in sequence.strategy.pending():
+            for slot, token in sequence.strategy.pending_rows():
                 self.ledger.append(slot, [token])
-        if not sequence.followed:
+        if not sequence.has_samples:
             return told + self._accept(sequence, rows, spent)
-        sequence.followed = False
+        sequence.has_samples = False
         row = next(rows)
         together = (sequence, *self._fork(sequence))
         return told + [
@@ -338,33 +353,35 @@ class Engine:
         slot keep waiting.
         """
         waiting = [
-            one for one in self.scheduler.waiting if not one.preempted
+            one for one in self.scheduler.waiting if not one.n_preempted
         ]  # a preempted one has generated tokens already
-        same = [one for one in waiting if one.after is first and one.request is first.request]
+        same = [
+            one for one in waiting if one.prefix_source is first and one.request is first.request
+        ]
         placed = [
-            one for one in same if one.strategy.slots == 1 and self.scheduler.place_fork(first, one)
+            one for one in same if one.strategy.slots == 1 and self.scheduler.admit_fork(first, one)
         ]
         for one in placed:
             one.queue_seconds = first.queue_seconds
         return placed
 
-    def _accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> list[Event]:
+    def _accept(self, sequence: Sequence, rows: Iterator[RowLogits], spent: float) -> list[Event]:
         try:
             events, finish = sequence.strategy.accept(sequence, rows, spent)
         except UserError as error:
             sequence.error = error  # the other sequences continue
             return [self._close(sequence, "failed")]
-        if finish is None and len(sequence.times) >= sequence.look_at:
-            sequence.look_at = len(sequence.times) + EVERY
-            finish = "repetition" if repeats(sequence.text) else None
+        if finish is None and len(sequence.times) >= sequence.repetition_check_at:
+            sequence.repetition_check_at = len(sequence.times) + TOKENS_BETWEEN_CHECKS
+            finish = "repetition" if is_repetitive(sequence.text) else None
         return [*events, self._close(sequence, finish)] if finish else events
 
     def _close(self, sequence: Sequence, finish: Finish) -> Event:
         rest = sequence.strategy.finish(sequence, finish)
         sequence.text.append(rest)
         sequence.finish = finish
-        self.scheduler.leave(sequence)
+        self.scheduler.remove(sequence)
         del self._live[sequence.id]
         self._drawn += len(sequence.times)
-        self._answers[sequence.id] = sequence.answer()
+        self._answers[sequence.id] = sequence.build_answer()
         return Event(sequence.id, None, rest, finish)

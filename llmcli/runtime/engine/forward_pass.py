@@ -6,13 +6,15 @@ from typing import NamedTuple
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.sequence import Sequence
 
-LONG = 64  # rows of one sequence from which a pass is worth aborting when it is cancelled
+MIN_ABORT_ROWS = 64  # rows of one sequence from which a pass is worth aborting when it is cancelled
 # Rows from which ggml's CPU flash attention computes in tiles (ggml-cpu/ops.cpp, use_tiled). Fewer
 # rows round differently and are much slower: 63 rows took eight times as long as 64.
-TILE = 64
+TILE_ROWS = 64
 
 
-def piece(left: int, room: int, before: int, most: int, micro: int) -> int:
+def choose_prefill_rows(
+    n_left: int, free_rows: int, used_rows: int, n_batch: int, n_ubatch: int
+) -> int:
     """Return how many of the `n_left` tokens of a prompt go into a pass that has `used_rows` rows
     already and `free_rows` for more.
 
@@ -20,57 +22,57 @@ def piece(left: int, room: int, before: int, most: int, micro: int) -> int:
     the rest of the prompt nor the last micro-batch should have fewer rows than a tile, because
     those rows are computed one by one. The result may therefore exceed `free_rows` by a tile.
     """
-    count = left if left < room + TILE else room
-    count = min(count, most - before)
-    if 0 < left - count < TILE < left:
-        count = left - TILE
-    rows = before + count
-    if rows > micro and 0 < rows % micro < TILE < count:
-        count -= TILE
+    count = n_left if n_left < free_rows + TILE_ROWS else free_rows
+    count = min(count, n_batch - used_rows)
+    if 0 < n_left - count < TILE_ROWS < n_left:
+        count = n_left - TILE_ROWS
+    rows = used_rows + count
+    if rows > n_ubatch and 0 < rows % n_ubatch < TILE_ROWS < count:
+        count -= TILE_ROWS
     return count
 
 
-class Share(NamedTuple):
+class SequenceRows(NamedTuple):
     """The rows of one sequence in a pass: its tokens (or branches), and how many of the rows give
     logits.
     """
 
     sequence: Sequence
     tokens: int
-    wanted: int
+    n_logits: int
 
 
 @dataclass(slots=True)
-class Pass:
+class ForwardPass:
     """The rows of one forward pass, and how many of them each sequence owns, in order."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    wants: list[bool] = field(default_factory=list)
-    shares: list[Share] = field(default_factory=list)
+    wants_logits: list[bool] = field(default_factory=list)
+    shares: list[SequenceRows] = field(default_factory=list)
 
-    def add(self, sequence: Sequence, count: int) -> None:
-        start = sequence.computed
+    def add_tokens(self, sequence: Sequence, count: int) -> None:
+        start = sequence.n_computed
         self.tokens += sequence.tokens[start : start + count]
         self.positions += range(start, start + count)
         self.slots += [sequence.slot] * count
         ends = start + count == len(sequence.tokens)
-        scored = sequence.unscored(start, start + count)
+        scored = sequence.positions_to_score(start, start + count)
         wants = [False] * (count - 1) + [ends]
         for at in scored:
             wants[at - start] = True
-        self.wants += wants
+        self.wants_logits += wants
         if ends and sequence.draft:
             self._guess(sequence)
         self.shares.append(
-            Share(sequence, count, len(scored) + (1 + len(sequence.draft) if ends else 0))
+            SequenceRows(sequence, count, len(scored) + (1 + len(sequence.draft) if ends else 0))
         )
 
-    def mostly(self, sequence: Sequence) -> bool:
+    def is_mostly(self, sequence: Sequence) -> bool:
         """Return whether the sequence has many rows, and at least half of the pass."""
         rows = next((share.tokens for share in self.shares if share.sequence is sequence), 0)
-        return rows >= max(LONG, len(self.tokens) / 2)
+        return rows >= max(MIN_ABORT_ROWS, len(self.tokens) / 2)
 
     def _guess(self, sequence: Sequence) -> None:
         """Add the rows of a draft after the tokens of its sequence."""
@@ -78,13 +80,13 @@ class Pass:
         self.tokens += sequence.draft
         self.positions += range(end, end + count)
         self.slots += [sequence.slot] * count
-        self.wants += [True] * count
+        self.wants_logits += [True] * count
 
-    def branch(self, sequence: Sequence, ledger: Ledger) -> None:
+    def add_branches(self, sequence: Sequence, ledger: Ledger) -> None:
         """Add a row for each branch of a sequence, after the tokens of its slot."""
-        pending = sequence.strategy.pending()
+        pending = sequence.strategy.pending_rows()
         self.slots += [slot for slot, _ in pending]
         self.tokens += [token for _, token in pending]
         self.positions += [len(ledger.tokens[slot]) for slot, _ in pending]
-        self.wants += [True] * len(pending)
-        self.shares.append(Share(sequence, len(pending), len(pending)))
+        self.wants_logits += [True] * len(pending)
+        self.shares.append(SequenceRows(sequence, len(pending), len(pending)))

@@ -16,50 +16,54 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Aborted, Context, NoSlot
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.logits_row import Row
+from llmcli.runtime.binding.logits_row import LogitsRow
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.binding.state_slicing import turned
-from llmcli.runtime.engine.forward_pass import TILE, Pass, Share
-from llmcli.runtime.kv_cache.common_prefix import common
+from llmcli.runtime.binding.state_slicing import transpose_values
+from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass, SequenceRows
+from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.requests.request import RunOptions
 
-LEAST = 48  # rows of a prompt from which moving its cells pays; scattered cells take up to 40 ms
+MIN_ROWS = 48  # rows of a prompt from which moving its cells pays; scattered cells take up to 40 ms
 # maximum cells of the prefill context; longer prompts are computed where the answers are
-CELLS = 4096
+MAX_CELLS = 4096
 # rows of a micro-batch of the decoding context: without flash attention all scores of a micro-batch
 # are stored
-BESIDE = 128
+DECODE_UBATCH_ROWS = 128
 
 
-def reading_options(home: ContextOptions, options: RunOptions) -> ContextOptions:
+def prefill_options(home: ContextOptions, options: RunOptions) -> ContextOptions:
     """Return the options of the prefill context."""
     return replace(
-        home, n_ctx=options.reading, n_ubatch=options.rows, flash_attn="on", appends=False
+        home,
+        n_ctx=options.prefill_cells,
+        n_ubatch=options.max_rows,
+        flash_attn="on",
+        can_append=False,
     )
 
 
 @contextmanager
-def opened(
-    model: Model, home: Context, made_with: ContextOptions, options: RunOptions
-) -> Iterator["Reader"]:
+def open_prefill_context(
+    model: Model, home: Context, home_options: ContextOptions, options: RunOptions
+) -> Iterator["PrefillContext"]:
     """Open the prefill context for the decoding context `home`. Interrupting one interrupts the
     other.
 
     Raises UserError as `open_context` does.
     """
-    with open_context(model, reading_options(made_with, options), stop=home.stop) as context:
-        yield Reader(context, home)
+    with open_context(model, prefill_options(home_options, options), stop=home.stop) as context:
+        yield PrefillContext(context, home)
 
 
-class Reader:
+class PrefillContext:
     """The prefill context, and the context `decode_context` in which answers are decoded."""
 
     def __init__(self, context: Context, home: Context) -> None:
-        self.context, self.home = context, home
+        self.context, self.decode_context = context, home
         self._held: list[list[int]] = [[] for _ in range(home.n_seq_max)]
 
     @property
@@ -67,27 +71,27 @@ class Reader:
         """Return the bytes of its cache and buffers, or None when this build of llama.cpp cannot be
         queried.
         """
-        allocated = self.context.allocated()
+        allocated = self.context.memory_breakdown()
         return (
             None
             if allocated is None
-            else allocated.context + allocated.compute + self.context.output_bytes
+            else allocated.context_bytes + allocated.compute_bytes + self.context.output_bytes
         )
 
-    def takes(self, plan: Pass) -> bool:
+    def can_compute(self, plan: ForwardPass) -> bool:
         """Return whether it should compute this pass: only prompts, at least one long enough, all
         of which fit.
         """
         context, shares = self.context, plan.shares
         return (
-            LEAST <= len(plan.tokens) <= context.n_batch
-            and max(share.tokens for share in shares) >= LEAST
-            and all(share.sequence.prompting and not share.sequence.draft for share in shares)
-            and sum(share.sequence.computed + share.tokens for share in shares) <= context.n_ctx
-            and sum(plan.wants) <= context.n_outputs
+            MIN_ROWS <= len(plan.tokens) <= context.n_batch
+            and max(share.tokens for share in shares) >= MIN_ROWS
+            and all(share.sequence.is_prefilling and not share.sequence.draft for share in shares)
+            and sum(share.sequence.n_computed + share.tokens for share in shares) <= context.n_ctx
+            and sum(plan.wants_logits) <= context.n_outputs
         )
 
-    def read(self, plan: Pass) -> list[Row]:
+    def compute(self, plan: ForwardPass) -> list[LogitsRow]:
         """Compute a pass and move its cells to the decoding context. Return the rows that asked for
         logits, in order.
 
@@ -103,18 +107,18 @@ class Reader:
             raise
         for share in plan.shares:
             self._held[share.sequence.slot] = share.sequence.tokens[
-                : share.sequence.computed + share.tokens
+                : share.sequence.n_computed + share.tokens
             ]
-        moved: list[Share] = []
+        moved: list[SequenceRows] = []
         for share in plan.shares:
             if not self._move(share):
                 for earlier in moved:
-                    self.home.trim(earlier.sequence.slot, earlier.sequence.computed)
+                    self.decode_context.trim(earlier.sequence.slot, earlier.sequence.n_computed)
                 raise NoSlot
             moved.append(share)
         return rows_with_logits
 
-    def _rows(self, plan: Pass) -> Rows:
+    def _rows(self, plan: ForwardPass) -> BatchRows:
         """Return the rows to compute. A single prompt whose rest is shorter than a tile is extended
         backward by tokens that are computed again.
         """
@@ -127,21 +131,21 @@ class Reader:
         at = 0
         for share, begin in zip(plan.shares, begins, strict=True):
             sequence = share.sequence
-            start, end = sequence.computed, sequence.computed + share.tokens
+            start, end = sequence.n_computed, sequence.n_computed + share.tokens
             self._hold(sequence.slot, sequence.tokens[:start], begin)
             tokens += sequence.tokens[begin:end]
             positions += range(begin, end)
             sequences += [sequence.slot] * (end - begin)
-            wants += [False] * (start - begin) + list(plan.wants[at : at + share.tokens])
+            wants += [False] * (start - begin) + list(plan.wants_logits[at : at + share.tokens])
             at += share.tokens
-        return Rows(tokens, positions, sequences, wants)
+        return BatchRows(tokens, positions, sequences, wants)
 
-    def _begin(self, share: Share, alone: bool) -> int:
+    def _begin(self, share: SequenceRows, alone: bool) -> int:
         """Return the first token of a sequence that is computed in this pass."""
-        start = share.sequence.computed
-        return max(0, min(start, start + share.tokens - TILE)) if alone else start
+        start = share.sequence.n_computed
+        return max(0, min(start, start + share.tokens - TILE_ROWS)) if alone else start
 
-    def _make_room(self, plan: Pass, begins: Sequence[int]) -> None:
+    def _make_room(self, plan: ForwardPass, begins: Sequence[int]) -> None:
         """Cut every slot to the prefix that the pass needs, before any slot is filled from the
         decoding context.
         """
@@ -150,23 +154,27 @@ class Reader:
         for slot, cached in enumerate(self._held):
             stays = len(wanted.get(slot, ()))
             if cached:
-                self._cut(slot, stays if stays and common(cached, wanted[slot]) == stays else 0)
+                self._cut(
+                    slot, stays if stays and common_prefix(cached, wanted[slot]) == stays else 0
+                )
 
     def _hold(self, slot: int, tokens: Sequence[int], count: int) -> None:
         """Make a slot hold the first `count` tokens, copied from the decoding context if needed."""
         if len(self._held[slot]) < count:
-            good = self.context.put_state(slot, turned(self.home.state(slot)))
+            good = self.context.write_state(
+                slot, transpose_values(self.decode_context.read_state(slot))
+            )
             assert good, "the cells that this pass does not need were cut before"
             self._held[slot] = list(tokens)
             self._cut(slot, count)
 
-    def _move(self, share: Share) -> bool:
+    def _move(self, share: SequenceRows) -> bool:
         """Append the computed cells to the slot in the decoding context. Return False when there is
         no room.
         """
-        sequence, start = share.sequence, share.sequence.computed
-        return self.home.append_state(
-            sequence.slot, turned(self.context.state(sequence.slot), start), start
+        sequence, start = share.sequence, share.sequence.n_computed
+        return self.decode_context.append_state(
+            sequence.slot, transpose_values(self.context.read_state(sequence.slot), start), start
         )
 
     def _cut(self, slot: int, count: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from llmcli.errors import UserError
 
 
-class Crowded(UserError):
+class QueueFull(UserError):
     """The waiting queue is full; the request was not accepted."""
 
 
@@ -33,16 +33,16 @@ class Schedule:
       (prefill_context.py), in turn with the answers.
     """
 
-    running: int | None = None
-    rows: int | None = None
-    chunk: int | None = None
-    waiting: int | None = None
-    gap: float | None = None
-    shared: bool = True
+    max_running: int | None = None
+    max_rows: int | None = None
+    max_chunk_rows: int | None = None
+    max_waiting: int | None = None
+    max_gap_seconds: float | None = None
+    share_prefixes: bool = True
     swap_bytes: int = 256 << 20
-    idle_cells: int | None = None
-    aside: int | None = None
-    apart: int | None = None
+    max_idle_cells: int | None = None
+    min_offload_rows: int | None = None
+    min_prefill_rows: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("running", "rows", "chunk"):
@@ -51,7 +51,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """The work of an engine.
 
     `n_preempted` requests had started and wait for room; they are among the `n_waiting`.
@@ -59,11 +59,11 @@ class Load:
     and `n_preemptions` count since the engine was created.
     """
 
-    running: int
-    waiting: int
-    preempted: int
-    cells: int
-    size: int
+    n_running: int
+    n_waiting: int
+    n_preempted: int
+    used_cells: int
+    n_cells: int
     prompt_tokens: int
     tokens: int
-    preemptions: int
+    n_preemptions: int

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 
 from llmcli.runtime.requests.sequence import Sequence
 
-AGE = 64  # passes per step of priority
+PASSES_PER_PRIORITY = 64  # passes per step of priority
 
 
-class Waiting:
+class WaitingQueue:
     """The requests that do not run."""
 
     def __init__(self) -> None:
@@ -33,32 +33,32 @@ class Waiting:
         return iter(tuple(self._all))
 
     @property
-    def preempted(self) -> int:
+    def n_preempted(self) -> int:
         """Return the number of requests that were preempted."""
-        return sum(sequence.preempted > 0 for sequence in self._all)
+        return sum(sequence.n_preempted > 0 for sequence in self._all)
 
-    def add(self, sequence: Sequence, now: int) -> None:
+    def add(self, sequence: Sequence, current_pass: int) -> None:
         """Add a sequence that waits from pass `current_pass` on."""
-        sequence.since = now
+        sequence.waiting_since = current_pass
         self._all.append(sequence)
 
-    def remove(self, sequence: Sequence, now: int) -> None:
+    def remove(self, sequence: Sequence, current_pass: int) -> None:
         """Remove a sequence that now runs or has ended."""
         self._all.remove(sequence)
         client = sequence.request.client
         if any(waiting.request.client == client for waiting in self._all):
-            self._served[client] = now
+            self._served[client] = current_pass
         else:
             self._served.pop(client, None)
 
-    def ranked(self, now: int, running: Iterable[Sequence]) -> list[Sequence]:
+    def in_order(self, current_pass: int, running: Iterable[Sequence]) -> list[Sequence]:
         """Return all waiting sequences in the order of admission."""
         clients: defaultdict[str, deque[Sequence]] = defaultdict(deque)
         for sequence in sorted(
             self._all,
             key=lambda sequence: (
-                -_level(sequence, now - sequence.since),
-                not sequence.preempted,
+                -_level(sequence, current_pass - sequence.waiting_since),
+                not sequence.n_preempted,
                 sequence.id,
             ),
         ):
@@ -69,10 +69,10 @@ class Waiting:
 
         def rank(client: str) -> tuple[int, bool, int, int, str]:
             sequence = clients[client][0]
-            since = max(sequence.since, self._served.get(client, sequence.since))
+            since = max(sequence.waiting_since, self._served.get(client, sequence.waiting_since))
             return (
-                -_level(sequence, now - since),
-                not sequence.preempted,
+                -_level(sequence, current_pass - since),
+                not sequence.n_preempted,
                 busy[client],
                 sequence.id,
                 client,
@@ -93,4 +93,4 @@ class Waiting:
 
 
 def _level(sequence: Sequence, passes: int) -> int:
-    return sequence.request.priority + passes // AGE
+    return sequence.request.priority + passes // PASSES_PER_PRIORITY

@@ -6,20 +6,20 @@ slots that share cells share a prefix.
 
 from collections.abc import Sequence
 
-from llmcli.runtime.kv_cache.common_prefix import shared
-from llmcli.runtime.kv_cache.context_protocols import Memory
-from llmcli.runtime.kv_cache.radix_tree import Prefixes
+from llmcli.runtime.kv_cache.common_prefix import count_shared
+from llmcli.runtime.kv_cache.context_protocols import CacheMemory
+from llmcli.runtime.kv_cache.radix_tree import RadixTree
 
 
 class Cells:
     """The tokens of every slot and the cell of each token."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: CacheMemory) -> None:
         count = memory.n_seq_max
         self.memory = memory
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self._cells: list[list[int]] = [[] for _ in range(count)]
-        self._prefixes = Prefixes(count)
+        self._prefixes = RadixTree(count)
         self._next_cell = 0
         self._used = 0
 
@@ -29,20 +29,20 @@ class Cells:
         return self.memory.n_ctx
 
     @property
-    def used(self) -> int:
+    def used_cells(self) -> int:
         """Return the number of cells that hold a token; a shared cell counts once."""
         return self._used
 
     @property
-    def forks(self) -> bool:
+    def can_fork(self) -> bool:
         """Return whether slots may share cells and diverge at any token. Shared cells of a sliding
         window never expire, and recurrent state can only be copied at its end.
         """
-        return not self.memory.recurrent and (
+        return not self.memory.is_recurrent and (
             not self.memory.n_swa or self.size <= self.memory.n_swa
         )
 
-    def held(self, slots: Sequence[int]) -> int:
+    def count_cells(self, slots: Sequence[int]) -> int:
         """Return the number of cells that these slots hold; a shared cell counts once."""
         return sum(
             len(self._cells[slot])
@@ -85,13 +85,15 @@ class Cells:
         """Assert that this map agrees with llama.cpp's own positions."""
         for slot, tokens in enumerate(self.tokens):
             assert len(tokens) == len(self._cells[slot])
-            assert self.memory.last(slot) == len(tokens) - 1, (
+            assert self.memory.last_position(slot) == len(tokens) - 1, (
                 slot,
-                self.memory.last(slot),
+                self.memory.last_position(slot),
                 len(tokens),
             )
-        assert self.used == len({cell for cells in self._cells for cell in cells}), self.used
-        assert self.used <= self.size, (self.used, self.size)
+        assert self.used_cells == len({cell for cells in self._cells for cell in cells}), (
+            self.used_cells
+        )
+        assert self.used_cells <= self.size, (self.used_cells, self.size)
 
     def _share(self, source: int, target: int, start: int, end: int) -> None:
         """Give `target`, which ends at `start`, the cells of `source` from `start` to `end`."""
@@ -114,7 +116,7 @@ class Cells:
 
     def _shared(self, first: int, second: int) -> int:
         """Return the number of cells that two slots share. Shared cells are always a prefix."""
-        return shared(self._cells[first], self._cells[second])
+        return count_shared(self._cells[first], self._cells[second])
 
     def _cut(self, slot: int, keep: int) -> int:
         tokens = self.tokens[slot]
@@ -128,10 +130,10 @@ class Cells:
             self._used -= len(tokens) - self._held_elsewhere(slot, keep)
             del tokens[keep:]
             del self._cells[slot][keep:]
-            self._prefixes.cut(slot, keep)
+            self._prefixes.truncate(slot, keep)
         return len(tokens)
 
     def _window_holds(self, slot: int, keep: int) -> bool:
         """Return whether the token at position `keep` would still see its whole window."""
-        first = self.memory.first(slot) if self.memory.n_swa and keep else 0
+        first = self.memory.first_position(slot) if self.memory.n_swa and keep else 0
         return 0 <= first <= max(0, keep - self.memory.n_swa)

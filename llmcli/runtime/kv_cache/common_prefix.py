@@ -3,48 +3,49 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-ANCHOR = 16  # tokens that must agree for a match after a gap
-TRIED = 32  # candidate positions after a gap; a text that repeats itself has many
-BLOCK = 64  # tokens compared at once
+ANCHOR_TOKENS = 16  # tokens that must agree for a match after a gap
+MAX_CANDIDATES = 32  # candidate positions after a gap; a text that repeats itself has many
+BLOCK_TOKENS = 64  # tokens compared at once
 
 
-def common(held: Sequence[int], tokens: Sequence[int]) -> int:
+def common_prefix(held: Sequence[int], tokens: Sequence[int]) -> int:
     """Return the length of the common prefix of two texts, in tokens."""
     most = min(len(held), len(tokens))
-    for at in range(0, most, BLOCK):
-        left, right = list(held[at : at + BLOCK]), list(tokens[at : at + BLOCK])
+    for at in range(0, most, BLOCK_TOKENS):
+        left, right = list(held[at : at + BLOCK_TOKENS]), list(tokens[at : at + BLOCK_TOKENS])
         if left != right:
             pairs = enumerate(zip(left, right, strict=False))
             return next((at + offset for offset, (a, b) in pairs if a != b), most)
     return most
 
 
-def gap(held: list[int], tokens: Sequence[int], at: int) -> int:
+def find_gap(held: list[int], tokens: Sequence[int], at: int) -> int:
     """Return how many tokens of `held` to skip at `at` so that the longest run of `tokens` follows;
     0 for none.
     """
-    anchor = list(tokens[at : at + ANCHOR])
-    if len(anchor) < ANCHOR:
+    anchor = list(tokens[at : at + ANCHOR_TOKENS])
+    if len(anchor) < ANCHOR_TOKENS:
         return 0
     first, positions = anchor[0], []
-    for position in range(at + 1, len(held) - ANCHOR + 1):
-        if held[position] == first and held[position : position + ANCHOR] == anchor:
+    for position in range(at + 1, len(held) - ANCHOR_TOKENS + 1):
+        if held[position] == first and held[position : position + ANCHOR_TOKENS] == anchor:
             positions.append(position)
-            if len(positions) == TRIED:
+            if len(positions) == MAX_CANDIDATES:
                 break
     return (
-        max(positions, key=lambda position: common(held[position:], tokens[at:]), default=at) - at
+        max(positions, key=lambda position: common_prefix(held[position:], tokens[at:]), default=at)
+        - at
     )
 
 
-def reach(held: list[int], tokens: Sequence[int]) -> int:
+def match_after_gap(held: list[int], tokens: Sequence[int]) -> int:
     """Return how many of `tokens` a text would match if one gap in it were closed."""
-    at = common(held, tokens)
-    left_out = gap(held, tokens, at)
-    return at + common(held[at + left_out :], tokens[at:]) if left_out else at
+    at = common_prefix(held, tokens)
+    left_out = find_gap(held, tokens, at)
+    return at + common_prefix(held[at + left_out :], tokens[at:]) if left_out else at
 
 
-def shared(mine: list[int], theirs: list[int]) -> int:
+def count_shared(mine: list[int], theirs: list[int]) -> int:
     """Return the length of the common prefix of two lists of numbers that differ everywhere after
     it, by bisection.
     """

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Memory(Protocol):
+class CacheMemory(Protocol):
     """What the ledger needs of a context (llama_memory_* of llama.h).
 
     `has_complete_states`: a state contains every cell. It is False where the cache keeps all cells
@@ -14,8 +14,8 @@ class Memory(Protocol):
     n_ctx: int
     n_seq_max: int
     n_swa: int
-    recurrent: bool
-    whole_states: bool
+    is_recurrent: bool
+    has_complete_states: bool
 
     @property
     def can_shift(self) -> bool: ...
@@ -26,18 +26,18 @@ class Memory(Protocol):
 
     def shift(self, sequence: int, start: int, end: int, last: int) -> None: ...
 
-    def first(self, sequence: int) -> int: ...
+    def first_position(self, sequence: int) -> int: ...
 
-    def last(self, sequence: int) -> int: ...
+    def last_position(self, sequence: int) -> int: ...
 
-    def state(self, sequence: int, start: int = 0) -> memoryview: ...
+    def read_state(self, sequence: int, start: int = 0) -> memoryview: ...
 
-    def put_state(
-        self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1
+    def write_state(
+        self, sequence: int, saved_state: bytes | memoryview, start: int = 0, source: int = -1
     ) -> bool: ...
 
 
-class Pool(Memory, Protocol):
+class BatchedMemory(CacheMemory, Protocol):
     """What the scheduler needs of a context: the limits of one pass."""
 
     n_batch: int
@@ -46,7 +46,7 @@ class Pool(Memory, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class SwappedState:
     """The tokens of a slot outside the pool, and the state of those from `start` on; another slot
     holds the tokens before `start`.
     """
@@ -57,13 +57,13 @@ class Away:
 
 
 @dataclass(frozen=True, slots=True)
-class Occupied:
+class CellOwners:
     """How the pool is divided.
 
     `latest_is_shared`: for each token of the most recently used slot, whether another slot holds
     its cell, too. `other_cells`: cells that this slot does not hold.
     """
 
-    latest: tuple[bool, ...]
-    others: int
-    free: int
+    latest_is_shared: tuple[bool, ...]
+    other_cells: int
+    free_cells: int

@@ -12,23 +12,23 @@ from contextlib import contextmanager
 from llmcli.runtime.kv_cache.ledger import Ledger
 
 
-class Aside:
+class DecodeOffload:
     """States of running answers while another sequence is computed, up to `max_bytes` at once."""
 
-    def __init__(self, ledger: Ledger, most: int) -> None:
-        self.ledger, self.most = ledger, most
+    def __init__(self, ledger: Ledger, max_bytes: int) -> None:
+        self.ledger, self.max_bytes = ledger, max_bytes
         self._token_bytes = 0.0  # unknown before the first state
 
     @contextmanager
-    def stepping(self, slots: Sequence[int]) -> Iterator[None]:
+    def offload_slots(self, slots: Sequence[int]) -> Iterator[None]:
         """Offload the cells that only these slots hold, for the duration of the block. A slot may
         come back empty when cells run short.
         """
-        out, left = [], float(self.most)
+        out, left = [], float(self.max_bytes)
         for slot in slots:
             if (count := len(self.ledger.tokens[slot])) * self._token_bytes > left:
                 continue
-            away = self.ledger.put_away(slot)
+            away = self.ledger.swap_out(slot)
             out.append((slot, away))
             left -= len(away.state)
             if own := count - away.start:
@@ -39,4 +39,4 @@ class Aside:
             for slot, away in reversed(
                 out
             ):  # a later state may contain the prefix of an earlier one
-                self.ledger.bring_back(slot, away)
+                self.ledger.swap_in(slot, away)

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.positions import window_moves
+from llmcli.runtime.binding.positions import window_survives_shift
 from llmcli.runtime.kv_cache.cells import Cells
-from llmcli.runtime.kv_cache.common_prefix import common, gap, reach
-from llmcli.runtime.kv_cache.context_protocols import Away, Memory, Occupied
+from llmcli.runtime.kv_cache.common_prefix import common_prefix, find_gap, match_after_gap
+from llmcli.runtime.kv_cache.context_protocols import CacheMemory, CellOwners, SwappedState
 
-PIECE = 64  # minimum cells evicted at a time
+MIN_EVICTED_CELLS = 64  # minimum cells evicted at a time
 
 
 class Ledger(Cells):
@@ -23,27 +23,27 @@ class Ledger(Cells):
     idle cells.
     """
 
-    def __init__(self, memory: Memory, keeps: bool = True) -> None:
+    def __init__(self, memory: CacheMemory, keeps_idle: bool = True) -> None:
         """`keeps_idle` False: an answer starts in an empty pool, and nothing is evicted while
         others run. llama.cpp fills holes, and attention sums in cell order, so results round
         differently when the cells are not in token order.
         """
         super().__init__(memory)
-        self.keeps, count = keeps, memory.n_seq_max
+        self.keeps_idle, count = keeps_idle, memory.n_seq_max
         self._busy = [False] * count
         self._used_at = [0] * count
         self._turns = [0] * count
         self.scopes = [""] * count  # only slots of one scope share cells
         self._clock = 0
 
-    def occupied(self) -> Occupied:
+    def cell_owners(self) -> CellOwners:
         """Return how the most recently used slot shares the pool with the others."""
         latest = max(range(len(self._cells)), key=self._used_at.__getitem__)
         holders = Counter(cell for cells in self._cells for cell in cells)
         mine = tuple(holders[cell] > 1 for cell in self._cells[latest])
-        return Occupied(mine, len(holders) - len(mine), self.size - len(holders))
+        return CellOwners(mine, len(holders) - len(mine), self.size - len(holders))
 
-    def place(
+    def claim_slot_for(
         self,
         tokens: Sequence[int],
         path: frozenset[int] = frozenset(),
@@ -63,10 +63,10 @@ class Ledger(Cells):
         idle = [slot for slot, busy in enumerate(self._busy) if not busy]
         if not idle:
             return None
-        if not self.keeps and (
+        if not self.keeps_idle and (
             len(idle) == len(self._busy) or all(self.tokens[slot] for slot in idle)
         ):
-            if self.stuck:
+            if self.has_stranded_cells:
                 return None
             self.compact()
         own = [slot for slot in idle if self.scopes[slot] == scope]
@@ -80,7 +80,9 @@ class Ledger(Cells):
         # Reuse an idle slot when the prompt continues all of it, or when it is the next to be
         # evicted.
         continued = reused == len(self.tokens[best])
-        may_cut = self.keeps and (self._turns[best] in path or best == target or not self.forks)
+        may_cut = self.keeps_idle and (
+            self._turns[best] in path or best == target or not self.can_fork
+        )
         if best in idle and (continued or may_cut):
             reused = self._cut(best, reused)
             return self._taken(best, scope), reused
@@ -92,11 +94,12 @@ class Ledger(Cells):
         self, tokens: Sequence[int], path: frozenset[int], own: list[int], scope: str
     ) -> tuple[int, int]:
         """Return the slot with the longest prefix of a prompt, and the length of that prefix."""
-        if self.forks:
+        if self.can_fork:
             reused, holders = self._match(tokens[:-1], scope)
         else:  # the cells of a slot cannot be shared
             alike = {
-                slot: self._usable(slot, common(self.tokens[slot], tokens[:-1])) for slot in own
+                slot: self._usable(slot, common_prefix(self.tokens[slot], tokens[:-1]))
+                for slot in own
             }
             reused = max(alike.values(), default=0)
             holders = {slot for slot, length in alike.items() if length == reused}
@@ -114,7 +117,7 @@ class Ledger(Cells):
         whole = length == len(self.tokens[slot])
         return (
             length
-            if whole or (not self.memory.recurrent and self._window_holds(slot, length))
+            if whole or (not self.memory.is_recurrent and self._window_holds(slot, length))
             else 0
         )
 
@@ -123,11 +126,11 @@ class Ledger(Cells):
         self._touch(slot)
         return slot
 
-    def match(self, tokens: Sequence[int], scope: str = "") -> tuple[int, bool]:
+    def match_prefix(self, tokens: Sequence[int], scope: str = "") -> tuple[int, bool]:
         """Return the length of the longest shareable prefix of a prompt, and whether a busy slot
         holds it.
         """
-        length, holders = self._match(tokens[:-1], scope) if self.forks else (0, set[int]())
+        length, holders = self._match(tokens[:-1], scope) if self.can_fork else (0, set[int]())
         return length, any(self._busy[slot] for slot in holders)
 
     def _match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
@@ -136,33 +139,35 @@ class Ledger(Cells):
         """
         for slot, held in enumerate(self.tokens):
             if len(held) > self._prefixes.lengths[slot]:
-                self._prefixes.grow(slot, held, self.scopes[slot])
+                self._prefixes.extend(slot, held, self.scopes[slot])
         return self._prefixes.match(tokens, scope)
 
     @property
-    def latest(self) -> list[int]:
+    def latest_tokens(self) -> list[int]:
         """Return the tokens of the most recently used slot."""
         return self.tokens[max(range(len(self.tokens)), key=self._used_at.__getitem__)]
 
-    def nearest(self, tokens: Sequence[int]) -> tuple[int, int]:
+    def find_nearest(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Return the slot with the longest prefix of these tokens and its length; among equals the
         most recently used slot.
         """
-        lengths = [common(mine, tokens) for mine in self.tokens]
+        lengths = [common_prefix(mine, tokens) for mine in self.tokens]
         slot = max(range(len(lengths)), key=lambda slot: (lengths[slot], self._used_at[slot]))
         return slot, lengths[slot]
 
-    def adopt(self, tokens: Sequence[int], put: Callable[[int], bool], turn: int) -> bool:
+    def restore_state(
+        self, tokens: Sequence[int], restore: Callable[[int], bool], turn: int
+    ) -> bool:
         """Fill an idle slot with tokens whose cells `restore` brings.
 
         Return False, with the slot empty, when no slot is idle, cells are missing or `restore`
         fails.
         """
-        if not self.idle:
+        if not self.n_idle:
             return False
-        slot = self.claim()
-        good = self.make_room(len(tokens)) and put(slot)
-        if good and self.memory.last(slot) == len(tokens) - 1:
+        slot = self.claim_slot()
+        good = self.make_room(len(tokens)) and restore(slot)
+        if good and self.memory.last_position(slot) == len(tokens) - 1:
             self.append(slot, list(tokens))
         else:
             emptied = self.memory.trim(slot, 0)
@@ -172,102 +177,102 @@ class Ledger(Cells):
         return good
 
     @property
-    def idle(self) -> int:
+    def n_idle(self) -> int:
         """Return the number of idle slots."""
         return self._busy.count(False)
 
     @property
-    def in_use(self) -> list[int]:
+    def busy_slots(self) -> list[int]:
         """Return the slots of running answers."""
         return [slot for slot, busy in enumerate(self._busy) if busy]
 
     @property
-    def tight(self) -> bool:
+    def must_cut_to_claim(self) -> bool:
         """Return whether claiming a slot would cut another one, and so leave holes where nothing
         may be evicted.
         """
-        return not self.keeps and all(
+        return not self.keeps_idle and all(
             held or busy for held, busy in zip(self.tokens, self._busy, strict=True)
         )
 
-    def claim(self, scope: str = "") -> int:
+    def claim_slot(self, scope: str = "") -> int:
         """Claim and empty an idle slot: an empty one first, otherwise the least recently used."""
         slot = self._oldest([slot for slot, busy in enumerate(self._busy) if not busy])
         self._cut(slot, 0)
         return self._taken(slot, scope)
 
     @property
-    def taken(self) -> int:
+    def busy_cells(self) -> int:
         """Return the number of cells of busy slots, which cannot be evicted."""
-        return self.held(self.in_use)
+        return self.count_cells(self.busy_slots)
 
     @property
-    def left(self) -> list[int]:
+    def reusable_slots(self) -> list[int]:
         """Return the idle slots that hold tokens, least recently used first."""
         idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
         return sorted(idle, key=self._used_at.__getitem__)
 
-    def put_away(self, slot: int, whole: bool = False) -> Away:
+    def swap_out(self, slot: int, all_tokens: bool = False) -> SwappedState:
         """Return the state of the tokens that no other busy slot holds (or all with `all_tokens`),
         and empty the slot.
         """
-        others = [] if whole else [other for other in self.in_use if other != slot]
+        others = [] if all_tokens else [other for other in self.busy_slots if other != slot]
         start = max((self._shared(slot, other) for other in others), default=0)
         held = tuple(self.tokens[slot])
-        state = self.memory.state(slot, start) if start < len(held) else memoryview(b"")
-        away = Away(held, start, state)
+        state = self.memory.read_state(slot, start) if start < len(held) else memoryview(b"")
+        away = SwappedState(held, start, state)
         self._cut(slot, 0)
         return away
 
-    def bring_back(self, slot: int, away: Away) -> bool:
+    def swap_in(self, slot: int, swapped: SwappedState) -> bool:
         """Restore a state into an empty slot. Return False when cells are missing or the shared
         prefix is gone.
         """
-        count, start = len(away.tokens), away.start
+        count, start = len(swapped.tokens), swapped.start
         if not self.make_room(count - start):
             return False
-        found, holders = self._match(away.tokens[:start], self.scopes[slot])
+        found, holders = self._match(swapped.tokens[:start], self.scopes[slot])
         if found < start:
             return False
         source = min(holders) if start else -1
         if start == count:
             self._share(source, slot, 0, count)
             return True
-        good = self.memory.put_state(slot, away.state, start, source)
-        if not good or self.memory.last(slot) != count - 1:
+        good = self.memory.write_state(slot, swapped.state, start, source)
+        if not good or self.memory.last_position(slot) != count - 1:
             emptied = self.memory.trim(slot, 0)
             assert emptied, "a memory that cannot even be emptied"
             return False
         if start:
-            self.tokens[slot] += away.tokens[:start]
+            self.tokens[slot] += swapped.tokens[:start]
             self._cells[slot] += self._cells[source][:start]
-        self.append(slot, list(away.tokens[start:]))
+        self.append(slot, list(swapped.tokens[start:]))
         return True
 
     @property
-    def stuck(self) -> bool:
+    def has_stranded_cells(self) -> bool:
         """Return whether idle cells exist that can be evicted only after every running answer has
         ended.
         """
         return (
-            not self.keeps
-            and not self.memory.whole_states
-            and bool(self.left)
-            and bool(self.in_use)
+            not self.keeps_idle
+            and not self.memory.has_complete_states
+            and bool(self.reusable_slots)
+            and bool(self.busy_slots)
         )
 
     def compact(self) -> None:
         """Evict idle slots and rebuild the others, each with its cells in token order and without
         holes.
         """
-        self.forget_idle()
+        self.evict_idle()
         slots = [slot for slot, held in enumerate(self.tokens) if held]
-        out = [(slot, self.put_away(slot)) for slot in reversed(slots)]
+        out = [(slot, self.swap_out(slot)) for slot in reversed(slots)]
         for slot, away in reversed(out):
-            back = self.bring_back(slot, away)
+            back = self.swap_in(slot, away)
             assert back, "what was in the pool fits into it"
 
-    def adapt(self, slot: int, tokens: Sequence[int], move: bool) -> int:
+    def apply_overflow(self, slot: int, tokens: Sequence[int], move: bool) -> int:
         """Make a slot hold the longest possible prefix of `tokens`. Return its length.
 
         With `move`, cells after a part that `tokens` leave out are moved up, if the memory supports
@@ -275,17 +280,21 @@ class Ledger(Cells):
         tokens; recomputing the text would give different ones.
         """
         held = self.tokens[slot]
-        at = common(held, tokens)
-        while move and (left_out := gap(held, tokens, at)) and self._shift(slot, at, at + left_out):
-            at += common(held[at:], tokens[at:])
+        at = common_prefix(held, tokens)
+        while (
+            move
+            and (left_out := find_gap(held, tokens, at))
+            and self._shift(slot, at, at + left_out)
+        ):
+            at += common_prefix(held[at:], tokens[at:])
         return self._cut(slot, at)
 
-    def settle(self, slots: list[int], tokens: list[int]) -> int:
+    def keep_best_branch(self, slots: list[int], tokens: list[int]) -> int:
         """Keep the slot with the longest common prefix with `tokens`, cut to that prefix; empty and
         release the others. Return the kept slot.
         """
-        kept = max(slots, key=lambda slot: common(self.tokens[slot], tokens))
-        self._cut(kept, common(self.tokens[kept], tokens))
+        kept = max(slots, key=lambda slot: common_prefix(self.tokens[slot], tokens))
+        self._cut(kept, common_prefix(self.tokens[kept], tokens))
         for slot in slots:
             if slot != kept:
                 self._cut(slot, 0)
@@ -303,22 +312,22 @@ class Ledger(Cells):
         """Evict idle cells, least recently used slot first and from its end, until `cells` are
         free. Return False when that is not enough.
         """
-        while (missing := cells - self.size + self.used) > 0:
-            left = self.left
+        while (missing := cells - self.size + self.used_cells) > 0:
+            left = self.reusable_slots
             if not left:
                 return False
-            if self.stuck:
+            if self.has_stranded_cells:
                 return False
-            if self.keeps:
+            if self.keeps_idle:
                 slot = left[0]
-                self._cut(slot, max(0, len(self.tokens[slot]) - max(missing, PIECE)))
+                self._cut(slot, max(0, len(self.tokens[slot]) - max(missing, MIN_EVICTED_CELLS)))
             else:
                 self.compact()
         return True
 
-    def forget_idle(self) -> bool:
+    def evict_idle(self) -> bool:
         """Evict all idle cells. Return whether there were any."""
-        left = self.left
+        left = self.reusable_slots
         for slot in left:
             self._cut(slot, 0)
         return bool(left)
@@ -331,7 +340,7 @@ class Ledger(Cells):
         def worth(slot: int) -> tuple[int, int]:
             held = len(self.tokens[slot])
             known = self._prefixes.lengths[slot] == held
-            return 0 if not held else 1 if known and self._prefixes.redundant(
+            return 0 if not held else 1 if known and self._prefixes.is_redundant(
                 slot
             ) else 2, self._used_at[slot]
 
@@ -346,16 +355,18 @@ class Ledger(Cells):
         own = [slot for slot in idle if not path or self._turns[slot] in path]
         slot = max(
             own,
-            key=lambda slot: (reach(self.tokens[slot], tokens), self._used_at[slot]),
+            key=lambda slot: (match_after_gap(self.tokens[slot], tokens), self._used_at[slot]),
             default=-1,
         )
         if (
             slot < 0
-            or reach(self.tokens[slot], tokens) <= self.nearest(tokens)[1]
+            or match_after_gap(self.tokens[slot], tokens) <= self.find_nearest(tokens)[1]
             or not self.memory.can_shift
         ):
             return None
-        return self._taken(slot, self.scopes[slot]), self.adapt(slot, tokens[:-1], move=True)
+        return self._taken(slot, self.scopes[slot]), self.apply_overflow(
+            slot, tokens[:-1], move=True
+        )
 
     def _shift(self, slot: int, start: int, end: int) -> bool:
         """Drop the tokens from `start` to `end` and move the later cells up. Return False when the
@@ -365,8 +376,11 @@ class Ledger(Cells):
         holders = [other for other in others if self._shared(slot, other) > end]
         if not self.memory.can_shift or any(self._busy[other] for other in holders):
             return False
-        first, length = self.memory.first(slot) if self.memory.n_swa else 0, len(self.tokens[slot])
-        if not window_moves(first, start, end, length, self.memory.n_swa):
+        first, length = (
+            self.memory.first_position(slot) if self.memory.n_swa else 0,
+            len(self.tokens[slot]),
+        )
+        if not window_survives_shift(first, start, end, length, self.memory.n_swa):
             return False
         for other in holders:  # an idle branch that shares the moving cells loses its end
             self._cut(other, end)
@@ -377,12 +391,12 @@ class Ledger(Cells):
         except UserError:  # the whole memory was cleared
             for lost in range(len(self.tokens)):
                 self.tokens[lost], self._cells[lost] = [], []
-                self._prefixes.cut(lost, 0)
+                self._prefixes.truncate(lost, 0)
             self._used = 0
             raise
         self._used -= end - max(start, kept)
         del held[start:end], cells[start:end]
-        self._prefixes.cut(slot, start)
+        self._prefixes.truncate(slot, start)
         return True
 
     def _touch(self, slot: int) -> None:

@@ -9,65 +9,65 @@ Source: Zheng et al. 2024, RadixAttention.
 
 from collections.abc import Sequence
 
-from llmcli.runtime.kv_cache.common_prefix import common
+from llmcli.runtime.kv_cache.common_prefix import common_prefix
 
 
-class Node:
+class RadixNode:
     """A run of tokens that follows its parent's run."""
 
     __slots__ = ("children", "holders", "parent", "run")
 
-    def __init__(self, parent: "Node | None", run: list[int], holders: set[int]) -> None:
+    def __init__(self, parent: "RadixNode | None", run: list[int], holders: set[int]) -> None:
         self.parent, self.run, self.holders = parent, run, holders
-        self.children: dict[int, Node] = {}
+        self.children: dict[int, RadixNode] = {}
 
-    def split(self, at: int) -> "Node":
+    def split(self, at: int) -> "RadixNode":
         """Split the run at `at`. Return the new upper node; this node becomes its child."""
         assert self.parent is not None and 0 < at < len(self.run), at
-        upper = Node(self.parent, self.run[:at], set(self.holders))
+        upper = RadixNode(self.parent, self.run[:at], set(self.holders))
         self.parent.children[self.run[0]] = upper
         self.parent, self.run = upper, self.run[at:]
         upper.children[self.run[0]] = self
         return upper
 
 
-class Prefixes:
+class RadixTree:
     """The radix tree. It is updated lazily: a slot's tokens count as far as `extend` has added
     them.
     """
 
     def __init__(self, slots: int) -> None:
-        self._roots: dict[str, Node] = {}
-        self._ends: list[Node | None] = [None] * slots
+        self._roots: dict[str, RadixNode] = {}
+        self._ends: list[RadixNode | None] = [None] * slots
         self.lengths = [0] * slots  # tokens of each slot that are in the tree
 
-    def grow(self, slot: int, tokens: list[int], scope: str) -> None:
+    def extend(self, slot: int, tokens: list[int], scope: str) -> None:
         """Add the new tokens of a slot, whose text starts with what the tree has of it. An empty
         slot enters the tree of `scope`.
         """
         end = self._ends[slot]
         if end is None:
-            end = self._roots.setdefault(scope, Node(None, [], set()))
+            end = self._roots.setdefault(scope, RadixNode(None, [], set()))
         at, count = self.lengths[slot], len(tokens)
         while at < count:
             child = end.children.get(tokens[at])
             if child is None:
                 end = self._append(end, slot, tokens[at:])
                 break
-            same = common(child.run, tokens[at : at + len(child.run)])
+            same = common_prefix(child.run, tokens[at : at + len(child.run)])
             end = child if same == len(child.run) else child.split(same)
             end.holders.add(slot)
             at += same
         self._ends[slot], self.lengths[slot] = end, count
 
-    def _append(self, end: Node, slot: int, tokens: list[int]) -> Node:
+    def _append(self, end: RadixNode, slot: int, tokens: list[int]) -> RadixNode:
         if end.parent is not None and end.holders == {slot} and not end.children:
             end.run += tokens
             return end
-        child = end.children[tokens[0]] = Node(end, tokens, {slot})
+        child = end.children[tokens[0]] = RadixNode(end, tokens, {slot})
         return child
 
-    def cut(self, slot: int, keep: int) -> None:
+    def truncate(self, slot: int, keep: int) -> None:
         """Cut a slot to its first `keep` tokens."""
         node, length = self._ends[slot], self.lengths[slot]
         if keep >= length:
@@ -85,7 +85,7 @@ class Prefixes:
         self.lengths[slot] = length
         self._ends[slot] = node if length else None
 
-    def _leave(self, node: Node, slot: int) -> None:
+    def _leave(self, node: RadixNode, slot: int) -> None:
         node.holders.discard(slot)
         if not node.holders and node.parent is not None:
             del node.parent.children[node.run[0]]
@@ -97,13 +97,13 @@ class Prefixes:
             child = node.children.get(tokens[at])
             if child is None:
                 break
-            same = common(child.run, list(tokens[at : at + len(child.run)]))
+            same = common_prefix(child.run, list(tokens[at : at + len(child.run)]))
             at, node = at + same, child
             if same < len(child.run):
                 break
         return at, node.holders if node is not None and at else set()
 
-    def redundant(self, slot: int) -> bool:
+    def is_redundant(self, slot: int) -> bool:
         """Return whether another slot holds everything that the tree has of this one."""
         end = self._ends[slot]
         return end is None or len(end.holders) > 1

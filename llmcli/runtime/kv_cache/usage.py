@@ -8,7 +8,7 @@ from llmcli.runtime.kv_cache.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SequenceUsage:
     """The use of one slot.
 
     `shared_cells`: cells of its longest prefix that another slot holds, too. `exclusive_cells`:
@@ -16,32 +16,32 @@ class Held:
     """
 
     slot: int
-    running: bool
+    is_running: bool
     tokens: int
-    shared: int
-    own: int
+    shared_cells: int
+    exclusive_cells: int
 
 
 @dataclass(slots=True)
-class Node:
+class PrefixNode:
     """A run of `tokens` tokens that the texts of `slots` have in common after the parent's run."""
 
     tokens: int
     slots: list[int]
-    children: list["Node"] = field(default_factory=list)
+    children: list["PrefixNode"] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class CacheUsage:
     """All slots that hold tokens, sorted so that common prefixes are adjacent, and their prefix
     tree.
     """
 
-    held: tuple[Held, ...]
-    prefixes: tuple[Node, ...]
+    sequences: tuple[SequenceUsage, ...]
+    prefixes: tuple[PrefixNode, ...]
 
 
-def census(ledger: Ledger) -> Census:
+def measure_cache_usage(ledger: Ledger) -> CacheUsage:
     """Measure the use of the cache. Sorting by tokens makes slots with common prefixes adjacent, so
     only neighbors are compared.
     """
@@ -51,17 +51,17 @@ def census(ledger: Ledger) -> Census:
     lengths = [len(ledger.tokens[slot]) for slot in slots]
     # cells that each pair of neighbors shares
     shared = [
-        sum(len(ledger.tokens[member]) for member in pair) - ledger.held(pair)
+        sum(len(ledger.tokens[member]) for member in pair) - ledger.count_cells(pair)
         for pair in pairwise(slots)
     ]
-    running, usages = set(ledger.in_use), []
+    running, usages = set(ledger.busy_slots), []
     for at, slot in enumerate(slots):
         with_previous, with_next = (
             shared[at - 1] if at else 0,
             shared[at] if at < len(shared) else 0,
         )
         usages.append(
-            Held(
+            SequenceUsage(
                 slot,
                 slot in running,
                 lengths[at],
@@ -69,31 +69,31 @@ def census(ledger: Ledger) -> Census:
                 lengths[at] - with_previous,
             )
         )
-    return Census(tuple(usages), _tree(ledger.tokens, slots))
+    return CacheUsage(tuple(usages), _tree(ledger.tokens, slots))
 
 
-def _tree(tokens: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[Node, ...]:
+def _tree(tokens: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[PrefixNode, ...]:
     """Build a radix tree of sorted texts."""
-    root = Node(0, [])
-    path: list[tuple[int, Node]] = [
+    root = PrefixNode(0, [])
+    path: list[tuple[int, PrefixNode]] = [
         (0, root)
     ]  # the depth at which each node ends, from the root to the last text's leaf
     for at, slot in enumerate(slots):
         shared = _common(tokens[slots[at - 1]], tokens[slot]) if at else 0
-        last: tuple[int, Node] | None = None
+        last: tuple[int, PrefixNode] | None = None
         while path[-1][0] > shared:
             last = path.pop()
         depth, node = path[-1]
         if depth < shared:  # split the last text's run where this text leaves it
             assert last is not None
-            upper = Node(shared - depth, list(last[1].slots), [last[1]])
+            upper = PrefixNode(shared - depth, list(last[1].slots), [last[1]])
             last[1].tokens -= upper.tokens
             node.children[-1] = upper
             path.append((shared, upper))
         for _, above in path[1:]:
             above.slots.append(slot)
         if len(tokens[slot]) > shared:
-            leaf = Node(len(tokens[slot]) - shared, [slot])
+            leaf = PrefixNode(len(tokens[slot]) - shared, [slot])
             path[-1][1].children.append(leaf)
             path.append((len(tokens[slot]), leaf))
     return tuple(root.children)

@@ -7,9 +7,9 @@ from typing import Any
 
 from llmcli.errors import UserError
 
-MOST = 256  # llama.cpp's LLAMA_MAX_SEQ: each beam is a sequence
-STEEPEST = 10.0  # beyond it only the length decides
-EARLY = ("no", "yes", "never")
+MAX_BEAMS = 256  # llama.cpp's LLAMA_MAX_SEQ: each beam is a sequence
+MAX_LENGTH_PENALTY = 10.0  # beyond it only the length decides
+EARLY_STOPPING_MODES = ("no", "yes", "never")
 
 
 class TooManyBeams(UserError):
@@ -23,7 +23,7 @@ class TooManyBeams(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class BeamSettings:
     """Settings of a beam search. With one beam there is no search, and the sampling settings apply.
 
     `early_stopping`: yes stops at `beams` finished answers; no stops when the best unfinished
@@ -35,13 +35,13 @@ class Search:
     length_penalty: float = 1.0
     early_stopping: str = "no"
 
-    def with_values(self, values: Mapping[str, Any]) -> "Search":
+    def with_values(self, values: Mapping[str, Any]) -> "BeamSettings":
         """Return a copy with some settings changed, given as people write them.
 
         Raises UserError for a value out of range.
         """
         parsed: dict[str, Any] = {
-            name: PARSED[name](str(value).strip()) for name, value in values.items()
+            name: PARSERS[name](str(value).strip()) for name, value in values.items()
         }
         return replace(self, **parsed)
 
@@ -59,10 +59,10 @@ def _beams(text: str) -> int:
         number = int(text)
     except ValueError:
         number = 0
-    if not 1 <= number <= MOST:
+    if not 1 <= number <= MAX_BEAMS:
         raise UserError(
             f"beams is {text!r}",
-            hint=f"--beams takes a whole number from 1 to {MOST}; 1 means no search",
+            hint=f"--beams takes a whole number from 1 to {MAX_BEAMS}; 1 means no search",
         )
     return number
 
@@ -72,35 +72,40 @@ def _penalty(text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not abs(number) <= STEEPEST:
+    if not abs(number) <= MAX_LENGTH_PENALTY:
         raise UserError(
             f"length_penalty is {text!r}",
-            hint=f"--length-penalty takes a number from {-STEEPEST:g} to {STEEPEST:g}; "
+            hint=f"--length-penalty takes a number from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}; "
             "above 0 favors long answers",
         )
     return number
 
 
 def _early(text: str) -> str:
-    if text.lower() not in EARLY:
+    if text.lower() not in EARLY_STOPPING_MODES:
         raise UserError(
-            f"early_stopping is {text!r}", hint=f"--early-stopping takes one of: {', '.join(EARLY)}"
+            f"early_stopping is {text!r}",
+            hint=f"--early-stopping takes one of: {', '.join(EARLY_STOPPING_MODES)}",
         )
     return text.lower()
 
 
-NO_SEARCH = Search()
-PARSED = {"beams": _beams, "length_penalty": _penalty, "early_stopping": _early}
+NO_SEARCH = BeamSettings()
+PARSERS = {"beams": _beams, "length_penalty": _penalty, "early_stopping": _early}
 HELP = {
     "beams": (
         "1",
-        f"from 1 to {MOST}",
+        f"from 1 to {MAX_BEAMS}",
         "answers kept at once; above 1 sampling does not apply",
     ),
     "length_penalty": (
         "1",
-        f"from {-STEEPEST:g} to {STEEPEST:g}",
+        f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}",
         "above 0 favors long answers, below 0 short ones",
     ),
-    "early_stopping": ("no", ", ".join(EARLY), "stop at as many finished answers as beams"),
+    "early_stopping": (
+        "no",
+        ", ".join(EARLY_STOPPING_MODES),
+        "stop at as many finished answers as beams",
+    ),
 }

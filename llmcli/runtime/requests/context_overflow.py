@@ -9,30 +9,32 @@ from typing import Protocol
 
 # After turns are dropped, 1/4 of the context is free; otherwise every message would drop another
 # turn.
-SPARE = 4
+FREED_FRACTION = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shorter:
+class ShortenedText:
     """A shortened text: its tokens, how many of them are the prompt's, and how many turns are gone
     in total.
     """
 
     tokens: list[int]
-    prompt: int
-    turns: int = 0
+    n_prompt: int
+    dropped_turns: int = 0
 
 
-class Overflow(Protocol):
+class OverflowPolicy(Protocol):
     """A policy for a full context.
 
     `can_move_cells`: remaining cells may be moved up in the cache instead of being recomputed.
     """
 
     @property
-    def move(self) -> bool: ...
+    def can_move_cells(self) -> bool: ...
 
-    def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
+    def shorten(
+        self, tokens: Sequence[int], n_prompt: int, dropped_turns: int, size: int
+    ) -> ShortenedText | None:
         """Shorten `tokens` so that one more token fits into `size`. Return None when nothing may be
         dropped.
 
@@ -43,7 +45,7 @@ class Overflow(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class DropTurns:
     """Drop the oldest turns, as many as needed to free a part of the context; text before the turns
     stays.
 
@@ -52,42 +54,48 @@ class Shift:
     text into the first message.
     """
 
-    turns: int
-    without: Callable[[int], Sequence[int]]
-    move: bool = True
+    max_turns: int
+    prompt_without: Callable[[int], Sequence[int]]
+    can_move_cells: bool = True
 
-    def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
+    def shorten(
+        self, tokens: Sequence[int], n_prompt: int, dropped_turns: int, size: int
+    ) -> ShortenedText | None:
         """Keep the whole answer and drop as many turns as needed to leave room after it."""
-        answer = tokens[prompt:]
+        answer = tokens[n_prompt:]
 
         def fits(gone: int) -> bool:
-            return len(self.without(gone)) + len(answer) <= size - size // SPARE
+            return len(self.prompt_without(gone)) + len(answer) <= size - size // FREED_FRACTION
 
-        counts = range(turns + 1, self.turns + 1)
+        counts = range(dropped_turns + 1, self.max_turns + 1)
         if not counts:
             return None
         dropped = counts[min(bisect_left(counts, True, key=fits), len(counts) - 1)]
-        prompt_left = self.without(dropped)
+        prompt_left = self.prompt_without(dropped)
         if len(prompt_left) + len(answer) >= size:
             return None
-        return Shorter([*prompt_left, *answer], len(prompt_left), dropped)
+        return ShortenedText([*prompt_left, *answer], len(prompt_left), dropped)
 
 
 @dataclass(frozen=True, slots=True)
-class Sinks:
+class AttentionSinks:
     """Keep the first `n_kept` tokens as attention sinks and the last ones; drop half of the rest at
     a time, as llama.cpp does (tools/completion).
 
     Source: Xiao et al. 2023, StreamingLLM.
     """
 
-    keep: int
-    move: bool = True
+    n_kept: int
+    can_move_cells: bool = True
 
-    def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
+    def shorten(
+        self, tokens: Sequence[int], n_prompt: int, dropped_turns: int, size: int
+    ) -> ShortenedText | None:
         """Drop the tokens after the first `n_kept`, of the prompt and of the answer alike."""
-        end = len(tokens) - (size - self.keep) // 2
-        if end <= self.keep or self.keep >= size:
+        end = len(tokens) - (size - self.n_kept) // 2
+        if end <= self.n_kept or self.n_kept >= size:
             return None
-        dropped_prompt = max(0, min(end, prompt) - self.keep)
-        return Shorter([*tokens[: self.keep], *tokens[end:]], prompt - dropped_prompt, turns)
+        dropped_prompt = max(0, min(end, n_prompt) - self.n_kept)
+        return ShortenedText(
+            [*tokens[: self.n_kept], *tokens[end:]], n_prompt - dropped_prompt, dropped_turns
+        )

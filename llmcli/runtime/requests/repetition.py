@@ -7,14 +7,17 @@ decoder uses, too. Prose compresses by a factor of 2, code 3, lists of settings 
 
 import zlib
 
-WINDOW = 2048  # bytes checked at the end of the text
-RATIO = 10
-EVERY = 64  # tokens between two checks
+WINDOW_BYTES = 2048  # bytes checked at the end of the text
+MIN_COMPRESSION_RATIO = 10
+TOKENS_BETWEEN_CHECKS = 64  # tokens between two checks
 
 
-def repeats(pieces: list[str]) -> bool:
+def is_repetitive(pieces: list[str]) -> bool:
     """Return whether the end of the text in `pieces` repeats itself; False while it is shorter than
     the window.
     """
-    tail = "".join(pieces[-WINDOW:]).encode("utf-8", "replace")[-WINDOW:]
-    return len(tail) == WINDOW and len(zlib.compress(tail)) * RATIO <= WINDOW
+    tail = "".join(pieces[-WINDOW_BYTES:]).encode("utf-8", "replace")[-WINDOW_BYTES:]
+    return (
+        len(tail) == WINDOW_BYTES
+        and len(zlib.compress(tail)) * MIN_COMPRESSION_RATIO <= WINDOW_BYTES
+    )

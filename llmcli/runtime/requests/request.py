@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Grammar
-from llmcli.runtime.requests.beam_settings import NO_SEARCH, Search
-from llmcli.runtime.requests.context_overflow import Overflow
+from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
+from llmcli.runtime.requests.context_overflow import OverflowPolicy
 from llmcli.runtime.sampling import Sampling
-from llmcli.runtime.sampling.top_logprobs import Ranked, Scored
+from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore
 from llmcli.types import Finish, TokenTime
 
 
@@ -35,12 +35,12 @@ class RunOptions:
     cache_type_v: str = "f16"
     reproducible: bool = False
     profile: str = ""
-    scored: int = 0
-    reading: int = 0
+    scoring_outputs: int = 0
+    prefill_cells: int = 0
     gemm: str = "auto"
 
     @property
-    def rows(self) -> int:
+    def max_rows(self) -> int:
         """Return the maximum number of rows that are computed at once."""
         return min(self.ubatch_size, self.batch_size)
 
@@ -56,11 +56,11 @@ class Hypothesis:
     text: str
     score: float
     tokens: tuple[int, ...]
-    whole: bool = True
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ReplayedAnswer:
     """What another process already sent of an answer: its first tokens and, if it ended, its
     finish.
     """
@@ -69,7 +69,7 @@ class Begun:
     finish: Finish | None = None
 
 
-NEW = Begun()
+NO_REPLAY = ReplayedAnswer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +103,25 @@ class Request:
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
-    started: float | None = None
+    start_time: float | None = None
     strategy: str = "plain"
-    search: Search = NO_SEARCH
-    endless: bool = False
+    search: BeamSettings = NO_SEARCH
+    allow_repetition: bool = False
     top_logprobs: int = 0
     turn: int = 0
-    path: frozenset[int] = frozenset()
+    earlier_turns: frozenset[int] = frozenset()
     grammar: Grammar | None = None
-    after: str = ""
-    overflow: Overflow | None = None
-    move: bool = False
+    grammar_after: str = ""
+    overflow: OverflowPolicy | None = None
+    can_move_cells: bool = False
     priority: int = 0
     client: str = ""
-    scores: bool = False
-    known: tuple[Begun, ...] = ()
+    score_prompt: bool = False
+    replays: tuple[ReplayedAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class OverflowStats:
     """What was dropped from a full context: how often, how many tokens and whole turns, and how
     many of the remaining tokens were recomputed because they could not be moved.
     """
@@ -132,7 +132,7 @@ class Left:
     recomputed: int = 0
 
 
-NOTHING = Left()
+NO_OVERFLOW = OverflowStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +159,12 @@ class Answer:
     prompt_ms: float
     seed: int
     beams: tuple[Hypothesis, ...] = ()
-    top: tuple[tuple[Ranked, ...], ...] = ()
-    drafted: int | None = None
-    accepted: int = 0
-    left: Left = NOTHING
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    n_drafted: int | None = None
+    n_accepted: int = 0
+    overflow_stats: OverflowStats = NO_OVERFLOW
     error: UserError | None = None
-    prompt: tuple[Scored, ...] = ()
+    prompt_scores: tuple[TokenScore, ...] = ()
     queue_ms: float = 0.0
 
     @property

@@ -10,16 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
-from llmcli.runtime.kv_cache.context_protocols import Away
-from llmcli.runtime.requests.context_overflow import Shorter
-from llmcli.runtime.requests.repetition import EVERY
-from llmcli.runtime.requests.request import NEW, NOTHING, Answer, Begun, Hypothesis, Left, Request
-from llmcli.runtime.sampling.chain import Row
-from llmcli.runtime.sampling.top_logprobs import Ranked, Scored, top
+from llmcli.runtime.kv_cache.context_protocols import SwappedState
+from llmcli.runtime.requests.context_overflow import ShortenedText
+from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS
+from llmcli.runtime.requests.request import (
+    NO_OVERFLOW,
+    NO_REPLAY,
+    Answer,
+    Hypothesis,
+    OverflowStats,
+    ReplayedAnswer,
+    Request,
+)
+from llmcli.runtime.sampling.chain import RowLogits
+from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore, top_logprobs
 from llmcli.types import Finish, TokenTime
 
 if TYPE_CHECKING:  # strategies import Sequence
-    from llmcli.runtime.strategies.base import Strategy
+    from llmcli.runtime.strategies.base import DecodingStrategy
 
 
 @dataclass(slots=True, eq=False)
@@ -44,80 +52,88 @@ class Sequence:
 
     id: int
     request: Request
-    strategy: "Strategy"
+    strategy: "DecodingStrategy"
     seed: int
-    started: float
+    start_time: float
     slot: int = -1
-    spare: list[int] = field(default_factory=list)
+    branch_slots: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
-    computed: int = 0
-    reused: int = 0
+    n_computed: int = 0
+    n_reused: int = 0
     prompt_seconds: float = 0.0
     queue_seconds: float = 0.0
-    last: float = 0.0
-    cancelled: bool = False
-    after: "Sequence | None" = None
-    until: int = 0
-    known: Begun = NEW
-    followed: bool = False
-    since: int = 0
-    preempted: int = 0
-    away: Away | None = None
-    look_at: float = math.inf
-    prompt: int = 0
-    left: Left = NOTHING
+    last_token_time: float = 0.0
+    is_cancelled: bool = False
+    prefix_source: "Sequence | None" = None
+    prefix_length: int = 0
+    replayed: ReplayedAnswer = NO_REPLAY
+    has_samples: bool = False
+    waiting_since: int = 0
+    n_preempted: int = 0
+    swapped_state: SwappedState | None = None
+    repetition_check_at: float = math.inf
+    n_prompt: int = 0
+    overflow_stats: OverflowStats = NO_OVERFLOW
     finish: Finish | None = None
     error: UserError | None = None
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)
     beams: tuple[Hypothesis, ...] = ()
-    top: list[tuple[Ranked, ...]] = field(default_factory=list)
-    drafted: int | None = None
-    accepted: int = 0
-    scores: list[Scored] = field(default_factory=list)  # of the prompt tokens after the first
+    top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    n_drafted: int | None = None
+    n_accepted: int = 0
+    prompt_scores: list[TokenScore] = field(
+        default_factory=list
+    )  # of the prompt tokens after the first
 
     def __post_init__(self) -> None:
-        self.prompt = len(self.request.tokens)
+        self.n_prompt = len(self.request.tokens)
 
     @property
-    def prompting(self) -> bool:
+    def is_prefilling(self) -> bool:
         """Return whether prompt tokens are still to be computed."""
-        return self.computed < self.prompt
+        return self.n_computed < self.n_prompt
 
-    def shorten(self, shorter: Shorter) -> None:
+    def shorten(self, shortened: ShortenedText) -> None:
         """Replace the tokens by the shortened text, and count what was dropped."""
-        left, gone = self.left, len(self.tokens) - len(shorter.tokens)
-        self.left = replace(
-            left, times=left.times + 1, tokens=left.tokens + gone, turns=shorter.turns
+        left, gone = self.overflow_stats, len(self.tokens) - len(shortened.tokens)
+        self.overflow_stats = replace(
+            left, times=left.times + 1, tokens=left.tokens + gone, turns=shortened.dropped_turns
         )
-        self.tokens, self.prompt = shorter.tokens, shorter.prompt
+        self.tokens, self.n_prompt = shortened.tokens, shortened.n_prompt
 
-    def recompute(self, count: int) -> None:
+    def count_recomputed(self, count: int) -> None:
         """Count tokens that were kept but had to be recomputed."""
-        self.left = replace(self.left, recomputed=self.left.recomputed + count)
+        self.overflow_stats = replace(
+            self.overflow_stats, recomputed=self.overflow_stats.recomputed + count
+        )
 
     def restart(self) -> None:
         """Reset to the prompt; the check for repetition starts over."""
-        self.tokens, self.prompt, self.left = (
+        self.tokens, self.n_prompt, self.overflow_stats = (
             list(self.request.tokens),
             len(self.request.tokens),
-            NOTHING,
+            NO_OVERFLOW,
         )
-        self.look_at = min(self.look_at, EVERY) if self.look_at < math.inf else math.inf
+        self.repetition_check_at = (
+            min(self.repetition_check_at, TOKENS_BETWEEN_CHECKS)
+            if self.repetition_check_at < math.inf
+            else math.inf
+        )
 
     @property
-    def held(self) -> bool:
+    def waits_for_prefix(self) -> bool:
         """Return whether another sequence is computing a prefix that this one needs."""
-        other = self.after
+        other = self.prefix_source
         return (
             other is not None
             and other.slot >= 0
             and other.finish is None
-            and other.computed < self.until
+            and other.n_computed < self.prefix_length
         )
 
-    def time(
+    def record_token(
         self,
         token: int,
         text: str,
@@ -134,43 +150,43 @@ class Sequence:
         now = time.perf_counter()
         if not self.times:
             decode = self.prompt_seconds
-        gap = (now - self.last) * 1e3
+        gap = (now - self.last_token_time) * 1e3
         row = TokenTime(
             token, text, gap, decode * 1e3, sample * 1e3, logprob, constraint * 1e3, forced
         )
-        self.last = now
+        self.last_token_time = now
         self.times.append(row)
         self.text.append(text)
         return row
 
-    def rank(self, logits: NDArray[np.float32], log_sum: float) -> None:
+    def record_top_logprobs(self, logits: NDArray[np.float32], log_sum: float) -> None:
         """Record the likeliest tokens of the step that generates the next token. Earlier tokens
         without an entry get an empty one.
         """
-        self.top += [()] * (len(self.times) - len(self.top))
-        self.top.append(top(logits, self.request.top_logprobs, log_sum))
+        self.top_logprobs += [()] * (len(self.times) - len(self.top_logprobs))
+        self.top_logprobs.append(top_logprobs(logits, self.request.top_logprobs, log_sum))
 
-    def unscored(self, start: int, end: int) -> range:
+    def positions_to_score(self, start: int, end: int) -> range:
         """Return the positions from `start` to `end` whose rows give the log-probability of the
         next prompt token; empty unless the request scores its prompt.
         """
-        if not self.request.scores:
+        if not self.request.score_prompt:
             return range(0)
-        return range(max(start, len(self.scores)), min(end, self.prompt - 1))
+        return range(max(start, len(self.prompt_scores)), min(end, self.n_prompt - 1))
 
-    def score(self, rows: Iterator[Row], start: int, end: int) -> None:
+    def record_scores(self, rows: Iterator[RowLogits], start: int, end: int) -> None:
         """Record the log-probabilities of prompt tokens from these rows."""
-        for at in self.unscored(start, end):
+        for at in self.positions_to_score(start, end):
             row, token = next(rows), self.tokens[at + 1]
             log_sum = row.log_sum(row.logits.item(token))
             ranked = (
-                top(row.logits, self.request.top_logprobs, log_sum)
+                top_logprobs(row.logits, self.request.top_logprobs, log_sum)
                 if self.request.top_logprobs
                 else ()
             )
-            self.scores.append(Scored(row.logits.item(token) - log_sum, ranked))
+            self.prompt_scores.append(TokenScore(row.logits.item(token) - log_sum, ranked))
 
-    def answer(self) -> Answer:
+    def build_answer(self) -> Answer:
         """Return the finished answer with its statistics."""
         assert self.finish is not None
         return Answer(
@@ -178,17 +194,19 @@ class Sequence:
             tuple(self.times),
             self.finish,
             len(self.request.tokens),
-            self.reused,
+            self.n_reused,
             self.prompt_seconds * 1e3,
             self.seed,
             self.beams,
-            (*self.top, *[()] * (len(self.times) - len(self.top)))[: len(self.times)]
-            if self.top
+            (*self.top_logprobs, *[()] * (len(self.times) - len(self.top_logprobs)))[
+                : len(self.times)
+            ]
+            if self.top_logprobs
             else (),
-            self.drafted,
-            self.accepted,
-            self.left,
+            self.n_drafted,
+            self.n_accepted,
+            self.overflow_stats,
             self.error,
-            tuple(self.scores),
+            tuple(self.prompt_scores),
             self.queue_seconds * 1e3,
         )

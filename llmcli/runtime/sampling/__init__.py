@@ -10,16 +10,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.sampling.base import Limits, Step, Values
+from llmcli.runtime.sampling.base import NumberLimits, SamplerStep, SettingValues
 from quant.registry import collect
 
-RANDOM = -1  # a new seed for every answer
-SEEDS = 2**32
-SEED = Limits(RANDOM, SEEDS - 1)
+RANDOM_SEED = -1  # a new seed for every answer
+N_SEEDS = 2**32
+SEED_LIMITS = NumberLimits(RANDOM_SEED, N_SEEDS - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SamplingSetting:
     """One setting as users see it. `flags`: further spellings on the command line. `aliases`:
     further spellings in /set.
     """
@@ -28,7 +28,7 @@ class Setting:
     kind: type
     default: Any
     help: str
-    limits: Values
+    limits: SettingValues
     flags: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 
@@ -39,9 +39,9 @@ class Setting:
         """
         return self.limits.parse(self.name, value, self.kind)
 
-    def show(self, value: Any) -> str:
+    def format_value(self, value: Any) -> str:
         """Return a value as people write it."""
-        return self.limits.show(value)
+        return self.limits.format_value(value)
 
 
 @functools.cache
@@ -53,29 +53,34 @@ def step_types() -> tuple[Any, ...]:
 
 
 @functools.cache
-def settings() -> dict[str, Setting]:
+def sampling_settings() -> dict[str, SamplingSetting]:
     """Return every sampling setting by name, the seed last."""
     table = {
         f.name: _setting(f.name, f.default, f.metadata)
         for step in step_types()
         for f in fields(step)
     }
-    table["seed"] = Setting(
-        "seed", int, RANDOM, "random seed, -1 = a new one for each answer", SEED, ("-s",)
+    table["seed"] = SamplingSetting(
+        "seed",
+        int,
+        RANDOM_SEED,
+        "random seed, -1 = a new one for each answer",
+        SEED_LIMITS,
+        ("-s",),
     )
     return table
 
 
-def _setting(name: str, default: Any, metadata: Mapping[str, Any]) -> Setting:
-    return Setting(name, type(default), default, **metadata)
+def _setting(name: str, default: Any, metadata: Mapping[str, Any]) -> SamplingSetting:
+    return SamplingSetting(name, type(default), default, **metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """All sampling settings: one value per step, and the seed."""
 
-    steps: tuple[Step, ...]
-    seed: int = RANDOM
+    steps: tuple[SamplerStep, ...]
+    seed: int = RANDOM_SEED
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of one setting."""
@@ -99,7 +104,7 @@ class Sampling:
         """
         parsed = {
             setting.name: setting.parse(value)
-            for setting, value in ((find(n), v) for n, v in values.items())
+            for setting, value in ((find_setting(n), v) for n, v in values.items())
         }
         steps = tuple(
             replace(step, **{f.name: parsed[f.name] for f in fields(step) if f.name in parsed})  # type: ignore[type-var,arg-type]
@@ -108,27 +113,27 @@ class Sampling:
         return Sampling(steps, int(parsed.get("seed", self.seed)))
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         """Return whether the likeliest token is always taken."""
         return bool(self["temp"] == 0)
 
 
-def defaults() -> Sampling:
+def default_sampling() -> Sampling:
     """Return llama.cpp's default settings."""
     return Sampling(tuple(step() for step in step_types()))
 
 
-def find(name: str) -> Setting:
+def find_setting(name: str) -> SamplingSetting:
     """Return the setting with that name or alias.
 
     Raises UserError naming the nearest setting.
     """
     wanted = name.strip().lower().replace("-", "_")
-    for setting in settings().values():
+    for setting in sampling_settings().values():
         if wanted == setting.name or wanted in setting.aliases:
             return setting
-    near = get_close_matches(wanted, settings(), 1)
-    names = ", ".join(settings())
+    near = get_close_matches(wanted, sampling_settings(), 1)
+    names = ", ".join(sampling_settings())
     raise UserError(
         f"no setting called {name!r}",
         hint=f"did you mean {near[0]}?" if near else f"the settings are: {names}",

@@ -17,24 +17,24 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 
 Logits = NDArray[np.float32]
-Native = tuple[
+NativeStep = tuple[
     str, tuple[Any, ...]
 ]  # a llama_sampler_init_* name and the arguments that a step can give
-Apply = Callable[[Logits, list[int]], Logits]  # logits and the tokens so far -> new logits
+ApplyStep = Callable[[Logits, list[int]], Logits]  # logits and the tokens so far -> new logits
 # draws one token; it may depend on what it drew before
-Pick = Callable[[Logits, np.random.Generator], int]
+PickToken = Callable[[Logits, np.random.Generator], int]
 
 # llama.cpp drops candidates, llmcli writes -inf. Before candidates are counted, or logarithms of
 # probabilities taken (0 · log 0 is NaN), both drop what is less likely than this share of the
 # likeliest token.
-NOTHING = 1e-37
+NEGLIGIBLE_SHARE = 1e-37
 
 
 @runtime_checkable
-class Learning(Protocol):
+class LearningPick(Protocol):
     """A draw that depends on earlier draws, split in two."""
 
-    def kept(self, logits: Logits) -> Logits:
+    def truncate(self, logits: Logits) -> Logits:
         """Return the logits that it would draw from."""
         ...
 
@@ -43,11 +43,11 @@ class Learning(Protocol):
         ...
 
 
-class Values(Protocol):
+class SettingValues(Protocol):
     """The values that a setting may have."""
 
     metavar: ClassVar[str]
-    many: ClassVar[bool]
+    is_list: ClassVar[bool]
 
     def parse(self, name: str, value: Any, kind: type) -> Any:
         """Check and convert a value given by a user.
@@ -56,20 +56,20 @@ class Values(Protocol):
         """
         ...
 
-    def show(self, value: Any) -> str:
+    def format_value(self, value: Any) -> str:
         """Return a value as people write it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class NumberLimits:
     """Numbers between two limits, which are included unless `open_low` excludes the lower one."""
 
     low: float
     high: float
     open_low: bool = False
     metavar: ClassVar[str] = "N"
-    many: ClassVar[bool] = False
+    is_list: ClassVar[bool] = False
 
     def parse(self, name: str, value: Any, kind: type) -> Any:
         """Return `value` as `kind`, an int or a float.
@@ -100,7 +100,7 @@ class Limits:
                 hint=f"--{flag} takes a number {self}",
             )
 
-    def show(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         return f"{value:.10g}"
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def _plain(number: float) -> str:
 
 
 def setting(
-    default: Any, help: str, limits: Values, *flags: str, aliases: tuple[str, ...] = ()
+    default: Any, help: str, limits: SettingValues, *flags: str, aliases: tuple[str, ...] = ()
 ) -> Any:
     """Return a dataclass field for a setting of a step. `flags`: further spellings besides --name.
     `aliases`: other tools' names, for /set.
@@ -125,7 +125,7 @@ def setting(
     )
 
 
-class Words(Protocol):
+class Vocabulary(Protocol):
     """What a step may need of a vocabulary."""
 
     @property
@@ -135,7 +135,7 @@ class Words(Protocol):
     def piece(self) -> Callable[[int], bytes]: ...
 
 
-class Step(ABC):
+class SamplerStep(ABC):
     """One step of the chain: a frozen dataclass of its settings.
 
     `order` follows llama.cpp's default: bias, penalties, DRY, top-k, typical, top-p, min-p, XTC,
@@ -146,15 +146,15 @@ class Step(ABC):
     __slots__ = ()
     name: ClassVar[str]
     order: ClassVar[int]
-    reorders: ClassVar[bool] = False
+    can_reorder: ClassVar[bool] = False
 
     @property
     @abstractmethod
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         """Return whether these settings have no effect."""
 
     @property
-    def chance(self) -> float:
+    def probability(self) -> float:
         """Return the probability that the step applies; decided separately for each token."""
         return 1.0
 
@@ -165,26 +165,26 @@ class Step(ABC):
         Shapes: logits `[n_vocab]`, result `[n_vocab]`.
         """
 
-    def bound(self, words: Words) -> Apply:
+    def bind(self, vocabulary: Vocabulary) -> ApplyStep:
         """Return this step for one vocabulary; most steps do not need it."""
         return self
 
-    def native(self) -> tuple[Native, ...] | None:
+    def native(self) -> tuple[NativeStep, ...] | None:
         """Return llama.cpp's equivalent samplers, or None when there are none and the chain runs in
         numpy.
         """
         return None
 
 
-class Selector(Step):
+class SelectorStep(SamplerStep):
     """A last step that draws the token itself and depends on earlier draws."""
 
     __slots__ = ()
 
     @abstractmethod
-    def before(self, steps: Sequence[Step]) -> list[Step]:
+    def preceding_steps(self, steps: Sequence[SamplerStep]) -> list[SamplerStep]:
         """Return the steps that run before this one."""
 
     @abstractmethod
-    def start(self) -> Pick:
+    def start(self) -> PickToken:
         """Return the draw of one sequence, with its own memory."""

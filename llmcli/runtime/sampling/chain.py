@@ -10,12 +10,20 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.sampling import RANDOM, SEEDS, Sampling
-from llmcli.runtime.sampling.base import Apply, Learning, Logits, Native, Pick, Selector, Words
-from llmcli.runtime.sampling.truncate import pick, probabilities
+from llmcli.runtime.sampling import N_SEEDS, RANDOM_SEED, Sampling
+from llmcli.runtime.sampling.base import (
+    ApplyStep,
+    LearningPick,
+    Logits,
+    NativeStep,
+    PickToken,
+    SelectorStep,
+    Vocabulary,
+)
+from llmcli.runtime.sampling.truncate import draw_token, softmax
 
 
-class Row(Protocol):
+class RowLogits(Protocol):
     """One row of a forward pass. Reading its logits is not free."""
 
     @property
@@ -28,10 +36,10 @@ class Row(Protocol):
         ...
 
 
-class Chain(Protocol):
+class SamplerChain(Protocol):
     """Draws tokens for one sequence; it may depend on what it drew before."""
 
-    def draw(self, row: Row, tokens: list[int]) -> int:
+    def draw(self, row: RowLogits, tokens: list[int]) -> int:
         """Return the next token after `tokens` (prompt and answer so far)."""
         ...
 
@@ -39,10 +47,10 @@ class Chain(Protocol):
 
 
 @runtime_checkable
-class Choosing(Chain, Protocol):
+class ChoosingChain(SamplerChain, Protocol):
     """A chain that can draw from a few tokens without scanning the others."""
 
-    def draw_among(self, row: Row, few: NDArray[np.int64], tokens: list[int]) -> int:
+    def draw_among(self, row: RowLogits, few: NDArray[np.int64], tokens: list[int]) -> int:
         """Return the token that draw() would return if all but `few` were impossible.
 
         Shapes: few `[tokens]` (token ids).
@@ -51,31 +59,31 @@ class Choosing(Chain, Protocol):
 
 
 @runtime_checkable
-class Summing(Chain, Protocol):
+class SummingChain(SamplerChain, Protocol):
     """A chain that scans a row once for its log-sum and for the draw."""
 
-    def log_sum(self, row: Row, near: float) -> float:
+    def log_sum(self, row: RowLogits, near: float) -> float:
         """Return row.log_sum(near). draw() must follow with the same, unchanged row."""
         ...
 
 
-class NativeChains(Protocol):
+class NativeChainFactory(Protocol):
     """What the binding offers: chains of llama.cpp samplers, and one for the likeliest token of an
     unchanged row.
     """
 
-    def chain(self, steps: list[Native], seed: int) -> Chain: ...
+    def chain(self, steps: list[NativeStep], seed: int) -> SamplerChain: ...
 
-    def greedy(self) -> Chain: ...
+    def greedy(self) -> SamplerChain: ...
 
 
-class Greedy:
+class GreedyChain:
     """Draws the likeliest token after `steps`; among equals the lowest id, like llama.cpp."""
 
-    def __init__(self, steps: list[Apply]) -> None:
+    def __init__(self, steps: list[ApplyStep]) -> None:
         self.steps = steps
 
-    def draw(self, row: Row, tokens: list[int]) -> int:
+    def draw(self, row: RowLogits, tokens: list[int]) -> int:
         logits = row.logits
         for step in self.steps:
             logits = step(logits, tokens)
@@ -90,14 +98,16 @@ class NumpyChain:
     tokens.
     """
 
-    def __init__(self, steps: list[tuple[Apply, float]], seed: int, last: Pick = pick) -> None:
-        self.steps, self.last, self.random = steps, last, np.random.default_rng(seed)
+    def __init__(
+        self, steps: list[tuple[ApplyStep, float]], seed: int, picker: PickToken = draw_token
+    ) -> None:
+        self.steps, self.picker, self.random = steps, picker, np.random.default_rng(seed)
         self._kept: Logits | None = None
 
-    def draw(self, row: Row, tokens: list[int]) -> int:
-        return self.last(self._left(row, tokens), self.random)
+    def draw(self, row: RowLogits, tokens: list[int]) -> int:
+        return self.picker(self._left(row, tokens), self.random)
 
-    def _left(self, row: Row, tokens: list[int]) -> Logits:
+    def _left(self, row: RowLogits, tokens: list[int]) -> Logits:
         """Return the logits after all steps, with the random decisions made."""
         logits = row.logits
         for step, chance in self.steps:
@@ -105,40 +115,44 @@ class NumpyChain:
                 logits = step(logits, tokens)
         return logits
 
-    def probabilities(self, row: Row, tokens: list[int]) -> Logits:
+    def probabilities(self, row: RowLogits, tokens: list[int]) -> Logits:
         """Return the distribution `[n_vocab]` instead of drawing, with the random decisions made.
         Call `record_draw` with the drawn token.
         """
         logits = self._left(row, tokens)
-        self._kept = self.last.kept(logits) if isinstance(self.last, Learning) else logits
-        return probabilities(self._kept)
+        self._kept = (
+            self.picker.truncate(logits) if isinstance(self.picker, LearningPick) else logits
+        )
+        return softmax(self._kept)
 
-    def took(self, token: int) -> None:
+    def record_draw(self, token: int) -> None:
         """Record that `token` was drawn from the last distribution."""
-        if self._kept is not None and isinstance(self.last, Learning):
-            self.last.learn(self._kept, token)
+        if self._kept is not None and isinstance(self.picker, LearningPick):
+            self.picker.learn(self._kept, token)
 
     def close(self) -> None:
         """Do nothing: no resources are used."""
 
 
-def concrete_seed(seed: int) -> int:
+def resolve_seed(seed: int) -> int:
     """Return `seed`, or a random one for -1. The answer reports it, so that it can be repeated."""
-    return secrets.randbelow(SEEDS) if seed == RANDOM else seed
+    return secrets.randbelow(N_SEEDS) if seed == RANDOM_SEED else seed
 
 
-def make_chain(sampling: Sampling, seed: int, native: NativeChains | None, words: Words) -> Chain:
+def make_chain(
+    sampling: Sampling, seed: int, native: NativeChainFactory | None, vocabulary: Vocabulary
+) -> SamplerChain:
     """Return the fastest chain for these settings; `native` None uses numpy."""
-    steps = [step for step in sampling.steps if not step.neutral]
-    selector = next((step for step in steps if isinstance(step, Selector)), None)
+    steps = [step for step in sampling.steps if not step.is_neutral]
+    selector = next((step for step in steps if isinstance(step, SelectorStep)), None)
     if selector:
-        steps = selector.before(sampling.steps)
-    if sampling.greedy:
-        reordering = [step.bound(words) for step in steps if step.reorders]
-        return Greedy(reordering) if reordering or not native else native.greedy()
+        steps = selector.preceding_steps(sampling.steps)
+    if sampling.is_greedy:
+        reordering = [step.bind(vocabulary) for step in steps if step.can_reorder]
+        return GreedyChain(reordering) if reordering or not native else native.greedy()
     native_steps = [step.native() for step in (*steps, selector) if step]
     if native and all(native_steps):
         samplers = [sampler for group in native_steps if group for sampler in group]
         return native.chain(samplers, seed)
-    draw = selector.start() if selector else pick
-    return NumpyChain([(step.bound(words), step.chance) for step in steps], seed, draw)
+    draw = selector.start() if selector else draw_token
+    return NumpyChain([(step.bind(vocabulary), step.probability) for step in steps], seed, draw)

@@ -12,55 +12,63 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import Apply, Limits, Logits, Native, Step, Words, setting
+from llmcli.runtime.sampling.base import (
+    ApplyStep,
+    Logits,
+    NativeStep,
+    NumberLimits,
+    SamplerStep,
+    Vocabulary,
+    setting,
+)
 
-BREAKERS = (b"\n", b":", b'"', b"*")
-LOG_LARGEST = np.float32(88.7228391)  # log of the largest float, an upper limit of the exponent
-FAR = 1_000_000
+SEQUENCE_BREAKERS = (b"\n", b":", b'"', b"*")
+LOG_MAX_FLOAT = np.float32(88.7228391)  # log of the largest float, an upper limit of the exponent
+MAX_LOOKBACK = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Dry(Step):
+class Dry(SamplerStep):
     """Subtracts multiplier · base ^ (length − allowed) from the logit of a token that would
     lengthen a repetition.
     """
 
     dry_multiplier: float = setting(
-        0.0, "strength of the penalty on repeated phrases, 0 = off", Limits(0, 100)
+        0.0, "strength of the penalty on repeated phrases, 0 = off", NumberLimits(0, 100)
     )
     dry_base: float = setting(
-        1.75, "factor of that penalty for each further repeated token", Limits(1, 100)
+        1.75, "factor of that penalty for each further repeated token", NumberLimits(1, 100)
     )
     dry_allowed_length: int = setting(
-        2, "repetitions of up to this many tokens have no penalty", Limits(0, FAR)
+        2, "repetitions of up to this many tokens have no penalty", NumberLimits(0, MAX_LOOKBACK)
     )
     dry_penalty_last_n: int = setting(
-        64, "search the last N tokens for repetitions, 0 = off", Limits(0, FAR)
+        64, "search the last N tokens for repetitions, 0 = off", NumberLimits(0, MAX_LOOKBACK)
     )
     name: ClassVar[str] = "dry"
     order: ClassVar[int] = 15
-    reorders: ClassVar[bool] = True
+    can_reorder: ClassVar[bool] = True
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return self.dry_multiplier == 0 or self.dry_penalty_last_n == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        return self.punished(logits, tokens, ())
+        return self.penalize(logits, tokens, ())
 
-    def bound(self, words: Words) -> Apply:
-        texts = ((token, words.piece(token)) for token in range(words.size))
+    def bind(self, vocabulary: Vocabulary) -> ApplyStep:
+        texts = ((token, vocabulary.piece(token)) for token in range(vocabulary.size))
         breakers = frozenset(
-            token for token, text in texts if any(mark in text for mark in BREAKERS)
+            token for token, text in texts if any(mark in text for mark in SEQUENCE_BREAKERS)
         )
-        return partial(self.punished, breakers=breakers)
+        return partial(self.penalize, breakers=breakers)
 
-    def punished(self, logits: Logits, tokens: list[int], breakers: Container[int]) -> Logits:
+    def penalize(self, logits: Logits, tokens: list[int], breakers: Container[int]) -> Logits:
         """Return new logits; `breakers` are the tokens that end a repetition.
 
         Shapes: logits `[n_vocab]`, result `[n_vocab]`.
         """
-        if self.neutral:
+        if self.is_neutral:
             return logits
         lengths = {
             token: length
@@ -72,7 +80,7 @@ class Dry(Step):
         base = np.float32(self.dry_base)
         powers = np.fromiter(lengths.values(), np.int64) - self.dry_allowed_length
         if base > 1.000001:
-            powers = np.minimum(powers, int(LOG_LARGEST / np.log(base)))
+            powers = np.minimum(powers, int(LOG_MAX_FLOAT / np.log(base)))
         ids = np.fromiter(lengths, np.int64)
         out = logits.copy()
         out[ids] -= (float(np.float32(self.dry_multiplier)) * float(base) ** powers).astype(
@@ -98,14 +106,14 @@ class Dry(Step):
                 longest[follower] = max(length, longest.get(follower, 0))
         return longest
 
-    def native(self) -> tuple[Native, ...]:
+    def native(self) -> tuple[NativeStep, ...]:
         values = (
             self.dry_multiplier,
             self.dry_base,
             self.dry_allowed_length,
             self.dry_penalty_last_n,
         )
-        return (("dry", (*values, BREAKERS)),)
+        return (("dry", (*values, SEQUENCE_BREAKERS)),)
 
 
 def _matches(tokens: list[int]) -> list[int]:

@@ -9,21 +9,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 from llmcli.errors import UserError
-from llmcli.runtime.sampling.base import Logits, Native, Step, setting
+from llmcli.runtime.sampling.base import Logits, NativeStep, SamplerStep, setting
 
-FORM = re.compile(
+BIAS_PATTERN = re.compile(
     r"\s*([0-9]{1,9})\s*([+-])\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+|inf)\s*", re.IGNORECASE
 )
-MOST = 1000.0
-OFF = ("", "none", "off")
+MAX_BIAS = 1000.0
+OFF_WORDS = ("", "none", "off")
 
 
 @dataclass(frozen=True, slots=True)
-class Biases:
+class BiasValues:
     """Biases such as `15043+1`: a token id, a sign and a number; -inf forbids the token."""
 
     metavar: ClassVar[str] = "TOKEN_ID(+/-)BIAS"
-    many: ClassVar[bool] = True
+    is_list: ClassVar[bool] = True
 
     def parse(self, name: str, value: Any, kind: type) -> tuple[str, ...]:
         """Return the biases of a text with one or several, a list of them, or a table of ids and
@@ -32,7 +32,7 @@ class Biases:
         Raises UserError naming the setting.
         """
         if isinstance(value, str):
-            value = [] if value.strip().lower() in OFF else value.replace(",", " ").split()
+            value = [] if value.strip().lower() in OFF_WORDS else value.replace(",", " ").split()
         elif isinstance(value, Mapping):
             value = [
                 f"{token}{bias:+}" if isinstance(bias, int | float) else bias
@@ -43,14 +43,14 @@ class Biases:
         return tuple(self._one(name, entry) for entry in value)
 
     def _one(self, name: str, entry: Any) -> str:
-        match = FORM.fullmatch(entry) if isinstance(entry, str) else None
+        match = BIAS_PATTERN.fullmatch(entry) if isinstance(entry, str) else None
         if not match:
             raise self._wrong(name, entry)
         token, sign, amount = int(match[1]), match[2], float(match[3])
-        if amount > MOST and (sign, amount) != ("-", float("inf")):
+        if amount > MAX_BIAS and (sign, amount) != ("-", float("inf")):
             raise UserError(
                 f"the bias in {name} {entry} is too large",
-                hint=f"at most {MOST:g}, or -inf to forbid it",
+                hint=f"at most {MAX_BIAS:g}, or -inf to forbid it",
             )
         return f"{token}{sign}{match[3].lower()}"
 
@@ -60,55 +60,55 @@ class Biases:
             f"{name} is {entry!r}", hint=f"--{flag} takes a token's id and a bias: 15043+1, 2-inf"
         )
 
-    def show(self, value: tuple[str, ...]) -> str:
+    def format_value(self, value: tuple[str, ...]) -> str:
         return " ".join(value) or "none"
 
     def __str__(self) -> str:
-        return f"from -{MOST:g} to +{MOST:g}, or -inf"
+        return f"from -{MAX_BIAS:g} to +{MAX_BIAS:g}, or -inf"
 
 
 @dataclass(frozen=True, slots=True)
-class LogitBias(Step):
+class LogitBias(SamplerStep):
     """Adds a number to the logits of single tokens; several biases of one token add up."""
 
     logit_bias: tuple[str, ...] = setting(
         (),
         "make a token likelier (15043+1), less likely (15043-1) or impossible (15043-inf)",
-        Biases(),
+        BiasValues(),
         "-l",
     )
     name: ClassVar[str] = "logit_bias"
     order: ClassVar[int] = 5
-    reorders: ClassVar[bool] = True
+    can_reorder: ClassVar[bool] = True
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return not self.logit_bias
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        if self.neutral:
+        if self.is_neutral:
             return logits
-        ids, biases = zip(*pairs(self.logit_bias), strict=True)
+        ids, biases = zip(*parse_biases(self.logit_bias), strict=True)
         out = logits.copy()
         np.add.at(out, np.array(ids), np.array(biases, np.float32))
         return out
 
-    def native(self) -> tuple[Native, ...]:
-        return (("logit_bias", pairs(self.logit_bias)),)
+    def native(self) -> tuple[NativeStep, ...]:
+        return (("logit_bias", parse_biases(self.logit_bias)),)
 
 
 @cache
-def pairs(texts: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
+def parse_biases(texts: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
     """Return token ids and the numbers added to their logits, from checked texts."""
-    matches = [FORM.fullmatch(text) for text in texts]
+    matches = [BIAS_PATTERN.fullmatch(text) for text in texts]
     return tuple((int(match[1]), float(match[2] + match[3])) for match in matches if match)
 
 
-def check(texts: tuple[str, ...], n_vocab: int) -> None:
+def check_biases(texts: tuple[str, ...], n_vocab: int) -> None:
     """Raise UserError when a bias names a token outside the vocabulary, or when every token is
     forbidden.
     """
-    biases = pairs(texts)
+    biases = parse_biases(texts)
     for token, _ in biases:
         if token >= n_vocab:
             raise UserError(

@@ -12,16 +12,24 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import Limits, Logits, Native, Pick, Selector, Step, setting
+from llmcli.runtime.sampling.base import (
+    Logits,
+    NativeStep,
+    NumberLimits,
+    PickToken,
+    SamplerStep,
+    SelectorStep,
+    setting,
+)
 from llmcli.runtime.sampling.logit_bias import LogitBias
 from llmcli.runtime.sampling.temperature import Temperature
-from llmcli.runtime.sampling.truncate import only, pick, probabilities
+from llmcli.runtime.sampling.truncate import draw_token, keep_only, softmax
 
-ESTIMATE = 100  # likeliest tokens from which version 1 estimates the exponent of Zipf's law
+ZIPF_TOKENS = 100  # likeliest tokens from which version 1 estimates the exponent of Zipf's law
 
 
 @dataclass(frozen=True, slots=True)
-class Mirostat(Selector):
+class Mirostat(SelectorStep):
     """Draw from the tokens whose surprise is below mu, then adjust mu by the draw's distance from
     the target.
 
@@ -29,19 +37,19 @@ class Mirostat(Selector):
     """
 
     mirostat: int = setting(
-        0, "mirostat version 1 or 2: keeps surprise near a target, 0 = off", Limits(0, 2)
+        0, "mirostat version 1 or 2: keeps surprise near a target, 0 = off", NumberLimits(0, 2)
     )
     mirostat_tau: float = setting(
         5.0,
         "mirostat's target surprise, in bits per token",
-        Limits(0, 100),
+        NumberLimits(0, 100),
         "--mirostat-ent",
         aliases=("mirostat_ent",),
     )
     mirostat_eta: float = setting(
         0.1,
         "mirostat's learning rate",
-        Limits(0, 1),
+        NumberLimits(0, 1),
         "--mirostat-lr",
         aliases=("mirostat_lr",),
     )
@@ -49,40 +57,40 @@ class Mirostat(Selector):
     order: ClassVar[int] = 70
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return self.mirostat == 0
 
-    def before(self, steps: Sequence[Step]) -> list[Step]:
+    def preceding_steps(self, steps: Sequence[SamplerStep]) -> list[SamplerStep]:
         kept = [step for step in steps if isinstance(step, LogitBias | Temperature)]
         plain = [
             replace(step, dynatemp_range=0.0) if isinstance(step, Temperature) else step
             for step in kept
         ]
-        return [step for step in plain if not step.neutral]
+        return [step for step in plain if not step.is_neutral]
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        return self.cut(logits, 2 * self.mirostat_tau)
+        return self.truncate(logits, 2 * self.mirostat_tau)
 
-    def cut(self, logits: Logits, mu: float) -> Logits:
+    def truncate(self, logits: Logits, mu: float) -> Logits:
         """Return the logits truncated at mu, in bits; the likeliest token always stays.
 
         Shapes: logits `[n_vocab]`, result `[n_vocab]`.
         """
-        if self.neutral:
+        if self.is_neutral:
             return logits
         alive = np.flatnonzero(np.isfinite(logits))
         if self.mirostat == 1:
             count = _zipf_count(logits[alive], len(logits), mu)
-            return only(logits, alive[np.argpartition(logits[alive], -count)[-count:]])
-        p = probabilities(logits[alive])
+            return keep_only(logits, alive[np.argpartition(logits[alive], -count)[-count:]])
+        p = softmax(logits[alive])
         with np.errstate(divide="ignore"):
             kept = alive[-np.log2(p) <= mu]
-        return only(logits, kept if len(kept) else np.array([logits.argmax()]))
+        return keep_only(logits, kept if len(kept) else np.array([logits.argmax()]))
 
-    def start(self) -> Pick:
-        return Surprise(self)
+    def start(self) -> PickToken:
+        return MirostatPick(self)
 
-    def native(self) -> tuple[Native, ...] | None:
+    def native(self) -> tuple[NativeStep, ...] | None:
         # llama.cpp's version 1 converts a float out of range to an int: when the text stays below
         # tau for hundreds of tokens, it takes the likeliest token from then on.
         return (
@@ -92,21 +100,21 @@ class Mirostat(Selector):
         )
 
 
-class Surprise:
+class MirostatPick:
     """The draws of one sequence. `mu`: the surprise in bits up to which tokens are kept."""
 
     def __init__(self, step: Mirostat) -> None:
         self.step, self.mu = step, 2 * step.mirostat_tau
 
     def __call__(self, logits: Logits, random: np.random.Generator) -> int:
-        kept = self.kept(logits)
-        token = pick(kept, random)
+        kept = self.truncate(logits)
+        token = draw_token(kept, random)
         self.learn(kept, token)
         return token
 
-    def kept(self, logits: Logits) -> Logits:
+    def truncate(self, logits: Logits) -> Logits:
         """Return the logits truncated at the present mu."""
-        return self.step.cut(logits, self.mu)
+        return self.step.truncate(logits, self.mu)
 
     def learn(self, kept: Logits, token: int) -> None:
         """Adjust mu after `token` was drawn from `kept`."""
@@ -119,7 +127,7 @@ class Surprise:
 
 def _zipf_count(alive: Logits, n_vocab: int, mu: float) -> int:
     """Return how many of the likeliest tokens version 1 keeps (formulas 2 and 3 of the paper)."""
-    size = min(ESTIMATE, len(alive))
+    size = min(ZIPF_TOKENS, len(alive))
     top = -np.sort(-np.partition(alive, -size)[-size:].astype(np.float64))
     if size < 2:
         return 1

@@ -8,33 +8,35 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import Limits, Logits, Native, Step, setting
+from llmcli.runtime.sampling.base import Logits, NativeStep, NumberLimits, SamplerStep, setting
 
-SIGNED = Limits(-100, 100)
+PENALTY_LIMITS = NumberLimits(-100, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Penalties(Step):
+class Penalties(SamplerStep):
     """Makes the last `repeat_last_n` tokens (including the prompt) less likely."""
 
     repeat_penalty: float = setting(
-        1.0, "divide the logits of recent tokens by this, 1 = off", Limits(0, 100, open_low=True)
+        1.0,
+        "divide the logits of recent tokens by this, 1 = off",
+        NumberLimits(0, 100, open_low=True),
     )
     repeat_last_n: int = setting(
-        64, "apply the penalties to the last N tokens, 0 = off", Limits(0, 1_000_000)
+        64, "apply the penalties to the last N tokens, 0 = off", NumberLimits(0, 1_000_000)
     )
     presence_penalty: float = setting(
-        0.0, "subtract this from logits of tokens that occurred, 0 = off", SIGNED
+        0.0, "subtract this from logits of tokens that occurred, 0 = off", PENALTY_LIMITS
     )
     frequency_penalty: float = setting(
-        0.0, "subtract this for each time a token occurred, 0 = off", SIGNED
+        0.0, "subtract this for each time a token occurred, 0 = off", PENALTY_LIMITS
     )
     name: ClassVar[str] = "penalties"
     order: ClassVar[int] = 10
-    reorders: ClassVar[bool] = True
+    can_reorder: ClassVar[bool] = True
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         off = (
             self.repeat_penalty == 1 and self.presence_penalty == 0 and self.frequency_penalty == 0
         )
@@ -42,7 +44,7 @@ class Penalties(Step):
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
         counts = Counter(tokens[-self.repeat_last_n :])
-        if not counts or self.neutral:
+        if not counts or self.is_neutral:
             return logits
         ids = np.fromiter(counts.keys(), np.int64)
         times = np.fromiter(counts.values(), np.float32)
@@ -55,7 +57,7 @@ class Penalties(Step):
         )
         return out
 
-    def native(self) -> tuple[Native, ...]:
+    def native(self) -> tuple[NativeStep, ...]:
         values = (
             self.repeat_last_n,
             self.repeat_penalty,

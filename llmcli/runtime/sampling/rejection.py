@@ -9,12 +9,14 @@ et al. 2023).
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.sampling.chain import NumpyChain, Row
+from llmcli.runtime.sampling.chain import NumpyChain, RowLogits
 
-Odds = NDArray[np.float32]
+Probabilities = NDArray[np.float32]
 
 
-def matched(p: Odds, q: Odds, guess: int, random: np.random.Generator) -> int:
+def keep_or_redraw(
+    p: Probabilities, q: Probabilities, guess: int, random: np.random.Generator
+) -> int:
     """Return a token with distribution `p`: the `guess`, drawn from `q`, if it can be kept.
 
     Shapes: p, q `[n_vocab]`.
@@ -22,10 +24,10 @@ def matched(p: Odds, q: Odds, guess: int, random: np.random.Generator) -> int:
     if random.random() * q[guess] < p[guess]:
         return guess
     remainder = np.maximum(p.astype(np.float64) - q, 0)
-    return draw(remainder if remainder.any() else p, random)
+    return draw_index(remainder if remainder.any() else p, random)
 
 
-def draw(weights: NDArray[np.floating], random: np.random.Generator) -> int:
+def draw_index(weights: NDArray[np.floating], random: np.random.Generator) -> int:
     """Return an index, drawn in proportion to the weights.
 
     Shapes: weights `[n]`.
@@ -35,22 +37,22 @@ def draw(weights: NDArray[np.floating], random: np.random.Generator) -> int:
     return min(index, int(np.flatnonzero(weights)[-1]))
 
 
-class Matching:
+class RejectionChain:
     """A chain whose next draw may keep a guess. `expected`: the guess and the distribution it was
     drawn from.
     """
 
     def __init__(self, chain: NumpyChain) -> None:
         self.chain = chain
-        self.expected: tuple[int, Odds] | None = None
+        self.expected: tuple[int, Probabilities] | None = None
 
-    def draw(self, row: Row, tokens: list[int]) -> int:
+    def draw(self, row: RowLogits, tokens: list[int]) -> int:
         """Return the next token after `tokens`. `expected` applies to this draw only."""
         if self.expected is None:
             return self.chain.draw(row, tokens)
         (guess, q), self.expected = self.expected, None
-        token = matched(self.chain.probabilities(row, tokens), q, guess, self.chain.random)
-        self.chain.took(token)
+        token = keep_or_redraw(self.chain.probabilities(row, tokens), q, guess, self.chain.random)
+        self.chain.record_draw(token)
         return token
 
     def close(self) -> None:

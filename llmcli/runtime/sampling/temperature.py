@@ -7,13 +7,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import NOTHING, Limits, Logits, Native, Step, setting
+from llmcli.runtime.sampling.base import (
+    NEGLIGIBLE_SHARE,
+    Logits,
+    NativeStep,
+    NumberLimits,
+    SamplerStep,
+    setting,
+)
 
-COLDEST = 1e-6  # dividing logits by less may overflow, and llama.cpp would then take any token
+MIN_TEMPERATURE = (
+    1e-6  # dividing logits by less may overflow, and llama.cpp would then take any token
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Temperature(Step):
+class Temperature(SamplerStep):
     """Divides the logits by `temp`; 0 takes exactly the likeliest token.
 
     With a range the temperature is between temp − range and temp + range, depending on the entropy
@@ -22,15 +31,18 @@ class Temperature(Step):
     """
 
     temp: float = setting(
-        0.8, "temperature, 0 = always the likeliest token", Limits(0, 100), aliases=("temperature",)
+        0.8,
+        "temperature, 0 = always the likeliest token",
+        NumberLimits(0, 100),
+        aliases=("temperature",),
     )
     dynatemp_range: float = setting(
-        0.0, "vary the temperature by up to this with the entropy, 0 = off", Limits(0, 100)
+        0.0, "vary the temperature by up to this with the entropy, 0 = off", NumberLimits(0, 100)
     )
     dynatemp_exponent: float = setting(
         1.0,
         "exponent from entropy to temperature",
-        Limits(0, 100),
+        NumberLimits(0, 100),
         "--dynatemp-exp",
         aliases=("dynatemp_exp",),
     )
@@ -38,7 +50,7 @@ class Temperature(Step):
     order: ClassVar[int] = 60
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return self.temp == 1 and self.dynatemp_range == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
@@ -47,13 +59,13 @@ class Temperature(Step):
             out = np.full_like(logits, -np.inf)
             out[logits.argmax()] = logits.max()
             return out
-        if temp < COLDEST:
+        if temp < MIN_TEMPERATURE:
             with np.errstate(over="ignore"):
                 return np.asarray((logits - logits.max()) / temp, np.float32)
         return logits / temp
 
     def _dynamic(self, logits: Logits) -> float:
-        alive = logits[logits >= logits.max() + np.log(NOTHING)]
+        alive = logits[logits >= logits.max() + np.log(NEGLIGIBLE_SHARE)]
         if len(alive) < 2:
             return 1.0
         p = np.exp(alive - alive.max())
@@ -64,14 +76,14 @@ class Temperature(Step):
             low + (high - low) * max(0.0, entropy / np.log(len(alive))) ** self.dynatemp_exponent
         )
 
-    def native(self) -> tuple[Native, ...] | None:
+    def native(self) -> tuple[NativeStep, ...] | None:
         if self.temp == 0:
             return (("temp", (0.0,)),)
-        if np.float32(self.temp) - np.float32(self.dynatemp_range) < COLDEST:
+        if np.float32(self.temp) - np.float32(self.dynatemp_range) < MIN_TEMPERATURE:
             return None
         if not self.dynatemp_range:
             return (("temp", (self.temp,)),)
-        return ("min_p", (NOTHING, 1)), (
+        return ("min_p", (NEGLIGIBLE_SHARE, 1)), (
             "temp_ext",
             (self.temp, self.dynatemp_range, self.dynatemp_exponent),
         )

@@ -5,53 +5,57 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 100  # maximum alternatives per token
-COLUMNS = 4096  # logits per line of a table whose column maxima fit into the nearest CPU cache
+MAX_TOP_LOGPROBS = 100  # maximum alternatives per token
+SHORTLIST_COLUMNS = (
+    4096  # logits per line of a table whose column maxima fit into the nearest CPU cache
+)
 
 
-class Ranked(NamedTuple):
+class TokenLogprob(NamedTuple):
     """A likely token of a row, and its log-softmax over the whole vocabulary."""
 
     token: int
     logprob: float
 
 
-class Scored(NamedTuple):
+class TokenScore(NamedTuple):
     """The log-softmax of the token that follows a row in a text, and the likeliest tokens of that
     row.
     """
 
     logprob: float
-    top: tuple[Ranked, ...]
+    top: tuple[TokenLogprob, ...]
 
 
-def top(logits: NDArray[np.float32], count: int, log_sum: float) -> tuple[Ranked, ...]:
+def top_logprobs(
+    logits: NDArray[np.float32], count: int, log_sum: float
+) -> tuple[TokenLogprob, ...]:
     """Return the `count` likeliest tokens; among equals the lowest id first. Impossible tokens are
     left out.
 
     Shapes: logits `[n_vocab]`. `log_sum`: log of the sum of their exponentials.
     """
-    ids = likeliest(logits, count)
+    ids = likeliest_ids(logits, count)
     ids = ids[logits[ids] >= np.finfo(np.float32).min]
     values = logits[ids]
     best = np.lexsort((ids, -values))[:count]
     return tuple(
-        Ranked(token, value - log_sum)
+        TokenLogprob(token, value - log_sum)
         for token, value in zip(ids[best].tolist(), values[best].tolist(), strict=True)
     )
 
 
-def likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+def likeliest_ids(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     """Return the ids of the `count` likeliest tokens, and possibly a few more, in ascending order.
 
     Shapes: logits `[n_vocab]`.
     """
-    if len(logits) < 4 * COLUMNS or count > COLUMNS // 8:
-        return np.flatnonzero(logits >= floor(logits, count))
-    candidates = shortlist(logits, count)
-    (reached,) = (candidates.values >= candidates.least).nonzero()
+    if len(logits) < 4 * SHORTLIST_COLUMNS or count > SHORTLIST_COLUMNS // 8:
+        return np.flatnonzero(logits >= top_threshold(logits, count))
+    candidates = find_shortlist(logits, count)
+    (reached,) = (candidates.values >= candidates.threshold).nonzero()
     lines, columns = np.divmod(reached, len(candidates.columns))
-    ids: NDArray[np.int64] = lines * COLUMNS + candidates.columns[columns]
+    ids: NDArray[np.int64] = lines * SHORTLIST_COLUMNS + candidates.columns[columns]
     return ids
 
 
@@ -64,15 +68,15 @@ class Shortlist(NamedTuple):
 
     columns: NDArray[np.int64]
     values: NDArray[np.float32]
-    least: float
+    threshold: float
 
-    def token(self, index: int) -> int:
+    def token_id(self, index: int) -> int:
         """Return the token id of the value at `index`."""
         line, column = divmod(index, len(self.columns))
-        return line * COLUMNS + int(self.columns[column])
+        return line * SHORTLIST_COLUMNS + int(self.columns[column])
 
 
-def shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
+def find_shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
     """Return the columns that contain the `count` likeliest logits.
 
     Each logit is read once: a value that reaches the threshold is in a column whose maximum reaches
@@ -82,10 +86,10 @@ def shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
 
     Shapes: logits `[n_vocab]`.
     """
-    across = min(COLUMNS, len(logits))
+    across = min(SHORTLIST_COLUMNS, len(logits))
     lines, n_last = divmod(len(logits), across)
     table = logits[: lines * across].reshape(lines, across)
-    largest = peaks(logits)
+    largest = column_maxima(logits)
     ordered = largest.copy()
     rank = max(0, across - count)
     ordered.partition(rank)
@@ -99,13 +103,13 @@ def shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
     return Shortlist(columns, values, least)
 
 
-def peaks(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+def column_maxima(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the maximum of each column of logits laid out SHORTLIST_COLUMNS to a line; NaN if the
     column contains one.
 
     Shapes: logits `[n_vocab]`, result `[columns]`.
     """
-    across = min(COLUMNS, len(logits))
+    across = min(SHORTLIST_COLUMNS, len(logits))
     lines, n_last = divmod(len(logits), across)
     largest: NDArray[np.float32] = np.maximum.reduce(
         logits[: lines * across].reshape(lines, across), 0
@@ -115,7 +119,7 @@ def peaks(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return largest
 
 
-def floor(logits: NDArray[np.float32], count: int) -> float:
+def top_threshold(logits: NDArray[np.float32], count: int) -> float:
     """Return a value that at least `count` logits reach, and not many more.
 
     It is the `count`-th largest of the maxima of 8 · `count` pieces, which is several times faster

@@ -5,117 +5,126 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import NOTHING, Limits, Logits, Native, Step, setting
+from llmcli.runtime.sampling.base import (
+    NEGLIGIBLE_SHARE,
+    Logits,
+    NativeStep,
+    NumberLimits,
+    SamplerStep,
+    setting,
+)
 
-SHARE = Limits(0, 1)
+PROBABILITY_LIMITS = NumberLimits(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class TopK(Step):
+class TopK(SamplerStep):
     """Keep the k likeliest tokens; 0 keeps all."""
 
-    top_k: int = setting(40, "keep the k likeliest tokens, 0 = all", Limits(0, 10_000_000))
+    top_k: int = setting(40, "keep the k likeliest tokens, 0 = all", NumberLimits(0, 10_000_000))
     name: ClassVar[str] = "top_k"
     order: ClassVar[int] = 20
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return self.top_k == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
         if not 0 < self.top_k < len(logits):
             return logits
         keep = np.argpartition(logits, -self.top_k)[-self.top_k :]
-        return only(logits, keep)
+        return keep_only(logits, keep)
 
-    def native(self) -> tuple[Native, ...]:
+    def native(self) -> tuple[NativeStep, ...]:
         return (("top_k", (self.top_k,)),)
 
 
 @dataclass(frozen=True, slots=True)
-class Typical(Step):
+class TypicalP(SamplerStep):
     """Keep the tokens whose surprise is nearest to the entropy, up to a total probability of
     `typical` (Meister et al. 2022).
     """
 
     typical: float = setting(
-        1.0, "locally typical sampling, 1 = off", SHARE, aliases=("typical_p",)
+        1.0, "locally typical sampling, 1 = off", PROBABILITY_LIMITS, aliases=("typical_p",)
     )
     name: ClassVar[str] = "typical"
     order: ClassVar[int] = 30
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return self.typical >= 1
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        if self.neutral:
+        if self.is_neutral:
             return logits
         alive = np.flatnonzero(np.isfinite(logits))
-        p = probabilities(logits[alive])
+        p = softmax(logits[alive])
         surprise = -np.log(np.maximum(p, np.finfo(np.float32).tiny))
         order = np.argsort(np.abs(surprise - (p * surprise).sum()), kind="stable")
         last = int(np.searchsorted(np.cumsum(p[order]), self.typical, side="right"))
-        return only(logits, alive[order[: last + 1]])
+        return keep_only(logits, alive[order[: last + 1]])
 
-    def native(self) -> tuple[Native, ...]:
-        return ("min_p", (NOTHING, 1)), ("typical", (self.typical, 1))
+    def native(self) -> tuple[NativeStep, ...]:
+        return ("min_p", (NEGLIGIBLE_SHARE, 1)), ("typical", (self.typical, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class TopP(Step):
+class TopP(SamplerStep):
     """Keep the likeliest tokens that together reach the probability `top_p` (nucleus sampling,
     Holtzman et al. 2020).
     """
 
     top_p: float = setting(
-        0.95, "keep the likeliest tokens up to this total probability, 1 = all", SHARE
+        0.95, "keep the likeliest tokens up to this total probability, 1 = all", PROBABILITY_LIMITS
     )
     name: ClassVar[str] = "top_p"
     order: ClassVar[int] = 40
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return self.top_p >= 1
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        if self.neutral:
+        if self.is_neutral:
             return logits
         alive = np.flatnonzero(np.isfinite(logits))
-        p = probabilities(logits[alive])
+        p = softmax(logits[alive])
         order = np.argsort(-p, kind="stable")
         last = int(np.searchsorted(np.cumsum(p[order]), self.top_p, side="left"))
-        return only(logits, alive[order[: last + 1]])
+        return keep_only(logits, alive[order[: last + 1]])
 
-    def native(self) -> tuple[Native, ...]:
+    def native(self) -> tuple[NativeStep, ...]:
         return (("top_p", (self.top_p, 1)),)
 
 
 @dataclass(frozen=True, slots=True)
-class MinP(Step):
+class MinP(SamplerStep):
     """Drop tokens less likely than `min_p` times the likeliest."""
 
     min_p: float = setting(
-        0.05, "drop tokens less likely than this share of the likeliest, 0 = off", SHARE
+        0.05,
+        "drop tokens less likely than this share of the likeliest, 0 = off",
+        PROBABILITY_LIMITS,
     )
     name: ClassVar[str] = "min_p"
     order: ClassVar[int] = 50
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return self.min_p == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        if self.neutral:
+        if self.is_neutral:
             return logits
         floor = logits.max() + np.float32(np.log(self.min_p))
         return np.where(logits >= floor, logits, np.float32(-np.inf))
 
-    def native(self) -> tuple[Native, ...]:
+    def native(self) -> tuple[NativeStep, ...]:
         return (("min_p", (self.min_p, 1)),)
 
 
-def probabilities(logits: Logits) -> Logits:
+def softmax(logits: Logits) -> Logits:
     """Return the softmax.
 
     Shapes: logits `[n]`, result float32 `[n]`.
@@ -124,7 +133,7 @@ def probabilities(logits: Logits) -> Logits:
     return np.asarray(p / p.sum(), np.float32)
 
 
-def only(logits: Logits, keep: np.ndarray) -> Logits:
+def keep_only(logits: Logits, keep: np.ndarray) -> Logits:
     """Return the logits of the tokens in `keep`, and -inf for all others.
 
     Shapes: logits `[n_vocab]`, keep `[tokens]` (token ids), result `[n_vocab]`.
@@ -134,16 +143,16 @@ def only(logits: Logits, keep: np.ndarray) -> Logits:
     return out
 
 
-def pick(logits: Logits, random: np.random.Generator) -> int:
+def draw_token(logits: Logits, random: np.random.Generator) -> int:
     """Draw one token with the probability that the logits give it.
 
     Shapes: logits `[n_vocab]`.
     """
     alive = np.flatnonzero(np.isfinite(logits))
     assert len(alive), "every candidate was dropped"
-    reached = np.cumsum(probabilities(logits[alive]), dtype=np.float64)
+    reached = np.cumsum(softmax(logits[alive]), dtype=np.float64)
     index = np.searchsorted(reached, random.random() * reached[-1], side="right")
     return int(alive[min(index, len(alive) - 1)])
 
 
-STEPS = (TopK, Typical, TopP, MinP)
+STEPS = (TopK, TypicalP, TopP, MinP)

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import Limits, Logits, Native, Step, setting
-from llmcli.runtime.sampling.truncate import probabilities
+from llmcli.runtime.sampling.base import Logits, NativeStep, NumberLimits, SamplerStep, setting
+from llmcli.runtime.sampling.truncate import softmax
 
 
 @dataclass(frozen=True, slots=True)
-class XTC(Step):
+class XTC(SamplerStep):
     """With `xtc_probability`, drop every token at or above `xtc_threshold` except the least likely
     of them.
 
@@ -20,29 +20,29 @@ class XTC(Step):
     """
 
     xtc_probability: float = setting(
-        0.0, "how often to leave out the likeliest tokens, 0 = never", Limits(0, 1)
+        0.0, "how often to leave out the likeliest tokens, 0 = never", NumberLimits(0, 1)
     )
     xtc_threshold: float = setting(
-        0.1, "leave out tokens from this probability on, above 0.5 = off", Limits(0, 1)
+        0.1, "leave out tokens from this probability on, above 0.5 = off", NumberLimits(0, 1)
     )
     name: ClassVar[str] = "xtc"
     order: ClassVar[int] = 55
 
     @property
-    def neutral(self) -> bool:
+    def is_neutral(self) -> bool:
         return (
             self.xtc_probability == 0 or self.xtc_threshold > 0.5
         )  # no two tokens can have more than a half
 
     @property
-    def chance(self) -> float:
+    def probability(self) -> float:
         return self.xtc_probability
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        if self.neutral:
+        if self.is_neutral:
             return logits
         alive = np.flatnonzero(np.isfinite(logits))
-        above = alive[probabilities(logits[alive]) >= np.float32(self.xtc_threshold)]
+        above = alive[softmax(logits[alive]) >= np.float32(self.xtc_threshold)]
         if len(above) < 2:
             return logits
         out = logits.copy()
@@ -51,7 +51,7 @@ class XTC(Step):
         out[least] = logits[least]
         return out
 
-    def native(self) -> tuple[Native, ...]:
+    def native(self) -> tuple[NativeStep, ...]:
         return (("xtc", (self.xtc_probability, self.xtc_threshold, 1)),)
 
 

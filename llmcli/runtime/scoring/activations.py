@@ -8,34 +8,34 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.eval_callback import Mixed, Seen, Watcher
+from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput, ProductWatcher
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.engine.forward_pass import TILE
-from llmcli.runtime.interruptible import stopped
-from llmcli.runtime.scoring.chunk_scorer import block_rows
+from llmcli.runtime.engine.forward_pass import TILE_ROWS
+from llmcli.runtime.interruptible import interruptible
+from llmcli.runtime.scoring.chunk_scorer import max_logit_rows
 
 
 class Activations:
     """A context that reads chunks, made by `open_activations`."""
 
-    def __init__(self, model: Model, context: Context, watcher: Watcher) -> None:
+    def __init__(self, model: Model, context: Context, watcher: ProductWatcher) -> None:
         self.context, self._watcher = context, watcher
         self.bos = model.bos if model.add_bos else None
 
-    def narrow(self, wanted: Callable[[str], bool], last: str) -> None:
+    def narrow(self, is_wanted: Callable[[str], bool], last_weight: str) -> None:
         """Show only these weights from now on, and end every pass at the product with
         `last_weight`.
         """
-        self._watcher.narrow(wanted, last)
+        self._watcher.narrow(is_wanted, last_weight)
 
     @property
-    def latest(self) -> str:
+    def latest_weight(self) -> str:
         """Return the weight of the product that was shown last."""
-        return self._watcher.latest
+        return self._watcher.latest_weight
 
     def read(self, ids: NDArray[np.int32]) -> None:
         """Read one chunk. Every row asks for logits; otherwise the last block and the head would
@@ -51,9 +51,9 @@ class Activations:
         for start in range(0, len(tokens), step):
             end = min(start + step, len(tokens))
             count = end - start
-            with stopped(self.context):
+            with interruptible(self.context):
                 self.context.decode(
-                    Rows(tokens[start:end], range(start, end), [0] * count, [True] * count)
+                    BatchRows(tokens[start:end], range(start, end), [0] * count, [True] * count)
                 )
             self._watcher.check()
 
@@ -62,17 +62,17 @@ class Activations:
 def open_activations(
     model: Model,
     options: ContextOptions,
-    wanted: Callable[[str], bool],
-    sink: Callable[[Seen | Mixed], None],
+    is_wanted: Callable[[str], bool],
+    sink: Callable[[ProductInput | AttentionMix], None],
 ) -> Iterator[Activations]:
     """Open a context of `options` (n_ctx of one chunk) whose products are passed to `sink`.
     Attention weights are shown only without flash attention.
     """
     from dataclasses import replace
 
-    most = min(block_rows(model.n_vocab), options.n_ubatch, options.n_ctx)
-    watcher = Watcher(wanted, sink)
+    most = min(max_logit_rows(model.n_vocab), options.n_ubatch, options.n_ctx)
+    watcher = ProductWatcher(is_wanted, sink)
     with open_context(
-        model, replace(options, n_outputs=most // TILE * TILE or most), watcher.callback
+        model, replace(options, n_outputs=most // TILE_ROWS * TILE_ROWS or most), watcher.callback
     ) as context:
         yield Activations(model, context, watcher)

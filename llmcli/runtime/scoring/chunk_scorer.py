@@ -11,33 +11,36 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
-from llmcli.runtime.binding.logits_matrix import matrix
-from llmcli.runtime.binding.logits_row import Row
+from llmcli.runtime.binding.logits_matrix import logits_matrix
+from llmcli.runtime.binding.logits_row import LogitsRow
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.engine.forward_pass import TILE
-from llmcli.runtime.interruptible import stopped
+from llmcli.runtime.engine.forward_pass import TILE_ROWS
+from llmcli.runtime.interruptible import interruptible
 
-BLOCK = 128 << 20  # bytes of logits in memory at once
+LOGITS_BYTES = 128 << 20  # bytes of logits in memory at once
 
 
-def at_once(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
+def chunks_per_pass(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
     """Return how many chunks one pass takes: as many as fit into a batch, as in llama-perplexity,
     if the logits of their scored halves fit into LOGITS_BYTES, and at most `count`.
     """
     return max(
-        1, min(n_batch // n_ctx, block_rows(n_vocab) // (n_ctx - n_ctx // 2), MAX_SEQUENCES, count)
+        1,
+        min(
+            n_batch // n_ctx, max_logit_rows(n_vocab) // (n_ctx - n_ctx // 2), MAX_SEQUENCES, count
+        ),
     )
 
 
-def block_rows(n_vocab: int) -> int:
+def max_logit_rows(n_vocab: int) -> int:
     """Return how many rows of logits are in memory at once."""
-    return max(1, BLOCK // (4 * n_vocab))
+    return max(1, LOGITS_BYTES // (4 * n_vocab))
 
 
-def context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextOptions:
+def chunk_context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextOptions:
     """Return the options `base` of one chunk for `chunks` chunks at once, each with a stream of
     cells.
     """
@@ -46,7 +49,7 @@ def context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextO
         n_ctx=base.n_ctx * chunks,
         n_seq_max=chunks,
         unified=False,
-        n_outputs=min(block_rows(n_vocab), chunks * base.n_ctx),
+        n_outputs=min(max_logit_rows(n_vocab), chunks * base.n_ctx),
     )
 
 
@@ -73,19 +76,21 @@ class ChunkScorer:
         for start in range(0, n_ctx // 2, step):
             self._pass(tokens, start, min(start + step, n_ctx // 2), wanted=False)
         step = max(1, min(step, self.context.n_outputs // count))
-        step = step // TILE * TILE or step
+        step = step // TILE_ROWS * TILE_ROWS or step
         for start in range(n_ctx // 2, n_ctx - 1, step):
             rows = self._pass(tokens, start, min(start + step, n_ctx), wanted=True)
-            yield matrix(rows, self.n_vocab).reshape(count, -1, self.n_vocab)
+            yield logits_matrix(rows, self.n_vocab).reshape(count, -1, self.n_vocab)
 
-    def _pass(self, tokens: NDArray[np.int32], start: int, end: int, wanted: bool) -> Sequence[Row]:
+    def _pass(
+        self, tokens: NDArray[np.int32], start: int, end: int, wanted: bool
+    ) -> Sequence[LogitsRow]:
         count, width = len(tokens), end - start
-        rows = Rows(
+        rows = BatchRows(
             tokens[:, start:end].ravel().tolist(),
             list(range(start, end)) * count,
             [sequence for sequence in range(count) for _ in range(width)],
             ([wanted] * (width - 1) + [wanted and end < tokens.shape[1]])
             * count,  # the token after the last position is unknown
         )
-        with stopped(self.context):
+        with interruptible(self.context):
             return self.context.decode(rows)

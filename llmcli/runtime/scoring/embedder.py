@@ -20,45 +20,45 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.pooled_context import (
     POOLING,
-    Pooled,
+    PooledContext,
     PooledOptions,
     Vector,
-    looks_back,
-    open_pooled,
+    is_causal,
+    open_pooled_context,
 )
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.runtime.scoring.chunk_scorer import block_rows
-from quant.model_file.model_header import Header
+from llmcli.runtime.scoring.chunk_scorer import max_logit_rows
+from quant.model_file.model_header import ModelHeader
 
-ROWS = 512  # tokens of a pass
+PASS_TOKENS = 512  # tokens of a pass
 # tokens of a pass while answers are generated, whose next tokens wait for it
-GENTLE = 64
-TEXTS = 16  # texts in one group
-SMALLEST = 512  # cells of the smallest context
-HEAD = "cls.output.weight"  # a reranking model's head
-KINDS = "mean", "cls", "last"  # that may be requested
+SHORT_PASS_TOKENS = 64
+MAX_TEXTS = 16  # texts in one group
+MIN_CELLS = 512  # cells of the smallest context
+RERANK_HEAD = "cls.output.weight"  # a reranking model's head
+POOLING_CHOICES = "mean", "cls", "last"  # that may be requested
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class EmbeddingPass:
     """A forward pass: for each piece its text number, first and end token; and whether it gives
     vectors.
     """
 
     pieces: tuple[tuple[int, int, int], ...]
-    vectors: bool
+    gives_vectors: bool
 
-    def rows(self, texts: Sequence[Sequence[int]]) -> Rows:
+    def rows(self, texts: Sequence[Sequence[int]]) -> BatchRows:
         """Return the rows of the pass. The texts of a group are numbered from 0."""
         tokens = [token for text, start, end in self.pieces for token in texts[text][start:end]]
         positions = [at for _, start, end in self.pieces for at in range(start, end)]
         sequences = [text for text, start, end in self.pieces for _ in range(start, end)]
-        return Rows(tokens, positions, sequences, [self.vectors] * len(tokens))
+        return BatchRows(tokens, positions, sequences, [self.gives_vectors] * len(tokens))
 
 
 class Embedder:
@@ -68,9 +68,9 @@ class Embedder:
         self,
         model: Model,
         context: Context,
-        header: Header,
+        header: ModelHeader,
         options: RunOptions,
-        wanted: str | None = None,
+        wanted_pooling: str | None = None,
     ) -> None:
         """`context` is the generating one; `wanted_pooling` is a pooling type that replaces the
         file's.
@@ -78,16 +78,16 @@ class Embedder:
         Raises UserError for a model without embeddings.
         """
         self._model, self._options = model, options
-        self.size, self.n_vocab = model.n_embd, model.n_vocab
-        self.looks_back = looks_back(model, context)
-        self.pooling = pooling(header, self.looks_back, wanted)
+        self.vector_size, self.n_vocab = model.n_embd, model.n_vocab
+        self.is_causal = is_causal(model, context)
+        self.pooling = resolve_pooling(header, self.is_causal, wanted_pooling)
         template = header.metadata.get("tokenizer.chat_template.rerank")
         self._paired = template if isinstance(template, str) else ""
-        self.most = context.n_ctx if self.looks_back else min(context.n_ctx, model.n_ctx_train)
+        self.max_tokens = context.n_ctx if self.is_causal else min(context.n_ctx, model.n_ctx_train)
         self._held = ExitStack()
-        self._pooled: Pooled | None = None
+        self._pooled: PooledContext | None = None
         self._room = self._rows = 0
-        self.gentle = False  # set while answers are generated
+        self.uses_short_passes = False  # set while answers are generated
 
     def encode(self, text: str) -> list[int]:
         """Return a text as token ids with the file's special tokens around it. Control tokens are
@@ -95,67 +95,69 @@ class Embedder:
         """
         return self._model.tokenize(text, special=True, add_special=True)
 
-    def least(self, *texts: str) -> int:
+    def min_tokens(self, *texts: str) -> int:
         """Return a lower bound of the number of tokens of these texts, without tokenizing them."""
-        return sum(map(self._model.least, texts))
+        return sum(map(self._model.min_tokens, texts))
 
     @property
-    def ranks(self) -> bool:
+    def is_reranker(self) -> bool:
         """Return whether the model scores pairs of texts instead of giving vectors."""
         return self.pooling == "rank"
 
-    def pair(self, query: str, text: str) -> list[int]:
+    def encode_pair(self, query: str, text: str) -> list[int]:
         """Return a pair to be scored as token ids, by the file's rerank template or like
         llama-server.
         """
         if not self._paired:
-            return self._model.pair(query, text)
+            return self._model.tokenize_pair(query, text)
         # Filled in one after the other, so that a placeholder inside the query is not replaced.
         prefix, _, suffix = self._paired.partition("{document}")
         words = prefix.replace("{query}", query) + text + suffix.replace("{query}", query)
         return self._model.tokenize(words, special=True)
 
-    def work(self, texts: Sequence[Sequence[int]]) -> "Work":
+    def start_job(self, texts: Sequence[Sequence[int]]) -> "EmbeddingJob":
         """Start with these texts; only one job may run at a time.
 
         Raises UserError when a text does not fit.
         """
         longest = max(map(len, texts))
-        if longest > self.most:
+        if longest > self.max_tokens:
             raise UserError(
-                f"a text has {longest} tokens, and this model embeds up to {self.most}",
+                f"a text has {longest} tokens, and this model embeds up to {self.max_tokens}",
                 hint="shorten the text"
-                + (f", or use --ctx-size {longest}" if self.looks_back else ""),
+                + (f", or use --ctx-size {longest}" if self.is_causal else ""),
             )
         assert all(texts), "an empty text"
-        return Work(self, texts)
+        return EmbeddingJob(self, texts)
 
-    def pooled(self, tokens: int) -> Pooled:
+    def ensure_context(self, tokens: int) -> PooledContext:
         """Return the context, recreated if texts of this many tokens do not fit."""
         if self._pooled is None or tokens > self._room:
             self.close()
-            cells = self.wanted(tokens)
+            cells = self.needed_cells(tokens)
             context_options = self._made_with(cells)
-            self._pooled = self._held.enter_context(open_pooled(self._model, context_options))
-            self._room, self._rows = cells, context_options.rows
+            self._pooled = self._held.enter_context(
+                open_pooled_context(self._model, context_options)
+            )
+            self._room, self._rows = cells, context_options.pass_tokens
         return self._pooled
 
-    def wanted(self, tokens: int) -> int:
+    def needed_cells(self, tokens: int) -> int:
         """Return the cells of the context that texts of this many tokens need; the present size
         when it is enough.
         """
         if self._pooled is not None and tokens <= self._room:
             return self._room
-        return min(self.most, max(SMALLEST, 1 << (tokens - 1).bit_length()))
+        return min(self.max_tokens, max(MIN_CELLS, 1 << (tokens - 1).bit_length()))
 
     @property
-    def room(self) -> int:
+    def n_cells(self) -> int:
         """Return the cells of the present context."""
         return self._room
 
     def _now(self) -> int:
         """Return the tokens of the next pass."""
-        return min(GENTLE, self._rows) if self.gentle else self._rows
+        return min(SHORT_PASS_TOKENS, self._rows) if self.uses_short_passes else self._rows
 
     @property
     def nbytes(self) -> int | None:
@@ -164,8 +166,8 @@ class Embedder:
         """
         if self._pooled is None:
             return 0
-        breakdown = self._pooled.allocated()
-        return breakdown.context + breakdown.compute if breakdown else None
+        breakdown = self._pooled.memory_breakdown()
+        return breakdown.context_bytes + breakdown.compute_bytes if breakdown else None
 
     def close(self) -> None:
         """Free the context."""
@@ -177,7 +179,7 @@ class Embedder:
         group: list[int] = []
         for number, text in enumerate(texts):
             if group and (
-                len(group) == TEXTS
+                len(group) == MAX_TEXTS
                 or sum(len(texts[member]) for member in group) + len(text) > self._room
             ):
                 yield group
@@ -185,29 +187,33 @@ class Embedder:
             group.append(number)
         yield group
 
-    def passes(self, texts: Sequence[Sequence[int]]) -> Iterator[Pass]:
+    def passes(self, texts: Sequence[Sequence[int]]) -> Iterator[EmbeddingPass]:
         """Yield the passes that read one group of texts."""
-        if not self.looks_back:
-            yield Pass(tuple((number, 0, len(text)) for number, text in enumerate(texts)), True)
+        if not self.is_causal:
+            yield EmbeddingPass(
+                tuple((number, 0, len(text)) for number, text in enumerate(texts)), True
+            )
             return
         last = self.pooling in ("last", "rank")
         ends = [len(text) - last for text in texts]
-        for pieces in pieced(ends, self._now):
-            yield Pass(pieces, not last)
+        for pieces in split_into_passes(ends, self._now):
+            yield EmbeddingPass(pieces, not last)
         if last:
-            yield Pass(tuple((number, end, end + 1) for number, end in enumerate(ends)), True)
+            yield EmbeddingPass(
+                tuple((number, end, end + 1) for number, end in enumerate(ends)), True
+            )
 
     def _made_with(self, n_cells: int) -> PooledOptions:
-        options, rows, vectors = self._options, max(n_cells, TEXTS), max(n_cells, TEXTS)
-        if self.looks_back and self.pooling in ("last", "rank"):
-            rows, vectors = ROWS, TEXTS
-        elif self.looks_back:
-            rows = vectors = max(TEXTS, min(ROWS, block_rows(self._model.n_vocab)))
+        options, rows, vectors = self._options, max(n_cells, MAX_TEXTS), max(n_cells, MAX_TEXTS)
+        if self.is_causal and self.pooling in ("last", "rank"):
+            rows, vectors = PASS_TOKENS, MAX_TEXTS
+        elif self.is_causal:
+            rows = vectors = max(MAX_TEXTS, min(PASS_TOKENS, max_logit_rows(self._model.n_vocab)))
         assert options.threads
         return PooledOptions(
             n_cells,
             rows,
-            TEXTS,
+            MAX_TEXTS,
             vectors,
             self.pooling,
             options.threads,
@@ -218,7 +224,7 @@ class Embedder:
         )
 
 
-class Work:
+class EmbeddingJob:
     """Some texts that are being turned into vectors."""
 
     def __init__(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> None:
@@ -231,16 +237,16 @@ class Work:
         return next(self._steps, False)
 
     def _run(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> Iterator[bool]:
-        pooled = embedder.pooled(max(map(len, texts)))
+        pooled = embedder.ensure_context(max(map(len, texts)))
         for group in embedder.groups(texts):
             group_texts = [texts[number] for number in group]
-            sums = np.zeros((len(group_texts), pooled.size), np.float64)
+            sums = np.zeros((len(group_texts), pooled.vector_size), np.float64)
             pooled.clear()
             for forward_pass in embedder.passes(group_texts):
-                if not forward_pass.vectors:
+                if not forward_pass.gives_vectors:
                     pooled.read(forward_pass.rows(group_texts))
                 else:
-                    vectors = pooled.vectors(forward_pass.rows(group_texts))
+                    vectors = pooled.compute_vectors(forward_pass.rows(group_texts))
                     for number, start, end in forward_pass.pieces:
                         if embedder.pooling == "mean":
                             sums[number] += vectors[number].astype(np.float64) * (end - start)
@@ -248,11 +254,12 @@ class Work:
                             sums[number] = vectors[number]
                 yield True
             self.vectors += [
-                vector.astype(np.float32) if embedder.ranks else unit(vector) for vector in sums
+                vector.astype(np.float32) if embedder.is_reranker else normalize(vector)
+                for vector in sums
             ]
 
 
-def pooling(header: Header, back: bool, wanted: str | None = None) -> str:
+def resolve_pooling(header: ModelHeader, is_causal: bool, wanted: str | None = None) -> str:
     """Return the pooling type: the file's unless `wanted` is given; "rank" for a reranking model.
 
     Raises UserError when llama.cpp cannot read the file's head, or when another pooling is wanted
@@ -266,16 +273,16 @@ def pooling(header: Header, back: bool, wanted: str | None = None) -> str:
             raise UserError(
                 "this model ranks pairs of texts and has no pooling", hint="leave out --pooling"
             )
-        if not any(tensor.name == HEAD for tensor in header.tensors):
+        if not any(tensor.name == RERANK_HEAD for tensor in header.tensors):
             raise UserError(
-                f"this model ranks pairs of texts, and its file has no {HEAD}",
+                f"this model ranks pairs of texts, and its file has no {RERANK_HEAD}",
                 hint="use another model",
             )
         return name
-    return wanted or (name if name != "none" else "last" if back else "mean")
+    return wanted or (name if name != "none" else "last" if is_causal else "mean")
 
 
-def unit(vector: Vector | np.ndarray) -> Vector:
+def normalize(vector: Vector | np.ndarray) -> Vector:
     """Return the vector scaled to length 1; zeros stay zeros (llama.cpp's common_embd_normalize
     with norm 2).
     """
@@ -284,14 +291,14 @@ def unit(vector: Vector | np.ndarray) -> Vector:
     return (wide / length if length > 0 else wide).astype(np.float32)
 
 
-def pieced(
-    lengths: Sequence[int], most: Callable[[], int]
+def split_into_passes(
+    lengths: Sequence[int], max_tokens: Callable[[], int]
 ) -> Iterator[tuple[tuple[int, int, int], ...]]:
     """Split texts into passes of at most `max_tokens()` tokens, which is called for each pass. A
     piece is (text number, first token, end token).
     """
     pieces: list[tuple[int, int, int]] = []
-    n_free = most()
+    n_free = max_tokens()
     for number, length in enumerate(lengths):
         start = 0
         while start < length:
@@ -301,6 +308,6 @@ def pieced(
             start = end
             if not n_free:
                 yield tuple(pieces)
-                pieces, n_free = [], most()
+                pieces, n_free = [], max_tokens()
     if pieces:
         yield tuple(pieces)

@@ -2,11 +2,11 @@
 
 import functools
 
-from llmcli.runtime.strategies.base import Strategy
+from llmcli.runtime.strategies.base import DecodingStrategy
 from quant.registry import collect
 
 
 @functools.cache
-def strategies() -> dict[str, type[Strategy]]:
+def strategies() -> dict[str, type[DecodingStrategy]]:
     """Return every strategy by name."""
     return collect("llmcli.runtime.strategies", "STRATEGIES")

@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.drafting.base import Drafter
-from llmcli.runtime.drafting.pass_cost import Curve
+from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.chain import NativeChains, Row
+from llmcli.runtime.sampling.chain import NativeChainFactory, RowLogits
 from llmcli.types import Event, Finish
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class ModelVocabulary:
     """What a strategy needs of a model: the bytes of a token, whether it ends the answer, and the
     number of tokens.
     """
 
     piece: Callable[[int], bytes]
-    ends: Callable[[int], bool]
+    is_end: Callable[[int], bool]
     size: int
 
 
@@ -44,54 +44,54 @@ class Speculation:
     """
 
     drafters: tuple[Drafter, ...]
-    curve: Curve
-    most: int
-    alike: int = 0
-    reproducible: bool = False
+    pass_cost: PassCost
+    max_rows: int
+    exact_rows: int = 0
+    is_reproducible: bool = False
 
 
-NOTHING = Speculation((), Curve({1: 1.0}), 1)
+NO_SPECULATION = Speculation((), PassCost({1: 1.0}), 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class StrategyResources:
     """What a strategy works with. `native` None samples with numpy; `speculation` None drafts
     nothing.
     """
 
-    vocabulary: Vocabulary
-    native: NativeChains | None
+    vocabulary: ModelVocabulary
+    native: NativeChainFactory | None
     ledger: Ledger
     speculation: Speculation | None = None
 
 
-class Strategy(Protocol):
+class DecodingStrategy(Protocol):
     """How one request is answered; created when it is submitted and used until it is finished."""
 
     name: ClassVar[str]
     slots: int  # llama.cpp sequence ids that it needs: the prompt's own and `Sequence.branch_slots`
 
-    def __init__(self, request: Request, seed: int, means: Means) -> None: ...
+    def __init__(self, request: Request, seed: int, resources: StrategyResources) -> None: ...
 
-    def pending(self) -> list[tuple[int, int]]:
+    def pending_rows(self) -> list[tuple[int, int]]:
         """Return (slot, token) of each row of the next pass, when all tokens of the sequence are
         computed.
         """
         ...
 
     def accept(
-        self, sequence: Sequence, rows: Iterator[Row], spent: float
+        self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
         """Read the rows of a pass that took `pass_seconds` seconds. Return the events of the new
         tokens, and the finish if the answer ends.
         """
         ...
 
-    def shortened(self, sequence: Sequence) -> None:
+    def on_context_shift(self, sequence: Sequence) -> None:
         """React to tokens that were dropped from a full context; called when `slots` is 1."""
         ...
 
-    def make_way(self, sequence: Sequence, cells: int) -> None:
+    def apply_overflow(self, sequence: Sequence, max_cells: int) -> None:
         """Drop tokens from a full context, of which the sequence may use `max_cells`; called when
         `slots` is more than 1.
         """
@@ -109,12 +109,14 @@ class Strategy(Protocol):
 
 
 @functools.lru_cache(maxsize=4)
-def end_tokens(vocabulary: Vocabulary) -> NDArray[np.int64]:
+def end_tokens(vocabulary: ModelVocabulary) -> NDArray[np.int64]:
     """Return every token that ends an answer, `[end tokens]`."""
-    return np.array([token for token in range(vocabulary.size) if vocabulary.ends(token)], np.int64)
+    return np.array(
+        [token for token in range(vocabulary.size) if vocabulary.is_end(token)], np.int64
+    )
 
 
-def refuse_nan(row: Row) -> None:
+def refuse_nan(row: RowLogits) -> None:
     """Raise UserError when a row contains NaN. Checked once per answer, because damaged weights
     show in the first row.
     """

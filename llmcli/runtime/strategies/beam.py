@@ -22,26 +22,26 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from llmcli.runtime.requests.repetition import EVERY, repeats
+from llmcli.runtime.requests.repetition import TOKENS_BETWEEN_CHECKS, is_repetitive
 from llmcli.runtime.requests.request import Hypothesis, Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.chain import Row
-from llmcli.runtime.sampling.top_logprobs import floor
-from llmcli.runtime.strategies.base import Means, end_tokens, refuse_nan
-from llmcli.runtime.strategies.beam_overflow import Regrowth, seen
-from llmcli.runtime.strategies.constrained_beam import Branch, begin
-from llmcli.runtime.strategies.constrained_chain import nowhere
-from llmcli.runtime.text.detokenizer import Decoder
+from llmcli.runtime.sampling.chain import RowLogits
+from llmcli.runtime.sampling.top_logprobs import top_threshold
+from llmcli.runtime.strategies.base import StrategyResources, end_tokens, refuse_nan
+from llmcli.runtime.strategies.beam_overflow import BranchRecompute, context_tokens
+from llmcli.runtime.strategies.constrained_beam import GrammarBranch, start_branch
+from llmcli.runtime.strategies.constrained_chain import dead_end_error
+from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.types import Event, Finish, TokenTime
 
-SLACK = 1e-3  # logits this much below the threshold are considered, too, because sums round
+LOGIT_SLACK = 1e-3  # logits this much below the threshold are considered, too, because sums round
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class BeamNode:
     """A token of an answer and the tokens before it; beams share their beginnings."""
 
-    parent: "Node | None"
+    parent: "BeamNode | None"
     token: int
     logprob: float
 
@@ -54,16 +54,16 @@ class Beam:
 
     slot: int
     score: float
-    node: Node | None
-    decoder: Decoder
-    branch: Branch | None
+    node: BeamNode | None
+    decoder: Detokenizer
+    branch: GrammarBranch | None
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the answer may end here."""
-        return self.branch is None or self.branch.accepting
+        return self.branch is None or self.branch.is_accepting
 
 
-class Candidate(NamedTuple):
+class BeamCandidate(NamedTuple):
     """A possible next token of a beam; a tuple, because its order is the order of preference and
     sorts fast.
     """
@@ -80,18 +80,18 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedBeam:
     """A finished answer; the score includes the length penalty. `is_complete`: the grammar accepts
     it, or there is none.
     """
 
-    whole: bool
+    is_complete: bool
     score: float
-    node: Node
+    node: BeamNode
     finish: Finish
 
 
-class Step(NamedTuple):
+class BeamStepTimes(NamedTuple):
     """How the time of a pass was spent, in milliseconds."""
 
     ms: float
@@ -105,47 +105,53 @@ class BeamSearch:
 
     name: ClassVar[str] = "beam"
 
-    def __init__(self, request: Request, seed: int, means: Means) -> None:
+    def __init__(self, request: Request, seed: int, resources: StrategyResources) -> None:
         self.request, self.search, self.slots = request, request.search, request.search.beams
-        self.vocabulary, self.ledger = means.vocabulary, means.ledger
+        self.vocabulary, self.ledger = resources.vocabulary, resources.ledger
         # As many as the context holds, unless tokens may be dropped; the last token of an answer is
         # never computed.
-        self.room = means.ledger.size - len(request.tokens) + 1
-        most = math.inf if request.overflow else self.room
+        self.max_new_tokens = resources.ledger.size - len(request.tokens) + 1
+        most = math.inf if request.overflow else self.max_new_tokens
         self.limit = most if request.max_tokens is None else min(request.max_tokens, most)
         self._begin()
 
     def _begin(self) -> None:
-        self.regrowth = Regrowth(self.ledger)
+        self.recompute = BranchRecompute(self.ledger)
         self.beams: list[Beam] = []
-        self.free: list[int] = []  # slots without a beam
-        self.ended: list[Ended] = []  # best first, at most as many as beams
-        self.steps: list[Step] = []
-        self.guiding = 0.0  # seconds in the grammar since the last step
-        self.near = float("nan")
+        self.free_slots: list[int] = []  # slots without a beam
+        self.finished: list[FinishedBeam] = []  # best first, at most as many as beams
+        self.steps: list[BeamStepTimes] = []
+        self.grammar_seconds = 0.0  # seconds in the grammar since the last step
+        self.last_log_sum = float("nan")
 
-    def pending(self) -> list[tuple[int, int]]:
+    def pending_rows(self) -> list[tuple[int, int]]:
         """Return the last token of every beam."""
         return [(beam.slot, beam.node.token) for beam in self.beams if beam.node]
 
     def accept(
-        self, sequence: Sequence, rows: Iterator[Row], spent: float
+        self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
         """Extend the beams by one token. Nothing is shown before the end."""
-        if self.regrowth.busy:
+        if self.recompute.is_busy:
             next(rows)  # these logits were read before the context was shortened
-            self.regrowth.grown(sequence)
+            self.recompute.finish_beam(sequence)
             return [], None
         begun = time.perf_counter()
         if not self.steps:
-            first = Beam(sequence.slot, 0.0, None, Decoder(self.request.stops), begin(self.request))
-            self.beams, self.free = [first], sequence.spare[:]
+            first = Beam(
+                sequence.slot,
+                0.0,
+                None,
+                Detokenizer(self.request.stops),
+                start_branch(self.request),
+            )
+            self.beams, self.free_slots = [first], sequence.branch_slots[:]
         if self.limit == 0:
             return [], "length"
         read = [next(rows) for _ in self.beams]
         if not self.steps:
             refuse_nan(read[0])
-            spent = sequence.prompt_seconds
+            pass_seconds = sequence.prompt_seconds
         running = self._sort_out(read)
         is_over = self._over(running)
         if is_over:
@@ -154,36 +160,41 @@ class BeamSearch:
         else:
             self._descend(running)
         now = time.perf_counter()
-        search_seconds = now - begun - self.guiding
+        search_seconds = now - begun - self.grammar_seconds
         self.steps.append(
-            Step((now - sequence.last) * 1e3, spent * 1e3, search_seconds * 1e3, self.guiding * 1e3)
+            BeamStepTimes(
+                (now - sequence.last_token_time) * 1e3,
+                pass_seconds * 1e3,
+                search_seconds * 1e3,
+                self.grammar_seconds * 1e3,
+            )
         )
-        sequence.last, self.guiding = now, 0.0
-        if is_over and not self.ended:
-            raise nowhere()
+        sequence.last_token_time, self.grammar_seconds = now, 0.0
+        if is_over and not self.finished:
+            raise dead_end_error()
         if is_over:
-            return [], self.ended[0].finish
+            return [], self.finished[0].finish
         return [], "repetition" if self._repeats(sequence) else None
 
     def _repeats(self, sequence: Sequence) -> bool:
         """Return whether the best answer only repeats itself. Without overflow the context limits
         it anyway.
         """
-        if not self.request.overflow or len(self.steps) < sequence.look_at:
+        if not self.request.overflow or len(self.steps) < sequence.repetition_check_at:
             return False
-        sequence.look_at = len(self.steps) + EVERY
+        sequence.repetition_check_at = len(self.steps) + TOKENS_BETWEEN_CHECKS
         answer = b"".join(self.vocabulary.piece(node.token) for node in _path(self.beams[0].node))
-        return repeats([answer.decode("utf-8", "replace")])
+        return is_repetitive([answer.decode("utf-8", "replace")])
 
-    def shortened(self, sequence: Sequence) -> None:
+    def on_context_shift(self, sequence: Sequence) -> None:
         """Fail: `apply_overflow` is called instead."""
         raise AssertionError("beams take as many slots as there are")
 
-    def make_way(self, sequence: Sequence, cells: int) -> None:
+    def apply_overflow(self, sequence: Sequence, max_cells: int) -> None:
         """Drop the same tokens from all beams of a full context. The beams may use `max_cells`."""
         if self.request.overflow:
-            heads = dict(self.pending())
-            self.regrowth.shorten(sequence, self.request.overflow, heads, cells)
+            heads = dict(self.pending_rows())
+            self.recompute.shorten(sequence, self.request.overflow, heads, max_cells)
 
     def restart(self, sequence: Sequence) -> None:
         """Start again from the prompt: nothing was shown yet, and the result is the same."""
@@ -198,29 +209,32 @@ class BeamSearch:
         if finish in ("cancelled", "context_full", "repetition") and self.steps:
             for beam in self.beams:
                 if beam.node:
-                    self._keep(Ended(beam.whole(), beam.score, beam.node, finish), len(self.steps))
+                    self._keep(
+                        FinishedBeam(beam.is_complete(), beam.score, beam.node, finish),
+                        len(self.steps),
+                    )
         self._close(self.beams)
-        answers = [self._answer(ended) for ended in self.ended]
+        answers = [self._answer(ended) for ended in self.finished]
         sequence.beams = tuple(hypothesis for hypothesis, _ in answers)
         best, times = answers[0] if answers else (Hypothesis("", 0.0, ()), [])
         sequence.times += times
-        if sequence.slot >= 0 and sequence.spare:
-            slots = [sequence.slot, *sequence.spare]
-            sequence.slot, sequence.spare = (
-                self.ledger.settle(slots, seen(sequence, best.tokens)),
+        if sequence.slot >= 0 and sequence.branch_slots:
+            slots = [sequence.slot, *sequence.branch_slots]
+            sequence.slot, sequence.branch_slots = (
+                self.ledger.keep_best_branch(slots, context_tokens(sequence, best.tokens)),
                 [],
             )
         return best.text
 
-    def _sort_out(self, rows: list[Row]) -> list[tuple[Candidate, Decoder]]:
+    def _sort_out(self, rows: list[RowLogits]) -> list[tuple[BeamCandidate, Detokenizer]]:
         """Record the finished answers among the best tokens. Return the others, at most as many as
         beams.
         """
         width, wanted = self.search.beams, 2 * self.search.beams
         log_sums = []
         for row in rows:
-            log_sums.append(row.log_sum(self.near))
-            self.near = log_sums[-1]
+            log_sums.append(row.log_sum(self.last_log_sum))
+            self.last_log_sum = log_sums[-1]
         self._forbid(rows)
         offsets = [beam.score - total for beam, total in zip(self.beams, log_sums, strict=True)]
         while True:
@@ -242,16 +256,16 @@ class BeamSearch:
         for candidate, _, finish in checked[:width]:
             if finish is not None:
                 beam = self.beams[candidate.beam]
-                node = Node(beam.node, candidate.token, candidate.logprob)
+                node = BeamNode(beam.node, candidate.token, candidate.logprob)
                 self._keep(
-                    Ended(
+                    FinishedBeam(
                         self._whole(beam, candidate.token, finish), candidate.score, node, finish
                     ),
                     len(self.steps) + 1,
                 )
         return running[:width]
 
-    def _forbid(self, rows: list[Row]) -> None:
+    def _forbid(self, rows: list[RowLogits]) -> None:
         """Write -inf for tokens that the beams' grammars forbid. Each row belongs to one beam."""
         if self.request.grammar is None:
             return
@@ -259,38 +273,40 @@ class BeamSearch:
         for beam, row in zip(self.beams, rows, strict=True):
             if beam.branch:
                 beam.branch.forbid(row.logits, end_tokens(self.vocabulary))
-        self.guiding += time.perf_counter() - begun
+        self.grammar_seconds += time.perf_counter() - begun
 
     def _whole(self, beam: Beam, token: int, finish: Finish) -> bool:
         """Return whether an answer that ends with `token` is complete in the grammar."""
-        if beam.branch is None or self.vocabulary.ends(
+        if beam.branch is None or self.vocabulary.is_end(
             token
         ):  # a forbidden end token is never a candidate
             return True
         if finish == "stop":  # at a stop string, which is cut off
             return False
         branch = beam.branch.child(token, self.vocabulary.piece(token))
-        accepting = branch.accepting
+        accepting = branch.is_accepting
         branch.close()
         return accepting
 
     def _best(
-        self, rows: list[Row], offsets: list[float], sums: list[float], count: int
-    ) -> list[Candidate]:
+        self, rows: list[RowLogits], offsets: list[float], sums: list[float], count: int
+    ) -> list[BeamCandidate]:
         """Return the `count` best continuations of all beams, best first. A token adds its
         log-softmax to its beam's score.
         """
-        best: list[Candidate] = []
+        best: list[BeamCandidate] = []
         for beam, (row, offset, total) in enumerate(zip(rows, offsets, sums, strict=True)):
             logits = row.logits
             # once enough are found, nothing below the last of them can be among the best
             threshold = (
-                -best[-1].cost - offset - SLACK if len(best) == count else floor(logits, count)
+                -best[-1].cost - offset - LOGIT_SLACK
+                if len(best) == count
+                else top_threshold(logits, count)
             )
             ids = np.flatnonzero(logits >= max(threshold, float(np.finfo(np.float32).min)))
             values = logits[ids].tolist()
             best += [
-                Candidate(-(offset + value), beam, token, value - total)
+                BeamCandidate(-(offset + value), beam, token, value - total)
                 for token, value in zip(ids.tolist(), values, strict=True)
             ]
             best.sort()
@@ -298,39 +314,39 @@ class BeamSearch:
         return best
 
     def _ignored(self, token: int) -> bool:
-        return self.request.ignore_eos and self.vocabulary.ends(token)
+        return self.request.ignore_eos and self.vocabulary.is_end(token)
 
-    def _ends(self, candidate: Candidate) -> tuple[Decoder, Finish | None]:
+    def _ends(self, candidate: BeamCandidate) -> tuple[Detokenizer, Finish | None]:
         """Return the decoder after this token, and the finish if the answer ends there."""
         decoder = self.beams[candidate.beam].decoder
-        if self.vocabulary.ends(candidate.token):
+        if self.vocabulary.is_end(candidate.token):
             return decoder, "stop"
         if decoder.stops:
             decoder = copy.copy(decoder)
             decoder.feed(self.vocabulary.piece(candidate.token))
-            if decoder.stopped:
+            if decoder.is_stopped:
                 return decoder, "stop"
         if len(self.steps) + 1 < self.limit:
             return decoder, None
         return decoder, "length" if self.limit == self.request.max_tokens else "context_full"
 
-    def _keep(self, ended: Ended, length: int) -> None:
+    def _keep(self, ended: FinishedBeam, length: int) -> None:
         """Add a finished answer whose score is still the sum over `length` tokens, and keep the
         best ones.
         """
-        self.ended.append(replace(ended, score=ended.score / length**self.search.length_penalty))
-        self.ended.sort(
-            key=lambda answer: (not answer.whole, -answer.score)
+        self.finished.append(replace(ended, score=ended.score / length**self.search.length_penalty))
+        self.finished.sort(
+            key=lambda answer: (not answer.is_complete, -answer.score)
         )  # stable: the answer found first stays first
-        del self.ended[self.search.beams :]
+        del self.finished[self.search.beams :]
 
-    def _over(self, running: list[tuple[Candidate, Decoder]]) -> bool:
+    def _over(self, running: list[tuple[BeamCandidate, Detokenizer]]) -> bool:
         """Return whether no better answer can be found (`_check_early_stop_heuristic` and the code
         after it).
         """
         if not running:
             return True
-        if sum(ended.whole for ended in self.ended) < self.search.beams:
+        if sum(ended.is_complete for ended in self.finished) < self.search.beams:
             return False
         if self.search.early_stopping == "yes":
             return True
@@ -338,36 +354,38 @@ class BeamSearch:
         most = self.ledger.size if self.limit == math.inf else self.limit
         length = max(most, len(self.steps) + 1) if longest else len(self.steps) + 1
         reachable: float = running[0][0].score / length**self.search.length_penalty
-        return reachable <= self.ended[-1].score
+        return reachable <= self.finished[-1].score
 
-    def _descend(self, running: list[tuple[Candidate, Decoder]]) -> None:
+    def _descend(self, running: list[tuple[BeamCandidate, Detokenizer]]) -> None:
         """Replace the beams by their children, each with a slot that holds its parent's cells."""
         parents = {candidate.beam for candidate, _ in running}
-        self.free += [beam.slot for number, beam in enumerate(self.beams) if number not in parents]
+        self.free_slots += [
+            beam.slot for number, beam in enumerate(self.beams) if number not in parents
+        ]
         children, placed = [], set()
         for candidate, decoder in running:
             parent = self.beams[candidate.beam]
             slot = parent.slot
             if candidate.beam in placed:
-                slot = self.free.pop()
+                slot = self.free_slots.pop()
                 self.ledger.fork(parent.slot, slot)
             placed.add(candidate.beam)
-            node = Node(parent.node, candidate.token, candidate.logprob)
+            node = BeamNode(parent.node, candidate.token, candidate.logprob)
             children.append(
                 Beam(slot, candidate.score, node, decoder, self._grown(parent, candidate.token))
             )
-        for slot in self.free:
+        for slot in self.free_slots:
             self.ledger.trim(slot, 0)
         self._close(self.beams)
         self.beams = children
 
-    def _grown(self, parent: Beam, token: int) -> Branch | None:
+    def _grown(self, parent: Beam, token: int) -> GrammarBranch | None:
         """Return the state in the grammar after one more token."""
         if parent.branch is None:
             return None
         begun = time.perf_counter()
         branch = parent.branch.child(token, self.vocabulary.piece(token))
-        self.guiding += time.perf_counter() - begun
+        self.grammar_seconds += time.perf_counter() - begun
         return branch
 
     def _close(self, beams: list[Beam]) -> None:
@@ -375,14 +393,14 @@ class BeamSearch:
             if beam.branch:
                 beam.branch.close()
 
-    def _answer(self, ended: Ended) -> tuple[Hypothesis, list[TokenTime]]:
+    def _answer(self, ended: FinishedBeam) -> tuple[Hypothesis, list[TokenTime]]:
         """Return a finished answer as text, and each token with the times of the step in which it
         was found.
         """
         nodes = _path(ended.node)
-        if self.vocabulary.ends(nodes[-1].token):
+        if self.vocabulary.is_end(nodes[-1].token):
             nodes.pop()
-        decoder = Decoder(self.request.stops)
+        decoder = Detokenizer(self.request.stops)
         texts = [decoder.feed(self.vocabulary.piece(node.token)) for node in nodes]
         tail = decoder.finish()
         times = [
@@ -390,13 +408,16 @@ class BeamSearch:
             for node, text, step in zip(nodes, texts, self.steps, strict=False)
         ]
         return Hypothesis(
-            "".join(texts) + tail, ended.score, tuple(node.token for node in nodes), ended.whole
+            "".join(texts) + tail,
+            ended.score,
+            tuple(node.token for node in nodes),
+            ended.is_complete,
         ), times
 
 
-def _path(node: Node | None) -> list[Node]:
+def _path(node: BeamNode | None) -> list[BeamNode]:
     """Return the tokens of an answer from the first to this one."""
-    nodes: list[Node] = []
+    nodes: list[BeamNode] = []
     while node:
         nodes.append(node)
         node = node.parent

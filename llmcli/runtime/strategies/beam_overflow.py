@@ -9,47 +9,53 @@ rest of each is computed, one beam after the other.
 from dataclasses import dataclass
 
 from llmcli.runtime.kv_cache.ledger import Ledger
-from llmcli.runtime.requests.context_overflow import Overflow, Shorter
+from llmcli.runtime.requests.context_overflow import OverflowPolicy, ShortenedText
 from llmcli.runtime.requests.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Stem:
+class SharedStem:
     """The tokens that a beam's slot shall hold."""
 
     slot: int
     tokens: list[int]
 
 
-class Regrowth:
+class BranchRecompute:
     """Rebuilds the cells of beams through the engine, which computes whatever `sequence` has not
     computed yet.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._todo: list[Stem] = []
-        self._done: list[Stem] = []
+        self._todo: list[SharedStem] = []
+        self._done: list[SharedStem] = []
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Return whether cells of a beam are still to be computed."""
         return bool(self._todo)
 
     def shorten(
-        self, sequence: Sequence, overflow: Overflow, heads: dict[int, int], cells: int
+        self,
+        sequence: Sequence,
+        overflow: OverflowPolicy,
+        last_tokens: dict[int, int],
+        max_cells: int,
     ) -> bool:
         """Drop tokens from all beams. Return False when nothing may be dropped.
 
         `last_tokens`: each beam's slot, the best beam first, and its last token, which is not
         computed. `max_cells`: cells that the beams may use.
         """
-        texts = [[*self.ledger.tokens[slot], token] for slot, token in heads.items()]
+        texts = [[*self.ledger.tokens[slot], token] for slot, token in last_tokens.items()]
         others = (
-            self.ledger.held(list(heads)) + len(texts) - len(texts[0])
+            self.ledger.count_cells(list(last_tokens)) + len(texts) - len(texts[0])
         )  # cells that the best beam does not share
         shortened = [
-            overflow.shorten(text, sequence.prompt, sequence.left.turns, cells - others)
+            overflow.shorten(
+                text, sequence.n_prompt, sequence.overflow_stats.turns, max_cells - others
+            )
             for text in texts
         ]
         kept = [shorter for shorter in shortened if shorter]
@@ -57,43 +63,44 @@ class Regrowth:
             return False
         sequence.tokens = texts[0]
         sequence.shorten(kept[0])
-        self._begin(sequence, overflow.move, list(heads), kept)
+        self._begin(sequence, overflow.can_move_cells, list(last_tokens), kept)
         return True
 
     def _begin(
-        self, sequence: Sequence, move: bool, slots: list[int], stays: list[Shorter]
+        self, sequence: Sequence, move: bool, slots: list[int], stays: list[ShortenedText]
     ) -> None:
         self._todo = [
-            Stem(slot, shorter.tokens[:-1]) for slot, shorter in zip(slots, stays, strict=True)
+            SharedStem(slot, shorter.tokens[:-1])
+            for slot, shorter in zip(slots, stays, strict=True)
         ]
         self._done = []
-        for slot in (sequence.slot, *sequence.spare):
+        for slot in (sequence.slot, *sequence.branch_slots):
             if slot != slots[0]:
                 self.ledger.trim(slot, 0)
-        self.ledger.adapt(slots[0], self._todo[0].tokens, move)
+        self.ledger.apply_overflow(slots[0], self._todo[0].tokens, move)
         self._go_on(sequence)
 
-    def grown(self, sequence: Sequence) -> None:
+    def finish_beam(self, sequence: Sequence) -> None:
         """Continue with the next beam after the cells of one are computed."""
         self._done.append(self._todo.pop(0))
         self._go_on(sequence)
 
     def _go_on(self, sequence: Sequence) -> None:
         """Set the sequence to the first beam that has tokens to compute."""
-        slots = {sequence.slot, *sequence.spare}
+        slots = {sequence.slot, *sequence.branch_slots}
         while self._todo:
             stem = self._todo[0]
             if self._done:
                 self._take(stem)
             n_cached = len(self.ledger.tokens[stem.slot])
-            sequence.slot, sequence.spare = stem.slot, sorted(slots - {stem.slot})
-            sequence.tokens, sequence.computed = stem.tokens, n_cached
-            sequence.recompute(len(stem.tokens) - n_cached)
+            sequence.slot, sequence.branch_slots = stem.slot, sorted(slots - {stem.slot})
+            sequence.tokens, sequence.n_computed = stem.tokens, n_cached
+            sequence.count_recomputed(len(stem.tokens) - n_cached)
             if n_cached < len(stem.tokens):
                 return
             self._done.append(self._todo.pop(0))
 
-    def _take(self, stem: Stem) -> None:
+    def _take(self, stem: SharedStem) -> None:
         """Share cells with the beam that has the longest common prefix."""
         lengths = {done.slot: _common(done.tokens, stem.tokens) for done in self._done}
         source = max(lengths, key=lengths.__getitem__)
@@ -101,11 +108,11 @@ class Regrowth:
         self.ledger.trim(stem.slot, lengths[source])
 
 
-def seen(sequence: Sequence, answer: tuple[int, ...]) -> list[int]:
+def context_tokens(sequence: Sequence, answer: tuple[int, ...]) -> list[int]:
     """Return the tokens of a prompt and an answer that are in the context, some of which may have
     been dropped.
     """
-    prompt, dropped = sequence.tokens[: sequence.prompt], sequence.left.tokens
+    prompt, dropped = sequence.tokens[: sequence.n_prompt], sequence.overflow_stats.tokens
     if dropped == len(sequence.request.tokens) - len(prompt):  # dropped from the prompt only
         return [*prompt, *answer]
     text = [*sequence.request.tokens, *answer]

@@ -9,40 +9,40 @@ import numpy as np
 
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.chain import Row, Summing, make_chain
-from llmcli.runtime.strategies.base import Means, end_tokens, refuse_nan
-from llmcli.runtime.strategies.constrained_chain import guided
-from llmcli.runtime.text.detokenizer import Decoder
+from llmcli.runtime.sampling.chain import RowLogits, SummingChain, make_chain
+from llmcli.runtime.strategies.base import StrategyResources, end_tokens, refuse_nan
+from llmcli.runtime.strategies.constrained_chain import guide_chain
+from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.types import Event, Finish
 
 
-class Plain:
+class PlainStrategy:
     """Draws tokens and decodes their text."""
 
     name: ClassVar[str] = "plain"
     slots = 1
 
-    def __init__(self, request: Request, seed: int, means: Means) -> None:
-        self.vocabulary = means.vocabulary
-        chain = make_chain(request.sampling, seed, means.native, means.vocabulary)
-        self.chain = guided(chain, request, self.vocabulary.piece)
+    def __init__(self, request: Request, seed: int, resources: StrategyResources) -> None:
+        self.vocabulary = resources.vocabulary
+        chain = make_chain(request.sampling, seed, resources.native, resources.vocabulary)
+        self.chain = guide_chain(chain, request, self.vocabulary.piece)
         # The log-sum must be computed before forbidden ends are written to the row.
-        self.summing = (
-            self.chain if isinstance(self.chain, Summing) and not request.ignore_eos else None
+        self.summing_chain = (
+            self.chain if isinstance(self.chain, SummingChain) and not request.ignore_eos else None
         )
-        self.decoder = Decoder(request.stops)
+        self.decoder = Detokenizer(request.stops)
         # logit of the last drawn token, close to the largest logit of the next row
-        self.near = math.nan
+        self.last_logit = math.nan
 
-    def pending(self) -> list[tuple[int, int]]:
+    def pending_rows(self) -> list[tuple[int, int]]:
         """Return no rows: the last drawn token is in the sequence and is computed from there."""
         return []
 
     def accept(
-        self, sequence: Sequence, rows: Iterator[Row], spent: float
+        self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
         """Draw a token from the single row."""
-        row, request, replayed = next(rows), sequence.request, sequence.known
+        row, request, replayed = next(rows), sequence.request, sequence.replayed
         if not sequence.times:
             refuse_nan(row)
         if request.max_tokens == 0:
@@ -54,33 +54,38 @@ class Plain:
         log_sum = None
         if request.logprobs:
             log_sum = (
-                self.summing.log_sum(row, self.near) if self.summing else row.log_sum(self.near)
+                self.summing_chain.log_sum(row, self.last_logit)
+                if self.summing_chain
+                else row.log_sum(self.last_logit)
             )
         begun = time.perf_counter()
         token = (self._draw_no_end if request.ignore_eos else self.chain.draw)(row, sequence.tokens)
         if len(sequence.times) < len(replayed.tokens):
             token = replayed.tokens[len(sequence.times)]
-        ended = not request.ignore_eos and self.vocabulary.ends(token)
-        if ended and not request.scores:
+        ended = not request.ignore_eos and self.vocabulary.is_end(token)
+        if ended and not request.score_prompt:
             return [], "stop"
         sample = time.perf_counter() - begun
         logprob = None
         if log_sum is not None:
-            self.near = row.logits.item(token)
-            logprob = self.near - log_sum
+            self.last_logit = row.logits.item(token)
+            logprob = self.last_logit - log_sum
             if request.top_logprobs:
-                sequence.rank(row.logits, log_sum)
+                sequence.record_top_logprobs(row.logits, log_sum)
         sequence.tokens.append(token)
         text = self.decoder.feed(self.vocabulary.piece(token))
-        top = sequence.top[-1] if request.logprobs and request.top_logprobs else ()
+        top = sequence.top_logprobs[-1] if request.logprobs and request.top_logprobs else ()
         event = Event(
-            sequence.id, sequence.time(token, text, spent, sample, logprob), text, top=top
+            sequence.id,
+            sequence.record_token(token, text, pass_seconds, sample, logprob),
+            text,
+            top=top,
         )
-        if ended or self.decoder.stopped:
+        if ended or self.decoder.is_stopped:
             return [event], "stop"
         return [event], "length" if len(sequence.times) == request.max_tokens else None
 
-    def _draw_no_end(self, row: Row, tokens: list[int]) -> int:
+    def _draw_no_end(self, row: RowLogits, tokens: list[int]) -> int:
         """Draw with all end tokens forbidden, as llama.cpp does, and restore the row for other
         readers.
         """
@@ -91,10 +96,10 @@ class Plain:
         row.logits[ends] = before
         return token
 
-    def shortened(self, sequence: Sequence) -> None:
+    def on_context_shift(self, sequence: Sequence) -> None:
         """Do nothing: a chain remembers what it drew and looks back from the end of the tokens."""
 
-    def make_way(self, sequence: Sequence, cells: int) -> None:
+    def apply_overflow(self, sequence: Sequence, max_cells: int) -> None:
         """Fail: the engine shortens a sequence with one slot itself."""
         raise AssertionError("an answer has one slot")
 
@@ -110,4 +115,4 @@ class Plain:
         return self.decoder.finish()
 
 
-STRATEGIES = (Plain,)
+STRATEGIES = (PlainStrategy,)

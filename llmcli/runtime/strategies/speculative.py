@@ -18,18 +18,18 @@ from itertools import islice
 from time import perf_counter
 from typing import ClassVar
 
-from llmcli.runtime.drafting.base import Draft, Guesses
-from llmcli.runtime.drafting.draft_length import Pace
+from llmcli.runtime.drafting.base import Draft, DraftState
+from llmcli.runtime.drafting.draft_length import DraftLength
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
-from llmcli.runtime.sampling.chain import NumpyChain, Row
-from llmcli.runtime.sampling.rejection import Matching
-from llmcli.runtime.strategies.base import NOTHING, Means
-from llmcli.runtime.strategies.guided import Guided
+from llmcli.runtime.sampling.chain import NumpyChain, RowLogits
+from llmcli.runtime.sampling.rejection import RejectionChain
+from llmcli.runtime.strategies.base import NO_SPECULATION, StrategyResources
+from llmcli.runtime.strategies.guided import GuidedStrategy
 from llmcli.types import Event, Finish
 
 
-class Speculative(Guided):
+class SpeculativeStrategy(GuidedStrategy):
     """Draws one token per pass, or several when guesses are right.
 
     The tokens of a pass become visible together. Each is assigned an equal share of the pass's
@@ -39,14 +39,15 @@ class Speculative(Guided):
 
     name: ClassVar[str] = "speculative"
 
-    def __init__(self, request: Request, seed: int, means: Means) -> None:
-        speculation = means.speculation or NOTHING
+    def __init__(self, request: Request, seed: int, resources: StrategyResources) -> None:
+        speculation = resources.speculation or NO_SPECULATION
         uses_draws = (
-            any(drafter.draws for drafter in speculation.drafters) and not request.sampling.greedy
+            any(drafter.draws for drafter in speculation.drafters)
+            and not request.sampling.is_greedy
         )
         draft_request = request
         if (
-            uses_draws and speculation.reproducible
+            uses_draws and speculation.is_reproducible
             # then only a draw from the chain itself may confirm a guess, so the likeliest token is
             # guessed
         ):
@@ -54,39 +55,43 @@ class Speculative(Guided):
                 False,
                 replace(request, sampling=request.sampling.with_values({"temp": 0})),
             )
-        super().__init__(request, seed, replace(means, native=None) if uses_draws else means)
-        self.matching = (
-            Matching(self.chain) if uses_draws and isinstance(self.chain, NumpyChain) else None
+        super().__init__(
+            request, seed, replace(resources, native=None) if uses_draws else resources
         )
-        self.chain = self.matching or self.chain
-        self.ledger = means.ledger
-        self.pace = Pace(speculation.curve, speculation.most)
+        self.rejection_chain = (
+            RejectionChain(self.chain)
+            if uses_draws and isinstance(self.chain, NumpyChain)
+            else None
+        )
+        self.chain = self.rejection_chain or self.chain
+        self.ledger = resources.ledger
+        self.draft_length = DraftLength(speculation.pass_cost, speculation.max_rows)
         self.drafters = [drafter.start(draft_request, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
-        self.made: tuple[Guesses, Draft, float] | None = (
+        self.last_draft: tuple[DraftState, Draft, float] | None = (
             None  # the drafter, its draft, and the seconds it took
         )
-        self.drafted = self.accepted = 0
-        self.cuts = True  # whether the memory can drop guesses
+        self.n_drafted = self.n_accepted = 0
+        self.can_cut = True  # whether the memory can drop guesses
         # rows of the next pass without guesses: more than one when text was forced
-        self.width = 0
+        self.pass_rows = 0
 
     def accept(
-        self, sequence: Sequence, rows: Iterator[Row], spent: float
+        self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
     ) -> tuple[list[Event], Finish | None]:
         """Draw from the row of the last token, and from the rows of guesses as long as they are
         right.
         """
         if sequence.draft:
-            events, finish = self._verify(sequence, rows, spent)
+            events, finish = self._verify(sequence, rows, pass_seconds)
         else:
-            events, finish = super().accept(sequence, rows, spent)
-            if self.width == 1:
-                self.pace.plain(spent)
-            elif not self.width:
-                self.pace.begin(sequence.prompt_seconds)
-        if finish is None and self.cuts:
-            self.width = len(sequence.tokens) - sequence.computed
+            events, finish = super().accept(sequence, rows, pass_seconds)
+            if self.pass_rows == 1:
+                self.draft_length.record_single(pass_seconds)
+            elif not self.pass_rows:
+                self.draft_length.record_prompt(sequence.prompt_seconds)
+        if finish is None and self.can_cut:
+            self.pass_rows = len(sequence.tokens) - sequence.n_computed
             self._guess(sequence)
         return events, finish
 
@@ -96,30 +101,30 @@ class Speculative(Guided):
             drafter.follow(sequence)
         # One token of the pass needs no guess. The pass ends where the engine checks for
         # repetition, as single passes do.
-        limit = min(self.limit, sequence.look_at) - len(sequence.times) - 1
+        limit = min(self.limit, sequence.repetition_check_at) - len(sequence.times) - 1
         for drafter in self.drafters:
-            if count := self.pace.choose(drafter, limit):
+            if count := self.draft_length.choose(drafter, limit):
                 begun = perf_counter()
                 draft = drafter.draft(count)
                 sequence.draft = list(draft.tokens)
-                self.made = drafter, draft, perf_counter() - begun
+                self.last_draft = drafter, draft, perf_counter() - begun
                 return
 
     def _verify(
-        self, sequence: Sequence, rows: Iterator[Row], spent: float
+        self, sequence: Sequence, rows: Iterator[RowLogits], spent: float
     ) -> tuple[list[Event], Finish | None]:
         """Draw from row after row until one differs from its guess."""
-        assert self.made
-        drafter, draft, drafting = self.made
+        assert self.last_draft
+        drafter, draft, drafting = self.last_draft
         guessed, sequence.draft = sequence.draft, []  # the engine may have cut the draft
         read_rows = list(islice(rows, len(guessed) + 1))
-        start, since = len(sequence.tokens), sequence.last
+        start, since = len(sequence.tokens), sequence.last_token_time
         events: list[Event] = []
         n_right = 0
         while True:
             at, length = n_right, len(sequence.tokens)
-            if self.matching and draft.odds and at < len(guessed):
-                self.matching.expected = guessed[at], draft.odds[at]
+            if self.rejection_chain and draft.probabilities and at < len(guessed):
+                self.rejection_chain.expected = guessed[at], draft.probabilities[at]
             new_events, finish = super().accept(sequence, iter((read_rows[at],)), 0.0)
             events += new_events
             new_tokens = sequence.tokens[length:]
@@ -128,11 +133,15 @@ class Speculative(Guided):
             if finish is not None or agreed < len(new_tokens) or at == len(guessed):
                 break
         self._take_back(sequence, start + n_right)
-        self.drafted += len(guessed)
-        self.accepted += n_right
-        drafter.judged(len(guessed), n_right)
-        self.pace.guessed(
-            len(guessed) + self.width, max(1, len(events)), spent, drafting, draft.reading
+        self.n_drafted += len(guessed)
+        self.n_accepted += n_right
+        drafter.record_result(len(guessed), n_right)
+        self.draft_length.record_draft(
+            len(guessed) + self.pass_rows,
+            max(1, len(events)),
+            spent,
+            drafting,
+            draft.reading_seconds,
         )
         return _shared(sequence, events, since, spent), finish
 
@@ -140,19 +149,19 @@ class Speculative(Guided):
         """Drop the cells of wrong guesses. If the memory cannot, the text is recomputed and
         drafting stops.
         """
-        sequence.computed = self.ledger.trim(sequence.slot, keep)
-        self.cuts = sequence.computed == keep
+        sequence.n_computed = self.ledger.trim(sequence.slot, keep)
+        self.can_cut = sequence.n_computed == keep
 
-    def shortened(self, sequence: Sequence) -> None:
+    def on_context_shift(self, sequence: Sequence) -> None:
         """Restart the drafters: positions in the text have changed."""
-        super().shortened(sequence)
-        sequence.draft, self.width = [], 0
+        super().on_context_shift(sequence)
+        sequence.draft, self.pass_rows = [], 0
         for drafter in self.drafters:
-            drafter.shortened()
+            drafter.on_context_shift()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """Return the rest of the text, and record how many tokens were drafted and accepted."""
-        sequence.drafted, sequence.accepted = self.drafted, self.accepted
+        sequence.n_drafted, sequence.n_accepted = self.n_drafted, self.n_accepted
         for drafter in self.drafters:
             drafter.close()
         return super().finish(sequence, finish)
@@ -173,7 +182,7 @@ def _shared(sequence: Sequence, events: list[Event], since: float, spent: float)
     if not rows:
         return events
     count = len(rows)
-    gap, decode = (sequence.last - since) * 1e3 / count, spent * 1e3 / count
+    gap, decode = (sequence.last_token_time - since) * 1e3 / count, spent * 1e3 / count
     sample, grammar = (
         sum(getattr(row, field) for row in rows) / count for field in ("sample_ms", "constraint_ms")
     )
@@ -186,4 +195,4 @@ def _shared(sequence: Sequence, events: list[Event], since: float, spent: float)
     return [replace(event, token=next(tokens)) if event.token else event for event in events]
 
 
-STRATEGIES = (Speculative,)
+STRATEGIES = (SpeculativeStrategy,)

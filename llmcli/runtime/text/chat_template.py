@@ -8,17 +8,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.text.jinja_sandbox import CHARACTERS, Budget, Raised, TooMuch, environment
+from llmcli.runtime.text.jinja_sandbox import (
+    MAX_CHARACTERS,
+    TemplateBudget,
+    TemplateBudgetExceeded,
+    TemplateError,
+    make_environment,
+)
 from llmcli.types import Message
 
 if TYPE_CHECKING:
     import jinja2
 
-SWITCHES = ("enable_thinking", "thinking")  # the names of Qwen3 and others, DeepSeek and Granite
-HINT = "use --raw for no template, or --chat-template FILE for another one"
+THINKING_VARIABLES = (
+    "enable_thinking",
+    "thinking",
+)  # the names of Qwen3 and others, DeepSeek and Granite
+TEMPLATE_HINT = "use --raw for no template, or --chat-template FILE for another one"
 
 
-class Template:
+class ChatTemplate:
     """One compiled chat template."""
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
@@ -28,7 +37,7 @@ class Template:
         )
         self._compiled: jinja2.Template | None = None
         self._system: bool | None = None
-        self._budget = Budget()
+        self._budget = TemplateBudget()
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
@@ -41,7 +50,7 @@ class Template:
         import jinja2
 
         said = sum(len(message.content) for message in messages) + len(str(variables))
-        self._budget.begin(said)
+        self._budget.start_rendering(said)
         try:
             pieces: list[str] = []
             length = 0
@@ -52,23 +61,26 @@ class Template:
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self.bos,
                 eos_token=self.eos,
-                **{"tools": None, **self.asked(self.reasoning), **variables},
+                **{"tools": None, **self.thinking_values(self.reasoning), **variables},
             ):
                 length += len(piece)
-                if length > CHARACTERS + said:
-                    raise TooMuch("its output is too long")
+                if length > MAX_CHARACTERS + said:
+                    raise TemplateBudgetExceeded("its output is too long")
                 pieces.append(piece)
             return "".join(pieces)
-        except Raised as error:
+        except TemplateError as error:
             raise UserError(
-                f"the chat template refuses this conversation: {error}", hint=HINT
+                f"the chat template refuses this conversation: {error}", hint=TEMPLATE_HINT
             ) from None
         except jinja2.TemplateSyntaxError as error:
             raise UserError(
-                f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT
+                f"the chat template is broken: line {error.lineno}: {error.message}",
+                hint=TEMPLATE_HINT,
             ) from None
-        except TooMuch as error:
-            raise UserError(f"the chat template asks for too much: {error}", hint=HINT) from None
+        except TemplateBudgetExceeded as error:
+            raise UserError(
+                f"the chat template asks for too much: {error}", hint=TEMPLATE_HINT
+            ) from None
         except (
             jinja2.TemplateError,
             TypeError,
@@ -83,7 +95,7 @@ class Template:
         ) as error:
             # Any error inside the template is the template's fault, not ours.
             raise UserError(
-                f"the chat template fails: {type(error).__name__}: {error}", hint=HINT
+                f"the chat template fails: {type(error).__name__}: {error}", hint=TEMPLATE_HINT
             ) from None
 
     def check(self) -> None:
@@ -94,7 +106,8 @@ class Template:
             self._template()
         except jinja2.TemplateSyntaxError as error:
             raise UserError(
-                f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT
+                f"the chat template is broken: line {error.lineno}: {error.message}",
+                hint=TEMPLATE_HINT,
             ) from None
         except (
             SyntaxError,
@@ -102,17 +115,17 @@ class Template:
             MemoryError,
         ) as error:  # nested too deeply for Python or Jinja
             raise UserError(
-                f"the chat template is broken: {type(error).__name__}: {error}", hint=HINT
+                f"the chat template is broken: {type(error).__name__}: {error}", hint=TEMPLATE_HINT
             ) from None
 
-    def asked(self, reasoning: bool | None) -> dict[str, bool]:
+    def thinking_values(self, reasoning: bool | None) -> dict[str, bool]:
         """Return the template variables that ask the model to think or not."""
-        return {} if reasoning is None else dict.fromkeys(self.switches, reasoning)
+        return {} if reasoning is None else dict.fromkeys(self.thinking_variables, reasoning)
 
     @property
-    def switches(self) -> tuple[str, ...]:
+    def thinking_variables(self) -> tuple[str, ...]:
         """Return the names of the variables with which this template switches thinking."""
-        return tuple(name for name in SWITCHES if name in self.variables)
+        return tuple(name for name in THINKING_VARIABLES if name in self.variables)
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:
@@ -122,7 +135,7 @@ class Template:
 
         try:
             return frozenset(
-                meta.find_undeclared_variables(environment(self._budget).parse(self.source))
+                meta.find_undeclared_variables(make_environment(self._budget).parse(self.source))
             )
         except (jinja2.TemplateError, RecursionError):  # render() reports what is wrong
             return frozenset()
@@ -142,5 +155,5 @@ class Template:
 
     def _template(self) -> "jinja2.Template":
         if self._compiled is None:
-            self._compiled = environment(self._budget).from_string(self.source)
+            self._compiled = make_environment(self._budget).from_string(self.source)
         return self._compiled

@@ -3,12 +3,12 @@
 import codecs
 
 
-class Decoder:
+class Detokenizer:
     """Decodes the bytes of one answer. `is_stopped` is set once a stop string appears."""
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self.stops = tuple(stop for stop in stops if stop)
-        self.stopped = False
+        self.is_stopped = False
         self._half = b""  # of a character
         self._held = ""
 
@@ -30,28 +30,28 @@ class Decoder:
         """
         text = self._release(self._half.decode("utf-8", "replace"))
         self._half = b""
-        if not self.stopped:
+        if not self.is_stopped:
             text, self._held = text + self._held, ""
         return text
 
     def _release(self, text: str) -> str:
-        if self.stopped:
+        if self.is_stopped:
             return ""
         self._held += text
         cut = min(
             (at for at in (self._held.find(stop) for stop in self.stops) if at >= 0), default=-1
         )
         if cut >= 0:
-            self.stopped = True
+            self.is_stopped = True
             shown, self._held = self._held[:cut], ""
         else:
-            keep = max((overlap(self._held, stop) for stop in self.stops), default=0)
+            keep = max((overlap_length(self._held, stop) for stop in self.stops), default=0)
             shown = self._held[: len(self._held) - keep]
             self._held = self._held[len(shown) :]
         return shown
 
 
-def overlap(text: str, word: str) -> int:
+def overlap_length(text: str, word: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `word`."""
     return next(
         (

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-SECONDS, CHARACTERS = 2.0, 1 << 20
-WORK = 64  # budget per character that may be written: templates build texts piece by piece
-NUMBER = 64  # cost of one number of a range, in characters
-FILTERS = frozenset(
+MAX_SECONDS, MAX_CHARACTERS = 2.0, 1 << 20
+BUDGET_FACTOR = 64  # budget per character that may be written: templates build texts piece by piece
+RANGE_NUMBER_COST = 64  # cost of one number of a range, in characters
+ALLOWED_FILTERS = frozenset(
     {
         "abs",
         "capitalize",
@@ -57,7 +57,7 @@ FILTERS = frozenset(
         "wordcount",
     }
 )
-METHODS = frozenset(
+ALLOWED_METHODS = frozenset(
     {
         "capitalize",
         "casefold",
@@ -96,38 +96,38 @@ METHODS = frozenset(
         "upper",
     }
 )
-PADDED = re.compile(r"[*]|\d{3}")  # width or precision in a % format
+PADDED_FORMAT = re.compile(r"[*]|\d{3}")  # width or precision in a % format
 
 
-class Raised(Exception):
+class TemplateError(Exception):
     """The template called raise_exception()."""
 
 
-class TooMuch(Exception):
+class TemplateBudgetExceeded(Exception):
     """The template takes too long or builds too much."""
 
 
-class Budget:
+class TemplateBudget:
     """What one rendering may still use: time, and characters (or list items) built on the way."""
 
-    def begin(self, characters: int) -> None:
+    def start_rendering(self, characters: int) -> None:
         """Start a rendering of a conversation with this many characters."""
-        self.deadline = time.monotonic() + SECONDS
-        self.left = WORK * (CHARACTERS + characters)
+        self.deadline = time.monotonic() + MAX_SECONDS
+        self.characters_left = BUDGET_FACTOR * (MAX_CHARACTERS + characters)
 
-    def tick(self) -> None:
+    def check_time(self) -> None:
         """Raise TemplateBudgetExceeded when the time is over."""
         if time.monotonic() > self.deadline:
-            raise TooMuch(f"it runs for more than {SECONDS:g} s")
+            raise TemplateBudgetExceeded(f"it runs for more than {MAX_SECONDS:g} s")
 
-    def spend(self, amount: int) -> None:
+    def charge(self, amount: int) -> None:
         """Charge `amount` characters before they are built."""
-        self.left -= amount
-        if self.left < 0:
-            raise TooMuch("a loop, list or text is too large")
-        self.tick()
+        self.characters_left -= amount
+        if self.characters_left < 0:
+            raise TemplateBudgetExceeded("a loop, list or text is too large")
+        self.check_time()
 
-    def weigh(self, *values: Any) -> None:
+    def charge_text_of(self, *values: Any) -> None:
         """Charge the text of `values`, including nested lists, whose text may be much longer than
         they are.
         """
@@ -139,16 +139,16 @@ class Budget:
             if isinstance(value, Namespace):
                 value = object.__getattribute__(value, "_Namespace__attrs")
             if isinstance(value, str):
-                self.spend(len(value))
+                self.charge(len(value))
             elif isinstance(value, Mapping):
-                self.spend(len(value))
+                self.charge(len(value))
                 stack += [*value.keys(), *value.values()]
             elif isinstance(value, (list, tuple)):
-                self.spend(len(value))
+                self.charge(len(value))
                 stack += value
 
 
-def environment(budget: Budget) -> Any:
+def make_environment(budget: TemplateBudget) -> Any:
     """Return a Jinja environment like transformers', limited by `budget`."""
     from jinja2 import sandbox
 
@@ -158,16 +158,16 @@ def environment(budget: Budget) -> Any:
 
         def ticking(self, items: Iterable[Any]) -> Iterator[Any]:
             for item in items:
-                budget.tick()
+                budget.check_time()
                 yield item
 
         def joined(self, *items: Any) -> str:
-            budget.weigh(*items)
+            budget.charge_text_of(*items)
             return "".join(map(str, items))
 
         def concat(self, parts: Iterable[str]) -> str:
             parts = list(parts)
-            budget.spend(sum(map(len, parts)))
+            budget.charge(sum(map(len, parts)))
             return "".join(parts)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -175,24 +175,24 @@ def environment(budget: Budget) -> Any:
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-            budget.tick()
+            budget.check_time()
             owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
             if isinstance(owner, str) and name == "join" and args:
                 args = (list(args[0]), *args[1:])
-                budget.spend(sum(map(len, args[0])) + len(owner) * len(args[0]))
+                budget.charge(sum(map(len, args[0])) + len(owner) * len(args[0]))
             elif isinstance(owner, str) and name == "replace" and len(args) > 1:
-                budget.spend(len(owner) + owner.count(args[0]) * len(args[1]))
+                budget.charge(len(owner) + owner.count(args[0]) * len(args[1]))
             return super().call(context, function, *args, **kwargs)
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
             if isinstance(obj, (int, float, bytes)) or (
-                isinstance(obj, str) and attr not in METHODS
+                isinstance(obj, str) and attr not in ALLOWED_METHODS
             ):
                 return False
             return super().is_safe_attribute(obj, attr, value)
 
     def shown(value: Any) -> Any:
-        budget.weigh(value)
+        budget.charge_text_of(value)
         return value
 
     extensions = ["jinja2.ext.loopcontrols", _generation()]
@@ -243,27 +243,27 @@ def _generation() -> Any:
     return Generation
 
 
-def _pay_for(budget: Budget, operator: str, left: Any, right: Any) -> None:
+def _pay_for(budget: TemplateBudget, operator: str, left: Any, right: Any) -> None:
     if operator == "**" and (abs(left) > 1024 or abs(right) > 64):
-        raise TooMuch("a power is too large")
+        raise TemplateBudgetExceeded("a power is too large")
     if operator == "*":
-        budget.spend(max(_length(left) * _count(right), _length(right) * _count(left)))
+        budget.charge(max(_length(left) * _count(right), _length(right) * _count(left)))
     if operator == "+":
-        budget.spend(_length(left) + _length(right))
+        budget.charge(_length(left) + _length(right))
     if operator == "%" and isinstance(left, str):
-        if PADDED.search(left):
-            raise TooMuch("a padded format string")
-        budget.weigh(left, right)
+        if PADDED_FORMAT.search(left):
+            raise TemplateBudgetExceeded("a padded format string")
+        budget.charge_text_of(left, right)
 
 
-def _globals(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
+def _globals(budget: TemplateBudget, table: Mapping[str, Any]) -> dict[str, Any]:
     def bounded_range(*bounds: int) -> Iterator[int]:
         for number in range(*bounds):
-            budget.spend(NUMBER)
+            budget.charge(RANGE_NUMBER_COST)
             yield number
 
     def refuse(message: str) -> None:
-        raise Raised(message)
+        raise TemplateError(message)
 
     return {
         **{name: table[name] for name in ("namespace", "dict", "cycler", "joiner")},
@@ -273,7 +273,7 @@ def _globals(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
+def _filters(budget: TemplateBudget, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return Jinja's filters that are in ALLOWED_FILTERS; filters that build more than they get
     charge the budget first.
     """
@@ -281,23 +281,23 @@ def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
     from markupsafe import soft_str
 
     def indent(text: str, width: int = 4, *rest: Any, **more: Any) -> str:
-        budget.spend(len(text) + 64 * text.count("\n"))
+        budget.charge(len(text) + 64 * text.count("\n"))
         return filters.do_indent(text, min(width, 64), *rest, **more)
 
     @pass_eval_context
     def join(context: Any, items: Iterable[Any], d: str = "", attribute: Any = None) -> str:
         items = list(items)
-        budget.weigh(items)
-        budget.spend(len(str(d)) * len(items))
+        budget.charge_text_of(items)
+        budget.charge(len(str(d)) * len(items))
         return filters.sync_do_join(context, items, d, attribute)
 
     @pass_eval_context
     def replace(context: Any, text: str, old: str, new: str, count: int | None = None) -> str:
-        budget.spend(len(text) + str(text).count(old) * len(new))
+        budget.charge(len(text) + str(text).count(old) * len(new))
         return filters.do_replace(context, text, old, new, count)
 
     def string(value: Any) -> str:
-        budget.weigh(value)
+        budget.charge_text_of(value)
         return soft_str(value)
 
     def tojson(
@@ -316,7 +316,7 @@ def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
         )
         pieces = []
         for piece in encoder.iterencode(value):
-            budget.spend(len(piece))
+            budget.charge(len(piece))
             pieces.append(piece)
         return "".join(pieces)
 
@@ -327,7 +327,7 @@ def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
         "string": string,
         "tojson": tojson,
     }
-    return {name: table[name] for name in FILTERS} | limited
+    return {name: table[name] for name in ALLOWED_FILTERS} | limited
 
 
 def _length(value: Any) -> int:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.types import Message
 from quant.model_file import load_checks, read_header
 
-ANSWER = "Blue, I think."
-PROBES: dict[str, tuple[Message, ...]] = {
+PROBE_ANSWER = "Blue, I think."
+PROBE_CONVERSATIONS: dict[str, tuple[Message, ...]] = {
     "one question": (Message("user", "What colour is the sky?"),),
     "with a system prompt": (
         Message("system", "Answer briefly."),
@@ -22,7 +22,7 @@ PROBES: dict[str, tuple[Message, ...]] = {
     ),
     "a second turn": (
         Message("user", "What colour is the sky?"),
-        Message("assistant", ANSWER),
+        Message("assistant", PROBE_ANSWER),
         Message("user", "And the sea?"),
     ),
 }
@@ -41,8 +41,8 @@ def template_report(path: Path) -> TemplateReport:
 
     Raises UserError for a file without a template, and when the template fails on a plain question.
     """
-    header = read_header.read(path)
-    load_checks.check(header)
+    header = read_header.read_header(path)
+    load_checks.check_loadable(header)
     source = header.metadata.get("tokenizer.chat_template")
     if not source:
         raise UserError(
@@ -50,9 +50,11 @@ def template_report(path: Path) -> TemplateReport:
             hint=f"llmcli run '{path}' -p TEXT",
         )
     with open_model(path, vocab_only=True) as model:
-        template = Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos))
+        template = ChatTemplate(
+            str(source), bos=model.token_text(model.bos), eos=model.token_text(model.eos)
+        )
         probes, warnings = {}, []
-        for name, messages in PROBES.items():
+        for name, messages in PROBE_CONVERSATIONS.items():
             try:
                 probes[name] = template.render(messages)
             except UserError as error:
@@ -63,7 +65,7 @@ def template_report(path: Path) -> TemplateReport:
     return TemplateReport(probes, tuple(warnings))
 
 
-def _doubled_bos(model: Model, template: Template, probes: dict[str, str]) -> list[str]:
+def _doubled_bos(model: Model, template: ChatTemplate, probes: dict[str, str]) -> list[str]:
     if not (template.bos and model.add_bos) or not any(
         text.startswith(template.bos) for text in probes.values()
     ):
@@ -74,34 +76,37 @@ def _doubled_bos(model: Model, template: Template, probes: dict[str, str]) -> li
     ]
 
 
-def turn_end(model: Model, source: str) -> list[str]:
+def check_turn_end(model: Model, source: str) -> list[str]:
     """Return warnings about how a chat template ends an assistant's turn: none or one."""
-    return _endless(model, Template(source, bos=model.word(model.bos), eos=model.word(model.eos)))
+    return _endless(
+        model,
+        ChatTemplate(source, bos=model.token_text(model.bos), eos=model.token_text(model.eos)),
+    )
 
 
-def _endless(model: Model, template: Template) -> list[str]:
+def _endless(model: Model, template: ChatTemplate) -> list[str]:
     """Check that the token after an assistant's answer is one at which llama.cpp stops."""
-    question, *_ = PROBES["one question"]
+    question, *_ = PROBE_CONVERSATIONS["one question"]
     for turns in (
-        [question, Message("assistant", ANSWER)],
-        PROBES["a second turn"],
+        [question, Message("assistant", PROBE_ANSWER)],
+        PROBE_CONVERSATIONS["a second turn"],
     ):  # the next turn may end this one
         try:
             text = template.render(turns, add_generation_prompt=False)
         except UserError:
             return ["the template refuses a conversation that ends with an answer"]
-        _, answer, tail = text.rpartition(ANSWER)
+        _, answer, tail = text.rpartition(PROBE_ANSWER)
         if not answer:
             return [
                 "the template leaves out the assistant's answer: "
                 "the model would not see its earlier answers"
             ]
         ids = model.tokenize(tail.lstrip(), special=True)
-        if any(model.ends(token) for token in ids[:2]):
+        if any(model.is_end(token) for token in ids[:2]):
             return []
         if ids:
             return [
-                f"an answer ends with {model.word(ids[0])!r}, which is no end-of-generation token "
+                f"an answer ends with {model.token_text(ids[0])!r}, which is no end-of-generation token "
                 "of this file: generation would not stop there; use -r to stop there"
             ]
     return ["nothing marks the end of an assistant's turn: the model may never stop"]

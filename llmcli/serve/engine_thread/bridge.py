@@ -18,21 +18,20 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
-from llmcli.api.errors import Busy, Failed, Stopping, failure
+from llmcli.api.errors import AnswerFailed, ServerBusy, ServerStopping, answer_error
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
-from llmcli.serve.engine_thread.event_batching import Gathering, Told, soon
-from llmcli.serve.engine_thread.metrics import Meter
+from llmcli.serve.engine_thread.event_batching import AnswerEvent, EventBatcher, call_on_loop
+from llmcli.serve.engine_thread.metrics import ServerMetrics
 from llmcli.types import Event
-from quant.errors import Refusal
 
 T = TypeVar("T")
-KINDS = "prompts", "grammars", "texts"
-LONGEST_WAIT = 60  # upper limit of Retry-After
+WORKER_KINDS = "prompts", "grammars", "texts"
+MAX_RETRY_SECONDS = 60  # upper limit of Retry-After
 
 
-class Answering(AsyncIterator[Event]):
+class PendingAnswers(AsyncIterator[Event]):
     """The answers to some requests, for one coroutine: iterate over their events, then read
     `answers`.
 
@@ -40,19 +39,19 @@ class Answering(AsyncIterator[Event]):
     request, then those of the next one. Closing it early cancels unfinished answers.
     """
 
-    def __init__(self, bridge: "Bridge", requests: tuple[Request, ...], samples: int) -> None:
+    def __init__(self, bridge: "EngineBridge", requests: tuple[Request, ...], samples: int) -> None:
         self._bridge, self.requests, self.samples = bridge, requests, samples
-        self.count = len(requests) * samples
+        self.n_answers = len(requests) * samples
         self.loop = asyncio.get_running_loop()
-        self._arrived: deque[Told] = deque()
+        self._arrived: deque[AnswerEvent] = deque()
         self._wake = asyncio.Event()
         self._answers: dict[int, Answer] = {}
         self._error: BaseException | None = None
-        self.closed = False
+        self.is_closed = False
 
     async def __anext__(self) -> Event:
-        while self.closed or not self._arrived:
-            if self.closed or len(self._answers) == self.count:
+        while self.is_closed or not self._arrived:
+            if self.is_closed or len(self._answers) == self.n_answers:
                 raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
@@ -62,38 +61,38 @@ class Answering(AsyncIterator[Event]):
         if answer is not None:
             if answer.finish == "failed":
                 assert answer.error
-                raise failure(answer.error)
+                raise answer_error(answer.error)
             # cancelled by stop(): a reader that cancels does not read on
             if answer.finish == "cancelled":
-                raise Stopping
+                raise ServerStopping
             self._answers[event.sequence] = answer
         return event
 
     @property
-    def waiting(self) -> bool:
+    def has_unread_events(self) -> bool:
         """Whether an event has arrived that was not read yet."""
         return bool(self._arrived)
 
     @property
     def answers(self) -> list[Answer]:
         """The finished answers, request by request, in the order of their seeds."""
-        assert len(self._answers) == self.count, "read them after the events"
-        return [self._answers[number] for number in range(self.count)]
+        assert len(self._answers) == self.n_answers, "read them after the events"
+        return [self._answers[number] for number in range(self.n_answers)]
 
     async def aclose(self) -> None:
         """Cancel unfinished answers; they end within a step."""
-        if not self.closed:
-            self.closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._wake.set()
-            self._bridge.forget(self)
+            self._bridge.drop(self)
 
-    def take(self, events: list[Told]) -> None:
+    def deliver(self, events: list[AnswerEvent]) -> None:
         """Accept new events. Called on the event loop."""
         self._arrived += events
         self._wake.set()
         for _, answer in events:
             if answer is not None:
-                self._bridge.meter.over(answer)
+                self._bridge.metrics.record_answer(answer)
 
     def fail(self, error: BaseException) -> None:
         """End the iteration with this error. Called on the event loop."""
@@ -101,7 +100,7 @@ class Answering(AsyncIterator[Event]):
         self._wake.set()
 
 
-class Bridge:
+class EngineBridge:
     """Owns the engine's thread until close(). Its methods are for coroutines unless they say
     otherwise.
 
@@ -110,14 +109,14 @@ class Bridge:
     """
 
     def __init__(
-        self, runner: Runner, parallel: int = 4, waiting: int = 64, every: float = 0.0
+        self, runner: Runner, parallel: int = 4, max_waiting: int = 64, batch_seconds: float = 0.0
     ) -> None:
-        self.runner, self.parallel, self.most_waiting = runner, parallel, waiting
-        self.meter = Meter()
-        self._batcher = Gathering(every)
+        self.runner, self.parallel, self.max_waiting = runner, parallel, max_waiting
+        self.metrics = ServerMetrics()
+        self._batcher = EventBatcher(batch_seconds)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         # By the engine's id: the reader, and the number of its answer.
-        self._streams: dict[int, tuple[Answering, int]] = {}
+        self._streams: dict[int, tuple[PendingAnswers, int]] = {}
         self._lock = threading.Lock()
         self._open = 0  # unfinished answers
         self._answer_seconds = 1.0  # smoothed time of an answer from its first pass on
@@ -125,48 +124,52 @@ class Bridge:
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
         # Called on the engine's thread when a bug has ended it.
-        self.died: Callable[[], None] = lambda: None
+        self.on_engine_death: Callable[[], None] = lambda: None
         # One thread for templates and their tokens, one for grammars (neither may be used by two
         # threads at once), and one for texts that are only tokenized, so that a long schema or text
         # does not delay other prompts.
-        self._workers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in KINDS}
-        self._worker_locks = {kind: threading.Lock() for kind in KINDS}
+        self._workers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in WORKER_KINDS}
+        self._worker_locks = {kind: threading.Lock() for kind in WORKER_KINDS}
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
         self._thread.start()
 
     @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether no new requests are accepted."""
         return self._stopping or self._error is not None
 
     @property
-    def open(self) -> int:
+    def n_open(self) -> int:
         """Number of unfinished answers, including those that wait."""
         return self._open
 
-    def answer(self, *requests: Request, samples: int = 1) -> Answering:
+    def answer(self, *requests: Request, samples: int = 1) -> PendingAnswers:
         """Submit `samples` answers to each of some requests that `runner.check` has accepted.
 
         Raises ServerBusy or ServerStopping at once.
         """
-        if self.stopping:
-            self.meter.refused("stopping")
-            raise self._error or Stopping()
-        answering = Answering(self, requests, samples)
+        if self.is_stopping:
+            self.metrics.record_rejection("stopping")
+            raise self._error or ServerStopping()
+        answering = PendingAnswers(self, requests, samples)
         with self._lock:
-            if self._open and self._open + answering.count > self.parallel + self.most_waiting:
-                self.meter.refused("busy")
-                raise Busy(self._open, self._retry_after())
-            self._open += answering.count
+            if self._open and self._open + answering.n_answers > self.parallel + self.max_waiting:
+                self.metrics.record_rejection("busy")
+                raise ServerBusy(self._open, self._retry_after())
+            self._open += answering.n_answers
         self._inbox.put(partial(self._submit, answering, time.perf_counter()))
         return answering
 
-    async def call(self, function: Callable[[], T]) -> T:
+    async def run_on_engine_thread(self, function: Callable[[], T]) -> T:
         """Return what `function` returns, run on the engine's thread between two steps."""
         return await asyncio.wrap_future(self._enqueue(function))
 
-    async def prepare(
-        self, function: Callable[..., T], *args: object, kind: str = "prompts", short: bool = False
+    async def run_in_worker(
+        self,
+        function: Callable[..., T],
+        *args: object,
+        kind: str = "prompts",
+        is_short: bool = False,
     ) -> T:
         """Return what `function` returns, run in the worker thread of `kind`: "prompts" (templates
         and their tokens), "grammars", or "texts" (only tokenized).
@@ -175,7 +178,7 @@ class Bridge:
         another thread on a busy machine.
         """
         making = self._worker_locks[kind]
-        if short and making.acquire(blocking=False):
+        if is_short and making.acquire(blocking=False):
             try:
                 return function(*args)
             finally:
@@ -215,7 +218,7 @@ class Bridge:
         if self._error is not None:
             raise self._error
 
-    def forget(self, answering: Answering) -> None:
+    def drop(self, answering: PendingAnswers) -> None:
         """Drop an answer that has no reader any more."""
         self._inbox.put(partial(self._drop, answering))
 
@@ -228,22 +231,22 @@ class Bridge:
             self._error = error
             self._fail(error)
             self._notify_idle()
-            self.died()
+            self.on_engine_death()
         # until close(), every later request gets the error
         while not (self._ended and self._inbox.empty()):
             self._inbox.get()()
             self._notify_idle()
-        self._fail(self._error or Stopping())
+        self._fail(self._error or ServerStopping())
 
     def _run_engine(self) -> None:
         engine = self.runner.engine
         while not self._ended:
             if not self._inbox.empty():
-                self._batcher.hand_over()  # the new request may bring a long prompt
-            while not self._inbox.empty() or not (engine.busy or self._ended):
+                self._batcher.flush()  # the new request may bring a long prompt
+            while not self._inbox.empty() or not (engine.is_busy or self._ended):
                 self._inbox.get()()
                 self._notify_idle()  # a drain may be all that is left to do
-            if engine.busy and not self._ended:
+            if engine.is_busy and not self._ended:
                 self._step()
             self._notify_idle()
 
@@ -251,63 +254,67 @@ class Bridge:
         engine, gathering, begun = self.runner.engine, self._batcher, time.perf_counter()
         try:
             if events := engine.step():
-                self.meter.heard()
+                self.metrics.record_token()
         except UserError as error:  # the error concerns the whole pass
             for sequence in tuple(self._streams):
-                engine.drop(sequence)
-            self._fail(Failed(str(error), hint=error.hint))
+                engine.abort(sequence)
+            self._fail(AnswerFailed(str(error), hint=error.hint))
             return
         for event in events:
             answering, number = self._streams[event.sequence]
             answer = None
             if event.finish is not None:
-                answer = engine.answer(event.sequence)
+                answer = engine.pop_answer(event.sequence)
                 del self._streams[event.sequence]
                 self._record_time(answer)
             gathering.add(answering, replace(event, sequence=number), answer)
-        if gathering.due(time.perf_counter() - begun) or not engine.steady:
-            gathering.hand_over()
+        if gathering.is_due(time.perf_counter() - begun) or not engine.is_steady:
+            gathering.flush()
 
-    def _submit(self, answering: Answering, submitted: float) -> None:
-        if answering.closed or self._ended or self._error:
-            self._count(-answering.count)
-            if answering.closed:
-                self.meter.gone(answering.count)
+    def _submit(self, answering: PendingAnswers, submitted: float) -> None:
+        if answering.is_closed or self._ended or self._error:
+            self._count(-answering.n_answers)
+            if answering.is_closed:
+                self.metrics.record_cancelled(answering.n_answers)
             else:
-                soon(answering.loop, partial(answering.fail, self._error or Stopping()))
+                call_on_loop(
+                    answering.loop, partial(answering.fail, self._error or ServerStopping())
+                )
             return
-        numbers = iter(range(answering.count))
+        numbers = iter(range(answering.n_answers))
         try:
             for request in answering.requests:
                 timed = (
-                    request if request.started is not None else replace(request, started=submitted)
+                    request
+                    if request.start_time is not None
+                    else replace(request, start_time=submitted)
                 )
-                for sequence in self.runner.engine.sample(timed, answering.samples):
+                for sequence in self.runner.engine.submit_samples(timed, answering.samples):
                     self._streams[sequence] = answering, next(numbers)
         except UserError as error:
             self._drop(answering)
             self._count(-sum(1 for _ in numbers))
-            soon(answering.loop, partial(answering.fail, error))
+            call_on_loop(answering.loop, partial(answering.fail, error))
 
-    def _drop(self, answering: Answering) -> None:
-        self._batcher.forget(answering)
+    def _drop(self, answering: PendingAnswers) -> None:
+        self._batcher.drop(answering)
         for sequence in [
             sequence for sequence, (reader, _) in self._streams.items() if reader is answering
         ]:
-            self.runner.engine.drop(sequence)
+            self.runner.engine.abort(sequence)
             del self._streams[sequence]
             self._count(-1)
-            self.meter.gone(1)
+            self.metrics.record_cancelled(1)
 
     def _cancel_all(self) -> None:
         for sequence in self._streams:
             self.runner.engine.cancel(sequence)
 
     def _fail(self, error: BaseException) -> None:
-        self._batcher.hand_over()
+        self._batcher.flush()
         for answering in {id(reader): reader for reader, _ in self._streams.values()}.values():
-            self._batcher.forget(answering)
-            soon(answering.loop, partial(answering.fail, error))
+            self._batcher.drop(answering)
+            call_on_loop(answering.loop, partial(answering.fail, error))
         self._count(-len(self._streams))
         self._streams.clear()
 
@@ -323,7 +330,7 @@ class Bridge:
     def _retry_after(self) -> int:
         """Return the seconds until about all waiting answers have started."""
         return min(
-            LONGEST_WAIT,
+            MAX_RETRY_SECONDS,
             max(1, round(self._answer_seconds * (self._open - self.parallel + 1) / self.parallel)),
         )
 
@@ -334,18 +341,18 @@ class Bridge:
             if not future.set_running_or_notify_cancel():
                 return
             if self._ended or self._error:
-                future.set_exception(self._error or Stopping())
+                future.set_exception(self._error or ServerStopping())
                 return
             try:
                 future.set_result(function())
-            except Refusal as error:
+            except UserError as error:
                 future.set_exception(error)
             except BaseException as error:
                 future.set_exception(error)
                 raise
 
         if not self._thread.is_alive():
-            raise self._error or Stopping()
+            raise self._error or ServerStopping()
         self._inbox.put(run)
         return future
 
@@ -353,7 +360,7 @@ class Bridge:
         self._idle.append(over)
 
     def _notify_idle(self) -> None:
-        while self._idle and (self._ended or self._error or not self.runner.engine.busy):
+        while self._idle and (self._ended or self._error or not self.runner.engine.is_busy):
             over = self._idle.pop()
             if over.set_running_or_notify_cancel():
                 over.set_result(None)

@@ -4,21 +4,28 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from llmcli.api.forms.base import Document, Form
-from llmcli.serve.engine_thread.bridge import Bridge
+from llmcli.api.forms.base import ApiForm, Document
+from llmcli.serve.engine_thread.bridge import EngineBridge
 
 
-async def chunks(bridge: Bridge, form: Form, client: str) -> AsyncGenerator[Document, None]:
+async def stream_documents(
+    bridge: EngineBridge, form: ApiForm, client: str
+) -> AsyncGenerator[Document, None]:
     """Yield the chunks of a stream, or the whole answer if the form does not stream. Closing the
     generator cancels the answer.
     """
     requests = [replace(request, client=client) for request in form.requests]
-    async with aclosing(bridge.answer(*requests, samples=form.each)) as answering:
+    async with aclosing(bridge.answer(*requests, samples=form.n_samples)) as answering:
         async for event in answering:
-            if form.stream:
-                for chunk in [*(form.begin() if not form.begun else ()), *form.show(event)]:
+            if form.is_stream:
+                for chunk in [
+                    *(form.stream_start() if not form.has_started else ()),
+                    *form.stream_event(event),
+                ]:
                     yield chunk
         for chunk in (
-            form.end(answering.answers) if form.stream else [form.whole(answering.answers)]
+            form.stream_end(answering.answers)
+            if form.is_stream
+            else [form.document(answering.answers)]
         ):
             yield chunk

@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from llmcli.api.errors import Busy, Problem, Stopping
+from llmcli.api.errors import ApiError, ServerBusy, ServerStopping
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime.binding.pooled_context import Vector
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.scoring.embedder import Embedder, Work
-from llmcli.serve.engine_thread.bridge import Bridge
+from llmcli.runtime.scoring.embedder import Embedder, EmbeddingJob
+from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.units import size
 
-MOST_WAITING = 64  # requests
-LATER = 2  # seconds of Retry-After
+MAX_WAITING = 64  # requests
+RETRY_AFTER_SECONDS = 2  # seconds of Retry-After
 
 T = TypeVar("T")
 
 
-def _step(runner: Runner, work: Work) -> bool:
-    runner.embedder().gentle = runner.engine.busy
+def _step(runner: Runner, work: EmbeddingJob) -> bool:
+    runner.embedder().uses_short_passes = runner.engine.is_busy
     return work.step()
 
 
@@ -32,22 +32,24 @@ def _make_room(runner: Runner, tokens: int) -> None:
     memory.
     """
     embedder, report = runner.embedder(), runner.kv_report()
-    n_tokens = embedder.wanted(tokens)
-    if n_tokens == embedder.room:
+    n_tokens = embedder.needed_cells(tokens)
+    if n_tokens == embedder.n_cells:
         return
-    cache = runner.predict(report.type_k, report.type_v, n_tokens) if embedder.looks_back else None
+    cache = (
+        runner.predict_cache(report.type_k, report.type_v, n_tokens) if embedder.is_causal else None
+    )
     needed = (cache.nbytes if cache else 0) + (report.compute_bytes or 0)
     free = host.available_memory()
     if free is not None and needed > free:
         message = f"a text of {tokens} tokens needs {size(needed)} of memory, {size(free)} are free"
         raise UserError(message, hint="send shorter texts")
-    embedder.pooled(tokens)
+    embedder.ensure_context(tokens)
 
 
-class Vectors:
+class EmbeddingQueue:
     """The embedding queue of one server, for coroutines of one event loop."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: EngineBridge) -> None:
         self._bridge, self._turn = bridge, asyncio.Lock()
         self._open = 0
 
@@ -60,29 +62,29 @@ class Vectors:
         cancelled, it ends after a pass. Raises ServerBusy, ServerStopping or UserError.
         """
         bridge = self._bridge
-        if bridge.stopping:
-            raise Stopping
-        if self._open >= MOST_WAITING:
-            bridge.meter.refused("busy")
-            raise Busy(self._open, LATER)
+        if bridge.is_stopping:
+            raise ServerStopping
+        if self._open >= MAX_WAITING:
+            bridge.metrics.record_rejection("busy")
+            raise ServerBusy(self._open, RETRY_AFTER_SECONDS)
         embedder = await self.embedder()
         self._open += 1
         try:
             async with self._turn:
-                work = embedder.work(texts)
+                work = embedder.start_job(texts)
                 await self._call(partial(_make_room, bridge.runner, max(map(len, texts))), 503)
                 while await self._call(partial(_step, bridge.runner, work), 503):
                     pass
         finally:
             self._open -= 1
-        bridge.meter.embedded(work.tokens)
+        bridge.metrics.record_embedding(work.tokens)
         return work.vectors
 
     async def _call(self, function: Callable[[], T], status: int) -> T:
         """Return what `function` returns on the engine's thread; a UserError gets this status."""
         try:
-            return await self._bridge.call(function)
-        except Stopping:
+            return await self._bridge.run_on_engine_thread(function)
+        except ServerStopping:
             raise
         except UserError as error:
-            raise Problem(str(error), status) from None
+            raise ApiError(str(error), status) from None

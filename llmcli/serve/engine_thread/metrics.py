@@ -14,34 +14,63 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from llmcli.runtime.engine.schedule import Load
+from llmcli.runtime.engine.schedule import EngineLoad
 from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.runner import KVReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Upper ends in seconds: vLLM's, and finer ones at the low end for small models.
-FIRST = (
+FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
-GAPS = (
+TOKEN_GAP_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
     1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
-WHOLE = (
+ANSWER_TIME_BUCKETS = (
     0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480,
     960, 1920, 7680,
 )  # fmt: skip
-LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+TOKEN_COUNT_BUCKETS = (
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1000,
+    2000,
+    5000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+)
 HISTOGRAMS = {
-    "time_to_first_token_seconds": ("Time from the request to the first token.", FIRST),
-    "inter_token_latency_seconds": ("Gaps between the tokens of an answer.", GAPS),
-    "request_time_per_output_token_seconds": ("Mean gap of an answer of two or more tokens.", GAPS),
-    "request_queue_time_seconds": ("Time from the request to the first prompt pass.", FIRST),
-    "request_prefill_time_seconds": ("Time of the passes over a prompt.", FIRST),
-    "e2e_request_latency_seconds": ("Time from the request to the last token.", WHOLE),
-    "request_prompt_tokens": ("Tokens of a prompt.", LENGTHS),
-    "request_generation_tokens": ("Tokens of an answer.", LENGTHS),
+    "time_to_first_token_seconds": (
+        "Time from the request to the first token.",
+        FIRST_TOKEN_BUCKETS,
+    ),
+    "inter_token_latency_seconds": ("Gaps between the tokens of an answer.", TOKEN_GAP_BUCKETS),
+    "request_time_per_output_token_seconds": (
+        "Mean gap of an answer of two or more tokens.",
+        TOKEN_GAP_BUCKETS,
+    ),
+    "request_queue_time_seconds": (
+        "Time from the request to the first prompt pass.",
+        FIRST_TOKEN_BUCKETS,
+    ),
+    "request_prefill_time_seconds": ("Time of the passes over a prompt.", FIRST_TOKEN_BUCKETS),
+    "e2e_request_latency_seconds": (
+        "Time from the request to the last token.",
+        ANSWER_TIME_BUCKETS,
+    ),
+    "request_prompt_tokens": ("Tokens of a prompt.", TOKEN_COUNT_BUCKETS),
+    "request_generation_tokens": ("Tokens of an answer.", TOKEN_COUNT_BUCKETS),
 }
 
 
@@ -68,16 +97,16 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LiveGauges:
     """Figures that are read from the engine on demand."""
 
-    load: Load
+    load: EngineLoad
     kv: KVReport
     saved_cells: int
     resident_bytes: int | None
 
 
-class Meter:
+class ServerMetrics:
     """The counters of one server; callable from every thread."""
 
     def __init__(self) -> None:
@@ -88,7 +117,7 @@ class Meter:
         self._cached = self._cancelled = self._embedded = self._drafted = self._accepted = 0
         self._last_token_at: float | None = None
 
-    def heard(self) -> None:
+    def record_token(self) -> None:
         """Record that a token was drawn."""
         self._last_token_at = time.monotonic()
 
@@ -97,7 +126,7 @@ class Meter:
         """Seconds since the last token of any answer; None before the first."""
         return None if self._last_token_at is None else time.monotonic() - self._last_token_at
 
-    def over(self, answer: Answer) -> None:
+    def record_answer(self, answer: Answer) -> None:
         """Record a finished answer."""
         gaps = [token.ms / 1e3 for token in answer.tokens[1:]]
         values_by_histogram: dict[str, list[float]] = {
@@ -115,36 +144,36 @@ class Meter:
         with self._lock:
             self._finished[answer.finish] += 1
             self._cached += answer.cached_tokens
-            self._drafted += answer.drafted or 0
-            self._accepted += answer.accepted
+            self._drafted += answer.n_drafted or 0
+            self._accepted += answer.n_accepted
             for name, values in values_by_histogram.items():
                 self._histograms[name].add(values)
 
-    def gone(self, count: int) -> None:
+    def record_cancelled(self, count: int) -> None:
         """Record answers that were cancelled because their client disconnected."""
         with self._lock:
             self._cancelled += count
 
-    def refused(self, reason: str) -> None:
+    def record_rejection(self, reason: str) -> None:
         """Record a rejected request."""
         with self._lock:
             self._rejected[reason] += 1
 
-    def embedded(self, tokens: int) -> None:
+    def record_embedding(self, tokens: int) -> None:
         """Record the tokens of embedded texts."""
         with self._lock:
             self._embedded += tokens
 
-    def text(self, model: str, standing: Standing) -> str:
+    def render(self, model: str, gauges: LiveGauges) -> str:
         """Return all figures as Prometheus' text."""
         with self._lock:
-            lines = [*self._counters(standing), *self._gauges(model, standing)]
+            lines = [*self._counters(gauges), *self._gauges(model, gauges)]
             for name, (about, _) in HISTOGRAMS.items():
                 lines += _head(name, "histogram", about)
                 lines += self._histograms[name].lines(f"llmcli_{name}")
         return "\n".join(lines) + "\n"
 
-    def _counters(self, standing: Standing) -> Iterator[str]:
+    def _counters(self, standing: LiveGauges) -> Iterator[str]:
         load = standing.load
         for name, about, value in (
             ("prompt_tokens", "Prompt tokens computed.", load.prompt_tokens),
@@ -153,7 +182,7 @@ class Meter:
             (
                 "num_preemptions",
                 "Answers preempted in a full cache, to be resumed later.",
-                load.preemptions,
+                load.n_preemptions,
             ),
             ("requests_cancelled", "Answers cancelled by a disconnect.", self._cancelled),
             ("embedding_tokens", "Tokens of embedded texts.", self._embedded),
@@ -170,14 +199,14 @@ class Meter:
         for reason in ("busy", "stopping"):
             yield f'llmcli_admission_rejections_total{{reason="{reason}"}} {self._rejected[reason]}'
 
-    def _gauges(self, model: str, standing: Standing) -> Iterator[str]:
+    def _gauges(self, model: str, standing: LiveGauges) -> Iterator[str]:
         load, kv = standing.load, standing.kv
         for name, about, value in (
-            ("num_requests_running", "Answers that are running.", load.running),
-            ("num_requests_waiting", "Answers that are waiting.", load.waiting),
-            ("num_requests_preempted", "Waiting answers that were preempted.", load.preempted),
-            ("kv_cells", "Cells of the cache.", load.size),
-            ("kv_cells_used", "Cells that hold a token.", load.cells),
+            ("num_requests_running", "Answers that are running.", load.n_running),
+            ("num_requests_waiting", "Answers that are waiting.", load.n_waiting),
+            ("num_requests_preempted", "Waiting answers that were preempted.", load.n_preempted),
+            ("kv_cells", "Cells of the cache.", load.n_cells),
+            ("kv_cells_used", "Cells that hold a token.", load.used_cells),
             (
                 "kv_cells_saved",
                 "Further cells that would be used without sharing.",
@@ -186,7 +215,7 @@ class Meter:
             (
                 "kv_cache_usage_perc",
                 "Share of cells that hold a token, 0 to 1.",
-                load.cells / load.size,
+                load.used_cells / load.n_cells,
             ),
             ("kv_cache_bytes", "Bytes of the cache.", kv.allocated_bytes or kv.predicted_bytes),
             ("last_token_age_seconds", "Time since the last token.", self.last_token_age),

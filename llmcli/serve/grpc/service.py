@@ -19,26 +19,25 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from llmcli.api.errors import Busy, Problem, document, problem
-from llmcli.api.forms.base import encoded
-from llmcli.api.tokens import tokens_of
+from llmcli.api.errors import ApiError, ServerBusy, as_api_error, error_document
+from llmcli.api.forms.base import encode_json
+from llmcli.api.tokens import encode_text
 from llmcli.errors import UserError
-from llmcli.serve.engine_thread.document_stream import chunks
+from llmcli.serve.engine_thread.document_stream import stream_documents
 from llmcli.serve.http import api_keys, body_budget
-from llmcli.serve.http.body_budget import Place
-from llmcli.serve.http.exchange import asked
-from llmcli.serve.http.routes.embeddings import embedded
+from llmcli.serve.http.body_budget import BodyReservation
+from llmcli.serve.http.exchange import build_form
+from llmcli.serve.http.routes.embeddings import answer_embeddings
 from llmcli.serve.http.service import Service
-from quant.errors import Refusal
 
-FILES = Path(__file__).parent
-NAME = "llmcli.v1.Llmcli"
-AT_ONCE = 1024  # calls, including those that wait
+PROTO_FOLDER = Path(__file__).parent
+SERVICE_NAME = "llmcli.v1.Llmcli"
+MAX_CALLS = 1024  # calls, including those that wait
 # calls that are reading their request or reserving memory: each request may have the largest size
-READING = 16
-PATIENCE = 60.0  # seconds for a request to arrive
-PLAIN = ("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
-CODES = {
+MAX_READING_CALLS = 16
+REQUEST_SECONDS = 60.0  # seconds for a request to arrive
+PLAIN_FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+GRPC_CODES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
@@ -52,7 +51,7 @@ CODES = {
 }
 
 
-def check() -> None:
+def require_grpc() -> None:
     """Raise UserError if grpcio is not installed, before a model is loaded."""
     for name in ("grpc", "google.protobuf"):
         try:
@@ -64,21 +63,21 @@ def check() -> None:
 
 
 @functools.cache
-def messages() -> Mapping[str, Any]:
+def message_classes() -> Mapping[str, Any]:
     """Return the message classes by name."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
 
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
     for file in descriptor_pb2.FileDescriptorSet.FromString(
-        (FILES / "llmcli.binpb").read_bytes()
+        (PROTO_FOLDER / "llmcli.binpb").read_bytes()
     ).file:
         pool.Add(file)
     types = pool.FindFileByName("llmcli.proto").message_types_by_name
     return {name: message_factory.GetMessageClass(kind) for name, kind in types.items()}
 
 
-async def start(service: Service) -> Any:
+async def start_server(service: Service) -> Any:
     """Start a server on the settings' host and `grpc_port`, on this event loop; return it and its
     port.
 
@@ -92,12 +91,12 @@ async def start(service: Service) -> Any:
             ("grpc.max_receive_message_length", settings.max_body),
             ("grpc.so_reuseport", 0),
             ("grpc.http2.bdp_probe", 0),
-            ("grpc.http2.lookahead_bytes", body_budget.SMALL),
+            ("grpc.http2.lookahead_bytes", body_budget.SMALL_BODY_BYTES),
         ),
-        maximum_concurrent_rpcs=AT_ONCE,
+        maximum_concurrent_rpcs=MAX_CALLS,
     )
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(NAME, Procedures(service).handlers()),)
+        (grpc.method_handlers_generic_handler(SERVICE_NAME, GrpcService(service).handlers()),)
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     where = f"{host}:{settings.grpc_port}"
@@ -115,12 +114,12 @@ async def start(service: Service) -> Any:
     return server, port
 
 
-class Procedures:
+class GrpcService:
     """The methods of the gRPC service."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._kinds = service, messages()
-        self._readers = asyncio.Semaphore(READING)
+        self._service, self._kinds = service, message_classes()
+        self._readers = asyncio.Semaphore(MAX_READING_CALLS)
 
     def handlers(self) -> dict[str, Any]:
         """Return the methods for gRPC. They decode requests themselves, because gRPC reports
@@ -161,7 +160,7 @@ class Procedures:
             raw, reservation = await self._whole(context)
             with reservation:
                 return await function(self._decode(name, raw))
-        except Refusal as error:
+        except UserError as error:
             await _refuse(context, error)
 
     async def _stream(self, _: object, context: Any) -> AsyncIterator[Any]:
@@ -172,34 +171,36 @@ class Procedures:
                 request = self._decode("Generate", raw)
                 async with aclosing(self._generate(request, self._client(context))) as answers:
                     async for answer in answers:
-                        reservation.leave()
+                        reservation.release()
                         yield answer
-        except Refusal as error:
+        except UserError as error:
             await _refuse(context, error)
 
-    async def _whole(self, context: Any) -> tuple[bytes, Place]:
+    async def _whole(self, context: Any) -> tuple[bytes, BodyReservation]:
         """Return a call's request and its reservation. Raises ApiError if there is none or it is
         too slow.
         """
         import grpc
 
         try:
-            async with asyncio.timeout(body_budget.PATIENCE):
+            async with asyncio.timeout(body_budget.RESERVE_SECONDS):
                 await self._readers.acquire()
         except TimeoutError:
-            raise Problem(
+            raise ApiError(
                 "too many requests are being read at once; retry later", 503, code="busy"
             ) from None
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(REQUEST_SECONDS):
                 raw: Any = await context.read()
             if raw is grpc.aio.EOF:
-                raise Problem(
+                raise ApiError(
                     "a call needs one request; this one had none, or one that is too large"
                 )
-            return raw, await self._service.room.take(len(raw))
+            return raw, await self._service.body_budget.reserve(len(raw))
         except TimeoutError:
-            raise Problem(f"the request did not arrive within {PATIENCE:.0f} s", 408) from None
+            raise ApiError(
+                f"the request did not arrive within {REQUEST_SECONDS:.0f} s", 408
+            ) from None
         finally:
             self._readers.release()
 
@@ -209,27 +210,27 @@ class Procedures:
         try:
             return self._kinds[f"{name}Request"].FromString(raw)
         except DecodeError as error:
-            raise Problem(f"the bytes are not a valid {name}Request: {error}") from None
+            raise ApiError(f"the bytes are not a valid {name}Request: {error}") from None
 
     def _require_key(self, context: Any) -> None:
         metadata = dict(context.invocation_metadata() or ())
-        if not api_keys.allowed(metadata, self._service.settings.keys):
-            raise Problem(
+        if not api_keys.is_allowed(metadata, self._service.settings.keys):
+            raise ApiError(
                 "this server needs a key: authorization: Bearer KEY", 401, code="invalid_api_key"
             )
 
     def _client(self, context: Any) -> str:
         # a peer is written as ipv4:127.0.0.1:50000
         address = context.peer().partition(":")[2].rpartition(":")[0]
-        return api_keys.client(
+        return api_keys.client_id(
             dict(context.invocation_metadata() or ()), address, self._service.settings.keys
         )
 
     async def _generate(self, request: Any, client: str) -> AsyncGenerator[Any, None]:
         service = self._service
         path, body = _body(request)
-        form = await asked(service.bridge, path, body, service.settings)
-        async with aclosing(chunks(service.bridge, form, client)) as documents:
+        form = await build_form(service.bridge, path, body, service.settings)
+        async with aclosing(stream_documents(service.bridge, form, client)) as documents:
             async for chunk in documents:
                 for piece in self._pieces(chunk):
                     yield piece
@@ -273,8 +274,8 @@ class Procedures:
 
     async def _tokenize(self, request: Any) -> Any:
         bridge = self._service.bridge
-        ids = await bridge.prepare(
-            tokens_of,
+        ids = await bridge.run_in_worker(
+            encode_text,
             bridge.runner.model,
             request.text,
             request.add_special,
@@ -292,16 +293,18 @@ class Procedures:
             body["model"] = request.model
         if request.HasField("dimensions"):
             body["dimensions"] = request.dimensions
-        document_ = await embedded(self._service, body)
+        document_ = await answer_embeddings(self._service, body)
         vectors = [self._kinds["Vector"](values=item["embedding"]) for item in document_["data"]]
         return self._kinds["EmbedResponse"](
             vectors=vectors, tokens=document_["usage"]["prompt_tokens"]
         )
 
     async def _health(self) -> Any:
-        bridge, age = self._service.bridge, self._service.bridge.meter.last_token_age
+        bridge, age = self._service.bridge, self._service.bridge.metrics.last_token_age
         response = self._kinds["HealthResponse"](
-            serving=not bridge.stopping, model=self._service.settings.name, open=bridge.open
+            serving=not bridge.is_stopping,
+            model=self._service.settings.model_name,
+            open=bridge.n_open,
         )
         if age is not None:
             response.last_token_age_ms = round(age * 1e3)
@@ -318,8 +321,8 @@ def _body(request: Any) -> tuple[str, dict[str, Any]]:
         )
     # Numbers that JSON cannot express.
     except (json_format.Error, ValueError) as error:
-        raise Problem(f"more is not valid JSON: {error}", param="more") from None
-    for name in PLAIN:
+        raise ApiError(f"more is not valid JSON: {error}", param="more") from None
+    for name in PLAIN_FIELDS:
         optional = request.DESCRIPTOR.fields_by_name[name].has_presence
         if request.HasField(name) if optional else getattr(request, name):
             body[name] = getattr(request, name)
@@ -329,7 +332,7 @@ def _body(request: Any) -> tuple[str, dict[str, Any]]:
     if not request.messages:
         return "/v1/completions", body
     if request.prompt:
-        raise Problem("give either messages or a prompt, not both", param="prompt")
+        raise ApiError("give either messages or a prompt, not both", param="prompt")
     return "/v1/chat/completions", body | {
         "messages": [
             {"role": message.role, "content": message.content} for message in request.messages
@@ -353,15 +356,15 @@ def _whole(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-async def _refuse(context: Any, error: Refusal) -> None:
+async def _refuse(context: Any, error: UserError) -> None:
     import grpc
 
-    api_error = problem(error)
-    metadata: list[tuple[str, Any]] = [("error-bin", encoded(document(api_error)))]
-    if isinstance(error, Busy):
+    api_error = as_api_error(error)
+    metadata: list[tuple[str, Any]] = [("error-bin", encode_json(error_document(api_error)))]
+    if isinstance(error, ServerBusy):
         metadata.append(("retry-after", str(error.retry_after)))
     await context.abort(
-        grpc.StatusCode[CODES.get(api_error.status, "INVALID_ARGUMENT")],
+        grpc.StatusCode[GRPC_CODES.get(api_error.status, "INVALID_ARGUMENT")],
         str(api_error),
         tuple(metadata),
     )

@@ -11,35 +11,35 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.routing import Route as Path
 
-from llmcli.api.errors import Busy, Problem, document, problem
-from llmcli.api.server_settings import Settings
-from llmcli.serve.engine_thread.bridge import Bridge
-from llmcli.serve.engine_thread.embedding_queue import Vectors
+from llmcli.api.errors import ApiError, ServerBusy, as_api_error, error_document
+from llmcli.api.server_settings import ServerSettings
+from llmcli.serve.engine_thread.bridge import EngineBridge
+from llmcli.serve.engine_thread.embedding_queue import EmbeddingQueue
 from llmcli.serve.http import routes
-from llmcli.serve.http.api_keys import allowed
-from llmcli.serve.http.body_budget import LATER, Bodies, Room
-from llmcli.serve.http.cors import readable
-from llmcli.serve.http.exchange import Gone, json_response
-from llmcli.serve.http.origin_guard import Guard
+from llmcli.serve.http.api_keys import is_allowed
+from llmcli.serve.http.body_budget import RETRY_AFTER_SECONDS, BodyBudget, BodyBudgetMiddleware
+from llmcli.serve.http.cors import with_cors
+from llmcli.serve.http.exchange import ClientDisconnected, json_response
+from llmcli.serve.http.origin_guard import OriginGuard
 from llmcli.serve.http.service import Route, Service
-from quant.errors import Refusal
+from quant.errors import UserError
 
-NOBODY = 499  # nginx's status for a closed connection; it is never sent
+CLIENT_CLOSED_STATUS = 499  # nginx's status for a closed connection; it is never sent
 
 
-def make_app(bridge: Bridge, settings: Settings) -> Starlette:
+def make_app(bridge: EngineBridge, settings: ServerSettings) -> Starlette:
     """Return the application of a bridge. The caller closes the bridge."""
-    service = Service(bridge, settings, Vectors(bridge), Room(settings.max_body))
+    service = Service(bridge, settings, EmbeddingQueue(bridge), BodyBudget(settings.max_body))
     middleware = [
-        Middleware(Guard, settings=settings),
-        Middleware(Bodies, budget=service.room),
-        Middleware(readable, settings=settings),
+        Middleware(OriginGuard, settings=settings),
+        Middleware(BodyBudgetMiddleware, budget=service.body_budget),
+        Middleware(with_cors, settings=settings),
     ]
     handlers: dict[Any, Any] = {
-        Refusal: refused,
-        HTTPException: not_here,
-        Gone: gone,
-        Exception: broken,
+        UserError: respond_to_user_error,
+        HTTPException: respond_to_http_error,
+        ClientDisconnected: respond_to_disconnect,
+        Exception: respond_to_bug,
     }
     app = Starlette(
         routes=[path for route in routes.routes().values() for path in _paths(route, service)],
@@ -52,58 +52,61 @@ def make_app(bridge: Bridge, settings: Settings) -> Starlette:
 
 def _paths(route: Route, service: Service) -> list[BaseRoute]:
     handle: Any = route.handle
-    if route.socket:
+    if route.is_websocket:
 
         async def talk(socket: Any) -> None:
-            if route.open or allowed(socket.headers, service.settings.keys):
+            if route.is_public or is_allowed(socket.headers, service.settings.keys):
                 await handle(service, socket)
             else:
                 await socket.close(1008, "this server needs a key")
 
-        return [WebSocketRoute(path, talk) for path in (route.path, *route.paths)]
+        return [WebSocketRoute(path, talk) for path in (route.path, *route.further_paths)]
 
     async def answer(request: Request) -> Response:
-        if not route.open and not allowed(request.headers, service.settings.keys):
-            raise Problem(
+        if not route.is_public and not is_allowed(request.headers, service.settings.keys):
+            raise ApiError(
                 "this server needs a key: Authorization: Bearer KEY", 401, code="invalid_api_key"
             )
         response: Awaitable[Response] = handle(service, request)
         return await response
 
-    return [Path(path, answer, methods=list(route.methods)) for path in (route.path, *route.paths)]
+    return [
+        Path(path, answer, methods=list(route.methods))
+        for path in (route.path, *route.further_paths)
+    ]
 
 
-async def refused(request: Request, error: Refusal) -> Response:
+async def respond_to_user_error(request: Request, error: UserError) -> Response:
     """Respond to a mistake of the request, or to a state of the server (busy, stopping)."""
-    api_error = problem(error)
-    retry_after = error.retry_after if isinstance(error, Busy) else LATER
+    api_error = as_api_error(error)
+    retry_after = error.retry_after if isinstance(error, ServerBusy) else RETRY_AFTER_SECONDS
     headers = {"retry-after": str(retry_after)} if api_error.code == "busy" else None
     if api_error.status == 401:
         headers = {"www-authenticate": "Bearer"}
-    return json_response(document(api_error, request.url.path), api_error.status, headers)
+    return json_response(error_document(api_error, request.url.path), api_error.status, headers)
 
 
-async def not_here(request: Request, error: HTTPException) -> Response:
+async def respond_to_http_error(request: Request, error: HTTPException) -> Response:
     """Respond to an unknown path or a wrong method."""
     request_line = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
-        api_error = Problem(f"{request_line}: this path accepts {allow}", 405)
+        api_error = ApiError(f"{request_line}: this path accepts {allow}", 405)
     elif error.status_code == 404:
-        api_error = Problem(f"{request_line}: this path does not exist", 404, code="not_found")
+        api_error = ApiError(f"{request_line}: this path does not exist", 404, code="not_found")
     else:
-        api_error = Problem(error.detail, error.status_code, type="invalid_request_error")
+        api_error = ApiError(error.detail, error.status_code, type="invalid_request_error")
     return json_response(
-        document(api_error, request.url.path), api_error.status, dict(error.headers or {})
+        error_document(api_error, request.url.path), api_error.status, dict(error.headers or {})
     )
 
 
-async def broken(request: Request, error: Exception) -> Response:
+async def respond_to_bug(request: Request, error: Exception) -> Response:
     """Respond to a bug. Starlette raises the error again, so that its traceback goes to stderr."""
-    api_error = Problem("internal error; see the server's log", 500)
-    return json_response(document(api_error, request.url.path), api_error.status)
+    api_error = ApiError("internal error; see the server's log", 500)
+    return json_response(error_document(api_error, request.url.path), api_error.status)
 
 
-async def gone(request: Request, error: Gone) -> Response:
+async def respond_to_disconnect(request: Request, error: ClientDisconnected) -> Response:
     """Return the response to a client that has disconnected; it is never sent."""
-    return Response(status_code=NOBODY)
+    return Response(status_code=CLIENT_CLOSED_STATUS)

@@ -6,12 +6,12 @@ from typing import Any
 
 from starlette.types import Message
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 
 SEPARATORS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 
 
-class Documents:
+class AnswerDocuments:
     """Pass `send` to the application. `queue` receives each document, then None. Afterwards
     raise_error() raises the answer's error, if it was one.
     """
@@ -42,15 +42,15 @@ class Documents:
                 self._take(self._buffer)
             self._ended = not message.get("more_body")
 
-    def over(self, _: object) -> None:
+    def close(self, _: object) -> None:
         """End the queue."""
         self.queue.put_nowait(None)
 
-    def check(self) -> None:
+    def raise_error(self) -> None:
         """Raise ApiError if the answer was an error, or ended with one."""
         if self._error is None:
             if not self._ended:
-                raise Problem(
+                raise ApiError(
                     "the model was lost during this answer; try again",
                     503,
                     code="model_lost",
@@ -59,7 +59,7 @@ class Documents:
         fields = dict(self._error)
         message, kind = str(fields.pop("message", "")), fields.pop("type", None)
         status = self._status if self._status >= 400 else 503
-        raise Problem(
+        raise ApiError(
             message,
             status,
             type=kind or "server_error",

@@ -16,81 +16,81 @@ from typing import Self
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 
-SMALL = 1 << 16  # larger bodies need a reservation
-AT_ONCE = 8  # bodies of the largest size that fit at once
-PATIENCE = 20.0  # seconds to wait for a reservation
-LATER = 5  # seconds of Retry-After
+SMALL_BODY_BYTES = 1 << 16  # larger bodies need a reservation
+MAX_LARGEST_BODIES = 8  # bodies of the largest size that fit at once
+RESERVE_SECONDS = 20.0  # seconds to wait for a reservation
+RETRY_AFTER_SECONDS = 5  # seconds of Retry-After
 
 
-class Place:
+class BodyReservation:
     """Memory that one body has reserved. release(), or the end of a `with`, frees it; further calls
     do nothing.
     """
 
-    def __init__(self, budget: "Room", size: int) -> None:
+    def __init__(self, budget: "BodyBudget", size: int) -> None:
         self._budget, self._size = budget, size
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        self.release()
 
     @property
     def size(self) -> int:
         """Bytes; 0 if none were needed or they were released."""
         return self._size
 
-    def keep(self, size: int) -> None:
+    def shrink(self, size: int) -> None:
         """Free what exceeds `size`, the body's actual size in bytes."""
         excess = max(0, self._size - size)
         self._size -= excess
-        self._budget.give(excess)
+        self._budget.free(excess)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Free the memory: the body is parsed, or its answer is no longer wanted."""
         size, self._size = self._size, 0
-        self._budget.give(size)
+        self._budget.free(size)
 
 
-class Room:
+class BodyBudget:
     """The shared budget of all bodies: eight of the largest size, `max_body` bytes, fit at once."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._free = most, AT_ONCE * most
+    def __init__(self, max_body: int) -> None:
+        self._most, self._free = max_body, MAX_LARGEST_BODIES * max_body
         self._changed = asyncio.Event()
 
-    async def take(self, size: int) -> Place:
+    async def reserve(self, size: int) -> BodyReservation:
         """Reserve `size` bytes, at most the largest size of a body. Raises ApiError (503) after
         RESERVE_SECONDS.
         """
-        if size <= SMALL:
-            return Place(self, 0)
+        if size <= SMALL_BODY_BYTES:
+            return BodyReservation(self, 0)
         size = min(size, self._most)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(RESERVE_SECONDS):
                 while size > self._free:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise Problem(
+            raise ApiError(
                 "too many large requests at once; retry later", 503, code="busy"
             ) from None
         self._free -= size
-        return Place(self, size)
+        return BodyReservation(self, size)
 
-    def give(self, size: int) -> None:
+    def free(self, size: int) -> None:
         """Return bytes to the budget."""
         self._free += size
         self._changed.set()
 
 
-class Bodies:
+class BodyBudgetMiddleware:
     """Middleware that reserves memory for the bodies of HTTP requests."""
 
-    def __init__(self, app: ASGIApp, budget: Room) -> None:
+    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
         self.app, self._budget = app, budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +98,7 @@ class Bodies:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        read, reservation, reserved = 0, Place(self._budget, 0), False
+        read, reservation, reserved = 0, BodyReservation(self._budget, 0), False
 
         async def counted_receive() -> Message:
             nonlocal read, reservation, reserved
@@ -106,21 +106,21 @@ class Bodies:
             chunk = message.get("body", b"")
             read += len(chunk)
             # A client that leaves a stream brings no more bytes.
-            if chunk and read > SMALL and not reserved:
-                reservation, reserved = await self._budget.take(_content_length(scope)), True
+            if chunk and read > SMALL_BODY_BYTES and not reserved:
+                reservation, reserved = await self._budget.reserve(_content_length(scope)), True
             return message
 
         async def releasing_send(message: Message) -> None:
             nonlocal reserved
             if message["type"] == "http.response.start":
-                reservation.leave()
+                reservation.release()
                 reserved = False
             await send(message)
 
         try:
             await self.app(scope, counted_receive, releasing_send)
         finally:
-            reservation.leave()
+            reservation.release()
 
 
 def _content_length(scope: Scope) -> int:

@@ -3,10 +3,10 @@
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from llmcli.api.server_settings import Settings
+from llmcli.api.server_settings import ServerSettings
 
 
-def readable(app: ASGIApp, settings: Settings) -> ASGIApp:
+def with_cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
     """Wrap an application so that pages of `settings.cors` may read its answers; without such
     origins return it unchanged.
     """

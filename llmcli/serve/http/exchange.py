@@ -14,113 +14,126 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmcli.api import registry
-from llmcli.api.errors import Problem, problem
-from llmcli.api.forms.base import Form, encoded
-from llmcli.api.server_settings import Settings
-from llmcli.api.stream_resume import TOLD, Known, Past, Told, known, told
-from llmcli.serve.engine_thread.bridge import Answering, Bridge
+from llmcli.api.errors import ApiError, as_api_error
+from llmcli.api.forms.base import ApiForm, encode_json
+from llmcli.api.server_settings import ServerSettings
+from llmcli.api.stream_resume import (
+    MARKS_KEY,
+    PastAnswer,
+    StreamMark,
+    StreamPosition,
+    read_position,
+    stream_marks,
+)
+from llmcli.serve.engine_thread.bridge import EngineBridge, PendingAnswers
 from llmcli.serve.http import api_keys
 from llmcli.serve.http.service import Service
 from llmcli.strict_json import strict
 from llmcli.types import Event
-from quant.errors import Refusal
+from quant.errors import UserError
 
 T = TypeVar("T")
-DEEP = "the body is nested too deeply"
-PATIENCE = 60  # seconds that a client may take to send its body, or to read a piece of its answer
-PING = 15.0  # seconds of silence after which a stream sends a ping
-SHORT = 4096  # bytes of a body whose prompt is built on the event loop
-READ = 8  # a body that is too large is read up to this many times the limit
+TOO_DEEP = "the body is nested too deeply"
+CLIENT_SECONDS = (
+    60  # seconds that a client may take to send its body, or to read a piece of its answer
+)
+PING_SECONDS = 15.0  # seconds of silence after which a stream sends a ping
+SHORT_BODY_BYTES = 4096  # bytes of a body whose prompt is built on the event loop
+MAX_READ_FACTOR = 8  # a body that is too large is read up to this many times the limit
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client has closed its connection."""
 
 
-async def body(request: Request, most: int) -> dict[str, Any]:
+async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
     """Return the JSON object in a request's body. Raises ApiError if there is none or the body is
     too large.
     """
-    return parsed(await whole(request, most))
+    return parse_json(await read_all(request, max_bytes))
 
 
-async def whole(request: Request, most: int) -> bytes:
+async def read_all(request: Request, max_bytes: int) -> bytes:
     """Return a request's body. Raises ApiError if it is too large or too slow, ClientDisconnected
     if the client leaves.
     """
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise Problem(f"the body has the encoding {coding[:60]!r}; send it without one", 415)
+        raise ApiError(f"the body has the encoding {coding[:60]!r}; send it without one", 415)
     raw, count = bytearray(), 0
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CLIENT_SECONDS):
             async for chunk in request.stream():
                 count += len(chunk)
-                if count <= most:
+                if count <= max_bytes:
                     raw += chunk
-                elif count > READ * most:
+                elif count > MAX_READ_FACTOR * max_bytes:
                     break
     except TimeoutError:
-        raise Problem(f"the body did not arrive within {PATIENCE} s", 408) from None
+        raise ApiError(f"the body did not arrive within {CLIENT_SECONDS} s", 408) from None
     except ClientDisconnect:
-        raise Gone from None
+        raise ClientDisconnected from None
     # Most of a body that is too large is read all the same, because many clients read an answer
     # only after they have sent everything.
-    if count > most:
-        raise Problem(f"the body is larger than this server's limit of {most:,} bytes", 413)
+    if count > max_bytes:
+        raise ApiError(f"the body is larger than this server's limit of {max_bytes:,} bytes", 413)
     return bytes(raw)
 
 
-def parsed(raw: bytes) -> dict[str, Any]:
+def parse_json(raw: bytes) -> dict[str, Any]:
     """Parse bytes as a JSON object. Raises ApiError if they are none."""
     try:
         document = strict(raw)
     except UnicodeDecodeError as error:
-        raise Problem(f"the body is not UTF-8 at byte {error.start}") from None
+        raise ApiError(f"the body is not UTF-8 at byte {error.start}") from None
     except RecursionError:
-        raise Problem(DEEP) from None
+        raise ApiError(TOO_DEEP) from None
     except ValueError as error:
-        raise Problem(f"the body is not JSON: {error}") from None
+        raise ApiError(f"the body is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise Problem("the body must be a JSON object")
+        raise ApiError("the body must be a JSON object")
     return document
 
 
-async def asked(
-    bridge: Bridge, path: str, document: Mapping[str, Any], settings: Settings, short: bool = False
-) -> Form:
+async def build_form(
+    bridge: EngineBridge,
+    path: str,
+    document: Mapping[str, Any],
+    settings: ServerSettings,
+    is_short: bool = False,
+) -> ApiForm:
     """Build the form of a path from a request's document, ready to be answered. It is built in a
     worker thread beside the engine's.
     """
-    form: Form = await bridge.prepare(
-        registry.forms()[path], document, bridge.runner, settings, short=short
+    form: ApiForm = await bridge.run_in_worker(
+        registry.forms()[path], document, bridge.runner, settings, is_short=is_short
     )
     if form.constraint:
-        await bridge.prepare(form.ready, kind="grammars")
+        await bridge.run_in_worker(form.compile_constraint, kind="grammars")
     return form
 
 
-async def answered(service: Service, request: Request, form: Form) -> Response:
+async def respond(service: Service, request: Request, form: ApiForm) -> Response:
     """Answer a form: with one document at the end, or with a stream from the first event on."""
     address = request.client.host if request.client else ""
-    client = api_keys.client(request.headers, address, service.settings.keys)
-    position = known(request.scope) if form.stream else None
+    client = api_keys.client_id(request.headers, address, service.settings.keys)
+    position = read_position(request.scope) if form.is_stream else None
     if position:
         form.resume(position)
     requests = [replace(form_request, client=client) for form_request in form.requests]
-    answering = service.bridge.answer(*requests, samples=form.each)
-    if form.stream:
-        return Events(answering, form, position)
+    answering = service.bridge.answer(*requests, samples=form.n_samples)
+    if form.is_stream:
+        return EventStreamResponse(answering, form, position)
     async with aclosing(answering):
-        await unless_gone(request.receive, _read_to_end(answering))
-    return json_response(form.whole(answering.answers))
+        await cancel_on_disconnect(request.receive, _read_to_end(answering))
+    return json_response(form.document(answering.answers))
 
 
-async def _read_to_end(answering: Answering) -> None:
+async def _read_to_end(answering: PendingAnswers) -> None:
     async for _ in answering:
         pass
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` returns. If the client disconnects first, cancel the work and raise
     ClientDisconnected.
     """
@@ -129,7 +142,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Gone
+        raise ClientDisconnected
     finally:
         for future in (task, gone):
             future.cancel()
@@ -146,19 +159,19 @@ def json_response(
     document: Any, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
     """Return a document as a JSON response."""
-    return Response(encoded(document), status, headers, "application/json")
+    return Response(encode_json(document), status, headers, "application/json")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamPiece:
     """Bytes of a stream, the positions that they bring the answers to, and whether more follows."""
 
     raw: bytes
-    told: tuple[Told, ...] = ()
+    marks: tuple[StreamMark, ...] = ()
     more: bool = True
 
 
-class Events(Response):
+class EventStreamResponse(Response):
     """A stream of Server-Sent Events. The head is sent with the first event, so that an error
     before it has its own status.
 
@@ -166,8 +179,10 @@ class Events(Response):
     and each piece carries the new positions (stream_resume.py).
     """
 
-    def __init__(self, answering: Answering, form: Form, position: Known | None = None) -> None:
-        self.answering, self.form, self.known = answering, form, position
+    def __init__(
+        self, answering: PendingAnswers, form: ApiForm, position: StreamPosition | None = None
+    ) -> None:
+        self.answering, self.form, self.position = answering, form, position
         self.media_type = form.media_type
         self.status_code, self.background = 200, None
         self._has_started, self._sent_at = False, 0.0
@@ -176,8 +191,8 @@ class Events(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events as they arrive; if the client disconnects, cancel the answers."""
         async with aclosing(self.answering):
-            with suppress(Gone):
-                await unless_gone(receive, self._send(send))
+            with suppress(ClientDisconnected):
+                await cancel_on_disconnect(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         pinging = asyncio.ensure_future(self._ping(send))
@@ -187,20 +202,20 @@ class Events(Response):
                     pinging.cancel()
                 await self._send_chunk(send, piece)
         except TimeoutError:  # the client reads nothing
-            raise Gone from None
+            raise ClientDisconnected from None
         finally:
             pinging.cancel()
 
-    async def _send_chunk(self, send: Send, piece: Piece) -> None:
+    async def _send_chunk(self, send: Send, piece: StreamPiece) -> None:
         self._sent_at = asyncio.get_running_loop().time()
         if not self._has_started:
             self._has_started = True
-            head = {TOLD: ()} if self.known else {}
+            head = {MARKS_KEY: ()} if self.position else {}
             await send(
                 {"type": "http.response.start", "status": 200, "headers": self.raw_headers, **head}
             )
-        marks = {TOLD: piece.told} if self.known else {}
-        async with asyncio.timeout(PATIENCE):
+        marks = {MARKS_KEY: piece.marks} if self.position else {}
+        async with asyncio.timeout(CLIENT_SECONDS):
             await send(
                 {"type": "http.response.body", "body": piece.raw, "more_body": piece.more, **marks}
             )
@@ -213,33 +228,33 @@ class Events(Response):
         self._sent_at = loop.time()
         with suppress(TimeoutError):  # _send times out as well
             while self.form.ping:
-                await asyncio.sleep(max(0.0, self._sent_at + PING - loop.time()))
-                if loop.time() >= self._sent_at + PING:
-                    await self._send_chunk(send, Piece(self.form.ping))
+                await asyncio.sleep(max(0.0, self._sent_at + PING_SECONDS - loop.time()))
+                if loop.time() >= self._sent_at + PING_SECONDS:
+                    await self._send_chunk(send, StreamPiece(self.form.ping))
 
-    async def _chunks(self) -> AsyncIterator[Piece]:
+    async def _chunks(self) -> AsyncIterator[StreamPiece]:
         """Yield the events as bytes. Events that arrive together are sent as one piece, the last
         one together with the stream's end.
         """
-        form, held, events, past = self.form, bytearray(), list[Event](), Past(self.known)
+        form, held, events, past = self.form, bytearray(), list[Event](), PastAnswer(self.position)
         try:
             async for event in self.answering:
-                if not form.begun:
-                    head = form.written(form.begin())
-                    held += b"" if past.begun else head
-                raw = form.streamed(event)
-                if past.has(event):
+                if not form.has_started:
+                    head = form.encode_chunks(form.stream_start())
+                    held += b"" if past.has_started else head
+                raw = form.encode_event(event)
+                if past.includes(event):
                     continue
                 held += raw
                 events.append(event)
-                last = event.finish is not None and self.answering.count == 1
-                if held and not self.answering.waiting and not last:
-                    yield Piece(bytes(held), told(events))
+                last = event.finish is not None and self.answering.n_answers == 1
+                if held and not self.answering.has_unread_events and not last:
+                    yield StreamPiece(bytes(held), stream_marks(events))
                     held.clear()
                     events.clear()
-            held += form.written(form.end(self.answering.answers)) + form.last
-            yield Piece(bytes(held), told(events), more=False)
-        except Refusal as error:
-            if not self._has_started and not form.begun:
+            held += form.encode_chunks(form.stream_end(self.answering.answers)) + form.end_marker
+            yield StreamPiece(bytes(held), stream_marks(events), more=False)
+        except UserError as error:
+            if not self._has_started and not form.has_started:
                 raise
-            yield Piece(form.failed(problem(error)), more=False)
+            yield StreamPiece(form.encode_error(as_api_error(error)), more=False)

@@ -15,14 +15,14 @@ from typing import Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 # Seconds for a request's head, from its first byte or from the start of the connection.
-PATIENCE = 60.0
-LARGEST = 1 << 16  # bytes of a head, as in h11; one read may bring a little more
+TIMEOUT_SECONDS = 60.0
+MAX_HEAD_BYTES = 1 << 16  # bytes of a head, as in h11; one read may bring a little more
 # Bytes of a body that may follow its answer: many clients read only after they have sent all.
-REST = 1 << 26
-Base: Any = AutoHTTPProtocol
+MAX_UNREAD_BODY_BYTES = 1 << 26
+BaseConnection: Any = AutoHTTPProtocol
 
 
-class Connection(Base):  # type: ignore[misc]  # uvicorn chooses the class
+class HttpConnection(BaseConnection):  # type: ignore[misc]  # uvicorn chooses the class
     """One connection. It closes itself when no request arrives or the client reads no answer."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -51,11 +51,11 @@ class Connection(Base):  # type: ignore[misc]  # uvicorn chooses the class
             self._stop_head_timer()
         elif in_unread_body:
             self._unread_body += len(data)
-            self._limit(self._unread_body, REST)
+            self._limit(self._unread_body, MAX_UNREAD_BODY_BYTES)
         # While reading is paused, uvicorn keeps the data until the running request has ended.
         elif in_head and self.transport.is_reading():
             self._head += len(data)
-            self._limit(self._head, LARGEST, wait=is_idle)
+            self._limit(self._head, MAX_HEAD_BYTES, wait=is_idle)
 
     def send_400_response(self, msg: str) -> None:
         """Respond to bytes that are not HTTP if no other answer is running; otherwise close the
@@ -77,7 +77,7 @@ class Connection(Base):  # type: ignore[misc]  # uvicorn chooses the class
         """Start the timer of a client that reads more slowly than the server writes."""
         super().pause_writing()
         self._unsent = self.transport.get_write_buffer_size()
-        self._read_timer = self.loop.call_later(PATIENCE, self._check_reader)
+        self._read_timer = self.loop.call_later(TIMEOUT_SECONDS, self._check_reader)
 
     def resume_writing(self) -> None:
         """Stop the timer: the client has caught up."""
@@ -99,7 +99,7 @@ class Connection(Base):  # type: ignore[misc]  # uvicorn chooses the class
             self.transport.abort()
         else:
             self._unsent = unread
-            self._read_timer = self.loop.call_later(PATIENCE, self._check_reader)
+            self._read_timer = self.loop.call_later(TIMEOUT_SECONDS, self._check_reader)
 
     def _limit(self, count: int, most: int, wait: bool = True) -> None:
         if count > most:
@@ -109,7 +109,7 @@ class Connection(Base):  # type: ignore[misc]  # uvicorn chooses the class
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(PATIENCE, self.transport.close)
+            self._head_timer = self.loop.call_later(TIMEOUT_SECONDS, self.transport.close)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

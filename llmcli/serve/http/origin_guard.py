@@ -18,51 +18,53 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmcli.api.errors import Problem, document
-from llmcli.api.server_settings import Settings
+from llmcli.api.errors import ApiError, error_document
+from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
 from llmcli.serve.http.exchange import json_response
 
 # Names that no public name server resolves; the last two are how a container calls its host
 # machine.
-OURS = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
-READING = ("GET", "HEAD", "OPTIONS")
-ANY = "*"
-USUAL = {"http": ":80", "https": ":443"}  # ports that browsers leave out of an Origin
+LOCAL_HOSTS = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+ANY_ORIGIN = "*"
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # ports that browsers leave out of an Origin
 
 
-class Guard:
+class OriginGuard:
     """Middleware, the outermost one."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app, self._settings = app, settings
-        self._hosts = OURS | {settings.host.lower(), *map(_host_name, settings.allow_hosts)}
+        self._hosts = LOCAL_HOSTS | {settings.host.lower(), *map(_host_name, settings.allow_hosts)}
         # With keys the server needs no protection: a page does not know the key.
-        self._any_host = bool(settings.keys) or ANY in settings.allow_hosts or ANY in settings.cors
+        self._any_host = (
+            bool(settings.keys) or ANY_ORIGIN in settings.allow_hosts or ANY_ORIGIN in settings.cors
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, or refuse it."""
         if scope["type"] in ("http", "websocket"):
             try:
-                self.check(scope["type"], scope.get("method", "GET"), Headers(scope=scope))
-            except Problem as error:
+                self.check_request(scope["type"], scope.get("method", "GET"), Headers(scope=scope))
+            except ApiError as error:
                 if scope["type"] == "websocket":
                     await send(
                         {"type": "websocket.close", "code": 1008, "reason": str(error)[:120]}
                     )
                 else:
-                    await json_response(document(error, scope["path"]), error.status)(
+                    await json_response(error_document(error, scope["path"]), error.status)(
                         scope, receive, send
                     )
                 return
         await self.app(scope, receive, send)
 
-    def check(self, kind: str, method: str, headers: Mapping[str, str]) -> None:
+    def check_request(self, kind: str, method: str, headers: Mapping[str, str]) -> None:
         """Raise ApiError for a request that a foreign page sent or may have sent."""
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not self._any_host and not self._is_own_host(host):
             name = _host_name(host)
-            raise Problem(
+            raise ApiError(
                 f"this server is not called {name!r};"
                 f" start it with --allow-host {name} to accept it",
                 403,
@@ -70,8 +72,12 @@ class Guard:
         if origin is None or (self._settings.keys and kind == "http"):
             return
         is_own = _netloc(origin) == (host or "").lower() != ""
-        if not is_own and origin not in self._settings.cors and ANY not in self._settings.cors:
-            raise Problem(
+        if (
+            not is_own
+            and origin not in self._settings.cors
+            and ANY_ORIGIN not in self._settings.cors
+        ):
+            raise ApiError(
                 f"pages of {origin[:100]!r} may not use this server;"
                 f" start it with --cors {origin[:100]} to allow them",
                 403,
@@ -79,34 +85,34 @@ class Guard:
         content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if (
             kind == "http"
-            and method not in READING
+            and method not in SAFE_METHODS
             and not (content_type.endswith("json") or content_type == "")
         ):
-            raise Problem(f"a web page must send application/json, not {content_type[:60]}", 415)
+            raise ApiError(f"a web page must send application/json, not {content_type[:60]}", 415)
 
     def _is_own_host(self, host: str) -> bool:
         name = _host_name(host)
         return name in self._hosts or name.endswith(".localhost") or _is_ip_address(name)
 
 
-def origin(text: str) -> str:
+def parse_origin(text: str) -> str:
     """Return an origin given to --cors in the form that browsers send. `*` allows any page, `null`
     pages without an address.
 
     Raises UserError for a text that is not an origin and would therefore allow no page.
     """
-    if text in (ANY, "null"):
+    if text in (ANY_ORIGIN, "null"):
         return text
     netloc, (scheme, _, address) = _netloc(text), text.lower().partition("://")
     if not netloc or address.rstrip("/") != netloc or "@" in netloc:
         hint = "an origin is the beginning of an address: --cors https://app.example (* allows any)"
         raise UserError(f"--cors {text!r} is not an origin", hint=hint)
-    return f"{scheme}://{netloc.removesuffix(USUAL.get(scheme, ' '))}"
+    return f"{scheme}://{netloc.removesuffix(DEFAULT_PORTS.get(scheme, ' '))}"
 
 
-def host(text: str) -> str:
+def parse_host(text: str) -> str:
     """Return a host name given to --allow-host. Raises UserError for a text that is not one."""
-    name = ANY if text == ANY else _host_name(text)
+    name = ANY_ORIGIN if text == ANY_ORIGIN else _host_name(text)
     if not name or set(name) & set("/ @?#"):
         raise UserError(
             f"--allow-host {text!r} is not a host name",

@@ -10,21 +10,23 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.server_settings import Settings
-from llmcli.serve.engine_thread.bridge import Bridge
-from llmcli.serve.engine_thread.embedding_queue import Vectors
-from llmcli.serve.http.body_budget import Room
+from llmcli.api.server_settings import ServerSettings
+from llmcli.serve.engine_thread.bridge import EngineBridge
+from llmcli.serve.engine_thread.embedding_queue import EmbeddingQueue
+from llmcli.serve.http.body_budget import BodyBudget
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
     """What every handler works with."""
 
-    bridge: Bridge
-    settings: Settings
-    vectors: Vectors
-    room: Room  # memory of large requests, of every protocol
-    talks: "set[asyncio.Task[None]]" = field(default_factory=set)  # running WebSocket answers
+    bridge: EngineBridge
+    settings: ServerSettings
+    embedding_queue: EmbeddingQueue
+    body_budget: BodyBudget  # memory of large requests, of every protocol
+    socket_answers: "set[asyncio.Task[None]]" = field(
+        default_factory=set
+    )  # running WebSocket answers
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -40,6 +42,6 @@ class Route:
     path: str
     handle: Handler | Callable[[Service, Any], Awaitable[None]]
     methods: tuple[str, ...] = ("GET",)
-    paths: tuple[str, ...] = ()
-    open: bool = False
-    socket: bool = False
+    further_paths: tuple[str, ...] = ()
+    is_public: bool = False
+    is_websocket: bool = False

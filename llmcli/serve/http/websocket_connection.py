@@ -16,25 +16,25 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from llmcli.api.errors import Problem
-from llmcli.serve.http.body_budget import SMALL, Place, Room
+from llmcli.api.errors import ApiError
+from llmcli.serve.http.body_budget import SMALL_BODY_BYTES, BodyBudget, BodyReservation
 
-PLACE = "llmcli.place"  # in a message: its reservation
-PATIENCE = 60.0  # seconds from the reservation to the end of a message
-FRAGMENTS = 1 << 16  # of one message: each is an object, even if it has one byte
-LATER, LATE, LARGE = 1013, 1008, 1009  # WebSocket close codes
+RESERVATION_KEY = "llmcli.place"  # in a message: its reservation
+MESSAGE_SECONDS = 60.0  # seconds from the reservation to the end of a message
+MAX_FRAGMENTS = 1 << 16  # of one message: each is an object, even if it has one byte
+TRY_AGAIN_CODE, POLICY_CODE, TOO_LARGE_CODE = 1013, 1008, 1009  # WebSocket close codes
 
 
-class Wire(WebSocketsSansIOProtocol):
+class WebSocketConnection(WebSocketsSansIOProtocol):
     """One connection; `budget` is shared by all bodies."""
 
-    def __init__(self, budget: Room, **more: Any) -> None:
+    def __init__(self, budget: BodyBudget, **more: Any) -> None:
         super().__init__(**more)
         self._budget = budget
         self._size = 0  # bytes of the incomplete message, in fragments
-        self._reservation: Place | None = None  # of the incomplete message
+        self._reservation: BodyReservation | None = None  # of the incomplete message
         # of messages that the application has not received yet
-        self._reservations: deque[Place] = deque()
+        self._reservations: deque[BodyReservation] = deque()
         self._reserving: asyncio.Task[None] | None = None
         self._message_timer: asyncio.TimerHandle | None = None
 
@@ -42,21 +42,28 @@ class Wire(WebSocketsSansIOProtocol):
         """Parse the data, then reserve memory if an incomplete message needs it."""
         super().data_received(data)
         unread = self._size + len(self.conn.reader.buffer)
-        if unread > SMALL and self._reservation is None and not self.transport.is_closing():
+        if (
+            unread > SMALL_BODY_BYTES
+            and self._reservation is None
+            and not self.transport.is_closing()
+        ):
             self.transport.pause_reading()
             if self._reserving is None:
                 self._reserving = self.loop.create_task(self._reserve())
 
     async def _reserve(self) -> None:
         try:
-            self._reservation = await self._budget.take(self.config.ws_max_size)
-        except Problem as error:
-            self._fail(LATER, str(error))
+            self._reservation = await self._budget.reserve(self.config.ws_max_size)
+        except ApiError as error:
+            self._fail(TRY_AGAIN_CODE, str(error))
             return
         finally:
             self._reserving = None
         self._message_timer = self.loop.call_later(
-            PATIENCE, self._fail, LATE, f"a message did not arrive within {PATIENCE:.0f} s"
+            MESSAGE_SECONDS,
+            self._fail,
+            POLICY_CODE,
+            f"a message did not arrive within {MESSAGE_SECONDS:.0f} s",
         )
         if not self.read_paused:
             self.transport.resume_reading()
@@ -80,15 +87,15 @@ class Wire(WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         """Handle a further fragment."""
         self._size += len(event.data)
-        if len(self.frames) < FRAGMENTS:
+        if len(self.frames) < MAX_FRAGMENTS:
             super().handle_cont(event)
         else:
-            self._fail(LARGE, f"the message has more than {FRAGMENTS:,} fragments")
+            self._fail(TOO_LARGE_CODE, f"the message has more than {MAX_FRAGMENTS:,} fragments")
 
     def send_receive_event_to_app(self) -> None:
         """Deliver a complete message with its reservation."""
-        reservation, self._reservation = self._reservation or Place(self._budget, 0), None
-        reservation.keep(self._size)
+        reservation, self._reservation = self._reservation or BodyReservation(self._budget, 0), None
+        reservation.shrink(self._size)
         self._size = 0
         if self._message_timer is not None:
             self._message_timer.cancel()
@@ -101,7 +108,7 @@ class Wire(WebSocketsSansIOProtocol):
         if self._reserving is not None:  # an incomplete message still waits for its reservation
             self.transport.pause_reading()
         if message["type"] == "websocket.receive":
-            message[PLACE] = self._reservations.popleft()
+            message[RESERVATION_KEY] = self._reservations.popleft()
         return message
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -114,5 +121,5 @@ class Wire(WebSocketsSansIOProtocol):
             *self._reservations,
             *((self._reservation,) if self._reservation else ()),
         ):
-            reservation.leave()
+            reservation.release()
         super().connection_lost(exc)

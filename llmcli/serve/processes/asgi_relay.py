@@ -21,17 +21,17 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from llmcli.api.server_settings import Settings
-from llmcli.serve.engine_thread.bridge import Bridge
+from llmcli.api.server_settings import ServerSettings
+from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.http.app import make_app
-from quant.errors import Refusal
+from quant.errors import UserError
 
-Frame = tuple[Any, ...]
+RelayFrame = tuple[Any, ...]
 # Opens the model in the other process; pickled by name.
-Open = Callable[[], AbstractContextManager[tuple[Bridge, Settings]]]
-HEAD = struct.Struct("<I")
-BEAT = 1.0  # seconds between two heartbeats of the engine's thread
-SCOPE = (
+OpenModel = Callable[[], AbstractContextManager[tuple[EngineBridge, ServerSettings]]]
+LENGTH_PREFIX = struct.Struct("<I")
+HEARTBEAT_SECONDS = 1.0  # seconds between two heartbeats of the engine's thread
+SCOPE_KEYS = (
     "type",
     "http_version",
     "method",
@@ -46,44 +46,44 @@ SCOPE = (
 )
 
 
-def packed(frame: Frame) -> bytes:
+def encode_frame(frame: RelayFrame) -> bytes:
     """Encode a frame."""
     raw = marshal.dumps(frame)
-    return HEAD.pack(len(raw)) + raw
+    return LENGTH_PREFIX.pack(len(raw)) + raw
 
 
-async def read(reader: asyncio.StreamReader) -> Frame | None:
+async def read_frame(reader: asyncio.StreamReader) -> RelayFrame | None:
     """Return the next frame, or None if the other end is closed."""
     try:
-        (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
-        frame: Frame = marshal.loads(await reader.readexactly(size))
+        (size,) = LENGTH_PREFIX.unpack(await reader.readexactly(LENGTH_PREFIX.size))
+        frame: RelayFrame = marshal.loads(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, OSError):
         return None
     return frame
 
 
-def read_now(link: socket.socket) -> Frame | None:
+def read_frame_blocking(link: socket.socket) -> RelayFrame | None:
     """Return the next frame, or None if the other end is closed. Blocks."""
     try:
-        head = _read_exactly(link, HEAD.size)
-        frame: Frame | None = (
-            marshal.loads(_read_exactly(link, HEAD.unpack(head)[0])) if head else None
+        head = _read_exactly(link, LENGTH_PREFIX.size)
+        frame: RelayFrame | None = (
+            marshal.loads(_read_exactly(link, LENGTH_PREFIX.unpack(head)[0])) if head else None
         )
     except OSError:
         return None
     return frame
 
 
-def portable(scope: Any) -> dict[str, Any]:
+def portable_scope(scope: Any) -> dict[str, Any]:
     """Return the part of a scope that the application needs, as plain values."""
-    values = {name: scope[name] for name in SCOPE if name in scope}
+    values = {name: scope[name] for name in SCOPE_KEYS if name in scope}
     values["headers"] = [(bytes(name), bytes(value)) for name, value in scope.get("headers", ())]
     for name in ("client", "server"):
         values[name] = tuple(values[name]) if values.get(name) else None
     return values
 
 
-def live(open_model: Open, link: socket.socket) -> None:
+def run_model_process(open_model: OpenModel, link: socket.socket) -> None:
     """Run a model process: open the model, report that it is ready, and answer the requests that
     arrive over `link` until its other end is closed.
     """
@@ -92,22 +92,22 @@ def live(open_model: Open, link: socket.socket) -> None:
     try:
         with open_model() as (bridge, settings):
             facts = {"names": settings.names, "n_ctx": bridge.runner.n_ctx}
-            link.sendall(packed(("ready", facts)))
+            link.sendall(encode_frame(("ready", facts)))
             asyncio.run(_serve(make_app(bridge, settings), bridge, link))
-    except Refusal as error:
+    except UserError as error:
         with suppress(OSError):
-            link.sendall(packed(("failed", str(error), error.hint)))
+            link.sendall(encode_frame(("failed", str(error), error.hint)))
         sys.exit(1)
 
 
-async def _serve(app: ASGIApp, bridge: Bridge, link: socket.socket) -> None:
+async def _serve(app: ASGIApp, bridge: EngineBridge, link: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=link)
     calls: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
     beating = asyncio.create_task(_send_heartbeats(bridge, writer))
     # When the engine has died, closing the link makes the other end restart the process.
     beating.add_done_callback(lambda _: writer.close())
     try:
-        while frame := await read(reader):
+        while frame := await read_frame(reader):
             kind, number, content = frame
             if kind == "open":
                 queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -136,7 +136,7 @@ async def _run_request(
                 **message,
                 "headers": [(bytes(name), bytes(value)) for name, value in message["headers"]],
             }
-        writer.write(packed(("out", number, message)))
+        writer.write(encode_frame(("out", number, message)))
         await writer.drain()
 
     try:
@@ -145,15 +145,15 @@ async def _run_request(
         sys.stderr.write(traceback.format_exc())
     finally:
         with suppress(OSError):
-            writer.write(packed(("end", number, None)))
+            writer.write(encode_frame(("end", number, None)))
 
 
-async def _send_heartbeats(bridge: Bridge, writer: Any) -> None:
+async def _send_heartbeats(bridge: EngineBridge, writer: Any) -> None:
     """Send heartbeats while the engine's thread still completes its steps."""
     while True:
-        await bridge.call(lambda: None)
-        writer.write(packed(("beat", 0, None)))
-        await asyncio.sleep(BEAT)
+        await bridge.run_on_engine_thread(lambda: None)
+        writer.write(encode_frame(("beat", 0, None)))
+        await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 def _read_exactly(link: socket.socket, size: int) -> bytes:

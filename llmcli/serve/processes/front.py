@@ -19,33 +19,42 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from llmcli.api import registry
-from llmcli.api.errors import Problem, document
-from llmcli.api.forms.base import Form, encoded
-from llmcli.api.server_settings import Settings
-from llmcli.api.stream_resume import TOLD, Known, fresh
+from llmcli.api.errors import ApiError, error_document
+from llmcli.api.forms.base import ApiForm, encode_json
+from llmcli.api.server_settings import ServerSettings
+from llmcli.api.stream_resume import MARKS_KEY, StreamPosition, new_position
 from llmcli.serve.http import api_keys
-from llmcli.serve.http.asgi_documents import Documents
-from llmcli.serve.http.body_budget import Bodies, Room
-from llmcli.serve.http.cors import readable
-from llmcli.serve.http.exchange import Gone, json_response, unless_gone, whole
-from llmcli.serve.http.origin_guard import Guard
-from llmcli.serve.http.routes.websocket import SOCKET, Talk
-from llmcli.serve.processes.asgi_relay import portable
-from llmcli.serve.processes.prefix_affinity import key_of
+from llmcli.serve.http.asgi_documents import AnswerDocuments
+from llmcli.serve.http.body_budget import BodyBudget, BodyBudgetMiddleware
+from llmcli.serve.http.cors import with_cors
+from llmcli.serve.http.exchange import (
+    ClientDisconnected,
+    cancel_on_disconnect,
+    json_response,
+    read_all,
+)
+from llmcli.serve.http.origin_guard import OriginGuard
+from llmcli.serve.http.routes.websocket import SOCKET_PATH, SocketSession
+from llmcli.serve.processes.asgi_relay import portable_scope
+from llmcli.serve.processes.prefix_affinity import prefix_key
 
-TRIES = 3
-PATIENCE = 30.0  # seconds that a request waits for a model that is restarting
-RETRY_AFTER = 5  # seconds
-PAUSE = 0.5  # seconds before a stream is sent again to busy models
-STOPPING = 1012  # WebSocket close code of a service that restarts
-KEPT = (b"host", b"authorization", b"x-api-key")  # headers of a WebSocket that its requests inherit
+MAX_TRIES = 3
+RESTART_WAIT_SECONDS = 30.0  # seconds that a request waits for a model that is restarting
+RETRY_AFTER_SECONDS = 5  # seconds
+BUSY_PAUSE_SECONDS = 0.5  # seconds before a stream is sent again to busy models
+RESTART_CLOSE_CODE = 1012  # WebSocket close code of a service that restarts
+INHERITED_HEADERS = (
+    b"host",
+    b"authorization",
+    b"x-api-key",
+)  # headers of a WebSocket that its requests inherit
 
 
-class Lost(Exception):
+class UpstreamLost(Exception):
     """The process that was answering has ended, and its answer with it."""
 
 
-class Full(Lost):
+class UpstreamBusy(UpstreamLost):
     """The process that should continue a stream is busy."""
 
 
@@ -67,21 +76,24 @@ class Upstream(Protocol):
         ...
 
 
-class Front:
+class FrontServer:
     """An ASGI application. Server stops it like an EngineBridge: `drain` waits for running
     answers.
     """
 
-    def __init__(self, upstream: Upstream, settings: Settings) -> None:
+    def __init__(self, upstream: Upstream, settings: ServerSettings) -> None:
         self.upstream, self.settings = upstream, settings
-        self.talks: set[asyncio.Task[None]] = set()  # running answers over WebSockets
-        self.room = Room(settings.max_body)
-        self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, self.room)
+        self.socket_answers: set[asyncio.Task[None]] = set()  # running answers over WebSockets
+        self.body_budget = BodyBudget(settings.max_body)
+        self._guard, self._bodies = (
+            OriginGuard(self, settings),
+            BodyBudgetMiddleware(self._answer, self.body_budget),
+        )
         registry.forms()  # load the forms now, not during the first request
         self._n_open = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.stopping = False
+        self.is_stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request or WebSocket."""
@@ -99,7 +111,7 @@ class Front:
 
     async def drain(self, seconds: float) -> None:
         """Accept no requests, and wait up to this many seconds for the running ones."""
-        self.stopping = True
+        self.is_stopping = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
@@ -107,49 +119,51 @@ class Front:
 
     def stop(self) -> None:
         """Cancel every answer now."""
-        self.stopping = True
+        self.is_stopping = True
         self.upstream.stop()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if self.stopping:
-                raise Problem("the server is stopping", 503)
+            if self.is_stopping:
+                raise ApiError("the server is stopping", 503)
             request = Request(scope, receive)
             # Without a valid key the body is not read: the application refuses the request.
-            has_key = api_keys.allowed(request.headers, self.settings.keys)
-            raw = await whole(request, self.settings.max_body) if has_key else b""
-            await unless_gone(receive, self._forward(portable(scope), raw, send))
-        except Gone:
+            has_key = api_keys.is_allowed(request.headers, self.settings.keys)
+            raw = await read_all(request, self.settings.max_body) if has_key else b""
+            await cancel_on_disconnect(receive, self._forward(portable_scope(scope), raw, send))
+        except ClientDisconnected:
             return
-        except Problem as error:
-            headers = {"retry-after": str(RETRY_AFTER)} if error.status in (429, 503) else None
-            response = json_response(document(error, scope["path"]), error.status, headers)
-            await readable(response, self.settings)(scope, receive, send)
+        except ApiError as error:
+            headers = (
+                {"retry-after": str(RETRY_AFTER_SECONDS)} if error.status in (429, 503) else None
+            )
+            response = json_response(error_document(error, scope["path"]), error.status, headers)
+            await with_cors(response, self.settings)(scope, receive, send)
 
     async def _forward(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
         """Send a request to the upstream until it is answered. Raises ApiError if that fails."""
-        key, why = key_of(raw), ""
-        key, why = key_of(raw), ""
+        key, why = prefix_key(raw), ""
+        key, why = prefix_key(raw), ""
         # A health check wants to know the state now.
-        patience = 0.0 if scope["path"].endswith("/health") else PATIENCE
-        sent = _SentAnswer(send, registry.form(scope["path"]))
-        tries, pauses = TRIES, round(PATIENCE / PAUSE)
+        patience = 0.0 if scope["path"].endswith("/health") else RESTART_WAIT_SECONDS
+        sent = _SentAnswer(send, registry.find_form(scope["path"]))
+        tries, pauses = MAX_TRIES, round(RESTART_WAIT_SECONDS / BUSY_PAUSE_SECONDS)
         while tries and pauses:
             if why := await self.upstream.wait(patience):
                 break
             try:
                 await self._forward_once(
-                    sent.position.put(scope) if sent.position else scope, raw, key, sent
+                    sent.position.attach_to(scope) if sent.position else scope, raw, key, sent
                 )
                 return
-            except Full:
+            except UpstreamBusy:
                 pauses -= 1
-                await asyncio.sleep(PAUSE)
-            except Lost:
+                await asyncio.sleep(BUSY_PAUSE_SECONDS)
+            except UpstreamLost:
                 tries -= 1
             if sent.over or not sent.position:
                 break
-            if self.stopping:
+            if self.is_stopping:
                 why = "the server is stopping"
                 break
         if sent.begun:
@@ -158,9 +172,9 @@ class Front:
         message = (
             f"the model is not available: {why}"
             if why
-            else f"the model was lost {TRIES} times during this request"
+            else f"the model was lost {MAX_TRIES} times during this request"
         )
-        raise Problem(message, 503, code="model_unavailable")
+        raise ApiError(message, 503, code="model_unavailable")
 
     async def _forward_once(
         self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_SentAnswer"
@@ -172,12 +186,12 @@ class Front:
             async with aclosing(self.upstream.ask(scope, raw, key)) as messages:
                 async for message in messages:
                     await sent.send(message)
-        except Problem as error:
+        except ApiError as error:
             if not sent.begun:
                 raise
-            raise (Full if error.status == 429 else Lost) from None
+            raise (UpstreamBusy if error.status == 429 else UpstreamLost) from None
         if not sent.begun:
-            raise Problem(
+            raise ApiError(
                 "the request could not be answered because of a bug; see the server's log", 500
             )
 
@@ -185,34 +199,45 @@ class Front:
         """Serve a WebSocket. Its requests are forwarded one by one like HTTP requests, so that it
         survives the loss of a model.
         """
-        if self.stopping:
+        if self.is_stopping:
             await send(
-                {"type": "websocket.close", "code": STOPPING, "reason": "the server is stopping"}
+                {
+                    "type": "websocket.close",
+                    "code": RESTART_CLOSE_CODE,
+                    "reason": "the server is stopping",
+                }
             )
             return
         socket = WebSocket(scope, receive, send)
         try:
-            self._guard.check("websocket", "GET", socket.headers)
-        except Problem as error:
+            self._guard.check_request("websocket", "GET", socket.headers)
+        except ApiError as error:
             await socket.close(1008, str(error)[:120])
             return
-        if scope["path"] != SOCKET or not api_keys.allowed(socket.headers, self.settings.keys):
+        if scope["path"] != SOCKET_PATH or not api_keys.is_allowed(
+            socket.headers, self.settings.keys
+        ):
             await socket.close(
                 1008,
                 "this server needs a key"
-                if scope["path"] == SOCKET
+                if scope["path"] == SOCKET_PATH
                 else "this path does not exist",
             )
             return
         await socket.accept()
-        await Talk(
-            socket, partial(self._socket_documents, portable(scope)), self.talks, self.room
+        await SocketSession(
+            socket,
+            partial(self._socket_documents, portable_scope(scope)),
+            self.socket_answers,
+            self.body_budget,
         ).run()
 
     async def _socket_documents(
         self, scope: dict[str, Any], path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        headers = [(name, value) for name, value in scope["headers"] if name.lower() in KEPT]
+        headers = [
+            (name, value) for name, value in scope["headers"] if name.lower() in INHERITED_HEADERS
+        ]
         http = {
             **scope,
             "type": "http",
@@ -223,14 +248,14 @@ class Front:
             "query_string": b"",
             "headers": [*headers, (b"content-type", b"application/json")],
         }
-        documents = Documents()
-        task = asyncio.ensure_future(self._forward(http, encoded(body), documents.send))
-        task.add_done_callback(documents.over)
+        documents = AnswerDocuments()
+        task = asyncio.ensure_future(self._forward(http, encode_json(body), documents.send))
+        task.add_done_callback(documents.close)
         try:
             while (document_ := await documents.queue.get()) is not None:
                 yield document_
             await task
-            documents.check()
+            documents.raise_error()
         finally:
             task.cancel()
 
@@ -240,26 +265,26 @@ class _SentAnswer:
     continued.
     """
 
-    def __init__(self, send: Send, form: type[Form] | None) -> None:
+    def __init__(self, send: Send, form: type[ApiForm] | None) -> None:
         self._send, self._form = send, form
         self.begun = self.over = False
-        self.position: Known | None = fresh()
+        self.position: StreamPosition | None = new_position()
 
     async def send(self, message: Message) -> None:
         """Forward a message of the model. Raises UpstreamLost if a model that should continue the
         stream does not, UpstreamBusy if it cannot yet.
         """
-        marks = message.get(TOLD)
-        message = {name: value for name, value in message.items() if name != TOLD}
+        marks = message.get(MARKS_KEY)
+        message = {name: value for name, value in message.items() if name != MARKS_KEY}
         head = message["type"] == "http.response.start"
         if head and self.begun:
             if marks is None:
-                raise Full if message["status"] == 429 else Lost
+                raise UpstreamBusy if message["status"] == 429 else UpstreamLost
             return
         if marks is None:
             self.position = None
         elif self.position:
-            self.position.hear(marks)
+            self.position.advance(marks)
         if head:
             kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
             # Only a stream can end with an error event.
@@ -278,7 +303,11 @@ class _SentAnswer:
         """
         if self.over or self._form is None:
             return
-        error = Problem("the model was lost during this answer; try again", 503, code="model_lost")
+        error = ApiError("the model was lost during this answer; try again", 503, code="model_lost")
         await self._send(
-            {"type": "http.response.body", "body": self._form.failed(error), "more_body": False}
+            {
+                "type": "http.response.body",
+                "body": self._form.encode_error(error),
+                "more_body": False,
+            }
         )

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 # Metrics that are not sums: the smallest value, or that of the first replica.
-SMALLEST = ("llmcli_last_token_age_seconds",)
-FIRST = ("llmcli_model_info",)
-SHARES = {"llmcli_kv_cache_usage_perc": ("llmcli_kv_cells_used", "llmcli_kv_cells")}
+MINIMUM_METRICS = ("llmcli_last_token_age_seconds",)
+FIRST_REPLICA_METRICS = ("llmcli_model_info",)
+SHARE_METRICS = {"llmcli_kv_cache_usage_perc": ("llmcli_kv_cells_used", "llmcli_kv_cells")}
 # Metrics that are also reported for each replica: its load and its cache.
-EACH = (
+PER_REPLICA_METRICS = (
     "llmcli_num_requests_running",
     "llmcli_num_requests_waiting",
     "llmcli_kv_cache_usage_perc",
@@ -21,7 +21,7 @@ EACH = (
     "llmcli_prompt_tokens_total",
     "llmcli_prompt_tokens_cached_total",
 )
-ADDED = (
+SUMMED_KV_FIELDS = (
     "cells",
     "used_cells",
     "free_cells",
@@ -37,7 +37,7 @@ ADDED = (
 )
 
 
-def metrics(texts: Mapping[str, str]) -> str:
+def merge_metrics(texts: Mapping[str, str]) -> str:
     """Return the Prometheus text of all replicas, from the text of each by its name."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}  # sample name with labels -> value by replica
@@ -54,13 +54,13 @@ def metrics(texts: Mapping[str, str]) -> str:
     sums = {
         sample: _merge_values(sample, list(values.values())) for sample, values in samples.items()
     }
-    for share, (used, total) in SHARES.items():
+    for share, (used, total) in SHARE_METRICS.items():
         if share in sums and sums.get(total):
             sums[share] = sums[used] / sums[total]
     lines: list[str] = []
     for sample, value in sums.items():
         lines += [*heads.pop(_metric_name(sample, heads), ()), f"{sample} {value:.17g}"]
-    for name in EACH:
+    for name in PER_REPLICA_METRICS:
         replica_metric = name.replace("llmcli_", "llmcli_replica_", 1)
         lines.append(f"# TYPE {replica_metric} {'counter' if name.endswith('_total') else 'gauge'}")
         lines += [
@@ -70,29 +70,35 @@ def metrics(texts: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kv(documents: Mapping[str, Any]) -> dict[str, Any]:
+def merge_kv(documents: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `/v1/kv` document of all replicas: the sums, and the report of each."""
     sums = {
         name: sum(report[name] for report in documents.values())
-        for name in ADDED
+        for name in SUMMED_KV_FIELDS
         if all(isinstance(report.get(name), int) for report in documents.values())
     }
     return {**sums, "replicas": dict(documents)}
 
 
-def together(path: str, bodies: Mapping[str, bytes]) -> bytes:
+def merge_bodies(path: str, bodies: Mapping[str, bytes]) -> bytes:
     """Return the merged body of a path of MERGED_PATHS, from the body of each replica."""
     if path == "/metrics":
-        return metrics({name: raw.decode() for name, raw in bodies.items()}).encode()
-    return json.dumps(kv({name: json.loads(raw) for name, raw in bodies.items()})).encode()
+        return merge_metrics({name: raw.decode() for name, raw in bodies.items()}).encode()
+    return json.dumps(merge_kv({name: json.loads(raw) for name, raw in bodies.items()})).encode()
 
 
-SUMMED = ("/metrics", "/v1/kv")
+MERGED_PATHS = ("/metrics", "/v1/kv")
 
 
 def _merge_values(sample: str, values: list[float]) -> float:
     name = sample.partition("{")[0]
-    return min(values) if name in SMALLEST else values[0] if name in FIRST else sum(values)
+    return (
+        min(values)
+        if name in MINIMUM_METRICS
+        else values[0]
+        if name in FIRST_REPLICA_METRICS
+        else sum(values)
+    )
 
 
 def _metric_name(sample: str, heads: Mapping[str, Any]) -> str:

@@ -10,10 +10,10 @@ import os
 import signal
 import threading
 
-PIECE = 1 << 16
+READ_BYTES = 1 << 16
 
 
-def tie(descriptor: int) -> None:
+def exit_with_parent(descriptor: int) -> None:
     """Send this process SIGTERM when a descriptor reaches its end. Data written to it is
     ignored.
     """
@@ -22,7 +22,7 @@ def tie(descriptor: int) -> None:
 
 def _wait(descriptor: int) -> None:
     try:
-        while os.read(descriptor, PIECE):
+        while os.read(descriptor, READ_BYTES):
             pass
     except OSError:  # closed, or never open
         pass

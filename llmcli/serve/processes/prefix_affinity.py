@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-FIRST = 1024  # characters of a prompt that count; if there is a system text, only that counts
+PREFIX_CHARACTERS = (
+    1024  # characters of a prompt that count; if there is a system text, only that counts
+)
 
 
-def key_of(body: bytes) -> bytes:
+def prefix_key(body: bytes) -> bytes:
     """Return the key of a request: equal for prompts with the same beginning, empty for a body
     without a prompt.
     """
@@ -27,13 +29,15 @@ def key_of(body: bytes) -> bytes:
         return b""
     beginning = _beginning(document)
     return (
-        hashlib.blake2b(beginning[:FIRST].encode("utf-8", "replace"), digest_size=8).digest()
+        hashlib.blake2b(
+            beginning[:PREFIX_CHARACTERS].encode("utf-8", "replace"), digest_size=8
+        ).digest()
         if beginning
         else b""
     )
 
 
-def ranked(key: bytes, names: Iterable[T]) -> list[T]:
+def rank_replicas(key: bytes, names: Iterable[T]) -> list[T]:
     """Return the names, best first."""
 
     def weight(name: T) -> bytes:

@@ -20,30 +20,30 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.types import Message
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.errors import UserError
-from llmcli.hardware.ray_cluster import cluster
+from llmcli.hardware.ray_cluster import open_cluster
 from llmcli.serve.http.app import make_app
-from llmcli.serve.processes.asgi_relay import Open
-from llmcli.serve.processes.front import Lost
-from llmcli.serve.processes.merged_metrics import SUMMED, together
-from llmcli.serve.processes.prefix_affinity import ranked
+from llmcli.serve.processes.asgi_relay import OpenModel
+from llmcli.serve.processes.front import UpstreamLost
+from llmcli.serve.processes.merged_metrics import MERGED_PATHS, merge_bodies
+from llmcli.serve.processes.prefix_affinity import rank_replicas
 
-NAME = "llmcli"
-STUCK = 120.0  # seconds within which the engine's thread must complete a step
-LOOK = 2.0  # seconds between two health checks of a replica
+APPLICATION_NAME = "llmcli"
+ENGINE_TIMEOUT_SECONDS = 120.0  # seconds within which the engine's thread must complete a step
+HEALTH_CHECK_SECONDS = 2.0  # seconds between two health checks of a replica
 # requests of a replica for each answer that it computes at once, before another replica is chosen
-BUSY = 2
-STARTS = 3  # attempts of a replica to open its model
+REQUESTS_PER_ANSWER = 2
+MAX_START_TRIES = 3  # attempts of a replica to open its model
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class ReplicaSettings:
     """Number of replicas, Ray address (None: this machine), answers at once of each replica, and
     requests that may wait besides.
     """
 
-    replicas: int
+    n_replicas: int
     address: str | None
     parallel: int
     waiting: int
@@ -67,14 +67,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
         if not key:
             return [candidate_replicas]
         names = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        first, *others = (names[name] for name in ranked(key, names))
+        first, *others = (names[name] for name in rank_replicas(key, names))
         return [[first], others]
 
 
 class Replica:
     """What Ray Serve runs: one open model and its application."""
 
-    def __init__(self, open_model: Open) -> None:
+    def __init__(self, open_model: OpenModel) -> None:
         self._stack = ExitStack()
         self._bridge, settings = self._stack.enter_context(open_model())
         self._app: Any = make_app(self._bridge, settings)
@@ -122,7 +122,9 @@ class Replica:
         """Raise if the engine's thread no longer completes its steps; Ray then replaces the
         replica.
         """
-        await asyncio.wait_for(self._bridge.call(lambda: None), STUCK)
+        await asyncio.wait_for(
+            self._bridge.run_on_engine_thread(lambda: None), ENGINE_TIMEOUT_SECONDS
+        )
 
     def __del__(self) -> None:
         """Close the model: Ray ends a replica this way."""
@@ -142,14 +144,14 @@ class Replicas:
 
     def facts(self) -> dict[str, Any]:
         """Return what a replica reports about its model."""
-        facts: dict[str, Any] = self._handle.facts.remote().result(timeout_s=STUCK)
+        facts: dict[str, Any] = self._handle.facts.remote().result(timeout_s=ENGINE_TIMEOUT_SECONDS)
         return facts
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes
     ) -> AsyncGenerator[Message, None]:
         """Implements Upstream.ask; requests for merged documents go to all replicas."""
-        if scope["path"] in SUMMED and scope["method"] == "GET":
+        if scope["path"] in MERGED_PATHS and scope["method"] == "GET":
             for message in await self._ask_all(scope, body):
                 yield message
             return
@@ -159,9 +161,9 @@ class Replicas:
             async for message in response:
                 yield message
         except BackPressureError:
-            raise Problem("the queue is full", 429, code="busy") from None
+            raise ApiError("the queue is full", 429, code="busy") from None
         except (RayError, RayServeException) as error:
-            raise Lost(str(error)) from None
+            raise UpstreamLost(str(error)) from None
         finally:
             self._running.discard(response)
             response.cancel()
@@ -171,14 +173,14 @@ class Replicas:
 
         def broadcast() -> list[tuple[str, list[Message]]]:
             response: Any = self._handle.broadcast("answer_whole", scope, body)
-            return list(response.results(timeout_s=STUCK))
+            return list(response.results(timeout_s=ENGINE_TIMEOUT_SECONDS))
 
         try:
             answers = dict(await asyncio.to_thread(broadcast))
         except (RayError, RayServeException, TimeoutError) as error:
-            raise Lost(str(error)) from None
+            raise UpstreamLost(str(error)) from None
         if not answers:
-            raise Lost
+            raise UpstreamLost
         for messages in answers.values():
             if messages[0]["status"] != 200:
                 return messages
@@ -186,7 +188,7 @@ class Replicas:
             name: b"".join(message.get("body", b"") for message in messages)
             for name, messages in answers.items()
         }
-        raw, start = together(scope["path"], bodies), next(iter(answers.values()))[0]
+        raw, start = merge_bodies(scope["path"], bodies), next(iter(answers.values()))[0]
         headers = [
             (name, value) for name, value in start["headers"] if name.lower() != b"content-length"
         ]
@@ -207,29 +209,31 @@ class Replicas:
 
 
 @contextmanager
-def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
+def open_replicas(open_model: OpenModel, settings: ReplicaSettings) -> Iterator[Replicas]:
     """Run replicas until the block ends. Raises UserError if Ray or a model does not start."""
-    with cluster(crew.address, max(1.0, crew.replicas * crew.cpus)):
+    with open_cluster(settings.address, max(1.0, settings.n_replicas * settings.cpus)):
         serve.start(
             proxy_location="Disabled",
             logging_config={"log_level": "ERROR", "enable_access_log": False},
         )
         deployment = serve.deployment(
             Replica,
-            name=NAME,
-            num_replicas=crew.replicas,
-            max_ongoing_requests=BUSY * crew.parallel,
-            max_queued_requests=crew.waiting,
-            ray_actor_options={"num_cpus": crew.cpus},
+            name=APPLICATION_NAME,
+            num_replicas=settings.n_replicas,
+            max_ongoing_requests=REQUESTS_PER_ANSWER * settings.parallel,
+            max_queued_requests=settings.waiting,
+            ray_actor_options={"num_cpus": settings.cpus},
             request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-            health_check_period_s=LOOK,
-            health_check_timeout_s=STUCK + LOOK,
-            max_constructor_retry_count=STARTS,
-            graceful_shutdown_timeout_s=LOOK,
+            health_check_period_s=HEALTH_CHECK_SECONDS,
+            health_check_timeout_s=ENGINE_TIMEOUT_SECONDS + HEALTH_CHECK_SECONDS,
+            max_constructor_retry_count=MAX_START_TRIES,
+            graceful_shutdown_timeout_s=HEALTH_CHECK_SECONDS,
         )
         try:
             try:
-                handle = serve.run(deployment.bind(open_model), name=NAME, route_prefix=None)
+                handle = serve.run(
+                    deployment.bind(open_model), name=APPLICATION_NAME, route_prefix=None
+                )
             except RuntimeError as error:  # contains the replica's own message
                 reasons = re.findall(r"(?:UserError|Refusal|Damaged): (.+)", str(error))
                 raise UserError(
@@ -239,5 +243,5 @@ def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
                 ) from None
             yield Replicas(handle)
         finally:
-            if crew.address:  # our own Ray ends as a whole
-                serve.delete(NAME)
+            if settings.address:  # our own Ray ends as a whole
+                serve.delete(APPLICATION_NAME)

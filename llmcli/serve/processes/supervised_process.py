@@ -18,21 +18,27 @@ from starlette.types import Message
 
 from llmcli.errors import UserError
 from llmcli.serve.processes import asgi_relay
-from llmcli.serve.processes.asgi_relay import Open, packed, read
-from llmcli.serve.processes.front import Lost
+from llmcli.serve.processes.asgi_relay import OpenModel, encode_frame, read_frame
+from llmcli.serve.processes.front import UpstreamLost
 
 # Seconds without a heartbeat: a pass over a whole batch may take long, and a lost connection takes
 # half a minute to be noticed.
-STUCK = 120.0
-BACKOFF = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before a restart, by the number of failed ones
+HEARTBEAT_TIMEOUT_SECONDS = 120.0
+RESTART_DELAYS_SECONDS = (
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+)  # seconds before a restart, by the number of failed ones
 
 
-class Child:
+class SupervisedProcess:
     """Created with `start`, used on one event loop. `note` is called with messages about
     restarts.
     """
 
-    def __init__(self, open_model: Open, note: Callable[[str], None]) -> None:
+    def __init__(self, open_model: OpenModel, note: Callable[[str], None]) -> None:
         self._open, self._note = open_model, note
         self._calls: dict[int, asyncio.Queue[Any]] = {}
         self._count = 0
@@ -57,12 +63,12 @@ class Child:
         ours, theirs = socket.socketpair()
         # A new interpreter, because llama.cpp's threads do not survive a fork.
         process = multiprocessing.get_context("spawn").Process(
-            target=asgi_relay.live, args=(self._open, theirs)
+            target=asgi_relay.run_model_process, args=(self._open, theirs)
         )
         try:
             with theirs:
                 process.start()
-            frame = asgi_relay.read_now(ours)
+            frame = asgi_relay.read_frame_blocking(ours)
         except BaseException:
             ours.close()
             if process.pid is not None:
@@ -82,7 +88,7 @@ class Child:
             raise UserError(failure[0], hint=failure[1])
         self._process, self._link, self.facts = process, ours, frame[1]
 
-    def keep(self) -> None:
+    def supervise(self) -> None:
         """From now on, on this event loop, read the process's messages and restart it when it
         ends.
         """
@@ -107,7 +113,7 @@ class Child:
 
     async def wait(self, seconds: float) -> str:
         """Wait until the model is available; return "", or the reason why it is not."""
-        self.keep()
+        self.supervise()
         # a process that was just started is available after one turn of the loop
         await asyncio.sleep(0)
         if not self._available.is_set():
@@ -133,14 +139,14 @@ class Child:
         self._count += 1
         queue: asyncio.Queue[Any] = asyncio.Queue()
         if self._writer is None:
-            raise Lost
+            raise UpstreamLost
         self._calls[self._count] = queue
-        self._writer.write(packed(("open", self._count, scope)))
+        self._writer.write(encode_frame(("open", self._count, scope)))
         return self._count, queue
 
     def _send(self, number: int, message: Message) -> None:
         if self._writer is not None and number in self._calls:
-            self._writer.write(packed(("in", number, message)))
+            self._writer.write(encode_frame(("in", number, message)))
 
     def _close_call(self, number: int) -> None:
         self._send(number, {"type": "http.disconnect"})
@@ -148,7 +154,7 @@ class Child:
 
     async def _next_message(self, queue: "asyncio.Queue[Any]") -> Message | None:
         item = await queue.get()
-        if isinstance(item, Lost):
+        if isinstance(item, UpstreamLost):
             raise item
         message: Message | None = item
         return message
@@ -162,7 +168,9 @@ class Child:
                 await self._read_frames(self._link)
                 self._fail_calls(f"its process ended ({await self._wait_for_exit()})")
                 self._note(f"the model was lost: {self._why}; restarting it")
-            await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
+            await asyncio.sleep(
+                RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)]
+            )
             failures += 1
             try:
                 await asyncio.to_thread(self.start)
@@ -177,12 +185,12 @@ class Child:
         reader, self._writer = await asyncio.open_connection(sock=link)
         self._available.set()
         try:
-            while frame := await asyncio.wait_for(read(reader), STUCK):
+            while frame := await asyncio.wait_for(read_frame(reader), HEARTBEAT_TIMEOUT_SECONDS):
                 kind, number, content = frame
                 if kind in ("out", "end") and (queue := self._calls.get(number)):
                     queue.put_nowait(content)
         except TimeoutError:
-            self._why = f"no heartbeat for {STUCK:.0f} s"
+            self._why = f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:.0f} s"
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
         finally:
@@ -200,5 +208,5 @@ class Child:
         self._available.clear()
         self._why = why
         for queue in self._calls.values():
-            queue.put_nowait(Lost(why))
+            queue.put_nowait(UpstreamLost(why))
         self._calls.clear()

@@ -18,34 +18,34 @@ from llmcli import file_lock
 from llmcli.atomic_files import cannot_write, check_place, write_whole
 from llmcli.hardware import host
 from llmcli.runtime import model_identity
-from llmcli.runtime.binding.eval_callback import Mixed, Seen
-from llmcli.runtime.binding.library import version
+from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput
+from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.scoring.activations import Activations, open_activations
 from llmcli.units import size
-from llmcli.workflows.evaluation.models import Side
+from llmcli.workflows.evaluation.models import EvaluationSide
 from quant.calibration import moments_collector, resume_file
-from quant.calibration.expected_moments import mixture
-from quant.calibration.imatrix_collector import Mixture, Product, Sums
-from quant.calibration.moments import About
-from quant.calibration.moments_collector import Seconds, Survey
-from quant.calibration.moments_writer import MomentFile
-from quant.calibration.resume_file import Interim, Progress
-from quant.evaluation.evaluate import Chunks
+from quant.calibration.expected_moments import mixing_product
+from quant.calibration.imatrix_collector import AttentionMixture, ImatrixCollector, WeightProduct
+from quant.calibration.moments import MomentsOrigin
+from quant.calibration.moments_collector import InputSurvey, MomentsCollector
+from quant.calibration.moments_writer import MomentsWriter
+from quant.calibration.resume_file import CalibrationProgress, CalibrationState
+from quant.evaluation.evaluate import TextChunks
 from quant.native import blas_threads
-from quant.quantize.plan import SETTINGS_KEY, transform_of
+from quant.quantize.plan import SETTINGS_KEY, read_transform
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.types import Bar
     from llmcli.ui import UI
 
-USABLE = 0.8  # of the memory that is free after the model was opened
-UNKNOWN = 4 << 30  # used on systems that do not report their free memory
+USABLE_FRACTION = 0.8  # of the memory that is free after the model was opened
+DEFAULT_MEMORY_BYTES = 4 << 30  # used on systems that do not report their free memory
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CalibrationRequest:
     """The request of one calibration.
 
     `model` reads `text`; mean squares are written to `out`, second moments to `moments` if it is
@@ -53,32 +53,34 @@ class Wish:
     weights.
     """
 
-    model: Side
+    model: EvaluationSide
     fingerprint: str
-    text: Chunks
+    text: TextChunks
     datasets: tuple[str, ...]
     out: Path
     moments: Path | None = None
-    memory: int | None = None
+    memory_bytes: int | None = None
     fresh: bool = False
     weights: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CalibrationResult:
     """The result of a calibration.
 
     `resumed_chunks`: chunks that an earlier run had read, summed over the passes; `peak_bytes`:
     largest size of the second moments in memory.
     """
 
-    sums: Sums
+    sums: ImatrixCollector
     passes: int
-    resumed: int
-    held: int = 0
+    resumed_chunks: int
+    peak_bytes: int = 0
 
 
-def run(request: Wish, config: "Config", ui: "UI", bar: "Bar | None" = None) -> Outcome:
+def calibrate(
+    request: CalibrationRequest, config: "Config", ui: "UI", bar: "Bar | None" = None
+) -> CalibrationResult:
     """Collect the statistics and write the files. An interrupted run resumes from its last save.
 
     When `bar` is given, only the bar is updated and no notes are printed. Nothing is written if the
@@ -92,7 +94,7 @@ def run(request: Wish, config: "Config", ui: "UI", bar: "Bar | None" = None) -> 
     ).hexdigest()[:16]
     with file_lock.locked(config.cache / "calibrations" / f"{out_key}.lock", ui, str(request.out)):
         with (
-            blas_threads.bounded(1),
+            blas_threads.limit_threads(1),
             _open_run(request) as calibration,
         ):  # the pool below has its own threads
             try:
@@ -102,18 +104,22 @@ def run(request: Wish, config: "Config", ui: "UI", bar: "Bar | None" = None) -> 
 
 
 @contextmanager
-def _open_run(request: Wish) -> Iterator["_CalibrationRun"]:
+def _open_run(request: CalibrationRequest) -> Iterator["_CalibrationRun"]:
     """Open the model and connect its activations to a calibration run."""
     side, header = request.model, request.model.header
     weight_names = frozenset(tensor.name for tensor in header.tensors if len(tensor.shape) > 1)
     weight_names = weight_names if request.weights is None else weight_names & request.weights
-    product_names = weight_names | {mixture(name) for name in weight_names if request.moments} - {
-        ""
-    }
-    with open_model(header.path, gpu_layers=side.gpu_layers, latent=header.latent) as model:
+    product_names = weight_names | {
+        mixing_product(name) for name in weight_names if request.moments
+    } - {""}
+    with open_model(
+        header.path, gpu_layers=side.gpu_layers, latent=header.has_latent_attention
+    ) as model:
         sink = _StatisticsSink()
         # Moments need attention's keys: each layer sees the whole chunk, in order.
-        options = replace(side.context(1, model.n_vocab), whole=request.moments is not None)
+        options = replace(
+            side.context_options(1, model.n_vocab), swa_full=request.moments is not None
+        )
         with open_activations(model, options, product_names.__contains__, sink) as activations:
             yield _CalibrationRun(request, activations, sink, weight_names)
 
@@ -122,15 +128,15 @@ class _StatisticsSink:
     """Passes each product to the current listeners."""
 
     def __init__(self) -> None:
-        self.listeners: list[Sums | Seconds | Survey] = []
+        self.listeners: list[ImatrixCollector | MomentsCollector | InputSurvey] = []
 
-    def __call__(self, seen: Seen | Mixed) -> None:
-        if isinstance(seen, Mixed):
+    def __call__(self, seen: ProductInput | AttentionMix) -> None:
+        if isinstance(seen, AttentionMix):
             for listener in self.listeners:
-                if not isinstance(listener, Sums):
-                    listener.mix(Mixture(seen.name, seen.shares))
+                if not isinstance(listener, ImatrixCollector):
+                    listener.add_mixture(AttentionMixture(seen.name, seen.shares))
             return
-        product = Product(seen.name, seen.rows, seen.matrices, seen.experts, seen.key)
+        product = WeightProduct(seen.name, seen.rows, seen.matrices, seen.experts, seen.key)
         for listener in self.listeners:
             listener.add(product)
 
@@ -139,10 +145,14 @@ class _CalibrationRun:
     """One calibration in progress."""
 
     def __init__(
-        self, request: Wish, activations: Activations, sink: _StatisticsSink, named: frozenset[str]
+        self,
+        request: CalibrationRequest,
+        activations: Activations,
+        sink: _StatisticsSink,
+        named: frozenset[str],
     ) -> None:
         self.request, self.activations, self.sink, self.named = request, activations, sink, named
-        self.survey = Survey(request.text.n_ctx, request.model.options.threads or 1)
+        self.survey = InputSurvey(request.text.n_ctx, request.model.options.threads or 1)
         if request.moments:
             # one chunk shows which weights share an input, and in what order they are computed
             sink.listeners = [self.survey]
@@ -150,15 +160,17 @@ class _CalibrationRun:
         self.inputs = self.survey.inputs
         free = host.available_memory()
         self.saves = True  # whether the state of an unfinished pass is saved
-        self.memory = request.memory or (UNKNOWN if free is None else int(free * USABLE))
-        self.interim = Interim(
+        self.memory = request.memory_bytes or (
+            DEFAULT_MEMORY_BYTES if free is None else int(free * USABLE_FRACTION)
+        )
+        self.interim = CalibrationState(
             request.out.with_name(f".{request.out.name}.state"), self._head(), self.inputs
         )
 
-    def run(self, ui: "UI", own: "Bar | None") -> Outcome:
+    def run(self, ui: "UI", parent_bar: "Bar | None") -> CalibrationResult:
         """Run all passes over the text and write the files."""
         if self.request.moments and self.request.weights is not None and not self.inputs:
-            return Outcome(Sums(), 0, 0)
+            return CalibrationResult(ImatrixCollector(), 0, 0)
         if self.request.fresh:
             self.interim.discard()
         saved_progress = self.interim.load()
@@ -168,24 +180,28 @@ class _CalibrationRun:
             groups = self._groups(progress)
             total = self.request.text.count
             resumed = progress.chunks + (total if progress.finished else 0)
-            if resumed and own is None:
+            if resumed and parent_bar is None:
                 ui.note("resuming an earlier run (--fresh starts again)")
-            if file and own is None:
+            if file and parent_bar is None:
                 self._print_forecast(groups, file, ui)
             label = f"calibrate {self.request.model.header.path.name}"
-            with nullcontext(own) if own else ui.bar(label, total * len(groups), "chunks") as bar:
+            with (
+                nullcontext(parent_bar)
+                if parent_bar
+                else ui.bar(label, total * len(groups), "chunks") as bar
+            ):
                 bar.advance(progress.chunks)
                 for group in groups:
                     self._pass(group, progress, file, bar)
             request = self.request
-            file_bytes = progress.sums.file(
+            file_bytes = progress.sums.build_file(
                 request.datasets, total, request.text.n_ctx, request.fingerprint, self._transform
             )
             write_whole(self.request.out, *file_bytes)
             if file:
                 file.finish()
         self.interim.discard()
-        return Outcome(progress.sums, len(groups), resumed, self._peak_bytes(groups))
+        return CalibrationResult(progress.sums, len(groups), resumed, self._peak_bytes(groups))
 
     def _head(self) -> dict[str, Any]:
         """Return everything that the statistics depend on; a saved state with another head is
@@ -194,16 +210,16 @@ class _CalibrationRun:
         options, text = self.request.model.options, self.request.text
         return {
             "kind": "calibration",
-            "model": model_identity.content(self.request.model.header),
+            "model": model_identity.content_hash(self.request.model.header),
             "n_ctx": text.n_ctx,
-            "written": model_identity.written(self.request.model.header),
+            "written": model_identity.newest_mtime_ns(self.request.model.header),
             "text": _digest(text),
             "datasets": list(self.request.datasets),
             "moments": str(self.request.moments.absolute()) if self.request.moments else "",
             "n_ubatch": options.ubatch_size,
             "flash_attn": options.flash_attn,
             "gpu_layers": self.request.model.gpu_layers,
-            "build": version(),
+            "build": llama_cpp_version(),
             **(
                 {"weights": _hash_names(self.request.weights)}
                 if self.request.weights is not None
@@ -211,10 +227,10 @@ class _CalibrationRun:
             ),
         }
 
-    def _moment_file(self) -> MomentFile:
+    def _moment_file(self) -> MomentsWriter:
         text, moments = self.request.text, self.request.moments
         assert moments
-        about = About(
+        about = MomentsOrigin(
             self.request.fingerprint,
             text.n_ctx,
             text.count,
@@ -222,37 +238,44 @@ class _CalibrationRun:
             self.request.datasets,
             self._transform,
         )
-        return MomentFile(moments, about, self.inputs)
+        return MomentsWriter(moments, about, self.inputs)
 
     @property
     def _transform(self) -> str:
         """Return the folds that were applied to the model."""
-        return transform_of(self.request.model.header.metadata.get(SETTINGS_KEY))
+        return read_transform(self.request.model.header.metadata.get(SETTINGS_KEY))
 
-    def _resume_point(self, found: Progress | None, file: MomentFile | None) -> Progress:
+    def _resume_point(
+        self, saved_progress: CalibrationProgress | None, file: MomentsWriter | None
+    ) -> CalibrationProgress:
         """Return the progress to resume from: inputs that are in the moments file, and the
         unfinished pass.
         """
-        if found is None:
-            return Progress(Sums(), None, set())
+        if saved_progress is None:
+            return CalibrationProgress(ImatrixCollector(), None, set())
         if file:
-            found.finished &= file.done
+            saved_progress.finished &= file.finished_inputs
             if (
-                found.seconds
-                and moments_collector.needs(self.survey, found.seconds.numbers) > self.memory
+                saved_progress.moments
+                and moments_collector.group_bytes(self.survey, saved_progress.moments.numbers)
+                > self.memory
             ):
-                found.seconds, found.chunks = None, 0
-            valid_inputs = found.finished | set(found.seconds.numbers if found.seconds else ())
-            found.sums.keep(name for number in valid_inputs for name in self.inputs[number].names)
-        return found
+                saved_progress.moments, saved_progress.chunks = None, 0
+            valid_inputs = saved_progress.finished | set(
+                saved_progress.moments.numbers if saved_progress.moments else ()
+            )
+            saved_progress.sums.keep_only(
+                name for number in valid_inputs for name in self.inputs[number].names
+            )
+        return saved_progress
 
-    def _groups(self, progress: Progress) -> list[tuple[int, ...]]:
+    def _groups(self, progress: CalibrationProgress) -> list[tuple[int, ...]]:
         """Return the groups of inputs, one per remaining pass; one pass without inputs if no
         moments are wanted.
         """
         if not self.request.moments:
             return [()]
-        unfinished_group = progress.seconds.numbers if progress.seconds else ()
+        unfinished_group = progress.moments.numbers if progress.moments else ()
         remaining = [
             number
             for number in range(len(self.inputs))
@@ -260,57 +283,72 @@ class _CalibrationRun:
         ]
         return [
             *([unfinished_group] if unfinished_group else []),
-            *moments_collector.groups(self.survey, remaining, self.memory),
+            *moments_collector.split_into_groups(self.survey, remaining, self.memory),
         ]
 
     def _pass(
-        self, group: tuple[int, ...], progress: Progress, file: MomentFile | None, bar: Any
+        self,
+        group: tuple[int, ...],
+        progress: CalibrationProgress,
+        file: MomentsWriter | None,
+        bar: Any,
     ) -> None:
         """Run the text through the model once for one group of inputs, starting after the chunks
         already done.
         """
         if file:
-            if progress.seconds is None:
-                progress.seconds = Seconds(self.inputs, group)
+            if progress.moments is None:
+                progress.moments = MomentsCollector(self.inputs, group)
             product_names = [
-                name for number in group for name in moments_collector.shown(self.inputs[number])
+                name
+                for number in group
+                for name in moments_collector.product_names(self.inputs[number])
             ]
             self.activations.narrow(frozenset(product_names).__contains__, product_names[-1])
         else:
             self.activations.narrow(self.named.__contains__, "")
         # moments also yield the mean squares
-        self.sink.listeners = [progress.seconds or progress.sums]
+        self.sink.listeners = [progress.moments or progress.sums]
         with ThreadPoolExecutor(self.request.model.options.threads) as pool:
             for ids in self.request.text.ids[progress.chunks :]:
                 self.activations.read(ids)
                 progress.chunks += 1
                 bar.advance(1)
-                if not progress.seconds:
-                    self.activations.narrow(self.named.__contains__, self.activations.latest)
-                elif not self._flush_chunk(progress.seconds, progress.sums, progress.chunks, pool):
+                if not progress.moments:
+                    self.activations.narrow(self.named.__contains__, self.activations.latest_weight)
+                elif not self._flush_chunk(progress.moments, progress.sums, progress.chunks, pool):
                     continue
-                if self.saves and self.interim.due():
+                if self.saves and self.interim.is_due():
                     self.interim.save(progress)
-        if file and progress.seconds:
-            for number, gathered in progress.seconds.gathered.items():
-                file.put(number, gathered)
+        if file and progress.moments:
+            for number, gathered in progress.moments.sums.items():
+                file.write_input(number, gathered)
             progress.finished |= set(group)
-            progress.seconds, progress.chunks, self.sink.listeners = None, 0, []
+            progress.moments, progress.chunks, self.sink.listeners = None, 0, []
             self.interim.save(progress)
 
     def _flush_chunk(
-        self, seconds: Seconds, sums: Sums, chunks: int, pool: ThreadPoolExecutor
+        self,
+        seconds: MomentsCollector,
+        sums: ImatrixCollector,
+        chunks: int,
+        pool: ThreadPoolExecutor,
     ) -> bool:
         """Add a chunk to the sums; return whether the sums include every chunk so far."""
-        seconds.turn(pool.map)
-        if seconds.waiting == self.survey.together or chunks == self.request.text.count:
+        seconds.end_chunk(pool.map)
+        if (
+            seconds.waiting_chunks == self.survey.chunks_per_product
+            or chunks == self.request.text.count
+        ):
             seconds.flush(sums, pool.map)
-        return not seconds.waiting
+        return not seconds.waiting_chunks
 
     def _peak_bytes(self, groups: list[tuple[int, ...]]) -> int:
-        return max((moments_collector.needs(self.survey, group) for group in groups), default=0)
+        return max(
+            (moments_collector.group_bytes(self.survey, group) for group in groups), default=0
+        )
 
-    def _print_forecast(self, groups: list[tuple[int, ...]], file: MomentFile, ui: "UI") -> None:
+    def _print_forecast(self, groups: list[tuple[int, ...]], file: MomentsWriter, ui: "UI") -> None:
         """Print the disk space, the passes and the memory that the calibration needs.
 
         Turns off saving within a pass if the disk is too small for it.
@@ -325,7 +363,9 @@ class _CalibrationRun:
             "of "
             f"moments, {size(peak_bytes)} of memory in total"
         )
-        state_bytes = max((resume_file.nbytes(self.inputs, group) for group in groups), default=0)
+        state_bytes = max(
+            (resume_file.disk_bytes(self.inputs, group) for group in groups), default=0
+        )
         self.saves = (
             shutil.disk_usage(self.request.out.parent).free - file.layout.nbytes > state_bytes
         )
@@ -340,5 +380,5 @@ def _hash_names(weights: frozenset[str]) -> str:
     return hashlib.sha256("\n".join(sorted(weights)).encode()).hexdigest()
 
 
-def _digest(text: Chunks) -> str:
+def _digest(text: TextChunks) -> str:
     return hashlib.sha256(text.ids.astype("<i4").tobytes()).hexdigest()

@@ -17,64 +17,71 @@ import numpy as np
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.types import Message
-from llmcli.workflows.evaluation.models import Side
-from llmcli.workflows.evaluation.text import words_of
+from llmcli.workflows.evaluation.models import EvaluationSide
+from llmcli.workflows.evaluation.text import read_evaluation_text
 from quant.evaluation import evaluate
-from quant.evaluation.evaluate import Chunks
+from quant.evaluation.evaluate import TextChunks
 
 if TYPE_CHECKING:
     from llmcli.runtime.binding.model import Model
     from llmcli.ui import UI
 
-SHIPPED = "the text that ships"
-TALKS = "talks.json"
+BUILTIN_NAME = "the text that ships"
+CHATS_FILE = "talks.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class CalibrationText:
     """A text to be read. `parses_special`: control tokens in it are parsed; `name` is stored in the
     statistics file.
     """
 
     name: str
-    words: str
-    special: bool = False
+    content: str
+    parses_special: bool = False
 
 
-def given(paths: Sequence[Path]) -> list[Text]:
+def read_user_texts(paths: Sequence[Path]) -> list[CalibrationText]:
     """Return the user's files, whose control tokens are plain text.
 
     Raises UserError for the text that eval reads.
     """
     calibration_texts = []
     for path in paths:
-        content, name = words_of(path)
-        if content == words_of(None)[0]:
+        content, name = read_evaluation_text(path)
+        if content == read_evaluation_text(None)[0]:
             raise UserError(
                 f"{name} is the text that eval reads, so it cannot be used for calibration",
                 hint="use another --text",
             )
-        calibration_texts.append(Text(name, content))
+        calibration_texts.append(CalibrationText(name, content))
     return calibration_texts
 
 
-def shipped(side: Side, model: "Model", ui: "UI") -> list[Text]:
+def builtin_texts(side: EvaluationSide, model: "Model", ui: "UI") -> list[CalibrationText]:
     """Return the built-in text: prose, code, languages, mathematics, and chats in the model's
     template.
     """
     folder = resources.files("quant") / "texts" / "calibration"
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".txt"))
     texts = [
-        Text(SHIPPED, (folder / name).read_text(encoding="utf-8").removesuffix("\n"))
+        CalibrationText(
+            BUILTIN_NAME, (folder / name).read_text(encoding="utf-8").removesuffix("\n")
+        )
         for name in files
     ]
-    chats = json.loads((folder / TALKS).read_text(encoding="utf-8"))
-    return [*texts, Text(SHIPPED, "".join(_render_chats(chats, side, model, ui)), special=True)]
+    chats = json.loads((folder / CHATS_FILE).read_text(encoding="utf-8"))
+    return [
+        *texts,
+        CalibrationText(
+            BUILTIN_NAME, "".join(_render_chats(chats, side, model, ui)), parses_special=True
+        ),
+    ]
 
 
-def digest() -> bytes:
+def builtin_bytes() -> bytes:
     """Return all bytes of the built-in text, which identify its version."""
     folder = resources.files("quant") / "texts" / "calibration"
     files = sorted(folder.iterdir(), key=lambda file: file.name)
@@ -82,12 +89,12 @@ def digest() -> bytes:
 
 
 def _render_chats(
-    talks: list[list[list[str]]], side: Side, model: "Model", ui: "UI"
+    talks: list[list[list[str]]], side: EvaluationSide, model: "Model", ui: "UI"
 ) -> Iterator[str]:
     """Yield each chat in the model's template; as plain text if there is none or it fails."""
     source = side.header.metadata.get("tokenizer.chat_template")
     template = (
-        Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos))
+        ChatTemplate(str(source), bos=model.token_text(model.bos), eos=model.token_text(model.eos))
         if source
         else None
     )
@@ -105,9 +112,9 @@ def _render_chats(
         yield "\n\n".join(f"{message.role}: {message.content}" for message in messages) + "\n\n"
 
 
-def chunks(
-    side: Side, paths: Sequence[Path], most: int | None, seed: int | None, ui: "UI"
-) -> tuple[Chunks, tuple[str, ...]]:
+def calibration_chunks(
+    side: EvaluationSide, paths: Sequence[Path], max_chunks: int | None, seed: int | None, ui: "UI"
+) -> tuple[TextChunks, tuple[str, ...]]:
     """Return the chunks to read, shaped `[chunks, ctx_size]`, and the names of their texts.
 
     All tokens of the texts are concatenated and cut into chunks, as llama-imatrix does.
@@ -118,21 +125,21 @@ def chunks(
     n_ctx = side.options.ctx_size
     assert n_ctx
     with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
-        texts = given(paths) if paths else shipped(side, model, ui)
+        texts = read_user_texts(paths) if paths else builtin_texts(side, model, ui)
         token_ids = [token for text in texts for token in _tokens(side, model, text)]
-    chunk_ids = evaluate.chunks(token_ids, n_ctx).ids
+    chunk_ids = evaluate.split_text(token_ids, n_ctx).ids
     if seed is not None or not paths:
         chunk_ids = chunk_ids[np.random.default_rng(seed or 0).permutation(len(chunk_ids))]
-    return Chunks(chunk_ids[:most]), tuple(dict.fromkeys(text.name for text in texts))
+    return TextChunks(chunk_ids[:max_chunks]), tuple(dict.fromkeys(text.name for text in texts))
 
 
-def _tokens(side: Side, model: "Model", text: Text) -> list[int]:
+def _tokens(side: EvaluationSide, model: "Model", text: CalibrationText) -> list[int]:
     """Tokenize as llama-imatrix does: BOS follows the file, no EOS at the end; a template writes
     its own BOS.
     """
-    bos = model.word(model.bos)
-    has_bos = text.special and bos and text.words.startswith(bos)
-    token_ids = model.tokenize(text.words, special=text.special, add_special=not has_bos)
+    bos = model.token_text(model.bos)
+    has_bos = text.parses_special and bos and text.content.startswith(bos)
+    token_ids = model.tokenize(text.content, special=text.parses_special, add_special=not has_bos)
     if (
         side.header.metadata.get("tokenizer.ggml.add_eos_token")
         and token_ids

@@ -4,33 +4,33 @@ import json
 from pathlib import Path
 
 from llmcli.atomic_files import write_whole
-from llmcli.workflows.certification.certificate_text import markdown
+from llmcli.workflows.certification.certificate_text import format_markdown
 from quant.certificate.certificate import Certificate
 
-ENDS = ("json", "md", "html")
+SIDECAR_EXTENSIONS = ("json", "md", "html")
 
 
-def beside(out: Path, end: str) -> Path:
+def sidecar_path(out: Path, extension: str) -> Path:
     """Return the path of a certificate file of `out`, such as OUT.certificate.json."""
-    return out.with_name(f"{out.name.removesuffix('.gguf')}.certificate.{end}")
+    return out.with_name(f"{out.name.removesuffix('.gguf')}.certificate.{extension}")
 
 
-def write(found: Certificate, out: Path) -> list[Path]:
+def write_sidecars(verified: Certificate, out: Path) -> list[Path]:
     """Write the certificate's three files next to `out` atomically; return their paths."""
     from llmcli.charts.html_page import html
-    from llmcli.workflows.certification.certificate_page import made
+    from llmcli.workflows.certification.certificate_page import build_page
 
-    certificate_json = json.loads(found.text())
+    certificate_json = json.loads(verified.to_json())
     texts = {
         "json": json.dumps(certificate_json, ensure_ascii=False, indent=1) + "\n",
-        "md": markdown(found),
-        "html": html(made(found)),
+        "md": format_markdown(verified),
+        "html": html(build_page(verified)),
     }
-    for end in ENDS:
-        write_whole(beside(out, end), texts[end].encode())
-    return [beside(out, end) for end in ENDS]
+    for end in SIDECAR_EXTENSIONS:
+        write_whole(sidecar_path(out, end), texts[end].encode())
+    return [sidecar_path(out, end) for end in SIDECAR_EXTENSIONS]
 
 
-def stale(out: Path) -> bool:
+def has_stale_certificate(out: Path) -> bool:
     """Return whether the certificate of an earlier file is stored next to `out`."""
-    return beside(out, "json").exists()
+    return sidecar_path(out, "json").exists()

@@ -6,56 +6,58 @@ from llmcli.charts.chart import Axis, Chart, Row, Rows, Table, Value
 from llmcli.charts.html_page import Page
 from llmcli.charts.scale import figure
 from llmcli.units import size
-from llmcli.workflows.certification.certificate_text import part, rows
-from quant.certificate.certificate import Certificate, Tensor
-from quant.model_file.model_header import role
+from llmcli.workflows.certification.certificate_text import certificate_rows, format_error
+from quant.certificate.certificate import Certificate, TensorRecord
+from quant.model_file.model_header import tensor_role
 
 MIB = 2**20
-MOST = 24  # kinds of tensors in the charts; the table lists all
+MAX_CHARTED_ROLES = 24  # kinds of tensors in the charts; the table lists all
 
 
-def made(found: Certificate) -> Page:
+def build_page(certificate: Certificate) -> Page:
     """Return the page, built from the certificate alone."""
-    answers, ratio = found.answers, found.answers.perplexity_ratio
+    answers, ratio = certificate.answers, certificate.answers.perplexity_ratio
     lead = (
-        f"The mean KL divergence from {found.source.name} is {answers.kld.value:.6f} ± "
+        f"The mean KL divergence from {certificate.source.name} is {answers.kld.value:.6f} ± "
         f"{answers.kld.error:.6f}.",
         f"Both predict the same next token at {answers.same_top.value:.2%} ± "
         f"{answers.same_top.error:.2%} of {answers.positions:,} positions of {answers.text}.",
         f"Perplexity is {ratio.value:.4f} ± {ratio.error:.4f} times the source's.",
     )
     about = (
-        f"{size(found.content.nbytes)}, {found.content.bits_per_weight:.3f} bits per weight · "
-        f"{found.world.date}"
+        f"{size(certificate.content.nbytes)}, {certificate.content.bits_per_weight:.3f} bits per weight · "
+        f"{certificate.world.date}"
     )
     return Page(
-        f"{found.model} as {found.file_type}",
+        f"{certificate.model} as {certificate.file_type}",
         about,
         lead,
-        tuple(charts(found)),
-        (("Every tensor", _tensor_table(found)),),
-        (("Certificate", tuple(rows(found))),),
+        tuple(build_charts(certificate)),
+        (("Every tensor", _tensor_table(certificate)),),
+        (("Certificate", tuple(certificate_rows(certificate))),),
     )
 
 
-def charts(found: Certificate) -> list[Chart]:
+def build_charts(certificate: Certificate) -> list[Chart]:
     """Return the charts: divergence by rank, speed, bytes and errors by kind of tensor."""
-    groups: dict[str, list[Tensor]] = {}
-    for tensor in found.tensors:
-        groups.setdefault(role(tensor.name), []).append(tensor)
+    groups: dict[str, list[TensorRecord]] = {}
+    for tensor in certificate.tensors:
+        groups.setdefault(tensor_role(tensor.name), []).append(tensor)
     largest_groups = dict(
-        sorted(groups.items(), key=lambda item: -sum(tensor.nbytes for tensor in item[1]))[:MOST]
+        sorted(groups.items(), key=lambda item: -sum(tensor.nbytes for tensor in item[1]))[
+            :MAX_CHARTED_ROLES
+        ]
     )
     return [
-        *_rank_charts(found),
-        *_speed_charts(found),
+        *_rank_charts(certificate),
+        *_speed_charts(certificate),
         *_byte_charts(largest_groups),
         *_error_charts(largest_groups),
     ]
 
 
-def _rank_charts(found: Certificate) -> list[Chart]:
-    answers = found.answers
+def _rank_charts(certificate: Certificate) -> list[Chart]:
+    answers = certificate.answers
     marks = [(f"{rank} %", value) for rank, value in answers.kld_ranks.items()]
     marks += [
         ("median", answers.kld_median),
@@ -82,9 +84,9 @@ def _rank_charts(found: Certificate) -> list[Chart]:
     ]
 
 
-def _speed_charts(found: Certificate) -> list[Chart]:
+def _speed_charts(certificate: Certificate) -> list[Chart]:
     chart_rows = []
-    for speed in found.speed:
+    for speed in certificate.speed:
         for name, rate, span in (
             ("the source", speed.base, speed.base_span),
             ("this file", speed.made, speed.made_span),
@@ -101,7 +103,7 @@ def _speed_charts(found: Certificate) -> list[Chart]:
     )
 
 
-def _byte_charts(groups: dict[str, list[Tensor]]) -> list[Chart]:
+def _byte_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
     """Return a bar for each kind of tensor, with its types stacked."""
     chart_rows = []
     for name, tensors in groups.items():
@@ -124,7 +126,7 @@ def _byte_charts(groups: dict[str, list[Tensor]]) -> list[Chart]:
     ]
 
 
-def _error_charts(groups: dict[str, list[Tensor]]) -> list[Chart]:
+def _error_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
     """Return the smallest, median and largest error of each kind of tensor."""
     chart_rows = []
     for name, tensors in groups.items():
@@ -145,17 +147,17 @@ def _error_charts(groups: dict[str, list[Tensor]]) -> list[Chart]:
     return [Rows("Error of the weights", caption, Axis("%"), tuple(chart_rows), dots=True)]
 
 
-def _tensor_table(found: Certificate) -> Table:
+def _tensor_table(certificate: Certificate) -> Table:
     lines = tuple(
         (
             tensor.name,
             tensor.type,
             f"{tensor.nbytes:,}",
             f"{tensor.bits:.3f}",
-            part(tensor.error),
-            part(tensor.weighted),
+            format_error(tensor.error),
+            format_error(tensor.weighted),
         )
-        for tensor in found.tensors
+        for tensor in certificate.tensors
     )
     return Table(
         ("tensor", "type", "bytes", "bits/weight", "error", "weighted"),

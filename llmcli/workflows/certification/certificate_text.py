@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.units import several, size
 from quant.certificate import certificate
-from quant.certificate.certificate import Certificate, Figure, Speed
+from quant.certificate.certificate import Certificate, CertifiedEstimate, SpeedComparison
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llmcli.ui import UI
-    from quant.model_file.model_header import Header
+    from quant.model_file.model_header import ModelHeader
 
-WORST = 5  # tensors listed on the terminal
+MAX_LISTED_ERRORS = 5  # tensors listed on the terminal
 
 
-def rows(found: Certificate) -> list[tuple[str, str]]:
+def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
     """Return the certificate as pairs of label and text."""
-    answers, source, content = found.answers, found.source, found.content
+    answers, source, content = verified.answers, verified.source, verified.content
     ranks = answers.kld_ranks
     return [
         (
@@ -29,11 +29,11 @@ def rows(found: Certificate) -> list[tuple[str, str]]:
         ),
         (
             "quantized as",
-            f"{found.file_type}, method {found.method}{_other_methods(found)}"
-            + (f", folds {', '.join(found.folds)}" if found.folds else ""),
+            f"{verified.file_type}, method {verified.method}{_other_methods(verified)}"
+            + (f", folds {', '.join(verified.folds)}" if verified.folds else ""),
         ),
-        *[(record.kind, _format_statistics(record)) for record in found.steering],
-        ("types", ", ".join(f"{kind} × {count}" for kind, count in found.mix.items())),
+        *[(record.kind, _format_statistics(record)) for record in verified.steering],
+        ("types", ", ".join(f"{kind} × {count}" for kind, count in verified.mix.items())),
         (
             "bytes",
             f"{content.nbytes:,} ({size(content.nbytes)}), "
@@ -62,59 +62,68 @@ def rows(found: Certificate) -> list[tuple[str, str]]:
         ),
         ("same top", _format_percent(answers.same_top)),
         ("RMS Δp", _format_percent(answers.rms_delta_p)),
-        *[(f"speed {speed.test}", _format_speed(speed)) for speed in found.speed],
-        ("measured on", f"{found.world.machine}, {several(found.world.threads, 'thread')}"),
+        *[(f"speed {speed.test}", _format_speed(speed)) for speed in verified.speed],
+        ("measured on", f"{verified.world.machine}, {several(verified.world.threads, 'thread')}"),
         (
             "software",
-            f"llmcli {found.world.llmcli}, llama-cpp-python {found.world.llama_cpp_python}, "
-            f"{found.world.date}",
+            f"llmcli {verified.world.llmcli}, llama-cpp-python {verified.world.llama_cpp_python}, "
+            f"{verified.world.date}",
         ),
         ("tensor data", f"sha256 {content.data}"),
     ]
 
 
-def show(
-    found: Certificate, header: "Header", doubts: tuple[str, ...], checked: bool, ui: "UI"
+def print_certificate(
+    verified: Certificate, header: "ModelHeader", problems: tuple[str, ...], checked: bool, ui: "UI"
 ) -> None:
     """Print the certificate; mismatches with the file come first."""
     ui.text("Certificate")
-    for why in doubts:
+    for why in problems:
         ui.warn(f"the certificate does not match {header.path.name}: {why}")
-    if not doubts:
+    if not problems:
         scope = "all bytes were checked" if checked else "--check reads all bytes"
         ui.text(
             f"  {'matches':<16}types, sizes, metadata and a sample of every tensor agree; {scope}"
         )
-    for name, value in rows(found):
+    for name, value in certificate_rows(verified):
         ui.text(f"  {name:<16}{' '.join(value.split())}")
-    worst = sorted(found.tensors, key=lambda tensor: -(tensor.error or 0))[:WORST]
+    worst = sorted(verified.tensors, key=lambda tensor: -(tensor.error or 0))[:MAX_LISTED_ERRORS]
     listed = ", ".join(f"{t.name} {t.type} {t.error:.2%}" for t in worst if t.error)
     ui.text(f"  {'largest errors':<16}{listed or 'none: all values are identical'}")
     ui.text()
 
 
-def tell(found: Certificate, files: "Sequence[Path]", ui: "UI") -> None:
+def print_summary(verified: Certificate, files: "Sequence[Path]", ui: "UI") -> None:
     """Print the few lines below the table of `quantize`."""
-    answers = found.answers
+    answers = verified.answers
     ui.text(
-        f"against {found.source.name}: mean KLD {_format_figure(answers.kld, 6)}, "
+        f"against {verified.source.name}: mean KLD {_format_figure(answers.kld, 6)}, "
         f"same top {_format_percent(answers.same_top)}, perplexity {answers.perplexity.value:.4f} "
         f"({answers.perplexity_ratio.value:.4f} times the source's)"
     )
-    for one in found.speed:
+    for one in verified.speed:
         ui.text(f"speed {one.test}: {_format_speed(one)}")
     ui.text(f"certificate: in the file, and in {', '.join(file.name for file in files)}")
 
 
-def document(found: Certificate, doubts: tuple[str, ...], checked: bool) -> dict[str, Any]:
+def build_document(
+    verified: Certificate, problems: tuple[str, ...], checked: bool
+) -> dict[str, Any]:
     """Return the certificate for `--json`, with whether and why it does not match the file."""
-    return {**asdict(found), "belongs": not doubts, "doubts": list(doubts), "checked": checked}
+    return {
+        **asdict(verified),
+        "belongs": not problems,
+        "doubts": list(problems),
+        "checked": checked,
+    }
 
 
-def markdown(found: Certificate) -> str:
+def format_markdown(verified: Certificate) -> str:
     """Return the certificate as a Markdown page with a table of all tensors."""
-    lines = [f"# {_escape(found.model)} as {found.file_type}", "", "| | |", "|---|---|"]
-    lines += [f"| {_escape(name)} | {_escape(value)} |" for name, value in rows(found)]
+    lines = [f"# {_escape(verified.model)} as {verified.file_type}", "", "| | |", "|---|---|"]
+    lines += [
+        f"| {_escape(name)} | {_escape(value)} |" for name, value in certificate_rows(verified)
+    ]
     lines += [
         "",
         "| tensor | type | bytes | bits/weight | error | weighted |",
@@ -123,72 +132,76 @@ def markdown(found: Certificate) -> str:
     lines += [
         f"| {_escape(tensor.name)} | {_escape(tensor.type)} | {tensor.nbytes:,} | "
         f"{tensor.bits:.3f} | "
-        f"{part(tensor.error)} "
-        f"| {part(tensor.weighted)} |"
-        for tensor in found.tensors
+        f"{format_error(tensor.error)} "
+        f"| {format_error(tensor.weighted)} |"
+        for tensor in verified.tensors
     ]
     note = "error: relative RMS against the source; weighted: with the importance of each column"
     return "\n".join([*lines, "", note, ""])
 
 
-def part(value: float | None) -> str:
+def format_error(value: float | None) -> str:
     """Format a relative error; an unknown one is empty."""
     return "" if value is None else f"{value:.3%}"
 
 
-def doubts(header: "Header", found: Certificate, whole: bool, ui: "UI") -> tuple[str, ...]:
+def mismatches(
+    header: "ModelHeader", verified: Certificate, all_bytes: bool, ui: "UI"
+) -> tuple[str, ...]:
     """Return the mismatches of a file and its certificate; `all_bytes` reads all bytes, with a
     progress bar.
     """
-    if not whole:
-        return certificate.doubts(header, found)
+    if not all_bytes:
+        return certificate.find_mismatches(header, verified)
     with ui.bar(f"check {header.path.name}", header.tensor_bytes) as bar:
-        return certificate.doubts(header, found, whole=True, tick=bar.advance)
+        return certificate.find_mismatches(header, verified, all_bytes=True, on_bytes=bar.advance)
 
 
-def _other_methods(found: Certificate) -> str:
+def _other_methods(verified: Certificate) -> str:
     """Name the methods other than the requested one that quantized some tensors."""
     others = [
         f"{several(count, 'tensor')} by {name}"
-        for name, count in found.methods.items()
-        if name != found.method
+        for name, count in verified.methods.items()
+        if name != verified.method
     ]
     return f" ({', '.join(others)})" if others else ""
 
 
-def _format_statistics(one: certificate.Steering) -> str:
-    texts_and_hashes = zip(one.texts, (*one.hashes, *[""] * len(one.texts)), strict=False)
+def _format_statistics(record: certificate.CalibrationRecord) -> str:
+    texts_and_hashes = zip(record.texts, (*record.hashes, *[""] * len(record.texts)), strict=False)
     text_labels = [
         (text or "a text") + (f" (sha256 {text_hash})" if text_hash else "")
         for text, text_hash in texts_and_hashes
     ]
     texts = ", ".join(text_labels) or "an unnamed text"
     amount = (
-        f", {one.tokens:,} tokens"
-        if one.tokens
-        else f", {one.chunks:,} chunks"
-        if one.chunks
+        f", {record.tokens:,} tokens"
+        if record.tokens
+        else f", {record.chunks:,} chunks"
+        if record.chunks
         else ""
     )
-    return f"{one.digest} of {texts}{amount}"
+    return f"{record.digest} of {texts}{amount}"
 
 
-def _format_speed(one: Speed) -> str:
-    span = "" if one.low is None or one.high is None else f" ({one.low:.2f} to {one.high:.2f})"
+def _format_speed(speed: SpeedComparison) -> str:
+    span = (
+        "" if speed.low is None or speed.high is None else f" ({speed.low:.2f} to {speed.high:.2f})"
+    )
     ends = [
         f" ({ends[0]:.1f} to {ends[1]:.1f})" if len(ends) == 2 else ""
-        for ends in (one.made_span, one.base_span)
+        for ends in (speed.made_span, speed.base_span)
     ]
-    noise = "; noisy machine" if one.noisy else ""
-    speeds = f"{one.made:.1f}{ends[0]} tokens per second, the source {one.base:.1f}{ends[1]}"
-    return f"{speeds}: {one.ratio:.2f} times{span}{noise}"
+    noise = "; noisy machine" if speed.noisy else ""
+    speeds = f"{speed.made:.1f}{ends[0]} tokens per second, the source {speed.base:.1f}{ends[1]}"
+    return f"{speeds}: {speed.ratio:.2f} times{span}{noise}"
 
 
-def _format_figure(figure: Figure, digits: int) -> str:
+def _format_figure(figure: CertifiedEstimate, digits: int) -> str:
     return f"{figure.value:.{digits}f} ± {figure.error:.{digits}f}"
 
 
-def _format_percent(figure: Figure) -> str:
+def _format_percent(figure: CertifiedEstimate) -> str:
     return f"{figure.value:.3%} ± {figure.error:.3%}"
 
 

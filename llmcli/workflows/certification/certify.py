@@ -10,15 +10,15 @@ import typer
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
-    from llmcli.workflows.certification.verify import Wish
+    from llmcli.workflows.certification.verify import VerifyRequest
     from quant.certificate.certificate import Certificate
     from quant.quantize.plan import Plan
-    from quant.quantize.write import Report
+    from quant.quantize.write import WriteReport
     from quant.source.source import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Verifying:
+class VerifyOptions:
     """Whether and how the finished file is compared with its source."""
 
     verify: Annotated[
@@ -40,15 +40,15 @@ class Verifying:
         typer.Option(metavar="N", min=1, help="Chunks of 512 tokens to verify with; default: 32."),
     ] = None
 
-    def wish(self, threads: int) -> "Wish | None":
+    def build_request(self, threads: int) -> "VerifyRequest | None":
         """Return the verification request, None without --verify; raises UsageError."""
         from llmcli.errors import UsageError
 
         if self.verify:
             # imported here because it opens the runtime
-            from llmcli.workflows.certification.verify import CHUNKS, Wish
+            from llmcli.workflows.certification.verify import DEFAULT_CHUNKS, VerifyRequest
 
-            return Wish(self.verify_text, self.verify_chunks or CHUNKS, threads)
+            return VerifyRequest(self.verify_text, self.verify_chunks or DEFAULT_CHUNKS, threads)
         for flag, value in (
             ("--verify-text", self.verify_text),
             ("--verify-chunks", self.verify_chunks),
@@ -57,52 +57,54 @@ class Verifying:
                 raise UsageError(f"{flag} needs --verify", hint="add --verify")
         return None
 
-    def room(self, source: "Source", texts: Sequence[str]) -> int:
+    def reserved_bytes(self, source: "Source", texts: Sequence[str]) -> int:
         """Return the bytes that the certificate may take in the file; `texts`: names of the texts
         used.
         """
         from quant.certificate import certificate
 
         return (
-            certificate.room((weight.name for weight in source.weights), (*texts, ""))
+            certificate.max_json_bytes((weight.name for weight in source.weights), (*texts, ""))
             if self.verify
             else 0
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Certified:
+class CertifiedFile:
     """A certificate and the files with it next to the model."""
 
     certificate: "Certificate"
-    files: tuple[Path, ...]
+    sidecars: tuple[Path, ...]
 
 
-def check_text(source: "Source", wish: "Wish | None") -> None:
+def check_text(source: "Source", request: "VerifyRequest | None") -> None:
     """Raise UserError for a source or text that cannot be verified, before anything slow starts."""
-    if wish is not None:
+    if request is not None:
         from llmcli.workflows.certification import verify as verifying
 
-        verifying.check_text(source, wish)
+        verifying.check_text(source, request)
 
 
-def check(plan: "Plan", out: Path, wish: "Wish | None", config: "Config") -> None:
+def require_disk_space(
+    plan: "Plan", out: Path, request: "VerifyRequest | None", config: "Config"
+) -> None:
     """Raise UserError if the disk has too little space to verify, before anything is written."""
-    if wish is not None:
+    if request is not None:
         from llmcli.workflows.certification import verify as verifying
 
-        verifying.check(plan, out, config)
+        verifying.require_disk_space(plan, out, config)
 
 
 def certify(
     plan: "Plan",
     out: Path,
-    report: "Report | None",
-    wish: "Wish | None",
-    told: Mapping[str, Any],
+    report: "WriteReport | None",
+    request: "VerifyRequest | None",
+    mix_fields: Mapping[str, Any],
     config: "Config",
     ui: "UI",
-) -> "tuple[Report | None, Certified | None]":
+) -> "tuple[WriteReport | None, CertifiedFile | None]":
     """Verify the written file, if requested; return the updated report and the certificate.
 
     `mix_fields`: JSON fields of the plan's mix, which name a text that the types were chosen by.
@@ -110,21 +112,29 @@ def certify(
     """
     from llmcli.workflows.certification import certificate_files
 
-    if wish is None or report is None:
-        if report is not None and not report.present and certificate_files.stale(out):
+    if request is None or report is None:
+        if (
+            report is not None
+            and not report.already_finished
+            and certificate_files.has_stale_certificate(out)
+        ):
             ui.note(
-                f"{certificate_files.beside(out, 'json').name} belongs to an earlier file: "
+                f"{certificate_files.sidecar_path(out, 'json').name} belongs to an earlier file: "
                 "--verify writes a new one"
             )
         return report, None
     from llmcli.workflows.certification import verify as verifying
 
-    allocation: Mapping[str, Any] = told.get("allocation", {})
+    allocation: Mapping[str, Any] = mix_fields.get("allocation", {})
     if (text := allocation.get("text")) and not allocation["quick"]:
-        wish = replace(
-            wish, mixed=(str(text), int(allocation["chunks"]) + int(allocation["held_out_chunks"]))
+        request = replace(
+            request,
+            allocation_text=(
+                str(text),
+                int(allocation["chunks"]) + int(allocation["held_out_chunks"]),
+            ),
         )
-    certificate = verifying.verify(plan, out, wish, config, ui)
-    return replace(report, sha256=None), Certified(
-        certificate, tuple(certificate_files.write(certificate, out))
+    certificate = verifying.verify(plan, out, request, config, ui)
+    return replace(report, sha256=None), CertifiedFile(
+        certificate, tuple(certificate_files.write_sidecars(certificate, out))
     )

@@ -19,26 +19,26 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.model_loader import float_copy as bases
 from llmcli.runtime.binding import rpc
-from llmcli.runtime.binding.library import version
+from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import several
 from llmcli.workflows.evaluation import evaluate, models
-from llmcli.workflows.evaluation.text import CTX, side, words_of
-from llmcli.workflows.quantization.scratch_model import N_CTX
+from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side, read_evaluation_text
+from llmcli.workflows.quantization.scratch_model import CHUNK_TOKENS
 from quant.certificate import certificate
 from quant.certificate.certificate import (
-    FORMAT,
-    Answers,
+    FORMAT_VERSION,
+    AnswerMetrics,
+    CalibrationRecord,
     Certificate,
-    Figure,
-    Origin,
-    Speed,
-    Steering,
-    Tensor,
-    World,
+    CertifiedEstimate,
+    CertifiedSource,
+    Environment,
+    SpeedComparison,
+    TensorRecord,
 )
-from quant.certificate.embed import stamp
-from quant.certificate.tensor_errors import Original, deviations
+from quant.certificate.embed import embed_certificate
+from quant.certificate.tensor_errors import OriginalTensor, tensor_errors
 from quant.evaluation.metrics import Estimate
 from quant.folds.folded_source import FOLD_KEY
 from quant.model_file import model_header, read_header
@@ -46,22 +46,22 @@ from quant.model_file import model_header, read_header
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
-    from llmcli.workflows.evaluation.models import Side
+    from llmcli.workflows.evaluation.models import EvaluationSide
     from quant.quantize.plan import Plan
     from quant.source.source import Source
 
 # chunks of 512 tokens; 8 chunks give SmolLM2 135M's mean divergence in Q4_K_M within 2.2 %
-CHUNKS = 32
-TESTS = ((256, 0), (0, 32))  # (tokens of a prompt, generated tokens)
-SECONDS = 4.0  # measuring time of each test
-LARGEST_TEXT = 1 << 28  # bytes of a calibration text that is read again for its hash
+DEFAULT_CHUNKS = 32
+SPEED_TESTS = ((256, 0), (0, 32))  # (tokens of a prompt, generated tokens)
+TEST_SECONDS = 4.0  # measuring time of each test
+MAX_HASHED_TEXT_BYTES = 1 << 28  # bytes of a calibration text that is read again for its hash
 # tokens that a text may have without using a byte of it: BOS, EOS, a leading space
-BESIDE = 3
-SIDECAR = 1 << 20  # bytes of the certificate files next to the model file
+BYTELESS_TOKENS = 3
+SIDECAR_BYTES = 1 << 20  # bytes of the certificate files next to the model file
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class VerifyRequest:
     """How to verify a file: the text (None: the built-in one), the number of chunks and of threads
     (0: all cores).
 
@@ -70,84 +70,99 @@ class Wish:
     """
 
     text: Path | None = None
-    chunks: int = CHUNKS
+    chunks: int = DEFAULT_CHUNKS
     threads: int = 0
-    mixed: tuple[str, int] | None = None
+    allocation_text: tuple[str, int] | None = None
 
     @property
     def options(self) -> RunOptions:
         """The run options of both models, as llama-perplexity's."""
-        return RunOptions(CTX, self.threads or None)
+        return RunOptions(DEFAULT_CTX, self.threads or None)
 
 
-def check_text(source: "Source", request: Wish) -> None:
+def check_text(source: "Source", request: VerifyRequest) -> None:
     """Raise UserError if the source has no vocabulary, or if the text is too short for any
     vocabulary.
     """
-    bases.check(source, "leave --verify out")
-    words, name = words_of(request.text)
-    if (count := len(words.encode())) < 2 * CTX - BESIDE:
+    bases.require_vocabulary(source, "leave --verify out")
+    words, name = read_evaluation_text(request.text)
+    if (count := len(words.encode())) < 2 * DEFAULT_CTX - BYTELESS_TOKENS:
         raise _too_short(
-            f"{name} has {several(count, 'byte')}; verification needs {2 * CTX} tokens"
+            f"{name} has {several(count, 'byte')}; verification needs {2 * DEFAULT_CTX} tokens"
         )
 
 
-def check(plan: "Plan", out: Path, config: "Config") -> None:
+def require_disk_space(plan: "Plan", out: Path, config: "Config") -> None:
     """Raise UserError if the disks have too little space for the file, its certificate and the
     float copy.
     """
-    float_copy = bases.copied(plan.source.origin or plan.source)
+    float_copy = bases.float_copy_plan(plan.source.origin or plan.source)
     # the first file exists twice while the certificate is embedded
-    first_shard_bytes = plan.parts[0].layout.nbytes
+    first_shard_bytes = plan.file_plans[0].layout.nbytes
     existing_bytes = sum(file.stat().st_size for file in plan.files(out) if file.exists())
     needed_bytes = {
-        out.parent.absolute(): max(0, plan.nbytes - existing_bytes) + first_shard_bytes + SIDECAR
+        out.parent.absolute(): max(0, plan.nbytes - existing_bytes)
+        + first_shard_bytes
+        + SIDECAR_BYTES
     }
-    bases.room(
+    bases.require_disk_space(
         {**needed_bytes, **({config.cache.absolute(): float_copy.nbytes} if float_copy else {})}
     )
 
 
-def verify(plan: "Plan", out: Path, request: Wish, config: "Config", ui: "UI") -> Certificate:
+def verify(
+    plan: "Plan", out: Path, request: VerifyRequest, config: "Config", ui: "UI"
+) -> Certificate:
     """Compare the finished file of a plan with its source and embed the certificate in its first
     shard.
 
     Raises UserError.
     """
     file = plan.files(out)[0]
-    header = read_header.read(file)
+    header = read_header.read_header(file)
     with ui.bar(f"hash {file.name}", header.tensor_bytes) as bar:
-        content = certificate.content(header, bar.advance)
+        content = certificate.digest_content(header, bar.advance)
     tensors = _tensors(plan, header, request.threads or host.cores(), ui)
-    with bases.runnable(plan.source.origin or plan.source, config, ui, request.threads) as base:
-        model_side, base_side = side(file, request.options, ui), side(base, request.options, ui)
-        text_content, text_name = words_of(request.text)
+    with bases.open_runnable(
+        plan.source.origin or plan.source, config, ui, request.threads
+    ) as base:
+        model_side, base_side = (
+            prepare_side(file, request.options, ui),
+            prepare_side(base, request.options, ui),
+        )
+        text_content, text_name = read_evaluation_text(request.text)
         _require_long_text(model_side, text_content, text_name)
         steered = (
-            *steering(plan),
-            *_allocation_text(plan, request, min(N_CTX, header.context_length or N_CTX)),
+            *used_statistics(plan),
+            *_allocation_text(
+                plan, request, min(CHUNK_TOKENS, header.context_length or CHUNK_TOKENS)
+            ),
         )
-        outcome = evaluate.run(
-            evaluate.Wish(model_side, base_side, None, text_content, request.chunks, quiet=True),
+        outcome = evaluate.run_evaluation(
+            evaluate.EvaluationRequest(
+                model_side, base_side, None, text_content, request.chunks, quiet=True
+            ),
             config,
             ui,
         )
-        answers = figures(outcome, (text_content, text_name), base_side.header.file_type, steered)
+        answers = answer_metrics(
+            outcome, (text_content, text_name), base_side.header.file_type, steered
+        )
         if answers.calibrated:
             ui.warn(
                 f"{text_name} was also used to quantize the file, so its results look too good; "
                 "--verify-text takes another text"
             )
-        speed = speeds(model_side, base_side, request.threads or host.cores(), ui)
+        speed = measure_speed(model_side, base_side, request.threads or host.cores(), ui)
     verified = Certificate(
-        FORMAT,
+        FORMAT_VERSION,
         plan.source.name,
         plan.file_type.name,
         plan.method.name,
         plan.settings,
         _describe_source(plan),
         content,
-        world(request.threads or host.cores()),
+        environment(request.threads or host.cores()),
         answers,
         steered,
         _folds(plan, header),
@@ -157,15 +172,19 @@ def verify(plan: "Plan", out: Path, request: Wish, config: "Config", ui: "UI") -
         _methods(plan),
     )
     with ui.bar(
-        f"write the certificate into {file.name}", sum(step.nbytes for step in plan.parts[0].steps)
+        f"write the certificate into {file.name}",
+        sum(step.nbytes for step in plan.file_plans[0].steps),
     ) as bar:
-        stamp(file, verified, bar.advance)
+        embed_certificate(file, verified, bar.advance)
     return verified
 
 
-def figures(
-    outcome: evaluate.Outcome, text: tuple[str, str], base: str, steered: tuple[Steering, ...]
-) -> Answers:
+def answer_metrics(
+    outcome: evaluate.EvaluationResult,
+    text: tuple[str, str],
+    base: str,
+    statistics_used: tuple[CalibrationRecord, ...],
+) -> AnswerMetrics:
     """Return how closely the answers of both models agree.
 
     `text`: content and name of the text; `base`: the type that the source was run in;
@@ -173,9 +192,9 @@ def figures(
     """
     text_content, name = text
     text_hash = _sha256(text_content)
-    against = outcome.quality.against
+    against = outcome.quality.comparison
     assert against is not None
-    return Answers(
+    return AnswerMetrics(
         text=_name(name),
         text_sha256=text_hash,
         n_ctx=outcome.n_ctx,
@@ -187,39 +206,44 @@ def figures(
         perplexity_ratio=_figure(against.ratio),
         kld=_figure(against.kld),
         kld_median=against.klds.median,
-        kld_ranks={f"{rank:g}": value for rank, value in against.klds.ranks.items()},
-        kld_most=against.klds.most,
+        kld_ranks={f"{rank:g}": value for rank, value in against.klds.percentiles.items()},
+        kld_most=against.klds.maximum,
         same_top=_figure(against.same_top),
         rms_delta_p=_figure(against.delta_rms),
-        calibrated=any(_is_among((text_hash, _name(name)), record) for record in steered),
+        calibrated=any(_is_among((text_hash, _name(name)), record) for record in statistics_used),
     )
 
 
-def _is_among(text: tuple[str, str], steered: Steering) -> bool:
+def _is_among(text: tuple[str, str], statistics_used: CalibrationRecord) -> bool:
     """Return whether a text (hash and name) is among the used texts; names are compared where a
     hash is unknown.
     """
     text_hash, name = text
-    recorded_texts = zip(steered.hashes, steered.texts, strict=True)
+    recorded_texts = zip(statistics_used.hashes, statistics_used.texts, strict=True)
     return any(
         text_hash.startswith(recorded_hash) if recorded_hash else name == recorded_name
         for recorded_hash, recorded_name in recorded_texts
     )
 
 
-def speeds(
-    model: "Side", base: "Side", threads: int, ui: "UI", seconds: float | None = None
-) -> tuple[Speed, ...]:
+def measure_speed(
+    model: "EvaluationSide",
+    base: "EvaluationSide",
+    threads: int,
+    ui: "UI",
+    seconds: float | None = None,
+) -> tuple[SpeedComparison, ...]:
     """Measure the speed of both models in pairs, in random order (tokens per second)."""
     tests = [
-        Test(prompt, gen, 0, 2048, 512, "f16", "f16", threads, -1, "auto") for prompt, gen in TESTS
+        Test(prompt, gen, 0, 2048, 512, "f16", "f16", threads, -1, "auto")
+        for prompt, gen in SPEED_TESTS
     ]
     pairs = [
         (interleaved.Side(base.header.path, test), interleaved.Side(model.header.path, test))
         for test in tests
     ]
     design = Design(
-        seconds=SECONDS if seconds is None else seconds, precision=0.02, confidence=0.95
+        seconds=TEST_SECONDS if seconds is None else seconds, precision=0.02, confidence=0.95
     )
     return tuple(
         _speed_record(test.name, comparison)
@@ -227,43 +251,44 @@ def speeds(
     )
 
 
-def world(threads: int) -> World:
+def environment(threads: int) -> Environment:
     """Return the machine, the versions and the time of the verification."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    count = len(rpc.joined())  # worker addresses are private
+    count = len(rpc.joined_workers())  # worker addresses are private
     machine = host.identity() + (f" and {several(count, 'worker')}" if count else "")
-    return World(__version__, version(), machine, threads, now)
+    return Environment(__version__, llama_cpp_version(), machine, threads, now)
 
 
-def _speed_record(name: str, found: Comparison) -> Speed:
-    is_known = found.low > 0
-    return Speed(
+def _speed_record(name: str, comparison: Comparison) -> SpeedComparison:
+    is_known = comparison.low > 0
+    return SpeedComparison(
         name,
-        median(found.a),
-        median(found.b),
-        tenths(found.a),
-        tenths(found.b),
-        found.ratio,
-        found.low if is_known else None,
-        found.high if is_known else None,
-        len(found.a),
-        found.noisy,
+        median(comparison.a),
+        median(comparison.b),
+        tenths(comparison.a),
+        tenths(comparison.b),
+        comparison.ratio,
+        comparison.low if is_known else None,
+        comparison.high if is_known else None,
+        len(comparison.a),
+        comparison.noisy,
     )
 
 
 def _tensors(
-    plan: "Plan", header: model_header.Header, threads: int, ui: "UI"
-) -> tuple[Tensor, ...]:
+    plan: "Plan", header: model_header.ModelHeader, threads: int, ui: "UI"
+) -> tuple[TensorRecord, ...]:
     """Return the type, size and relative error of every tensor."""
     originals = {
-        step.weight.name: Original(step.weight, step.evidence.weigh) for step in plan.steps
+        step.weight.name: OriginalTensor(step.weight, step.statistics.importance)
+        for step in plan.steps
     }
     with ui.bar(
         f"compare {header.path.name} with {plan.source.name}", len(originals), unit="tensors"
     ) as bar:
-        errors = list(deviations(originals, header, threads, bar.advance))
+        errors = list(tensor_errors(originals, header, threads, bar.advance))
     return tuple(
-        Tensor(
+        TensorRecord(
             tensor.name,
             tensor.type,
             tensor.nbytes,
@@ -275,19 +300,19 @@ def _tensors(
     )
 
 
-def _describe_source(plan: "Plan") -> Origin:
+def _describe_source(plan: "Plan") -> CertifiedSource:
     source = plan.source.origin or plan.source
     nbytes, elements = (
         sum(getattr(weight, field_name) for weight in source.weights)
         for field_name in ("nbytes", "elements")
     )
     types = tuple(dict.fromkeys(weight.type for weight in source.weights))
-    return Origin(
+    return CertifiedSource(
         _name(source.path.absolute()), source.fingerprint, types, nbytes, nbytes * 8 / elements
     )
 
 
-def steering(plan: "Plan") -> tuple[Steering, ...]:
+def used_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
     """Return the statistics and texts that the quantization used.
 
     A text has a hash only if its file still exists and is older than the statistics.
@@ -300,13 +325,13 @@ def steering(plan: "Plan") -> tuple[Steering, ...]:
     # the diagonal of the moments is not listed as a separate imatrix
     files = {} if plan.imatrix is None or diagonal else {"imatrix": plan.imatrix}
     if plan.moments is not None and (
-        diagonal or plan.method.needs == "moments" or plan.source.fold
+        diagonal or plan.method.needs == "moments" or plan.source.fold_digest
     ):  # the moments chose the folds
         files["moments"] = plan.moments.imatrix
     return (
         *_blockwise_statistics(plan),
         *(
-            Steering(
+            CalibrationRecord(
                 kind,
                 statistics.digest,
                 tuple(map(_name, statistics.datasets)),
@@ -319,16 +344,16 @@ def steering(plan: "Plan") -> tuple[Steering, ...]:
     )
 
 
-def _blockwise_statistics(plan: "Plan") -> tuple[Steering, ...]:
+def _blockwise_statistics(plan: "Plan") -> tuple[CalibrationRecord, ...]:
     """Return the texts of moments that were collected block by block, after earlier tensors were
     quantized.
     """
-    pending = plan.pending
+    pending = plan.expected_moments
     if pending is None or not pending.digest:
         return ()
     names, hashes = tuple(map(_name, pending.texts)), tuple(map(_hash, pending.texts))
     return (
-        Steering(
+        CalibrationRecord(
             "sequential",
             pending.digest,
             names,
@@ -339,17 +364,21 @@ def _blockwise_statistics(plan: "Plan") -> tuple[Steering, ...]:
     )
 
 
-def _allocation_text(plan: "Plan", request: Wish, n_ctx: int) -> tuple[Steering, ...]:
+def _allocation_text(
+    plan: "Plan", request: VerifyRequest, n_ctx: int
+) -> tuple[CalibrationRecord, ...]:
     """Return the text that chose the tensor types, if there was one; chunks of `n_ctx` tokens."""
-    if request.mixed is None:
+    if request.allocation_text is None:
         return ()
-    digest, chunks = request.mixed
+    digest, chunks = request.allocation_text
     return (
-        Steering("mix", json.loads(plan.settings)["mix"], ("",), (digest,), chunks, chunks * n_ctx),
+        CalibrationRecord(
+            "mix", json.loads(plan.settings)["mix"], ("",), (digest,), chunks, chunks * n_ctx
+        ),
     )
 
 
-def _hash(name: str, before: float = inf) -> str:
+def _hash(name: str, newest_mtime: float = inf) -> str:
     """Return the hash of a text that a statistics file names, or "" if it cannot be trusted.
 
     The file must exist and must not be younger than `newest_mtime`: names in a statistics file come
@@ -358,19 +387,21 @@ def _hash(name: str, before: float = inf) -> str:
     path = Path(name)
     try:
         is_trusted = (
-            path.is_file() and path.stat().st_size < LARGEST_TEXT and path.stat().st_mtime <= before
+            path.is_file()
+            and path.stat().st_size < MAX_HASHED_TEXT_BYTES
+            and path.stat().st_mtime <= newest_mtime
         )
-        return _sha256(words_of(path)[0]) if is_trusted else ""
+        return _sha256(read_evaluation_text(path)[0]) if is_trusted else ""
     except (UserError, OSError, ValueError):
         return ""
 
 
-def _folds(plan: "Plan", header: model_header.Header) -> tuple[str, ...]:
+def _folds(plan: "Plan", header: model_header.ModelHeader) -> tuple[str, ...]:
     """Return the folds that were applied to the source, with their digest, as the file states
     them.
     """
     fold_json = header.metadata.get(FOLD_KEY)
-    if not (plan.source.fold and isinstance(fold_json, str)):
+    if not (plan.source.fold_digest and isinstance(fold_json, str)):
         return ()
     fold_record = json.loads(fold_json)
     return (f"{fold_record['how']} {fold_record['digest']}".strip(),)
@@ -380,7 +411,9 @@ def _methods(plan: "Plan") -> dict[str, int]:
     """Return the number of tensors by method; empty if moments were collected after planning, since
     some may be missing.
     """
-    return {} if plan.pending else {name: len(steps) for name, steps in plan.methods.items()}
+    return (
+        {} if plan.expected_moments else {name: len(steps) for name, steps in plan.methods.items()}
+    )
 
 
 def _types_by_count(plan: "Plan") -> dict[str, int]:
@@ -388,18 +421,20 @@ def _types_by_count(plan: "Plan") -> dict[str, int]:
     return {kind: types.count(kind) for kind in dict.fromkeys(types)}
 
 
-def _require_long_text(model: "Side", words: str, name: str) -> None:
-    count = len(models.tokens(model, words))
-    if count < 2 * CTX:
-        raise _too_short(f"{name} has {several(count, 'token')}; verification needs {2 * CTX}")
+def _require_long_text(model: "EvaluationSide", words: str, name: str) -> None:
+    count = len(models.tokenize_text(model, words))
+    if count < 2 * DEFAULT_CTX:
+        raise _too_short(
+            f"{name} has {several(count, 'token')}; verification needs {2 * DEFAULT_CTX}"
+        )
 
 
-def _too_short(what: str) -> UserError:
-    return UserError(what, hint="use a longer --verify-text")
+def _too_short(message: str) -> UserError:
+    return UserError(message, hint="use a longer --verify-text")
 
 
-def _figure(estimate: Estimate) -> Figure:
-    return Figure(estimate.value, estimate.error)
+def _figure(estimate: Estimate) -> CertifiedEstimate:
+    return CertifiedEstimate(estimate.value, estimate.error)
 
 
 def _name(path: Path | str) -> str:

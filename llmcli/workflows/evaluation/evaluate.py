@@ -16,22 +16,29 @@ from llmcli.atomic_files import cannot_write, check_place, make_folder, sync_fol
 from llmcli.config import rotated_cache
 from llmcli.errors import UserError
 from llmcli.runtime import model_identity
-from llmcli.runtime.binding.library import version
+from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.drafting import vocabulary_match
 from llmcli.runtime.scoring import chunk_scorer
-from llmcli.workflows.evaluation.models import Side, both_fit, in_turn, opened, refuse_other, tokens
+from llmcli.workflows.evaluation.models import (
+    EvaluationSide,
+    both_fit,
+    open_one_by_one,
+    open_scorers,
+    require_same_vocabulary,
+    tokenize_text,
+)
 from quant.evaluation import base_logits, evaluate
-from quant.evaluation.base_logits import BaseLogits
-from quant.evaluation.divergence import Lanes, Scores, Top
-from quant.evaluation.evaluate import Chunks, Evaluation
-from quant.evaluation.metrics import Quality, mean, quality
-from quant.record_log import Records
+from quant.evaluation.base_logits import BaseLogitsFile
+from quant.evaluation.divergence import PositionScores, ThreadedScorer, TopLogits
+from quant.evaluation.evaluate import Evaluation, TextChunks
+from quant.evaluation.metrics import TextMetrics, compute_metrics, mean_with_error
+from quant.record_log import RecordLog
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
 
-OTHERS = {
+KEY_LABELS = {
     "base": "--base",
     "written": "time of its file",
     "text": "text",
@@ -48,25 +55,25 @@ OTHERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class EvaluationRequest:
     """What to evaluate: a model, optionally its base or saved base logits, and how.
 
     `text` is None if the file of base logits contains it. `quiet`: do not mention other evaluations
     of the same model.
     """
 
-    model: Side
-    base: Side | None
-    kept: BaseLogits | None
-    words: str | None
-    chunks: int | None = None
+    model: EvaluationSide
+    base: EvaluationSide | None
+    base_logits: BaseLogitsFile | None
+    text: str | None
+    max_chunks: int | None = None
     save_base: Path | None = None
     fresh: bool = False
     quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EvaluationResult:
     """The result of an evaluation.
 
     `tokens`: length of the text; `chunks`: scored chunks of `n_ctx` tokens; `resumed_chunks`: those
@@ -74,42 +81,44 @@ class Outcome:
     comparisons of two files.
     """
 
-    quality: Quality
+    quality: TextMetrics
     tokens: int
     n_ctx: int
     chunks: int
-    resumed: int
+    resumed_chunks: int
     seconds: float
-    klds: tuple[float, ...] = ()
+    chunk_klds: tuple[float, ...] = ()
 
 
-def run(request: Wish, config: "Config", ui: "UI") -> Outcome:
+def run_evaluation(request: EvaluationRequest, config: "Config", ui: "UI") -> EvaluationResult:
     """Evaluate; finished chunks survive an interruption, and the same call resumes from them.
 
     Raises UserError.
     """
     started_at = time.perf_counter()
     text, n_tokens = _read_text(request)
-    n_chunks = text.count if request.chunks is None else min(request.chunks, text.count)
+    n_chunks = text.count if request.max_chunks is None else min(request.max_chunks, text.count)
     head = _cache_key(request, text)
     path = config.cache / "evaluations" / f"{_digest(head)}.records"
     with file_lock.locked(path.with_suffix(".lock"), ui, "this evaluation"):
-        journal = None if request.fresh else Records.resume(path)
+        journal = None if request.fresh else RecordLog.resume(path)
         if journal is None or journal.head != head:
             make_folder(path.parent)
             if not request.quiet:
                 _note_other_evaluations(path.parent, head, ui)
-            journal = Records.begin(path, head)
+            journal = RecordLog.create(path, head)
         try:
-            selected = Chunks(text.ids[:n_chunks])
+            selected = TextChunks(text.ids[:n_chunks])
             with _saving(request, selected, head, ui) as saved_logits:
                 resumed = _score_missing(request, selected, journal, saved_logits, ui)
-            chunk_scores = [_scores(journal.get(number), text.scored) for number in range(n_chunks)]
+            chunk_scores = [
+                _scores(journal.read(number), text.scored_count) for number in range(n_chunks)
+            ]
         finally:
             journal.close()
-    klds = tuple(float(scores.kld.mean()) for scores in chunk_scores if scores.against)
-    return Outcome(
-        quality(Scores.join(chunk_scores)),
+    klds = tuple(float(scores.kld.mean()) for scores in chunk_scores if scores.has_base)
+    return EvaluationResult(
+        compute_metrics(PositionScores.join(chunk_scores)),
         n_tokens,
         text.n_ctx,
         n_chunks,
@@ -120,13 +129,17 @@ def run(request: Wish, config: "Config", ui: "UI") -> Outcome:
 
 
 def _score_missing(
-    request: Wish, text: Chunks, done: Records, saved: Records | None, ui: "UI"
+    request: EvaluationRequest,
+    text: TextChunks,
+    journal: RecordLog,
+    saved_logits: RecordLog | None,
+    ui: "UI",
 ) -> int:
     """Score the missing chunks; return the number of chunks that were present."""
-    present = (done.numbers if saved is None else done.numbers & saved.numbers) & set(
-        range(text.count)
-    )
-    step = done.head["at_once"]
+    present = (
+        journal.numbers if saved_logits is None else journal.numbers & saved_logits.numbers
+    ) & set(range(text.count))
+    step = journal.head["at_once"]
     groups = [
         [number for number in range(start, min(start + step, text.count)) if number not in present]
         for start in range(0, text.count, step)
@@ -138,23 +151,23 @@ def _score_missing(
         )
     if not groups:
         return len(present)
-    scores = [_scores(done.get(number), text.scored) for number in sorted(present)]
-    lanes = Lanes(done.head["n_vocab"], request.model.options.threads or 1)
+    scores = [_scores(journal.read(number), text.scored_count) for number in sorted(present)]
+    lanes = ThreadedScorer(journal.head["n_vocab"], request.model.options.threads or 1)
     label = f"eval {request.model.header.path.name}"
     try:
         with ui.bar(label, text.count, "chunks", len(present)) as bar:
             for group, (group_scores, tops) in _score_groups(
-                request, text, groups, lanes, keep=saved is not None
+                request, text, groups, lanes, keep=saved_logits is not None
             ):
                 # before the journal, because chunks in the journal are not computed again
-                if saved is not None:
-                    saved.put(
+                if saved_logits is not None:
+                    saved_logits.append(
                         {
-                            number: base_logits.pack(rows)
+                            number: base_logits.pack_rows(rows)
                             for number, rows in zip(group, tops, strict=True)
                         }
                     )
-                done.put(
+                journal.append(
                     {
                         number: _bytes(chunk)
                         for number, chunk in zip(group, group_scores, strict=True)
@@ -162,86 +175,96 @@ def _score_missing(
                 )
                 scores += group_scores
                 bar.advance(len(group))
-                bar.describe(f"{label}: {_so_far(Scores.join(scores))}")
+                bar.describe(f"{label}: {_so_far(PositionScores.join(scores))}")
     finally:
         lanes.close()
     return len(present)
 
 
 def _score_groups(
-    request: Wish, text: Chunks, groups: list[list[int]], lanes: Lanes, *, keep: bool
-) -> Iterator[tuple[list[int], tuple[list[Scores], list[list[Top]]]]]:
+    request: EvaluationRequest,
+    text: TextChunks,
+    groups: list[list[int]],
+    lanes: ThreadedScorer,
+    *,
+    keep: bool,
+) -> Iterator[tuple[list[int], tuple[list[PositionScores], list[list[TopLogits]]]]]:
     """Yield groups of chunks with their scores; the models are opened together if memory allows,
     else in turn.
     """
     if request.base is None or both_fit(request.model, request.base):
-        with opened(request.model, request.base, max(map(len, groups))) as (model, base):
-            evaluation = Evaluation(model, base, request.kept, text, lanes, keep)
+        with open_scorers(request.model, request.base, max(map(len, groups))) as (model, base):
+            evaluation = Evaluation(model, base, request.base_logits, text, lanes, keep)
             for group in groups:
                 yield group, evaluation.score(group)
         return
-    for group, scorer, held in in_turn(request.model, request.base, text, groups):
+    for group, scorer, held in open_one_by_one(request.model, request.base, text, groups):
         yield group, Evaluation(scorer, held, None, text, lanes, keep).score(group)
 
 
-def _read_text(request: Wish) -> tuple[Chunks, int]:
+def _read_text(request: EvaluationRequest) -> tuple[TextChunks, int]:
     """Return the chunks of the text and its number of tokens; raises UserError if model and base
     disagree.
     """
-    if request.words is not None:
-        token_ids = tokens(request.model, request.words)
+    if request.text is not None:
+        token_ids = tokenize_text(request.model, request.text)
         if request.base and request.base.header.path != request.model.header.path:
-            refuse_other(request.model, request.base, token_ids, request.words)
+            require_same_vocabulary(request.model, request.base, token_ids, request.text)
         assert request.model.options.ctx_size
-        return evaluate.chunks(token_ids, request.model.options.ctx_size), len(token_ids)
-    assert request.kept
-    if vocabulary_match.digest(request.model.header) != request.kept.head["vocabulary"]:
+        return evaluate.split_text(token_ids, request.model.options.ctx_size), len(token_ids)
+    assert request.base_logits
+    if (
+        vocabulary_match.vocabulary_hash(request.model.header)
+        != request.base_logits.head["vocabulary"]
+    ):
         raise UserError(
-            f"{request.model.header.path.name} has another vocabulary than {request.kept.name}, "
+            f"{request.model.header.path.name} has another vocabulary than {request.base_logits.name}, "
             "the source of these logits",
             hint="an evaluation needs two files of one model",
         )
-    chunks = request.kept.text()
+    chunks = request.base_logits.text()
     return chunks, chunks.ids.size
 
 
-def _cache_key(request: Wish, text: Chunks) -> dict[str, Any]:
+def _cache_key(request: EvaluationRequest, text: TextChunks) -> dict[str, Any]:
     """Return everything that the scores of a chunk depend on."""
     options, sides = request.model.options, [side for side in (request.model, request.base) if side]
     n_vocab = request.model.n_vocab
     base = (
-        model_identity.content(request.base.header)
+        model_identity.content_hash(request.base.header)
         if request.base
-        else _digest(request.kept.head)
-        if request.kept
+        else _digest(request.base_logits.head)
+        if request.base_logits
         else ""
     )
     return {
         "kind": "evaluation",
-        "model": model_identity.content(request.model.header),
+        "model": model_identity.content_hash(request.model.header),
         "base": base,
         "written": [
-            *(model_identity.written(side.header) for side in sides),
-            *_time_stamps(request.kept),
+            *(model_identity.newest_mtime_ns(side.header) for side in sides),
+            *_time_stamps(request.base_logits),
         ],
         "text": hashlib.sha256(text.ids.tobytes()).hexdigest(),
         "n_ctx": text.n_ctx,
         "n_vocab": n_vocab,
-        "at_once": chunk_scorer.at_once(text.n_ctx, options.batch_size, n_vocab, text.count),
+        "at_once": chunk_scorer.chunks_per_pass(
+            text.n_ctx, options.batch_size, n_vocab, text.count
+        ),
         "type_k": options.cache_type_k,
         "type_v": options.cache_type_v,
         "flash_attn": options.flash_attn,
         "n_batch": options.batch_size,
         "n_ubatch": options.ubatch_size,
         "gpu_layers": [side.gpu_layers for side in sides],
-        "build": version(),
+        "build": llama_cpp_version(),
         **({} if rotated_cache() else {"rotated": False}),
     }
 
 
-def _time_stamps(kept: BaseLogits | None) -> list[int]:
+def _time_stamps(base_logits: BaseLogitsFile | None) -> list[int]:
     """Return the time stamp of the base logits; their head may miss a small edit of the base."""
-    return [kept.path.stat().st_mtime_ns] if kept else []
+    return [base_logits.path.stat().st_mtime_ns] if base_logits else []
 
 
 def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> None:
@@ -249,15 +272,15 @@ def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> Non
     used.
     """
     for path in sorted(folder.glob("*.records"), key=lambda path: -path.stat().st_mtime):
-        records = Records.resume(path, write=False)
+        records = RecordLog.resume(path, write=False)
         if records is None:
             continue
         records.close()
-        differ = [key for key in OTHERS if records.head.get(key) != head.get(key)]
+        differ = [key for key in KEY_LABELS if records.head.get(key) != head.get(key)]
         if "n_ctx" in differ and "text" in differ:  # chunks of another length contain other tokens
             differ.remove("text")
         if records.head.get("model") == head["model"] and differ:
-            labels = ", ".join(OTHERS[key] for key in differ)
+            labels = ", ".join(KEY_LABELS[key] for key in differ)
             ui.note(
                 f"starting again: the last evaluation of this model had other values of: {labels}"
             )
@@ -266,8 +289,8 @@ def _note_other_evaluations(folder: Path, head: dict[str, Any], ui: "UI") -> Non
 
 @contextmanager
 def _saving(
-    request: Wish, text: Chunks, head: dict[str, Any], ui: "UI"
-) -> Iterator[Records | None]:
+    request: EvaluationRequest, text: TextChunks, head: dict[str, Any], ui: "UI"
+) -> Iterator[RecordLog | None]:
     """Yield the file for base logits, resumed if possible; it gets its final name when it is
     complete.
 
@@ -283,26 +306,28 @@ def _saving(
             key: head[key]
             for key in ("n_ctx", "n_vocab", "at_once", "n_batch", "n_ubatch", "flash_attn", "build")
         },
-        "kind": base_logits.KIND,
+        "kind": base_logits.RECORD_KIND,
         "name": side.header.path.name,
-        "model": model_identity.content(side.header),
+        "model": model_identity.content_hash(side.header),
         "text": hashlib.sha256(text.ids.tobytes()).hexdigest(),
-        "vocabulary": vocabulary_match.digest(side.header),
+        "vocabulary": vocabulary_match.vocabulary_hash(side.header),
         "type_k": side.options.cache_type_k,
         "type_v": side.options.cache_type_v,
         "chunks": text.count,
     }
-    if not request.fresh and _is_complete(path, saved_head, model_identity.written(side.header)):
+    if not request.fresh and _is_complete(
+        path, saved_head, model_identity.newest_mtime_ns(side.header)
+    ):
         ui.note(f"{path} is up to date, made from this model and text")
         yield None
         return
     part_file = path.with_name(path.name + ".part")
     try:
-        saved = None if request.fresh else Records.resume(part_file)
+        saved = None if request.fresh else RecordLog.resume(part_file)
         if saved is None or saved.head != saved_head:
             make_folder(path.parent)
-            saved = Records.begin(part_file, saved_head)
-            saved.put({base_logits.TOKENS: text.ids.astype("<i4").tobytes()})
+            saved = RecordLog.create(part_file, saved_head)
+            saved.append({base_logits.TOKENS_RECORD: text.ids.astype("<i4").tobytes()})
     except OSError as error:
         raise cannot_write(path, error) from None
     try:
@@ -313,39 +338,39 @@ def _saving(
     sync_folder(path.parent)
 
 
-def _is_complete(path: Path, words: dict[str, Any], written: int) -> bool:
+def _is_complete(path: Path, head: dict[str, Any], written: int) -> bool:
     """Return whether a file of base logits has this head and all chunks, and is newer than the
     model.
     """
-    records = Records.resume(path, write=False)
+    records = RecordLog.resume(path, write=False)
     if records is None:
         return False
     records.close()
     return (
-        records.head == words
-        and set(range(words["chunks"])) <= records.numbers
+        records.head == head
+        and set(range(head["chunks"])) <= records.numbers
         and path.stat().st_mtime_ns >= written
     )
 
 
-def _bytes(scores: Scores) -> bytes:
+def _bytes(scores: PositionScores) -> bytes:
     columns = (
-        [scores.nll, scores.base_nll, scores.kld, scores.same, scores.doubt]
-        if scores.against
+        [scores.nll, scores.base_nll, scores.kld, scores.same_top, scores.kld_error]
+        if scores.has_base
         else [scores.nll]
     )
     return np.stack(columns).astype("<f8").tobytes()
 
 
-def _scores(raw: bytes, scored: int) -> Scores:
+def _scores(raw: bytes, scored: int) -> PositionScores:
     columns = np.frombuffer(raw, "<f8").reshape(-1, scored)
-    return Scores(*columns, *[evaluate.NOTHING] * (5 - len(columns)))
+    return PositionScores(*columns, *[evaluate.EMPTY_SCORES] * (5 - len(columns)))
 
 
-def _so_far(scores: Scores) -> str:
+def _so_far(scores: PositionScores) -> str:
     """Format the running estimate."""
-    estimate = f"PPL {np.exp(mean(scores.nll).value):.4f}"
-    return estimate + (f", KLD {mean(scores.kld).value:.5f}" if scores.against else "")
+    estimate = f"PPL {np.exp(mean_with_error(scores.nll).value):.4f}"
+    return estimate + (f", KLD {mean_with_error(scores.kld).value:.5f}" if scores.has_base else "")
 
 
 def _digest(head: dict[str, Any]) -> str:

@@ -17,20 +17,20 @@ from llmcli.runtime.drafting import vocabulary_match
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring import chunk_scorer
 from llmcli.runtime.scoring.chunk_scorer import ChunkScorer
-from quant.evaluation.evaluate import I32, Chunks
-from quant.gguf.header import Array
-from quant.model_file.model_header import Header
+from quant.evaluation.evaluate import I32, TextChunks
+from quant.gguf.header import GgufArray
+from quant.model_file.model_header import ModelHeader
 
-HELD = 4 << 30  # bytes of base logits that are buffered while the other model is open
+MAX_BUFFERED_BYTES = 4 << 30  # bytes of base logits that are buffered while the other model is open
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class EvaluationSide:
     """A model file and how to run it. `options` are resolved; their ctx_size is the chunk
     length.
     """
 
-    header: Header
+    header: ModelHeader
     options: RunOptions
     gpu_layers: int
 
@@ -38,16 +38,16 @@ class Side:
     def n_vocab(self) -> int:
         """The vocabulary size according to the file, 0 if it has no vocabulary."""
         token_array = self.header.metadata.get("tokenizer.ggml.tokens")
-        return token_array.count if isinstance(token_array, Array) else 0
+        return token_array.count if isinstance(token_array, GgufArray) else 0
 
-    def context(self, chunks: int, n_vocab: int) -> ContextOptions:
+    def context_options(self, chunks: int, n_vocab: int) -> ContextOptions:
         """Return the options of a context for `chunks` chunks at once."""
         options = self.options
         assert options.ctx_size and options.threads, options
         single_chunk = ContextOptions(
             options.ctx_size,
             options.batch_size,
-            options.rows,
+            options.max_rows,
             1,
             options.threads,
             options.threads_batch or options.threads,
@@ -55,10 +55,10 @@ class Side:
             options.cache_type_v,
             options.flash_attn,
         )
-        return chunk_scorer.context_options(single_chunk, n_vocab, chunks)
+        return chunk_scorer.chunk_context_options(single_chunk, n_vocab, chunks)
 
 
-def both_fit(model: Side, base: Side) -> bool:
+def both_fit(model: EvaluationSide, base: EvaluationSide) -> bool:
     """Return whether the weights of both models fit into the free memory.
 
     On a CPU each model is counted twice, because its weights may also be repacked.
@@ -66,21 +66,25 @@ def both_fit(model: Side, base: Side) -> bool:
     if model.header.path == base.header.path:
         return True
     weights = model.header.tensor_bytes + base.header.tensor_bytes
-    if model.gpu_layers and base.gpu_layers and (free_bytes := devices.gpu_free()) is not None:
+    if (
+        model.gpu_layers
+        and base.gpu_layers
+        and (free_bytes := devices.free_gpu_bytes()) is not None
+    ):
         return weights * 1.1 < free_bytes
     free_bytes = host.available_memory()
     return free_bytes is None or 2 * weights < free_bytes
 
 
 @contextmanager
-def opened(
-    model: Side, base: Side | None, chunks: int
+def open_scorers(
+    model: EvaluationSide, base: EvaluationSide | None, chunks: int
 ) -> Iterator[tuple[ChunkScorer, ChunkScorer | None]]:
     """Open the scorers of one or both models; a file that is both model and base is loaded once."""
     with ExitStack() as stack:
         model_weights = stack.enter_context(_open_side(model))
         model_context = stack.enter_context(
-            open_context(model_weights, model.context(chunks, model_weights.n_vocab))
+            open_context(model_weights, model.context_options(chunks, model_weights.n_vocab))
         )
         if base is None:
             yield ChunkScorer(model_weights, model_context), None
@@ -91,14 +95,14 @@ def opened(
             else stack.enter_context(_open_side(base))
         )
         base_context = stack.enter_context(
-            open_context(base_weights, base.context(chunks, base_weights.n_vocab))
+            open_context(base_weights, base.context_options(chunks, base_weights.n_vocab))
         )
         yield ChunkScorer(model_weights, model_context), ChunkScorer(base_weights, base_context)
 
 
-def in_turn(
-    model: Side, base: Side, text: Chunks, groups: list[list[int]]
-) -> Iterator[tuple[list[int], ChunkScorer, "Held"]]:
+def open_one_by_one(
+    model: EvaluationSide, base: EvaluationSide, text: TextChunks, groups: list[list[int]]
+) -> Iterator[tuple[list[int], ChunkScorer, "BufferedLogits"]]:
     """Yield each group of chunks with the open model's scorer and the base's logits, opening the
     two models in turn.
 
@@ -109,21 +113,25 @@ def in_turn(
     group_size = max(map(len, groups))
     remaining = list(groups)
     while remaining:
-        with opened(base, None, group_size) as (scorer, _):
+        with open_scorers(base, None, group_size) as (scorer, _):
             free_bytes = host.available_memory()
-            buffer_bytes = HELD if free_bytes is None else min(HELD, free_bytes // 2)
-            n_groups = max(1, buffer_bytes // (4 * scorer.n_vocab * text.scored * group_size))
+            buffer_bytes = (
+                MAX_BUFFERED_BYTES
+                if free_bytes is None
+                else min(MAX_BUFFERED_BYTES, free_bytes // 2)
+            )
+            n_groups = max(1, buffer_bytes // (4 * scorer.n_vocab * text.scored_count * group_size))
             buffered = [
-                Held([block.copy() for block in scorer.blocks(text.ids[group])])
+                BufferedLogits([block.copy() for block in scorer.blocks(text.ids[group])])
                 for group in remaining[:n_groups]
             ]
-        with opened(model, None, group_size) as (scorer, _):
+        with open_scorers(model, None, group_size) as (scorer, _):
             for group, logits in zip(remaining[:n_groups], buffered, strict=True):
                 yield group, scorer, logits
         remaining = remaining[n_groups:]
 
 
-class Held:
+class BufferedLogits:
     """The buffered logits of one group of chunks, blocks of `[rows, vocabulary]`."""
 
     def __init__(self, blocks: list[NDArray[np.float32]]) -> None:
@@ -134,12 +142,12 @@ class Held:
         yield from self._blocks
 
 
-def tokens(side: Side, words: str) -> list[int]:
+def tokenize_text(side: EvaluationSide, text: str) -> list[int]:
     """Return the tokens of a text as llama-perplexity does: control tokens are plain text, BOS
     follows the file.
     """
     with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
-        token_ids = model.tokenize(words, special=False, add_special=True)
+        token_ids = model.tokenize(text, special=False, add_special=True)
         if (
             side.header.metadata.get("tokenizer.ggml.add_eos_token")
             and token_ids
@@ -149,17 +157,19 @@ def tokens(side: Side, words: str) -> list[int]:
         return token_ids
 
 
-def refuse_other(model: Side, base: Side, found: list[int], words: str) -> None:
+def require_same_vocabulary(
+    model: EvaluationSide, base: EvaluationSide, token_ids: list[int], text: str
+) -> None:
     """Raise UserError if the base has a different vocabulary, or splits the text into other tokens.
 
     `token_ids` are the tokens of `text` by the model's own tokenizer.
     """
     model_header, base_header = model.header, base.header
-    difference = vocabulary_match.difference(model_header, base_header)
+    difference = vocabulary_match.describe_difference(model_header, base_header)
     if (
         not difference
         and _tokenizer_metadata(model_header) != _tokenizer_metadata(base_header)
-        and tokens(base, words) != found
+        and tokenize_text(base, text) != token_ids
     ):
         difference = (
             "it splits the text differently (another pre-tokenizer, or another rule for BOS)"
@@ -173,19 +183,19 @@ def refuse_other(model: Side, base: Side, found: list[int], words: str) -> None:
 
 
 @contextmanager
-def _open_side(side: Side) -> Iterator[Model]:
+def _open_side(side: EvaluationSide) -> Iterator[Model]:
     with open_model(
-        side.header.path, gpu_layers=side.gpu_layers, latent=side.header.latent
+        side.header.path, gpu_layers=side.gpu_layers, latent=side.header.has_latent_attention
     ) as model:
         yield model
 
 
-def _tokenizer_metadata(header: Header) -> dict[str, object]:
+def _tokenizer_metadata(header: ModelHeader) -> dict[str, object]:
     """Return everything in the file that affects tokenization: merges, scores, pre-tokenizer,
     flags.
     """
     return {
-        key: value.raw() if isinstance(value, Array) else value
+        key: value.read_bytes() if isinstance(value, GgufArray) else value
         for key, value in header.metadata.items()
         if key.startswith("tokenizer.ggml.")
     }

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
-    from llmcli.workflows.evaluation.models import Side
+    from llmcli.workflows.evaluation.models import EvaluationSide
 
 
-CTX = 512
+DEFAULT_CTX = 512
 
 
-def words_of(path: Path | None) -> tuple[str, str]:
+def read_evaluation_text(path: Path | None) -> tuple[str, str]:
     """Return the content and the name of a text; without a path, of the built-in text.
 
     Like llama.cpp's -f, leaves out a final line break. Raises UserError.
@@ -37,7 +37,7 @@ def words_of(path: Path | None) -> tuple[str, str]:
     return decoded(raw, name).removesuffix("\n"), name
 
 
-def side(path: Path, options: "RunOptions", ui: "UI") -> "Side":
+def prepare_side(path: Path, options: "RunOptions", ui: "UI") -> "EvaluationSide":
     """Check the file and resolve the options, so that nothing is refused after minutes of work.
 
     Raises UserError.
@@ -45,13 +45,13 @@ def side(path: Path, options: "RunOptions", ui: "UI") -> "Side":
     from llmcli.errors import UserError
     from llmcli.planning import resolve_options
     from llmcli.runtime import kv_size
-    from llmcli.workflows.evaluation.models import Side
+    from llmcli.workflows.evaluation.models import EvaluationSide
     from quant.model_file import load_checks, read_header
 
-    header = read_header.read(path)
-    load_checks.check(header)
-    kv_size.check(header.metadata, options.cache_type_k, options.cache_type_v)
-    model_side = Side(header, *resolve_options.decide(header, options, ui.warn))
+    header = read_header.read_header(path)
+    load_checks.check_loadable(header)
+    kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
+    model_side = EvaluationSide(header, *resolve_options.decide(header, options, ui.warn))
     if not model_side.n_vocab:
         raise UserError(
             f"{path.name} has no vocabulary, so it cannot read text", hint="name another file"

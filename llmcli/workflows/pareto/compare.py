@@ -22,33 +22,33 @@ from llmcli import __version__, file_lock
 from llmcli.atomic_files import make_folder, write_whole
 from llmcli.hardware import host, rpc_workers
 from llmcli.model_loader import float_copy as bases
-from llmcli.runtime.binding.library import version
+from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import size
 from llmcli.workflows.certification import verify
 from llmcli.workflows.evaluation import evaluate as evaluating
 from llmcli.workflows.evaluation import models
-from llmcli.workflows.evaluation.text import side
-from quant.certificate.certificate import Answers, Speed
+from llmcli.workflows.evaluation.text import prepare_side
+from quant.certificate.certificate import AnswerMetrics, SpeedComparison
 from quant.evaluation import base_logits as baselogits
 from quant.evaluation import evaluate
-from quant.json_dataclasses import parse
+from quant.json_dataclasses import parse_json
 from quant.quantize import write as road
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
-    from llmcli.workflows.evaluation.models import Side
-    from quant.evaluation.base_logits import BaseLogits
+    from llmcli.workflows.evaluation.models import EvaluationSide
+    from quant.evaluation.base_logits import BaseLogitsFile
     from quant.quantize.plan import Plan
     from quant.source.source import Source
 
-LONGEST = 1 << 20  # characters of a saved setting
-POSITION = 2700  # bytes of base logits per position
+MAX_RECORD_CHARACTERS = 1 << 20  # characters of a saved setting
+POSITION_BYTES = 2700  # bytes of base logits per position
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ParetoPoint:
     """The result of one finished setting.
 
     `doubt`: the part of the divergence's error that comes from sampling the base's logits.
@@ -63,14 +63,14 @@ class Point:
     settings: str
     nbytes: int
     bits_per_weight: float
-    answers: Answers
+    answers: AnswerMetrics
     doubt: float
-    speed: tuple[Speed, ...]
+    speed: tuple[SpeedComparison, ...]
     seconds: float
     klds: tuple[float, ...]
 
     @property
-    def generation(self) -> Speed | None:
+    def generation(self) -> SpeedComparison | None:
         """The generation speed, None if it was not measured."""
         return next(
             (speed_test for speed_test in self.speed if speed_test.test.startswith("tg")), None
@@ -78,7 +78,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ParetoRequest:
     """The plans of one source to compare, and how.
 
     `text`: content and name. `seconds`: measuring time of each speed test, 0 for no tests.
@@ -92,7 +92,7 @@ class Wish:
     chunks: int
     threads: int
     seconds: float
-    keep: Path | None
+    keep_folder: Path | None
     fresh: bool
 
     @property
@@ -101,7 +101,7 @@ class Wish:
         return RunOptions(self.n_ctx, self.threads or None)
 
     @property
-    def identity(self) -> str:
+    def cache_key(self) -> str:
         """The cache key: everything that a saved result depends on, except the setting."""
         key_parts = [
             self.source.fingerprint,
@@ -110,21 +110,21 @@ class Wish:
             self.chunks,
             self.threads or host.cores(),
             self.seconds,
-            version(),
+            llama_cpp_version(),
             __version__,
             rpc_workers.identity(),
-            self.source.changed,
+            self.source.newest_mtime_ns,
         ]
         return hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:32]
 
 
-def run(request: Wish, config: "Config", ui: "UI") -> list[Point]:
+def compare(request: ParetoRequest, config: "Config", ui: "UI") -> list[ParetoPoint]:
     """Return the results of all settings, in the order of the plans. Finished settings survive an
     interruption.
 
     Raises UserError.
     """
-    folder = config.cache / "pareto" / request.identity
+    folder = config.cache / "pareto" / request.cache_key
     make_folder(folder)
     with file_lock.locked(folder / "lock", ui, f"the same comparison of {request.source.name}"):
         points = (
@@ -149,7 +149,7 @@ def run(request: Wish, config: "Config", ui: "UI") -> list[Point]:
     return [points[name] for name in request.plans]
 
 
-def dominated(points: Sequence[Point]) -> dict[str, str]:
+def dominated_by(points: Sequence[ParetoPoint]) -> dict[str, str]:
     """Return, for each setting that another one dominates, the name of the dominating setting
     nearest to the base.
 
@@ -159,7 +159,7 @@ def dominated(points: Sequence[Point]) -> dict[str, str]:
     """
     winners = {}
     for point in points:
-        dominating = [other for other in points if _beats(other, point)]
+        dominating = [other for other in points if _dominates(other, point)]
         if dominating:
             winners[point.name] = min(
                 dominating, key=lambda other: (other.answers.kld.value, other.nbytes)
@@ -167,25 +167,25 @@ def dominated(points: Sequence[Point]) -> dict[str, str]:
     return winners
 
 
-def _beats(one: Point, other: Point) -> bool:
+def _dominates(first: ParetoPoint, second: ParetoPoint) -> bool:
     """Return whether `first` dominates `second`."""
-    nearer, error = _advantage(one, other)
+    nearer, error = _advantage(first, second)
     if (
-        one.nbytes > other.nbytes
+        first.nbytes > second.nbytes
         or nearer < 0
-        or (one.nbytes == other.nbytes and nearer <= 2 * error)
+        or (first.nbytes == second.nbytes and nearer <= 2 * error)
     ):
         return False
-    fast, slow = other.generation, one.generation
+    fast, slow = second.generation, first.generation
     is_known = fast and slow and fast.low is not None and slow.high is not None
     return not (is_known and fast and slow and (fast.low or 0) > (slow.high or 0))
 
 
-def _advantage(one: Point, other: Point) -> tuple[float, float]:
+def _advantage(first: ParetoPoint, second: ParetoPoint) -> tuple[float, float]:
     """Return how much nearer to the base `first` is than `second`, and the standard error over
     their common chunks.
     """
-    differences = [theirs - mine for mine, theirs in zip(one.klds, other.klds, strict=True)]
+    differences = [theirs - mine for mine, theirs in zip(first.klds, second.klds, strict=True)]
     mean_difference = fmean(differences)
     variance = sum((value - mean_difference) ** 2 for value in differences) / max(
         1, len(differences) - 1
@@ -194,25 +194,27 @@ def _advantage(one: Point, other: Point) -> tuple[float, float]:
 
 
 def _measure_settings(
-    request: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI"
-) -> dict[str, Point]:
+    request: ParetoRequest, remaining: Sequence[str], folder: Path, config: "Config", ui: "UI"
+) -> dict[str, ParetoPoint]:
     """Measure the remaining settings one after the other."""
     points = {}
     with ExitStack() as stack:
-        path = stack.enter_context(bases.runnable(request.source, config, ui, request.threads))
-        base = side(path, request.options, ui)
+        path = stack.enter_context(bases.open_runnable(request.source, config, ui, request.threads))
+        base = prepare_side(path, request.options, ui)
         logits = folder / "base.logits"
-        _print_forecast(request, base, len(left), logits, ui)
+        _print_forecast(request, base, len(remaining), logits, ui)
         text_content, _ = request.text
-        evaluating.run(
-            evaluating.Wish(base, None, None, text_content, request.chunks, logits, quiet=True),
+        evaluating.run_evaluation(
+            evaluating.EvaluationRequest(
+                base, None, None, text_content, request.chunks, logits, quiet=True
+            ),
             config,
             ui,
         )
-        base_logits = baselogits.load(logits)
+        base_logits = baselogits.load_base_logits(logits)
         stack.callback(base_logits.close)
-        for number, name in enumerate(left, 1):
-            ui.note(f"{name} ({number} of {len(left)})")
+        for number, name in enumerate(remaining, 1):
+            ui.note(f"{name} ({number} of {len(remaining)})")
             points[name] = _measure_setting(request, name, (base, base_logits), folder, config, ui)
             write_whole(
                 _result_path(request, name, folder), json.dumps(asdict(points[name])).encode()
@@ -221,56 +223,66 @@ def _measure_settings(
 
 
 def _measure_setting(
-    request: Wish,
+    request: ParetoRequest,
     name: str,
-    base: "tuple[Side, BaseLogits]",
+    base: "tuple[EvaluationSide, BaseLogitsFile]",
     folder: Path,
     config: "Config",
     ui: "UI",
-) -> Point:
+) -> ParetoPoint:
     """Write, evaluate and time one setting; its file is removed unless it is to be kept."""
     plan = request.plans[name]
-    out = (request.keep or folder) / _file_name(request, name)
+    out = (request.keep_folder or folder) / _file_name(request, name)
     make_folder(out.parent)
     started_at = time.monotonic()
     with ui.bar(f"quantize to {name}", len(plan.steps), unit="tensors") as bar:
-        report = road.run(plan, out, threads=request.threads, watch=lambda progress: bar.advance(1))
-    seconds = 0.0 if report.present or report.resumed_bytes else time.monotonic() - started_at
-    model = side(out, request.options, ui)
-    outcome = evaluating.run(
-        evaluating.Wish(model, None, base[1], None, request.chunks, quiet=True), config, ui
+        report = road.write_model(
+            plan, out, threads=request.threads, on_tensor=lambda progress: bar.advance(1)
+        )
+    seconds = (
+        0.0 if report.already_finished or report.resumed_bytes else time.monotonic() - started_at
     )
-    comparison = outcome.quality.against
+    model = prepare_side(out, request.options, ui)
+    outcome = evaluating.run_evaluation(
+        evaluating.EvaluationRequest(model, None, base[1], None, request.chunks, quiet=True),
+        config,
+        ui,
+    )
+    comparison = outcome.quality.comparison
     assert comparison is not None
-    answers = verify.figures(outcome, request.text, base[0].header.file_type, verify.steering(plan))
+    answers = verify.answer_metrics(
+        outcome, request.text, base[0].header.file_type, verify.used_statistics(plan)
+    )
     speed = (
-        verify.speeds(model, base[0], request.threads or host.cores(), ui, request.seconds)
+        verify.measure_speed(model, base[0], request.threads or host.cores(), ui, request.seconds)
         if request.seconds
         else ()
     )
-    if request.keep is None:
+    if request.keep_folder is None:
         out.unlink()
-    return Point(
+    return ParetoPoint(
         name,
         plan.file_type.name,
         plan.method.name,
-        plan.source.folded,
+        plan.source.fold_label,
         plan.settings,
         plan.bytes_after,
         plan.bits_per_weight,
         answers,
-        comparison.doubt,
+        comparison.kld_draw_error,
         speed,
         seconds,
-        outcome.klds,
+        outcome.chunk_klds,
     )
 
 
-def _print_forecast(request: Wish, base: "Side", count: int, logits: Path, ui: "UI") -> None:
+def _print_forecast(
+    request: ParetoRequest, base: "EvaluationSide", count: int, logits: Path, ui: "UI"
+) -> None:
     """Print the expected duration, estimated from one chunk of the base."""
-    token_ids = models.tokens(base, request.text[0])
-    text = evaluate.chunks(token_ids, request.n_ctx, request.chunks)
-    with models.opened(base, None, 1) as (scorer, _):
+    token_ids = models.tokenize_text(base, request.text[0])
+    text = evaluate.split_text(token_ids, request.n_ctx, request.chunks)
+    with models.open_scorers(base, None, 1) as (scorer, _):
         started_at = time.monotonic()
         for _block in scorer.blocks(text.ids[:1]):
             pass
@@ -278,7 +290,7 @@ def _print_forecast(request: Wish, base: "Side", count: int, logits: Path, ui: "
     n_models = count + (not logits.exists())
     evaluation_seconds, timing_seconds = (
         chunk_seconds * text.count * n_models,
-        count * len(verify.TESTS) * request.seconds,
+        count * len(verify.SPEED_TESTS) * request.seconds,
     )
     ui.note(
         f"{count} settings, {text.count} chunks of {request.n_ctx} tokens each: "
@@ -289,28 +301,31 @@ def _print_forecast(request: Wish, base: "Side", count: int, logits: Path, ui: "
 
 
 def _require_disk_space(
-    request: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI"
+    request: ParetoRequest, remaining: Sequence[str], folder: Path, config: "Config", ui: "UI"
 ) -> None:
     """Print the disk space that is needed; raise UserError if the disk is too small."""
-    sizes = [request.plans[name].nbytes for name in left]
-    file_bytes = sum(sizes) if request.keep else max(sizes)
+    sizes = [request.plans[name].nbytes for name in remaining]
+    file_bytes = sum(sizes) if request.keep_folder else max(sizes)
     float_copy, logit_bytes = (
-        bases.copied(request.source),
-        request.chunks * request.n_ctx // 2 * POSITION,
+        bases.float_copy_plan(request.source),
+        request.chunks * request.n_ctx // 2 * POSITION_BYTES,
     )
     cache_bytes = logit_bytes + (float_copy.nbytes if float_copy else 0)
-    bases.room(
+    bases.require_disk_space(
         {
-            (request.keep or folder): file_bytes + (0 if request.keep else cache_bytes),
-            **({folder: cache_bytes} if request.keep else {}),
+            (request.keep_folder or folder): file_bytes
+            + (0 if request.keep_folder else cache_bytes),
+            **({folder: cache_bytes} if request.keep_folder else {}),
         }
     )
-    items = [f"{size(file_bytes)} for {'all files' if request.keep else 'the largest file'}"]
+    items = [f"{size(file_bytes)} for {'all files' if request.keep_folder else 'the largest file'}"]
     items += (
         [f"{size(float_copy.nbytes)} for the float copy of the checkpoint"] if float_copy else []
     )
     items.append(f"{size(logit_bytes)} for the base's logits")
-    ui.note("disk: " + ", ".join(items) + ("" if request.keep else "; only the results are kept"))
+    ui.note(
+        "disk: " + ", ".join(items) + ("" if request.keep_folder else "; only the results are kept")
+    )
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -322,28 +337,30 @@ def _remove_leftovers(folder: Path) -> None:
             path.unlink()
 
 
-def _load_result(request: Wish, name: str, folder: Path) -> Point | None:
+def _load_result(request: ParetoRequest, name: str, folder: Path) -> ParetoPoint | None:
     """Return the saved result of a setting under its current name; None if it is missing or from
     another plan.
     """
     try:
-        point = parse(
-            Point, _result_path(request, name, folder).read_text(encoding="utf-8"), LONGEST
+        point = parse_json(
+            ParetoPoint,
+            _result_path(request, name, folder).read_text(encoding="utf-8"),
+            MAX_RECORD_CHARACTERS,
         )
     except (OSError, ValueError):
         return None
     plan = request.plans[name]
-    is_current = request.keep is None or road.finished(
-        plan, request.keep / _file_name(request, name)
+    is_current = request.keep_folder is None or road.is_finished(
+        plan, request.keep_folder / _file_name(request, name)
     )
     return replace(point, name=name) if point.settings == plan.settings and is_current else None
 
 
-def _file_name(request: Wish, name: str) -> str:
+def _file_name(request: ParetoRequest, name: str) -> str:
     return f"{request.source.name}-{name.replace(' ', '-')}.gguf"
 
 
-def _result_path(request: Wish, name: str, folder: Path) -> Path:
+def _result_path(request: ParetoRequest, name: str, folder: Path) -> Path:
     return folder / f"{hashlib.sha256(request.plans[name].settings.encode()).hexdigest()[:16]}.json"
 
 

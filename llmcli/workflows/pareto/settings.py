@@ -8,16 +8,16 @@ import typer
 
 from quant.methods import METHODS
 
-TYPES = "Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K"
+DEFAULT_TYPES = "Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ParetoSettings:
     """The settings to compare."""
 
     types: Annotated[
         str | None,
-        typer.Option(metavar="TYPE,…", help=f"File types; default without sizes: {TYPES}."),
+        typer.Option(metavar="TYPE,…", help=f"File types; default without sizes: {DEFAULT_TYPES}."),
     ] = None
     target_size: Annotated[
         str | None,
@@ -51,7 +51,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class MeasurementOptions:
     """How the settings are evaluated and timed."""
 
     text: Annotated[

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from quant.quantize.plan import Plan
 
 
-def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
+def apply_folds(plan: "Plan", requested_kinds: str, threads: int, ui: UI) -> "Plan":
     """Return the plan with the requested folds; the plan itself if there are none.
 
     Raises UserError.
     """
     from quant.folds import choose, free_channels
-    from quant.folds.folded_plan import folded as under
-    from quant.quantize.plan import known
+    from quant.folds.folded_plan import fold_plan as under
+    from quant.quantize.plan import apply_moments
 
-    if not (kinds := choose.parse(text)):
+    if not (kinds := choose.parse_fold_kinds(requested_kinds)):
         return plan
-    sites = free_channels.sites(plan.source)
+    sites = free_channels.find_sites(plan.source)
     with ui.bar(f"fold ({', '.join(kinds)})", len(sites), unit="sites") as bar:
 
         def watch(name: str) -> None:
@@ -30,17 +30,21 @@ def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
             bar.describe(f"fold {name}")
 
         # moments that are collected later cannot choose folds
-        measured_plan = replace(plan, steps=known(plan, {})) if plan.pending else plan
-        site_choices = choose.choose(measured_plan, kinds, threads or os.cpu_count() or 1, watch)
+        measured_plan = (
+            replace(plan, steps=apply_moments(plan, {})) if plan.expected_moments else plan
+        )
+        site_choices = choose.choose_folds(
+            measured_plan, kinds, threads or os.cpu_count() or 1, watch
+        )
     folded_sites = [site for site in site_choices if site.fold is not None]
-    kind_counts = Counter(site.how for site in folded_sites)
+    kind_counts = Counter(site.label for site in folded_sites)
     kinds_text = ", ".join(f"{how} {count}" for how, count in kind_counts.most_common())
     if not folded_sites:
         ui.note(
             f"no fold lowers the error at any of {len(site_choices)} sites: the model is not folded"
         )
         return plan
-    gain = 1 - sum(site.ratio for site in folded_sites) / len(folded_sites)
+    gain = 1 - sum(site.loss_ratio for site in folded_sites) / len(folded_sites)
     ui.note(
         f"folded {len(folded_sites)} of {len(site_choices)} sites, which lowers their sampled "
         "error by "

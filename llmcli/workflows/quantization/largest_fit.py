@@ -13,24 +13,24 @@ from llmcli.planning import resolve_options
 from llmcli.planning.memory_plan import planner
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.requests.request import RunOptions
-from quant.allocation.allocate import Budget, Menu, allocate, reach
+from quant.allocation.allocate import Budget, TypeMenu, allocate, size_range
 from quant.model_file import load_checks, read_header
 from quant.quantize.plan import Plan
 
-CLOSE = 0.001  # precision of the search, as a fraction of the file's bytes
+SEARCH_TOLERANCE = 0.001  # precision of the search, as a fraction of the file's bytes
 
 
-def largest(
-    menu: Menu, fixed: int, planned: Callable[[Mapping[str, str]], Plan], path: Path
+def largest_file_that_fits(
+    menu: TypeMenu, fixed_bytes: int, build_plan: Callable[[Mapping[str, str]], Plan], path: Path
 ) -> int:
     """Return the bytes of the largest file from this menu that fits.
 
     `build_plan`: returns the plan of a mix; `path`: scratch file. Raises UserError if no file fits.
     """
-    fitting_bytes, limit_bytes = (size + fixed for size in reach(menu))
+    fitting_bytes, limit_bytes = (size + fixed_bytes for size in size_range(menu))
 
     def fitting(size: int) -> bool:
-        return fits(planned(allocate(menu, Budget(size, fixed)).mix), path)
+        return fits(build_plan(allocate(menu, Budget(size, fixed_bytes)).mix), path)
 
     if fitting(limit_bytes):
         return limit_bytes
@@ -40,7 +40,7 @@ def largest(
             "memory",
             hint="llmcli plan shows what takes memory; try other --types, or free some memory",
         )
-    while limit_bytes - fitting_bytes > CLOSE * limit_bytes:
+    while limit_bytes - fitting_bytes > SEARCH_TOLERANCE * limit_bytes:
         middle_bytes = (fitting_bytes + limit_bytes) // 2
         fitting_bytes, limit_bytes = (
             (middle_bytes, limit_bytes) if fitting(middle_bytes) else (fitting_bytes, middle_bytes)
@@ -56,8 +56,8 @@ def fits(plan: Plan, path: Path) -> bool:
     path.write_bytes(plan.layout.header)
     os.truncate(path, plan.nbytes)
     try:
-        header = read_header.read(path)
-        load_checks.check(header)
+        header = read_header.read_header(path)
+        load_checks.check_loadable(header)
         n_ctx = min(header.context_length or resolve_options.ROOMY, resolve_options.ROOMY)
         resolved, layers = resolve_options.decide(header, RunOptions(n_ctx), lambda text: None)
         assert resolved.threads, resolved

@@ -8,41 +8,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.commands.options.files import Writing
+from llmcli.commands.options.files import OutputOptions
 from llmcli.commands.options.fold import Fold
 from llmcli.commands.quantize.options import _METHODS
-from llmcli.workflows.quantization.size_request import Sizing
+from llmcli.workflows.quantization.size_request import SizeRequest
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
     from llmcli.workflows.calibration import ensure_statistics
-    from quant.calibration.expected_moments import Pending
+    from quant.calibration.expected_moments import ExpectedMoments
     from quant.calibration.imatrix import Imatrix
-    from quant.calibration.moments import Moments
+    from quant.calibration.moments import MomentsFile
     from quant.methods.base import Method
-    from quant.quantize.write import Report
+    from quant.quantize.write import WriteReport
     from quant.source.source import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class MeasuredInputs:
     """The statistics that quantization uses, and those that will be collected later."""
 
     imatrix: "Imatrix | None"
-    moments: "Moments | None"
-    pending: "Pending | None"
+    moments: "MomentsFile | None"
+    pending: "ExpectedMoments | None"
 
     @property
-    def given(self) -> dict[str, Any]:
+    def plan_arguments(self) -> dict[str, Any]:
         """The arguments of a plan."""
         return {"imatrix": self.imatrix, "moments": self.moments, "pending": self.pending}
 
     @property
-    def texts(self) -> tuple[str, ...]:
+    def text_names(self) -> tuple[str, ...]:
         """Names of the texts from which the statistics were or will be collected."""
         sums = self.imatrix.datasets if self.imatrix else ()
-        moments = self.moments.about.datasets if self.moments else ()
+        moments = self.moments.origin.datasets if self.moments else ()
         return (*sums, *moments, *(self.pending.texts if self.pending else ()))
 
     @property
@@ -53,7 +53,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class MethodSettings:
     """How codes are chosen, and the statistics for it."""
 
     method: Annotated[
@@ -97,70 +97,76 @@ class Steering:
     ] = None
     fold: Fold = "none"
 
-    def known(
+    def collect_inputs(
         self,
         method: "Method",
         source: "Source",
-        writing: Writing,
+        writing: OutputOptions,
         config: "Config",
         ui: "UI",
         *,
         dry_run: bool,
-    ) -> Known:
+    ) -> MeasuredInputs:
         """Load the files of --imatrix and --moments, and collect missing statistics unless it is a
         `dry_run`.
 
         Raises UserError.
         """
         from quant.calibration import imatrix, moments
-        from quant.calibration.expected_moments import Pending
+        from quant.calibration.expected_moments import ExpectedMoments
 
-        sums = imatrix.load(self.imatrix.expanduser()) if self.imatrix else None
-        second = moments.load(self.moments.expanduser()) if self.moments else None
-        if self.runs(method):
+        sums = imatrix.load_imatrix(self.imatrix.expanduser()) if self.imatrix else None
+        second = moments.load_moments(self.moments.expanduser()) if self.moments else None
+        if self.needs_running_model(method):
             from llmcli.workflows.calibration import ensure_statistics
 
-            wish = self.wish(method, source, writing, dry_run=dry_run)
-            if self.missing(method):
-                sums, second = ensure_statistics.gathered(wish, sums, config, ui)
+            wish = self.build_request(method, source, writing, dry_run=dry_run)
+            if self.missing_statistics(method):
+                sums, second = ensure_statistics.ensure_statistics(wish, sums, config, ui)
             if self.sequential:
-                return Known(sums, None, ensure_statistics.pending(wish, sums))
-        return Known(sums, second, Pending() if self.missing(method) and dry_run else None)
-
-    @property
-    def promised(self) -> Known:
-        """Placeholder statistics, enough to validate the plan before anything is measured."""
-        from quant.calibration import imatrix
-        from quant.calibration.expected_moments import Pending
-
-        return Known(
-            imatrix.load(self.imatrix.expanduser()) if self.imatrix else None, None, Pending()
+                return MeasuredInputs(sums, None, ensure_statistics.expected_statistics(wish, sums))
+        return MeasuredInputs(
+            sums, second, ExpectedMoments() if self.missing_statistics(method) and dry_run else None
         )
 
-    def behind(
-        self, method: "Method", source: "Source", writing: Writing, config: "Config"
-    ) -> "Callable[..., Report]":
+    @property
+    def placeholder_inputs(self) -> MeasuredInputs:
+        """Placeholder statistics, enough to validate the plan before anything is measured."""
+        from quant.calibration import imatrix
+        from quant.calibration.expected_moments import ExpectedMoments
+
+        return MeasuredInputs(
+            imatrix.load_imatrix(self.imatrix.expanduser()) if self.imatrix else None,
+            None,
+            ExpectedMoments(),
+        )
+
+    def blockwise_writer(
+        self, method: "Method", source: "Source", writing: OutputOptions, config: "Config"
+    ) -> "Callable[..., WriteReport]":
         """Return the function that writes a plan with --sequential.
 
         It has the signature of write_with_progress.
         """
         from llmcli.workflows.quantization import sequential
 
-        return partial(sequential.write, self.wish(method, source, writing), config)
+        return partial(
+            sequential.write_blockwise, self.build_request(method, source, writing), config
+        )
 
-    def runs(self, method: "Method") -> bool:
+    def needs_running_model(self, method: "Method") -> bool:
         """Return whether the source itself has to be run."""
-        return self.sequential or bool(self.missing(method))
+        return self.sequential or bool(self.missing_statistics(method))
 
-    def missing(self, method: "Method") -> str:
+    def missing_statistics(self, method: "Method") -> str:
         """Return the option that needs statistics which were not given, "" if there is none."""
         if method.needs == "moments" and not self.moments:
             if not self.sequential:
                 return f"--method {method.name}"
             return "" if self.imatrix else "--sequential"
-        return f"--fold {self.fold}" if self.folds and not (self.moments or self.imatrix) else ""
+        return f"--fold {self.fold}" if self.has_fold and not (self.moments or self.imatrix) else ""
 
-    def check(self, method: "Method", sizing: Sizing) -> None:
+    def validate(self, method: "Method", size: SizeRequest) -> None:
         """Raise UsageError for options that cannot be combined."""
         from llmcli.errors import UsageError
 
@@ -175,7 +181,7 @@ class Steering:
                 f"{self.moments} has those of the whole model",
                 hint="leave out --moments; pass its text with --calibration FILE",
             )
-        if self.sequential and sizing.wanted:
+        if self.sequential and size.has_target:
             raise UsageError(
                 "--sequential cannot be combined with a target size: the cost of a tensor is known "
                 "only after the tensors ahead of it are quantized",
@@ -183,34 +189,36 @@ class Steering:
                 "then --plan FILE --sequential",
             )
         if (self.calibration or self.calibration_chunks) and not (
-            self.sequential or self.missing(method)
+            self.sequential or self.missing_statistics(method)
         ):
             raise UsageError(
                 "--calibration has no effect: no statistics need to be collected",
                 hint="leave out --calibration",
             )
 
-    def wish(
-        self, method: "Method", source: "Source", writing: Writing, *, dry_run: bool = False
-    ) -> "ensure_statistics.Wish":
+    def build_request(
+        self, method: "Method", source: "Source", writing: OutputOptions, *, dry_run: bool = False
+    ) -> "ensure_statistics.StatisticsRequest":
         """Return the request for the missing statistics; with --sequential, those of the whole
         model that are collected first.
         """
-        from llmcli.workflows.calibration.ensure_statistics import Wish
+        from llmcli.workflows.calibration.ensure_statistics import StatisticsRequest
 
         moments = method.needs == "moments" and not self.sequential
         text = tuple(path.expanduser() for path in self.calibration or ())
-        why = self.missing(method) or "--sequential"
-        return Wish(source, why, moments, writing.threads, dry_run, text, self.calibration_chunks)
+        why = self.missing_statistics(method) or "--sequential"
+        return StatisticsRequest(
+            source, why, moments, writing.threads, dry_run, text, self.calibration_chunks
+        )
 
     @property
-    def files(self) -> tuple[Path | None, ...]:
+    def input_files(self) -> tuple[Path | None, ...]:
         """The user's files that are read."""
         return (self.imatrix, self.moments, *(self.calibration or ()))
 
     @property
-    def folds(self) -> bool:
+    def has_fold(self) -> bool:
         """Whether any fold is requested."""
-        from quant.folds.choose import parse
+        from quant.folds.choose import parse_fold_kinds
 
-        return bool(parse(self.fold))
+        return bool(parse_fold_kinds(self.fold))

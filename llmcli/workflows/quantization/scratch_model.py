@@ -23,9 +23,9 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import ChunkScorer
 from llmcli.units import several
-from llmcli.workflows.evaluation.models import Side
-from quant.evaluation.divergence import F32, F64, Lanes, Scores, Top
-from quant.evaluation.evaluate import Chunks, Evaluation
+from llmcli.workflows.evaluation.models import EvaluationSide
+from quant.evaluation.divergence import F32, F64, PositionScores, ThreadedScorer, TopLogits
+from quant.evaluation.evaluate import Evaluation, TextChunks
 from quant.model_file import load_checks, model_header, read_header
 from quant.native import ggml
 from quant.quantize import plan as plan_module
@@ -35,64 +35,69 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.source.source import Source
 
-N_CTX = 512
-AT_ONCE = 4  # chunks per forward pass
+CHUNK_TOKENS = 512
+CHUNKS_PER_PASS = 4  # chunks per forward pass
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProbeText:
     """The text of the measurements: its first `probe_chunks` chunks are read every time, the next
     `held_out_chunks` only for validation.
     """
 
-    text: Callable[[Side], Chunks]
-    measured: int
-    held_out: int
+    read_chunks: Callable[[EvaluationSide], TextChunks]
+    probe_chunks: int
+    held_out_chunks: int
     threads: int
 
 
-class Kept:
+class ReferenceLogits:
     """The logits of the unchanged model, by chunk: an in-memory form of saved base logits."""
 
     def __init__(self) -> None:
-        self.tops: dict[int, list[Top]] = {}
+        self.tops: dict[int, list[TopLogits]] = {}
 
-    def rows(self, chunk: int) -> list[Top]:
+    def rows(self, chunk: int) -> list[TopLogits]:
         """Return the logits of one chunk's scored positions."""
         return self.tops[chunk]
 
 
-class Stage:
+class ScratchModel:
     """An open scratch copy of a model. Every measurement reads the first `probe_chunks` chunks of
     `text`.
     """
 
     def __init__(
-        self, path: Path, text: Chunks, measured: int, scorer: ChunkScorer, lanes: Lanes
+        self,
+        path: Path,
+        text: TextChunks,
+        probe_chunks: int,
+        scorer: ChunkScorer,
+        row_scorers: ThreadedScorer,
     ) -> None:
-        header = read_header.read(path)
+        header = read_header.read_header(path)
         self._slots = {tensor.name: tensor for tensor in header.tensors}
         self._bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r+")
-        self._read_text, self._measured, self._kept = text, measured, Kept()
-        self._evaluation = Evaluation(scorer, None, self._kept, text, lanes)
-        self._plain = Evaluation(scorer, None, None, text, lanes, keep=True)
+        self._read_text, self._measured, self._kept = text, probe_chunks, ReferenceLogits()
+        self._evaluation = Evaluation(scorer, None, self._kept, text, row_scorers)
+        self._plain = Evaluation(scorer, None, None, text, row_scorers, collect_top=True)
 
-    def learn(self) -> None:
+    def record_reference(self) -> None:
         """Read all chunks with the unchanged model and keep its logits as the reference."""
         for group in self._groups(0, self._read_text.count):
             _, tops = self._plain.score(group)
             self._kept.tops |= dict(zip(group, tops, strict=True))
 
-    def put(self, name: str, first: int, rows: F32) -> None:
+    def set_rows(self, name: str, first_row: int, rows: F32) -> None:
         """Replace rows of a tensor, beginning at row `first_row`; `rows` are floats `[rows,
         columns]`.
         """
         tensor = self._slots[name]
         packed = ggml.encode(rows, tensor.type, label=name)
-        offset = tensor.offset + first * packed.shape[1]
+        offset = tensor.offset + first_row * packed.shape[1]
         self._bytes[offset : offset + packed.nbytes] = packed.ravel()
 
-    def apart(self, held_out: bool = False) -> F64:
+    def divergence(self, held_out: bool = False) -> F64:
         """Return the KL divergence from the unchanged model at every scored position,
         `[positions]`.
         """
@@ -102,63 +107,72 @@ class Stage:
         group_scores = [
             self._evaluation.score(group)[0] for group in self._groups(first_chunk, last_chunk)
         ]
-        return Scores.join([scores for group in group_scores for scores in group]).kld
+        return PositionScores.join([scores for group in group_scores for scores in group]).kld
 
     def _groups(self, begin: int, end: int) -> list[list[int]]:
-        return [list(range(at, min(at + AT_ONCE, end))) for at in range(begin, end, AT_ONCE)]
+        return [
+            list(range(at, min(at + CHUNKS_PER_PASS, end)))
+            for at in range(begin, end, CHUNKS_PER_PASS)
+        ]
 
 
 @contextmanager
-def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator[Stage]:
+def open_scratch_model(
+    source: "Source", path: Path, probe_text: ProbeText, ui: "UI"
+) -> Iterator[ScratchModel]:
     """Write the copy, open it and record the reference logits; the copy is removed at the end.
 
     Raises UserError if the text is too short.
     """
-    text = _read_text(source, reading)
+    text = _read_text(source, probe_text)
     make_folder(path.parent)
     plan = plan_module.plan(source, "F16")
     with ExitStack() as stack:
         stack.callback(path.unlink, missing_ok=True)
         with ui.bar("write a scratch copy", len(plan.steps), unit="tensors") as bar:
-            road.run(
+            road.write_model(
                 plan,
                 path,
-                threads=reading.threads,
+                threads=probe_text.threads,
                 force=True,
-                watch=lambda progress: bar.advance(1),
+                on_tensor=lambda progress: bar.advance(1),
             )
-        header = read_header.read(path)
-        load_checks.check(header)
-        side = _resolve_side(header, reading)
-        at_once = min(AT_ONCE, text.count)
+        header = read_header.read_header(path)
+        load_checks.check_loadable(header)
+        side = _resolve_side(header, probe_text)
+        at_once = min(CHUNKS_PER_PASS, text.count)
         model = stack.enter_context(
-            open_model(path, gpu_layers=0, latent=header.latent, repack=False)
+            open_model(path, gpu_layers=0, latent=header.has_latent_attention, repack=False)
         )
-        context = stack.enter_context(open_context(model, side.context(at_once, model.n_vocab)))
-        lanes = Lanes(model.n_vocab, side.options.threads or 1)
+        context = stack.enter_context(
+            open_context(model, side.context_options(at_once, model.n_vocab))
+        )
+        lanes = ThreadedScorer(model.n_vocab, side.options.threads or 1)
         stack.callback(lanes.close)
-        stage = Stage(path, text, reading.measured, ChunkScorer(model, context), lanes)
-        stage.learn()
+        stage = ScratchModel(
+            path, text, probe_text.probe_chunks, ChunkScorer(model, context), lanes
+        )
+        stage.record_reference()
         yield stage
 
 
-def _read_text(source: "Source", reading: Reading) -> Chunks:
+def _read_text(source: "Source", probe_text: ProbeText) -> TextChunks:
     """Return the chunks to read; raises UserError, before anything is copied, if there are too
     few.
     """
-    with float_copy.wordlist(source) as path:
-        side = _resolve_side(read_header.read(path), reading)
-        text = reading.text(side)
-    if text.count < reading.measured + reading.held_out:
+    with float_copy.vocabulary_only_gguf(source) as path:
+        side = _resolve_side(read_header.read_header(path), probe_text)
+        text = probe_text.read_chunks(side)
+    if text.count < probe_text.probe_chunks + probe_text.held_out_chunks:
         raise UserError(
             f"the text has {several(text.count, 'chunk')} of {side.options.ctx_size} tokens, but "
-            f"{reading.measured} are measured and {reading.held_out} more held out",
+            f"{probe_text.probe_chunks} are measured and {probe_text.held_out_chunks} more held out",
             hint="use a longer --text, or fewer --probe-chunks",
         )
     return text
 
 
-def _resolve_side(header: model_header.Header, reading: Reading) -> Side:
-    n_ctx = min(N_CTX, header.context_length or N_CTX)
-    requested = RunOptions(n_ctx, reading.threads or None, None, 2048, 512, "0", "auto")
-    return Side(header, *resolve_options.decide(header, requested, lambda text: None))
+def _resolve_side(header: model_header.ModelHeader, probe_text: ProbeText) -> EvaluationSide:
+    n_ctx = min(CHUNK_TOKENS, header.context_length or CHUNK_TOKENS)
+    requested = RunOptions(n_ctx, probe_text.threads or None, None, 2048, 512, "0", "auto")
+    return EvaluationSide(header, *resolve_options.decide(header, requested, lambda text: None))

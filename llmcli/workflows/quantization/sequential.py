@@ -22,23 +22,25 @@ from quant.calibration import moments
 from quant.model_file import read_header
 from quant.native import blas_threads
 from quant.quantize import write as road
-from quant.quantize.blockwise import Group, Prefix, unquantized
+from quant.quantize.blockwise import BlockwiseModel, TensorGroup, unquantized_plan
 
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.types import Bar
     from llmcli.ui import UI
-    from llmcli.workflows.evaluation.models import Side
-    from quant.calibration.statistics import Second
-    from quant.evaluation.evaluate import Chunks
+    from llmcli.workflows.evaluation.models import EvaluationSide
+    from quant.calibration.statistics import SecondMoments
+    from quant.evaluation.evaluate import TextChunks
     from quant.quantize.plan import Plan
-    from quant.quantize.write import Report
+    from quant.quantize.write import WriteReport
 
-SHARE = 1.1  # disk space relative to the scratch model: headers, and the moments of a block
+SCRATCH_SPACE_FACTOR = (
+    1.1  # disk space relative to the scratch model: headers, and the moments of a block
+)
 
 
-def write(
-    request: ensure_statistics.Wish,
+def write_blockwise(
+    request: ensure_statistics.StatisticsRequest,
     config: "Config",
     plan: "Plan",
     out: Path,
@@ -46,29 +48,32 @@ def write(
     *,
     threads: int = 0,
     force: bool = False,
-) -> "Report":
+) -> "WriteReport":
     """Write a plan block by block; a finished file is left to write_with_progress.
 
     `request`: the statistics request with the text to read. Raises UserError.
     """
-    road.check(plan, out)
-    if not force and road.finished(plan, out):
-        return quantize_file.write(plan, out, ui, threads=threads)
+    road.require_writable_files(plan, out)
+    if not force and road.is_finished(plan, out):
+        return quantize_file.write_with_progress(plan, out, ui, threads=threads)
     started_at = time.monotonic()
-    with scratch_folders.at_work(out, config, ui) as folder, blas_threads.bounded(threads or None):
+    with (
+        scratch_folders.at_work(out, config, ui) as folder,
+        blas_threads.limit_threads(threads or None),
+    ):
         if force:
             shutil.rmtree(folder, ignore_errors=True)
         run = _BlockwiseRun(
-            replace(request, moments=True, threads=threads), config, plan, folder, ui
+            replace(request, needs_moments=True, threads=threads), config, plan, folder, ui
         )
         run.run()
         with ui.bar(f"join {out.name}", len(plan.steps), "tensors") as bar:
-            report = road.run(
-                run.prefix.whole(),
+            report = road.write_model(
+                run.prefix.merged_plan(),
                 out,
                 threads=threads,
                 force=True,
-                watch=lambda progress: bar.advance(1),
+                on_tensor=lambda progress: bar.advance(1),
             )
         shutil.rmtree(folder)
     work = run.work
@@ -77,9 +82,9 @@ def write(
         plan=plan,
         seconds=time.monotonic() - started_at,
         resumed=work.resumed,
-        tallies=work.tallies(),
+        type_summaries=work.summarize(),
         resumed_bytes=work.resumed_bytes,
-        remarks=work.remarks,
+        method_reports=work.method_reports,
     )
 
 
@@ -88,37 +93,37 @@ class _BlockwiseRun:
 
     def __init__(
         self,
-        request: ensure_statistics.Wish,
+        request: ensure_statistics.StatisticsRequest,
         config: "Config",
         plan: "Plan",
         folder: Path,
         ui: "UI",
     ) -> None:
         self.request, self.config, self.ui = request, config, ui
-        self.prefix = Prefix(plan, unquantized(plan), folder)
+        self.prefix = BlockwiseModel(plan, unquantized_plan(plan), folder)
         self.key = hashlib.sha256(
             f"{plan.source.fingerprint} {plan.settings}".encode()
         ).hexdigest()[:16]
         self.threads = request.threads or host.cores()
-        self.work = road.Work(plan, self.threads)
-        self.others = self.held = 0
+        self.work = road.WriteRun(plan, self.threads)
+        self.n_other_methods = self.peak_bytes = 0
 
     def run(self) -> None:
         """Quantize all groups in order."""
-        ensure_statistics.long_enough(self.request, self.ui)
+        ensure_statistics.require_long_text(self.request, self.ui)
         self._write_scratch_model()
-        model_side, text, names = ensure_statistics.reading(
-            self.prefix.model, self.request, self.ui
+        model_side, text, names = ensure_statistics.prepare_text(
+            self.prefix.model_path, self.request, self.ui
         )
         remaining = []
-        for group in self.prefix.in_turn:
-            if self.prefix.made(group):
-                self.work.skip(group.plan)
+        for group in self.prefix.ordered_groups:
+            if self.prefix.is_finished(group):
+                self.work.skip_file(group.plan)
             else:
                 remaining.append(group)
         if self.work.resumed:
             self.ui.note(f"resuming an earlier run: {len(remaining)} groups of tensors are left")
-        passes = sum(bool(group.wanted) for group in remaining)
+        passes = sum(bool(group.moment_weights) for group in remaining)
         self._print_forecast(text, names, passes)
         group_seconds: list[float] = []  # seconds per group that needed a pass over the text
         with self.ui.bar(
@@ -129,38 +134,40 @@ class _BlockwiseRun:
                 bar.describe(f"read {text.count} chunks up to {group.name}")
                 second_moments = (
                     self._collect_moments(group, model_side, text, names, bar)
-                    if group.wanted
+                    if group.moment_weights
                     else {}
                 )
                 bar.describe(f"quantize {group.name}")
-                steps = self.prefix.make(group, second_moments, self.work)
+                steps = self.prefix.quantize_group(group, second_moments, self.work)
                 pairs = zip(steps, group.plan.steps, strict=True)
-                self.others += sum(
+                self.n_other_methods += sum(
                     step.method != planned_step.method for step, planned_step in pairs
                 )
                 self._scratch_file(group, "moments").unlink(missing_ok=True)
                 self._scratch_file(group, "sums").unlink(missing_ok=True)
-                if group.wanted:
+                if group.moment_weights:
                     group_seconds.append(time.monotonic() - started_at)
                     if len(group_seconds) == 2 < passes:
                         self._print_remaining_time(group_seconds, passes)
-        if self.others:
+        if self.n_other_methods:
             self.ui.note(
-                f"{self.others} tensors were quantized by another method than planned, because no "
+                f"{self.n_other_methods} tensors were quantized by another method than planned, because no "
                 "moments were collected for them"
             )
 
     def _write_scratch_model(self) -> None:
         """Write the missing shards of the model that reads the text."""
         prefix = self.prefix
-        needed_bytes = sum(group.unmade.layout.nbytes for group in prefix.groups)
+        needed_bytes = sum(group.unquantized_plan.layout.nbytes for group in prefix.groups)
         exists = prefix.folder.is_dir()
         existing_bytes = (
             sum(file.stat().st_size for file in prefix.folder.iterdir()) if exists else 0
         )
-        float_copy.room(
+        float_copy.require_disk_space(
             {
-                prefix.folder.absolute(): max(0, int(SHARE * needed_bytes) - existing_bytes)
+                prefix.folder.absolute(): max(
+                    0, int(SCRATCH_SPACE_FACTOR * needed_bytes) - existing_bytes
+                )
                 + prefix.plan.nbytes
             }
         )
@@ -168,38 +175,45 @@ class _BlockwiseRun:
         with self.ui.bar(
             f"write a scratch model: {size(needed_bytes)}", len(prefix.plan.steps), "tensors"
         ) as bar:
-            for group in prefix.begin(self.threads):
+            for group in prefix.write_missing(self.threads):
                 bar.advance(len(group.plan.steps))
 
     def _collect_moments(
-        self, group: Group, subject: "Side", text: "Chunks", names: tuple[str, ...], bar: "Bar"
-    ) -> "dict[str, Second]":
+        self,
+        group: TensorGroup,
+        model_side: "EvaluationSide",
+        text: "TextChunks",
+        names: tuple[str, ...],
+        bar: "Bar",
+    ) -> "dict[str, SecondMoments]":
         """Return the second moments of a group, collected with the model as it is now."""
         file = self._scratch_file(group, "moments")
         if not file.exists():
             model, source = (
-                replace(subject, header=read_header.read(self.prefix.model)),
+                replace(model_side, header=read_header.read_header(self.prefix.model_path)),
                 self.prefix.plan.source,
             )
-            request = calibrate.Wish(
+            request = calibrate.CalibrationRequest(
                 model,
                 source.fingerprint,
                 text,
                 names,
                 self._scratch_file(group, "sums"),
                 file,
-                weights=group.wanted,
+                weights=group.moment_weights,
             )
-            self.held = max(self.held, calibrate.run(request, self.config, self.ui, bar).held)
+            self.peak_bytes = max(
+                self.peak_bytes, calibrate.calibrate(request, self.config, self.ui, bar).peak_bytes
+            )
         if not file.exists():
             return {}
         shapes = [(step.weight.name, step.weight.shape) for step in group.plan.steps]
-        return dict(moments.load(file).fitting(shapes))
+        return dict(moments.load_moments(file).match_tensors(shapes))
 
-    def _scratch_file(self, group: Group, kind: str) -> Path:
+    def _scratch_file(self, group: TensorGroup, kind: str) -> Path:
         return self.prefix.folder / f"{self.key}-{group.number}.{kind}.gguf"
 
-    def _print_forecast(self, text: "Chunks", names: tuple[str, ...], passes: int) -> None:
+    def _print_forecast(self, text: "TextChunks", names: tuple[str, ...], passes: int) -> None:
         """Print how often the text will be read."""
         self.ui.note(
             f"--sequential: {text.ids.size:,} tokens of {names[0]} are read {passes} times, each "
@@ -207,18 +221,18 @@ class _BlockwiseRun:
             "`llmcli gc` deletes it"
         )
 
-    def _print_remaining_time(self, took: list[float], passes: int) -> None:
+    def _print_remaining_time(self, group_seconds: list[float], passes: int) -> None:
         """Print the remaining time, estimated from the first two groups; later groups read
         further.
         """
-        first, second = took
+        first, second = group_seconds
         n_remaining = passes - 2
         seconds = (
             n_remaining * second + max(0.0, second - first) * n_remaining * (n_remaining + 1) / 2
         )
         duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
         self.ui.note(
-            f"the first two groups took {first + second:.0f} s, {size(self.held)} for second "
+            f"the first two groups took {first + second:.0f} s, {size(self.peak_bytes)} for second "
             f"moments and {size(host.resident_memory() or 0)} of memory in total; "
             f"about {duration} remain"
         )

@@ -8,13 +8,13 @@ import typer
 
 from llmcli.errors import UsageError
 
-TARGETS = "--target-bpw, --target-size and --fit"
-PROBE, CHUNKS, SWAPS = "tensor", 4, 6
-UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+TARGET_FLAGS = "--target-bpw, --target-size and --fit"
+DEFAULT_PROBE, DEFAULT_CHUNKS, DEFAULT_SWAPS = "tensor", 4, 6
+UNIT_BYTES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class SizeRequest:
     """A size for the file, the types to choose from, and how their cost is measured."""
 
     target_bpw: Annotated[
@@ -51,7 +51,7 @@ class Sizing:
     probe: Annotated[
         Literal["tensor", "group"] | None,
         typer.Option(
-            help=f"With a target: what is measured at a time, default {PROBE}; "
+            help=f"With a target: what is measured at a time, default {DEFAULT_PROBE}; "
             "group joins q with k, and gate with up."
         ),
     ] = None
@@ -59,14 +59,14 @@ class Sizing:
         int | None,
         typer.Option(
             min=1,
-            help=f"With a target: chunks of 512 tokens in each measurement, default {CHUNKS}.",
+            help=f"With a target: chunks of 512 tokens in each measurement, default {DEFAULT_CHUNKS}.",
         ),
     ] = None
     swaps: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help=f"With a target: alternative mixes to try on held-out text, default {SWAPS}.",
+            help=f"With a target: alternative mixes to try on held-out text, default {DEFAULT_SWAPS}.",
         ),
     ] = None
     quick: Annotated[
@@ -92,52 +92,52 @@ class Sizing:
     ] = None
 
     @property
-    def wanted(self) -> bool:
+    def has_target(self) -> bool:
         """Whether a size is requested."""
         return self.fit or self.target_size is not None or self.target_bpw is not None
 
     @property
-    def any(self) -> bool:
+    def overrides_recipe(self) -> bool:
         """Whether the types differ from the recipe's."""
-        return self.wanted or self.plan is not None
+        return self.has_target or self.plan is not None
 
     @property
-    def steered(self) -> bool:
+    def needs_statistics(self) -> bool:
         """Whether types depend on measured statistics, or a plan file records which."""
-        return self.any or self.plan_out is not None
+        return self.overrides_recipe or self.plan_out is not None
 
     @property
-    def unit(self) -> str:
+    def probe_unit(self) -> str:
         """What is measured at a time: a tensor, or a group of tensors that are read together."""
-        return self.probe or PROBE
+        return self.probe or DEFAULT_PROBE
 
     @property
-    def chunks(self) -> int:
+    def n_chunks(self) -> int:
         """The number of chunks in each measurement."""
-        return CHUNKS if self.probe_chunks is None else self.probe_chunks
+        return DEFAULT_CHUNKS if self.probe_chunks is None else self.probe_chunks
 
     @property
-    def tries(self) -> int:
+    def refinement_trials(self) -> int:
         """The number of alternative mixes to try on held-out text."""
-        return 0 if self.quick else SWAPS if self.swaps is None else self.swaps
+        return 0 if self.quick else DEFAULT_SWAPS if self.swaps is None else self.swaps
 
     @property
-    def files(self) -> tuple[Path | None, ...]:
+    def input_files(self) -> tuple[Path | None, ...]:
         """The user's files that are read."""
         return self.text, self.plan
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def candidate_types(self) -> tuple[str, ...]:
         """The types to choose from, as given by --types."""
-        from quant.recipes.tensor_types import tensor_type
+        from quant.recipes.tensor_types import parse_tensor_type
 
         return tuple(
             dict.fromkeys(
-                tensor_type(word) for word in (self.types or "").split(",") if word.strip()
+                parse_tensor_type(word) for word in (self.types or "").split(",") if word.strip()
             )
         )
 
-    def check(self, *, split: bool, typed: bool, wished: bool) -> None:
+    def validate(self, *, is_split: bool, has_file_type: bool, has_overrides: bool) -> None:
         """Raise UsageError for options that exclude each other.
 
         `has_file_type`: a file type was requested, too; `has_overrides`: types of single tensors
@@ -158,24 +158,24 @@ class Sizing:
                 f"{size_flags[0]} and {size_flags[1]} cannot be combined",
                 hint="leave out one of them",
             )
-        if size_flags and typed:
+        if size_flags and has_file_type:
             raise UsageError(
                 f"{size_flags[0]} decides every tensor's type", hint="leave out the file type"
             )
-        if size_flags and wished:
+        if size_flags and has_overrides:
             raise UsageError(
                 f"{size_flags[0]} decides every tensor's type",
                 hint="leave out --tensor-type and similar options; "
                 "or edit the file that --plan-out writes",
             )
-        if self.wanted and split:
+        if self.has_target and is_split:
             raise UsageError(
                 f"{size_flags[0]} makes a single file",
                 hint="make a plan with --plan-out FILE, then --plan FILE --split-max-size",
             )
-        if self.wanted:
-            assert self.kinds is not None  # raises for unreadable --types
-            self.most(1)
+        if self.has_target:
+            assert self.candidate_types is not None  # raises for unreadable --types
+            self.max_bytes(1)
             if self.quick and self._measurement_flags:
                 raise UsageError(
                     f"{self._measurement_flags[0]} configures measurements, and --quick measures "
@@ -192,7 +192,7 @@ class Sizing:
             *(flag for flag, value in target_options.items() if value),
             *self._measurement_flags,
         ]:
-            raise UsageError(f"{flags[0]} needs a target size", hint=f"add one of {TARGETS}")
+            raise UsageError(f"{flags[0]} needs a target size", hint=f"add one of {TARGET_FLAGS}")
 
     @property
     def _measurement_flags(self) -> list[str]:
@@ -205,7 +205,7 @@ class Sizing:
         }
         return [flag for flag, value in options.items() if value is not None]
 
-    def most(self, weights: int) -> int | None:
+    def max_bytes(self, n_weights: int) -> int | None:
         """Return the largest number of bytes of the file for this many weights; None if memory
         decides.
 
@@ -216,17 +216,17 @@ class Sizing:
                 raise UsageError(
                     f"--target-bpw is {self.target_bpw}", hint="for example --target-bpw 4.8"
                 )
-            return int(self.target_bpw * weights / 8)
-        return None if self.target_size is None else nbytes(self.target_size)
+            return int(self.target_bpw * n_weights / 8)
+        return None if self.target_size is None else parse_size(self.target_size)
 
 
-def nbytes(text: str) -> int:
+def parse_size(text: str) -> int:
     """Parse "90M", "0.5G" or "94371840" as bytes, with decimal units as in --split-max-size.
 
     Raises UsageError.
     """
     digits_and_unit = text.strip().upper().removesuffix("B")
-    unit = UNITS.get(digits_and_unit[-1:], 1)
+    unit = UNIT_BYTES.get(digits_and_unit[-1:], 1)
     number = digits_and_unit[:-1] if unit > 1 else digits_and_unit
     integer_digits, _, fraction_digits = number.partition(".")
     if (

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from quant.recipes.tensor_types import Wishes
+    from quant.recipes.tensor_types import TypeOverrides
 
 
 @dataclass(frozen=True, slots=True)
-class Mixing:
+class TensorTypeOptions:
     """Types for single tensors that override the file type's recipe."""
 
     tensor_type: Annotated[
@@ -36,11 +36,11 @@ class Mixing:
     ] = False
 
     @property
-    def wishes(self) -> "Wishes":
+    def recipe_overrides(self) -> "TypeOverrides":
         """The overrides as quant takes them."""
-        from quant.recipes.tensor_types import Wishes
+        from quant.recipes.tensor_types import TypeOverrides
 
-        return Wishes(
+        return TypeOverrides(
             tuple(self.tensor_type or ()),
             self.pure,
             self.output_tensor_type,

@@ -10,9 +10,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import tensor_views
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.errors import Damaged, Refusal
+from quant.errors import DamagedSourceError, UserError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quant.native.ggml import F32, U8
 
 # safetensors' dtype -> numpy's; bfloat16 and the 8-bit floats have no numpy dtype.
-NUMPY = {
+NUMPY_DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
@@ -38,11 +38,11 @@ NUMPY = {
     "F8_E5M2": "u1",
     "F8_E8M0": "u1",
 }
-SOURCE = "use the model that this one was quantized from"
+ORIGINAL_MODEL_HINT = "use the model that this one was quantized from"
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class QuantizedInput:
     """One quantized checkpoint format.
 
     `name` is config.json's quant_method, `title` the name shown to users. `restore(settings,
@@ -54,11 +54,11 @@ class Input:
 
     name: str
     title: str
-    restore: Callable[[Config, Tensors], Tensors]
-    native: bool = False
+    restore: Callable[[CheckpointConfig, Tensors], Tensors]
+    is_native: bool = False
 
 
-class Recent:
+class LastTensorCache:
     """The last tensor that was read whole.
 
     A transposed matrix is read slab by slab; the cache lets the file be read once for all slabs.
@@ -68,16 +68,16 @@ class Recent:
         self._lock, self._name = Lock(), ""
         self._values: NDArray[Any] | None = None
 
-    def get(self, tensor: LazyTensor) -> "NDArray[Any]":
+    def read(self, tensor: LazyTensor) -> "NDArray[Any]":
         """Return all values of `tensor`; the previous tensor is dropped first."""
         with self._lock:
             if self._values is None or self._name != tensor.name:
                 self._values = None  # freed first, so that memory never holds two tensors
-                self._name, self._values = tensor.name, whole(tensor)
+                self._name, self._values = tensor.name, read_all(tensor)
             return self._values
 
 
-def unpacked(words: "NDArray[Any]", bits: int) -> "U8":
+def unpack_words(words: "NDArray[Any]", bits: int) -> "U8":
     """Return the codes of `bits` (up to 8) in int32 words, lowest bits first.
 
     Shapes: words `[...]`, result `[..., 32 // bits]`.
@@ -91,7 +91,7 @@ def unpacked(words: "NDArray[Any]", bits: int) -> "U8":
     return codes
 
 
-def streamed(words: "NDArray[Any]", bits: int) -> "U8":
+def unpack_stream(words: "NDArray[Any]", bits: int) -> "U8":
     """Return the codes of `bits` (up to 8) in rows of int32 words without gaps, lowest bits first.
 
     Shapes: words `[rows, words]`, result `[rows, 32 * words // bits]`.
@@ -106,32 +106,34 @@ def streamed(words: "NDArray[Any]", bits: int) -> "U8":
     return codes[..., 0]
 
 
-def whole(tensor: LazyTensor) -> "NDArray[Any]":
+def read_all(tensor: LazyTensor) -> "NDArray[Any]":
     """Return all values of a small tensor in the tensor's shape: floats as float32, integers as
     stored.
     """
-    return numbers(tensor.read(0, tensor_views.rows(tensor)), tensor.dtype).reshape(tensor.shape)
+    return decode_values(tensor.read(0, tensor_views.row_count(tensor)), tensor.dtype).reshape(
+        tensor.shape
+    )
 
 
-def numbers(data: "U8", dtype: str) -> "NDArray[Any]":
+def decode_values(data: "U8", dtype: str) -> "NDArray[Any]":
     """Return stored bytes `[rows, row_bytes]` as values `[rows, columns]`: floats as float32,
     integers as stored.
     """
     import numpy as np
 
-    values = np.ascontiguousarray(data).view(NUMPY[dtype])
+    values = np.ascontiguousarray(data).view(NUMPY_DTYPES[dtype])
     if dtype == "BF16":
         widened: F32 = (values.astype(np.uint32) << 16).view(np.float32)
         return widened
     if dtype.startswith("F8"):
-        looked_up: F32 = eight_bits(dtype)[values]
+        looked_up: F32 = float8_values(dtype)[values]
         return looked_up
     stored: NDArray[Any] = values.astype(np.float32) if dtype in ("F16", "F64") else values
     return stored
 
 
 @cache
-def eight_bits(dtype: str) -> "F32":
+def float8_values(dtype: str) -> "F32":
     """Return the 256 values of an 8-bit float: F8_E4M3 (no infinities), F8_E5M2, or F8_E8M0
     (exponent only).
     """
@@ -157,8 +159,8 @@ def eight_bits(dtype: str) -> "F32":
     return values
 
 
-def computed(
-    name: str, like: LazyTensor, shape: tuple[int, ...], rows: "Callable[[int, int], F32]"
+def make_computed_tensor(
+    name: str, template: LazyTensor, shape: tuple[int, ...], rows: "Callable[[int, int], F32]"
 ) -> LazyTensor:
     """Return a float tensor whose rows `rows(first, last)` computes, `[rows, columns]`.
 
@@ -170,15 +172,17 @@ def computed(
         with np.errstate(all="ignore"):  # overflow is reported below, with the tensor's name
             values = np.ascontiguousarray(rows(first, last), np.float32)
         if not np.isfinite(values).all():
-            raise Damaged(
+            raise DamagedSourceError(
                 f"tensor {name} contains NaN or infinite values",
                 hint="the source is damaged: fetch it again",
             )
         return values.view(np.uint8)
 
-    return LazyTensor(name, shape, "F32", like.file, read)
+    return LazyTensor(name, shape, "F32", template.file, read)
 
 
-def refuse(settings: Config, what: str, hint: str = SOURCE) -> Refusal:
+def make_input_error(
+    settings: CheckpointConfig, problem: str, hint: str = ORIGINAL_MODEL_HINT
+) -> UserError:
     """Return the error for settings or tensors that the format does not support."""
-    return Refusal(f"{settings.where}: {what}", hint=hint)
+    return UserError(f"{settings.location}: {problem}", hint=hint)

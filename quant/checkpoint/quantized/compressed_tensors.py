@@ -9,16 +9,16 @@ stored decides how it is read; the settings must not contradict it.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.quantized import fp8
 from quant.checkpoint.quantized.base import (
-    Input,
-    computed,
-    numbers,
-    refuse,
-    streamed,
-    unpacked,
-    whole,
+    QuantizedInput,
+    decode_values,
+    make_computed_tensor,
+    make_input_error,
+    read_all,
+    unpack_stream,
+    unpack_words,
 )
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 
@@ -28,14 +28,20 @@ if TYPE_CHECKING:
 
     from quant.native.ggml import F32, U8
 
-FORMATS = ("dense", "pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
-ACTIVATIONS = (*fp8.ACTIVATIONS, ".input_zero_point", ".output_zero_point")
-FLOATS = ("F32", "F16", "BF16")
-AGAIN = "fetch the whole model again"
+SUPPORTED_FORMATS = (
+    "dense",
+    "pack-quantized",
+    "float-quantized",
+    "int-quantized",
+    "naive-quantized",
+)
+ACTIVATION_ENDINGS = (*fp8.ACTIVATION_ENDINGS, ".input_zero_point", ".output_zero_point")
+SCALE_DTYPES = ("F32", "F16", "BF16")
+REFETCH_HINT = "fetch the whole model again"
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedMatrix:
     """One packed matrix.
 
     `groups` is the group of each column, `[columns]`; `zero` holds the stored zeros or is None.
@@ -48,15 +54,15 @@ class Packed:
     groups: "NDArray[np.int64]"
     shape: tuple[int, int]
     bits: int
-    dense: bool
+    spans_words: bool
 
-    def rows(self, first: int, last: int) -> "F32":
+    def read_rows(self, first: int, last: int) -> "F32":
         """Return rows as float32 `[rows, columns]`."""
         import numpy as np
 
-        words = numbers(self.words.read(first, last), self.words.dtype).view(np.uint32)
+        words = decode_values(self.words.read(first, last), self.words.dtype).view(np.uint32)
         codes = self._codes(words)[:, : self.shape[1]]
-        scales = self._rows_of(whole(self.scale), first, last).astype(np.float32)
+        scales = self._rows_of(read_all(self.scale), first, last).astype(np.float32)
         values: F32 = (codes - self._zeros(first, last)) * scales[:, self.groups]
         return values
 
@@ -67,7 +73,7 @@ class Packed:
         middle = 1 << (self.bits - 1)
         if self.zero is None:
             return np.float32(middle)
-        stored = whole(self.zero)
+        stored = read_all(self.zero)
         if self.zero.dtype == "I32":  # packed along the rows
             zeros = self._codes(stored.view(np.uint32).T).T[first:last].astype(np.float32)
         else:
@@ -79,9 +85,9 @@ class Packed:
         row.
         """
         return (
-            streamed(words, self.bits)
-            if self.dense
-            else unpacked(words, self.bits).reshape(len(words), -1)
+            unpack_stream(words, self.bits)
+            if self.spans_words
+            else unpack_words(words, self.bits).reshape(len(words), -1)
         )
 
     def _rows_of(self, values: "NDArray[Any]", first: int, last: int) -> "NDArray[Any]":
@@ -89,50 +95,58 @@ class Packed:
         return values.reshape(1, 1) if values.size == 1 else values[first:last]
 
 
-def restore(settings: Config, tensors: Tensors) -> Tensors:
+def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every packed or 8-bit weight as floats, without the scales of
     activations.
 
     Raises UserError for formats and tensors that are not supported.
     """
     weights = _weight_settings(settings)
-    result = {name: tensor for name, tensor in tensors.items() if not name.endswith(ACTIVATIONS)}
+    result = {
+        name: tensor for name, tensor in tensors.items() if not name.endswith(ACTIVATION_ENDINGS)
+    }
     for name in list(result):
         if name.endswith(".weight_packed"):
             weight_name = name.removesuffix("_packed")
             if weight_name in result:
-                raise refuse(
-                    settings, f"{weight_name} is stored both as floats and as codes", hint=AGAIN
+                raise make_input_error(
+                    settings,
+                    f"{weight_name} is stored both as floats and as codes",
+                    hint=REFETCH_HINT,
                 )
             packed = _packed(settings, result, weight_name, weights)
-            result[weight_name] = computed(weight_name, packed.words, packed.shape, packed.rows)
+            result[weight_name] = make_computed_tensor(
+                weight_name, packed.words, packed.shape, packed.read_rows
+            )
         elif (
             name in result
-            and result[name].dtype in ("I8", *fp8.CODES)
+            and result[name].dtype in ("I8", *fp8.FLOAT8_DTYPES)
             and f"{name}_scale" in result
         ):
             scale, zero = result.pop(f"{name}_scale"), result.pop(f"{name}_zero_point", None)
             _check_zeros(settings, scale, zero)
-            result[name] = fp8.scaled(settings, result[name], scale, _block(weights), zero)
+            result[name] = fp8.scale_tensor(settings, result[name], scale, _block(weights), zero)
     return result
 
 
-def _weight_settings(settings: Config) -> list[dict[str, Any]]:
+def _weight_settings(settings: CheckpointConfig) -> list[dict[str, Any]]:
     """Return the settings of weights of each group; refuse formats that are not supported."""
     values, groups = settings.values, settings.values.get("config_groups")
     groups = list(groups.values()) if isinstance(groups, dict) else []
     groups = [group for group in groups if isinstance(group, dict)]
     mixed = values.get("format") == "mixed-precision" and groups
     forms = [group.get("format") for group in groups] if mixed else [values.get("format")]
-    if unsupported := sorted({str(form) for form in forms if form not in FORMATS}):
-        raise refuse(
+    if unsupported := sorted({str(form) for form in forms if form not in SUPPORTED_FORMATS}):
+        raise make_input_error(
             settings, f"the compressed-tensors format {', '.join(unsupported)} is not supported"
         )
     sparsity = values.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
-        raise refuse(settings, f"the sparse format {sparsity['format']} is not supported")
+        raise make_input_error(settings, f"the sparse format {sparsity['format']} is not supported")
     if values.get("transform_config"):
-        raise refuse(settings, "its weights are rotated (transform_config), which is not supported")
+        raise make_input_error(
+            settings, "its weights are rotated (transform_config), which is not supported"
+        )
     return [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
 
 
@@ -155,11 +169,15 @@ def _block(weights: list[dict[str, Any]]) -> list[int] | None:
     return blocks[0] if blocks and all(block == blocks[0] for block in blocks) else None
 
 
-def _packed(settings: Config, tensors: Tensors, name: str, weights: list[dict[str, Any]]) -> Packed:
+def _packed(
+    settings: CheckpointConfig, tensors: Tensors, name: str, weights: list[dict[str, Any]]
+) -> PackedMatrix:
     """Take one matrix's tensors out of `tensors`, checked against each other and the settings."""
     missing = [name + ending for ending in ("_scale", "_shape") if name + ending not in tensors]
     if missing:
-        raise refuse(settings, f"{name}_packed has no {' and no '.join(missing)}", hint=AGAIN)
+        raise make_input_error(
+            settings, f"{name}_packed has no {' and no '.join(missing)}", hint=REFETCH_HINT
+        )
     words, scale, shape = (tensors.pop(name + ending) for ending in ("_packed", "_scale", "_shape"))
     zero, g_idx = tensors.pop(f"{name}_zero_point", None), tensors.pop(f"{name}_g_idx", None)
     if (
@@ -168,12 +186,12 @@ def _packed(settings: Config, tensors: Tensors, name: str, weights: list[dict[st
         or shape.dtype not in ("I32", "I64")
         or shape.shape != (2,)
     ):
-        raise refuse(
+        raise make_input_error(
             settings,
             f"{words.name} is {words.dtype} {list(words.shape)}, not int32 words of codes",
-            hint=AGAIN,
+            hint=REFETCH_HINT,
         )
-    rows, columns = (int(size) for size in whole(shape))
+    rows, columns = (int(size) for size in read_all(shape))
     bits = _numbers(weights, "num_bits")
     layouts = [
         (n, dense) for n in bits if n <= 8 for dense in ((False,) if 32 % n == 0 else (False, True))
@@ -181,15 +199,15 @@ def _packed(settings: Config, tensors: Tensors, name: str, weights: list[dict[st
     fitting = [layout for layout in layouts if words.shape == (rows, _words(columns, *layout))]
     if len(fitting) != 1 or columns < 1:
         sizes = ", ".join(map(str, bits)) or "no number of"
-        raise refuse(
+        raise make_input_error(
             settings,
             f"{words.name} is {list(words.shape)}, which is not {rows} x {columns} codes of "
             f"{sizes} bits",
-            hint=AGAIN,
+            hint=REFETCH_HINT,
         )
     groups = _groups(settings, scale, g_idx, (rows, columns), weights)
     _check_zeros(settings, scale, zero, rows=_words(rows, *fitting[0]))
-    return Packed(words, scale, zero, groups, (rows, columns), *fitting[0])
+    return PackedMatrix(words, scale, zero, groups, (rows, columns), *fitting[0])
 
 
 def _words(codes: int, bits: int, dense: bool) -> int:
@@ -198,7 +216,7 @@ def _words(codes: int, bits: int, dense: bool) -> int:
 
 
 def _groups(
-    settings: Config,
+    settings: CheckpointConfig,
     scale: LazyTensor,
     g_idx: LazyTensor | None,
     shape: tuple[int, int],
@@ -212,21 +230,21 @@ def _groups(
 
     rows, columns = shape
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
-    if scale.dtype not in FLOATS or scale.shape not in ((1,), (rows, groups)):
-        raise refuse(
+    if scale.dtype not in SCALE_DTYPES or scale.shape not in ((1,), (rows, groups)):
+        raise make_input_error(
             settings,
             f"{scale.name} is {scale.dtype} {list(scale.shape)}, which does not fit {rows} rows",
-            hint=AGAIN,
+            hint=REFETCH_HINT,
         )
     if g_idx is not None:
         index = (
-            whole(g_idx) if g_idx.dtype in ("I32", "I64") and g_idx.shape == (columns,) else None
+            read_all(g_idx) if g_idx.dtype in ("I32", "I64") and g_idx.shape == (columns,) else None
         )
         if index is None or index.max() >= groups:
-            raise refuse(
+            raise make_input_error(
                 settings,
                 f"{g_idx.name} does not name a group for each of {columns} columns",
-                hint=AGAIN,
+                hint=REFETCH_HINT,
             )
         if index.min() >= 0:  # -1 means that columns keep their order
             return index.astype(np.int64)
@@ -234,16 +252,16 @@ def _groups(
         return np.zeros(columns, np.int64)
     fitting = [n for n in _numbers(weights, "group_size") if -(-columns // n) == groups]
     if len(fitting) != 1:
-        raise refuse(
+        raise make_input_error(
             settings,
             f"{scale.name} has {groups} groups for {columns} columns, which no group_size gives",
-            hint=AGAIN,
+            hint=REFETCH_HINT,
         )
     return np.arange(columns) // fitting[0]
 
 
 def _check_zeros(
-    settings: Config, scale: LazyTensor, zero: LazyTensor | None, rows: int | None = None
+    settings: CheckpointConfig, scale: LazyTensor, zero: LazyTensor | None, rows: int | None = None
 ) -> None:
     """Refuse zeros of another shape than the scale's; packed zeros have `rows` rows of words."""
     if zero is None or (zero.dtype == "I8" and zero.shape == scale.shape):
@@ -254,11 +272,11 @@ def _check_zeros(
         or len(zero.shape) != 2
         or zero.shape != (rows, *scale.shape[1:])
     ):
-        raise refuse(
+        raise make_input_error(
             settings,
             f"{zero.name} is {zero.dtype} {list(zero.shape)}, which does not fit {scale.name}",
-            hint=AGAIN,
+            hint=REFETCH_HINT,
         )
 
 
-INPUTS = (Input("compressed-tensors", "compressed-tensors", restore),)
+INPUTS = (QuantizedInput("compressed-tensors", "compressed-tensors", restore),)

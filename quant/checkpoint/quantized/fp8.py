@@ -7,17 +7,23 @@ FP8.
 
 from typing import TYPE_CHECKING
 
-from quant.checkpoint.config import Config
-from quant.checkpoint.quantized.base import Input, computed, numbers, refuse, whole
+from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.quantized.base import (
+    QuantizedInput,
+    decode_values,
+    make_computed_tensor,
+    make_input_error,
+    read_all,
+)
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
-CODES = ("F8_E4M3", "F8_E5M2")
+FLOAT8_DTYPES = ("F8_E4M3", "F8_E5M2")
 # Ending of a scale's name -> ending of its weight's name.
-SCALES = {"_scale_inv": "", "_scale": "", ".qscale_weight": ".weight"}
-ACTIVATIONS = (
+SCALE_ENDINGS = {"_scale_inv": "", "_scale": "", ".qscale_weight": ".weight"}
+ACTIVATION_ENDINGS = (
     ".input_scale",
     ".input_scale_ub",
     ".activation_scale",
@@ -31,34 +37,38 @@ ACTIVATIONS = (
 )
 
 
-def restore(settings: Config, tensors: Tensors) -> Tensors:
+def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every 8-bit weight multiplied by its scale.
 
     A weight without a scale stays, and the converter lists its dtype. Raises UserError for settings
     that are not supported.
     """
     if settings.values.get("quant_algo") not in (None, "FP8"):
-        raise refuse(settings, f"{settings.values['quant_algo']} is not supported; FP8 is")
+        raise make_input_error(
+            settings, f"{settings.values['quant_algo']} is not supported; FP8 is"
+        )
     block = settings.values.get("weight_block_size")
-    result = {name: tensor for name, tensor in tensors.items() if not name.endswith(ACTIVATIONS)}
+    result = {
+        name: tensor for name, tensor in tensors.items() if not name.endswith(ACTIVATION_ENDINGS)
+    }
     for name, tensor in list(result.items()):
-        if tensor.dtype not in CODES:
+        if tensor.dtype not in FLOAT8_DTYPES:
             continue
-        for ending, weight_ending in SCALES.items():
+        for ending, weight_ending in SCALE_ENDINGS.items():
             scale = (
                 result.get(name.removesuffix(weight_ending) + ending)
                 if name.endswith(weight_ending)
                 else None
             )
             if scale is not None:
-                result[name] = scaled(settings, tensor, scale, block)
+                result[name] = scale_tensor(settings, tensor, scale, block)
                 del result[scale.name]
                 break
     return result
 
 
-def scaled(
-    settings: Config,
+def scale_tensor(
+    settings: CheckpointConfig,
     tensor: LazyTensor,
     scale: LazyTensor,
     block: object = None,
@@ -80,32 +90,36 @@ def scaled(
 
         # Expands one value for each block to [rows, columns].
         def spread(tensor: LazyTensor) -> "F32":
-            blocks = whole(tensor).astype(np.float32).reshape(-1, down, across)
+            blocks = read_all(tensor).astype(np.float32).reshape(-1, down, across)
             selected = blocks[row // rows % len(blocks), row % rows // height]
             expanded: F32 = (
                 selected if across == 1 else np.repeat(selected, width, axis=1)[:, :columns]
             )
             return expanded
 
-        values: F32 = numbers(tensor.read(first, last), tensor.dtype).astype(np.float32, copy=False)
+        values: F32 = decode_values(tensor.read(first, last), tensor.dtype).astype(
+            np.float32, copy=False
+        )
         if zero is not None:
             values = values - spread(zero)
         return np.multiply(values, spread(scale), out=values)
 
-    return computed(tensor.name, tensor, tensor.shape, read)
+    return make_computed_tensor(tensor.name, tensor, tensor.shape, read)
 
 
 def _block(
-    settings: Config, tensor: LazyTensor, scale: LazyTensor, block: object
+    settings: CheckpointConfig, tensor: LazyTensor, scale: LazyTensor, block: object
 ) -> tuple[int, int]:
     """Return how many rows and columns share a scale. Refuse a scale whose shape contradicts the
     settings.
     """
     if len(tensor.shape) < 2:
-        raise refuse(settings, f"{tensor.name} is {list(tensor.shape)}: only matrices have scales")
+        raise make_input_error(
+            settings, f"{tensor.name} is {list(tensor.shape)}: only matrices have scales"
+        )
     (rows, columns), before = tensor.shape[-2:], tensor.shape[:-2]
     if scale.dtype not in ("F32", "F16", "BF16", "F8_E8M0"):
-        raise refuse(settings, f"{scale.name} is stored as {scale.dtype}, not as floats")
+        raise make_input_error(settings, f"{scale.name} is stored as {scale.dtype}, not as floats")
     options = {(1,): (rows, columns), before: (rows, columns), (*before, 1, 1): (rows, columns)}
     options |= {(*before, rows): (1, columns), (*before, rows, 1): (1, columns)}
     if (
@@ -116,7 +130,7 @@ def _block(
         height, width = min(block[0], rows), min(block[1], columns)
         options[(*before, -(-rows // height), -(-columns // width))] = (height, width)
     if scale.shape not in options:
-        raise refuse(
+        raise make_input_error(
             settings,
             f"{scale.name} is {list(scale.shape)}, which does not fit {tensor.name} "
             f"{list(tensor.shape)}" + (f" in blocks of {block}" if block else ""),
@@ -126,7 +140,7 @@ def _block(
 
 
 INPUTS = (
-    Input("fp8", "FP8", restore),
-    Input("fbgemm_fp8", "FP8", restore),
-    Input("modelopt", "FP8", restore),
+    QuantizedInput("fp8", "FP8", restore),
+    QuantizedInput("fbgemm_fp8", "FP8", restore),
+    QuantizedInput("modelopt", "FP8", restore),
 )

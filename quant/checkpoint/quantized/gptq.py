@@ -11,8 +11,15 @@ zero of 0 borrows from its neighbor: for its files the one is added to whole wor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quant.checkpoint.config import Config
-from quant.checkpoint.quantized.base import Input, Recent, computed, refuse, unpacked, whole
+from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.quantized.base import (
+    LastTensorCache,
+    QuantizedInput,
+    make_computed_tensor,
+    make_input_error,
+    read_all,
+    unpack_words,
+)
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 
 if TYPE_CHECKING:
@@ -21,17 +28,17 @@ if TYPE_CHECKING:
 
     from quant.native.ggml import F32
 
-BITS = (2, 4, 8)
+SUPPORTED_BITS = (2, 4, 8)
 # by checkpoint_format; what the format subtracted from each zero
-ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}
+ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 # Settings under which the codes have another meaning.
-STRANGE = ("is_marlin_format", "rotation", "adapter")
-BAND = 1 << 20  # codes unpacked at a time
-AGAIN = "fetch the whole model again"
+UNSUPPORTED_SETTINGS = ("is_marlin_format", "rotation", "adapter")
+BAND_CODES = 1 << 20  # codes unpacked at a time
+REFETCH_HINT = "fetch the whole model again"
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class GptqMatrix:
     """One quantized matrix's tensors, and the settings of the checkpoint.
 
     `groups` is the group of each input, `[inputs]`. `zero_offset` is added to each zero,
@@ -43,26 +50,26 @@ class Matrix:
     scales: LazyTensor
     groups: "NDArray[np.int64]"
     bits: int
-    offset: int
-    carried: int
-    recent: Recent
+    zero_offset: int
+    word_offset: int
+    cache: LastTensorCache
 
-    def rows(self, first: int, last: int) -> "F32":
+    def read_rows(self, first: int, last: int) -> "F32":
         """Return rows of outputs as float32 `[rows, inputs]`.
 
         Works in bands of inputs, so that temporary memory does not grow with the matrix.
         """
         import numpy as np
 
-        words = self.recent.get(self.qweight)[:, first:last].view(np.uint32)
-        scales = whole(self.scales)[:, first:last].astype(np.float32)
+        words = self.cache.read(self.qweight)[:, first:last].view(np.uint32)
+        scales = read_all(self.scales)[:, first:last].astype(np.float32)
         zeros = self._zeros(first, last)
         count = 32 // self.bits
         out = np.empty((last - first, len(self.groups)), np.float32)
-        step = max(1, BAND // (count * (last - first)))
+        step = max(1, BAND_CODES // (count * (last - first)))
         for start in range(0, len(words), step):
             # [words, outputs, codes of a word]
-            codes = unpacked(words[start : start + step], self.bits)
+            codes = unpack_words(words[start : start + step], self.bits)
             codes = codes.swapaxes(1, 2).reshape(-1, last - first)
             inputs = slice(start * count, start * count + len(codes))
             group = self.groups[inputs]
@@ -73,12 +80,16 @@ class Matrix:
         """Return the zeros of outputs `[groups, outputs]`."""
         import numpy as np
 
-        codes = unpacked(whole(self.qzeros).view(np.uint32) + np.uint32(self.carried), self.bits)
-        zeros: F32 = codes.reshape(len(codes), -1)[:, first:last].astype(np.float32) + self.offset
+        codes = unpack_words(
+            read_all(self.qzeros).view(np.uint32) + np.uint32(self.word_offset), self.bits
+        )
+        zeros: F32 = (
+            codes.reshape(len(codes), -1)[:, first:last].astype(np.float32) + self.zero_offset
+        )
         return zeros
 
 
-def restore(settings: Config, tensors: Tensors) -> Tensors:
+def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every qweight and its companions replaced by one float matrix
     `.weight`.
 
@@ -88,16 +99,18 @@ def restore(settings: Config, tensors: Tensors) -> Tensors:
         settings.values.get("bits"),
         settings.values.get("checkpoint_format") or "gptq",
     )
-    if type(bits) is not int or bits not in BITS:
-        raise refuse(settings, f"GPTQ with {bits!r} bits is not supported; 2, 4 and 8 are")
-    if not isinstance(checkpoint_format, str) or checkpoint_format not in ZERO_OFFSET:
-        raise refuse(
+    if type(bits) is not int or bits not in SUPPORTED_BITS:
+        raise make_input_error(
+            settings, f"GPTQ with {bits!r} bits is not supported; 2, 4 and 8 are"
+        )
+    if not isinstance(checkpoint_format, str) or checkpoint_format not in ZERO_OFFSETS:
+        raise make_input_error(
             settings,
             f"the GPTQ format {checkpoint_format!r} is not supported; gptq and gptq_v2 are",
         )
-    if unsupported := [key for key in STRANGE if settings.values.get(key)]:
-        raise refuse(settings, f"GPTQ with {' and '.join(unsupported)} is not supported")
-    result, recent, subtracted = dict(tensors), Recent(), ZERO_OFFSET[checkpoint_format]
+    if unsupported := [key for key in UNSUPPORTED_SETTINGS if settings.values.get(key)]:
+        raise make_input_error(settings, f"GPTQ with {' and '.join(unsupported)} is not supported")
+    result, recent, subtracted = dict(tensors), LastTensorCache(), ZERO_OFFSETS[checkpoint_format]
     offset, carried = (
         (0, subtracted * sum(1 << at for at in range(0, 32, bits)))
         if _by_words(settings)
@@ -107,25 +120,29 @@ def restore(settings: Config, tensors: Tensors) -> Tensors:
         if name.endswith(".qweight"):
             base = name.removesuffix("qweight")
             parts, groups = _matrix(settings, result, base, bits)
-            matrix = Matrix(*parts, groups, bits, offset, carried, recent)
+            matrix = GptqMatrix(*parts, groups, bits, offset, carried, recent)
             weight_name = base + "weight"
             if weight_name in result:
-                raise refuse(
-                    settings, f"{weight_name} is stored both as floats and as codes", hint=AGAIN
+                raise make_input_error(
+                    settings,
+                    f"{weight_name} is stored both as floats and as codes",
+                    hint=REFETCH_HINT,
                 )
             shape = (matrix.qweight.shape[1], len(matrix.groups))
-            result[weight_name] = computed(weight_name, matrix.qweight, shape, matrix.rows)
+            result[weight_name] = make_computed_tensor(
+                weight_name, matrix.qweight, shape, matrix.read_rows
+            )
     return result
 
 
-def _by_words(settings: Config) -> bool:
+def _by_words(settings: CheckpointConfig) -> bool:
     """Return whether GPTQModel wrote the checkpoint; `meta` names the program and its version."""
     meta = settings.values.get("meta")
     return isinstance(meta, dict) and "gptqmodel:" in str(meta.get("quantizer")).lower()
 
 
 def _matrix(
-    settings: Config, tensors: Tensors, base: str, bits: int
+    settings: CheckpointConfig, tensors: Tensors, base: str, bits: int
 ) -> "tuple[tuple[LazyTensor, LazyTensor, LazyTensor], NDArray[np.int64]]":
     """Take qweight, qzeros and scales out of `tensors`; return them and the group of each input.
 
@@ -133,7 +150,9 @@ def _matrix(
     """
     missing = [base + ending for ending in ("qzeros", "scales") if base + ending not in tensors]
     if missing:
-        raise refuse(settings, f"{base}qweight has no {' and no '.join(missing)}", hint=AGAIN)
+        raise make_input_error(
+            settings, f"{base}qweight has no {' and no '.join(missing)}", hint=REFETCH_HINT
+        )
     qweight, qzeros, scales = (
         tensors.pop(base + ending) for ending in ("qweight", "qzeros", "scales")
     )
@@ -149,10 +168,10 @@ def _matrix(
     )
     if not fits:
         listed = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (qweight, qzeros, scales))
-        raise refuse(
+        raise make_input_error(
             settings,
             f"these are not {bits}-bit codes with their zeros and scales: {listed}",
-            hint=AGAIN,
+            hint=REFETCH_HINT,
         )
     index = _groups(
         settings, tensors.pop(base + "g_idx", None), base, qweight.shape[0] * count, groups
@@ -161,7 +180,7 @@ def _matrix(
 
 
 def _groups(
-    settings: Config, g_idx: LazyTensor | None, base: str, inputs: int, groups: int
+    settings: CheckpointConfig, g_idx: LazyTensor | None, base: str, inputs: int, groups: int
 ) -> "NDArray[np.int64]":
     """Return the group of each input `[inputs]`, by g_idx, or in sequence by group_size."""
     import numpy as np
@@ -169,22 +188,26 @@ def _groups(
     if g_idx is None:
         size = settings.values.get("group_size")
         if type(size) is not int or not (size == -1 or size > 0):
-            raise refuse(
-                settings, f"group_size is {size!r}, and {base}qweight has no g_idx", hint=AGAIN
+            raise make_input_error(
+                settings,
+                f"group_size is {size!r}, and {base}qweight has no g_idx",
+                hint=REFETCH_HINT,
             )
         index = np.arange(inputs) // (inputs if size == -1 else min(size, inputs))
     elif g_idx.dtype not in ("I32", "I64") or g_idx.shape != (inputs,):
-        raise refuse(
+        raise make_input_error(
             settings,
             f"{g_idx.name} is {g_idx.dtype} {list(g_idx.shape)}, not a group for each of "
             f"{inputs} inputs",
-            hint=AGAIN,
+            hint=REFETCH_HINT,
         )
     else:
-        index = whole(g_idx).astype(np.int64)
+        index = read_all(g_idx).astype(np.int64)
     if index.min() < 0 or index.max() >= groups:
-        raise refuse(settings, f"{base}qweight uses groups beyond its {groups} scales", hint=AGAIN)
+        raise make_input_error(
+            settings, f"{base}qweight uses groups beyond its {groups} scales", hint=REFETCH_HINT
+        )
     return index
 
 
-INPUTS = (Input("gptq", "GPTQ", restore),)
+INPUTS = (QuantizedInput("gptq", "GPTQ", restore),)

@@ -7,21 +7,21 @@ value changes.
 
 from typing import TYPE_CHECKING
 
-from quant.checkpoint.config import Config
-from quant.checkpoint.quantized.base import Input
+from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.quantized.base import QuantizedInput
 from quant.checkpoint.safetensors import LazyTensor, Tensors
-from quant.errors import Refusal
+from quant.errors import UserError
 
 if TYPE_CHECKING:
     from quant.native.ggml import U8
 
 BLOCK_VALUES, CODE_BYTES = 32, 16  # in a block
 # The scale byte of 2 ** 125: 6 times 2 ** 126 overflows float32, and 255 is NaN.
-LARGEST = 252
-BLOCKS, SCALES = "_blocks", "_scales"
+MAX_SCALE_BYTE = 252
+BLOCKS_ENDING, SCALES_ENDING = "_blocks", "_scales"
 
 
-def restore(settings: Config, tensors: Tensors) -> Tensors:
+def restore(settings: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every NAME_blocks and NAME_scales replaced by one MXFP4 tensor NAME.
 
     Anything else stays for the error that lists unknown tensors: a single half, shapes or dtypes
@@ -29,11 +29,11 @@ def restore(settings: Config, tensors: Tensors) -> Tensors:
     """
     result = dict(tensors)
     for name, codes in tensors.items():
-        name_of_pair = name.removesuffix(BLOCKS)
-        scales = tensors.get(name_of_pair + SCALES)
+        name_of_pair = name.removesuffix(BLOCKS_ENDING)
+        scales = tensors.get(name_of_pair + SCALES_ENDING)
         if name_of_pair not in tensors and scales is not None and _fit(codes, scales):
             del result[codes.name], result[scales.name]
-            result[name_of_pair] = blocks(name_of_pair, codes, scales)
+            result[name_of_pair] = make_mxfp4_tensor(name_of_pair, codes, scales)
     return result
 
 
@@ -45,7 +45,7 @@ def _fit(codes: LazyTensor, scales: LazyTensor) -> bool:
     )
 
 
-def blocks(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
+def make_mxfp4_tensor(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
     """Return one MXFP4 tensor of shape [..., rows, 32 * b].
 
     Shapes: codes `[..., rows, b, 16]`, scales `[..., rows, b]`, both U8. Reading raises UserError
@@ -55,18 +55,18 @@ def blocks(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
 
     def read(first: int, last: int) -> "U8":
         scale_bytes = scales.read(first, last)
-        if (scale_bytes > LARGEST).any():
-            raise Refusal(
+        if (scale_bytes > MAX_SCALE_BYTE).any():
+            raise UserError(
                 f"tensor {scales.name} contains NaN or infinite values",
                 hint="it is damaged: fetch it again",
             )
-        return packed(codes.read(first * count, last * count), scale_bytes)
+        return pack_ggml_rows(codes.read(first * count, last * count), scale_bytes)
 
     shape = (*scales.shape[:-1], count * BLOCK_VALUES)
     return LazyTensor(name, shape, "MXFP4", codes.file, read)
 
 
-def packed(codes: "U8", scales: "U8") -> "U8":
+def pack_ggml_rows(codes: "U8", scales: "U8") -> "U8":
     """Return ggml's rows `[rows, 17 * b]` from codes `[rows * b, 16]` and scales `[rows, b]`, all
     U8.
 
@@ -87,4 +87,4 @@ def packed(codes: "U8", scales: "U8") -> "U8":
     return out.reshape(len(scales), -1)
 
 
-INPUTS = (Input("mxfp4", "MXFP4", restore, native=True),)
+INPUTS = (QuantizedInput("mxfp4", "MXFP4", restore, is_native=True),)

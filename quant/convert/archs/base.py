@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ArchKey:
     """One metadata key of the architecture: its name without the prefix, its GGUF type and its
     value.
 
@@ -33,15 +33,15 @@ class Key:
     value: int | float | str | bool | list[int] | list[float] | list[bool]
 
 
-Op = Callable[[Config, LazyTensor], LazyTensor]
+TensorOp = Callable[[CheckpointConfig, LazyTensor], LazyTensor]
 
 
-def nothing(config: Config) -> dict[str, Any]:
+def no_tensors(config: CheckpointConfig) -> dict[str, Any]:
     """Return no tensors."""
     return {}
 
 
-def unchanged(config: Config, tensors: Tensors) -> Tensors:
+def keep_tensors(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the checkpoint's tensors unchanged."""
     return tensors
 
@@ -76,21 +76,25 @@ class Arch:
     name: str
     kind: str
     hf: tuple[str, ...]
-    keys: Callable[[Config], list[Key]]
-    expected: Callable[[Config], Shapes]
-    check: Callable[[Config], list[str]]
-    optional: Callable[[Config], Shapes] = nothing
+    keys: Callable[[CheckpointConfig], list[ArchKey]]
+    required_shapes: Callable[[CheckpointConfig], Shapes]
+    check: Callable[[CheckpointConfig], list[str]]
+    optional_shapes: Callable[[CheckpointConfig], Shapes] = no_tensors
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    spare: bool = False
-    prepare: Callable[[Config, Tensors], Tensors] = unchanged
+    vocab_size_from_tokenizer: bool = False
+    prepare: Callable[[CheckpointConfig, Tensors], Tensors] = keep_tensors
     names: Mapping[str, str] = field(default_factory=dict)
-    ops: Mapping[str, Op] = field(default_factory=dict)
-    extra: "Callable[[Config], dict[str, F32]]" = nothing
+    ops: Mapping[str, TensorOp] = field(default_factory=dict)
+    extra_tensors: "Callable[[CheckpointConfig], dict[str, F32]]" = no_tensors
     needs_head: bool = False
-    drop: tuple[str, ...] = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
+    dropped_endings: tuple[str, ...] = (
+        ".rotary_emb.inv_freq",
+        ".attention.masked_bias",
+        ".attention.bias",
+    )
 
 
-def rope_rows(heads: int, head_dim: int) -> list[int]:
+def rope_row_order(heads: int, head_dim: int) -> list[int]:
     """Return the row order that turns half-split rotary heads into interleaved pairs.
 
     In each head, row 2i of the result is row i of the source, and row 2i+1 is row i + head_dim/2.

@@ -8,34 +8,37 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import tensor_views
-from quant.checkpoint.config import Config
-from quant.convert.archs.base import MAX_LAYERS, Key, Op, Shapes, rope_rows
-from quant.errors import Refusal
+from quant.checkpoint.config import CheckpointConfig
+from quant.convert.archs.base import MAX_LAYERS, ArchKey, Shapes, TensorOp, rope_row_order
+from quant.errors import UserError
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
 
-ORIGINAL = "original_max_position_embeddings"
-ROPES = ("default", "linear", "yarn")
-FACTORED = (*ROPES, "llama3")  # families whose llama.cpp graph also reads rope_freqs.weight
+ORIGINAL_LENGTH_KEY = "original_max_position_embeddings"
+ROPE_TYPES = ("default", "linear", "yarn")
+ROPE_TYPES_WITH_FACTORS = (
+    *ROPE_TYPES,
+    "llama3",
+)  # families whose llama.cpp graph also reads rope_freqs.weight
 
 
-def layers(config: Config) -> int:
+def layer_count(config: CheckpointConfig) -> int:
     """Return the number of blocks."""
-    return config.number("num_hidden_layers")
+    return config.get_int("num_hidden_layers")
 
 
-def heads(config: Config) -> tuple[int, int, int]:
+def head_counts(config: CheckpointConfig) -> tuple[int, int, int]:
     """Return the numbers of query heads and key-value heads, and the width of a head."""
-    count = config.number("num_attention_heads")
+    count = config.get_int("num_attention_heads")
     return (
         count,
-        config.number("num_key_value_heads", default=count),
-        config.number("head_dim", default=max(1, config.number("hidden_size") // count)),
+        config.get_int("num_key_value_heads", default=count),
+        config.get_int("head_dim", default=max(1, config.get_int("hidden_size") // count)),
     )
 
 
-def rope(config: Config, kind: str = "full_attention") -> Config:
+def rope_settings(config: CheckpointConfig, layer_type: str = "full_attention") -> CheckpointConfig:
     """Return the rotary settings of either spelling as one Config: rope_type, rope_theta, factor,
     ...
 
@@ -45,40 +48,43 @@ def rope(config: Config, kind: str = "full_attention") -> Config:
     """
     settings: dict[str, Any] = {
         "rope_theta": 10000.0,
-        ORIGINAL: config.values.get("max_position_embeddings"),
+        ORIGINAL_LENGTH_KEY: config.values.get("max_position_embeddings"),
     }
     for key in ("rope_theta", "partial_rotary_factor"):
         if (value := config.values.get(key)) is not None:
             settings[key] = value
     for key in ("rope_scaling", "rope_parameters"):
         value = config.values.get(key)
-        if isinstance(value, dict) and kind in value:
-            value = value[kind]
+        if isinstance(value, dict) and layer_type in value:
+            value = value[layer_type]
         if isinstance(value, dict):
             settings |= {name: item for name, item in value.items() if item is not None}
-    if (value := config.values.get(ORIGINAL)) is not None:
-        settings[ORIGINAL] = value
+    if (value := config.values.get(ORIGINAL_LENGTH_KEY)) is not None:
+        settings[ORIGINAL_LENGTH_KEY] = value
     settings["rope_type"] = settings.get("rope_type", settings.get("type", "default"))
-    return Config(settings, config.where)
+    return CheckpointConfig(settings, config.location)
 
 
-def rotary(config: Config) -> int:
+def rotary_width(config: CheckpointConfig) -> int:
     """Return how many values of a head are rotary: partial_rotary_factor of its width.
 
     Raises UserError unless that is an even number of at least two values.
     """
-    head_dim, factor = heads(config)[2], rope(config).real("partial_rotary_factor", 1.0)
+    head_dim, factor = (
+        head_counts(config)[2],
+        rope_settings(config).get_float("partial_rotary_factor", 1.0),
+    )
     count = int(head_dim * factor)
     if factor > 1 or count < 2 or count % 2:
-        raise Refusal(
-            f"{config.where}: partial_rotary_factor {factor} of {head_dim} values does not give "
+        raise UserError(
+            f"{config.location}: partial_rotary_factor {factor} of {head_dim} values does not give "
             "whole rotary pairs",
             hint="fetch it again",
         )
     return count
 
 
-def sliding(config: Config, period: int) -> list[bool]:
+def sliding_layers(config: CheckpointConfig, period: int) -> list[bool]:
     """Return for each layer whether it attends to a sliding window only.
 
     Follows layer_types; without it, every layer slides except each `period`-th. Raises UserError if
@@ -86,50 +92,50 @@ def sliding(config: Config, period: int) -> list[bool]:
     """
     types = config.values.get("layer_types")
     if types is None:
-        return [bool((layer + 1) % period) for layer in range(layers(config))]
+        return [bool((layer + 1) % period) for layer in range(layer_count(config))]
     allowed = ("sliding_attention", "full_attention")
     if (
         not isinstance(types, list)
-        or len(types) != layers(config)
+        or len(types) != layer_count(config)
         or any(kind not in allowed for kind in types)
     ):
-        raise Refusal(
-            f"{config.where}: layer_types should have {layers(config)} entries, "
+        raise UserError(
+            f"{config.location}: layer_types should have {layer_count(config)} entries, "
             f"each {' or '.join(allowed)}",
             hint="fetch it again",
         )
     return [kind == "sliding_attention" for kind in types]
 
 
-def window(config: Config, layers: list[bool], period: int) -> list[Key]:
+def sliding_window_keys(config: CheckpointConfig, layers: list[bool], period: int) -> list[ArchKey]:
     """Return the keys of a sliding window on the layers that `layers` marks.
 
     `period` is the pattern that llama.cpp assumes for the family; any other pattern is written out.
     """
-    keys = [Key("attention.sliding_window", "uint32", config.number("sliding_window"))]
+    keys = [ArchKey("attention.sliding_window", "uint32", config.get_int("sliding_window"))]
     if layers != [bool((layer + 1) % period) for layer in range(len(layers))]:
-        keys.append(Key("attention.sliding_window_pattern", "array:bool", layers))
+        keys.append(ArchKey("attention.sliding_window_pattern", "array:bool", layers))
     return keys
 
 
-def refuse(config: Config, problems: Sequence[tuple[object, str]]) -> None:
+def raise_problems(config: CheckpointConfig, problems: Sequence[tuple[object, str]]) -> None:
     """Raise one UserError that lists the text of every problem whose condition is true."""
     reasons = [text for wrong, text in problems if wrong]
     if reasons:
-        raise Refusal(
-            f"{config.where} cannot be converted: {'; '.join(reasons)}",
+        raise UserError(
+            f"{config.location} cannot be converted: {'; '.join(reasons)}",
             hint="use a GGUF of this model",
         )
 
 
-def problems(
-    config: Config,
+def common_problems(
+    config: CheckpointConfig,
     *,
-    ropes: Sequence[str] = ROPES,
-    acts: Sequence[str] = ("silu",),
-    act: str = "hidden_act",
-    partial: bool = False,
-    rough: bool = False,
+    rope_types: Sequence[str] = ROPE_TYPES,
+    activations: Sequence[str] = ("silu",),
+    activation_key: str = "hidden_act",
+    allow_partial_rotary: bool = False,
+    allow_rounded_ramp: bool = False,
 ) -> list[tuple[object, str]]:
     """Return (condition, text) pairs for settings that llama.cpp does not compute in families with
     rotary heads and a gated feed-forward.
@@ -140,104 +146,112 @@ def problems(
     - `allow_partial_rotary`: whether only a part of a head may be rotary.
     - `allow_rounded_ramp`: whether llama.cpp may round the ends of a yarn ramp (`yarn_ramp_notes`).
     """
-    count, kv_heads, head_dim = heads(config)
-    settings, activation = rope(config), config.values.get(act, acts[0])
+    count, kv_heads, head_dim = head_counts(config)
+    settings, activation = rope_settings(config), config.values.get(activation_key, activations[0])
     rope_type, full = (
         settings.values["rope_type"],
         settings.values.get("partial_rotary_factor") in (None, 1),
     )
     return [
         (
-            layers(config) > MAX_LAYERS,
-            f"it has {layers(config)} layers; llama.cpp allows {MAX_LAYERS}",
+            layer_count(config) > MAX_LAYERS,
+            f"it has {layer_count(config)} layers; llama.cpp allows {MAX_LAYERS}",
         ),
         (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
         (head_dim % 2, f"its heads have {head_dim} values: rotary halves need an even number"),
         (
-            rope_type not in ropes,
-            f"its rope type is {rope_type!r}; supported are {', '.join(ropes)}",
+            rope_type not in rope_types,
+            f"its rope type is {rope_type!r}; supported are {', '.join(rope_types)}",
         ),
-        (not partial and not full, "only a part of each head is rotary"),
+        (not allow_partial_rotary and not full, "only a part of each head is rotary"),
         ("mrope_section" in settings.values, "its rotary positions have sections (mrope)"),
         (
-            rope_type == "yarn" and _has_other_ramp(settings, rough),
+            rope_type == "yarn" and _has_other_ramp(settings, allow_rounded_ramp),
             "its yarn settings beta_fast, beta_slow or truncate differ from llama.cpp's",
         ),
         (config.values.get("is_causal") is False, "it also attends to later positions"),
-        (activation not in acts, f"its activation is {activation}"),
+        (activation not in activations, f"its activation is {activation}"),
     ]
 
 
-def keys(config: Config) -> list[Key]:
+def common_keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the keys shared by families with rotary heads and a gated feed-forward, in llama.cpp's
     order.
     """
-    (count, kv_heads, head_dim), settings = heads(config), rope(config)
+    (count, kv_heads, head_dim), settings = head_counts(config), rope_settings(config)
     entries = [
-        Key("block_count", "uint32", layers(config)),
-        Key("context_length", "uint32", config.number("max_position_embeddings")),
-        Key("embedding_length", "uint32", config.number("hidden_size")),
-        Key("feed_forward_length", "uint32", config.number("intermediate_size")),
-        Key("attention.head_count", "uint32", count),
-        Key("attention.head_count_kv", "uint32", kv_heads),
-        Key("rope.freq_base", "float32", settings.real("rope_theta")),
-        Key("attention.layer_norm_rms_epsilon", "float32", config.real("rms_norm_eps", 1e-6)),
-        Key("vocab_size", "uint32", config.number("vocab_size")),
+        ArchKey("block_count", "uint32", layer_count(config)),
+        ArchKey("context_length", "uint32", config.get_int("max_position_embeddings")),
+        ArchKey("embedding_length", "uint32", config.get_int("hidden_size")),
+        ArchKey("feed_forward_length", "uint32", config.get_int("intermediate_size")),
+        ArchKey("attention.head_count", "uint32", count),
+        ArchKey("attention.head_count_kv", "uint32", kv_heads),
+        ArchKey("rope.freq_base", "float32", settings.get_float("rope_theta")),
+        ArchKey(
+            "attention.layer_norm_rms_epsilon", "float32", config.get_float("rms_norm_eps", 1e-6)
+        ),
+        ArchKey("vocab_size", "uint32", config.get_int("vocab_size")),
     ]
     if config.values.get("head_dim") is not None:
         entries += [
-            Key("attention.key_length", "uint32", head_dim),
-            Key("attention.value_length", "uint32", head_dim),
+            ArchKey("attention.key_length", "uint32", head_dim),
+            ArchKey("attention.value_length", "uint32", head_dim),
         ]
-    return [*entries, *scaling(settings)]
+    return [*entries, *rope_scaling_keys(settings)]
 
 
-def scaling(settings: Config) -> list[Key]:
+def rope_scaling_keys(settings: CheckpointConfig) -> list[ArchKey]:
     """Return the keys of linear and yarn rope scaling; none for other rope types."""
     if settings.values["rope_type"] == "linear":
-        factor = settings.real("factor")
+        factor = settings.get_float("factor")
         return [
-            Key("rope.scaling.type", "string", "linear"),
-            Key("rope.scaling.factor", "float32", factor),
+            ArchKey("rope.scaling.type", "string", "linear"),
+            ArchKey("rope.scaling.factor", "float32", factor),
         ]
     if settings.values["rope_type"] == "yarn":
         return _yarn(settings)
     return []
 
 
-def _yarn(settings: Config) -> list[Key]:
+def _yarn(settings: CheckpointConfig) -> list[ArchKey]:
     """Return the keys of yarn.
 
     llama.cpp itself multiplies sines and cosines by 1 + ln(factor) / 10 (rope_yarn in ggml-cpu), so
     attn_factor holds the checkpoint's factor divided by that.
     """
     return [
-        Key("rope.scaling.type", "string", "yarn"),
-        Key("rope.scaling.factor", "float32", settings.real("factor")),
-        Key("rope.scaling.original_context_length", "uint32", settings.number(ORIGINAL)),
-        Key("rope.scaling.attn_factor", "float32", loudness(settings) / stretch(settings)),
+        ArchKey("rope.scaling.type", "string", "yarn"),
+        ArchKey("rope.scaling.factor", "float32", settings.get_float("factor")),
+        ArchKey(
+            "rope.scaling.original_context_length", "uint32", settings.get_int(ORIGINAL_LENGTH_KEY)
+        ),
+        ArchKey(
+            "rope.scaling.attn_factor",
+            "float32",
+            yarn_attention_factor(settings) / yarn_scale(settings),
+        ),
     ]
 
 
-def stretch(settings: Config, weight: float = 1.0) -> float:
+def yarn_scale(settings: CheckpointConfig, weight: float = 1.0) -> float:
     """Return 1 + weight * ln(factor) / 10 of a yarn."""
-    return 0.1 * weight * math.log(max(1.0, settings.real("factor"))) + 1
+    return 0.1 * weight * math.log(max(1.0, settings.get_float("factor"))) + 1
 
 
-def loudness(settings: Config) -> float:
+def yarn_attention_factor(settings: CheckpointConfig) -> float:
     """Return the factor that transformers applies to a yarn's sines and cosines
     (modeling_rope_utils).
     """
     if "attention_factor" in settings.values:
-        return settings.real("attention_factor")
+        return settings.get_float("attention_factor")
     if settings.values.get("mscale") and settings.values.get("mscale_all_dim"):
-        return stretch(settings, settings.real("mscale")) / stretch(
-            settings, settings.real("mscale_all_dim")
+        return yarn_scale(settings, settings.get_float("mscale")) / yarn_scale(
+            settings, settings.get_float("mscale_all_dim")
         )
-    return stretch(settings)
+    return yarn_scale(settings)
 
 
-def _has_other_ramp(settings: Config, rough: bool) -> bool:
+def _has_other_ramp(settings: CheckpointConfig, rough: bool) -> bool:
     """Return whether a yarn's ramp differs from llama.cpp's fixed one (beta_fast 32, beta_slow 1,
     truncated).
     """
@@ -246,11 +260,11 @@ def _has_other_ramp(settings: Config, rough: bool) -> bool:
     return (values.get("beta_fast") or 32, values.get("beta_slow") or 1, truncated) != (32, 1, True)
 
 
-def rounded(config: Config) -> list[str]:
+def yarn_ramp_notes(config: CheckpointConfig) -> list[str]:
     """Return a note if a yarn's ramp should not be rounded to whole dimensions; llama.cpp always
     rounds it.
     """
-    settings = rope(config).values
+    settings = rope_settings(config).values
     if settings["rope_type"] != "yarn" or settings.get("truncate", True):
         return []
     return [
@@ -259,52 +273,55 @@ def rounded(config: Config) -> list[str]:
     ]
 
 
-def windowed(config: Config, slides: Callable[[int, int], bool]) -> bool:
+def has_sliding_window(config: CheckpointConfig, slides: Callable[[int, int], bool]) -> bool:
     """Return whether some layer attends to a sliding window only, by layer_types or else by
     `slides`.
 
     `slides` gets the layer and the config's max_window_layers, which families count from either
     end.
     """
-    if not config.flag("use_sliding_window") or config.values.get("sliding_window") in (None, 0):
+    if not config.get_bool("use_sliding_window") or config.values.get("sliding_window") in (
+        None,
+        0,
+    ):
         return False
-    if config.number("sliding_window") >= config.number("max_position_embeddings"):
+    if config.get_int("sliding_window") >= config.get_int("max_position_embeddings"):
         return False
     if isinstance(types := config.values.get("layer_types"), list):
         return "sliding_attention" in types
     bound = (
         0
         if config.values.get("max_window_layers") == 0
-        else config.number("max_window_layers", default=28)
+        else config.get_int("max_window_layers", default=28)
     )
-    return any(slides(layer, bound) for layer in range(min(layers(config), MAX_LAYERS)))
+    return any(slides(layer, bound) for layer in range(min(layer_count(config), MAX_LAYERS)))
 
 
-def square(config: Config) -> tuple[object, str]:
+def problem_head_width(config: CheckpointConfig) -> tuple[object, str]:
     """Return the problem of heads whose total width is not hidden_size."""
-    count, _, head_dim = heads(config)
-    wide = count * head_dim != config.number("hidden_size")
+    count, _, head_dim = head_counts(config)
+    wide = count * head_dim != config.get_int("hidden_size")
     return wide, f"its heads have {head_dim} values, not hidden_size / heads"
 
 
-def biased(config: Config, *settings: str) -> tuple[object, str]:
+def problem_biases(config: CheckpointConfig, *settings: str) -> tuple[object, str]:
     """Return the problem of biases, flagged by `settings`, that llama.cpp's graph does not add."""
-    names = [name for name in settings if config.flag(name)]
+    names = [name for name in settings if config.get_bool(name)]
     return names, f"{' and '.join(names)}: llama.cpp does not add these biases"
 
 
-def ends(config: Config) -> Shapes:
+def embedding_and_head(config: CheckpointConfig) -> Shapes:
     """Return the shapes of the embedding, the last norm and, unless it is tied, the head."""
-    hidden, vocab = config.number("hidden_size"), config.number("vocab_size")
+    hidden, vocab = config.get_int("hidden_size"), config.get_int("vocab_size")
     shapes: Shapes = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
-    if not config.flag("tie_word_embeddings"):
+    if not config.get_bool("tie_word_embeddings"):
         shapes["output.weight"] = (vocab, hidden)
     return shapes
 
 
-def attention(config: Config) -> Shapes:
+def attention_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's grouped-query attention and the norm before it, by role."""
-    hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), heads(config)
+    hidden, (count, kv_heads, head_dim) = config.get_int("hidden_size"), head_counts(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     return {
         "attn_norm.weight": (hidden,),
@@ -315,22 +332,22 @@ def attention(config: Config) -> Shapes:
     }
 
 
-def biases(config: Config) -> Shapes:
+def qkv_bias_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's query, key and value biases, by role."""
-    count, kv_heads, head_dim = heads(config)
+    count, kv_heads, head_dim = head_counts(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     return {"attn_q.bias": (wide,), "attn_k.bias": (narrow,), "attn_v.bias": (narrow,)}
 
 
-def head_norms(config: Config) -> Shapes:
+def head_norm_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's norms of query heads and key heads, by role."""
-    head_dim = heads(config)[2]
+    head_dim = head_counts(config)[2]
     return {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
 
 
-def gated(config: Config) -> Shapes:
+def feed_forward_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's gated feed-forward and the norm before it, by role."""
-    hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
+    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
     return {
         "ffn_norm.weight": (hidden,),
         "ffn_gate.weight": (ff, hidden),
@@ -339,11 +356,11 @@ def gated(config: Config) -> Shapes:
     }
 
 
-def fused(config: Config) -> Shapes:
+def fused_feed_forward_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's gated feed-forward with gate and up in one matrix, and the
     norm before it, by role.
     """
-    hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
+    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
     return {
         "ffn_norm.weight": (hidden,),
         "ffn_up.weight": (2 * ff, hidden),
@@ -351,21 +368,23 @@ def fused(config: Config) -> Shapes:
     }
 
 
-def post_norms(config: Config) -> Shapes:
+def post_norm_shapes(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's norms after attention and feed-forward, by role."""
-    hidden = config.number("hidden_size")
+    hidden = config.get_int("hidden_size")
     return {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
 
 
-def blocks(config: Config, *parts: Shapes) -> Shapes:
+def repeat_for_blocks(config: CheckpointConfig, *parts: Shapes) -> Shapes:
     """Return the shapes of all blocks by GGUF name, from one block's shapes by role."""
     roles = {role: shape for shapes in parts for role, shape in shapes.items()}
     return {
-        f"blk.{i}.{role}": shape for i in range(layers(config)) for role, shape in roles.items()
+        f"blk.{i}.{role}": shape
+        for i in range(layer_count(config))
+        for role, shape in roles.items()
     }
 
 
-def rope_factors(config: Config) -> "dict[str, F32]":
+def llama3_rope_factors(config: CheckpointConfig) -> "dict[str, F32]":
     """Return Llama 3's frequency factors as rope_freqs.weight `[head_dim / 2]`; nothing for other
     rope types.
 
@@ -373,23 +392,24 @@ def rope_factors(config: Config) -> "dict[str, F32]":
     """
     import numpy as np
 
-    settings = rope(config)
+    settings = rope_settings(config)
     if settings.values["rope_type"] != "llama3":
         return {}
-    head_dim = heads(config)[2]
+    head_dim = head_counts(config)[2]
     factor, low, high = (
-        settings.real("factor", 8.0),
-        settings.real("low_freq_factor", 1.0),
-        settings.real("high_freq_factor", 4.0),
+        settings.get_float("factor", 8.0),
+        settings.get_float("low_freq_factor", 1.0),
+        settings.get_float("high_freq_factor", 4.0),
     )
-    original = settings.real(ORIGINAL)
+    original = settings.get_float(ORIGINAL_LENGTH_KEY)
     if low >= high:
-        raise Refusal(
-            f"{config.where}: low_freq_factor must be below high_freq_factor", hint="fetch it again"
+        raise UserError(
+            f"{config.location}: low_freq_factor must be below high_freq_factor",
+            hint="fetch it again",
         )
     factors = []
     for pair in range(head_dim // 2):
-        wavelength = 2 * math.pi * settings.real("rope_theta") ** (2 * pair / head_dim)
+        wavelength = 2 * math.pi * settings.get_float("rope_theta") ** (2 * pair / head_dim)
         smooth = (original / wavelength - low) / (high - low)
         if wavelength < original / high:
             factors.append(1.0)
@@ -402,11 +422,11 @@ def rope_factors(config: Config) -> "dict[str, F32]":
 
 # For families whose checkpoints split rotary heads in halves where llama.cpp rotates interleaved
 # pairs (llama_model_rope_type, src/llama-model.cpp). Biases are reordered like their weights.
-INTERLEAVED: dict[str, Op] = {
-    "attn_q": lambda config, tensor: tensor_views.pick(
-        tensor, rope_rows(heads(config)[0], heads(config)[2])
+INTERLEAVE_OPS: dict[str, TensorOp] = {
+    "attn_q": lambda config, tensor: tensor_views.pick_rows(
+        tensor, rope_row_order(head_counts(config)[0], head_counts(config)[2])
     ),
-    "attn_k": lambda config, tensor: tensor_views.pick(
-        tensor, rope_rows(heads(config)[1], heads(config)[2])
+    "attn_k": lambda config, tensor: tensor_views.pick_rows(
+        tensor, rope_row_order(head_counts(config)[1], head_counts(config)[2])
     ),
 }

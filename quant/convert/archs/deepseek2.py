@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quant.checkpoint import tensor_views
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert.archs import blocks, experts
-from quant.convert.archs.base import Arch, Key, Op, Shapes, rope_rows
+from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp, rope_row_order
 
 SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type
-EPS = 1e-6  # of the two norms inside the attention; transformers ignores the config here
-ATTN_FACTOR = "rope.scaling.attn_factor"
+INNER_NORM_EPS = 1e-6  # of the two norms inside the attention; transformers ignores the config here
+ATTN_FACTOR_KEY = "rope.scaling.attn_factor"
 
 
 @dataclass(frozen=True, slots=True)
-class Mla:
+class MlaWidths:
     """Widths of the compressed attention, in values.
 
     `query_rank` is the rank of compressed queries, 0 if they are not compressed; `kv_rank` is that
@@ -31,111 +31,118 @@ class Mla:
     """
 
     heads: int
-    query: int
-    compressed: int
-    plain: int
-    turned: int
-    value: int
+    query_rank: int
+    kv_rank: int
+    plain_width: int
+    rope_width: int
+    value_width: int
 
     @property
-    def key(self) -> int:
+    def key_width(self) -> int:
         """Return the width of a key's head."""
-        return self.plain + self.turned
+        return self.plain_width + self.rope_width
 
 
-def mla(config: Config) -> Mla:
+def mla_widths(config: CheckpointConfig) -> MlaWidths:
     """Return the widths that config.json describes."""
-    query = config.number("q_lora_rank") if config.values.get("q_lora_rank") is not None else 0
-    return Mla(
-        config.number("num_attention_heads"),
+    query = config.get_int("q_lora_rank") if config.values.get("q_lora_rank") is not None else 0
+    return MlaWidths(
+        config.get_int("num_attention_heads"),
         query,
-        config.number("kv_lora_rank"),
-        config.number("qk_nope_head_dim"),
-        config.number("qk_rope_head_dim"),
-        config.number("v_head_dim"),
+        config.get_int("kv_lora_rank"),
+        config.get_int("qk_nope_head_dim"),
+        config.get_int("qk_rope_head_dim"),
+        config.get_int("v_head_dim"),
     )
 
 
-def dense(config: Config) -> int:
+def dense_layer_count(config: CheckpointConfig) -> int:
     """Return the number of layers without experts; they come first."""
     first = (
-        config.number("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
+        config.get_int("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
     )
-    return min(first, blocks.layers(config))
+    return min(first, blocks.layer_count(config))
 
 
-def groups(config: Config) -> tuple[int, int]:
+def expert_groups(config: CheckpointConfig) -> tuple[int, int]:
     """Return the number of expert groups and how many of them a token may use; (1, 1) if groups do
     not restrict the choice.
     """
-    count, used = config.number("n_group", default=1), config.number("topk_group", default=1)
+    count, used = config.get_int("n_group", default=1), config.get_int("topk_group", default=1)
     return (
         (1, 1) if config.values.get("topk_method") == "greedy" or used >= count else (count, used)
     )
 
 
-def ahead(config: Config) -> int:
+def mtp_layer_count(config: CheckpointConfig) -> int:
     """Return the number of extra layers that predict further tokens (MTP), which follow the last
     layer.
     """
     return (
-        config.number("num_nextn_predict_layers")
+        config.get_int("num_nextn_predict_layers")
         if config.values.get("num_nextn_predict_layers")
         else 0
     )
 
 
-def check_v2(config: Config) -> list[str]:
+def check_v2(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp computes differently for DeepSeek V2; return
     notes for the user.
     """
     method = config.values.get("topk_method")
-    blocks.refuse(
+    blocks.raise_problems(
         config,
         [
             *_problems(config, "softmax"),
             (method not in ("greedy", "group_limited_greedy"), f"its topk_method is {method}"),
             (
-                groups(config) != (1, 1),
+                expert_groups(config) != (1, 1),
                 "it scores groups of experts by their best one, llama.cpp by their best two",
             ),
-            (config.flag("norm_topk_prob"), "norm_topk_prob is true"),
-            (config.flag("mlp_bias"), "its feed-forward has biases (mlp_bias)"),
+            (config.get_bool("norm_topk_prob"), "norm_topk_prob is true"),
+            (config.get_bool("mlp_bias"), "its feed-forward has biases (mlp_bias)"),
         ],
     )
     return _notes(config)
 
 
-def check_v3(config: Config) -> list[str]:
+def check_v3(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp computes differently for DeepSeek V3; return
     notes for the user.
     """
     method = config.values.get("topk_method", "noaux_tc")
-    blocks.refuse(
+    blocks.raise_problems(
         config,
         [*_problems(config, "sigmoid"), (method != "noaux_tc", f"its topk_method is {method}")],
     )
     return _notes(config)
 
 
-def _problems(config: Config, scoring: str) -> list[tuple[object, str]]:
+def _problems(config: CheckpointConfig, scoring: str) -> list[tuple[object, str]]:
     """Return the problems that V2 and V3 share. `scoring` is the version's scoring_func."""
-    sizes, layers, count = mla(config), blocks.layers(config), experts.count(config)
-    (split, chosen), values = groups(config), config.values
-    lite = layers in (26, 27) or (layers == 48 and config.number("vocab_size") == 128256)
-    settings = blocks.rope(config)
-    config.number("n_shared_experts")
-    flat = settings.values["rope_type"] == "yarn" and settings.real("factor") <= 1
+    sizes, layers, count = (
+        mla_widths(config),
+        blocks.layer_count(config),
+        experts.expert_count(config),
+    )
+    (split, chosen), values = expert_groups(config), config.values
+    lite = layers in (26, 27) or (layers == 48 and config.get_int("vocab_size") == 128256)
+    settings = blocks.rope_settings(config)
+    config.get_int("n_shared_experts")
+    flat = settings.values["rope_type"] == "yarn" and settings.get_float("factor") <= 1
     return [
-        *blocks.problems(_rotary_part(config), ropes=("default", "yarn")),
-        *experts.problems(config),
+        *blocks.common_problems(_rotary_part(config), rope_types=("default", "yarn")),
+        *experts.expert_problems(config),
         (flat, "its yarn has a factor of 1 or less"),
         (
-            config.number("num_key_value_heads", default=sizes.heads) != sizes.heads,
+            config.get_int("num_key_value_heads", default=sizes.heads) != sizes.heads,
             "its query heads share keys and values",
         ),
-        (config.flag("attention_bias"), "its attention has biases (attention_bias)"),
-        (lite and sizes.query, f"llama.cpp expects no q_lora_rank in a model of {layers} layers"),
+        (config.get_bool("attention_bias"), "its attention has biases (attention_bias)"),
+        (
+            lite and sizes.query_rank,
+            f"llama.cpp expects no q_lora_rank in a model of {layers} layers",
+        ),
         (
             values.get("moe_layer_freq") not in (None, 1),
             f"its moe_layer_freq is {values.get('moe_layer_freq')}",
@@ -147,60 +154,62 @@ def _problems(config: Config, scoring: str) -> list[tuple[object, str]]:
         (count < 2, "it has only one expert"),
         (count % split or split >= count, f"{count} experts cannot be split into {split} groups"),
         (
-            experts.used(config) > count // split * chosen,
+            experts.used_expert_count(config) > count // split * chosen,
             f"it uses more experts than {chosen} groups have",
         ),
     ]
 
 
-def _notes(config: Config) -> list[str]:
-    eps, notes = config.real("rms_norm_eps", EPS), []
-    if ahead(config):
+def _notes(config: CheckpointConfig) -> list[str]:
+    eps, notes = config.get_float("rms_norm_eps", INNER_NORM_EPS), []
+    if mtp_layer_count(config):
         notes.append(
-            f"layers from {blocks.layers(config)} on predict further tokens (MTP) and are "
+            f"layers from {blocks.layer_count(config)} on predict further tokens (MTP) and are "
             "not converted"
         )
-    if eps != EPS:
+    if eps != INNER_NORM_EPS:
         notes.append(
-            f"the norms of compressed queries and keys have eps {EPS:g} in transformers and "
+            f"the norms of compressed queries and keys have eps {INNER_NORM_EPS:g} in transformers and "
             f"{eps:g} in llama.cpp"
         )
     return notes
 
 
-def _rotary_part(config: Config, **changes: Any) -> Config:
+def _rotary_part(config: CheckpointConfig, **changes: Any) -> CheckpointConfig:
     """Return the config of a model whose heads consist of their rotary part only."""
-    return replace(config, values={**config.values, "head_dim": mla(config).turned, **changes})
+    return replace(
+        config, values={**config.values, "head_dim": mla_widths(config).rope_width, **changes}
+    )
 
 
-def keys(config: Config, gating: int) -> list[Key]:
+def keys(config: CheckpointConfig, gating: int) -> list[ArchKey]:
     """Return the common keys of a model with one key-value head, the attention's widths, and the
     experts' keys. `gating` is llama.cpp's number of the scoring function.
     """
-    sizes, (split, chosen) = mla(config), groups(config)
+    sizes, (split, chosen) = mla_widths(config), expert_groups(config)
     rotary = _rotary_part(config, num_key_value_heads=1, head_dim=None)
     return [
-        *_with_yarn_factors(config, blocks.keys(rotary)),
-        Key("attention.q_lora_rank", "uint32", sizes.query),
-        Key("attention.kv_lora_rank", "uint32", sizes.compressed),
-        Key("attention.key_length", "uint32", sizes.compressed + sizes.turned),
-        Key("attention.value_length", "uint32", sizes.compressed),
-        Key("attention.key_length_mla", "uint32", sizes.key),
-        Key("attention.value_length_mla", "uint32", sizes.value),
-        Key("rope.dimension_count", "uint32", sizes.turned),
-        Key("leading_dense_block_count", "uint32", dense(config)),
-        *experts.keys(config),
-        Key("expert_feed_forward_length", "uint32", config.number("moe_intermediate_size")),
-        Key("expert_shared_count", "uint32", config.number("n_shared_experts")),
-        Key("expert_weights_scale", "float32", config.real("routed_scaling_factor")),
-        Key("expert_weights_norm", "bool", config.flag("norm_topk_prob")),
-        Key("expert_gating_func", "uint32", gating),
-        Key("expert_group_count", "uint32", split),
-        Key("expert_group_used_count", "uint32", chosen),
+        *_with_yarn_factors(config, blocks.common_keys(rotary)),
+        ArchKey("attention.q_lora_rank", "uint32", sizes.query_rank),
+        ArchKey("attention.kv_lora_rank", "uint32", sizes.kv_rank),
+        ArchKey("attention.key_length", "uint32", sizes.kv_rank + sizes.rope_width),
+        ArchKey("attention.value_length", "uint32", sizes.kv_rank),
+        ArchKey("attention.key_length_mla", "uint32", sizes.key_width),
+        ArchKey("attention.value_length_mla", "uint32", sizes.value_width),
+        ArchKey("rope.dimension_count", "uint32", sizes.rope_width),
+        ArchKey("leading_dense_block_count", "uint32", dense_layer_count(config)),
+        *experts.expert_keys(config),
+        ArchKey("expert_feed_forward_length", "uint32", config.get_int("moe_intermediate_size")),
+        ArchKey("expert_shared_count", "uint32", config.get_int("n_shared_experts")),
+        ArchKey("expert_weights_scale", "float32", config.get_float("routed_scaling_factor")),
+        ArchKey("expert_weights_norm", "bool", config.get_bool("norm_topk_prob")),
+        ArchKey("expert_gating_func", "uint32", gating),
+        ArchKey("expert_group_count", "uint32", split),
+        ArchKey("expert_group_used_count", "uint32", chosen),
     ]
 
 
-def _with_yarn_factors(config: Config, keys: list[Key]) -> list[Key]:
+def _with_yarn_factors(config: CheckpointConfig, keys: list[ArchKey]) -> list[ArchKey]:
     """Return the keys with yarn's factors as llama.cpp's deepseek2 reads them.
 
     With m(w) = 1 + w ln(factor) / 10, llama.cpp multiplies rotated values by `attn_factor` and all
@@ -208,77 +217,86 @@ def _with_yarn_factors(config: Config, keys: list[Key]) -> list[Key]:
     as "not set" and then multiplies `attn_factor` by m(1) (llama_context; graph of deepseek2.cpp).
     transformers multiplies rotated values by `rotated_factor` and scores by `score_factor` squared.
     """
-    settings = blocks.rope(config)
+    settings = blocks.rope_settings(config)
     if settings.values["rope_type"] != "yarn":
         return keys
-    rotated_factor = blocks.loudness(settings)
+    rotated_factor = blocks.yarn_attention_factor(settings)
     score_factor = (
-        blocks.stretch(settings, settings.real("mscale_all_dim"))
+        blocks.yarn_scale(settings, settings.get_float("mscale_all_dim"))
         if settings.values.get("mscale_all_dim")
         else 1.0
     )
-    weight = (score_factor / rotated_factor - 1) / (blocks.stretch(settings) - 1)
+    weight = (score_factor / rotated_factor - 1) / (blocks.yarn_scale(settings) - 1)
     if abs(weight) < 1e-6:
         return keys
     return [
-        *(replace(key, value=rotated_factor) if key.name == ATTN_FACTOR else key for key in keys),
-        Key("rope.scaling.yarn_log_multiplier", "float32", 0.1 * weight),
+        *(
+            replace(key, value=rotated_factor) if key.name == ATTN_FACTOR_KEY else key
+            for key in keys
+        ),
+        ArchKey("rope.scaling.yarn_log_multiplier", "float32", 0.1 * weight),
     ]
 
 
-def expected(config: Config, biased: bool) -> Shapes:
+def required_shapes(config: CheckpointConfig, has_expert_bias: bool) -> Shapes:
     """Return the required tensors with their shapes, rows first.
 
     With `has_expert_bias` (V3), the router has a bias.
     """
-    hidden, shared = config.number("hidden_size"), config.number("n_shared_experts")
-    width, first = config.number("moe_intermediate_size"), dense(config)
+    hidden, shared = config.get_int("hidden_size"), config.get_int("n_shared_experts")
+    width, first = config.get_int("moe_intermediate_size"), dense_layer_count(config)
     sparse: Shapes = {
         "ffn_norm.weight": (hidden,),
-        **experts.shapes(config, width),
+        **experts.expert_shapes(config, width),
         "ffn_gate_shexp.weight": (shared * width, hidden),
         "ffn_up_shexp.weight": (shared * width, hidden),
         "ffn_down_shexp.weight": (hidden, shared * width),
     }
-    if biased:
-        sparse["exp_probs_b.bias"] = (experts.count(config),)
-    dense_shapes = blocks.gated(config)
+    if has_expert_bias:
+        sparse["exp_probs_b.bias"] = (experts.expert_count(config),)
+    dense_shapes = blocks.feed_forward_shapes(config)
     forward = {
         f"blk.{layer}.{role}": shape
-        for layer in range(blocks.layers(config))
+        for layer in range(blocks.layer_count(config))
         for role, shape in (dense_shapes if layer < first else sparse).items()
     }
-    return blocks.ends(config) | blocks.blocks(config, _attention(config)) | forward
+    return (
+        blocks.embedding_and_head(config)
+        | blocks.repeat_for_blocks(config, _attention(config))
+        | forward
+    )
 
 
-def _attention(config: Config) -> Shapes:
+def _attention(config: CheckpointConfig) -> Shapes:
     """Return the shapes of one block's attention with its inner norms and the norm before it, by
     role.
     """
-    hidden, sizes = config.number("hidden_size"), mla(config)
-    wide = sizes.heads * sizes.key
+    hidden, sizes = config.get_int("hidden_size"), mla_widths(config)
+    wide = sizes.heads * sizes.key_width
     queries: Shapes = {"attn_q.weight": (wide, hidden)}
-    if sizes.query:
+    if sizes.query_rank:
         queries = {
-            "attn_q_a.weight": (sizes.query, hidden),
-            "attn_q_a_norm.weight": (sizes.query,),
-            "attn_q_b.weight": (wide, sizes.query),
+            "attn_q_a.weight": (sizes.query_rank, hidden),
+            "attn_q_a_norm.weight": (sizes.query_rank,),
+            "attn_q_b.weight": (wide, sizes.query_rank),
         }
     return queries | {
         "attn_norm.weight": (hidden,),
-        "attn_kv_a_norm.weight": (sizes.compressed,),
-        "attn_kv_a_mqa.weight": (sizes.compressed + sizes.turned, hidden),
-        "attn_k_b.weight": (sizes.heads, sizes.compressed, sizes.plain),
-        "attn_v_b.weight": (sizes.heads, sizes.value, sizes.compressed),
-        "attn_output.weight": (hidden, sizes.heads * sizes.value),
+        "attn_kv_a_norm.weight": (sizes.kv_rank,),
+        "attn_kv_a_mqa.weight": (sizes.kv_rank + sizes.rope_width, hidden),
+        "attn_k_b.weight": (sizes.heads, sizes.kv_rank, sizes.plain_width),
+        "attn_v_b.weight": (sizes.heads, sizes.value_width, sizes.kv_rank),
+        "attn_output.weight": (hidden, sizes.heads * sizes.value_width),
     }
 
 
-def prepare(config: Config, tensors: Tensors) -> Tensors:
+def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Stack experts, split kv_b, rename the router's bias, and drop the MTP layers."""
     result: Tensors = {}
-    mtp_layers = range(blocks.layers(config), blocks.layers(config) + ahead(config))
-    for name, tensor in experts.gather(config, tensors).items():
+    mtp_layers = range(
+        blocks.layer_count(config), blocks.layer_count(config) + mtp_layer_count(config)
+    )
+    for name, tensor in experts.stack_experts(config, tensors).items():
         match = re.match(r"(?:model\.)?layers\.(\d{1,4})\.", name)
         if match and int(match[1]) in mtp_layers:
             continue
@@ -289,49 +307,55 @@ def prepare(config: Config, tensors: Tensors) -> Tensors:
     return result
 
 
-def _split(config: Config, name: str, tensor: LazyTensor) -> Tensors:
+def _split(config: CheckpointConfig, name: str, tensor: LazyTensor) -> Tensors:
     """Split kv_b [heads * (plain + value), compressed] into its key and value parts.
 
     A tensor of another shape gets a name that shows the shape, so that the error lists it as
     unknown.
     """
-    sizes = mla(config)
-    height = sizes.plain + sizes.value
-    if tensor.shape != (sizes.heads * height, sizes.compressed):
+    sizes = mla_widths(config)
+    height = sizes.plain_width + sizes.value_width
+    if tensor.shape != (sizes.heads * height, sizes.kv_rank):
         label = f"{tensor.name} {list(tensor.shape)}"
         return {label: replace(tensor, name=label)}
-    matrices = tensor_views.reshaped(tensor, sizes.heads, height, sizes.compressed)
+    matrices = tensor_views.reshape(tensor, sizes.heads, height, sizes.kv_rank)
     return {
-        name.replace("kv_b_proj", "k_b_proj"): tensor_views.transposed(
-            tensor_views.part(matrices, 0, sizes.plain)
+        name.replace("kv_b_proj", "k_b_proj"): tensor_views.transpose(
+            tensor_views.pick_range(matrices, 0, sizes.plain_width)
         ),
-        name.replace("kv_b_proj", "v_b_proj"): tensor_views.part(matrices, sizes.plain, height),
+        name.replace("kv_b_proj", "v_b_proj"): tensor_views.pick_range(
+            matrices, sizes.plain_width, height
+        ),
     }
 
 
-def _interleave_rotary(config: Config, tensor: LazyTensor, heads: int, plain: int) -> LazyTensor:
+def _interleave_rotary(
+    config: CheckpointConfig, tensor: LazyTensor, heads: int, plain: int
+) -> LazyTensor:
     """Reorder the rotary rows that follow each head's `plain` rows into interleaved pairs.
 
     Most checkpoints store pairs already (rope_interleave).
     """
-    turned = mla(config).turned
-    if config.flag("rope_interleave", default=True):
+    turned = mla_widths(config).rope_width
+    if config.get_bool("rope_interleave", default=True):
         return tensor
-    order = [*range(plain), *(plain + row for row in rope_rows(1, turned))]
-    return tensor_views.pick(
+    order = [*range(plain), *(plain + row for row in rope_row_order(1, turned))]
+    return tensor_views.pick_rows(
         tensor, [head * (plain + turned) + row for head in range(heads) for row in order]
     )
 
 
-def _interleave_queries(config: Config, tensor: LazyTensor) -> LazyTensor:
-    return _interleave_rotary(config, tensor, mla(config).heads, mla(config).plain)
+def _interleave_queries(config: CheckpointConfig, tensor: LazyTensor) -> LazyTensor:
+    return _interleave_rotary(
+        config, tensor, mla_widths(config).heads, mla_widths(config).plain_width
+    )
 
 
-def _interleave_keys(config: Config, tensor: LazyTensor) -> LazyTensor:
-    return _interleave_rotary(config, tensor, 1, mla(config).compressed)
+def _interleave_keys(config: CheckpointConfig, tensor: LazyTensor) -> LazyTensor:
+    return _interleave_rotary(config, tensor, 1, mla_widths(config).kv_rank)
 
 
-OPS: dict[str, Op] = {
+TENSOR_OPS: dict[str, TensorOp] = {
     "attn_q": _interleave_queries,
     "attn_q_b": _interleave_queries,
     "attn_kv_a_mqa": _interleave_keys,
@@ -342,7 +366,7 @@ V2 = Arch(
     kind="DEEPSEEK2",
     hf=("DeepseekV2ForCausalLM",),
     keys=lambda config: keys(config, SOFTMAX),
-    expected=lambda config: expected(config, biased=False),
+    required_shapes=lambda config: required_shapes(config, has_expert_bias=False),
     check=check_v2,
     defaults={"topk_method": "greedy", "routed_scaling_factor": 1.0, "first_k_dense_replace": 0},
     prepare=prepare,
@@ -351,7 +375,7 @@ V3 = replace(
     V2,
     hf=("DeepseekV3ForCausalLM",),
     keys=lambda config: keys(config, SIGMOID),
-    expected=lambda config: expected(config, biased=True),
+    required_shapes=lambda config: required_shapes(config, has_expert_bias=True),
     check=check_v3,
     defaults={
         "routed_scaling_factor": 2.5,
@@ -360,7 +384,7 @@ V3 = replace(
         "topk_group": 4,
         "norm_topk_prob": True,
     },
-    ops=OPS,
+    ops=TENSOR_OPS,
 )
 
 ARCHS = (V2, V3)

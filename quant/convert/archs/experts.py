@@ -10,48 +10,51 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 from quant.checkpoint import tensor_views
-from quant.checkpoint.config import Config
-from quant.checkpoint.safetensors import FLOATS, LazyTensor, Tensors
-from quant.convert.archs.base import Key, Shapes
+from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.safetensors import FLOAT_DTYPES, LazyTensor, Tensors
+from quant.convert.archs.base import ArchKey, Shapes
 
 MAX_EXPERTS = 1024  # llama.cpp, LLAMA_MAX_EXPERTS
-ONE = re.compile(r"(.+\.experts)\.(\d{1,4})\.(\w+\.(?:weight|bias))")
-FUSED = re.compile(r"(.+\.experts)\.gate_up_proj(?:\.weight)?")
-DOWN = re.compile(r"(.+\.experts\.down_proj)(?:\.weight)?")
+EXPERT_NAME = re.compile(r"(.+\.experts)\.(\d{1,4})\.(\w+\.(?:weight|bias))")
+FUSED_GATE_UP_NAME = re.compile(r"(.+\.experts)\.gate_up_proj(?:\.weight)?")
+FUSED_DOWN_NAME = re.compile(r"(.+\.experts\.down_proj)(?:\.weight)?")
 
 
-def count(config: Config) -> int:
+def expert_count(config: CheckpointConfig) -> int:
     """Return the number of experts in a block."""
-    return config.number("num_local_experts", "num_experts", "n_routed_experts")
+    return config.get_int("num_local_experts", "num_experts", "n_routed_experts")
 
 
-def used(config: Config) -> int:
+def used_expert_count(config: CheckpointConfig) -> int:
     """Return the number of experts that a token is routed to."""
-    return config.number("num_experts_per_tok")
+    return config.get_int("num_experts_per_tok")
 
 
-def problems(config: Config) -> list[tuple[object, str]]:
+def expert_problems(config: CheckpointConfig) -> list[tuple[object, str]]:
     """Return (condition, text) pairs for expert counts that llama.cpp does not support."""
     return [
         (
-            count(config) > MAX_EXPERTS,
-            f"it has {count(config)} experts; llama.cpp allows {MAX_EXPERTS}",
+            expert_count(config) > MAX_EXPERTS,
+            f"it has {expert_count(config)} experts; llama.cpp allows {MAX_EXPERTS}",
         ),
-        (used(config) > count(config), f"it uses {used(config)} of {count(config)} experts"),
+        (
+            used_expert_count(config) > expert_count(config),
+            f"it uses {used_expert_count(config)} of {expert_count(config)} experts",
+        ),
     ]
 
 
-def keys(config: Config) -> list[Key]:
+def expert_keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the keys for the number of experts and how many are used."""
     return [
-        Key("expert_count", "uint32", count(config)),
-        Key("expert_used_count", "uint32", used(config)),
+        ArchKey("expert_count", "uint32", expert_count(config)),
+        ArchKey("expert_used_count", "uint32", used_expert_count(config)),
     ]
 
 
-def shapes(config: Config, ff: int) -> Shapes:
+def expert_shapes(config: CheckpointConfig, ff: int) -> Shapes:
     """Return the shapes of one block's router and stacked experts of width `ff`, by role."""
-    hidden, n = config.number("hidden_size"), count(config)
+    hidden, n = config.get_int("hidden_size"), expert_count(config)
     return {
         "ffn_gate_inp.weight": (n, hidden),
         "ffn_gate_exps.weight": (n, ff, hidden),
@@ -60,7 +63,7 @@ def shapes(config: Config, ff: int) -> Shapes:
     }
 
 
-def gather(config: Config, tensors: Tensors) -> Tensors:
+def stack_experts(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Return the tensors with every block's experts stacked into the tensors that the gguf package
     names.
 
@@ -72,14 +75,16 @@ def gather(config: Config, tensors: Tensors) -> Tensors:
     fused: Tensors = {}
     single: dict[str, Tensors] = defaultdict(dict)
     for name, tensor in tensors.items():
-        if match := ONE.fullmatch(name):
+        if match := EXPERT_NAME.fullmatch(name):
             single[f"{match[1]}.{match[3]}"][name] = tensor
-        elif FUSED.fullmatch(name) or DOWN.fullmatch(name):
+        elif FUSED_GATE_UP_NAME.fullmatch(name) or FUSED_DOWN_NAME.fullmatch(name):
             fused[name] = tensor
         else:
             result[name] = tensor
     pieces = [({name: tensor}, _split(name, tensor)) for name, tensor in fused.items()]
-    pieces += [(experts, _stack(name, experts, count(config))) for name, experts in single.items()]
+    pieces += [
+        (experts, _stack(name, experts, expert_count(config))) for name, experts in single.items()
+    ]
     for sources, stacked in pieces:
         result |= sources if stacked.keys() & result.keys() else stacked
     return result
@@ -89,14 +94,14 @@ def _split(name: str, tensor: LazyTensor) -> Tensors:
     """Split fused gate and up [experts, 2 * ff, hidden] into two tensors, and complete the name of
     down.
     """
-    if match := DOWN.fullmatch(name):
+    if match := FUSED_DOWN_NAME.fullmatch(name):
         return {f"{match[1]}.weight": tensor}
     if len(tensor.shape) != 3 or tensor.shape[1] % 2:
         return {name: tensor}
     half, block = tensor.shape[1] // 2, name.split(".gate_up_proj")[0]
     return {
-        f"{block}.gate_proj.weight": tensor_views.part(tensor, 0, half),
-        f"{block}.up_proj.weight": tensor_views.part(tensor, half, 2 * half),
+        f"{block}.gate_proj.weight": tensor_views.pick_range(tensor, 0, half),
+        f"{block}.up_proj.weight": tensor_views.pick_range(tensor, half, 2 * half),
     }
 
 
@@ -114,10 +119,10 @@ def _stack(name: str, experts: Tensors, wanted: int) -> Tensors:
             number < wanted
             and number not in fitting
             and tensor.shape == shape
-            and (not mixed or tensor.dtype in FLOATS)
+            and (not mixed or tensor.dtype in FLOAT_DTYPES)
         ):
             fitting[number] = (
-                tensor_views.mapped(tensor, lambda values: values) if mixed else tensor
+                tensor_views.map_values(tensor, lambda values: values) if mixed else tensor
             )
         else:
             unknown[expert] = tensor
@@ -131,6 +136,6 @@ def _stack(name: str, experts: Tensors, wanted: int) -> Tensors:
 
 
 def _number(name: str) -> int:
-    match = ONE.fullmatch(name)
+    match = EXPERT_NAME.fullmatch(name)
     assert match
     return int(match[2])

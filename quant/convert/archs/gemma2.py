@@ -6,9 +6,9 @@ to the embedding, and derives the scale of the queries itself.
 """
 
 from quant.checkpoint import tensor_views
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, Key, Op, Shapes
+from quant.convert.archs.base import Arch, ArchKey, Shapes, TensorOp
 
 DEFAULTS = {  # defaults of transformers' Gemma2Config
     "num_attention_heads": 8,
@@ -21,67 +21,84 @@ DEFAULTS = {  # defaults of transformers' Gemma2Config
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
-PERIOD = 2  # layers; the last layer of each period attends to all positions
-LARGE = 46  # layers of the 27B model, which scales queries differently
+PERIOD_LAYERS = 2  # layers; the last layer of each period attends to all positions
+LARGE_MODEL_LAYERS = 46  # layers of the 27B model, which scales queries differently
 
 
-def scalar(config: Config, large: int) -> int:
+def query_scalar(config: CheckpointConfig, large_model_layers: int) -> int:
     """Return the query_pre_attn_scalar that llama.cpp computes with. It recognizes the largest
     model by its layer count.
     """
-    heads, _, head_dim = blocks.heads(config)
-    return config.number("hidden_size") // heads if blocks.layers(config) == large else head_dim
+    heads, _, head_dim = blocks.head_counts(config)
+    return (
+        config.get_int("hidden_size") // heads
+        if blocks.layer_count(config) == large_model_layers
+        else head_dim
+    )
 
 
-def problems(config: Config, large: int) -> list[tuple[object, str]]:
+def gemma_problems(config: CheckpointConfig, large_model_layers: int) -> list[tuple[object, str]]:
     """Return (condition, text) pairs for settings that llama.cpp computes differently for Gemma 2
     and 3.
     """
-    scalar_setting, computed = config.values["query_pre_attn_scalar"], scalar(config, large)
+    scalar_setting, computed = (
+        config.values["query_pre_attn_scalar"],
+        query_scalar(config, large_model_layers),
+    )
     return [
-        *blocks.problems(
+        *blocks.common_problems(
             config,
-            ropes=("default", "linear"),
-            acts=("gelu_pytorch_tanh",),
-            act="hidden_activation",
+            rope_types=("default", "linear"),
+            activations=("gelu_pytorch_tanh",),
+            activation_key="hidden_activation",
         ),
         (
             scalar_setting != computed,
             f"its query_pre_attn_scalar is {scalar_setting}; llama.cpp computes with {computed}",
         ),
-        (config.flag("attention_bias"), "its attention has biases"),
-        (config.flag("use_bidirectional_attention"), "it attends to later tokens"),
+        (config.get_bool("attention_bias"), "its attention has biases"),
+        (config.get_bool("use_bidirectional_attention"), "it attends to later tokens"),
     ]
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gemma2 computes differently."""
     missing = [
         (config.values[key] is None, f"its {key} is null")
         for key in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
     ]
-    tied = config.flag("tie_word_embeddings")
-    blocks.refuse(
+    tied = config.get_bool("tie_word_embeddings")
+    blocks.raise_problems(
         config,
-        [*problems(config, LARGE), *missing, (not tied, "its head is not tied to the embedding")],
+        [
+            *gemma_problems(config, LARGE_MODEL_LAYERS),
+            *missing,
+            (not tied, "its head is not tied to the embedding"),
+        ],
     )
     return []
 
 
-def keys(config: Config) -> list[Key]:
+def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common keys, both soft caps and the sliding window."""
     return [
-        *blocks.keys(config),
-        Key("attn_logit_softcapping", "float32", config.real("attn_logit_softcapping")),
-        Key("final_logit_softcapping", "float32", config.real("final_logit_softcapping")),
-        *blocks.window(config, blocks.sliding(config, PERIOD), PERIOD),
+        *blocks.common_keys(config),
+        ArchKey("attn_logit_softcapping", "float32", config.get_float("attn_logit_softcapping")),
+        ArchKey("final_logit_softcapping", "float32", config.get_float("final_logit_softcapping")),
+        *blocks.sliding_window_keys(
+            config, blocks.sliding_layers(config, PERIOD_LAYERS), PERIOD_LAYERS
+        ),
     ]
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
-    parts = blocks.attention(config), blocks.gated(config), blocks.post_norms(config)
-    return blocks.ends(config) | blocks.blocks(config, *parts)
+    parts = (
+        blocks.attention_shapes(config),
+        blocks.feed_forward_shapes(config),
+        blocks.post_norm_shapes(config),
+    )
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, *parts)
 
 
 NORMS = (
@@ -93,17 +110,19 @@ NORMS = (
     "post_ffw_norm",
     "output_norm",
 )
-SHIFTED: dict[str, Op] = dict.fromkeys(NORMS, lambda config, tensor: tensor_views.plus_one(tensor))
+NORM_SHIFT_OPS: dict[str, TensorOp] = dict.fromkeys(
+    NORMS, lambda config, tensor: tensor_views.add_one(tensor)
+)
 
 GEMMA2 = Arch(
     name="gemma2",
     kind="GEMMA2",
     hf=("Gemma2ForCausalLM",),
     keys=keys,
-    expected=expected,
+    required_shapes=required_shapes,
     check=check,
     defaults=DEFAULTS,
-    ops=SHIFTED,
+    ops=NORM_SHIFT_OPS,
 )
 
 ARCHS = (GEMMA2,)

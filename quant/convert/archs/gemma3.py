@@ -9,10 +9,10 @@ layers are in rope_local_base_freq, or in rope_parameters' sliding_attention; th
 from typing import Any
 
 from quant.checkpoint import tensor_views
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert.archs import blocks, gemma2
-from quant.convert.archs.base import Arch, Key, Shapes
+from quant.convert.archs.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' Gemma3TextConfig, without its vocab_size (see Arch)
     "hidden_size": 2304,
@@ -27,37 +27,40 @@ DEFAULTS = {  # defaults of transformers' Gemma3TextConfig, without its vocab_si
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-PERIOD = 6  # layers; the last layer of each period attends to all positions
-LARGE = 62  # layers of the 27B model, which scales queries differently
+PERIOD_LAYERS = 6  # layers; the last layer of each period attends to all positions
+LARGE_MODEL_LAYERS = 62  # layers of the 27B model, which scales queries differently
 
 
-def local(config: Config) -> Config:
+def local_rope_settings(config: CheckpointConfig) -> CheckpointConfig:
     """Return the rotary settings of the sliding layers."""
     base, parts = config.values.get("rope_local_base_freq"), config.values.get("rope_parameters")
     settings = parts.get("sliding_attention") if isinstance(parts, dict) else None
     values: dict[str, Any] = {"rope_theta": 10000.0 if base is None else base}
-    return blocks.rope(Config(values | {"rope_parameters": settings}, config.where))
-
-
-def windowed(config: Config) -> list[bool]:
-    """Return for each layer whether it has a sliding window."""
-    return blocks.sliding(
-        config, config.number("sliding_window_pattern", "_sliding_window_pattern", default=PERIOD)
+    return blocks.rope_settings(
+        CheckpointConfig(values | {"rope_parameters": settings}, config.location)
     )
 
 
-def check(config: Config) -> list[str]:
+def sliding_layers(config: CheckpointConfig) -> list[bool]:
+    """Return for each layer whether it has a sliding window."""
+    return blocks.sliding_layers(
+        config,
+        config.get_int("sliding_window_pattern", "_sliding_window_pattern", default=PERIOD_LAYERS),
+    )
+
+
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gemma3 computes differently."""
-    parts, local_settings = config.values.get("rope_parameters"), local(config).values
+    parts, local_settings = config.values.get("rope_parameters"), local_rope_settings(config).values
     unlabeled = (
         isinstance(parts, dict)
         and bool(parts)
         and not parts.keys() & {"full_attention", "sliding_attention"}
     )
-    blocks.refuse(
+    blocks.raise_problems(
         config,
         [
-            *gemma2.problems(config, LARGE),
+            *gemma2.gemma_problems(config, LARGE_MODEL_LAYERS),
             (config.values.get("attn_logit_softcapping") is not None, "its attention is capped"),
             (config.values["sliding_window"] is None, "its sliding_window is null"),
             (local_settings["rope_type"] != "default", "its sliding layers have scaled positions"),
@@ -67,36 +70,42 @@ def check(config: Config) -> list[str]:
     return []
 
 
-def keys(config: Config) -> list[Key]:
+def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common keys, the cap on the logits if there is one, and the sliding window with
     its rotary base.
     """
-    entries, layers = blocks.keys(config), windowed(config)
+    entries, layers = blocks.common_keys(config), sliding_layers(config)
     if config.values.get("final_logit_softcapping") is not None:
         entries.append(
-            Key("final_logit_softcapping", "float32", config.real("final_logit_softcapping"))
+            ArchKey(
+                "final_logit_softcapping", "float32", config.get_float("final_logit_softcapping")
+            )
         )
     if any(layers):
-        entries.append(Key("rope.freq_base_swa", "float32", local(config).real("rope_theta")))
-        entries += blocks.window(config, layers, PERIOD)
+        entries.append(
+            ArchKey(
+                "rope.freq_base_swa", "float32", local_rope_settings(config).get_float("rope_theta")
+            )
+        )
+        entries += blocks.sliding_window_keys(config, layers, PERIOD_LAYERS)
     return entries
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
-    head_dim = blocks.heads(config)[2]
+    head_dim = blocks.head_counts(config)[2]
     norms: Shapes = {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
-    return gemma2.expected(config) | blocks.blocks(config, norms)
+    return gemma2.required_shapes(config) | blocks.repeat_for_blocks(config, norms)
 
 
-def prepare(config: Config, tensors: Tensors) -> Tensors:
+def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Cut off rows of the embedding and the head that have no token: the tokenizer may have fewer
     tokens than the class has rows.
     """
-    size, result = config.number("vocab_size"), dict(tensors)
+    size, result = config.get_int("vocab_size"), dict(tensors)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         if (tensor := tensors.get(name)) and len(tensor.shape) == 2 and tensor.shape[0] > size:
-            result[name] = tensor_views.part(tensor, 0, size)
+            result[name] = tensor_views.pick_range(tensor, 0, size)
     return result
 
 
@@ -105,12 +114,12 @@ GEMMA3 = Arch(
     kind="GEMMA3",
     hf=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     keys=keys,
-    expected=expected,
+    required_shapes=required_shapes,
     check=check,
     defaults=DEFAULTS,
-    spare=True,
+    vocab_size_from_tokenizer=True,
     prepare=prepare,
-    ops=gemma2.SHIFTED,
+    ops=gemma2.NORM_SHIFT_OPS,
 )
 
 ARCHS = (GEMMA3,)

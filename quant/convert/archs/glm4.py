@@ -5,9 +5,9 @@ Follows conversion/glm.py and src/models/glm4.cpp of llama.cpp. The checkpoint s
 pairs, so the rows of queries and keys keep their order.
 """
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, Key, Shapes
+from quant.convert.archs.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {  # defaults of transformers' Glm4Config
     "num_key_value_heads": 2,
@@ -19,28 +19,38 @@ DEFAULTS = {  # defaults of transformers' Glm4Config
 }
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's glm4 computes differently."""
-    blocks.refuse(
+    blocks.raise_problems(
         config,
         [
-            *blocks.problems(config, ropes=("default", "linear", "yarn"), partial=True),
+            *blocks.common_problems(
+                config, rope_types=("default", "linear", "yarn"), allow_partial_rotary=True
+            ),
             (config.values.get("num_nextn_predict_layers"), "it predicts several tokens at once"),
         ],
     )
     return []
 
 
-def keys(config: Config) -> list[Key]:
+def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common keys and the rotary width of a head."""
-    return [*blocks.keys(config), Key("rope.dimension_count", "uint32", blocks.rotary(config))]
+    return [
+        *blocks.common_keys(config),
+        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+    ]
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
-    biases = blocks.biases(config) if config.flag("attention_bias") else {}
-    parts = blocks.attention(config), biases, blocks.fused(config), blocks.post_norms(config)
-    return blocks.ends(config) | blocks.blocks(config, *parts)
+    biases = blocks.qkv_bias_shapes(config) if config.get_bool("attention_bias") else {}
+    parts = (
+        blocks.attention_shapes(config),
+        biases,
+        blocks.fused_feed_forward_shapes(config),
+        blocks.post_norm_shapes(config),
+    )
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(config, *parts)
 
 
 GLM4 = Arch(
@@ -48,7 +58,7 @@ GLM4 = Arch(
     kind="GLM4",
     hf=("Glm4ForCausalLM",),
     keys=keys,
-    expected=expected,
+    required_shapes=required_shapes,
     check=check,
     defaults=DEFAULTS,
 )

@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from quant.checkpoint import tensor_views
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, Key, Shapes
+from quant.convert.archs.base import Arch, ArchKey, Shapes
 
-ALPHA, LIMIT = 1.702, 7.0  # LLM_FFN_SWIGLU_OAI_MOE, src/llama-graph.cpp
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # LLM_FFN_SWIGLU_OAI_MOE, src/llama-graph.cpp
 DEFAULTS = {
     "head_dim": 64,
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
     "attention_bias": True,
-    "swiglu_limit": LIMIT,
-    "swiglu_alpha": ALPHA,
+    "swiglu_limit": SWIGLU_LIMIT,
+    "swiglu_alpha": SWIGLU_ALPHA,
 }
-PERIOD = 2  # layers; the last layer of each period attends to all positions
+PERIOD_LAYERS = 2  # layers; the last layer of each period attends to all positions
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's gpt-oss computes differently; return notes for
     the user.
     """
@@ -35,38 +35,42 @@ def check(config: Config) -> list[str]:
         isinstance(values.get(key), dict) for key in ("rope_scaling", "rope_parameters")
     )
     limit, alpha = values["swiglu_limit"], values["swiglu_alpha"]
-    blocks.refuse(
+    blocks.raise_problems(
         config,
         [
-            *blocks.problems(config, ropes=("default", "linear", "yarn"), rough=True),
+            *blocks.common_problems(
+                config, rope_types=("default", "linear", "yarn"), allow_rounded_ramp=True
+            ),
             (without_rope, "it has neither rope_scaling nor rope_parameters"),
-            (not config.flag("attention_bias"), "its attention has no biases"),
-            (limit != LIMIT, f"its swiglu_limit is {limit}; llama.cpp has {LIMIT}"),
-            (alpha != ALPHA, f"its swiglu_alpha is {alpha}; llama.cpp has {ALPHA}"),
+            (not config.get_bool("attention_bias"), "its attention has no biases"),
+            (limit != SWIGLU_LIMIT, f"its swiglu_limit is {limit}; llama.cpp has {SWIGLU_LIMIT}"),
+            (alpha != SWIGLU_ALPHA, f"its swiglu_alpha is {alpha}; llama.cpp has {SWIGLU_ALPHA}"),
             (used > experts, f"it uses {used} of {experts} experts"),
         ],
     )
-    return blocks.rounded(config)
+    return blocks.yarn_ramp_notes(config)
 
 
-def keys(config: Config) -> list[Key]:
+def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common keys, the sliding window and the experts' keys."""
     experts, used = _experts(config)
     return [
-        *blocks.keys(config),
-        *blocks.window(config, blocks.sliding(config, PERIOD), PERIOD),
-        Key("expert_count", "uint32", experts),
-        Key("expert_used_count", "uint32", used),
-        Key("expert_feed_forward_length", "uint32", config.number("intermediate_size")),
+        *blocks.common_keys(config),
+        *blocks.sliding_window_keys(
+            config, blocks.sliding_layers(config, PERIOD_LAYERS), PERIOD_LAYERS
+        ),
+        ArchKey("expert_count", "uint32", experts),
+        ArchKey("expert_used_count", "uint32", used),
+        ArchKey("expert_feed_forward_length", "uint32", config.get_int("intermediate_size")),
     ]
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
     hidden, ff, count = (
-        config.number("hidden_size"),
-        config.number("intermediate_size"),
-        blocks.heads(config)[0],
+        config.get_int("hidden_size"),
+        config.get_int("intermediate_size"),
+        blocks.head_counts(config)[0],
     )
     experts, _ = _experts(config)
     block: Shapes = {
@@ -82,12 +86,12 @@ def expected(config: Config) -> Shapes:
         "ffn_down_exps.weight": (experts, hidden, ff),
         "ffn_down_exps.bias": (experts, hidden),
     }
-    return blocks.ends(config) | blocks.blocks(
-        config, blocks.attention(config), blocks.biases(config), block
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+        config, blocks.attention_shapes(config), blocks.qkv_bias_shapes(config), block
     )
 
 
-def prepare(config: Config, tensors: Tensors) -> Tensors:
+def prepare(config: CheckpointConfig, tensors: Tensors) -> Tensors:
     """Split gate and up, transpose experts, and use the names of the gguf package's tables."""
     parts = [part for tensor in tensors.values() for part in _parts(tensor)]
     return {part.name: part for part in parts}
@@ -104,24 +108,24 @@ def _parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
         yield replace(tensor, name=f"{stem}.down_proj.bias")
     elif last == "gate_up_proj_bias":
         for start, name in enumerate(("gate_proj", "up_proj")):
-            yield replace(tensor_views.columns(tensor, start, 2), name=f"{stem}.{name}.bias")
+            yield replace(tensor_views.pick_columns(tensor, start, 2), name=f"{stem}.{name}.bias")
     elif last in ("down_proj", "gate_up_proj") and len(tensor.shape) == 3:
-        matrices = tensor if tensor.dtype == "MXFP4" else tensor_views.transposed(tensor)
+        matrices = tensor if tensor.dtype == "MXFP4" else tensor_views.transpose(tensor)
         if last == "down_proj":
             yield replace(matrices, name=f"{tensor.name}.weight")
             return
         for start, name in enumerate(("gate_proj", "up_proj")):
             yield replace(
-                tensor_views.part(matrices, start, matrices.shape[-2], 2),
+                tensor_views.pick_range(matrices, start, matrices.shape[-2], 2),
                 name=f"{stem}.{name}.weight",
             )
     else:
         yield tensor
 
 
-def _experts(config: Config) -> tuple[int, int]:
+def _experts(config: CheckpointConfig) -> tuple[int, int]:
     """Return the number of experts in a layer and how many a token is routed to."""
-    return config.number("num_local_experts"), config.number(
+    return config.get_int("num_local_experts"), config.get_int(
         "num_experts_per_tok", "experts_per_token"
     )
 
@@ -131,7 +135,7 @@ GPT_OSS = Arch(
     kind="GPT_OSS",
     hf=("GptOssForCausalLM",),
     keys=keys,
-    expected=expected,
+    required_shapes=required_shapes,
     check=check,
     defaults=DEFAULTS,
     needs_head=True,

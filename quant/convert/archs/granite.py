@@ -6,28 +6,30 @@ head_dim in the config is honored, as in transformers.
 
 from dataclasses import replace
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, llama
-from quant.convert.archs.base import Key
+from quant.convert.archs.base import ArchKey
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's granite computes differently."""
-    blocks.refuse(config, blocks.problems(config, ropes=blocks.FACTORED))
+    blocks.raise_problems(
+        config, blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS)
+    )
     return []
 
 
-def keys(config: Config) -> list[Key]:
+def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return Llama's keys and the multipliers.
 
     The attention scale is always written, because llama.cpp's default is 1 / sqrt(head_dim).
     """
     return [
         *llama.keys(config),
-        Key("attention.scale", "float32", config.real("attention_multiplier", 1.0)),
-        Key("embedding_scale", "float32", config.real("embedding_multiplier", 1.0)),
-        Key("residual_scale", "float32", config.real("residual_multiplier", 1.0)),
-        Key("logit_scale", "float32", config.real("logits_scaling", 1.0)),
+        ArchKey("attention.scale", "float32", config.get_float("attention_multiplier", 1.0)),
+        ArchKey("embedding_scale", "float32", config.get_float("embedding_multiplier", 1.0)),
+        ArchKey("residual_scale", "float32", config.get_float("residual_multiplier", 1.0)),
+        ArchKey("logit_scale", "float32", config.get_float("logits_scaling", 1.0)),
     ]
 
 

@@ -6,24 +6,27 @@ with rope_scaling, and rope_parameters.
 
 from dataclasses import replace
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, Key, Shapes
+from quant.convert.archs.base import Arch, ArchKey, Shapes
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's llama computes differently; return notes for
     the user.
     """
     experts = (config.values.get("num_local_experts"), "it is a mixture of experts")
-    blocks.refuse(config, [*blocks.problems(config, ropes=blocks.FACTORED), experts])
-    return window(config)
+    blocks.raise_problems(
+        config,
+        [*blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS), experts],
+    )
+    return window_notes(config)
 
 
-def window(config: Config) -> list[str]:
+def window_notes(config: CheckpointConfig) -> list[str]:
     """Return a note if the model has a sliding window, which llama.cpp's llama ignores."""
     width = config.values.get("sliding_window")
-    if isinstance(width, int) and width < config.number("max_position_embeddings"):
+    if isinstance(width, int) and width < config.get_int("max_position_embeddings"):
         return [
             f"this model attends to {width} positions, llama.cpp's llama to all: "
             "answers may differ in longer texts"
@@ -31,28 +34,31 @@ def window(config: Config) -> list[str]:
     return []
 
 
-def keys(config: Config) -> list[Key]:
+def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common keys and the rotary width of a head, which is its whole width."""
-    return [*blocks.keys(config), Key("rope.dimension_count", "uint32", blocks.heads(config)[2])]
+    return [
+        *blocks.common_keys(config),
+        ArchKey("rope.dimension_count", "uint32", blocks.head_counts(config)[2]),
+    ]
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
-    return blocks.ends(config) | blocks.blocks(
-        config, blocks.attention(config), blocks.gated(config)
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+        config, blocks.attention_shapes(config), blocks.feed_forward_shapes(config)
     )
 
 
-def optional(config: Config) -> Shapes:
+def optional_biases(config: CheckpointConfig) -> Shapes:
     """Return the shapes of biases that some finetunes have and llama.cpp loads if present."""
-    hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
+    hidden, ff = config.get_int("hidden_size"), config.get_int("intermediate_size")
     output_biases: Shapes = {
         "attn_output.bias": (hidden,),
         "ffn_gate.bias": (ff,),
         "ffn_up.bias": (ff,),
         "ffn_down.bias": (hidden,),
     }
-    return blocks.blocks(config, blocks.biases(config), output_biases)
+    return blocks.repeat_for_blocks(config, blocks.qkv_bias_shapes(config), output_biases)
 
 
 LLAMA = Arch(
@@ -60,11 +66,11 @@ LLAMA = Arch(
     kind="LLAMA",
     hf=("LlamaForCausalLM",),
     keys=keys,
-    expected=expected,
-    optional=optional,
+    required_shapes=required_shapes,
+    optional_shapes=optional_biases,
     check=check,
-    ops=blocks.INTERLEAVED,
-    extra=blocks.rope_factors,
+    ops=blocks.INTERLEAVE_OPS,
+    extra_tensors=blocks.llama3_rope_factors,
 )
 
 MISTRAL = replace(

@@ -5,33 +5,37 @@ Follows MixtralModel of llama.cpp (conversion/llama.py, src/models/llama.cpp).
 
 from dataclasses import replace
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, experts, llama
-from quant.convert.archs.base import Key, Shapes
+from quant.convert.archs.base import ArchKey, Shapes
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's llama computes differently; return notes for
     the user.
     """
-    blocks.refuse(
-        config, [*blocks.problems(config, ropes=blocks.FACTORED), *experts.problems(config)]
-    )
-    return llama.window(config)
-
-
-def keys(config: Config) -> list[Key]:
-    """Return Llama's keys and the experts' keys."""
-    return [*llama.keys(config), *experts.keys(config)]
-
-
-def expected(config: Config) -> Shapes:
-    """Return the required tensors with their shapes, rows first."""
-    return blocks.ends(config) | blocks.blocks(
+    blocks.raise_problems(
         config,
-        blocks.attention(config),
-        {"ffn_norm.weight": (config.number("hidden_size"),)},
-        experts.shapes(config, config.number("intermediate_size")),
+        [
+            *blocks.common_problems(config, rope_types=blocks.ROPE_TYPES_WITH_FACTORS),
+            *experts.expert_problems(config),
+        ],
+    )
+    return llama.window_notes(config)
+
+
+def keys(config: CheckpointConfig) -> list[ArchKey]:
+    """Return Llama's keys and the experts' keys."""
+    return [*llama.keys(config), *experts.expert_keys(config)]
+
+
+def required_shapes(config: CheckpointConfig) -> Shapes:
+    """Return the required tensors with their shapes, rows first."""
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+        config,
+        blocks.attention_shapes(config),
+        {"ffn_norm.weight": (config.get_int("hidden_size"),)},
+        experts.expert_shapes(config, config.get_int("intermediate_size")),
     )
 
 
@@ -39,10 +43,10 @@ MIXTRAL = replace(
     llama.LLAMA,
     hf=("MixtralForCausalLM",),
     keys=keys,
-    expected=expected,
-    optional=lambda config: {},
+    required_shapes=required_shapes,
+    optional_shapes=lambda config: {},
     check=check,
-    prepare=experts.gather,
+    prepare=experts.stack_experts,
     defaults={
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e6,

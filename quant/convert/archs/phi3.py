@@ -8,10 +8,10 @@ window, and uses the long factors whenever its context is larger than the origin
 import math
 from typing import TYPE_CHECKING
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks
-from quant.convert.archs.base import Arch, Key, Shapes
-from quant.errors import Refusal
+from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.errors import UserError
 
 if TYPE_CHECKING:
     from quant.native.ggml import F32
@@ -21,31 +21,33 @@ DEFAULTS = {
     "original_max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }
-LONG = ("longrope", "su")
+LONGROPE_TYPES = ("longrope", "su")
 
 
-def stretched(config: Config) -> Config | None:
+def longrope_settings(config: CheckpointConfig) -> CheckpointConfig | None:
     """Return the rotary settings if they are LongRoPE's, else None."""
-    settings = blocks.rope(config)
-    return settings if settings.values["rope_type"] in LONG else None
+    settings = blocks.rope_settings(config)
+    return settings if settings.values["rope_type"] in LONGROPE_TYPES else None
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's phi3 computes differently; return notes for the
     user.
     """
-    count, _, head_dim = blocks.heads(config)
-    hidden, length = config.number("hidden_size"), config.number("max_position_embeddings")
-    original = config.number("original_max_position_embeddings")
-    blocks.refuse(
+    count, _, head_dim = blocks.head_counts(config)
+    hidden, length = config.get_int("hidden_size"), config.get_int("max_position_embeddings")
+    original = config.get_int("original_max_position_embeddings")
+    blocks.raise_problems(
         config,
         [
-            *blocks.problems(config, ropes=("default", *LONG), partial=True),
+            *blocks.common_problems(
+                config, rope_types=("default", *LONGROPE_TYPES), allow_partial_rotary=True
+            ),
             (
                 count * head_dim != hidden,
                 f"its {count} heads of {head_dim} values do not make {hidden} values",
             ),
-            (config.flag("attention_bias"), "its attention has biases"),
+            (config.get_bool("attention_bias"), "its attention has biases"),
         ],
     )
     notes, window = [], config.values.get("sliding_window")
@@ -54,7 +56,7 @@ def check(config: Config) -> list[str]:
             f"this model attends to {window} positions, llama.cpp's phi3 to all: "
             "answers may differ in longer texts"
         )
-    if stretched(config):
+    if longrope_settings(config):
         notes.append(
             f"this model uses other rotary factors in texts beyond {original} tokens, llama.cpp "
             f"whenever its context is larger than that: use -c {original} for short texts"
@@ -62,77 +64,83 @@ def check(config: Config) -> list[str]:
     return notes
 
 
-def keys(config: Config) -> list[Key]:
+def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common keys, the rotary width of a head, and the sliding window.
 
     The window is 0 if there is none, which marks Phi 4 for llama.cpp.
     """
     window = config.values.get("sliding_window")
     return [
-        *blocks.keys(config),
-        Key("rope.dimension_count", "uint32", blocks.rotary(config)),
-        Key(
+        *blocks.common_keys(config),
+        ArchKey("rope.dimension_count", "uint32", blocks.rotary_width(config)),
+        ArchKey(
             "attention.sliding_window",
             "uint32",
-            0 if window is None else config.number("sliding_window"),
+            0 if window is None else config.get_int("sliding_window"),
         ),
-        *scaling(config),
+        *longrope_keys(config),
     ]
 
 
-def scaling(config: Config) -> list[Key]:
+def longrope_keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the original context length, and LongRoPE's attention factor."""
-    original = config.number("original_max_position_embeddings")
-    keys = [Key("rope.scaling.original_context_length", "uint32", original)]
-    if settings := stretched(config):
-        ratio = config.number("max_position_embeddings") / original
-        ratio = settings.real("factor", ratio)
+    original = config.get_int("original_max_position_embeddings")
+    keys = [ArchKey("rope.scaling.original_context_length", "uint32", original)]
+    if settings := longrope_settings(config):
+        ratio = config.get_int("max_position_embeddings") / original
+        ratio = settings.get_float("factor", ratio)
         default = (
             math.sqrt(1 + math.log(ratio) / math.log(original))
             if ratio > 1 and original > 1
             else 1.0
         )
         keys += [
-            Key("rope.scaling.type", "string", "longrope"),
-            Key("rope.scaling.attn_factor", "float32", settings.real("attention_factor", default)),
+            ArchKey("rope.scaling.type", "string", "longrope"),
+            ArchKey(
+                "rope.scaling.attn_factor",
+                "float32",
+                settings.get_float("attention_factor", default),
+            ),
         ]
     return keys
 
 
-def extra(config: Config) -> "dict[str, F32]":
+def longrope_factors(config: CheckpointConfig) -> "dict[str, F32]":
     """Return LongRoPE's factors of every rotary pair for long and short contexts, each `[pairs]`.
 
     Raises UserError for malformed factors.
     """
     import numpy as np
 
-    if not (settings := stretched(config)):
+    if not (settings := longrope_settings(config)):
         return {}
     tensors = {}
     for kind in ("long", "short"):
-        factors, count = settings.values.get(f"{kind}_factor"), blocks.rotary(config) // 2
+        factors, count = settings.values.get(f"{kind}_factor"), blocks.rotary_width(config) // 2
         complete = isinstance(factors, list) and len(factors) == count
         if not complete or not all(
             type(value) in (int, float) and 0 < value < 1e30 for value in factors or ()
         ):
-            raise Refusal(
-                f"{config.where}: {kind}_factor should be {count} positive numbers",
+            raise UserError(
+                f"{config.location}: {kind}_factor should be {count} positive numbers",
                 hint="fetch it again",
             )
         tensors[f"rope_factors_{kind}.weight"] = np.array(factors, np.float32)
     return tensors
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
-    hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), blocks.heads(config)
+    hidden, (count, kv_heads, head_dim) = config.get_int("hidden_size"), blocks.head_counts(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     attention: Shapes = {
         "attn_norm.weight": (hidden,),
         "attn_qkv.weight": (wide + 2 * narrow, hidden),
         "attn_output.weight": (hidden, wide),
     }
-    return blocks.ends(config) | blocks.blocks(config, attention, blocks.fused(config))
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+        config, attention, blocks.fused_feed_forward_shapes(config)
+    )
 
 
 PHI3 = Arch(
@@ -140,10 +148,10 @@ PHI3 = Arch(
     kind="PHI3",
     hf=("Phi3ForCausalLM",),
     keys=keys,
-    expected=expected,
+    required_shapes=required_shapes,
     check=check,
     defaults=DEFAULTS,
-    extra=extra,
+    extra_tensors=longrope_factors,
 )
 
 ARCHS = (PHI3,)

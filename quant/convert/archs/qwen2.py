@@ -3,28 +3,38 @@
 Follows Qwen2Model of llama.cpp (conversion/qwen.py, src/models/qwen2.cpp).
 """
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks
 from quant.convert.archs.base import Arch, Shapes
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen2 computes differently."""
-    blocks.refuse(config, [*blocks.problems(config), window(config), blocks.square(config)])
+    blocks.raise_problems(
+        config,
+        [
+            *blocks.common_problems(config),
+            problem_window(config),
+            blocks.problem_head_width(config),
+        ],
+    )
     return []
 
 
-def window(config: Config) -> tuple[object, str]:
+def problem_window(config: CheckpointConfig) -> tuple[object, str]:
     """Return the problem of a sliding window on the last layers (Qwen2 and Qwen3)."""
-    return blocks.windowed(
+    return blocks.has_sliding_window(
         config, lambda layer, first: layer >= first
     ), "some of its layers have a sliding window"
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
-    return blocks.ends(config) | blocks.blocks(
-        config, blocks.attention(config), blocks.biases(config), blocks.gated(config)
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+        config,
+        blocks.attention_shapes(config),
+        blocks.qkv_bias_shapes(config),
+        blocks.feed_forward_shapes(config),
     )
 
 
@@ -32,8 +42,8 @@ QWEN2 = Arch(
     name="qwen2",
     kind="QWEN2",
     hf=("Qwen2ForCausalLM",),
-    keys=blocks.keys,
-    expected=expected,
+    keys=blocks.common_keys,
+    required_shapes=required_shapes,
     check=check,
     defaults={"sliding_window": 4096},
 )

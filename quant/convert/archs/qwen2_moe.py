@@ -3,9 +3,9 @@
 Follows Qwen2MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen2moe.cpp).
 """
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, experts
-from quant.convert.archs.base import Arch, Key, Shapes
+from quant.convert.archs.base import Arch, ArchKey, Shapes
 
 DEFAULTS = {
     "sliding_window": 4096,
@@ -15,20 +15,22 @@ DEFAULTS = {
 }
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen2moe computes differently: it never
     normalizes the experts' weights.
     """
-    blocks.refuse(
+    blocks.raise_problems(
         config,
         [
-            *blocks.problems(config),
-            *experts.problems(config),
-            *dense(config),
-            blocks.square(config),
-            (config.flag("norm_topk_prob"), "norm_topk_prob is true"),
+            *blocks.common_problems(config),
+            *experts.expert_problems(config),
+            *problem_dense_blocks(config),
+            blocks.problem_head_width(config),
+            (config.get_bool("norm_topk_prob"), "norm_topk_prob is true"),
             (
-                blocks.windowed(config, lambda layer, most: layer % 2 == 0 and layer < most),
+                blocks.has_sliding_window(
+                    config, lambda layer, most: layer % 2 == 0 and layer < most
+                ),
                 "some of its layers have a sliding window",
             ),
         ],
@@ -36,34 +38,34 @@ def check(config: Config) -> list[str]:
     return []
 
 
-def dense(config: Config) -> list[tuple[object, str]]:
+def problem_dense_blocks(config: CheckpointConfig) -> list[tuple[object, str]]:
     """Return the problems of blocks without experts, which llama.cpp does not support."""
     return [
         (config.values.get("mlp_only_layers"), "the layers in mlp_only_layers have no experts"),
         (
-            config.number("decoder_sparse_step", default=1) != 1,
+            config.get_int("decoder_sparse_step", default=1) != 1,
             "decoder_sparse_step leaves blocks without experts",
         ),
     ]
 
 
-def keys(config: Config) -> list[Key]:
+def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common keys and the experts' keys."""
     return [
-        *blocks.keys(config),
-        *experts.keys(config),
-        Key("expert_feed_forward_length", "uint32", config.number("moe_intermediate_size")),
-        Key(
+        *blocks.common_keys(config),
+        *experts.expert_keys(config),
+        ArchKey("expert_feed_forward_length", "uint32", config.get_int("moe_intermediate_size")),
+        ArchKey(
             "expert_shared_feed_forward_length",
             "uint32",
-            config.number("shared_expert_intermediate_size"),
+            config.get_int("shared_expert_intermediate_size"),
         ),
     ]
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
-    hidden, ff = config.number("hidden_size"), config.number("shared_expert_intermediate_size")
+    hidden, ff = config.get_int("hidden_size"), config.get_int("shared_expert_intermediate_size")
     shared: Shapes = {
         "ffn_norm.weight": (hidden,),
         "ffn_gate_inp_shexp.weight": (1, hidden),
@@ -71,10 +73,10 @@ def expected(config: Config) -> Shapes:
         "ffn_up_shexp.weight": (ff, hidden),
         "ffn_down_shexp.weight": (hidden, ff),
     }
-    biases = blocks.biases(config) if config.flag("qkv_bias", True) else {}
-    routed = experts.shapes(config, config.number("moe_intermediate_size"))
-    return blocks.ends(config) | blocks.blocks(
-        config, blocks.attention(config), biases, routed, shared
+    biases = blocks.qkv_bias_shapes(config) if config.get_bool("qkv_bias", True) else {}
+    routed = experts.expert_shapes(config, config.get_int("moe_intermediate_size"))
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+        config, blocks.attention_shapes(config), biases, routed, shared
     )
 
 
@@ -83,9 +85,9 @@ QWEN2MOE = Arch(
     kind="QWEN2MOE",
     hf=("Qwen2MoeForCausalLM",),
     keys=keys,
-    expected=expected,
+    required_shapes=required_shapes,
     check=check,
-    prepare=experts.gather,
+    prepare=experts.stack_experts,
     defaults=DEFAULTS,
     needs_head=True,
 )

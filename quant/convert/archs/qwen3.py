@@ -6,26 +6,34 @@ head have another class name, so they are refused.
 
 from dataclasses import replace
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks
 from quant.convert.archs.base import Shapes
-from quant.convert.archs.qwen2 import QWEN2, window
+from quant.convert.archs.qwen2 import QWEN2, problem_window
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen3 computes differently: it adds no bias to
     the attention's output.
     """
-    blocks.refuse(
-        config, [*blocks.problems(config), window(config), blocks.biased(config, "attention_bias")]
+    blocks.raise_problems(
+        config,
+        [
+            *blocks.common_problems(config),
+            problem_window(config),
+            blocks.problem_biases(config, "attention_bias"),
+        ],
     )
     return []
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
-    return blocks.ends(config) | blocks.blocks(
-        config, blocks.attention(config), blocks.head_norms(config), blocks.gated(config)
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
+        config,
+        blocks.attention_shapes(config),
+        blocks.head_norm_shapes(config),
+        blocks.feed_forward_shapes(config),
     )
 
 
@@ -34,7 +42,7 @@ QWEN3 = replace(
     name="qwen3",
     kind="QWEN3",
     hf=("Qwen3ForCausalLM",),
-    expected=expected,
+    required_shapes=required_shapes,
     check=check,
     defaults={"sliding_window": 4096, "head_dim": 128},
 )

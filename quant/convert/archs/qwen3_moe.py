@@ -3,48 +3,51 @@
 Follows Qwen3MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen3moe.cpp).
 """
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, experts
-from quant.convert.archs.base import Arch, Key, Shapes
-from quant.convert.archs.qwen2_moe import dense
+from quant.convert.archs.base import Arch, ArchKey, Shapes
+from quant.convert.archs.qwen2_moe import problem_dense_blocks
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's qwen3moe computes differently: it always
     normalizes the experts' weights.
     """
-    blocks.refuse(
+    blocks.raise_problems(
         config,
         [
-            *blocks.problems(config),
-            *experts.problems(config),
-            *dense(config),
-            blocks.biased(config, "attention_bias"),
-            (not config.flag("norm_topk_prob"), "norm_topk_prob is false"),
-            (blocks.windowed(config, lambda *_: True), "its layers have a sliding window"),
+            *blocks.common_problems(config),
+            *experts.expert_problems(config),
+            *problem_dense_blocks(config),
+            blocks.problem_biases(config, "attention_bias"),
+            (not config.get_bool("norm_topk_prob"), "norm_topk_prob is false"),
+            (
+                blocks.has_sliding_window(config, lambda *_: True),
+                "its layers have a sliding window",
+            ),
         ],
     )
     return []
 
 
-def keys(config: Config) -> list[Key]:
+def keys(config: CheckpointConfig) -> list[ArchKey]:
     """Return the common keys and the experts' keys."""
-    width = config.number("moe_intermediate_size")
+    width = config.get_int("moe_intermediate_size")
     return [
-        *blocks.keys(config),
-        *experts.keys(config),
-        Key("expert_feed_forward_length", "uint32", width),
+        *blocks.common_keys(config),
+        *experts.expert_keys(config),
+        ArchKey("expert_feed_forward_length", "uint32", width),
     ]
 
 
-def expected(config: Config) -> Shapes:
+def required_shapes(config: CheckpointConfig) -> Shapes:
     """Return the required tensors with their shapes, rows first."""
-    return blocks.ends(config) | blocks.blocks(
+    return blocks.embedding_and_head(config) | blocks.repeat_for_blocks(
         config,
-        blocks.attention(config),
-        blocks.head_norms(config),
-        {"ffn_norm.weight": (config.number("hidden_size"),)},
-        experts.shapes(config, config.number("moe_intermediate_size")),
+        blocks.attention_shapes(config),
+        blocks.head_norm_shapes(config),
+        {"ffn_norm.weight": (config.get_int("hidden_size"),)},
+        experts.expert_shapes(config, config.get_int("moe_intermediate_size")),
     )
 
 
@@ -53,9 +56,9 @@ QWEN3MOE = Arch(
     kind="QWEN3MOE",
     hf=("Qwen3MoeForCausalLM",),
     keys=keys,
-    expected=expected,
+    required_shapes=required_shapes,
     check=check,
-    prepare=experts.gather,
+    prepare=experts.stack_experts,
     defaults={"sliding_window": 4096, "num_experts_per_tok": 8, "num_experts": 128},
 )
 

@@ -5,27 +5,30 @@ Follows SmolLM3Model of llama.cpp (conversion/llama.py, src/models/smollm3.cpp).
 
 from dataclasses import replace
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import blocks, llama
-from quant.convert.archs.base import MAX_LAYERS, nothing
+from quant.convert.archs.base import MAX_LAYERS, no_tensors
 
-STEP = 4  # layers; n_no_rope_layer_step in llama.cpp
+NO_ROPE_STEP_LAYERS = 4  # layers; n_no_rope_layer_step in llama.cpp
 
 
-def check(config: Config) -> list[str]:
+def check(config: CheckpointConfig) -> list[str]:
     """Raise UserError for settings that llama.cpp's smollm3 computes differently."""
-    fixed = [(layer + 1) % STEP != 0 for layer in range(min(blocks.layers(config), MAX_LAYERS))]
-    blocks.refuse(
+    fixed = [
+        (layer + 1) % NO_ROPE_STEP_LAYERS != 0
+        for layer in range(min(blocks.layer_count(config), MAX_LAYERS))
+    ]
+    blocks.raise_problems(
         config,
         [
-            *blocks.problems(config),
-            blocks.biased(config, "attention_bias", "mlp_bias"),
+            *blocks.common_problems(config),
+            blocks.problem_biases(config, "attention_bias", "mlp_bias"),
             (
                 _rotary_layers(config, len(fixed)) != fixed,
-                f"no_rope_layers does not leave out exactly every {STEP}th layer",
+                f"no_rope_layers does not leave out exactly every {NO_ROPE_STEP_LAYERS}th layer",
             ),
             (
-                blocks.windowed(config, lambda layer, _: not fixed[layer]),
+                blocks.has_sliding_window(config, lambda layer, _: not fixed[layer]),
                 "some of its layers have a sliding window",
             ),
         ],
@@ -33,12 +36,12 @@ def check(config: Config) -> list[str]:
     return []
 
 
-def _rotary_layers(config: Config, count: int) -> list[bool]:
+def _rotary_layers(config: CheckpointConfig, count: int) -> list[bool]:
     """Return for each layer whether it is rotary."""
     marks = config.values.get("no_rope_layers")
     if marks is not None:
         return [bool(layer) for layer in marks] if isinstance(marks, list) else []
-    step = config.number("no_rope_layer_interval", default=STEP)
+    step = config.get_int("no_rope_layer_interval", default=NO_ROPE_STEP_LAYERS)
     return [(layer + 1) % step != 0 for layer in range(count)]
 
 
@@ -48,8 +51,8 @@ SMOLLM3 = replace(
     kind="SMOLLM3",
     hf=("SmolLM3ForCausalLM",),
     check=check,
-    optional=nothing,
-    extra=nothing,
+    optional_shapes=no_tensors,
+    extra_tensors=no_tensors,
     defaults={"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True},
 )
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quant.tokenizer.charsmap import Charsmap
-from quant.tokenizer.token_table import SPACE
+from quant.tokenizer.token_table import SPACE_MARK
 
 
-class Normalized(Protocol):
+class NormalizedString(Protocol):
     """The part of the library's NormalizedString that is used here."""
 
     @property
@@ -22,40 +22,40 @@ class Normalized(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class CharsmapNormalizer:
     """Replaces characters by rules, the longest first."""
 
     charsmap: Charsmap
 
-    def normalize(self, text: Normalized) -> None:
+    def normalize(self, text: NormalizedString) -> None:
         """Normalize one stretch of text between added tokens; the library calls this."""
         _replace_text(text, self.charsmap.apply(text.normalized))
 
 
 @dataclass(frozen=True, slots=True)
-class Spaces:
+class SpaceNormalizer:
     """Writes spaces as U+2581.
 
     `add_prefix` puts one in front of a text. `merge_runs` makes runs of spaces one, and removes
     them at both ends. With `prefix_blank`, a text of spaces only gets the prefix, too.
     """
 
-    prefix: bool
-    merge: bool
-    blank: bool
+    add_prefix: bool
+    merge_runs: bool
+    prefix_blank: bool
 
-    def normalize(self, text: Normalized) -> None:
+    def normalize(self, text: NormalizedString) -> None:
         """Normalize one stretch of text between added tokens; the library calls this."""
-        _replace_text(text, self.spell(text.normalized))
+        _replace_text(text, self.normalize_text(text.normalized))
 
-    def spell(self, text: str) -> str:
+    def normalize_text(self, text: str) -> str:
         """Return the text with its spaces rewritten."""
-        spelled = re.sub(" +", " ", text).strip(" ") if self.merge else text
-        if self.prefix and (spelled if self.blank else spelled.strip(" ")):
+        spelled = re.sub(" +", " ", text).strip(" ") if self.merge_runs else text
+        if self.add_prefix and (spelled if self.prefix_blank else spelled.strip(" ")):
             spelled = " " + spelled
-        return spelled.replace(" ", SPACE)
+        return spelled.replace(" ", SPACE_MARK)
 
 
-def _replace_text(text: Normalized, new_text: str) -> None:
+def _replace_text(text: NormalizedString, new_text: str) -> None:
     if new_text != text.normalized:
         text.replace(text.normalized, new_text)

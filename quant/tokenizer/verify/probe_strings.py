@@ -229,7 +229,7 @@ SUFFIXES = ("s", "t", "re", "ve", "m", "ll", "d")
 
 
 @functools.cache
-def texts() -> tuple[str, ...]:
+def probe_strings() -> tuple[str, ...]:
     """Return the fixed probe strings without duplicates."""
     generated = (
         *_digits(),
@@ -247,7 +247,7 @@ def texts() -> tuple[str, ...]:
     )
 
 
-def own(added: Sequence[str], words: Sequence[str]) -> list[str]:
+def model_strings(added: Sequence[str], words: Sequence[str]) -> list[str]:
     """Return probe strings of one model: added tokens in running text, and words in groups of
     twelve.
     """

@@ -15,16 +15,16 @@ from quant.tokenizer.sentencepiece_model import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    Piece,
+    SentencePieceToken,
 )
-from quant.tokenizer.token_table import Added
+from quant.tokenizer.token_table import AddedToken
 
-LONGEST = 256  # characters; longer pieces get no merges
-HIDDEN = "\0"  # the unknown token's text; no probe string contains it
+MAX_MERGED_CHARS = 256  # characters; longer pieces get no merges
+HIDDEN_UNKNOWN = "\0"  # the unknown token's text; no probe string contains it
 Json = dict[str, Any]
 
 
-def tokenizer(model: Json, added: Mapping[int, Added]) -> Json:
+def build_tokenizer_json(model: Json, added: Mapping[int, AddedToken]) -> Json:
     """Return a tokenizer.json that only finds added tokens: no normalizer, no pre-tokenizer."""
     flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
     added_tokens = [
@@ -41,19 +41,19 @@ def tokenizer(model: Json, added: Mapping[int, Added]) -> Json:
     }
 
 
-def named(pieces: Mapping[int, Piece]) -> dict[int, Added]:
+def added_from_pieces(pieces: Mapping[int, SentencePieceToken]) -> dict[int, AddedToken]:
     """Return the pieces that are matched in the text before it is split: unknown, control and
     user-defined.
     """
     matched_types = (UNKNOWN, CONTROL, USER_DEFINED)
     return {
-        index: Added(piece.text, special=piece.type != USER_DEFINED)
+        index: AddedToken(piece.text, special=piece.type != USER_DEFINED)
         for index, piece in pieces.items()
         if piece.type in matched_types
     }
 
 
-def bpe(pieces: Mapping[int, Piece]) -> Json:
+def build_bpe(pieces: Mapping[int, SentencePieceToken]) -> Json:
     """Return SentencePiece's BPE as a model: the pair that makes the piece with the highest score
     is merged first.
     """
@@ -76,18 +76,21 @@ def bpe(pieces: Mapping[int, Piece]) -> Json:
 
 
 def _merges(
-    pieces: Iterable[Piece], ids: Mapping[str, int]
+    pieces: Iterable[SentencePieceToken], ids: Mapping[str, int]
 ) -> Iterator[tuple[tuple[float, int], str, str]]:
     for piece in pieces:
         text = piece.text
-        if piece.type not in (NORMAL, USER_DEFINED, UNUSED) or not 1 < len(text) <= LONGEST:
+        if (
+            piece.type not in (NORMAL, USER_DEFINED, UNUSED)
+            or not 1 < len(text) <= MAX_MERGED_CHARS
+        ):
             continue
         for split in range(1, len(text)):
             if text[:split] in ids and text[split:] in ids:
                 yield (piece.score, split), text[:split], text[split:]
 
 
-def unigram(pieces: Mapping[int, tuple[str, float]], unknown: int) -> Json:
+def build_unigram(pieces: Mapping[int, tuple[str, float]], unknown: int) -> Json:
     """Return a Unigram model of these pieces (row -> text, score) except the unknown token.
 
     Ids differ from rows; pieces are identified by their text.
@@ -99,5 +102,5 @@ def unigram(pieces: Mapping[int, tuple[str, float]], unknown: int) -> Json:
         "type": "Unigram",
         "unk_id": len(vocab),
         "byte_fallback": False,
-        "vocab": [*vocab, [HIDDEN, 0.0]],
+        "vocab": [*vocab, [HIDDEN_UNKNOWN, 0.0]],
     }

@@ -16,52 +16,56 @@ from typing import Any, TypeVar
 import tokenizers
 
 from quant.checkpoint.safetensors import read_json
-from quant.errors import Refusal
-from quant.gguf.header import Array, Value
+from quant.errors import UserError
+from quant.gguf.header import GgufArray, MetadataValue
 from quant.tokenizer import charsmap, pre_tokenizer, unigram
 from quant.tokenizer import vocabulary as vocab
 from quant.tokenizer.charsmap import Charsmap
 from quant.tokenizer.sentencepiece_model import BYTE, NORMAL, UNIGRAM, UNKNOWN
-from quant.tokenizer.token_table import Added
-from quant.tokenizer.tokenizer_json import flat
-from quant.tokenizer.unigram import MAX_PIECE
+from quant.tokenizer.token_table import AddedToken
+from quant.tokenizer.tokenizer_json import flatten_sequence
+from quant.tokenizer.unigram import MAX_PIECE_BYTES
 from quant.tokenizer.verify import reference_json
-from quant.tokenizer.verify.normalizer import Rules, Spaces
+from quant.tokenizer.verify.normalizer import CharsmapNormalizer, SpaceNormalizer
 
-AGAIN = "fetch the file again"
-HELLO = "Hello world"
+REFETCH_HINT = "fetch the file again"
+SAMPLE_TEXT = "Hello world"
 # Part of a text's score that float32 can lose between two splits of the text.
-CLOSE = 1e-6
-PIECES = pre_tokenizer.Found("default")  # for tokenizers that are not byte-level BPE
+SCORE_TOLERANCE = 1e-6
+DEFAULT_PRE_TOKENIZER = pre_tokenizer.PreTokenizerMatch(
+    "default"
+)  # for tokenizers that are not byte-level BPE
 T = TypeVar("T")
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class RowTokenizer:
     """A tokenizer of the tokenizers library that returns rows of the model's vocabulary.
 
     `rows` gives the row of each token's text.
     """
 
-    where: Path
+    file: Path
     tokenizer: tokenizers.Tokenizer
     rows: Mapping[str, int]
 
-    def ids(self, text: str, *, special: bool, around: bool = False) -> list[int]:
+    def encode(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
         """Return the rows of a text's tokens, -1 for tokens without a row.
 
         `special` matches special tokens in the text; `add_special` adds special tokens around it.
         """
         self.tokenizer.encode_special_tokens = not special
-        encoding = _call(self.where, lambda: self.tokenizer.encode(text, add_special_tokens=around))
+        encoding = _call(
+            self.file, lambda: self.tokenizer.encode(text, add_special_tokens=add_special)
+        )
         return [
             self.rows.get(self.tokenizer.id_to_token(index) or "", -1) for index in encoding.ids
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class ReferenceTokenizer:
     """A model's tokenizer.
 
     - `words`: the texts of its pieces; `added`: its added tokens by row; `texts`: all tokens' texts
@@ -73,40 +77,42 @@ class Own:
     - `scores`: the scores of a Unigram's pieces by row.
     """
 
-    reader: Reader
+    row_tokenizer: RowTokenizer
     words: list[str]
-    added: Mapping[int, Added]
+    added: Mapping[int, AddedToken]
     texts: Mapping[int, str]
-    around: tuple[list[int], list[int]] | None = None
-    found: pre_tokenizer.Found = PIECES
-    nodes: tuple[Any, ...] = ()
-    form: str | None = None
-    rules: Charsmap | None = None
+    sample_ids: tuple[list[int], list[int]] | None = None
+    pre_tokenizer: pre_tokenizer.PreTokenizerMatch = DEFAULT_PRE_TOKENIZER
+    normalizers: tuple[Any, ...] = ()
+    normal_form: str | None = None
+    charsmap: Charsmap | None = None
     scores: Mapping[int, float] = field(default_factory=dict)
 
-    def given(self, text: str) -> str:
+    def text_for_llama_cpp(self, text: str) -> str:
         """Return the text as llama.cpp must get it: in the model's normal form, which llama.cpp
         never applies.
 
         A Unigram's vocabulary has rules for single characters, so only text with combining
         characters is changed.
         """
-        if not self.form or (self.scores and not any(map(_combines, text))):
+        if not self.normal_form or (self.scores and not any(map(_combines, text))):
             return text
-        return unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
+        return unicodedata.normalize(self.normal_form, text)  # type: ignore[arg-type]
 
-    def tied(self, some: list[int], others: list[int]) -> bool:
+    def is_tied(self, ids: list[int], other_ids: list[int]) -> bool:
         """Return whether a Unigram scores two splits of one text equally, within the precision of
         float32.
         """
-        if not self.scores or self.spell(some) != self.spell(others):
+        if not self.scores or self.join_texts(ids) != self.join_texts(other_ids):
             return False
-        first, second = ([self.scores.get(row, 0.0) for row in rows] for rows in (some, others))
-        return abs(math.fsum(first) - math.fsum(second)) <= CLOSE * math.fsum(map(abs, first))
+        first, second = ([self.scores.get(row, 0.0) for row in rows] for rows in (ids, other_ids))
+        return abs(math.fsum(first) - math.fsum(second)) <= SCORE_TOLERANCE * math.fsum(
+            map(abs, first)
+        )
 
-    def spell(self, rows: Iterable[int], joint: str = "") -> str:
+    def join_texts(self, rows: Iterable[int], separator: str = "") -> str:
         """Return the rows' texts, joined."""
-        return joint.join(self.texts.get(row, str(row)) for row in rows)
+        return separator.join(self.texts.get(row, str(row)) for row in rows)
 
 
 def _combines(char: str) -> bool:
@@ -116,7 +122,9 @@ def _combines(char: str) -> bool:
     return unicodedata.category(char).startswith("M") or "\u1100" <= char <= "\u11ff"
 
 
-def load(folder: Path, metadata: Mapping[str, Value], pre: str | None = None) -> Own:
+def load_reference(
+    folder: Path, metadata: Mapping[str, MetadataValue], pre: str | None = None
+) -> ReferenceTokenizer:
     """Open a folder's tokenizer with the tokenizers library.
 
     `metadata` is that of the finished vocabulary, `pre` the pre-tokenizer that the user named.
@@ -126,7 +134,9 @@ def load(folder: Path, metadata: Mapping[str, Value], pre: str | None = None) ->
     return _from_json(file, metadata, pre) if file.is_file() else _from_pieces(folder, metadata)
 
 
-def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Own:
+def _from_json(
+    file: Path, metadata: Mapping[str, MetadataValue], pre: str | None
+) -> ReferenceTokenizer:
     values, kind, size = read_json(file), metadata.get("tokenizer.ggml.model"), _size(metadata)
     _check_piece_lengths(file, values.get("model"))
     opened = _call(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
@@ -145,36 +155,58 @@ def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Ow
     )
     flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
     added = {
-        item["id"]: Added(item["content"], **{flag: bool(item.get(flag)) for flag in flags})
+        item["id"]: AddedToken(item["content"], **{flag: bool(item.get(flag)) for flag in flags})
         for item in listed
     }
     nodes = tuple(
-        part for part in flat(values.get("normalizer"), "normalizers") if part is not None
+        part
+        for part in flatten_sequence(values.get("normalizer"), "normalizers")
+        if part is not None
     )
-    reader, model = Reader(file, opened, rows), values["model"]
-    around = reader.ids(HELLO, special=True), reader.ids(HELLO, special=True, around=True)
+    reader, model = RowTokenizer(file, opened, rows), values["model"]
+    around = (
+        reader.encode(SAMPLE_TEXT, special=True),
+        reader.encode(SAMPLE_TEXT, special=True, add_special=True),
+    )
     if kind == "gpt2":
-        form = "NFC" if pre_tokenizer.normalizes(values) else None
-        found = pre_tokenizer.find(values, str(file), pre)
-        return Own(reader, words, added, _by_row(rows), around, found, nodes, form)
-    if kind != unigram.KIND or model.get("type") != "Unigram" or model.get("unk_id") is None:
-        return Own(reader, words, added, _by_row(rows), around, nodes=nodes)
+        form = "NFC" if pre_tokenizer.uses_nfc(values) else None
+        found = pre_tokenizer.find_pre_tokenizer(values, str(file), pre)
+        return ReferenceTokenizer(reader, words, added, _by_row(rows), around, found, nodes, form)
+    if (
+        kind != unigram.TOKENIZER_MODEL
+        or model.get("type") != "Unigram"
+        or model.get("unk_id") is None
+    ):
+        return ReferenceTokenizer(reader, words, added, _by_row(rows), around, normalizers=nodes)
     del opened, reader  # frees one copy of a large vocabulary before the next is built
     tokenizer, added, scores = _unigram_without_specials(values, added)
-    reader = Reader(file, _open(file, tokenizer), {**rows, reference_json.HIDDEN: model["unk_id"]})
+    reader = RowTokenizer(
+        file, _open(file, tokenizer), {**rows, reference_json.HIDDEN_UNKNOWN: model["unk_id"]}
+    )
     compiled = (
         part.get("precompiled_charsmap") for part in nodes if part.get("type") == "Precompiled"
     )
     rules, form = (
         _parse_rules(base64.b64decode(next(compiled, None) or "")),
-        unigram.composes(values),
+        unigram.find_normal_form(values),
     )
-    return Own(reader, words, added, _by_row(rows), around, PIECES, nodes, form, rules, scores)
+    return ReferenceTokenizer(
+        reader,
+        words,
+        added,
+        _by_row(rows),
+        around,
+        DEFAULT_PRE_TOKENIZER,
+        nodes,
+        form,
+        rules,
+        scores,
+    )
 
 
 def _unigram_without_specials(
-    values: Json, added: Mapping[int, Added]
-) -> tuple[Json, dict[int, Added], dict[int, float]]:
+    values: Json, added: Mapping[int, AddedToken]
+) -> tuple[Json, dict[int, AddedToken], dict[int, float]]:
     """Return a Unigram's tokenizer.json without its unknown and special pieces, its added tokens,
     and its scores by row.
 
@@ -182,11 +214,13 @@ def _unigram_without_specials(
     """
     unknown = values["model"]["unk_id"]
     pieces = {row: (text, score) for row, (text, score) in enumerate(values["model"]["vocab"])}
-    added = {unknown: Added(pieces[unknown][0], special=True)} | dict(added)
+    added = {unknown: AddedToken(pieces[unknown][0], special=True)} | dict(added)
     plain = {
         row: piece for row, piece in pieces.items() if row not in added or not added[row].special
     }
-    tokenizer = reference_json.tokenizer(reference_json.unigram(plain, unknown), added)
+    tokenizer = reference_json.build_tokenizer_json(
+        reference_json.build_unigram(plain, unknown), added
+    )
     tokenizer |= {key: values.get(key) for key in ("normalizer", "pre_tokenizer")}
     return tokenizer, added, {row: score for row, (_, score) in plain.items() if row != unknown}
 
@@ -197,9 +231,10 @@ def _check_piece_lengths(file: Path, model: Any) -> None:
     if not isinstance(vocabulary, list):
         return
     longest = max((len(text) for item in vocabulary for text in _texts(item)), default=0)
-    if longest > MAX_PIECE:
-        raise Refusal(
-            f"{file} has a piece of {longest:,} characters; the limit is {MAX_PIECE:,}", hint=AGAIN
+    if longest > MAX_PIECE_BYTES:
+        raise UserError(
+            f"{file} has a piece of {longest:,} characters; the limit is {MAX_PIECE_BYTES:,}",
+            hint=REFETCH_HINT,
         )
 
 
@@ -207,12 +242,12 @@ def _texts(item: Any) -> list[str]:
     return [text for text in item if isinstance(text, str)] if isinstance(item, list) else []
 
 
-def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
+def _from_pieces(folder: Path, metadata: Mapping[str, MetadataValue]) -> ReferenceTokenizer:
     """Return a SentencePiece model as transformers converts it: control and user-defined pieces are
     matched in text as they are.
     """
     file, size = folder / "tokenizer.model", _size(metadata)
-    model, more = vocab.pieces(folder)
+    model, more = vocab.load_pieces(folder)
     fixed = {row for row, piece in enumerate(model.pieces) if piece.type in (UNKNOWN, BYTE)}
     more = {row: token for row, token in more.items() if row < size and row not in fixed}
     pieces = {
@@ -220,7 +255,7 @@ def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
         for row, piece in enumerate(model.pieces)
         if row not in more or more[row].text == piece.text
     }
-    added = reference_json.named(pieces) | more
+    added = reference_json.added_from_pieces(pieces) | more
     rows = {piece.text: row for row, piece in pieces.items()} | {
         token.text: row for row, token in added.items()
     }
@@ -228,38 +263,44 @@ def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
     if model.model_type == UNIGRAM:
         unknown = next(row for row, piece in pieces.items() if piece.type == UNKNOWN)
         scores = {row: piece.score for row, piece in pieces.items() if piece.type == NORMAL}
-        tokenizer_model = reference_json.unigram(
+        tokenizer_model = reference_json.build_unigram(
             {row: (pieces[row].text, score) for row, score in scores.items()}, unknown
         )
-        rows[reference_json.HIDDEN] = unknown
+        rows[reference_json.HIDDEN_UNKNOWN] = unknown
     else:
-        tokenizer_model = reference_json.bpe(pieces)
-    opened = _open(file, reference_json.tokenizer(tokenizer_model, added))
+        tokenizer_model = reference_json.build_bpe(pieces)
+    opened = _open(file, reference_json.build_tokenizer_json(tokenizer_model, added))
     rules = _parse_rules(model.charsmap)
-    spaces = Spaces(model.add_dummy_prefix, model.remove_extra_whitespaces, blank=True)
-    steps: list[Rules | Spaces] = [Rules(rules), spaces] if rules else [spaces]
-    opened.normalizer = tokenizers.normalizers.Sequence([custom(step) for step in steps])
-    reader = Reader(file, opened, rows)
+    spaces = SpaceNormalizer(
+        model.add_dummy_prefix, model.remove_extra_whitespaces, prefix_blank=True
+    )
+    steps: list[CharsmapNormalizer | SpaceNormalizer] = (
+        [CharsmapNormalizer(rules), spaces] if rules else [spaces]
+    )
+    opened.normalizer = tokenizers.normalizers.Sequence([make_normalizer(step) for step in steps])
+    reader = RowTokenizer(file, opened, rows)
     words = [piece.text for piece in pieces.values()]
-    return Own(reader, words, added, _by_row(rows), rules=rules, scores=scores)
+    return ReferenceTokenizer(reader, words, added, _by_row(rows), charsmap=rules, scores=scores)
 
 
-def custom(step: Rules | Spaces) -> tokenizers.normalizers.Normalizer:
+def make_normalizer(
+    step: CharsmapNormalizer | SpaceNormalizer,
+) -> tokenizers.normalizers.Normalizer:
     """Return a step of ours as a normalizer of the library."""
     normalizer: tokenizers.normalizers.Normalizer = tokenizers.normalizers.Normalizer.custom(step)
     return normalizer
 
 
-def _size(metadata: Mapping[str, Value]) -> int:
+def _size(metadata: Mapping[str, MetadataValue]) -> int:
     words = metadata["tokenizer.ggml.tokens"]
-    assert isinstance(words, Array), words
+    assert isinstance(words, GgufArray), words
     return words.count
 
 
 def _parse_rules(data: bytes) -> Charsmap | None:
     """Return compiled character rules, or None if there are none or they are damaged."""
     try:
-        return charsmap.parse(data)
+        return charsmap.parse_charsmap(data)
     except ValueError:
         return None
 
@@ -282,4 +323,6 @@ def _call(file: Path, question: Callable[[], T]) -> T:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise Refusal(f"the tokenizers library cannot read {file}: {error}", hint=AGAIN) from error
+        raise UserError(
+            f"the tokenizers library cannot read {file}: {error}", hint=REFETCH_HINT
+        ) from error

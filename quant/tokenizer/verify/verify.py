@@ -13,26 +13,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from quant.errors import Refusal
-from quant.gguf.header import Value
-from quant.tokenizer.token_table import SPACE
+from quant.errors import UserError
+from quant.gguf.header import MetadataValue
+from quant.tokenizer.token_table import SPACE_MARK
 from quant.tokenizer.verify import probe_strings, reference_tokenizer
-from quant.tokenizer.verify.known_differences import Habits
+from quant.tokenizer.verify.known_differences import KnownDifferences
 
-SHOWN = 10  # differences in a message
-WIDEST = 200  # characters of a string in a message
-SAMPLE = 3000  # words of the vocabulary that are compared, unless all must be
-LONGEST = 1024  # characters of a word that is compared
+MAX_SHOWN = 10  # differences in a message
+MAX_SHOWN_CHARS = 200  # characters of a string in a message
+SAMPLE_WORDS = 3000  # words of the vocabulary that are compared, unless all must be
+MAX_WORD_CHARS = 1024  # characters of a word that is compared
 # The characters that byte-level vocabularies use for bytes: printable ones stand for themselves,
 # the others start at U+0100.
-PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-BYTES = {chr(byte): byte for byte in PRINTABLE} | {
+PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTE_BY_CHAR = {chr(byte): byte for byte in PRINTABLE_BYTES} | {
     chr(256 + index): byte
-    for index, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)
+    for index, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE_BYTES)
 }
 
 
-class Tokenize(Protocol):
+class LlamaCppTokenizer(Protocol):
     """The finished vocabulary, run by llama.cpp."""
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
@@ -41,91 +41,100 @@ class Tokenize(Protocol):
         `special` matches control tokens in the text; `add_special` adds BOS and EOS.
         """
 
-    def control(self, token: int) -> bool:
+    def is_control(self, token: int) -> bool:
         """Return whether a token is matched in text only if `special` is set."""
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class VocabularyVerification:
     """The number of strings that were compared, and notes for the user."""
 
-    texts: int
+    string_count: int
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class EncodingDifference:
     """One string that llama.cpp and the model's tokenizer encode differently."""
 
     text: str
-    ours: list[int]
-    theirs: list[int]
+    llama_cpp_ids: list[int]
+    reference_ids: list[int]
 
 
-def prove(
-    folder: Path, metadata: Mapping[str, Value], ours: Tokenize, pre: str | None = None
-) -> Proof:
+def verify_vocabulary(
+    folder: Path,
+    metadata: Mapping[str, MetadataValue],
+    llama_cpp: LlamaCppTokenizer,
+    pre: str | None = None,
+) -> VocabularyVerification:
     """Compare a folder's tokenizer with the finished vocabulary, run by llama.cpp.
 
     `pre` is the pre-tokenizer that the user named. Raises UserError with the first differences.
     """
-    return _Comparison(folder, metadata, ours, pre).run()
+    return _Comparison(folder, metadata, llama_cpp, pre).run()
 
 
 class _Comparison:
     """One comparison of a checkpoint's tokenizer with llama.cpp's."""
 
     def __init__(
-        self, folder: Path, metadata: Mapping[str, Value], ours: Tokenize, pre: str | None
+        self,
+        folder: Path,
+        metadata: Mapping[str, MetadataValue],
+        ours: LlamaCppTokenizer,
+        pre: str | None,
     ) -> None:
-        self.ours, self.reference = ours, reference_tokenizer.load(folder, metadata, pre)
+        self.ours, self.reference = ours, reference_tokenizer.load_reference(folder, metadata, pre)
         self.bytewise = metadata.get("tokenizer.ggml.model") == "gpt2"
-        self.habits = Habits(self.reference, metadata, ours.control)
+        self.habits = KnownDifferences(self.reference, metadata, ours.is_control)
         self.explained: dict[str, list[str]] = {}
 
-    def run(self) -> Proof:
+    def run(self) -> VocabularyVerification:
         """Compare every string twice: with its special tokens matched, and as plain text."""
-        is_certain = self.reference.found.sure
-        words = list(self._words(SAMPLE if is_certain else None))
+        is_certain = self.reference.pre_tokenizer.is_certain
+        words = list(self._words(SAMPLE_WORDS if is_certain else None))
         texts = [
-            *probe_strings.texts(),
-            *probe_strings.own([token.text for token in self.reference.added.values()], words),
+            *probe_strings.probe_strings(),
+            *probe_strings.model_strings(
+                [token.text for token in self.reference.added.values()], words
+            ),
         ]
         differences = [*self._compare(texts, special=True), *self._compare(texts, special=False)]
         if not is_certain:
             differences += self._compare(words, special=True)
         if differences:
             raise self._refusal(differences)
-        return Proof(len(texts), tuple(self._notes(len(texts))))
+        return VocabularyVerification(len(texts), tuple(self._notes(len(texts))))
 
-    def _compare(self, texts: list[str], special: bool) -> Iterator[Difference]:
+    def _compare(self, texts: list[str], special: bool) -> Iterator[EncodingDifference]:
         for text in texts:
-            ours = self.ours.tokenize(self.reference.given(text), special=special)
-            theirs = self.reference.reader.ids(text, special=special)
+            ours = self.ours.tokenize(self.reference.text_for_llama_cpp(text), special=special)
+            theirs = self.reference.row_tokenizer.encode(text, special=special)
             if ours == theirs:
                 continue
             habit = (
                 "ties"
-                if self.reference.tied(ours, theirs)
-                else self.habits.explains(text, ours, special)
+                if self.reference.is_tied(ours, theirs)
+                else self.habits.explain(text, ours, special)
             )
             if habit is None:
-                yield Difference(text, ours, theirs)
+                yield EncodingDifference(text, ours, theirs)
             elif habit != "types" or special:
                 self.explained.setdefault(habit, []).append(text)
 
     def _notes(self, count: int) -> Iterator[str]:
-        if self.reference.form:
-            form = self.reference.form
+        if self.reference.normal_form:
+            form = self.reference.normal_form
             yield f"the model's tokenizer normalizes text to {form}; llama.cpp does not"
         stripped = [
             token.text for token in self.reference.added.values() if token.lstrip or token.rstrip
         ]
         explanations = {
-            "dialect": f"llama.cpp's {self.reference.found.name} {self.reference.found.habit}",
+            "dialect": f"llama.cpp's {self.reference.pre_tokenizer.name} {self.reference.pre_tokenizer.difference}",
             "spaces": (
                 "llama.cpp puts a space before text that starts with one or follows a special "
-                "token" + ", and removes spaces at its end" * self.habits.spaces.merge
+                "token" + ", and removes spaces at its end" * self.habits.spaces.merge_runs
             ),
             "rules": (
                 "llama.cpp applies character rules as SentencePiece does, the tokenizers library "
@@ -136,7 +145,7 @@ class _Comparison:
                 "llama.cpp matches added tokens exactly, and strips no spaces around them "
                 f"({_first_five(stripped)})"
             ),
-            "types": f"llama.cpp treats {_first_five(self.habits.claimed)} as special tokens",
+            "types": f"llama.cpp treats {_first_five(self.habits.implicit_specials)} as special tokens",
             "several": (
                 "llama.cpp matches added tokens exactly, and splits or spaces text differently"
             ),
@@ -153,10 +162,10 @@ class _Comparison:
         """Yield a note if other special tokens are put around a text: a GGUF can only name BOS and
         EOS.
         """
-        if not self.reference.around:
+        if not self.reference.sample_ids:
             return
-        body, theirs = self.reference.around
-        ours = self.ours.tokenize(reference_tokenizer.HELLO, special=True, add_special=True)
+        body, theirs = self.reference.sample_ids
+        ours = self.ours.tokenize(reference_tokenizer.SAMPLE_TEXT, special=True, add_special=True)
         if len(theirs) > len(body) and ours != theirs:
             extra = self._pieces([index for index in theirs if index not in body])
             yield (
@@ -164,16 +173,16 @@ class _Comparison:
                 f"{self._pieces(ours)!r}"
             )
 
-    def _refusal(self, differences: list[Difference]) -> Refusal:
+    def _refusal(self, differences: list[EncodingDifference]) -> UserError:
         shown = "".join(
             f"\n  {_shorten(item.text)}"
-            f"\n    llama.cpp: {self._pieces(item.ours)}"
-            f"\n    the model: {self._pieces(item.theirs)}"
-            for item in differences[:SHOWN]
+            f"\n    llama.cpp: {self._pieces(item.llama_cpp_ids)}"
+            f"\n    the model: {self._pieces(item.reference_ids)}"
+            for item in differences[:MAX_SHOWN]
         )
-        first = f"; the first {SHOWN}:" if len(differences) > SHOWN else ":"
-        where = self.reference.reader.where
-        return Refusal(
+        first = f"; the first {MAX_SHOWN}:" if len(differences) > MAX_SHOWN else ":"
+        where = self.reference.row_tokenizer.file
+        return UserError(
             f"llama.cpp would encode {len(differences)} test strings differently from "
             f"{where}{first}{shown}",
             hint="try another --pre, or use a GGUF of this model"
@@ -182,7 +191,9 @@ class _Comparison:
         )
 
     def _pieces(self, ids: list[int]) -> str:
-        return self.reference.spell(ids[:24], " ")[: 2 * WIDEST] + " …" * (len(ids) > 24)
+        return self.reference.join_texts(ids[:24], " ")[: 2 * MAX_SHOWN_CHARS] + " …" * (
+            len(ids) > 24
+        )
 
     def _words(self, count: int | None) -> Iterator[str]:
         """Yield the vocabulary's words as text, or a random sample of `count` of them.
@@ -193,21 +204,21 @@ class _Comparison:
         pieces = [
             piece
             for piece in self.reference.words
-            if piece not in special and len(piece) <= LONGEST
+            if piece not in special and len(piece) <= MAX_WORD_CHARS
         ]
         if count is not None and len(pieces) > count:
             pieces = random.Random(3).sample(pieces, count)
         for piece in pieces:
             if self.bytewise:
                 with contextlib.suppress(KeyError, UnicodeDecodeError):
-                    yield bytes(BYTES[char] for char in piece).decode()
+                    yield bytes(BYTE_BY_CHAR[char] for char in piece).decode()
             elif not (piece.startswith("<0x") and len(piece) == 6):
-                yield piece.replace(SPACE, " ")
+                yield piece.replace(SPACE_MARK, " ")
 
 
 def _shorten(text: str) -> str:
-    return repr(text) if len(text) <= WIDEST else f"{text[:WIDEST]!r}…"
+    return repr(text) if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]!r}…"
 
 
 def _first_five(texts: list[str]) -> str:
-    return ", ".join(text[:WIDEST] for text in texts[:5]) + " …" * (len(texts) > 5)
+    return ", ".join(text[:MAX_SHOWN_CHARS] for text in texts[:5]) + " …" * (len(texts) > 5)

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from llmcli.api.forms.unsupported_fields import UNKNOWN
+from llmcli.api.forms.unsupported_fields import UNSUPPORTED_FIELDS
 from tests.fixtures.fakes import BOS, FakeModel
 from tests.fixtures.server import Served
 from tests.scripts.test_fuzz_http_requests import HUGE
@@ -151,7 +151,7 @@ HARMLESS = {
     "min_keep": 0,
 }
 REFUSED = {
-    **{name: 1 for name in UNKNOWN if name != "n_probs"},
+    **{name: 1 for name in UNSUPPORTED_FIELDS if name != "n_probs"},
     "suffix": "x",
     "post_sampling_probs": True,
     "echo": True,

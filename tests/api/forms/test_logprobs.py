@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from llmcli import config
-from llmcli.model_loader.open_model import Models
-from llmcli.model_loader.run_flags import Flags
+from llmcli.model_loader.open_model import ModelSwitcher
+from llmcli.model_loader.run_flags import RunFlags
 from llmcli.planning import resolve_options
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.beam_settings import NO_SEARCH
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.scoring.chunk_scorer import ChunkScorer, context_options
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.scoring.chunk_scorer import ChunkScorer, chunk_context_options
 from llmcli.ui import UI
 from tests.api.forms.test_openai_chat import client
 from tests.fixtures.fakes import EOS
@@ -34,7 +34,7 @@ TEXT = "Once upon a time, there was a little girl named Lily. She loved to play 
 
 def scored(runner: Runner, ids: list[int]) -> list[float]:
     """Log-probabilities of the second half of a text, as eval scores it."""
-    options = context_options(ContextOptions(n_ctx=len(ids)), runner.model.n_vocab, 1)
+    options = chunk_context_options(ContextOptions(n_ctx=len(ids)), runner.model.n_vocab, 1)
     with open_context(runner.model, options) as context:
         scorer = ChunkScorer(runner.model, context)
         rows = np.concatenate(
@@ -147,12 +147,12 @@ def test_a_stream_tells_them_first(tiny: Served) -> None:
 def test_a_server_scores_a_prompt_by_tiles_of_rows(
     stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = Flags(RunOptions(ctx_size=512, threads=1), {}, NO_SEARCH)
-    models = Models(given, config.load(), UI(color=False), talks=True, parallel=2)
+    given = RunFlags(RunOptions(ctx_size=512, threads=1), {}, NO_SEARCH)
+    models = ModelSwitcher(given, config.load(), UI(color=False), is_chat=True, parallel=2)
     with closing(models):
-        runner = models.first(str(stories_gguf)).runner
+        runner = models.open(str(stories_gguf)).runner
         passes: list[int] = []
-        for context in (runner.context, runner.engine.reader.context):
+        for context in (runner.context, runner.engine.prefill_reader.context):
             decode = context.decode
             monkeypatch.setattr(
                 context,
@@ -160,9 +160,11 @@ def test_a_server_scores_a_prompt_by_tiles_of_rows(
                 lambda rows, decode=decode: passes.append(len(rows)) or decode(rows),
             )
         ids = runner.encode_prompt(TEXT * 10)[:300]
-        reply = runner.reply(Request(ids, defaults(), max_tokens=0, scores=True, logprobs=True))
+        reply = runner.reply(
+            Request(ids, default_sampling(), max_tokens=0, score_prompt=True, logprobs=True)
+        )
         assert list(reply)[-1].finish == "length"
-        assert len(reply.answer.prompt) == 299
+        assert len(reply.answer.prompt_scores) == 299
         assert sum(passes) == 300 and len(passes) == 3
     rows = {
         words: resolve_options.scored(

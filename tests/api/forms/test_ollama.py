@@ -170,7 +170,7 @@ def test_nothing_asked_for_is_a_model_that_is_loaded(serve: Callable[..., Served
         for stream in (True, False):
             (only,) = ask(served, path, stream=stream, keep_alive="5m", **body)
             assert only["done_reason"] == "load"
-    assert served.bridge.meter.last_token_age is None
+    assert served.bridge.metrics.last_token_age is None
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,25 @@ import jsonschema
 import pytest
 
 from llmcli.api.fields import Fields
-from llmcli.api.forms.output_splitter import Listener
-from llmcli.api.forms.tool_call_stream import partly
-from llmcli.api.forms.tools import tools
-from llmcli.api.tool_calls import families, family, marks
-from llmcli.api.tool_calls.base import Family, Taken, calls, given, within
-from llmcli.api.tool_calls.hermes import Hermes
+from llmcli.api.forms.output_splitter import OutputSplitter
+from llmcli.api.forms.tool_call_stream import parse_partial_arguments
+from llmcli.api.forms.tools import read_tools
+from llmcli.api.tool_calls import all_formats, call_marks, find_format
+from llmcli.api.tool_calls.base import (
+    ParsedCalls,
+    ToolCallFormat,
+    parse_arguments,
+    read_calls,
+    text_between,
+)
+from llmcli.api.tool_calls.hermes import HermesCalls
 from llmcli.runtime.constraint import tool_calls as constraint
 from llmcli.runtime.constraint.base import Constraint, Matcher
-from llmcli.runtime.constraint.compile import Grammars
+from llmcli.runtime.constraint.compile import GrammarCompiler
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.text.reasoning import Tags
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.text.reasoning import ThinkingTags
 from tests.fixtures.fakes import FakeModel
 
 ARGUMENTS = {"city": 'Paris "x"', "days": 3}
@@ -96,12 +102,12 @@ WRITTEN = {
     "apertus": ['<|tools_prefix|>[{"weather": ' + JSON + "}]<|tools_suffix|>"],
     "harmony": ["<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + JSON],
 }
-CASES = [(one, text) for one in families() for text in WRITTEN[one.name]]
+CASES = [(one, text) for one in all_formats() for text in WRITTEN[one.name]]
 NAMES = frozenset({"weather"})
 OTHER = {"type": "function", "function": {"name": "other"}}
 
 
-def heard(listener: Listener, text: str, seed: int = 0) -> dict[str, str]:
+def heard(listener: OutputSplitter, text: str, seed: int = 0) -> dict[str, str]:
     """Everything of each kind, the text coming in pieces of any size."""
     chance, out = random.Random(seed), {"thinking": "", "content": "", "calls": []}
     while text:
@@ -125,7 +131,7 @@ def _add(out: dict, one) -> None:
     elif one.kind == "call_end":
         begun, text = out.pop("open")
         assert one.call == replace(begun, arguments=text)
-        whole = given(one.call)
+        whole = parse_arguments(one.call)
         out["calls"].append((one.call.name, text if whole is None else whole))
     else:
         assert one.text
@@ -135,12 +141,12 @@ def _add(out: dict, one) -> None:
 @pytest.mark.parametrize(
     ("kin", "text"), CASES, ids=[f"{kin.name}{text.count('o')}" for kin, text in CASES]
 )
-def test_a_call_is_read_as_its_family_writes_it(kin: Family, text: str) -> None:
+def test_a_call_is_read_as_its_family_writes_it(kin: ToolCallFormat, text: str) -> None:
     for seed in range(8):
-        found = heard(Listener(None, kin, NAMES), text, seed)
+        found = heard(OutputSplitter(None, kin, NAMES), text, seed)
         assert found == {"thinking": "", "content": "", "calls": [("weather", ARGUMENTS)]}
         found = heard(
-            Listener(None, kin, NAMES), f"<think>\nLet me look.\n</think>\n\n{text}", seed
+            OutputSplitter(None, kin, NAMES), f"<think>\nLet me look.\n</think>\n\n{text}", seed
         )
         assert found == {
             "thinking": "Let me look.\n",
@@ -149,18 +155,20 @@ def test_a_call_is_read_as_its_family_writes_it(kin: Family, text: str) -> None:
         }
 
 
-@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
-def test_what_is_cut_or_damaged_is_said_and_never_lost(kin: Family) -> None:
+@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
+def test_what_is_cut_or_damaged_is_said_and_never_lost(kin: ToolCallFormat) -> None:
     whole = WRITTEN[kin.name][0]
     for end in range(1, len(whole)):
-        found = heard(Listener(None, kin, NAMES), whole[:end], end)
+        found = heard(OutputSplitter(None, kin, NAMES), whole[:end], end)
         cut = [text for _, text in found["calls"] if isinstance(text, str)]
         assert (
             found["content"] == whole[:end] or found["calls"] == [("weather", ARGUMENTS)] or cut
         ), end
         assert not cut or (JSON.startswith(cut[0]) and not found["content"]), end
         assert not cut or JSON not in whole or whole[:end].endswith(cut[0]), end
-    found = heard(Listener(None, kin, NAMES), "I say { and < and [ and <tool but call nothing. ")
+    found = heard(
+        OutputSplitter(None, kin, NAMES), "I say { and < and [ and <tool but call nothing. "
+    )
     assert found == {
         "thinking": "",
         "content": "I say { and < and [ and <tool but call nothing. ",
@@ -168,14 +176,14 @@ def test_what_is_cut_or_damaged_is_said_and_never_lost(kin: Family) -> None:
     }
 
 
-@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
-def test_what_is_forced_follows_the_schema_and_is_read_back(kin: Family) -> None:
-    offered = tools(Fields({"tools": [WEATHER], "tool_choice": "required"}))
-    grammar = Grammars(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(
+@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
+def test_what_is_forced_follows_the_schema_and_is_read_back(kin: ToolCallFormat) -> None:
+    offered = read_tools(Fields({"tools": [WEATHER], "tool_choice": "required"}))
+    grammar = GrammarCompiler(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(
         offered.constraint(kin)
     )
-    before, after = kin.frame("weather")
-    begin, between, end = kin.around
+    before, after = kin.forced_frame("weather")
+    begin, between, end = kin.wrappers
     one = before + json.dumps(ARGUMENTS) + after
     texts = [begin + one + end] + ([] if between is None else [begin + one + between + one + end])
     for count, text in enumerate(texts, 1):
@@ -183,8 +191,11 @@ def test_what_is_forced_follows_the_schema_and_is_read_back(kin: Family) -> None
         for token in text.encode():
             assert matcher.allows(token), (text, chr(token))
             matcher.accept(token)
-        assert matcher.accepting
-        assert heard(Listener(None, kin, NAMES), text)["calls"] == [("weather", ARGUMENTS)] * count
+        assert matcher.is_accepting
+        assert (
+            heard(OutputSplitter(None, kin, NAMES), text)["calls"]
+            == [("weather", ARGUMENTS)] * count
+        )
     matcher = grammar.start()
     wrong = (begin + before + '{"town').encode()
     assert not all(matcher.allows(token) and (matcher.accept(token) or True) for token in wrong)
@@ -192,7 +203,7 @@ def test_what_is_forced_follows_the_schema_and_is_read_back(kin: Family) -> None
 
 def matcher(wanted: Constraint) -> Matcher:
     """At the beginning of a grammar over bytes."""
-    return Grammars(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(wanted).start()
+    return GrammarCompiler(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(wanted).start()
 
 
 def follows(place: Matcher, text: str) -> bool:
@@ -207,25 +218,28 @@ def follows(place: Matcher, text: str) -> bool:
 STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
 
 
-@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
-def test_a_call_that_may_be_made_is_bound_from_its_mark_on(kin: Family) -> None:
-    offered = tools(Fields({"tools": [STRICT]}))
-    wanted, lead = offered.amid(kin), "" if kin.first else 'I look {"it": "up"} <now. '
-    begin, _, end = kin.around
+@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
+def test_a_call_that_may_be_made_is_bound_from_its_mark_on(kin: ToolCallFormat) -> None:
+    offered = read_tools(Fields({"tools": [STRICT]}))
+    wanted, lead = (
+        offered.interleaved_constraint(kin),
+        "" if kin.starts_answer else 'I look {"it": "up"} <now. ',
+    )
+    begin, _, end = kin.wrappers
     free = matcher(wanted)
     assert follows(free, 'Nothing { "binds" < this [1] text.\n\nä 日 ')
-    assert free.accepting
-    for mark, (before, after) in kin.bound("weather").items():
+    assert free.is_accepting
+    for mark, (before, after) in kin.optional_frames("weather").items():
         opening = begin + before
         assert opening.startswith(mark)
         place = matcher(wanted)
         assert follows(place, lead + opening + JSON + after + end), (mark, opening)
-        assert place.accepting
-        if not kin.last:
+        assert place.is_accepting
+        if not kin.ends_answer:
             assert follows(place, " And that is all.")
-            assert place.accepting
+            assert place.is_accepting
         text = lead + opening + JSON + after + end
-        assert heard(Listener(None, kin, NAMES), text)["calls"] == [("weather", ARGUMENTS)]
+        assert heard(OutputSplitter(None, kin, NAMES), text)["calls"] == [("weather", ARGUMENTS)]
         assert follows(matcher(wanted), lead + mark[:-1] + "no mark")
         assert not follows(matcher(wanted), lead + opening.replace("weather", "wether"))
         assert not follows(matcher(wanted), lead + opening + '{"town')
@@ -236,13 +250,15 @@ def matcher_ends(wanted: Constraint, text: str) -> bool:
     """Whether an answer may end behind this text."""
     place = matcher(wanted)
     assert follows(place, text)
-    return place.accepting
+    return place.is_accepting
 
 
 def test_several_calls_amid_text_and_only_one_where_that_is_asked() -> None:
     call = WRITTEN["hermes"][0]
     several, alone = (
-        tools(Fields({"tools": [STRICT, OTHER], "parallel_tool_calls": parallel})).amid(family(""))
+        read_tools(
+            Fields({"tools": [STRICT, OTHER], "parallel_tool_calls": parallel})
+        ).interleaved_constraint(find_format(""))
         for parallel in (True, False)
     )
     assert matcher_ends(several, f"One {call}\nand {call}{call} done")
@@ -253,16 +269,16 @@ def test_several_calls_amid_text_and_only_one_where_that_is_asked() -> None:
     assert not follows(matcher(several), loose.replace('{"any', '["any'))
 
 
-class The(Hermes):
+class The(HermesCalls):
     """A family whose mark every story has."""
 
     name = "the"
-    opens = (" the",)
-    closes = (" end",)
+    openings = (" the",)
+    closings = (" end",)
 
-    def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(text, " the", " end", over)
-        return inner and Taken(calls(json.loads(inner[0])), inner[1])
+    def parse(self, text: str, over: bool) -> ParsedCalls | None:
+        inner = text_between(text, " the", " end", over)
+        return inner and ParsedCalls(read_calls(json.loads(inner[0])), inner[1])
 
 
 def test_whatever_a_model_says_behind_the_mark_is_a_valid_call(stories_runner: Runner) -> None:
@@ -273,21 +289,25 @@ def test_whatever_a_model_says_behind_the_mark_is_a_valid_call(stories_runner: R
         "additionalProperties": False,
     }
     tool = {"type": "function", "function": {"name": "walk", "parameters": schema, "strict": True}}
-    offered, kin, made = tools(Fields({"tools": [tool], "parallel_tool_calls": False})), The(), 0
-    grammar = stories_runner.grammars(offered.amid(kin))
+    offered, kin, made = (
+        read_tools(Fields({"tools": [tool], "parallel_tool_calls": False})),
+        The(),
+        0,
+    )
+    grammar = stories_runner.grammars(offered.interleaved_constraint(kin))
     for seed in range(3):
-        sampling = defaults().with_values({"seed": seed})
+        sampling = default_sampling().with_values({"seed": seed})
         request = Request(
             stories_runner.encode_prompt("Once upon a time"),
             sampling,
             160,
             grammar=grammar,
-            strategy=stories_runner.strategy(grammar),
+            strategy=stories_runner.default_strategy(grammar),
         )
         reply = stories_runner.reply(request)
         for _ in reply:
             pass
-        found = heard(Listener(None, kin), reply.answer.text)
+        found = heard(OutputSplitter(None, kin), reply.answer.text)
         assert " the" not in found["content"], reply.answer.text
         for name, arguments in found["calls"]:
             assert name == "walk"
@@ -297,28 +317,32 @@ def test_whatever_a_model_says_behind_the_mark_is_a_valid_call(stories_runner: R
 
 
 def test_a_document_may_stand_instead_of_a_call() -> None:
-    offered = tools(Fields({"tools": [WEATHER]}))
+    offered = read_tools(Fields({"tools": [WEATHER]}))
     wanted = offered.constraint(
-        family(""), {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+        find_format(""), {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
     )
-    matcher = Grammars(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(wanted).start()
+    matcher = GrammarCompiler(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(
+        wanted
+    ).start()
     for token in b'{"a": 1}':
         assert matcher.allows(token)
         matcher.accept(token)
-    assert matcher.accepting
+    assert matcher.is_accepting
 
 
-@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
-def test_arguments_come_in_pieces_that_joined_are_the_whole(kin: Family) -> None:
-    begin, between, end = kin.around
-    before, after = kin.frame("weather")
+@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
+def test_arguments_come_in_pieces_that_joined_are_the_whole(kin: ToolCallFormat) -> None:
+    begin, between, end = kin.wrappers
+    before, after = kin.forced_frame("weather")
     calls = [
         before + text + after
         for text in (JSON, json.dumps({"city": 'x\\"}]', "more": [{"a": {}}, "é"]}))
     ]
     text = begin + (between or "").join(calls if between is not None else calls[:1]) + end
-    text = ("" if kin.first else "I look.\n") + text + ("" if kin.last else "\nDone.")
-    one, whole = Listener(None, kin, NAMES), Listener(None, kin, NAMES)
+    text = (
+        ("" if kin.starts_answer else "I look.\n") + text + ("" if kin.ends_answer else "\nDone.")
+    )
+    one, whole = OutputSplitter(None, kin, NAMES), OutputSplitter(None, kin, NAMES)
     pieces = [piece for letter in text for piece in one.feed(letter)] + one.finish()
     at_once = whole.feed(text) + whole.finish()
     assert "".join(p.text for p in pieces if p.kind == "content") == "".join(
@@ -356,7 +380,7 @@ def test_what_was_told_of_a_call_stays_and_what_is_none_of_it_is_said(
     text: str, said: str, calls: list[str]
 ) -> None:
     for step in (1, 5, len(text)):
-        listener = Listener(None, family(""), frozenset())
+        listener = OutputSplitter(None, find_format(""), frozenset())
         parts = [text[at : at + step] for at in range(0, len(text), step)]
         out = [one for part in parts for one in listener.feed(part)] + listener.finish()
         assert [one.call.arguments for one in out if one.kind == "call_end" and one.call] == calls
@@ -366,65 +390,74 @@ def test_what_was_told_of_a_call_stays_and_what_is_none_of_it_is_said(
 def test_as_much_of_a_call_that_was_cut_off_is_read_as_came() -> None:
     text = '{"a": 1.5, "b": [1, {"c": "d, \\"e"}, true], "f": {"g": null, "h": []}, "i": "j"}'
     for end in range(len(text) + 1):
-        assert partly(text[:end]) == (
+        assert parse_partial_arguments(text[:end]) == (
             jiter.from_json(text[:end].encode(), partial_mode=True) if end else {}
         ), end
-    assert partly("{'a': 1}") == {} == partly("[1]")
-    assert partly('{"a": 1, "b": NaN}') == {"a": 1}  # told back it would be no JSON
+    assert parse_partial_arguments("{'a': 1}") == {} == parse_partial_arguments("[1]")
+    assert parse_partial_arguments('{"a": 1, "b": NaN}') == {
+        "a": 1
+    }  # told back it would be no JSON
 
 
 def test_text_thinking_and_several_calls_are_told_apart() -> None:
     call = WRITTEN["hermes"][0]
     text = f"<think>\nLet me look.\n</think>\n\nI look it up.\n\n{call}\n{call}\n"
     for seed in range(20):
-        found = heard(Listener(None, family(""), NAMES), text, seed)
+        found = heard(OutputSplitter(None, find_format(""), NAMES), text, seed)
         assert found["thinking"] == "Let me look.\n"
         assert found["content"] == "I look it up."
         assert found["calls"] == [("weather", ARGUMENTS)] * 2
-        opened = heard(Listener(Tags("<think>", "</think>"), None), "hm\n</think>\n\nyes", seed)
+        opened = heard(
+            OutputSplitter(ThinkingTags("<think>", "</think>"), None), "hm\n</think>\n\nyes", seed
+        )
         assert opened == {"thinking": "hm\n", "content": "yes", "calls": []}
         others = heard(
-            Listener(Tags("<think>", "</think>"), None), "see [/THINK]</think>yes", seed
+            OutputSplitter(ThinkingTags("<think>", "</think>"), None),
+            "see [/THINK]</think>yes",
+            seed,
         )  # none of its tags
         assert others == {"thinking": "see [/THINK]", "content": "yes", "calls": []}
 
 
 def test_json_that_names_no_function_is_text_for_a_family_without_tags() -> None:
-    kin = family("<|python_tag|>")
+    kin = find_format("<|python_tag|>")
     for text in (
         '{"name": "other", "parameters": {}}',
         '{"name": 5}',
         "{\n  1",
         'Text. {"name": "weather"}',
     ):
-        assert heard(Listener(None, kin, NAMES), text)["content"] == text
+        assert heard(OutputSplitter(None, kin, NAMES), text)["content"] == text
 
 
-@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
-def test_a_model_that_opens_call_after_call_is_not_read_again_for_each(kin: Family) -> None:
+@pytest.mark.parametrize("kin", all_formats(), ids=lambda one: one.name)
+def test_a_model_that_opens_call_after_call_is_not_read_again_for_each(kin: ToolCallFormat) -> None:
     looks = 0
 
     class Counting(type(kin)):
-        def take(self, text: str, over: bool) -> Taken | None:
+        def take(self, text: str, over: bool) -> ParsedCalls | None:
             nonlocal looks
             looks += 1
-            return super().take(text, over)
+            return super().parse(text, over)
 
-    listener, text = Listener(None, Counting(), NAMES), kin.opens[0] * 500
+    listener, text = OutputSplitter(None, Counting(), NAMES), kin.openings[0] * 500
     assert "".join(one.text for one in [*listener.feed(text), *listener.finish()]) == text
     assert looks < 100
 
 
 def test_every_mark_is_known_once() -> None:
-    assert {"<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"} <= set(marks())
-    assert families()[-1].name == "hermes"  # which fits everything
+    assert {"<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"} <= set(call_marks())
+    assert all_formats()[-1].name == "hermes"  # which fits everything
 
 
 def test_calls_are_separated_by_a_constraint_only_where_there_may_be_several() -> None:
-    alone = tools(
+    alone = read_tools(
         Fields({"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False})
     )
-    assert constraint.read(alone.constraint(family("")).text).ways[0].between is None
+    assert (
+        constraint.read_tool_calls(alone.constraint(find_format("")).text).syntaxes[0].between
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -461,8 +494,8 @@ def test_calls_are_separated_by_a_constraint_only_where_there_may_be_several() -
     ],
 )
 def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> None:
-    kin = next(one for one in families() if one.name == name)
-    assert heard(Listener(None, kin, NAMES), text) == {
+    kin = next(one for one in all_formats() if one.name == name)
+    assert heard(OutputSplitter(None, kin, NAMES), text) == {
         "thinking": "",
         "content": "",
         "calls": [("f", given)],
@@ -485,5 +518,5 @@ def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> Non
     ],
 )
 def test_what_is_no_call_is_said_and_nothing_of_it_is_run(name: str, text: str) -> None:
-    kin = next(one for one in families() if one.name == name)
-    assert heard(Listener(None, kin, NAMES), text)["content"] == text
+    kin = next(one for one in all_formats() if one.name == name)
+    assert heard(OutputSplitter(None, kin, NAMES), text)["content"] == text

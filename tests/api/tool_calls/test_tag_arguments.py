@@ -9,32 +9,32 @@ from typing import Any
 import pytest
 
 from llmcli.api.fields import Fields
-from llmcli.api.forms.output_splitter import Listener
-from llmcli.api.forms.tool_call_stream import Heard
-from llmcli.api.forms.tools import tools
-from llmcli.api.tool_calls import families
-from llmcli.api.tool_calls.base import Family, given
-from llmcli.api.tool_calls.tag_arguments import Tags
+from llmcli.api.forms.output_splitter import OutputSplitter
+from llmcli.api.forms.tool_call_stream import OutputPiece
+from llmcli.api.forms.tools import read_tools
+from llmcli.api.tool_calls import all_formats
+from llmcli.api.tool_calls.base import ToolCallFormat, parse_arguments
+from llmcli.api.tool_calls.tag_arguments import TagArguments
 
 STRINGS = {
     "type": "object",
     "properties": {"text": {"type": "string"}, "any": {}, "count": {"type": "integer"}},
 }
-OFFERED = tools(
+OFFERED = read_tools(
     Fields({"tools": [{"type": "function", "function": {"name": "save", "parameters": STRINGS}}]})
 )
-KIN = {one.name: one for one in families() if isinstance(one.form, Tags)}
+KIN = {one.name: one for one in all_formats() if isinstance(one.argument_format, TagArguments)}
 MARK = "｜DSML｜"
 
 
-def written(kin: Family, values: dict[str, str]) -> str:
+def written(kin: ToolCallFormat, values: dict[str, str]) -> str:
     """A call as the family's template writes one."""
     name = kin.name
     if name in ("coder", "seed"):
         inner = "".join(
             f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()
         )
-        return f"{kin.opens[0]}\n<function=save>\n{inner}</function>\n{kin.closes[0]}"
+        return f"{kin.openings[0]}\n<function=save>\n{inner}</function>\n{kin.closings[0]}"
     if name == "glm":
         pairs = (
             f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
@@ -45,14 +45,14 @@ def written(kin: Family, values: dict[str, str]) -> str:
     inner = "".join(
         f'<{at}parameter name="{key}">{value}</{at}parameter>\n' for key, value in values.items()
     )
-    return f'{kin.opens[0]}\n<{at}invoke name="save">\n{inner}</{at}invoke>\n{kin.closes[0]}'
+    return f'{kin.openings[0]}\n<{at}invoke name="save">\n{inner}</{at}invoke>\n{kin.closings[0]}'
 
 
-def listened(kin: Family, text: str, seed: int) -> list[Heard]:
+def listened(kin: ToolCallFormat, text: str, seed: int) -> list[OutputPiece]:
     listener, chance, out = (
-        Listener(None, kin, OFFERED.names, OFFERED.texts),
+        OutputSplitter(None, kin, OFFERED.names, OFFERED.string_arguments),
         random.Random(seed),
-        list[Heard](),
+        list[OutputPiece](),
     )
     while text:
         cut = chance.choice((1, 2, 5, 30, len(text)))
@@ -61,13 +61,13 @@ def listened(kin: Family, text: str, seed: int) -> list[Heard]:
     return out + listener.finish()
 
 
-def arguments(heard: list[Heard]) -> list[dict[str, Any] | None]:
+def arguments(heard: list[OutputPiece]) -> list[dict[str, Any] | None]:
     assert "".join(one.text for one in heard if one.kind == "content") == ""
     calls = [one.call for one in heard if one.kind == "call_end" and one.call]
     assert "".join(one.text for one in heard if one.kind == "arguments") == "".join(
         one.arguments for one in calls
     )
-    return [given(one) for one in calls]
+    return [parse_arguments(one) for one in calls]
 
 
 VALUES: dict[str, Any] = {
@@ -96,7 +96,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
 @pytest.mark.parametrize("value", VALUES)
-def test_every_value_is_read_however_it_is_cut(kin: Family, value: str) -> None:
+def test_every_value_is_read_however_it_is_cut(kin: ToolCallFormat, value: str) -> None:
     text = written(kin, {"any": value, "text": value, "count": "7"})
     stripped = value.strip() if kin.name == "glm" else value
     for seed in range(6):
@@ -105,10 +105,10 @@ def test_every_value_is_read_however_it_is_cut(kin: Family, value: str) -> None:
 
 
 @pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
-def test_text_is_told_while_it_comes(kin: Family) -> None:
+def test_text_is_told_while_it_comes(kin: ToolCallFormat) -> None:
     for key, words in (("text", "5 is a number, "), ("any", "one word and the next, ")):
         before, after = written(kin, {key: words * 9 + "END"}).split("END")
-        listener = Listener(None, kin, OFFERED.names, OFFERED.texts)
+        listener = OutputSplitter(None, kin, OFFERED.names, OFFERED.string_arguments)
         told = "".join(one.text for one in listener.feed(before) if one.kind == "arguments")
         assert told == f'{{"{key}": "{words * 9}'.rstrip() + " " * (kin.name != "glm")
         rest = [*listener.feed("END" + after), *listener.finish()]
@@ -120,12 +120,12 @@ def test_text_is_told_while_it_comes(kin: Family) -> None:
 
 
 @pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
-def test_a_call_without_arguments_and_one_behind_another(kin: Family) -> None:
+def test_a_call_without_arguments_and_one_behind_another(kin: ToolCallFormat) -> None:
     for text in (written(kin, {}), written(kin, {}).replace("\n", "")):
         assert arguments(listened(kin, f"{text}\n{text}", 3)) == [{}, {}]
-    if kin.form and kin.form.goes_on:
+    if kin.argument_format and kin.argument_format.next_call_pattern:
         one, other = (written(kin, {"any": number}) for number in "12")
-        both = one.replace(kin.closes[0], "") + other.replace(kin.opens[0], "")
+        both = one.replace(kin.closings[0], "") + other.replace(kin.openings[0], "")
         assert arguments(listened(kin, both, 4)) == [{"any": 1}, {"any": 2}]
 
 
@@ -152,21 +152,23 @@ TOLD = {
 
 @pytest.mark.parametrize(("name", "mark"), [("gemma", '<|"|>'), ("functiongemma", "<escape>")])
 def test_braces_are_told_while_they_come(name: str, mark: str) -> None:
-    kin = next(one for one in families() if one.name == name)
-    text = f"{kin.opens[0]}call:save{BRACES}{kin.closes[0]}".replace("«", mark).replace("»", mark)
+    kin = next(one for one in all_formats() if one.name == name)
+    text = f"{kin.openings[0]}call:save{BRACES}{kin.closings[0]}".replace("«", mark).replace(
+        "»", mark
+    )
     for seed in range(20):
         assert arguments(listened(kin, text, seed)) == [TOLD]
     listener, words = (
-        Listener(None, kin, OFFERED.names, OFFERED.texts),
+        OutputSplitter(None, kin, OFFERED.names, OFFERED.string_arguments),
         "one word and the next, " * 9,
     )
     told = "".join(
         one.text
-        for one in listener.feed(f"{kin.opens[0]}call:save{{text:{mark}{words}")
+        for one in listener.feed(f"{kin.openings[0]}call:save{{text:{mark}{words}")
         if one.text
     )
     assert told == f'{{"text": "{words}'
-    bare = f"{kin.opens[0]}call:save{{text:12,any:12}}{kin.closes[0]}"
+    bare = f"{kin.openings[0]}call:save{{text:12,any:12}}{kin.closings[0]}"
     assert arguments(listened(kin, bare, 1)) == [{"text": "12", "any": 12}]
 
 
@@ -181,7 +183,7 @@ def test_braces_are_told_while_they_come(name: str, mark: str) -> None:
     ],
 )
 def test_braces_that_are_none_end_the_call_where_they_are(inner: str, told: str, said: str) -> None:
-    kin = next(one for one in families() if one.name == "gemma")
+    kin = next(one for one in all_formats() if one.name == "gemma")
     for seed in range(3):
         heard = listened(kin, f"<|tool_call>call:save{inner}<tool_call|>", seed)
         assert [one.call.arguments for one in heard if one.kind == "call_end" and one.call] == [
@@ -246,8 +248,8 @@ PYTHON: dict[str, Any] = {
     "{1, 2}": "{1, 2}",
     "]": "]",
 }
-LFM = next(one for one in families() if one.name == "lfm")
-START, STOP = LFM.opens[0], LFM.closes[0]
+LFM = next(one for one in all_formats() if one.name == "lfm")
+START, STOP = LFM.openings[0], LFM.closings[0]
 
 
 @pytest.mark.parametrize("value", PYTHON)
@@ -264,7 +266,7 @@ def test_every_value_of_pythons_is_read_however_it_is_cut(value: str) -> None:
 
 def test_pythons_texts_are_told_while_they_come() -> None:
     listener, words = (
-        Listener(None, LFM, OFFERED.names, OFFERED.texts),
+        OutputSplitter(None, LFM, OFFERED.names, OFFERED.string_arguments),
         "one word and the next, " * 9,
     )
     told = "".join(

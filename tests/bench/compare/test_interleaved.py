@@ -16,7 +16,7 @@ from llmcli.hardware import host
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.ui import UI
-from quant.errors import Refusal
+from quant.errors import UserError
 from tests.quant import tiny_gguf
 
 TG = parameter_grid.Test(0, 6, 0, 64, 64, "f16", "f16", 1, 0, "auto")
@@ -38,7 +38,7 @@ def test_a_generation_goes_on_and_begins_anew_behind_its_depth(model: Path, dept
         ends = []
         for _ in range(5):
             assert measure() > 0
-            ends.append(context.last(0) + 1)
+            ends.append(context.last_position(0) + 1)
         assert ends == [depth + 3, depth + 6, depth + 3, depth + 6, depth + 3]
 
 
@@ -49,7 +49,7 @@ def test_a_prompt_is_read_behind_its_depth_every_time(model: Path, depth: int):
         measure = Prompt(context, opened, side.test, Slot(2, 1))
         for _ in range(3):
             assert measure() > 0
-            assert context.last(0) + 1 == depth + 9
+            assert context.last_position(0) + 1 == depth + 9
 
 
 def test_what_settles_is_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch):
@@ -150,5 +150,5 @@ def test_ctrl_c_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_damaged_file_is_refused_before_anything_is_loaded(model: Path, tmp_path: Path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(model.read_bytes()[:-1000])
-    with pytest.raises(Refusal):
+    with pytest.raises(UserError):
         interleaved.run([(Side(model, TG), Side(broken, TG))], QUICK, UI())

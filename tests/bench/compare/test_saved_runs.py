@@ -149,7 +149,9 @@ def test_several_settings_in_both_are_matched_by_their_settings():
 
 def test_other_tests_and_machines_are_refused_unless_wanted():
     a, deep, other = side("a", {}), side("b", {"n_depth": 512}), side("c", {"cpu_info": "another"})
-    with pytest.raises(UserError, match=r"a \(tg128\) and b \(tg128 @ d512\) have no test in common"):
+    with pytest.raises(
+        UserError, match=r"a \(tg128\) and b \(tg128 @ d512\) have no test in common"
+    ):
         match(a, deep, False)
     with pytest.raises(UserError, match="cpu_info is 'cpu' in a and 'another' in c"):
         match(a, other, False)

@@ -17,7 +17,7 @@ def llama(tmp_path, **more):
     path = tiny_gguf.llama(
         tmp_path / "m.gguf", hidden=HIDDEN, ff=FF, layers=LAYERS, vocab=VOCAB, **more
     )
-    return read_header.read(path)
+    return read_header.read_header(path)
 
 
 def test_every_matrix_is_read_once_and_the_embedding_s_one_row(tmp_path):
@@ -47,7 +47,7 @@ def test_cache_types_change_the_bytes_and_not_the_operations(tmp_path):
 
 
 def test_a_window_is_read_no_further_than_it_reaches(tmp_path):
-    header = read_header.read(tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=64, layers=6))
+    header = read_header.read_header(tiny_gguf.gemma3(tmp_path / "m.gguf", hidden=64, layers=6))
     cost = work(header, 1000)
     assert cost.kv == (5 * 16 + 1000) * (32 + 32) * 2  # of six layers five have a window of 16
 
@@ -72,7 +72,7 @@ def test_a_prompt_computes_its_head_once(tmp_path):
 
 
 def test_a_cache_that_is_not_known_leaves_the_figures_unknown(tmp_path):
-    header = read_header.read(tiny_gguf.mamba(tmp_path / "m.gguf"))
+    header = read_header.read_header(tiny_gguf.mamba(tmp_path / "m.gguf"))
     cost = work(header, 10)
     assert (cost.nbytes, cost.intensity, prefill(header, 10)) == (None, None, None)
     point = Point(10, cost, 1.0, 0.0)

@@ -34,7 +34,7 @@ def result(ms: float = 10.0, repetitions: int = 3, **changes: object) -> Result:
 
 @pytest.fixture(scope="module")
 def header(tmp_path_factory: pytest.TempPathFactory):
-    return read_header.read(
+    return read_header.read_header(
         tiny_gguf.llama(tmp_path_factory.mktemp("pictures") / "tiny.gguf", layers=2)
     )
 
@@ -134,7 +134,7 @@ def test_the_roof_is_the_lesser_of_reading_and_computing(header):
     assert "last-level cache" in roofline.chart(1e9, 1 << 40, tests).says
 
 
-def test_sequences_share_the_weights_and_read_their_own_caches(header: model_header.Header):
+def test_sequences_share_the_weights_and_read_their_own_caches(header: model_header.ModelHeader):
     tests = [result(n_gen=8, n_depth=64, n_parallel=count) for count in (1, 4)]
     alone, four = roofline.placed(tests, header)
     weights = (
@@ -223,7 +223,7 @@ def test_ratios_stand_around_1_with_their_intervals():
     assert lines[2].index("│") == lines[3].index("│")  # 1
 
 
-def test_contexts_are_rehearsed_once_each(header: model_header.Header):
+def test_contexts_are_rehearsed_once_each(header: model_header.ModelHeader):
     tests = [
         replace(BASE, n_gen=8),
         replace(BASE, n_gen=8),
@@ -239,7 +239,7 @@ def test_contexts_are_rehearsed_once_each(header: model_header.Header):
     assert all(receipt.overhead is None and receipt.sum("kv") for _, receipt in found)
 
 
-def test_a_noisy_machine_and_many_tests_are_said_first(header: model_header.Header):
+def test_a_noisy_machine_and_many_tests_are_said_first(header: model_header.ModelHeader):
     slow = replace(result(n_gen=8), samples_ns=(10**8, 2 * 10**8, 10**8))
     lead = report_page.of_tests(
         "x", [slow, *(result(n_gen=count) for count in range(9, 20))], header, None
@@ -249,13 +249,15 @@ def test_a_noisy_machine_and_many_tests_are_said_first(header: model_header.Head
 
 
 def test_a_model_whose_cache_is_not_known_has_no_roof(tmp_path: Path):
-    header = read_header.read(tiny_gguf.mamba(tmp_path / "mamba.gguf"))
+    header = read_header.read_header(tiny_gguf.mamba(tmp_path / "mamba.gguf"))
     made = report_page.of_tests("mamba", [result(n_gen=8), result(n_prompt=16)], header, 1e9)
     assert "Roofline" not in by_title(made.charts)
     assert "Memory" in by_title(made.charts)
 
 
-def test_the_page_has_all_rows_and_names_the_machine(header: model_header.Header, tmp_path: Path):
+def test_the_page_has_all_rows_and_names_the_machine(
+    header: model_header.ModelHeader, tmp_path: Path
+):
     results = [result(n_gen=8, n_threads=count) for count in (1, 2)]
     made = report_page.of_tests("<i>", results, header, 1e9)
     assert [chart.title for chart in made.charts] == [

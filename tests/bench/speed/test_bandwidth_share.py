@@ -26,7 +26,7 @@ def result(case: Case, steps_per_second: float) -> Result:
 
 @pytest.fixture
 def header(tmp_path):
-    return read_header.read(
+    return read_header.read_header(
         tiny_gguf.llama(tmp_path / "m.gguf", hidden=64, ff=128, layers=2, vocab=300)
     )
 
@@ -46,12 +46,12 @@ def test_a_step_reads_the_weights_once_and_the_kv_of_every_sequence(header):
 def test_what_is_not_known_is_none(header, tmp_path):
     assert bandwidth_share.reached(header, result(CASE, 50), None) is None
     assert bandwidth_share.reached(header, result(replace(CASE, n_prompt=8), 50), 1e9) is None
-    experts = read_header.read(
+    experts = read_header.read_header(
         tiny_gguf.llama(tmp_path / "e.gguf", hidden=64, ff=128, layers=2, experts=8)
     )
     assert bandwidth_share.reached(experts, result(CASE, 50), 1e9)
     assert bandwidth_share.reached(experts, result(replace(CASE, n_parallel=2), 50), 1e9) is None
-    recurrent = read_header.read(tiny_gguf.mamba(tmp_path / "r.gguf"))
+    recurrent = read_header.read_header(tiny_gguf.mamba(tmp_path / "r.gguf"))
     assert bandwidth_share.reached(recurrent, result(CASE, 50), 1e9) is None
 
 

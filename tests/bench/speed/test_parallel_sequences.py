@@ -11,7 +11,7 @@ from llmcli.bench.speed.parameter_grid import Grid
 from llmcli.bench.speed.parameter_grid import Test as Case
 from llmcli.bench.speed.random_passes import RandomPasses
 from llmcli.bench.speed.run import How, run
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.model import open_model
 from llmcli.ui import UI
 from tests.quant import tiny_gguf
@@ -23,7 +23,7 @@ class Recorder:
     n_batch, n_vocab = 8, 100
 
     def __init__(self) -> None:
-        self.rows: list[Rows] = []
+        self.rows: list[BatchRows] = []
 
     def prepare(self, rows):
         self.rows.append(rows)
@@ -48,7 +48,7 @@ def test_prompts_stand_behind_one_another_and_each_has_its_last_row():
         place
         for rows in context.rows
         for place, want in zip(
-            zip(rows.sequences, rows.positions, strict=True), rows.wants, strict=True
+            zip(rows.sequences, rows.positions, strict=True), rows.wants_logits, strict=True
         )
         if want
     ]
@@ -67,7 +67,7 @@ def test_prompts_stand_behind_one_another_and_each_has_its_last_row():
 def test_a_step_has_a_token_of_every_sequence():
     context, passes = recorded()
     passes.steps(5, 2)
-    assert [(rows.sequences, rows.positions, rows.wants) for rows in context.rows] == [
+    assert [(rows.sequences, rows.positions, rows.wants_logits) for rows in context.rows] == [
         ((0, 1, 2), (5, 5, 5), (True,) * 3), ((0, 1, 2), (6, 6, 6), (True,) * 3),
     ]  # fmt: skip
 
@@ -131,11 +131,11 @@ def test_a_depth_is_computed_once_for_all_repetitions_sequences_and_tests(
 def test_what_is_put_back_is_what_was_computed(stories_gguf, case):
     depths = Depths()
     with open_model(stories_gguf) as model, measure.ready(model, case, depths) as trial:
-        rows = Rows([5, 5], [40, 40], [0, 1], [True, True])
+        rows = BatchRows([5, 5], [40, 40], [0, 1], [True, True])
         seen = []
         for _ in range(2):
             trial.bring()
-            assert [trial.context.last(one) for one in (0, 1)] == [39, 39]
+            assert [trial.context.last_position(one) for one in (0, 1)] == [39, 39]
             seen.append([row.logits.copy() for row in trial.context.decode(rows)])
         for one in (seen[0][1], *seen[1]):
             np.testing.assert_allclose(one, seen[0][0], atol=1e-3)
@@ -147,5 +147,5 @@ def test_a_state_that_is_refused_is_computed_again(stories_gguf, case):
         trial.bring()
         depths._state = depths._state[: len(depths._state) // 2]
         trial.bring()
-        assert [trial.context.last(one) for one in (0, 1)] == [39, 39]
+        assert [trial.context.last_position(one) for one in (0, 1)] == [39, 39]
         trial.run()

@@ -35,7 +35,7 @@ def test_prompts_and_answers_are_timed(model: Model) -> None:
         assert trial.decode(replace(SETTING, cache="bf16"), 4) > 0
         assert trial.decode(SETTING, 16, behind=100) > 0
         context = list(trial._ready.values())[-1].context
-        assert context.last(0) == 115
+        assert context.last_position(0) == 115
     assert contexts(trial) == []
 
 

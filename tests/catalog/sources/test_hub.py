@@ -6,7 +6,6 @@ import pytest
 from llmcli.catalog import fetch
 from llmcli.config import load
 from llmcli.errors import UserError
-from quant.errors import Refusal
 from tests.fixtures.fake_hub import Hub
 
 REPO = "someone/Tiny-GGUF"
@@ -228,7 +227,7 @@ def test_a_file_that_is_no_gguf_is_refused_and_not_listed(hub, notes):
     from llmcli.catalog import store
 
     hub.add(REPO, {"tiny-Q4_K_M.gguf": b"this is not a model at all" * 9})
-    with pytest.raises(Refusal):
+    with pytest.raises(UserError):
         fetch.obtain(REPO, load(), notes)
     assert store.manifests(load()) == []
 

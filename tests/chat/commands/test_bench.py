@@ -13,10 +13,10 @@ from llmcli.chat.conversation.conversation import Session
 from llmcli.chat.display.stream_writer import Stream
 from llmcli.commands.chat.bench_adapter import measure
 from llmcli.errors import UserError
-from llmcli.runtime.interrupt import interrupts_wait
+from llmcli.runtime.interrupt import defer_interrupts
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.ui import UI
 
 Make = Callable[..., Talk]
@@ -56,14 +56,14 @@ def test_a_measurement_and_one_that_is_stopped_leave_the_conversation_its_cells(
 ) -> None:
     options = RunOptions(ctx_size=256, threads=1, cache_type_k="f32", cache_type_v="f32")
     with open_runner(stories_gguf, options) as runner:
-        session = Session(defaults().with_values({"temp": 0}), predict=8)
+        session = Session(default_sampling().with_values({"temp": 0}), predict=8)
         one = Talk("stories", runner, session, config.load(), UI(color=False), measure=measure)
         first = one.ask("Once upon", Stream(silent=True))
         before = [*runner.engine.ledger.tokens[0]]
         perform(one, "/bench 16 4")
         rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
         assert rows == ["test", "pp16", "tg4", "last"]
-        with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
+        with pytest.raises(KeyboardInterrupt), defer_interrupts():  # noqa: PT012
             signal.raise_signal(signal.SIGINT)
             perform(one, "/bench 16 4")
         runner.engine.ledger.check()

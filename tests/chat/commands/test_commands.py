@@ -9,7 +9,7 @@ from llmcli.chat.display.stream_writer import Stream
 from llmcli.chat.input_loop import say
 from llmcli.chat.settings import knobs
 from llmcli.errors import UserError
-from llmcli.runtime.sampling import settings
+from llmcli.runtime.sampling import sampling_settings
 
 Make = Callable[..., Talk]
 NAMES = sorted(commands())
@@ -133,7 +133,7 @@ def test_set_alone_lists_every_setting_with_its_value(
     perform(one, "/set")
     rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
     assert rows == {name: knob.show(one).split()[0] for name, knob in knobs().items()}
-    assert set(settings()) < set(rows)
+    assert set(sampling_settings()) < set(rows)
 
 
 def test_the_system_text_is_set_shown_and_removed(
@@ -205,7 +205,7 @@ def test_shared_cells_are_told_and_counted_once(talk: Make) -> None:
     one = talk(b"y", n_seq_max=2)
     one.ask("a?", Stream(silent=True))
     ledger = one.runner.engine.ledger
-    ledger.place((*ledger.tokens[0][:5], 1, 2))
+    ledger.claim_slot_for((*ledger.tokens[0][:5], 1, 2))
     held = cache_map.parts(one)
     assert sum(part.cells for part in held) == 256
     assert sum(part.shared for part in held) == 5
@@ -231,7 +231,7 @@ def test_clear_empties_conversation_and_cache(talk: Make) -> None:
     one.ask("x", Stream(silent=True))
     perform(one, "/clear")
     assert (one.session.messages, one.session.system) == ([], "Be brief.")
-    assert one.runner.engine.ledger.used == 0
+    assert one.runner.engine.ledger.used_cells == 0
 
 
 def test_regen_answers_the_last_message_again(talk: Make) -> None:

@@ -21,10 +21,10 @@ def test_without_probabilities_it_says_what_to_type(talk: Make) -> None:
         perform(one, "/probs")
     one.ask("a?", Stream(silent=True))
     assert one.last
-    assert one.last.top == ()
+    assert one.last.top_logprobs == ()
     with pytest.raises(UserError, match="without probabilities") as error:
         perform(one, "/probs")
-    assert error.value.hint == "/probs on, then /regen"
+    assert error.value.hint == "type /probs on, then /regen"
     perform(one, "/probs on")
     with pytest.raises(UserError) as error:
         perform(one, "/probs 1")
@@ -101,7 +101,7 @@ def test_the_end_is_an_alternative_by_its_name(
     perform(one, "/probs 4")
     assert "</s>" in capsys.readouterr().out
     assert one.last
-    assert one.last.top[3][0].token == EOS
+    assert one.last.top_logprobs[3][0].token == EOS
     assert one.last.tokens[3].id != EOS
 
 

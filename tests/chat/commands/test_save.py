@@ -70,7 +70,7 @@ def test_files_that_cannot_be_read_are_one_line_each(talk: Make, folder: Path) -
         (".", "is a folder"),
         ("latin1.txt", "byte 3 is 0xe9"),
         ("pipe", "not a regular"),
-        ("long.txt", "has 324 tokens: the context holds 256"),
+        ("long.txt", "has 324 tokens, but the context holds 256"),
         ("huge.txt", "are 4098 tokens, but the context holds 256"),
         ("a\0b", "is not a file name"),
         ("~nobody-at-all/x", "no such home"),
@@ -127,7 +127,7 @@ def test_export_leaves_what_is_there_alone(talk: Make, folder: Path) -> None:
     for line, reason in (
         ("md talk.md", "already exists"),
         ("md .", "already exists"),
-        ("md no/such/talk.md", "no folder"),
+        ("md no/such/talk.md", "no such folder"),
         ("pdf", "unknown export format 'pdf'"),
         ("", "needs a form"),
     ):

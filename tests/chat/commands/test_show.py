@@ -7,7 +7,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.commands import commands, perform
 from llmcli.chat.commands.base import GROUPS
 from llmcli.errors import UserError
-from quant.gguf.header import Field
+from quant.gguf.header import MetadataField
 from tests.chat.terminal.test_completion import offered
 
 Make = Callable[..., Talk]
@@ -22,7 +22,7 @@ def said(talk: Talk, capsys: pytest.CaptureFixture[str], line: str) -> str:
 def with_fields(talk: Talk, **values: str) -> Talk:
     header = talk.runner.header
     more = tuple(
-        Field(key.replace("__", "."), "string", value, header.path, (0, 0))
+        MetadataField(key.replace("__", "."), "string", value, header.path, (0, 0))
         for key, value in values.items()
     )
     talk.runner.header = replace(header, fields=(*header.fields, *more))

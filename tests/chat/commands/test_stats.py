@@ -78,7 +78,11 @@ def test_stats_tells_the_sitting_and_the_conversation(
         "10",
     )
     assert rows["thinking, not sent again"] == "36"
-    assert int(rows["all, of 512"]) == one.held() == 7 + 9 + 10 + int(rows["around them"])
+    assert (
+        int(rows["total, of 512"])
+        == one.held()
+        == 7 + 9 + 10 + int(rows["template, between messages"])
+    )
 
 
 def test_turns_taken_back_still_count(talk: Make) -> None:

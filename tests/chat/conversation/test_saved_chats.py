@@ -13,7 +13,7 @@ from llmcli.chat.display.stream_writer import Stream
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 
 
 def load(session: Session, config: Config, name: str) -> str:
@@ -24,7 +24,9 @@ def load(session: Session, config: Config, name: str) -> str:
 
 
 def held() -> Session:
-    session = Session(defaults().with_values({"temp": 0.25, "seed": 4294967295}), "Be brief.", 99)
+    session = Session(
+        default_sampling().with_values({"temp": 0.25, "seed": 4294967295}), "Be brief.", 99
+    )
     session.add("über\n\x1b", "ja", "stop")
     session.add("und?", "ne", "cancelled")
     return session
@@ -37,7 +39,7 @@ def test_a_saved_chat_comes_back_as_it_was() -> None:
         file.name for file in path.parent.iterdir()
     ]  # nothing half-written beside it
     assert path.stat().st_mode & 0o077 == 0  # what people say is theirs alone
-    fresh = Session(defaults())
+    fresh = Session(default_sampling())
     assert load(fresh, config.load(), "one") == "model"
     assert fresh == held()
     assert fresh.cut == {3}
@@ -156,7 +158,7 @@ def old(home: Path, text: str) -> Session:
     path = home / "state" / "saved" / "one.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    session = Session(defaults())
+    session = Session(default_sampling())
     assert load(session, config.load(), "one") == "m"
     return session
 
@@ -187,7 +189,7 @@ def test_every_branch_is_saved() -> None:
     session.tree.fork("other")
     session.add("and?", "so", "stop", 7)
     save(session, config.load(), "one", "model")
-    fresh = Session(defaults())
+    fresh = Session(default_sampling())
     load(fresh, config.load(), "one")
     assert fresh == session
     assert [message.content for message in fresh.messages] == ["über\n\x1b", "ja", "and?", "so"]
@@ -198,5 +200,5 @@ def test_every_branch_is_saved() -> None:
 def test_loading_what_is_not_there_lists_what_is() -> None:
     save(held(), config.load(), "one", "model")
     with pytest.raises(UserError) as error:
-        load(Session(defaults()), config.load(), "two")
+        load(Session(default_sampling()), config.load(), "two")
     assert error.value.hint == "did you mean one? llmcli sessions lists them"

@@ -22,7 +22,7 @@ from llmcli.chat.conversation.turn_tree import Tree
 from llmcli.chat.display.stream_writer import Stream
 from llmcli.chat.input_loop import say
 from llmcli.errors import UserError
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.types import Event
 
 Make = Callable[..., Talk]
@@ -127,7 +127,7 @@ def test_any_mix_of_commands_is_read_as_it_was(
         assert held.model == ("fake" if held.tree.turns else held.model)
         one.runner.engine.ledger.check()
     if path.exists():
-        again = Session(defaults())
+        again = Session(default_sampling())
         session_log_reader.read(path).put(again)
         assert again.messages == one.session.messages
         assert all(("event" in line) != ("text" in line) for line in lines(path))
@@ -246,7 +246,7 @@ def test_a_sitting_goes_on_in_its_own_log_which_is_never_rewritten(
     for tail in (b"", b'{"prompt": "half?", "parent": 1, "time": "now"', b'{"prompt": "tor'):
         path.write_bytes(before + tail)
         held = session_log_reader.read(path)
-        again = Session(defaults())
+        again = Session(default_sampling())
         held.put(again)
         log = Log(config.load(), pytest.fail, path)
         assert log.resume(again)
@@ -278,7 +278,7 @@ from llmcli.chat.conversation.conversation import Session
 from llmcli.chat.chat_session import Talk
 from llmcli.runtime.sampling import defaults
 from llmcli.ui import UI
-from tests.fakes import fake_runner
+from tests.fixtures.fakes import fake_runner
 
 talk = Talk("fake", fake_runner(b"yes", n_ctx=4096, n_seq_max=4), Session(defaults().with_values({"temp": 0})), config.load(), UI(color=False))
 talk.log = Log(talk.config, sys.exit)
@@ -347,7 +347,7 @@ def test_a_disk_that_takes_no_log_is_told_once(home: Path) -> None:
     log = Log(config.load(), told.append)
     for _ in range(2):
         log.asked({"prompt": "a"})
-        log.answered({"text": "b"}, Session(defaults()))
+        log.answered({"text": "b"}, Session(default_sampling()))
     assert len(told) == 1
     assert "not logged" in told[0]
 
@@ -356,7 +356,7 @@ def test_a_disk_that_fills_up_leaves_no_half_word() -> None:
     told: list[str] = []
     log = Log(config.load(), told.append)
     log.asked({"prompt": "whole"})
-    log.answered({"text": "whole"}, Session(defaults()))
+    log.answered({"text": "whole"}, Session(default_sampling()))
     before = log.path.read_bytes()
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The kernel lets a file grow this far and no further, as a full disk does.

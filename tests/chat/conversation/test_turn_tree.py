@@ -8,7 +8,7 @@ from llmcli.chat.conversation.conversation import Session
 from llmcli.chat.conversation.turn_tree import MAIN, Tree
 from llmcli.chat.display import tree_drawing
 from llmcli.errors import UserError
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.types import Message
 
 
@@ -48,7 +48,7 @@ class Reference:
 @pytest.mark.parametrize("seed", range(40))
 def test_any_mix_of_moves_is_as_on_whole_conversations(seed: int) -> None:
     rng = random.Random(seed)
-    session, reference = Session(defaults()), Reference()
+    session, reference = Session(default_sampling()), Reference()
     for step in range(60):
         tree = session.tree
         match rng.choice(("add", "add", "add", "undo", "fork", "switch", "number", "wrong")):
@@ -95,7 +95,7 @@ def test_any_mix_of_moves_is_as_on_whole_conversations(seed: int) -> None:
 
 
 def test_undo_gives_back_the_question_and_keeps_the_turn() -> None:
-    session = Session(defaults())
+    session = Session(default_sampling())
     session.add("one", "1", "stop")
     session.add("two", "2", "cancelled")
     assert session.cut == {3}
@@ -107,7 +107,7 @@ def test_undo_gives_back_the_question_and_keeps_the_turn() -> None:
 
 
 def test_messages_are_a_copy() -> None:
-    session = Session(defaults())
+    session = Session(default_sampling())
     session.add("one", "1", "stop")
     session.messages.clear()
     assert len(session.messages) == 2

@@ -13,8 +13,8 @@ from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW, Screen
 from llmcli.chat.display.stream_writer import Stream
 from llmcli.chat.input_loop import say
 from llmcli.errors import UserError
-from llmcli.runtime.text.chat_template import Template
-from llmcli.runtime.text.reasoning import TAGS
+from llmcli.runtime.text.chat_template import ChatTemplate
+from llmcli.runtime.text.reasoning import THINKING_TAGS
 from llmcli.types import Event
 from llmcli.ui import UI
 
@@ -26,7 +26,7 @@ DIMS = re.compile(r"\x1b\[2m(.*?)\x1b\[0m", re.DOTALL)
 def shown(text: str, thinking: str, color: bool = True, opened: bool = False) -> str:
     """What a terminal gets when the text comes a character at a time."""
     paint = Paint(thinking, color)
-    paint.begin(TAGS[0] if opened else None)
+    paint.begin(THINKING_TAGS[0] if opened else None)
     return "".join(paint.feed(char) for char in text) + paint.finish()
 
 
@@ -111,7 +111,7 @@ def test_what_was_thought_is_kept_and_not_sent_again(talk: Make) -> None:
 
 def test_a_prompt_that_opens_the_tag_begins_the_answer_inside(talk: Make) -> None:
     one = talk(b"Hm.</think>\n\nFour.", n_ctx=512)
-    one.runner.template = Template(
+    one.runner.template = ChatTemplate(
         one.runner.template.source.replace("<assistant>{% e", "<assistant><think>\n{% e")
     )  # type: ignore[union-attr]
     stream = Stream(paint=Paint(HIDE, False))
@@ -147,7 +147,7 @@ def test_the_model_is_asked_to_think_where_its_template_can(
     for line in ("/set think", "/set nothink", "/think off", "/set reasoning on"):
         with pytest.raises(UserError, match="cannot turn thinking on or off"):
             perform(one, line)
-    one.runner.template = Template(
+    one.runner.template = ChatTemplate(
         "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}hi"
     )
     for line, text in (

@@ -44,9 +44,9 @@ def test_a_name_shows_its_value_and_range_beside_it(talk: Make) -> None:
     assert offer.about.startswith("40 · from 0 to ")  # type: ignore[attr-defined]
     about = {str(word): word.about for _, word in offers(one, "/set temp ")}  # type: ignore[attr-defined]
     assert about == {
-        "0": "now · from 0 to 100",
+        "0": "current · from 0 to 100",
         "0.8": "default · from 0 to 100",
-        "100": "the most · from 0 to 100",
+        "100": "maximum · from 0 to 100",
     }
 
 

@@ -122,7 +122,7 @@ def test_a_paste_of_a_megabyte_is_one_clear_line_and_the_chat_goes_on(
     child.send("\x1b[200~" + "word and \n" * 110_000 + "\x1b[201~")
     child.send("\r")
     found = child.expect(
-        [re.compile(r"the prompt has \d+ tokens, the context holds 512"), pexpect.EOF]
+        [re.compile(r"the prompt has \d+ tokens; the context holds 512"), pexpect.EOF]
     )
     assert found == 0, child.before
     child.expect(READY)

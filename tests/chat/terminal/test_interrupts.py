@@ -16,8 +16,8 @@ from prompt_toolkit.output import DummyOutput
 from llmcli.chat.chat_session import Talk
 from llmcli.chat.terminal import repl
 from llmcli.model_loader.opened_model import Opened
-from llmcli.runtime.interrupt import interrupt_taken, interrupts_raise, interrupts_wait
-from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.interrupt import allow_interrupts, defer_interrupts, pop_interrupt
+from llmcli.runtime.text.chat_template import ChatTemplate
 from tests.fixtures.fakes import TEMPLATE
 
 Make = Callable[..., Talk]
@@ -38,7 +38,7 @@ def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
             return []
 
         def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
-            with interrupts_raise():
+            with allow_interrupts():
                 signal.raise_signal(signal.SIGINT)
 
     one = talk(b"yes")
@@ -53,7 +53,7 @@ def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
 def test_ctrl_c_before_the_first_pass_stops_the_answer_and_the_question_waits(
     talk: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Interrupted(Template):
+    class Interrupted(ChatTemplate):
         """Whoever renders it is interrupted in the middle: nothing runs yet that could be stopped."""
 
         def render(self, *words: object, **more: object) -> str:  # type: ignore[override]
@@ -64,9 +64,9 @@ def test_ctrl_c_before_the_first_pass_stops_the_answer_and_the_question_waits(
     one.runner.template = Interrupted(TEMPLATE)
     converse(one, "a?\r")
     assert (one.session.messages, one.unanswered) == ([], "a?")
-    assert "(cut)" in capsys.readouterr().err
+    assert "(stopped by the user)" in capsys.readouterr().err
     one.runner.engine.ledger.check()
-    one.runner.template = Template(TEMPLATE)
+    one.runner.template = ChatTemplate(TEMPLATE)
     one.leaving = False
     converse(one, "/retry\r")
     assert [message.content for message in one.session.messages] == ["a?", "yes"]
@@ -76,7 +76,7 @@ def test_a_signal_behind_the_last_key_waits_for_the_answer() -> None:
     with (
         create_pipe_input() as keys,
         create_app_session(input=keys, output=DummyOutput()),
-        interrupts_wait(),
+        defer_interrupts(),
     ):
         session: PromptSession[str] = PromptSession()
         done = session.default_buffer.accept_handler
@@ -90,4 +90,4 @@ def test_a_signal_behind_the_last_key_waits_for_the_answer() -> None:
         session.default_buffer.accept_handler = sent
         keys.send_text("a question\r")
         assert asyncio.run(repl._typed(session, "")) == "a question"
-        assert interrupt_taken()
+        assert pop_interrupt()

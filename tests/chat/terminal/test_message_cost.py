@@ -13,7 +13,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.display.stream_writer import Stream
 from llmcli.chat.terminal import repl, status_line
 from llmcli.chat.terminal.message_cost import Cost
-from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.text.chat_template import ChatTemplate
 
 Make = Callable[..., Talk]
 
@@ -44,7 +44,7 @@ def test_attached_files_count(talk: Make) -> None:
 @pytest.mark.parametrize(
     ("mode", "told"),
     [
-        ("stop", "no room: 163 of 256 left"),
+        ("stop", "does not fit: 163 of 256 left"),
         ("shift", "2 turns will leave"),
         ("sinks", "the window moves"),
     ],
@@ -65,7 +65,7 @@ def test_what_happens_to_a_message_that_does_not_fit_is_told_before(
 
 def test_a_template_that_cannot_tell_tells_nothing(talk: Make) -> None:
     one = talk()
-    one.runner.template = Template("{{ raise_exception('no') }}")
+    one.runner.template = ChatTemplate("{{ raise_exception('no') }}")
     assert Cost(one).line("hello") == ""
 
 

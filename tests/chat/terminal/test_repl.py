@@ -102,7 +102,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(smollm2: Path, home:
     terminal.child.expect("one to a thousand")
     terminal.child.expect(r"\n\S+ \S+ \S+")  # it has begun
     terminal.child.send("\x03")  # the terminal makes a signal of it
-    assert terminal.answer().endswith("(cut)")
+    assert terminal.answer().endswith("(stopped by the user)")
     terminal.type("/set predict 4")
     terminal.type("And now?")
     reused = re.search(r"\(\+(\d+) reused\)", terminal.answer())

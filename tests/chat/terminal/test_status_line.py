@@ -9,7 +9,7 @@ from llmcli.chat.display.stream_writer import Stream
 from llmcli.chat.input_loop import say
 from llmcli.chat.terminal.status_line import fit, parts
 from llmcli.runtime.constraint.base import Constraint
-from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.text.chat_template import ChatTemplate
 
 Make = Callable[..., Talk]
 
@@ -24,7 +24,7 @@ def test_it_tells_model_context_cache_speed_and_settings(talk: Make) -> None:
     assert line(one) == f"fake · █░░░░░░░░░ · {begun}/256 tokens · KV 0 B · temp 0"
     one.ask("a?", Stream(silent=True))
     held = len(b"<user>a?\n<assistant>yes\n") + 1
-    used = one.runner.engine.ledger.used
+    used = one.runner.engine.ledger.used_cells
     assert one.last
     assert line(one) == (
         f"fake · █░░░░░░░░░ · {held}/256 tokens · KV {used / 2:.1f} KiB"
@@ -72,7 +72,7 @@ def test_templates_that_want_a_question_last_and_base_models_are_counted(talk: M
     assert one.held() == len(b"Onceyes") + 1
     two = talk(b"yes")
     say(two, "a?")
-    two.runner.template = Template(
+    two.runner.template = ChatTemplate(
         "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}"
         "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
@@ -129,8 +129,8 @@ def test_it_is_counted_once_a_change(talk: Make, monkeypatch: pytest.MonkeyPatch
 def test_a_template_that_refuses_all_leaves_a_line(talk: Make) -> None:
     one = talk(b"yes")
     say(one, "a?")
-    used = one.runner.engine.ledger.used
-    one.runner.template = Template("{{ raise_exception('no') }}")
+    used = one.runner.engine.ledger.used_cells
+    one.runner.template = ChatTemplate("{{ raise_exception('no') }}")
     assert f" {used}/256 tokens" in line(one)
 
 

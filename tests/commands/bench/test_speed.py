@@ -196,12 +196,12 @@ def test_mistakes_are_one_line(llmcli: Llmcli, model: Path) -> None:
 
 
 def test_help_names_the_other_measurements(llmcli: Llmcli) -> None:
-    from llmcli.commands.bench import SPEED
+    from llmcli.commands.bench import DEFAULT_BENCH
     from quant.registry import collect
 
     out = llmcli("bench", "--help").out
     assert "--sampling" in out
-    others = set(collect("llmcli.commands.bench", "BENCHES", "__name__")) - {SPEED}
+    others = set(collect("llmcli.commands.bench", "BENCHES", "__name__")) - {DEFAULT_BENCH}
     lines = out[out.index("Other measurements:") :].splitlines()[1:]
     assert {line.split()[1] for line in lines if line.strip()} == others
     assert all(len(line.split()) > 3 for line in lines if line.strip())

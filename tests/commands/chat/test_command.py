@@ -407,7 +407,7 @@ def test_ctrl_c_ends_run_with_what_was_said_and_130(smollm2: Path) -> None:
     rest, err = child.communicate(timeout=120)
     assert child.returncode == 130
     assert (first + rest).endswith(b"\n")
-    assert err.rstrip().endswith(b"(cut)")
+    assert err.rstrip().endswith(b"(stopped by the user)")
 
 
 @pytest.mark.model

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmcli.runtime.drafting.ngram import Lookup
+from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.strategies.base import Speculation
 from tests.fixtures.cli import Done
@@ -73,8 +73,8 @@ def _guessing(made: Callable[..., None]) -> Callable[..., None]:
 
     def init(self: Runner, *args: object, **more: object) -> None:
         made(self, *args, **more)
-        self.engine.means = replace(
-            self.engine.means, speculation=Speculation((Lookup(),), Steady(CHEAP), 16)
+        self.engine.resources = replace(
+            self.engine.resources, speculation=Speculation((PromptLookup(),), Steady(CHEAP), 16)
         )
 
     return init

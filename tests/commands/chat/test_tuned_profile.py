@@ -10,7 +10,7 @@ from llmcli import config
 from llmcli.hardware import host
 from llmcli.planning import tuned_profile
 from llmcli.planning.tuned_profile import Profile
-from llmcli.runtime.model_identity import content
+from llmcli.runtime.model_identity import content_hash
 from quant.model_file import read_header
 from tests.fixtures.cli import Done
 
@@ -21,7 +21,11 @@ TOLD = "-t 1 -ub 64 (bench tune, 2026-11-22)"
 @pytest.fixture
 def tuned(stories_gguf: Path, home: Path) -> Path:
     """A model with a profile; the path of the profile."""
-    world = content(read_header.read(stories_gguf)), host.identity(), tuned_profile.build()
+    world = (
+        content_hash(read_header.read_header(stories_gguf)),
+        host.identity(),
+        tuned_profile.build(),
+    )
     settings = {"threads": 1, "ubatch_size": 64}
     return tuned_profile.save(
         Profile("stories", *world, "chat", settings, 1.2, 1.1, 1.3, "2026-11-22"), config.load()

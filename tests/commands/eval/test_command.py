@@ -13,7 +13,7 @@ from llmcli.workflows.evaluation import evaluate, models
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
-from quant.record_log import Records
+from quant.record_log import RecordLog
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 
@@ -34,7 +34,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model in Q4_0."""
     out = tmp_path_factory.mktemp("small") / "stories260K-Q4_0.gguf"
-    write.run(plan.plan(checkpoint_source.open_folder(stories), "Q4_0"), out, threads=1)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(stories), "Q4_0"), out, threads=1)
     return out
 
 
@@ -124,19 +124,19 @@ def test_what_was_killed_goes_on_and_ends_as_if_it_had_not(
     assert 0 < rest.pop("resumed_chunks") < whole["chunks"]
     assert rest == {key: value for key, value in whole.items() if key != "resumed_chunks"}
 
-    put, count = Records.put, 0
+    put, count = RecordLog.append, 0
 
-    def interrupted(self: Records, records: dict[int, bytes]) -> None:
+    def interrupted(self: RecordLog, records: dict[int, bytes]) -> None:
         nonlocal count
         put(self, records)
         count += 1
         if count == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Records, "put", interrupted)
+    monkeypatch.setattr(RecordLog, "put", interrupted)
     again = ("eval", *map(str, words), "--text", str(text), "--ctx", "64", "-t", "1", "--fresh")
     assert llmcli(*again).code == 130
-    monkeypatch.setattr(Records, "put", put)
+    monkeypatch.setattr(RecordLog, "put", put)
     assert told(*words)["resumed_chunks"] == 6
 
 
@@ -147,7 +147,7 @@ def test_a_small_edit_of_the_file_begins_anew(
     before = told(own, "--save-base", tmp_path / "base")
     assert told(own)["resumed_chunks"] == before["chunks"]
     tensor = next(
-        one for one in read_header.read(own).tensors if one.name == "blk.0.ffn_down.weight"
+        one for one in read_header.read_header(own).tensors if one.name == "blk.0.ffn_down.weight"
     )
     with own.open("r+b") as file:
         file.seek(tensor.offset)
@@ -166,7 +166,7 @@ def test_a_small_edit_of_the_base_begins_anew_with_its_kept_logits(
     before = told(stories_gguf, "--base-logits", file)
     assert told(stories_gguf, "--base-logits", file)["resumed_chunks"] == before["chunks"]
     tensor = next(
-        one for one in read_header.read(base).tensors if one.name == "blk.0.ffn_down.weight"
+        one for one in read_header.read_header(base).tensors if one.name == "blk.0.ffn_down.weight"
     )
     with base.open("r+b") as stream:
         stream.seek(tensor.offset)
@@ -213,7 +213,7 @@ def test_one_after_the_other_gives_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(models, "HELD", 3 * 4 * 512 * 31 * 2)  # three groups at a turn
         assert told(*words, "--fresh") == whole
-    opened, turns = models.opened, 0
+    opened, turns = models.open_scorers, 0
 
     def counted(*given: Any) -> Any:
         nonlocal turns
@@ -315,7 +315,9 @@ def test_another_vocabulary_is_refused_by_the_token(
 def test_a_model_of_nan_is_told_in_words(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "nan.gguf", hidden=64, ff=64, layers=1)
     norm = next(
-        tensor for tensor in read_header.read(path).tensors if tensor.name == "output_norm.weight"
+        tensor
+        for tensor in read_header.read_header(path).tensors
+        if tensor.name == "output_norm.weight"
     )
     raw = bytearray(path.read_bytes())
     raw[norm.offset : norm.offset + norm.nbytes] = np.full(64, np.nan, np.float32).tobytes()

@@ -9,7 +9,7 @@ import pytest
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.cli import Done
 from tests.fixtures.fakes import TEMPLATE
 
@@ -221,7 +221,7 @@ def test_a_real_models_answers_are_valid(settings: dict[str, float], stories_ggu
     with open_runner(stories_gguf, RunOptions(ctx_size=256, threads=1), raw=True) as runner:
         request = Request(
             runner.encode_text("Once upon a time"),
-            defaults().with_values(settings),
+            default_sampling().with_values(settings),
             128,
             strategy="guided",
             grammar=runner.grammars(asked),

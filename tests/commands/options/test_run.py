@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.commands.options.run import RUN, table
-from llmcli.runtime.sampling import settings
+from llmcli.commands.options.run import RUNTIME_FLAGS, run_flags
+from llmcli.runtime.sampling import sampling_settings
 from tests.fixtures.cli import Done
 
 ROOT = Path(__file__).parents[3]
@@ -16,19 +16,19 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize("command", ["chat", "run"])
 def test_every_option_of_the_table_is_explained(command: str, llmcli: Callable[..., Done]) -> None:
     out = llmcli(command, "--help").out
-    for flag in table():
+    for flag in run_flags():
         assert all(
             re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", out) for word in flag.spellings
         ), flag
 
 
 def test_every_sampling_setting_is_an_option_of_its_name() -> None:
-    words = {word for flag in table() for word in flag.spellings}
-    assert {"--" + name.replace("_", "-") for name in settings()} <= words
+    words = {word for flag in run_flags() for word in flag.spellings}
+    assert {"--" + name.replace("_", "-") for name in sampling_settings()} <= words
 
 
 def test_no_spelling_means_two_things() -> None:
-    words = [word for flag in table() for word in flag.spellings]
+    words = [word for flag in run_flags() for word in flag.spellings]
     assert len(words) == len(set(words))
 
 
@@ -67,7 +67,9 @@ def test_the_options_named_as_fields_are_the_run_options() -> None:
     from llmcli.runtime.requests.request import RunOptions
 
     decided = {"profile", "scored", "reading"}  # from the machine, and what is run
-    assert {flag.name for flag in RUN} == {field.name for field in fields(RunOptions)} - decided
+    assert {flag.name for flag in RUNTIME_FLAGS} == {
+        field.name for field in fields(RunOptions)
+    } - decided
 
 
 @pytest.mark.parametrize(

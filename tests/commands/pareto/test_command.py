@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 from llmcli.workflows.calibration import ensure_statistics, texts
-from llmcli.workflows.calibration.texts import SHIPPED, Text
+from llmcli.workflows.calibration.texts import BUILTIN_NAME, CalibrationText
 from llmcli.workflows.certification import verify
 from llmcli.workflows.pareto import compare
-from llmcli.workflows.pareto.compare import Point, dominated
+from llmcli.workflows.pareto.compare import ParetoPoint, dominated_by
 from llmcli.workflows.quantization import scratch_model
-from quant.certificate.certificate import Answers, Figure, Speed
-from quant.gguf.resumable_writer import Draft
+from quant.certificate.certificate import AnswerMetrics, CertifiedEstimate, SpeedComparison
+from quant.gguf.resumable_writer import ResumableWriter
 from quant.model_file import read_header
 from tests.fixtures.cli import Done
 
 Llmcli = Callable[..., Done]
-NOTHING = Figure(0.0, 0.0)
+NOTHING = CertifiedEstimate(0.0, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_every_setting_is_made_read_and_timed_and_goes_again(
     llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(made), "--threads", "1")
     words = ("--text", str(text), "--ctx", "64", "--chunks", "4", "-t", "1", "--json")
     exact = json.loads(llmcli("eval", str(made), "--base", str(stories_gguf), *words).out)
-    assert first["tensor_bytes"] == read_header.read(made).tensor_bytes
+    assert first["tensor_bytes"] == read_header.read_header(made).tensor_bytes
     kld = exact["kl_divergence"]["value"]
     assert first["answers"]["kld"]["value"] == pytest.approx(
         kld, abs=5 * first["doubt"] + 1e-4 * kld + 1e-6
@@ -98,7 +98,7 @@ def test_what_was_interrupted_goes_on_with_the_settings_that_are_left(
     words: tuple[Any, ...] = (stories, "--seconds", "0", "-o", "csv")
     point, made = compare._measure_setting, 0
 
-    def interrupted(*given: Any) -> Point:
+    def interrupted(*given: Any) -> ParetoPoint:
         nonlocal made
         made += 1
         if made == 2:
@@ -176,14 +176,14 @@ def test_the_time_of_a_part_is_not_told_as_that_of_the_whole(
         tmp_path / "kept",
         "--json",
     )
-    finish = Draft.finish
+    finish = ResumableWriter.finish
 
-    def killed(draft: Draft) -> str:
+    def killed(draft: ResumableWriter) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Draft, "finish", killed)
+    monkeypatch.setattr(ResumableWriter, "finish", killed)
     assert pareto(*words).code == 130
-    monkeypatch.setattr(Draft, "finish", finish)
+    monkeypatch.setattr(ResumableWriter, "finish", finish)
     (one,) = json.loads(pareto(*words).out)["settings"]
     assert one["elapsed_ms"] == 0
 
@@ -199,7 +199,7 @@ def test_folds_and_sizes_are_settings_too(
     monkeypatch.setattr(
         texts,
         "shipped",
-        lambda *_: [Text(SHIPPED, "The rain sang on the roofs of the town. " * 60)],
+        lambda *_: [CalibrationText(BUILTIN_NAME, "The rain sang on the roofs of the town. " * 60)],
     )
     monkeypatch.setattr(scratch_model, "N_CTX", 32)
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--json")
@@ -282,9 +282,11 @@ def point(
     kld: float,
     ratio: tuple[float, float] | None = None,
     klds: tuple[float, ...] = (),
-) -> Point:
-    speed = (Speed("tg32", 1.0, 1.0, (), (), 1.0, ratio[0], ratio[1], 12),) if ratio else ()
-    answers = Answers(
+) -> ParetoPoint:
+    speed = (
+        (SpeedComparison("tg32", 1.0, 1.0, (), (), 1.0, ratio[0], ratio[1], 12),) if ratio else ()
+    )
+    answers = AnswerMetrics(
         "t",
         "h",
         512,
@@ -294,24 +296,24 @@ def point(
         NOTHING,
         NOTHING,
         NOTHING,
-        Figure(kld, 0.0),
+        CertifiedEstimate(kld, 0.0),
         kld,
         {},
         kld,
         NOTHING,
         NOTHING,
     )
-    return Point(
+    return ParetoPoint(
         name, name, "ggml", "", "{}", nbytes, 4.5, answers, 0.0, speed, 0.0, klds or (kld, kld)
     )
 
 
 def test_a_setting_is_beaten_by_one_that_is_no_larger_and_nearer() -> None:
     small, large, near = point("small", 10, 0.5), point("large", 20, 0.1), point("near", 10, 0.2)
-    assert dominated([small, large]) == {}
-    assert dominated([small, large, near]) == {"small": "near"}
-    assert dominated([large, replace(large, name="twin")]) == {}
-    assert dominated([large, point("waste", 30, 0.1)]) == {"waste": "large"}
+    assert dominated_by([small, large]) == {}
+    assert dominated_by([small, large, near]) == {"small": "near"}
+    assert dominated_by([large, replace(large, name="twin")]) == {}
+    assert dominated_by([large, point("waste", 30, 0.1)]) == {"waste": "large"}
 
 
 def test_of_one_size_the_nearer_is_better_only_where_the_chunks_support_it() -> None:
@@ -319,14 +321,14 @@ def test_of_one_size_the_nearer_is_better_only_where_the_chunks_support_it() -> 
     nearer = point(
         "nearer", 10, 0.19, klds=(0.09, 0.19, 0.289)
     )  # chunks differ far more than the files
-    assert dominated([one, nearer]) == {"one": "nearer"}
-    assert dominated([one, point("luck", 10, 0.19, klds=(0.02, 0.3, 0.25))]) == {}
-    assert dominated([one, point("small luck", 9, 0.19, klds=(0.02, 0.3, 0.25))]) == {
+    assert dominated_by([one, nearer]) == {"one": "nearer"}
+    assert dominated_by([one, point("luck", 10, 0.19, klds=(0.02, 0.3, 0.25))]) == {}
+    assert dominated_by([one, point("small luck", 9, 0.19, klds=(0.02, 0.3, 0.25))]) == {
         "one": "small luck"
     }
 
 
 def test_a_slower_one_beats_nothing_where_the_noise_supports_it() -> None:
     fast, slow = point("fast", 20, 0.2, (1.9, 2.1)), point("slow", 10, 0.1, (0.9, 1.1))
-    assert dominated([fast, slow]) == {}
-    assert dominated([fast, point("unsure", 10, 0.1, (1.8, 2.0))]) == {"fast": "unsure"}
+    assert dominated_by([fast, slow]) == {}
+    assert dominated_by([fast, point("unsure", 10, 0.1, (1.8, 2.0))]) == {"fast": "unsure"}

@@ -12,7 +12,7 @@ from llmcli.planning import resolve_options
 from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan as plan_module
@@ -74,7 +74,7 @@ SHAPE = {
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the list of types: rehearsing all of it takes its time."""
-    whole = quantized_sizes.kinds()
+    whole = quantized_sizes.file_types()
     names = ("F32", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ2_XXS", "MXFP4_MOE")
     monkeypatch.setattr(quantized_sizes, "kinds", lambda: {name: whole[name] for name in names})
 
@@ -119,7 +119,7 @@ def test_the_document_is_the_contract_s(llmcli: Llmcli, model: Path) -> None:
         assert told[part] == found[part], part
     assert told["kv"]["bytes"] == found["kv"]["bytes"]
     assert told["kv"]["cells"] == 1024
-    assert sum(told["devices"][0]["types"].values()) == read_header.read(model).tensor_bytes
+    assert sum(told["devices"][0]["types"].values()) == read_header.read_header(model).tensor_bytes
     assert (
         sum(row["k_bytes"] + row["v_bytes"] for row in told["kv"]["layers"]) == told["kv"]["bytes"]
     )
@@ -157,9 +157,9 @@ def test_the_context_that_reads_for_several_is_told_to_the_byte(
 ) -> None:
     words = ("plan", str(model), "-c", "512", "-t", "1", "--json")
     told = json.loads(llmcli(*words, "-np", "3").out)["reading_bytes"]
-    options = RunOptions(ctx_size=512, threads=1, flash_attn="off", reading=512)
+    options = RunOptions(ctx_size=512, threads=1, flash_attn="off", prefill_cells=512)
     with open_runner(model, options, slots=3) as runner:
-        assert told == runner.reading_bytes
+        assert told == runner.prefill_bytes
     for many in ("1", "9"):
         assert json.loads(llmcli(*words, "-np", many).out)["reading_bytes"] == 0
 
@@ -167,22 +167,22 @@ def test_the_context_that_reads_for_several_is_told_to_the_byte(
 def test_what_scoring_takes_is_told(llmcli: Llmcli, model: Path) -> None:
     words = ("plan", str(model), "-c", "512", "-t", "1", "--json")
     told, taken = json.loads(llmcli(*words, "-np", "3", "-fa", "on").out)["scored_bytes"], []
-    rows = resolve_options.scored(read_header.read(model))
+    rows = resolve_options.scored(read_header.read_header(model))
     for scored in (0, rows):
-        options = RunOptions(ctx_size=512, threads=1, flash_attn="on", scored=scored)
+        options = RunOptions(ctx_size=512, threads=1, flash_attn="on", scoring_outputs=scored)
         with open_runner(model, options, slots=3) as runner:
             request, vocabulary = (
-                Request((5,) * 150, defaults(), 1, scores=bool(scored)),
+                Request((5,) * 150, default_sampling(), 1, score_prompt=bool(scored)),
                 runner.model.n_vocab,
             )
             for _ in range(3):
                 runner.engine.submit(request)
-            while runner.engine.busy:
+            while runner.engine.is_busy:
                 runner.engine.step()
-            allocated = runner.context.allocated()
+            allocated = runner.context.memory_breakdown()
             assert allocated
             taken.append(
-                sum(one.compute for one in allocated.buffers) + runner.context.output_bytes
+                sum(one.compute_bytes for one in allocated.buffers) + runner.context.output_bytes
             )
     assert told >= 4 * rows * vocabulary > 0
     assert (
@@ -255,7 +255,7 @@ def test_every_type_is_told_as_the_file_that_would_be_made(
     for name in ("Q8_0", "Q4_K_M", "Q4_0"):
         made = tmp_path / f"{name}.gguf"
         plan = plan_module.plan(write.open_gguf(whole), name)
-        write.run(plan, made, threads=1)
+        write.write_model(plan, made, threads=1)
         found = json.loads(llmcli("plan", str(made), *words).out)
         assert rows[name]["file_bytes"] == made.stat().st_size
         assert rows[name]["bits_per_weight"] == pytest.approx(plan.bits_per_weight, abs=1e-4)
@@ -327,7 +327,7 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
     from llmcli.planning import memory_plan as planning
     from llmcli.runtime.binding.devices import Device
 
-    header, options = read_header.read(model), planning.ContextOptions(512)
+    header, options = read_header.read_header(model), planning.ContextOptions(512)
     monkeypatch.setattr(planning.devices, "devices", lambda: [Device("CPU", "", "cpu", 1, 1)])
     assert planning.most_layers(header, options) is None
 
@@ -356,8 +356,10 @@ def test_what_is_not_quantized_yet_is_planned_as_if_it_were(
 ) -> None:
     """The header that would be written, against the file itself: to the byte."""
     whole, made = tmp_path / "whole.gguf", tmp_path / "q4_0.gguf"
-    write.run(plan_module.plan(checkpoint_source.open_folder(stories), "F32"), whole, threads=1)
-    write.run(plan_module.plan(write.open_gguf(whole), "Q4_0"), made, threads=1)
+    write.write_model(
+        plan_module.plan(checkpoint_source.open_checkpoint(stories), "F32"), whole, threads=1
+    )
+    write.write_model(plan_module.plan(write.open_gguf(whole), "Q4_0"), made, threads=1)
     receipts = [
         receipt(llmcli("plan", *words, "--json"))
         for words in (
@@ -435,8 +437,8 @@ def test_a_gguf_on_the_hub_is_planned_from_its_header(
 def test_shards_on_the_hub_are_planned_together(
     llmcli: Llmcli, hub: Hub, model: Path, tmp_path: Path
 ) -> None:
-    plan = plan_module.plan(write.open_gguf(model), "Q8_0", most=300_000)
-    write.run(plan, tmp_path / "cut-Q8_0.gguf", threads=1)
+    plan = plan_module.plan(write.open_gguf(model), "Q8_0", max_shard_bytes=300_000)
+    write.write_model(plan, tmp_path / "cut-Q8_0.gguf", threads=1)
     files = {file.name: file.read_bytes() for file in tmp_path.glob("cut-*.gguf")}
     assert len(files) > 1
     hub.add("org/cut", files)

@@ -6,13 +6,22 @@ from math import inf
 import numpy as np
 import pytest
 
-from quant.allocation.allocate import Budget, Menu, Option, allocate, few, hull, reach, weighed
-from quant.errors import Refusal
+from quant.allocation.allocate import (
+    Budget,
+    TypeMenu,
+    TypeOption,
+    allocate,
+    lower_hull,
+    reduce_types,
+    scale_losses,
+    size_range,
+)
+from quant.errors import UserError
 
 TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
-def random_menu(seed: int, tensors: int, options: int = 4) -> Menu:
+def random_menu(seed: int, tensors: int, options: int = 4) -> TypeMenu:
     random = np.random.default_rng(seed)
     menu = {}
     for number in range(tensors):
@@ -23,12 +32,12 @@ def random_menu(seed: int, tensors: int, options: int = 4) -> Menu:
         )
         losses = random.random() * 2.0 ** (-np.arange(options) * (1 + random.random(options) / 2))
         menu[f"t{number}"] = [
-            Option(TYPES[i], int(bits[i]), float(losses[i])) for i in range(options)
+            TypeOption(TYPES[i], int(bits[i]), float(losses[i])) for i in range(options)
         ]
     return menu
 
 
-def best(menu: Menu, budget: int) -> float:
+def best(menu: TypeMenu, budget: int) -> float:
     """The least loss of all mixes within a budget."""
     mixes = product(*menu.values())
     return min(
@@ -40,8 +49,8 @@ def best(menu: Menu, budget: int) -> float:
 @pytest.mark.parametrize("seed", range(8))
 def test_at_its_own_size_no_mix_is_better_and_the_budget_holds(seed: int) -> None:
     menu = random_menu(seed, 5)
-    hulls = {name: hull(options) for name, options in menu.items()}
-    least, most = reach(menu)
+    hulls = {name: lower_hull(options) for name, options in menu.items()}
+    least, most = size_range(menu)
     for budget in np.linspace(least, most, 9).astype(int).tolist():
         found = allocate(menu, Budget(budget + 100, 100))
         assert found.nbytes <= budget
@@ -55,7 +64,7 @@ def test_at_its_own_size_no_mix_is_better_and_the_budget_holds(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(6))
 def test_every_corner_of_the_lagrangian_is_the_optimum(seed: int) -> None:
     menu = random_menu(seed, 4)
-    hulls = {name: hull(options) for name, options in menu.items()}
+    hulls = {name: lower_hull(options) for name, options in menu.items()}
     steps = sorted(
         (b.loss - a.loss) / (b.nbytes - a.nbytes)
         for points in hulls.values()
@@ -73,13 +82,13 @@ def test_every_corner_of_the_lagrangian_is_the_optimum(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_tensor_that_is_most_of_a_model_is_given_what_leaves_least(seed: int) -> None:
     menu = random_menu(seed, 5)
-    menu["embedding"] = [Option(one.type, 40 * one.nbytes, 3 * one.loss) for one in menu["t0"]]
-    least, most = reach(menu)
+    menu["embedding"] = [TypeOption(one.type, 40 * one.nbytes, 3 * one.loss) for one in menu["t0"]]
+    least, most = size_range(menu)
     gaps = [
         a.loss - b.loss
         for name, options in menu.items()
         if name != "embedding"
-        for a, b in pairwise(hull(options))
+        for a, b in pairwise(lower_hull(options))
     ]
     for budget in np.linspace(least, most, 13).astype(int).tolist():
         found = allocate(menu, Budget(budget))
@@ -89,33 +98,39 @@ def test_a_tensor_that_is_most_of_a_model_is_given_what_leaves_least(seed: int) 
 
 def test_a_hull_has_falling_slopes_and_leaves_out_what_lies_above() -> None:
     options = [
-        Option("Q4_0", 45, 8.0),
-        Option("Q4_1", 50, 7.9),
-        Option("Q5_0", 55, 2.0),
-        Option("Q8_0", 85, 2.5),
+        TypeOption("Q4_0", 45, 8.0),
+        TypeOption("Q4_1", 50, 7.9),
+        TypeOption("Q5_0", 55, 2.0),
+        TypeOption("Q8_0", 85, 2.5),
     ]
-    assert [one.type for one in hull(options)] == ["Q4_0", "Q5_0"]
+    assert [one.type for one in lower_hull(options)] == ["Q4_0", "Q5_0"]
 
 
 @pytest.mark.parametrize("size", [1, 10**9])
 def test_a_size_that_no_mix_reaches_is_refused_with_those_that_are(size: int) -> None:
     menu = random_menu(1, 3)
-    least, most = reach(menu)
-    with pytest.raises(Refusal, match=f"the smallest has {least + 7:,}, the largest {most + 7:,}"):
+    least, most = size_range(menu)
+    with pytest.raises(
+        UserError, match=f"the smallest has {least + 7:,}, the largest {most + 7:,}"
+    ):
         allocate(menu, Budget(size, 7))
 
 
 def test_a_type_is_given_up_only_where_it_costs_little() -> None:
     near = {
-        f"t{i}": [Option("Q4_K", 450, 4.0), Option("Q5_K", 550, 1.0), Option("Q5_1", 551, 0.999)]
+        f"t{i}": [
+            TypeOption("Q4_K", 450, 4.0),
+            TypeOption("Q5_K", 550, 1.0),
+            TypeOption("Q5_1", 551, 0.999),
+        ]
         for i in range(6)
     }
-    assert set(few(near, Budget(6 * 551 - 3), most=1).types) == {"Q5_K"}
-    far = {f"t{i}": [Option("Q4_K", 45, 4.0), Option("Q8_0", 85, 0.01)] for i in range(6)}
-    assert set(few(far, Budget(3 * 85 + 3 * 45), most=1).types) == {"Q4_K", "Q8_0"}
+    assert set(reduce_types(near, Budget(6 * 551 - 3), max_types=1).types) == {"Q5_K"}
+    far = {f"t{i}": [TypeOption("Q4_K", 45, 4.0), TypeOption("Q8_0", 85, 0.01)] for i in range(6)}
+    assert set(reduce_types(far, Budget(3 * 85 + 3 * 45), max_types=1).types) == {"Q4_K", "Q8_0"}
 
 
 def test_what_counts_double_gets_more() -> None:
-    menu = {name: [Option("Q4_K", 45, 4.0), Option("Q6_K", 65, 1.0)] for name in ("a", "b")}
+    menu = {name: [TypeOption("Q4_K", 45, 4.0), TypeOption("Q6_K", 65, 1.0)] for name in ("a", "b")}
     for name in ("a", "b"):
-        assert allocate(weighed(menu, {name: 2.0}), Budget(110)).picks[name].type == "Q6_K"
+        assert allocate(scale_losses(menu, {name: 2.0}), Budget(110)).options[name].type == "Q6_K"

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from quant.calibration import imatrix
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.model_file import read_header
 from quant.quantize import pipeline
 from quant.quantize import plan as plan_module
 from quant.quantize import write as quantize
 from quant.recipes import file_types, tensor_types
-from quant.recipes.tensor_types import Wishes
+from quant.recipes.tensor_types import TypeOverrides
 from tests.quant import upstream
 from tests.quant.upstream import Settings, Sums, collected, slim, write_dat, write_gguf
 
@@ -47,15 +47,15 @@ def assert_equal(
     kind: str,
     folder: Path,
     sums: dict[str, Sums],
-    wishes: Wishes = tensor_types.STOCK,
+    wishes: TypeOverrides = tensor_types.NO_OVERRIDES,
 ) -> None:
     ours, theirs = folder / "ours.gguf", folder / "theirs.gguf"
     importance = {name: found.means for name, found in sums.items()}
     assert upstream.quantize(
         source, theirs, file_types.FILE_TYPES[kind].number, Settings(importance)
     )
-    weights = imatrix.load(write_gguf(folder / "imatrix.gguf", sums))
-    quantize.run(
+    weights = imatrix.load_imatrix(write_gguf(folder / "imatrix.gguf", sums))
+    quantize.write_model(
         plan_module.plan(quantize.open_gguf(source), kind, wishes, weights), ours, threads=2
     )
     upstream.assert_same(ours, theirs)
@@ -81,7 +81,7 @@ def test_types_of_few_bits_are_refused_without_an_imatrix_before_anything_is_wri
     kind, models, tmp_path
 ) -> None:
     source = quantize.open_gguf(models("one"))
-    with pytest.raises(Refusal, match=f"{kind} needs an importance matrix") as caught:
+    with pytest.raises(UserError, match=f"{kind} needs an importance matrix") as caught:
         plan_module.plan(source, kind)
     assert "--imatrix" in caught.value.hint
     assert not upstream.quantize(
@@ -104,25 +104,27 @@ def test_which_types_need_one() -> None:
 
 def test_slabs_and_threads_do_not_change_the_bytes(models, tmp_path: Path, monkeypatch) -> None:
     source, sums = models("experts"), collected(models("experts"))
-    weights = imatrix.load(write_gguf(tmp_path / "imatrix.gguf", sums))
+    weights = imatrix.load_imatrix(write_gguf(tmp_path / "imatrix.gguf", sums))
     for name, slab, threads in (("a", 1 << 24, 1), ("b", 700, 3)):
         monkeypatch.setattr(pipeline, "SLAB", slab)
         plan = plan_module.plan(quantize.open_gguf(source), "Q4_K_M", imatrix=weights)
-        quantize.run(plan, tmp_path / name, threads=threads)
+        quantize.write_model(plan, tmp_path / name, threads=threads)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_both_forms_say_the_same(models, tmp_path: Path) -> None:
     sums = collected(models("experts"))
-    new = imatrix.load(write_gguf(tmp_path / "a.gguf", sums))
-    old = imatrix.load(write_dat(tmp_path / "a.dat", sums))
+    new = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
+    old = imatrix.load_imatrix(write_dat(tmp_path / "a.dat", sums))
     assert new.entries.keys() == old.entries.keys() == sums.keys()
     for name, found in sums.items():
         matrices, columns = found.sums.shape
-        assert np.array_equal(new.entries[name].vectors(0, matrices, columns), found.means)
-        assert np.allclose(old.entries[name].vectors(0, matrices, columns), found.means, rtol=1e-6)
+        assert np.array_equal(new.entries[name].mean_squares(0, matrices, columns), found.means)
+        assert np.allclose(
+            old.entries[name].mean_squares(0, matrices, columns), found.means, rtol=1e-6
+        )
         assert np.array_equal(
-            new.entries[name].vectors(matrices - 1, matrices, columns), found.means[-1:]
+            new.entries[name].mean_squares(matrices - 1, matrices, columns), found.means[-1:]
         )
 
 
@@ -132,9 +134,9 @@ def test_the_new_file_says_what_steered_it_as_llama_quantize_does(
 ) -> None:
     write = {"gguf": write_gguf, "dat": write_dat}[form]
     sums = collected(models("one"))
-    weights = imatrix.load(write(tmp_path / f"imatrix.{form}", sums))
+    weights = imatrix.load_imatrix(write(tmp_path / f"imatrix.{form}", sums))
     out = tmp_path / "out.gguf"
-    quantize.run(
+    quantize.write_model(
         plan_module.plan(quantize.open_gguf(models("one")), "Q4_0", imatrix=weights), out, threads=1
     )
     fields = gguf.GGUFReader(out).fields
@@ -154,19 +156,25 @@ def test_the_oldest_files_end_behind_the_last_entry(models, tmp_path: Path) -> N
     sums, path = collected(models("one")), tmp_path / "a.dat"
     whole = write_dat(path, sums).read_bytes()
     path.write_bytes(whole[: -8 - len(b"wiki.txt")])
-    weights = imatrix.load(path)
+    weights = imatrix.load_imatrix(path)
     assert (weights.dataset, weights.chunks, len(weights.entries)) == ("", 0, len(sums))
-    assert weights.keys.keys() == {"quantize.imatrix.file", "quantize.imatrix.entries_count"}
+    assert weights.metadata.keys() == {"quantize.imatrix.file", "quantize.imatrix.entries_count"}
 
 
 def test_another_imatrix_makes_the_file_anew_and_the_same_does_not(models, tmp_path: Path) -> None:
     source, out = quantize.open_gguf(models("one")), tmp_path / "out.gguf"
-    first = imatrix.load(write_gguf(tmp_path / "a.gguf", collected(models("one"))))
-    second = imatrix.load(write_gguf(tmp_path / "b.gguf", collected(models("one"), seed=4)))
-    assert not quantize.run(plan_module.plan(source, "Q4_0", imatrix=first), out).present
-    assert quantize.run(plan_module.plan(source, "Q4_0", imatrix=first), out).present
-    assert not quantize.run(plan_module.plan(source, "Q4_0", imatrix=second), out).present
-    assert not quantize.run(plan_module.plan(source, "Q4_0"), out).present
+    first = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", collected(models("one"))))
+    second = imatrix.load_imatrix(write_gguf(tmp_path / "b.gguf", collected(models("one"), seed=4)))
+    assert not quantize.write_model(
+        plan_module.plan(source, "Q4_0", imatrix=first), out
+    ).already_finished
+    assert quantize.write_model(
+        plan_module.plan(source, "Q4_0", imatrix=first), out
+    ).already_finished
+    assert not quantize.write_model(
+        plan_module.plan(source, "Q4_0", imatrix=second), out
+    ).already_finished
+    assert not quantize.write_model(plan_module.plan(source, "Q4_0"), out).already_finished
 
 
 def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_passed_over(
@@ -175,14 +183,14 @@ def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_pas
     source, sums = quantize.open_gguf(models("one")), collected(models("one"))
     sums["token_embd.weight"] = Sums(np.ones((1, 5), np.float32), np.ones(1))
     plan = plan_module.plan(
-        source, "Q4_0", imatrix=imatrix.load(write_gguf(tmp_path / "a.gguf", sums))
+        source, "Q4_0", imatrix=imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     )
-    assert plan.unweighed == ("token_embd.weight",)
+    assert plan.tensors_without_importance == ("token_embd.weight",)
     for name in ("blk.0.ffn_up.weight", "output.weight"):
         sums[name] = Sums(np.ones((1, 77), np.float32), np.ones(1))
-    weights = imatrix.load(write_gguf(tmp_path / "b.gguf", sums))
+    weights = imatrix.load_imatrix(write_gguf(tmp_path / "b.gguf", sums))
     with pytest.raises(
-        Refusal,
+        UserError,
         match=r"blk\.0\.ffn_up\.weight has 77 values, the tensor needs 256; .*output\.weight",
     ):
         plan_module.plan(source, "Q4_0", imatrix=weights)
@@ -193,11 +201,11 @@ def test_a_tensor_it_does_not_speak_of_is_told_or_where_it_would_be_noise_refuse
 ) -> None:
     source, sums = quantize.open_gguf(models("one")), collected(models("one"))
     del sums["blk.0.ffn_gate.weight"]
-    weights = imatrix.load(write_gguf(tmp_path / "a.gguf", sums))
+    weights = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     plan = plan_module.plan(source, "Q4_K_M", imatrix=weights)
-    assert set(plan.unweighed) == {"token_embd.weight", "blk.0.ffn_gate.weight"}
+    assert set(plan.tensors_without_importance) == {"token_embd.weight", "blk.0.ffn_gate.weight"}
     with pytest.raises(
-        Refusal, match=r"does not speak of 1 tensors .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"
+        UserError, match=r"does not speak of 1 tensors .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"
     ):
         plan_module.plan(source, "IQ2_XXS", imatrix=weights)
 
@@ -235,13 +243,13 @@ def test_a_damaged_file_is_one_clear_refusal(models, tmp_path: Path) -> None:
     for what, data in damaged(tmp_path, collected(models("one"))).items():
         path = tmp_path / "damaged"
         path.write_bytes(data)
-        with pytest.raises(Refusal, match="damaged") as caught:
-            imatrix.load(path)
+        with pytest.raises(UserError, match="damaged") as caught:
+            imatrix.load_imatrix(path)
         assert caught.value.hint, what
-    with pytest.raises(Refusal, match="there is no file"):
-        imatrix.load(tmp_path / "none.gguf")
-    with pytest.raises(Refusal, match="cannot read"):
-        imatrix.load(tmp_path)
+    with pytest.raises(UserError, match="there is no file"):
+        imatrix.load_imatrix(tmp_path / "none.gguf")
+    with pytest.raises(UserError, match="cannot read"):
+        imatrix.load_imatrix(tmp_path)
 
 
 def test_texts_in_the_new_file_are_whole_characters_whatever_the_names(
@@ -258,9 +266,9 @@ def test_texts_in_the_new_file_are_whole_characters_whatever_the_names(
         )
         out = tmp_path / "out.gguf"
         plan = plan_module.plan(
-            quantize.open_gguf(models("one")), "Q4_0", imatrix=imatrix.load(path)
+            quantize.open_gguf(models("one")), "Q4_0", imatrix=imatrix.load_imatrix(path)
         )
-        quantize.run(plan, out, force=True)
+        quantize.write_model(plan, out, force=True)
         told = gguf.GGUFReader(out).fields["quantize.imatrix.file"].contents()
         assert str(path).encode("utf-8", "ignore").startswith(told.encode())
         assert 120 < len(told.encode()) <= 127
@@ -282,12 +290,12 @@ def test_numbers_that_no_imatrix_has_are_refused(value: str, tmp_path: Path, mod
     writer.close()
     if value == "tensor":
         with pytest.raises(
-            Refusal, match="imatrix of another model: a has 4 values, the tensor needs 8"
+            UserError, match="imatrix of another model: a has 4 values, the tensor needs 8"
         ):
-            imatrix.load(path).fitting([("a", (4, 9, 1, 2))])
+            imatrix.load_imatrix(path).match_tensors([("a", (4, 9, 1, 2))])
     else:
-        with pytest.raises(Refusal, match=r"a\.gguf: .*(counts|chunk_count)"):
-            imatrix.load(path)
+        with pytest.raises(UserError, match=r"a\.gguf: .*(counts|chunk_count)"):
+            imatrix.load_imatrix(path)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +306,9 @@ def test_a_vector_of_zeros_is_no_crash(kind: str, models, tmp_path: Path) -> Non
         name: Sums(np.zeros_like(found.sums), found.counts)
         for name, found in collected(models("one")).items()
     }
-    weights = imatrix.load(write_gguf(tmp_path / "a.gguf", sums))
+    weights = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     plan = plan_module.plan(
-        quantize.open_gguf(models("one")), "Q4_K_M", Wishes((f"ffn_up={kind}",)), weights
+        quantize.open_gguf(models("one")), "Q4_K_M", TypeOverrides((f"ffn_up={kind}",)), weights
     )
-    assert quantize.run(plan, tmp_path / "out.gguf", threads=1).tallies
-    assert read_header.read(tmp_path / "out.gguf").tensors
+    assert quantize.write_model(plan, tmp_path / "out.gguf", threads=1).type_summaries
+    assert read_header.read_header(tmp_path / "out.gguf").tensors

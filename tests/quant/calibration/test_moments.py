@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from quant.calibration import imatrix, moments, moments_writer
-from quant.calibration.moments import About
-from quant.calibration.moments_writer import Gathered, Input, MomentFile
-from quant.errors import Refusal
+from quant.calibration.moments import MomentsOrigin
+from quant.calibration.moments_writer import MomentsInput, MomentSums, MomentsWriter
+from quant.errors import UserError
 
-ABOUT = About("0123", 64, 3, ("ab", "cd"), ("some.txt", "more.txt"))
+ABOUT = MomentsOrigin("0123", 64, 3, ("ab", "cd"), ("some.txt", "more.txt"))
 
 
 def rows(*shape: int, seed: int = 0) -> np.ndarray:
@@ -22,29 +22,34 @@ def rows(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def written(folder: Path) -> Path:
-    experts = Gathered.of(rows(3, 50, 8, seed=1))
+    experts = MomentSums.from_rows(rows(3, 50, 8, seed=1))
     experts.second[1] = experts.first[1] = experts.counts[1] = 0  # never seen
     qkv = (
         ["blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"],
-        Gathered.of(rows(70, 40)),
+        MomentSums.from_rows(rows(70, 40)),
     )
-    return moments_writer.write(
+    return moments_writer.write_moments(
         folder / "m.gguf", [qkv, (["blk.0.ffn_up_exps.weight"], experts)], ABOUT
     )
 
 
 def test_what_was_gathered_comes_back(tmp_path: Path) -> None:
-    found = moments.load(written(tmp_path))
-    assert found.about == ABOUT
+    found = moments.load_moments(written(tmp_path))
+    assert found.origin == ABOUT
     assert found.names == {
         f"blk.0.{role}.weight" for role in ("attn_q", "attn_k", "attn_v", "ffn_up_exps")
     }
-    assert found.of("blk.0.attn_q.weight") is found.of("blk.0.attn_v.weight")
-    assert found.of("output.weight") is None
-    second, x = found.of("blk.0.attn_k.weight"), rows(70, 40)
+    assert found.input_of("blk.0.attn_q.weight") is found.input_of("blk.0.attn_v.weight")
+    assert found.input_of("output.weight") is None
+    second, x = found.input_of("blk.0.attn_k.weight"), rows(70, 40)
     assert second is not None
-    assert (second.columns, second.matrices, second.counts, second.thin) == (40, 1, (70.0,), 0)
-    mean, first = second.mean(), second.first()
+    assert (second.columns, second.matrices, second.counts, second.thin_matrices) == (
+        40,
+        1,
+        (70.0,),
+        0,
+    )
+    mean, first = second.mean(), second.first_mean()
     assert mean.dtype == np.float32
     assert np.array_equal(mean, mean.T)
     np.testing.assert_allclose(mean, x.T @ x / 70, rtol=1e-5, atol=1e-6)
@@ -53,25 +58,25 @@ def test_what_was_gathered_comes_back(tmp_path: Path) -> None:
 
 
 def test_each_expert_has_its_own_and_an_unseen_one_the_identity(tmp_path: Path) -> None:
-    second = moments.load(written(tmp_path)).of("blk.0.ffn_up_exps.weight")
+    second = moments.load_moments(written(tmp_path)).input_of("blk.0.ffn_up_exps.weight")
     x = rows(3, 50, 8, seed=1)
     assert second is not None
-    assert (second.counts, second.unseen) == ((50.0, 0.0, 50.0), 1)
+    assert (second.counts, second.unseen_matrices) == ((50.0, 0.0, 50.0), 1)
     np.testing.assert_allclose(second.mean(2), x[2].T @ x[2] / 50, rtol=1e-5, atol=1e-6)
     assert np.array_equal(second.mean(1), np.eye(8))
     assert np.array_equal(second.squares(1), np.ones(8))
-    assert not second.first(1).any()
+    assert not second.first_mean(1).any()
 
 
 def test_its_diagonal_is_an_imatrix(tmp_path: Path) -> None:
-    found = moments.load(written(tmp_path))
-    entries = found.imatrix.fitting(
+    found = moments.load_moments(written(tmp_path))
+    entries = found.imatrix.match_tensors(
         [("blk.0.attn_q.weight", (40, 4)), ("blk.0.ffn_up_exps.weight", (8, 4, 3))]
     )
     assert np.array_equal(
-        entries["blk.0.attn_q.weight"].vectors(0, 1, 40)[0], found.inputs[0].squares()
+        entries["blk.0.attn_q.weight"].mean_squares(0, 1, 40)[0], found.inputs[0].squares()
     )
-    experts = entries["blk.0.ffn_up_exps.weight"].vectors(0, 3, 8)
+    experts = entries["blk.0.ffn_up_exps.weight"].mean_squares(0, 3, 8)
     assert np.array_equal(experts, [found.inputs[1].squares(matrix) for matrix in range(3)])
     assert (found.imatrix.dataset, found.imatrix.chunks) == ("some.txt", 3)
 
@@ -87,72 +92,80 @@ def test_the_container_is_a_gguf_file(tmp_path: Path) -> None:
 
 
 def test_another_model_or_other_folds_are_refused_by_name(tmp_path: Path) -> None:
-    found = moments.load(written(tmp_path))
-    assert set(found.fitting([("blk.0.attn_q.weight", (40, 4)), ("output.weight", (40, 9))])) == {
-        "blk.0.attn_q.weight"
-    }
+    found = moments.load_moments(written(tmp_path))
+    assert set(
+        found.match_tensors([("blk.0.attn_q.weight", (40, 4)), ("output.weight", (40, 9))])
+    ) == {"blk.0.attn_q.weight"}
     with pytest.raises(
-        Refusal,
+        UserError,
         match=r"another model: blk\.0\.attn_q\.weight has 1 x 40 columns, the tensor 1 x 41",
     ):
-        found.fitting([("blk.0.attn_q.weight", (41, 4))])
-    with pytest.raises(Refusal, match=r"another model: .*ffn_up_exps"):
-        found.fitting([("blk.0.ffn_up_exps.weight", (8, 4, 4))])
-    with pytest.raises(Refusal, match="a model with no folds, this model has folds abc"):
-        found.fitting([("blk.0.attn_q.weight", (40, 4))], transform="abc")
+        found.match_tensors([("blk.0.attn_q.weight", (41, 4))])
+    with pytest.raises(UserError, match=r"another model: .*ffn_up_exps"):
+        found.match_tensors([("blk.0.ffn_up_exps.weight", (8, 4, 4))])
+    with pytest.raises(UserError, match="a model with no folds, this model has folds abc"):
+        found.match_tensors([("blk.0.attn_q.weight", (40, 4))], transform="abc")
 
 
 def test_its_digest_tells_its_content(tmp_path: Path) -> None:
-    one = moments.load(
-        moments_writer.write(tmp_path / "a", [(["a"], Gathered.of(rows(9, 4)))], ABOUT)
+    one = moments.load_moments(
+        moments_writer.write_moments(
+            tmp_path / "a", [(["a"], MomentSums.from_rows(rows(9, 4)))], ABOUT
+        )
     ).digest
     assert (
         one
-        == moments.load(
-            moments_writer.write(tmp_path / "b", [(["a"], Gathered.of(rows(9, 4)))], ABOUT)
+        == moments.load_moments(
+            moments_writer.write_moments(
+                tmp_path / "b", [(["a"], MomentSums.from_rows(rows(9, 4)))], ABOUT
+            )
         ).digest
     )
-    other = moments.load(
-        moments_writer.write(tmp_path / "c", [(["a"], Gathered.of(rows(9, 4, seed=1)))], ABOUT)
+    other = moments.load_moments(
+        moments_writer.write_moments(
+            tmp_path / "c", [(["a"], MomentSums.from_rows(rows(9, 4, seed=1)))], ABOUT
+        )
     ).digest
     assert one != other
     assert (
         one
-        != moments.load(
-            moments_writer.write(tmp_path / "d", [(["b"], Gathered.of(rows(9, 4)))], ABOUT)
+        != moments.load_moments(
+            moments_writer.write_moments(
+                tmp_path / "d", [(["b"], MomentSums.from_rows(rows(9, 4)))], ABOUT
+            )
         ).digest
     )
 
 
 def test_a_file_in_the_making_is_gone_on_with(tmp_path: Path) -> None:
-    inputs = [Input((f"w{number}",), 6) for number in range(3)]
-    gathered = [Gathered.of(rows(9, 6, seed=number)) for number in range(3)]
-    whole = moments_writer.write(
+    inputs = [MomentsInput((f"w{number}",), 6) for number in range(3)]
+    gathered = [MomentSums.from_rows(rows(9, 6, seed=number)) for number in range(3)]
+    whole = moments_writer.write_moments(
         tmp_path / "whole", [((f"w{n}",), one) for n, one in enumerate(gathered)], ABOUT
     )
-    with MomentFile(tmp_path / "m", ABOUT, inputs) as file:
-        file.put(2, gathered[2])
+    with MomentsWriter(tmp_path / "m", ABOUT, inputs) as file:
+        file.write_input(2, gathered[2])
     assert not (tmp_path / "m").exists()
-    with MomentFile(tmp_path / "m", ABOUT, inputs) as file:
-        assert file.done == {2}
-        file.put(0, gathered[0])
-        file.put(1, gathered[1])
+    with MomentsWriter(tmp_path / "m", ABOUT, inputs) as file:
+        assert file.finished_inputs == {2}
+        file.write_input(0, gathered[0])
+        file.write_input(1, gathered[1])
         file.finish()
     assert (tmp_path / "m").read_bytes() == whole.read_bytes()
     assert list(tmp_path.glob(".*")) == []
-    with MomentFile(tmp_path / "m", ABOUT, inputs) as file:
-        file.put(1, gathered[1])
-    with MomentFile(
-        tmp_path / "m", About("other"), inputs
+    with MomentsWriter(tmp_path / "m", ABOUT, inputs) as file:
+        file.write_input(1, gathered[1])
+    with MomentsWriter(
+        tmp_path / "m", MomentsOrigin("other"), inputs
     ) as file:  # of something else: begun anew
-        assert file.done == frozenset()
+        assert file.finished_inputs == frozenset()
 
 
 def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
     broken = rows(9, 6)
     broken[3, 2] = np.nan
-    with pytest.raises(Refusal, match="the input of w is not finite"):
-        moments_writer.write(tmp_path / "m", [(["w"], Gathered.of(broken))])
+    with pytest.raises(UserError, match="the input of w is not finite"):
+        moments_writer.write_moments(tmp_path / "m", [(["w"], MomentSums.from_rows(broken))])
 
 
 def damaged(path: Path) -> dict[str, bytes]:
@@ -185,15 +198,15 @@ def test_a_damaged_file_is_one_clear_refusal(tmp_path: Path) -> None:
     path = tmp_path / "damaged"
     for why, raw in damaged(written(tmp_path)).items():
         path.write_bytes(raw)
-        with pytest.raises(Refusal, match=why) as caught:  # noqa: PT012 (either may find it)
-            second = moments.load(path).of("blk.0.attn_q.weight")
+        with pytest.raises(UserError, match=why) as caught:  # noqa: PT012 (either may find it)
+            second = moments.load_moments(path).input_of("blk.0.attn_q.weight")
             assert second is not None
             second.mean()
         assert caught.value.hint, why
-    with pytest.raises(Refusal, match="there is no file"):
-        moments.load(tmp_path / "none")
-    assert not moments.recognised(tmp_path / "none")
+    with pytest.raises(UserError, match="there is no file"):
+        moments.load_moments(tmp_path / "none")
+    assert not moments.is_moments_file(tmp_path / "none")
     path.write_bytes(b"GGUF nothing")
-    assert not moments.recognised(path)
-    with pytest.raises(Refusal):
-        imatrix.load(path)
+    assert not moments.is_moments_file(path)
+    with pytest.raises(UserError):
+        imatrix.load_imatrix(path)

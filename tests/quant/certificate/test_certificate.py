@@ -13,28 +13,28 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.calibration.imatrix import load
+from quant.calibration.imatrix import load_imatrix
 from quant.certificate import certificate, embed
 from quant.certificate.certificate import (
-    Answers,
+    AnswerMetrics,
+    CalibrationRecord,
     Certificate,
-    Figure,
-    Origin,
-    Speed,
-    Steering,
-    Tensor,
-    World,
+    CertifiedEstimate,
+    CertifiedSource,
+    Environment,
+    SpeedComparison,
+    TensorRecord,
 )
-from quant.certificate.tensor_errors import Original, deviations
-from quant.errors import Refusal
+from quant.certificate.tensor_errors import OriginalTensor, tensor_errors
+from quant.errors import UserError
 from quant.gguf.header import TensorInfo
-from quant.json_dataclasses import parse
+from quant.json_dataclasses import parse_json
 from quant.model_file import read_header
 from quant.quantize import plan as plan_module
 from quant.quantize import write as quantize
 from tests.quant import tiny_gguf
 
-FIGURE = Figure(1.5, 0.25)
+FIGURE = CertifiedEstimate(1.5, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +54,19 @@ def file(made: Path, tmp_path: Path) -> Path:
 
 
 def write(source: Path, out: Path, kind: str = "Q4_K_M", most: int = 0) -> Path:
-    plan = plan_module.plan(quantize.open_gguf(source), kind, most=most)
-    quantize.run(plan, out, threads=1)
+    plan = plan_module.plan(quantize.open_gguf(source), kind, max_shard_bytes=most)
+    quantize.write_model(plan, out, threads=1)
     return plan.files(out)[0]
 
 
 def certified(path: Path) -> Certificate:
     """A certificate of a file, with figures that nobody measured."""
-    header = read_header.read(path)
+    header = read_header.read_header(path)
     tensors = tuple(
-        Tensor(one.name, one.type, one.nbytes, one.nbytes * 8 / one.elements, 0.25, None)
+        TensorRecord(one.name, one.type, one.nbytes, one.nbytes * 8 / one.elements, 0.25, None)
         for one in header.tensors
     )
-    answers = Answers(
+    answers = AnswerMetrics(
         "a text ✓",
         "0" * 64,
         512,
@@ -84,31 +84,35 @@ def certified(path: Path) -> Certificate:
         FIGURE,
     )
     return Certificate(
-        certificate.FORMAT,
+        certificate.FORMAT_VERSION,
         "tiny",
         "Q4_K_M",
         "ggml",
         "{}",
-        Origin("tiny-F32.gguf", "f" * 32, ("F32",), 1, 32.0),
-        certificate.content(header),
-        World("0", "0", "a machine", 1, "2026-11-22T00:00:00Z"),
+        CertifiedSource("tiny-F32.gguf", "f" * 32, ("F32",), 1, 32.0),
+        certificate.digest_content(header),
+        Environment("0", "0", "a machine", 1, "2026-11-22T00:00:00Z"),
         answers,
-        (Steering("imatrix", "d", ("calibration.txt",), (), 3, None),),
+        (CalibrationRecord("imatrix", "d", ("calibration.txt",), (), 3, None),),
         (),
         {"Q4_K": 3},
         tensors,
-        (Speed("tg32", 10.0, 20.0, (9.0, 11.0), (19.0, 21.0), 2.0, None, None, 12),),
+        (SpeedComparison("tg32", 10.0, 20.0, (9.0, 11.0), (19.0, 21.0), 2.0, None, None, 12),),
     )
 
 
 def test_it_comes_back_as_it_was_written(file: Path) -> None:
-    written, before = certified(file), read_header.read(file)
-    embed.stamp(file, written)
-    header = read_header.read(file)
-    assert certificate.read(header) == written
-    assert certificate.doubts(header, written, whole=True) == ()
-    kept = {field.key: field.copy() for field in header.fields if field.key != certificate.KEY}
-    assert kept == {field.key: field.copy() for field in before.fields}
+    written, before = certified(file), read_header.read_header(file)
+    embed.embed_certificate(file, written)
+    header = read_header.read_header(file)
+    assert certificate.read_certificate(header) == written
+    assert certificate.find_mismatches(header, written, all_bytes=True) == ()
+    kept = {
+        field.key: field.read_raw()
+        for field in header.fields
+        if field.key != certificate.CERTIFICATE_KEY
+    }
+    assert kept == {field.key: field.read_raw() for field in before.fields}
     assert [(one.name, one.type, one.shape) for one in header.tensors] == [
         (one.name, one.type, one.shape) for one in before.tensors
     ]
@@ -117,54 +121,59 @@ def test_it_comes_back_as_it_was_written(file: Path) -> None:
 def test_the_gguf_package_reads_the_file_and_its_tensors_are_untouched(
     file: Path, made: Path
 ) -> None:
-    embed.stamp(file, certified(file))
+    embed.embed_certificate(file, certified(file))
     ours, theirs = gguf.GGUFReader(file), gguf.GGUFReader(made)
-    assert json.loads(ours.fields[certificate.KEY].contents())["model"] == "tiny"
+    assert json.loads(ours.fields[certificate.CERTIFICATE_KEY].contents())["model"] == "tiny"
     for one, other in zip(ours.tensors, theirs.tensors, strict=True):
         assert one.name == other.name
         assert (one.data == other.data).all()
 
 
 def test_a_second_one_takes_the_place_of_the_first(file: Path) -> None:
-    embed.stamp(file, certified(file))
+    embed.embed_certificate(file, certified(file))
     later = replace(certified(file), model="later")
-    embed.stamp(file, later)
-    header = read_header.read(file)
-    assert certificate.read(header) == later
-    assert [field.key for field in header.fields].count(certificate.KEY) == 1
+    embed.embed_certificate(file, later)
+    header = read_header.read_header(file)
+    assert certificate.read_certificate(header) == later
+    assert [field.key for field in header.fields].count(certificate.CERTIFICATE_KEY) == 1
 
 
 def test_a_certified_file_is_recognised_and_is_the_same_source(source: Path, file: Path) -> None:
     before = quantize.open_gguf(file).fingerprint
-    embed.stamp(file, certified(file))
-    assert quantize.finished(plan_module.plan(quantize.open_gguf(source), "Q4_K_M"), file)
+    embed.embed_certificate(file, certified(file))
+    assert quantize.is_finished(plan_module.plan(quantize.open_gguf(source), "Q4_K_M"), file)
     assert quantize.open_gguf(file).fingerprint == before
 
 
 def test_what_is_made_of_a_certified_file_carries_no_certificate(
     file: Path, tmp_path: Path
 ) -> None:
-    embed.stamp(file, certified(file))
-    assert certificate.read(read_header.read(write(file, tmp_path / "again.gguf", "Q8_0"))) is None
+    embed.embed_certificate(file, certified(file))
+    assert (
+        certificate.read_certificate(
+            read_header.read_header(write(file, tmp_path / "again.gguf", "Q8_0"))
+        )
+        is None
+    )
 
 
 def test_shards_carry_it_in_the_first_and_it_speaks_of_all(
     source: Path, tmp_path: Path, made: Path
 ) -> None:
     first = write(source, tmp_path / "tiny.gguf", most=200_000)
-    header = read_header.read(first)
+    header = read_header.read_header(first)
     assert len(header.files) > 2
     written = certified(first)
     assert (
-        written.content.data == certificate.content(read_header.read(made)).data
+        written.content.data == certificate.digest_content(read_header.read_header(made)).data
     )  # however the file is cut
     rest = [path.read_bytes() for path in header.files[1:]]
-    embed.stamp(first, written)
-    header = read_header.read(first)
-    assert certificate.doubts(header, written, whole=True) == ()
+    embed.embed_certificate(first, written)
+    header = read_header.read_header(first)
+    assert certificate.find_mismatches(header, written, all_bytes=True) == ()
     assert [path.read_bytes() for path in header.files[1:]] == rest
     flip(header.tensors[-1])
-    assert certificate.doubts(read_header.read(first), written, whole=True)
+    assert certificate.find_mismatches(read_header.read_header(first), written, all_bytes=True)
 
 
 def flip(tensor: TensorInfo, at: int = 0) -> None:
@@ -178,44 +187,46 @@ def flip(tensor: TensorInfo, at: int = 0) -> None:
 
 def test_one_changed_byte_is_noticed(file: Path) -> None:
     written = certified(file)
-    embed.stamp(file, written)
-    tensor = max(read_header.read(file).tensors, key=lambda one: one.nbytes)
-    assert tensor.nbytes > 3 * certificate.SAMPLE
+    embed.embed_certificate(file, written)
+    tensor = max(read_header.read_header(file).tensors, key=lambda one: one.nbytes)
+    assert tensor.nbytes > 3 * certificate.SAMPLE_BYTES
     flip(tensor)
-    header = read_header.read(file)
-    assert certificate.doubts(header, written) == ()  # a look does not read that place
-    assert certificate.doubts(header, written, whole=True) == (
+    header = read_header.read_header(file)
+    assert certificate.find_mismatches(header, written) == ()  # a look does not read that place
+    assert certificate.find_mismatches(header, written, all_bytes=True) == (
         "its tensors were changed after they were verified",
     )
     flip(tensor, tensor.nbytes // 2)
-    assert certificate.doubts(header, written) == ("its tensors are not those that were verified",)
+    assert certificate.find_mismatches(header, written) == (
+        "its tensors are not those that were verified",
+    )
 
 
 def test_the_certificate_of_another_file_is_noticed(
     source: Path, file: Path, tmp_path: Path
 ) -> None:
     other = tiny_gguf.llama(tmp_path / "other-F32.gguf", layers=2, seed=1)
-    same_types = read_header.read(write(other, tmp_path / "other-Q4_K_M.gguf"))
+    same_types = read_header.read_header(write(other, tmp_path / "other-Q4_K_M.gguf"))
     foreign = certified(file)
-    told = certificate.doubts(same_types, foreign)
+    told = certificate.find_mismatches(same_types, foreign)
     assert told[0] == "its tensors are not those that were verified"
     assert (
         "its metadata was changed" in told[1]
     )  # quantize wrote another source's fingerprint into it
-    other_types = read_header.read(write(source, tmp_path / "tiny-Q8_0.gguf", "Q8_0"))
+    other_types = read_header.read_header(write(source, tmp_path / "tiny-Q8_0.gguf", "Q8_0"))
     assert (
         "it names other tensors, or other types or sizes of them: blk.0.attn_k"
-        in certificate.doubts(other_types, foreign)[0]
+        in certificate.find_mismatches(other_types, foreign)[0]
     )
 
 
 def test_changed_metadata_is_noticed(file: Path) -> None:
     written = certified(file)
-    embed.stamp(file, written)
+    embed.embed_certificate(file, written)
     raw = file.read_bytes()
     at = raw.index(b"llama.attention.head_count_kv") + len(b"llama.attention.head_count_kv") + 4
     file.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
-    assert certificate.doubts(read_header.read(file), written) == (
+    assert certificate.find_mismatches(read_header.read_header(file), written) == (
         "its metadata was changed after it was verified, or was written for another file",
     )
 
@@ -238,24 +249,24 @@ def test_changed_metadata_is_noticed(file: Path) -> None:
 def test_what_is_no_certificate_is_refused_in_words(
     file: Path, change: Callable[[dict[str, object]], object]
 ) -> None:
-    said = json.loads(certified(file).text())
+    said = json.loads(certified(file).to_json())
     change(said)
     fields = tuple(
-        replace(field, key=certificate.KEY, value=json.dumps(said))
+        replace(field, key=certificate.CERTIFICATE_KEY, value=json.dumps(said))
         if field.key == "general.architecture"
         else field
-        for field in read_header.read(file).fields
+        for field in read_header.read_header(file).fields
     )
-    with pytest.raises(Refusal, match=r"the certificate in .* (cannot be read|has format 2)"):
-        certificate.read(replace(read_header.read(file), fields=fields))
+    with pytest.raises(UserError, match=r"the certificate in .* (cannot be read|has format 2)"):
+        certificate.read_certificate(replace(read_header.read_header(file), fields=fields))
 
 
 def test_text_that_is_no_json_or_too_long_is_a_value_error() -> None:
     for text in ("", "[" * 100_000, "NaN", "[]"):
         with pytest.raises(ValueError):  # noqa: PT011 (json's own words)
-            parse(Certificate, text, 10**6)
+            parse_json(Certificate, text, 10**6)
     with pytest.raises(ValueError, match="more than 3"):
-        parse(Certificate, "null", 3)
+        parse_json(Certificate, "null", 3)
 
 
 STEPS = [
@@ -277,16 +288,19 @@ def test_killed_anywhere_the_file_is_what_it_was_or_what_it_should_be(
     if not (child := os.fork()):  # it leaves as kill -9 would: nothing is cleaned up
         try:
             monkeypatch.setattr(where, lambda *given, **more: os._exit(9))
-            embed.stamp(file, written)
+            embed.embed_certificate(file, written)
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     if where == STEPS[-1]:  # behind the rename
-        assert certificate.doubts(read_header.read(file), written, whole=True) == ()
+        assert (
+            certificate.find_mismatches(read_header.read_header(file), written, all_bytes=True)
+            == ()
+        )
     else:
         assert file.read_bytes() == raw
-    embed.stamp(file, written)
-    assert certificate.read(read_header.read(file)) == written
+    embed.embed_certificate(file, written)
+    assert certificate.read_certificate(read_header.read_header(file)) == written
     assert list(file.parent.glob(".*.stamped")) == []
 
 
@@ -298,7 +312,7 @@ def test_ctrl_c_leaves_nothing_behind(file: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("quant.certificate.embed._check", stop)
     with pytest.raises(KeyboardInterrupt):
-        embed.stamp(file, certified(file))
+        embed.embed_certificate(file, certified(file))
     assert file.read_bytes() == raw
     assert list(file.parent.glob(".*")) == []
 
@@ -306,17 +320,20 @@ def test_ctrl_c_leaves_nothing_behind(file: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_a_kill_left_behind_is_overwritten(file: Path) -> None:
     part = file.with_name(f".{file.name}.stamped")
     part.write_bytes(os.urandom(2 * file.stat().st_size))
-    embed.stamp(file, certified(file))
-    assert certificate.doubts(read_header.read(file), certified(file), whole=True) == ()
+    embed.embed_certificate(file, certified(file))
+    assert (
+        certificate.find_mismatches(read_header.read_header(file), certified(file), all_bytes=True)
+        == ()
+    )
     assert not part.exists()
 
 
 def test_a_file_that_changed_while_it_was_verified_is_left_alone(file: Path) -> None:
     written = certified(file)
-    flip(read_header.read(file).tensors[0])
+    flip(read_header.read_header(file).tensors[0])
     raw = file.read_bytes()
-    with pytest.raises(Refusal, match="was changed while it was verified"):
-        embed.stamp(file, written)
+    with pytest.raises(UserError, match="was changed while it was verified"):
+        embed.embed_certificate(file, written)
     assert file.read_bytes() == raw
 
 
@@ -327,14 +344,14 @@ def test_two_at_once_are_refused_and_a_link_is_not_written_through(
     part = file.with_name(f".{file.name}.stamped")
     with part.open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(Refusal, match="another process is writing"):
-            embed.stamp(file, certified(file))
+        with pytest.raises(UserError, match="another process is writing"):
+            embed.embed_certificate(file, certified(file))
     part.unlink()
     aim = tmp_path / "aim"
     aim.write_text("mine")
     part.symlink_to(aim)
-    with pytest.raises(Refusal, match="no ordinary file"):
-        embed.stamp(file, certified(file))
+    with pytest.raises(UserError, match="no ordinary file"):
+        embed.embed_certificate(file, certified(file))
     assert aim.read_text() == "mine"
 
 
@@ -343,8 +360,8 @@ def test_a_full_disk_is_told_before_anything_is_written(
 ) -> None:
     raw = file.read_bytes()
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 10))
-    with pytest.raises(Refusal, match="has 10 bytes free"):
-        embed.stamp(file, certified(file))
+    with pytest.raises(UserError, match="has 10 bytes free"):
+        embed.embed_certificate(file, certified(file))
     assert file.read_bytes() == raw
     assert list(file.parent.glob(".*.stamped")) == []
 
@@ -363,9 +380,11 @@ def test_errors_are_those_of_numpy_in_float64(source: Path, made: Path, tmp_path
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    plan = plan_module.plan(quantize.open_gguf(source), "Q4_K_M", imatrix=load(matrix))
-    originals = {one.weight.name: Original(one.weight, one.evidence.weigh) for one in plan.steps}
-    found = {one.name: one for one in deviations(originals, read_header.read(made), 2)}
+    plan = plan_module.plan(quantize.open_gguf(source), "Q4_K_M", imatrix=load_imatrix(matrix))
+    originals = {
+        one.weight.name: OriginalTensor(one.weight, one.statistics.importance) for one in plan.steps
+    }
+    found = {one.name: one for one in tensor_errors(originals, read_header.read_header(made), 2)}
     ours, theirs = (
         {one.name: one for one in gguf.GGUFReader(path).tensors} for path in (source, made)
     )

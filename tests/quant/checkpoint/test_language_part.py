@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quant.convert import checkpoint_source
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.quantize import write
 from tests.quant import tiny_checkpoint
 
@@ -60,13 +60,15 @@ def weights(source: write.Source) -> dict[str, bytes]:
 def test_the_language_part_is_converted_and_the_rest_is_named(
     outer: str, head: str, stories: Path, tmp_path: Path
 ) -> None:
-    source = checkpoint_source.open_folder(seeing(stories, tmp_path / "seeing", outer, head=head))
+    source = checkpoint_source.open_checkpoint(
+        seeing(stories, tmp_path / "seeing", outer, head=head)
+    )
     note = next(note for note in source.notes if "language part" in note)
     assert f"{len(TOWERS)} tensors of" in note
     assert all(
         kind in note for kind in ("vision_tower", "visual", "audio_tower", "multi_modal_projector")
     )
-    plain = weights(checkpoint_source.open_folder(stories))
+    plain = weights(checkpoint_source.open_checkpoint(stories))
     found = weights(source)
     assert found.pop("output.weight")
     assert found == plain
@@ -80,8 +82,8 @@ def test_a_tensor_of_no_known_part_is_told(stories: Path, tmp_path: Path) -> Non
     tiny_checkpoint.save(
         folder / "model.safetensors", tensors | {"touch_tower.weight": np.ones((2, 2), np.float32)}
     )
-    with pytest.raises(Refusal, match=r"touch_tower\.weight is unknown"):
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(UserError, match=r"touch_tower\.weight is unknown"):
+        checkpoint_source.open_checkpoint(folder)
 
 
 def test_two_tensors_of_one_name_are_refused(stories: Path, tmp_path: Path) -> None:
@@ -92,8 +94,8 @@ def test_two_tensors_of_one_name_are_refused(stories: Path, tmp_path: Path) -> N
     tiny_checkpoint.save(
         folder / "model.safetensors", tensors | {"model.norm.weight": np.ones(64, np.float32)}
     )
-    with pytest.raises(Refusal, match=r"two tensors for model\.norm\.weight"):
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(UserError, match=r"two tensors for model\.norm\.weight"):
+        checkpoint_source.open_checkpoint(folder)
 
 
 def test_biases_of_zeros_that_a_family_does_not_have_are_left_out(
@@ -103,11 +105,11 @@ def test_biases_of_zeros_that_a_family_does_not_have_are_left_out(
     tensors = tiny_checkpoint.read(stories / "model.safetensors")
     name = "model.layers.0.input_layernorm.bias"
     tiny_checkpoint.save(folder / "model.safetensors", tensors | {name: np.zeros(64, np.float32)})
-    source = checkpoint_source.open_folder(folder)
+    source = checkpoint_source.open_checkpoint(folder)
     assert any("1 biases are left out: this family has none" in note for note in source.notes)
-    assert weights(source) == weights(checkpoint_source.open_folder(stories))
+    assert weights(source) == weights(checkpoint_source.open_checkpoint(stories))
     tiny_checkpoint.save(
         folder / "model.safetensors", tensors | {name: np.eye(1, 64, dtype=np.float32)[0]}
     )
-    with pytest.raises(Refusal, match=r"input_layernorm\.bias .*does not belong to this family"):
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(UserError, match=r"input_layernorm\.bias .*does not belong to this family"):
+        checkpoint_source.open_checkpoint(folder)

@@ -14,7 +14,7 @@ import pytest
 
 from quant.checkpoint import pickles, safetensors, tensor_views
 from quant.convert import checkpoint_source
-from quant.errors import Pickled, Refusal
+from quant.errors import PickleNotAllowedError, UserError
 from quant.quantize import plan, write
 from tests.quant import tiny_checkpoint
 
@@ -43,11 +43,11 @@ def test_a_pickle_gives_the_same_file_as_safetensors_but_for_the_name_of_its_sou
     torch.save(weights, folder / "pytorch_model.bin")
     ours, theirs = tmp_path / "a.gguf", tmp_path / "b.gguf"
     sources = (
-        checkpoint_source.open_folder(folder, allow_pickle=True),
-        checkpoint_source.open_folder(stories),
+        checkpoint_source.open_checkpoint(folder, allow_pickle=True),
+        checkpoint_source.open_checkpoint(stories),
     )
     for source, out in zip(sources, (ours, theirs), strict=True):
-        write.run(plan.plan(source, "Q8_0"), out, threads=1)
+        write.write_model(plan.plan(source, "Q8_0"), out, threads=1)
     mine, other = (source.fingerprint.encode() for source in sources)
     assert ours.read_bytes().replace(mine, other) == theirs.read_bytes()
 
@@ -70,7 +70,7 @@ def test_shards_and_every_dtype_are_read(tmp_path: Path) -> None:
         old = torch.load(tmp_path / file, weights_only=True) if (tmp_path / file).exists() else {}
         torch.save(old | {name: value}, tmp_path / file)
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
-    found = pickles.load(tmp_path)
+    found = pickles.load_pickles(tmp_path)
     assert {name: t.dtype for name, t in sorted(found.items())} == dict(
         zip("abcdefg", ["F32", "BF16", "F16", "I32", "F8_E4M3", "F32", "F32"], strict=True)
     )
@@ -79,9 +79,11 @@ def test_shards_and_every_dtype_are_read(tmp_path: Path) -> None:
         "f": (1,),
         "g": (2, 6),
     }
-    assert np.array_equal(tensor_views.floats(found["a"], 5, 9), random.reshape(12, 6)[5:9].numpy())
-    assert np.array_equal(tensor_views.floats(found["b"]), kept["b"].float().numpy())
-    assert np.array_equal(tensor_views.floats(found["g"]), kept["g"].numpy())
+    assert np.array_equal(
+        tensor_views.read_floats(found["a"], 5, 9), random.reshape(12, 6)[5:9].numpy()
+    )
+    assert np.array_equal(tensor_views.read_floats(found["b"]), kept["b"].float().numpy())
+    assert np.array_equal(tensor_views.read_floats(found["g"]), kept["g"].numpy())
 
 
 def test_a_column_of_any_stride_is_read(tmp_path: Path) -> None:
@@ -89,17 +91,19 @@ def test_a_column_of_any_stride_is_read(tmp_path: Path) -> None:
     row = torch.arange(1.0, 5.0).reshape(1, 4)
     torch.save({"a": row.T, "b": row[:, :1], "c": torch.zeros(3, 4, 1, 1).as_strided((3, 4, 1, 1), (4, 1, 7, 9))},
                tmp_path / "pytorch_model.bin")  # fmt: skip
-    found = pickles.load(tmp_path)
-    assert tensor_views.floats(found["a"]).tolist() == [[1], [2], [3], [4]]
-    assert tensor_views.floats(found["a"], 1, 3).tolist() == [[2], [3]]
-    assert tensor_views.floats(found["b"]).tolist() == [[1]]
-    assert tensor_views.floats(found["c"]).shape == (12, 1)
+    found = pickles.load_pickles(tmp_path)
+    assert tensor_views.read_floats(found["a"]).tolist() == [[1], [2], [3], [4]]
+    assert tensor_views.read_floats(found["a"], 1, 3).tolist() == [[2], [3]]
+    assert tensor_views.read_floats(found["b"]).tolist() == [[1]]
+    assert tensor_views.read_floats(found["c"]).shape == (12, 1)
 
 
 def test_pickles_are_refused_unless_they_are_allowed(folder: Path, weights: dict[str, Any]) -> None:
     torch.save(weights, folder / "pytorch_model.bin")
-    with pytest.raises(Pickled, match=r"has only pickled weights \(pytorch_model\.bin\)") as caught:
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(
+        PickleNotAllowedError, match=r"has only pickled weights \(pytorch_model\.bin\)"
+    ) as caught:
+        checkpoint_source.open_checkpoint(folder)
     assert "--allow-pickle" in caught.value.hint
 
 
@@ -120,8 +124,8 @@ def test_code_in_a_pickle_is_not_run(wrapped: bool, tmp_path: Path) -> None:
         {"w": torch.ones(2, 2), "x": Bomb(target)} if wrapped else Bomb(target),
         tmp_path / "pytorch_model.bin",
     )
-    with pytest.raises(Refusal, match=r"cannot be read: Weights only load failed"):
-        pickles.load(tmp_path)
+    with pytest.raises(UserError, match=r"cannot be read: Weights only load failed"):
+        pickles.load_pickles(tmp_path)
     assert not target.exists()
     torch.load(tmp_path / "pytorch_model.bin", weights_only=False)  # the bomb is a real one
     assert target.exists()
@@ -196,8 +200,8 @@ def test_what_is_no_table_of_tensors_is_refused(
     save: Any, values: Any, said: str, tmp_path: Path
 ) -> None:
     save(tmp_path / "pytorch_model.bin", values)
-    with pytest.raises(Refusal) as caught:
-        pickles.load(tmp_path)
+    with pytest.raises(UserError) as caught:
+        pickles.load_pickles(tmp_path)
     assert said in str(caught.value)
 
 
@@ -218,9 +222,9 @@ def test_a_damaged_pickle_is_read_or_refused(weights: dict[str, Any], tmp_path: 
         broken[spot] = random.integers(256)
         file.write_bytes(broken)
         try:
-            for tensor in pickles.load(file.parent).values():
+            for tensor in pickles.load_pickles(file.parent).values():
                 tensor.read(0, 1)
-        except Refusal:
+        except UserError:
             refused += 1
     assert refused > 50
 
@@ -228,17 +232,17 @@ def test_a_damaged_pickle_is_read_or_refused(weights: dict[str, Any], tmp_path: 
 def test_a_trainers_own_files_do_not_count(weights: dict[str, Any], tmp_path: Path) -> None:
     for name in ("training_args.bin", "optimizer.pt", "rng_state_0.pth", "model.pt"):
         torch.save({"w": torch.ones(2, 2)}, tmp_path / name)
-    assert [file.name for file in pickles.files(tmp_path)] == ["model.pt"]
-    assert list(pickles.load(tmp_path)) == ["w"]
+    assert [file.name for file in pickles.find_pickles(tmp_path)] == ["model.pt"]
+    assert list(pickles.load_pickles(tmp_path)) == ["w"]
     torch.save({"w": torch.ones(2, 2)}, tmp_path / "other.pth")
     with pytest.raises(
-        Refusal, match=r"has 2 pickled files and no pytorch_model\.bin: model\.pt, other\.pth"
+        UserError, match=r"has 2 pickled files and no pytorch_model\.bin: model\.pt, other\.pth"
     ):
-        pickles.load(tmp_path)
+        pickles.load_pickles(tmp_path)
 
 
 def test_safetensors_go_before_pickles(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "both")
     (folder / "pytorch_model.bin").write_bytes(b"nonsense")
-    assert checkpoint_source.open_folder(folder, allow_pickle=True).weights
-    assert safetensors.load(folder)
+    assert checkpoint_source.open_checkpoint(folder, allow_pickle=True).weights
+    assert safetensors.load_tensors(folder)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from quant.checkpoint import safetensors
-from quant.errors import Refusal
+from quant.errors import UserError
 from tests.quant import tiny_checkpoint
 
 
 def test_rows_come_as_they_are_stored(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
     tiny_checkpoint.save(tmp_path / "model.safetensors", {"a": values, "b": values[0]})
-    found = safetensors.load(tmp_path)
+    found = safetensors.load_tensors(tmp_path)
     assert (found["a"].shape, found["a"].dtype) == ((2, 4, 3), "F32")
     assert np.array_equal(found["a"].read(2, 6).view(np.float32), values.reshape(8, 3)[2:6])
     assert np.array_equal(found["b"].read(0, 4).view(np.float32), values[0])
@@ -50,8 +50,8 @@ def write(file: Path, header: object, body: bytes = bytes(64)) -> None:
 )
 def test_a_tensor_that_cannot_be_right_is_refused(entry: object, said: str, tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", {"w": entry})
-    with pytest.raises(Refusal, match=said):
-        safetensors.load(tmp_path)
+    with pytest.raises(UserError, match=said):
+        safetensors.load_tensors(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_tensor_that_cannot_be_right_is_refused(entry: object, said: str, tmp_
 )
 def test_a_file_that_is_no_safetensors_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(Refusal, match="not a valid safetensors file"):
-        safetensors.load(tmp_path)
+    with pytest.raises(UserError, match="not a valid safetensors file"):
+        safetensors.load_tensors(tmp_path)
 
 
 def test_a_file_damaged_anywhere_in_its_header_is_read_or_refused(
@@ -81,9 +81,9 @@ def test_a_file_damaged_anywhere_in_its_header_is_read_or_refused(
         broken[rng.randrange(end)] = rng.randrange(256)
         (tmp_path / "model.safetensors").write_bytes(broken)
         try:
-            for tensor in safetensors.load(tmp_path).values():
+            for tensor in safetensors.load_tensors(tmp_path).values():
                 tensor.read(0, 1)
-        except Refusal:
+        except UserError:
             refused += 1
     assert refused > 50
 
@@ -99,8 +99,8 @@ def test_an_index_may_not_name_files_elsewhere_nor_missing_ones(
         ({}, "no weight_map"),
     ):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-        with pytest.raises(Refusal, match=said):
-            safetensors.load(tmp_path)
+        with pytest.raises(UserError, match=said):
+            safetensors.load_tensors(tmp_path)
 
 
 def test_a_header_length_that_shifts_every_tensor_is_refused(tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_a_header_length_that_shifts_every_tensor_is_refused(tmp_path: Path) -> 
     length = int.from_bytes(data[:8], "little")
     padded = data[8 : 8 + length] + b"  "
     file.write_bytes((length + 2).to_bytes(8, "little") + padded + data[8 + length :])
-    assert [tensor.name for tensor in safetensors.parse(file)] == ["a"]
+    assert [tensor.name for tensor in safetensors.read_safetensors(file)] == ["a"]
     file.write_bytes((length + 1).to_bytes(8, "little") + padded + data[8 + length :])
-    with pytest.raises(Refusal, match="end at byte 64 of 65"):
-        list(safetensors.parse(file))
+    with pytest.raises(UserError, match="end at byte 64 of 65"):
+        list(safetensors.read_safetensors(file))
 
 
 @pytest.mark.parametrize("spans", [[[0, 32], [36, 68]], [[0, 32], [28, 60]]])
@@ -126,5 +126,5 @@ def test_tensors_that_overlap_or_leave_gaps_are_refused(
     blob = json.dumps(header).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(blob).to_bytes(8, "little") + blob + bytes(spans[-1][1]))
-    with pytest.raises(Refusal, match="do not follow one another"):
-        list(safetensors.parse(file))
+    with pytest.raises(UserError, match="do not follow one another"):
+        list(safetensors.read_safetensors(file))

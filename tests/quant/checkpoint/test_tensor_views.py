@@ -38,12 +38,12 @@ def half(values: np.ndarray, name: str = "tensor") -> LazyTensor:
 
 def values(tensor: LazyTensor) -> np.ndarray:
     """What a view reads, whole; the same must come row by row and in spans that start anywhere."""
-    count = tensor_views.rows(tensor)
-    whole = tensor_views.floats(tensor)
+    count = tensor_views.row_count(tensor)
+    whole = tensor_views.read_floats(tensor)
     for first in range(count):
         for last in range(first + 1, count + 1):
             np.testing.assert_array_equal(
-                tensor_views.floats(tensor, first, last), whole[first:last]
+                tensor_views.read_floats(tensor, first, last), whole[first:last]
             )
     return whole.reshape(tensor.shape)
 
@@ -58,7 +58,7 @@ def loop(shape: tuple[int, ...], entry: Callable[..., float]) -> np.ndarray:
 
 def test_rows_of_a_matrix_in_another_order() -> None:
     order = [5, 0, 0, 3]
-    picked = tensor_views.pick(lazy(MATRIX), order)
+    picked = tensor_views.pick_rows(lazy(MATRIX), order)
     np.testing.assert_array_equal(
         values(picked), loop((4, 4), lambda row, at: MATRIX[order[row], at])
     )
@@ -68,7 +68,7 @@ def test_rows_of_a_matrix_in_another_order() -> None:
     "order", [[7, 0, 2], [3, 1, 2, 0, 7, 6, 5, 4], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]]
 )
 def test_values_of_a_vector_in_another_order(order: list[int]) -> None:
-    picked = tensor_views.pick(lazy(VECTOR), order)
+    picked = tensor_views.pick_rows(lazy(VECTOR), order)
     np.testing.assert_array_equal(values(picked), loop((len(order),), lambda at: VECTOR[order[at]]))
 
 
@@ -78,18 +78,19 @@ def test_values_of_a_vector_in_another_order(order: list[int]) -> None:
 def test_part_of_the_rows_of_every_matrix(start: int, stop: int, step: int) -> None:
     chosen = range(start, stop, step)
     np.testing.assert_array_equal(
-        values(tensor_views.part(lazy(STACK), start, stop, step)),
+        values(tensor_views.pick_range(lazy(STACK), start, stop, step)),
         loop((3, len(chosen), 4), lambda matrix, row, at: STACK[matrix, start + row * step, at]),
     )
     np.testing.assert_array_equal(
-        values(tensor_views.part(lazy(MATRIX), start, stop, step)),
+        values(tensor_views.pick_range(lazy(MATRIX), start, stop, step)),
         loop((len(chosen), 4), lambda row, at: MATRIX[start + row * step, at]),
     )
 
 
 def test_part_of_a_vector() -> None:
     np.testing.assert_array_equal(
-        values(tensor_views.part(lazy(VECTOR), 1, 8, 3)), loop((3,), lambda at: VECTOR[1 + 3 * at])
+        values(tensor_views.pick_range(lazy(VECTOR), 1, 8, 3)),
+        loop((3,), lambda at: VECTOR[1 + 3 * at]),
     )
 
 
@@ -103,7 +104,7 @@ def test_matrices_in_a_stack() -> None:
 
 
 def test_matrices_one_below_the_other() -> None:
-    joined = tensor_views.concatenated("both", [lazy(MATRIX), lazy(STACK[1, :2])])
+    joined = tensor_views.concatenate("both", [lazy(MATRIX), lazy(STACK[1, :2])])
     expected = loop((8, 4), lambda row, at: MATRIX[row, at] if row < 6 else STACK[1, row - 6, at])
     np.testing.assert_array_equal(values(joined), expected)
 
@@ -111,34 +112,34 @@ def test_matrices_one_below_the_other() -> None:
 @pytest.mark.parametrize("made", [lazy, half])
 def test_rows_and_columns_exchanged(made: Callable[[np.ndarray], LazyTensor]) -> None:
     source = made(STACK)
-    stored = tensor_views.floats(source).reshape(STACK.shape)
-    turned = tensor_views.transposed(source)
+    stored = tensor_views.read_floats(source).reshape(STACK.shape)
+    turned = tensor_views.transpose(source)
     assert turned.shape == (3, 4, 6)
     np.testing.assert_array_equal(
         values(turned), loop((3, 4, 6), lambda i, row, at: stored[i, at, row])
     )
-    np.testing.assert_array_equal(values(tensor_views.transposed(turned)), stored)
+    np.testing.assert_array_equal(values(tensor_views.transpose(turned)), stored)
 
 
 def test_another_shape_of_the_same_rows() -> None:
     np.testing.assert_array_equal(
-        values(tensor_views.reshaped(lazy(STACK), 18, 4)), STACK.reshape(18, 4)
+        values(tensor_views.reshape(lazy(STACK), 18, 4)), STACK.reshape(18, 4)
     )
 
 
 @pytest.mark.parametrize("made", [lazy, half])
 def test_norms_plus_one_are_f32(made: Callable[[np.ndarray], LazyTensor]) -> None:
     source = made(VECTOR)
-    shifted = tensor_views.plus_one(source)
+    shifted = tensor_views.add_one(source)
     assert shifted.dtype == "F32"
-    stored = tensor_views.floats(source)[0]
+    stored = tensor_views.read_floats(source)[0]
     np.testing.assert_array_equal(
         values(shifted), loop((8,), lambda at: np.float32(stored[at] + np.float32(1)))
     )
 
 
 def test_every_second_value_of_every_row() -> None:
-    chosen = tensor_views.columns(lazy(STACK), 1, 2)
+    chosen = tensor_views.pick_columns(lazy(STACK), 1, 2)
     np.testing.assert_array_equal(
         values(chosen), loop((3, 6, 2), lambda i, row, at: STACK[i, row, 1 + 2 * at])
     )

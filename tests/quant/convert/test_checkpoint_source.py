@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from quant.convert import checkpoint_source
-from quant.convert.archs.base import rope_rows
-from quant.errors import Refusal
+from quant.convert.archs.base import rope_row_order
+from quant.errors import UserError
 from quant.model_file import load_checks, read_header
 from quant.quantize import plan, write
 from tests.quant import tiny_checkpoint
@@ -29,8 +29,10 @@ def made(tmp_path: Path) -> Callable[[Path, str], Path]:
 
     def make(folder: Path, kind: str = "F32") -> Path:
         out = tmp_path / f"{folder.name}-{kind}.gguf"
-        write.run(plan.plan(checkpoint_source.open_folder(folder), kind), out, threads=1)
-        load_checks.check(read_header.read(out))
+        write.write_model(
+            plan.plan(checkpoint_source.open_checkpoint(folder), kind), out, threads=1
+        )
+        load_checks.check_loadable(read_header.read_header(out))
         return out
 
     return make
@@ -209,7 +211,9 @@ def test_shards_give_the_same_tensors_as_one_file(stories: Path, tmp_path: Path,
 def test_half_floats_stay_as_they_are_and_norms_become_f32(
     dtype: str, stories: Path, tmp_path: Path, made
 ) -> None:
-    header = read_header.read(made(random_llama(tmp_path / "half", stories, dtype=dtype), dtype))
+    header = read_header.read_header(
+        made(random_llama(tmp_path / "half", stories, dtype=dtype), dtype)
+    )
     types = {tensor.name: tensor.type for tensor in header.tensors}
     assert types["blk.0.attn_q.weight"] == dtype
     assert {
@@ -242,13 +246,13 @@ def test_straight_to_k_quants_is_the_same_as_through_a_float_file(
         tmp_path / "wide", stories, hidden_size=256, intermediate_size=512, head_dim=64
     )
     through = tmp_path / "through.gguf"
-    write.run(plan.plan(write.open_gguf(made(folder)), "Q4_K_M"), through, threads=1)
+    write.write_model(plan.plan(write.open_gguf(made(folder)), "Q4_K_M"), through, threads=1)
     assert content(made(folder, "Q4_K_M")) == content(through)
-    assert "Q4_K" in read_header.read(through).types
+    assert "Q4_K" in read_header.read_header(through).type_totals
 
 
 def test_rows_of_a_head_are_dealt_out_in_pairs() -> None:
-    assert rope_rows(2, 6) == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+    assert rope_row_order(2, 6) == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
 def test_a_head_that_copies_the_embedding_of_a_tied_model_is_left_out(
@@ -260,15 +264,17 @@ def test_a_head_that_copies_the_embedding_of_a_tied_model_is_left_out(
         folder / "model.safetensors",
         tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]},
     )
-    assert "output.weight" not in {tensor.name for tensor in read_header.read(made(folder)).tensors}
+    assert "output.weight" not in {
+        tensor.name for tensor in read_header.read_header(made(folder)).tensors
+    }
     tiny_checkpoint.save(
         folder / "model.safetensors",
         tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2},
     )
     with pytest.raises(
-        Refusal, match=r"ties the head to the embedding, but lm_head\.weight is different"
+        UserError, match=r"ties the head to the embedding, but lm_head\.weight is different"
     ):
-        checkpoint_source.open_folder(folder)
+        checkpoint_source.open_checkpoint(folder)
 
 
 def test_everything_that_does_not_fit_is_told_at_once(stories: Path, tmp_path: Path) -> None:
@@ -278,8 +284,8 @@ def test_everything_that_does_not_fit_is_told_at_once(stories: Path, tmp_path: P
     tensors["model.layers.0.self_attn.q_norm.scale"] = np.zeros(8, np.float32)
     tensors["model.norm.weight"] = np.ones(63, np.float32)
     tiny_checkpoint.save(folder / "model.safetensors", tensors)
-    with pytest.raises(Refusal) as caught:
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(UserError) as caught:
+        checkpoint_source.open_checkpoint(folder)
     for said in (
         "3 tensors",
         "q_norm.scale is unknown",
@@ -310,8 +316,10 @@ def test_everything_that_does_not_fit_is_told_at_once(stories: Path, tmp_path: P
 def test_a_config_that_cannot_be_followed_is_refused(
     changes: dict[str, Any], said: str, stories: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(Refusal, match=said):
-        checkpoint_source.open_folder(tiny_checkpoint.copy(stories, tmp_path / "odd", **changes))
+    with pytest.raises(UserError, match=said):
+        checkpoint_source.open_checkpoint(
+            tiny_checkpoint.copy(stories, tmp_path / "odd", **changes)
+        )
 
 
 @pytest.mark.parametrize(
@@ -323,8 +331,8 @@ def test_a_folder_that_lacks_something_is_told_what(
     folder = tiny_checkpoint.copy(stories, tmp_path / "odd")
     for name in missing:
         (folder / name).unlink()
-    with pytest.raises(Refusal) as caught:
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(UserError) as caught:
+        checkpoint_source.open_checkpoint(folder)
     assert all(name in str(caught.value) for name in missing)
 
 
@@ -355,8 +363,8 @@ def test_any_value_of_a_wrong_kind_is_followed_or_refused(
                 node = node[step]
             node[path[-1]] = strange
             (folder / name).write_text(json.dumps(changed))
-            with contextlib.suppress(Refusal):
-                assert plan.plan(checkpoint_source.open_folder(folder), "Q8_0").layout.nbytes
+            with contextlib.suppress(UserError):
+                assert plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0").layout.nbytes
 
 
 def places(value: Any, path: tuple[Any, ...] = (), depth: int = 5) -> list[tuple[Any, ...]]:

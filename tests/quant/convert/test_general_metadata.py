@@ -39,7 +39,7 @@ def folder(stories: Path, tmp_path: Path) -> Path:
 
 def made(folder: Path, out: Path, kind: str = "F32") -> dict[str, Any]:
     """The file's metadata as the gguf package reads it."""
-    write.run(plan.plan(checkpoint_source.open_folder(folder), kind), out, threads=1)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), kind), out, threads=1)
     return {key: field.contents() for key, field in gguf.GGUFReader(out).fields.items()}
 
 
@@ -95,7 +95,7 @@ def test_keys_stand_in_llamacpps_order(folder: Path, tmp_path: Path) -> None:
         )
     ]
     assert places == sorted(places)
-    assert read_header.read(tmp_path / "x.gguf").file_type == "Q8_0"
+    assert read_header.read_header(tmp_path / "x.gguf").file_type == "Q8_0"
 
 
 def test_a_model_without_a_name_that_tells_gets_its_size_counted(
@@ -111,10 +111,12 @@ def test_the_hubs_cache_tells_repository_and_commit(stories: Path, tmp_path: Pat
     commit = "0123456789abcdef0123456789abcdef01234567"
     folder = tmp_path / "models--org--Small-260K-Instruct" / "snapshots" / commit
     shutil.copytree(stories, folder)
-    assert general_metadata.origin(folder) == general_metadata.Origin(
+    assert general_metadata.find_origin(folder) == general_metadata.CheckpointOrigin(
         "Small-260K-Instruct", "org/Small-260K-Instruct", commit
     )
-    assert general_metadata.origin(tmp_path / "mine") == general_metadata.Origin("mine")
+    assert general_metadata.find_origin(tmp_path / "mine") == general_metadata.CheckpointOrigin(
+        "mine"
+    )
     found = made(folder, tmp_path / "x.gguf")
     expected = {
         "general.name": "Small 260K Instruct",
@@ -165,7 +167,7 @@ def test_settings_for_sampling_are_checked(folder: Path, tmp_path: Path) -> None
 )
 def test_no_card_can_do_more_than_be_passed_over(text: str, folder: Path, tmp_path: Path) -> None:
     (folder / "README.md").write_text(text)
-    assert "license" not in model_card.load(folder)
+    assert "license" not in model_card.load_card(folder)
     found = made(folder, tmp_path / "x.gguf")
     assert "general.license" not in found
     assert found["general.name"]
@@ -173,10 +175,10 @@ def test_no_card_can_do_more_than_be_passed_over(text: str, folder: Path, tmp_pa
 
 def test_a_card_that_is_no_text_is_passed_over(folder: Path) -> None:
     (folder / "README.md").write_bytes(b"---\n\xff\xfe\x00license: mit\n---\n")
-    model_card.load(folder)
+    model_card.load_card(folder)
     (folder / "README.md").unlink()
     (folder / "README.md").mkdir()
-    assert model_card.load(folder) == {}
+    assert model_card.load_card(folder) == {}
 
 
 @pytest.mark.parametrize(
@@ -193,4 +195,4 @@ def test_the_parent_is_a_repository_or_nothing(
     head: str, config: dict[str, Any], parent: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
-    assert model_card.parent(tmp_path, json.loads(json.dumps(config))) == parent
+    assert model_card.find_parent(tmp_path, json.loads(json.dumps(config))) == parent

@@ -63,8 +63,8 @@ def test_a_story_is_told_as_transformers_tells_it(stored: tuple[Path, str], tmp_
     )
     folder, dtype = stored
     out = tmp_path / "story.gguf"
-    write.run(plan.plan(checkpoint_source.open_folder(folder), dtype), out, threads=1)
-    assert read_header.read(out).file_type == dtype
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), dtype), out, threads=1)
+    assert read_header.read_header(out).file_type == dtype
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
@@ -84,7 +84,7 @@ def test_these_are_the_published_weights(dtype: str, stories: Path) -> None:
         pytest.skip("../shared/assets/stories260K is not here")
     from quant.checkpoint import safetensors
 
-    published = safetensors.load(file.parent)
+    published = safetensors.load_tensors(file.parent)
     ours = tiny_checkpoint.read(stories / "model.safetensors")
     assert published.keys() == ours.keys()
     for name, values in ours.items():

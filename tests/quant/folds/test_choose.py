@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from quant import folds
-from quant.calibration.imatrix import Entry, Imatrix
-from quant.errors import Refusal
+from quant.calibration.imatrix import Imatrix, ImatrixEntry
+from quant.errors import UserError
 from quant.folds import choose, folded_plan
-from quant.folds.folded_statistics import followed
-from quant.folds.loss import Reader
+from quant.folds.folded_statistics import fold_statistics
+from quant.folds.loss import ReaderTensor
 from quant.formats import activation_rounding
 from quant.native import ggml
 from quant.quantize import plan as plan_module
@@ -43,7 +43,7 @@ def imatrix(source: Source, tmp_path: Path) -> Imatrix:
         key = shared.get(role, role), weight.columns
         if key not in seen:
             seen[key] = np.exp(random.normal(0, 1.5, weight.columns)).astype(np.float32)
-        entries[weight.name] = Entry(path, offset, weight.columns, (1.0,))
+        entries[weight.name] = ImatrixEntry(path, offset, weight.columns, (1.0,))
         blobs.append(seen[key].tobytes())
         offset += 4 * weight.columns
     path.write_bytes(b"".join(blobs))
@@ -51,7 +51,7 @@ def imatrix(source: Source, tmp_path: Path) -> Imatrix:
 
 
 def made(plan: planning.Plan, out: Path) -> Source:
-    write.run(plan, out, threads=1)
+    write.write_model(plan, out, threads=1)
     return write.open_gguf(out)
 
 
@@ -66,7 +66,7 @@ def error(source: Source, finished: Source, imatrix: Imatrix, role: str) -> floa
     """The error of q, k, v, gate or up together with the norm before it, for the norm's own inputs."""
     norm = "ffn_norm" if role.startswith("ffn") else "attn_norm"
     inputs = (
-        imatrix.entries[f"blk.0.{role}.weight"].vectors(0, 1, HIDDEN)[0]
+        imatrix.entries[f"blk.0.{role}.weight"].mean_squares(0, 1, HIDDEN)[0]
         / values(source, norm)[0] ** 2
     )
     before, after = (values(one, role) * values(one, norm) for one in (source, finished))
@@ -78,8 +78,8 @@ def test_the_finished_file_has_less_error_and_the_same_size(
     file_type: str, method: str, source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
     plan = plan_module.plan(source, file_type, imatrix=imatrix, method=method)
-    found = choose.choose(plan, ("awq",), 1)
-    folded = folded_plan.folded(plan, [one.fold for one in found if one.fold], "awq")
+    found = choose.choose_folds(plan, ("awq",), 1)
+    folded = folded_plan.fold_plan(plan, [one.fold for one in found if one.fold], "awq")
     plain, better = made(plan, tmp_path / "plain.gguf"), made(folded, tmp_path / "better.gguf")
     assert folded.nbytes - plan.nbytes == len(folded.layout.header) - len(plan.layout.header)
     for role in ("attn_q", "attn_k", "ffn_gate"):  # v and up have factors of rows as well
@@ -93,11 +93,11 @@ def test_channels_that_nothing_enters_do_not_hide_the_others(
     for entry in imatrix.entries.values():
         sums[entry.offset // 4 : entry.offset // 4 + entry.count : 5] = 0
     sums.tofile(imatrix.path)
-    found = choose.choose(plan_module.plan(source, "Q4_K_M", imatrix=imatrix), ("awq",), 1)
+    found = choose.choose_folds(plan_module.plan(source, "Q4_K_M", imatrix=imatrix), ("awq",), 1)
     fold = next(one.fold for one in found if one.site.name == "blk.0.attn_norm")
-    assert fold and fold.scale is not None
-    assert fold.scale[~dead].max() > 1.5 * fold.scale[~dead].min()
-    assert (fold.scale[dead] == fold.scale.min()).all()
+    assert fold and fold.factors is not None
+    assert fold.factors[~dead].max() > 1.5 * fold.factors[~dead].min()
+    assert (fold.factors[dead] == fold.factors.min()).all()
 
 
 def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(
@@ -105,7 +105,7 @@ def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(
 ) -> None:
     plan = plan_module.plan(source, "Q4_0", imatrix=imatrix)
     step = next(step for step in plan.steps if step.weight.name == "blk.0.attn_output.weight")
-    means = imatrix.entries[step.weight.name].vectors(0, 1, HIDDEN)[0]
+    means = imatrix.entries[step.weight.name].mean_squares(0, 1, HIDDEN)[0]
     rows = values(source, "attn_output")[:: HIDDEN // 64].astype(np.float32)
     weights = ggml.Importance(means[None], len(rows))
     again = ggml.decode(
@@ -115,7 +115,7 @@ def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(
     scale = np.abs(random.reshape(-1, 8, 32)).max(2, keepdims=True) / 127
     inputs = (np.rint(random.reshape(-1, 8, 32) / scale) * scale).reshape(random.shape)
     measured = np.square(inputs @ again.T - random @ rows.T).mean(0).sum()
-    assert Reader(step).loss(folds.Edit()) == pytest.approx(measured, rel=0.05)
+    assert ReaderTensor(step).loss(folds.TensorEdit()) == pytest.approx(measured, rel=0.05)
 
 
 def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix: Imatrix) -> None:
@@ -137,9 +137,9 @@ def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix
     step = choose._FoldSearch(plan, ("awq",)).steps[name]
     changes = np.random.default_rng(4).normal(size=(8, HIDDEN)).astype(np.float32)
     measured = np.square(changes @ random.T).mean(1).sum()
-    assert Reader(step).samples[0].energy(changes) == pytest.approx(measured, rel=1e-4)
+    assert ReaderTensor(step).samples[0].energy(changes) == pytest.approx(measured, rel=1e-4)
     factors = np.exp(np.random.default_rng(5).normal(size=(1, HIDDEN))).astype(np.float32)
-    second = followed(step.evidence, folds.Edit(columns=factors)).second
+    second = fold_statistics(step.statistics, folds.TensorEdit(column_factors=factors)).moments
     assert second and np.einsum(
         "ij,jk,ik", changes * factors, second.mean(), changes * factors
     ) == pytest.approx(measured, rel=1e-4)
@@ -151,23 +151,27 @@ def test_the_largest_square_of_a_block_is_expected_as_it_is_drawn(size: int) -> 
     drawn = np.random.default_rng(2).normal(size=(4000, 3, size)).astype(np.float32) * np.sqrt(
         means
     )
-    assert activation_rounding.largest(means) == pytest.approx(
+    assert activation_rounding.expected_largest_square(means) == pytest.approx(
         np.square(drawn).max(2).mean(0), rel=0.03
     )
 
 
 def test_dealt_channels_share_the_highest_scores_out(source: Source, imatrix: Imatrix) -> None:
     plan = plan_module.plan(source, "Q2_K", imatrix=imatrix)
-    found = {one.site.name: one for one in choose.choose(plan, ("deal",), 1)}
+    found = {one.site.name: one for one in choose.choose_folds(plan, ("deal",), 1)}
     order = choose._interleaved_order(
         found["blk.0.ffn_down"].site,
-        [Reader(next(step for step in plan.steps if step.weight.name == "blk.0.ffn_down.weight"))],
+        [
+            ReaderTensor(
+                next(step for step in plan.steps if step.weight.name == "blk.0.ffn_down.weight")
+            )
+        ],
     )
     assert order is not None and sorted(order) == list(range(FF))
-    means = imatrix.entries["blk.0.ffn_down.weight"].vectors(0, 1, FF)[0]
+    means = imatrix.entries["blk.0.ffn_down.weight"].mean_squares(0, 1, FF)[0]
     best = np.argsort(-means * np.square(values(source, "ffn_down")).mean(0))[: FF // 16]
     assert len({np.flatnonzero(order == channel)[0] // 16 for channel in best}) == FF // 16
-    assert all(one.ratio < 1 for one in found.values() if one.fold)
+    assert all(one.loss_ratio < 1 for one in found.values() if one.fold)
 
 
 def test_the_same_plan_gets_the_same_folds_and_its_file_is_recognised(
@@ -177,26 +181,34 @@ def test_the_same_plan_gets_the_same_folds_and_its_file_is_recognised(
     chosen = [
         [
             one.fold
-            for one in choose.choose(plan, choose.parse("awq,smooth,deal"), threads)
+            for one in choose.choose_folds(
+                plan, choose.parse_fold_kinds("awq,smooth,deal"), threads
+            )
             if one.fold
         ]
         for threads in (1, 2)
     ]
-    first, second = (folded_plan.folded(plan, some, "all") for some in chosen)
-    write.run(first, out, threads=1)
-    assert write.finished(second, out) and not write.finished(plan, out)
+    first, second = (folded_plan.fold_plan(plan, some, "all") for some in chosen)
+    write.write_model(first, out, threads=1)
+    assert write.is_finished(second, out) and not write.is_finished(plan, out)
 
 
 def test_codes_that_are_kept_are_not_folded(
     source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
     kept = made(plan_module.plan(source, "Q8_0"), tmp_path / "kept.gguf")
-    assert choose.choose(plan_module.plan(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1) == ()
+    assert (
+        choose.choose_folds(plan_module.plan(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1)
+        == ()
+    )
 
 
 def test_folds_are_named_or_refused(source: Source) -> None:
-    assert choose.parse("deal, awq") == ("awq", "deal") and choose.parse("none") == ()
-    with pytest.raises(Refusal, match="unknown fold 'awk'"):
-        choose.parse("awk")
-    with pytest.raises(Refusal, match="this plan has none"):
-        choose.choose(plan_module.plan(source, "Q4_K_M"), ("awq",), 1)
+    assert (
+        choose.parse_fold_kinds("deal, awq") == ("awq", "deal")
+        and choose.parse_fold_kinds("none") == ()
+    )
+    with pytest.raises(UserError, match="unknown fold 'awk'"):
+        choose.parse_fold_kinds("awk")
+    with pytest.raises(UserError, match="this plan has none"):
+        choose.choose_folds(plan_module.plan(source, "Q4_K_M"), ("awq",), 1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quant import folds
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.quantize import plan
 from quant.quantize import write as quantize
 from quant.source.source import Source
@@ -156,7 +156,7 @@ GRAPHS = (
 
 
 def test_every_architecture_of_the_table_has_a_graph() -> None:
-    assert {graph.arch for graph in GRAPHS} == folds.WIRINGS.keys()
+    assert {graph.arch for graph in GRAPHS} == folds.FREE_CHANNELS.keys()
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,10 @@ def test_every_architecture_of_the_table_has_a_graph() -> None:
 def test_folds_leave_logits_as_they_are(graph: Graph, tmp_path: Path) -> None:
     path = graph.write(tmp_path / "model.gguf")
     source, out = quantize.open_gguf(path), tmp_path / "folded.gguf"
-    assert {site.kind for site in folds.sites(source)} | missing(graph) == KINDS
-    quantize.run(plan.plan(folds.apply(source, everything(source)), "F32"), out, threads=1)
+    assert {site.kind for site in folds.find_sites(source)} | missing(graph) == KINDS
+    quantize.write_model(
+        plan.plan(folds.fold_source(source, everything(source)), "F32"), out, threads=1
+    )
     assert families.nmse(logits(out), logits(path)) < 1e-6
 
 
@@ -179,20 +181,28 @@ def everything(source: Source) -> list[folds.Fold]:
     """Factors and orders wherever they are free."""
     random = np.random.default_rng(2)
     return [
-        folds.Fold(site, factors(random, site), order(random, site)) for site in folds.sites(source)
+        folds.Fold(site, factors(random, site), order(random, site))
+        for site in folds.find_sites(source)
     ]
 
 
-def factors(random: np.random.Generator, site: folds.Site) -> np.ndarray | None:
-    return np.exp2(random.uniform(-1, 1, site.width)).astype(np.float32) if site.scales else None
+def factors(random: np.random.Generator, site: folds.FoldSite) -> np.ndarray | None:
+    return (
+        np.exp2(random.uniform(-1, 1, site.width)).astype(np.float32)
+        if site.has_free_factors
+        else None
+    )
 
 
-def order(random: np.random.Generator, site: folds.Site) -> np.ndarray | None:
+def order(random: np.random.Generator, site: folds.FoldSite) -> np.ndarray | None:
     """Channels change places within their runs."""
-    if not site.group:
+    if not site.group_size:
         return None
     return np.concatenate(
-        [start + random.permutation(site.group) for start in range(0, site.width, site.group)]
+        [
+            start + random.permutation(site.group_size)
+            for start in range(0, site.width, site.group_size)
+        ]
     )
 
 
@@ -219,12 +229,12 @@ def logits(path: Path) -> np.ndarray:
 
 def test_every_channel_and_every_tensor_of_a_tied_model_changes(tmp_path: Path) -> None:
     source = quantize.open_gguf(Graph("llama", tied=True).write(tmp_path / "model.gguf"))
-    folded = folds.apply(source, folds.shaken(source, 1))
-    assert folded.fingerprint == source.fingerprint and folded.fold == folds.digest(
-        folds.shaken(source, 1)
+    folded = folds.fold_source(source, folds.randomize(source, 1))
+    assert folded.fingerprint == source.fingerprint and folded.fold_digest == folds.digest_folds(
+        folds.randomize(source, 1)
     )
-    assert folded.fold != folds.digest(folds.shaken(source, 2))
-    assert folded.fold.encode() in dict(folded.entries)["llmcli.quantize.fold"]
+    assert folded.fold_digest != folds.digest_folds(folds.randomize(source, 2))
+    assert folded.fold_digest.encode() in dict(folded.entries)["llmcli.quantize.fold"]
     for old, new in zip(source.weights, folded.weights, strict=True):
         before, after = (weight.read(0, weight.rows).view(np.float32) for weight in (old, new))
         assert (old.name, old.shape, "F32") == (new.name, new.shape, new.type)
@@ -236,7 +246,7 @@ def test_rows_are_the_same_however_they_are_asked_for(
     first: int, last: int, tmp_path: Path
 ) -> None:
     source = quantize.open_gguf(Graph("llama", experts=4).write(tmp_path / "model.gguf"))
-    folded = folds.apply(source, everything(source))
+    folded = folds.fold_source(source, everything(source))
     for weight in folded.weights:
         rows = slice(min(first, weight.rows - 1), min(last, weight.rows))
         assert (weight.read(rows.start, rows.stop) == weight.read(0, weight.rows)[rows]).all()
@@ -244,18 +254,20 @@ def test_rows_are_the_same_however_they_are_asked_for(
 
 def test_what_enters_a_tensor_follows_its_folds(tmp_path: Path) -> None:
     source = quantize.open_gguf(Graph("llama").write(tmp_path / "model.gguf"))
-    edit = folds.edits(everything(source))["blk.1.ffn_down.weight"]
+    edit = folds.combine_folds(everything(source))["blk.1.ffn_down.weight"]
     inputs = np.random.default_rng(3).normal(size=(50, FF)).astype(np.float32)
-    assert edit.columns is not None and edit.column_order is not None
-    after = (inputs / edit.columns)[:, edit.column_order[0]]
-    assert np.allclose(edit.second(inputs.T @ inputs), after.T @ after, rtol=1e-4, atol=1e-4)
-    assert np.allclose(edit.squares(np.square(inputs).mean(0)), np.square(after).mean(0), rtol=1e-4)
+    assert edit.column_factors is not None and edit.column_order is not None
+    after = (inputs / edit.column_factors)[:, edit.column_order[0]]
+    assert np.allclose(edit.fold_moments(inputs.T @ inputs), after.T @ after, rtol=1e-4, atol=1e-4)
+    assert np.allclose(
+        edit.fold_mean_squares(np.square(inputs).mean(0)), np.square(after).mean(0), rtol=1e-4
+    )
 
 
 def test_an_architecture_that_is_not_in_the_table_is_refused_by_name(tmp_path: Path) -> None:
     source = quantize.open_gguf(tiny_gguf.mamba(tmp_path / "model.gguf"))
-    with pytest.raises(Refusal, match="mamba") as told:
-        folds.sites(source)
+    with pytest.raises(UserError, match="mamba") as told:
+        folds.find_sites(source)
     assert "qwen3moe" in told.value.hint
 
 
@@ -269,5 +281,5 @@ def test_a_block_with_an_unknown_tensor_stays_and_with_it_what_everything_hangs_
         layers=2,
         extra={"blk.1.attn_extra.weight": (4, 64)},
     )
-    found = folds.sites(quantize.open_gguf(path))
+    found = folds.find_sites(quantize.open_gguf(path))
     assert {site.name.split(".")[1] for site in found} == {"0"}

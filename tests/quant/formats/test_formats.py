@@ -8,16 +8,16 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.formats import FORMATS
-from quant.formats.base import Fields, Format, Scalar
+from quant.formats.base import BlockFields, BlockFormat, ScalarFormat
 from quant.native import ggml
 from quant.recipes import file_types
 
 # Those whose encoder makes itself large tables first: their blocks are made up here.
 SLOW = [name for name in FORMATS if name.startswith(("IQ1", "IQ2", "IQ3"))]
 QUICK = [name for name in FORMATS if name not in SLOW]
-SCALARS = [name for name, known in FORMATS.items() if isinstance(known, Scalar)]
+SCALARS = [name for name, known in FORMATS.items() if isinstance(known, ScalarFormat)]
 IN_GGUF = [name for name in FORMATS if name not in ("Q1_0", "Q2_0")]
 ROUNDED_LAST = [
     "Q2_K",
@@ -33,7 +33,7 @@ def values(name: str) -> np.ndarray:
     """Blocks of all kinds: small, large, tiny, huge, all above zero, constant, zero of both signs,
     one outlier.
     """
-    random, width = np.random.default_rng(5), ggml.block(name).values
+    random, width = np.random.default_rng(5), ggml.block_size(name).values
     blocks = random.normal(0, 1, (96, width)) * np.exp(random.normal(0, 3, (96, 1)))
     blocks[:8] = np.abs(blocks[:8])
     blocks[8:12] = 0.37
@@ -49,18 +49,20 @@ def values(name: str) -> np.ndarray:
 
 
 def weights(name: str) -> np.ndarray:
-    return np.random.default_rng(6).exponential(1, ggml.block(name).values).astype(np.float32)
+    return np.random.default_rng(6).exponential(1, ggml.block_size(name).values).astype(np.float32)
 
 
 def anything(name: str, count: int = 500) -> np.ndarray:
     """Blocks of random bytes, that some of have scales which are infinite or no number."""
-    blocks = np.random.default_rng(7).integers(0, 256, (count, ggml.block(name).nbytes), np.uint8)
+    blocks = np.random.default_rng(7).integers(
+        0, 256, (count, ggml.block_size(name).nbytes), np.uint8
+    )
     if name == "NVFP4":
         blocks[:, :4] &= 127  # its scales have no sign
     return blocks
 
 
-def sound(name: str) -> Fields:
+def sound(name: str) -> BlockFields:
     """Random fields with finite scales; each group has one."""
     fields, random = FORMATS[name].unpack(anything(name)), np.random.default_rng(8)
     if name in ("MXFP4", "NVFP4"):
@@ -70,7 +72,7 @@ def sound(name: str) -> Fields:
     return replace(fields, d=d, m=m)
 
 
-def same(one: Fields, other: Fields) -> bool:
+def same(one: BlockFields, other: BlockFields) -> bool:
     return all(
         np.array_equal(getattr(one, part), getattr(other, part), equal_nan=True)
         for part in ("codes", "d", "m", "scales", "mins")
@@ -79,7 +81,7 @@ def same(one: Fields, other: Fields) -> bool:
 
 
 def test_all_formats_that_can_be_written_are_there() -> None:
-    assert set(FORMATS) == {name for name in file_types.TENSOR_TYPES if ggml.quantized(name)}
+    assert set(FORMATS) == {name for name in file_types.TENSOR_TYPES if ggml.is_quantized(name)}
 
 
 @pytest.mark.parametrize("weighed", [False, True])
@@ -141,11 +143,11 @@ def test_what_a_format_cannot_hold_is_not_fitted(
 ) -> None:
     blocks = values(name)
     blocks[40, 3] = bad
-    with pytest.raises(Refusal, match=r"contains NaN or infinite|does not fit"):
+    with pytest.raises(UserError, match=r"contains NaN or infinite|does not fit"):
         FORMATS[name].fit(blocks)
 
 
-def every_code(known: Format, fields: Fields) -> np.ndarray:
+def every_code(known: BlockFormat, fields: BlockFields) -> np.ndarray:
     """What each code would stand for, [codes, blocks, values]."""
     low, high = getattr(known, "low", 0), getattr(known, "high", 15)
     if known.name == "Q1_0":
@@ -177,7 +179,7 @@ def test_what_codes_stand_for_gets_the_same_codes(name: str) -> None:
     fields = known.fit(values(name))
     codes = known.code(known.value(fields), fields)
     told = np.broadcast_to(
-        known.steps(fields)[0] != 0, codes.reshape(len(codes), fields.groups, -1).shape
+        known.steps(fields)[0] != 0, codes.reshape(len(codes), fields.group_count, -1).shape
     )
     told = told.reshape(codes.shape)
     assert told.any()
@@ -191,7 +193,8 @@ def test_codes_are_ggmls_where_it_rounds_with_the_stored_scales(name: str, weigh
     known, numbers = FORMATS[name], values(name)
     fields = known.fit(numbers, weights(name) if weighed else None)
     step = np.broadcast_to(
-        known.steps(fields)[0], (len(numbers), fields.groups, numbers.shape[1] // fields.groups)
+        known.steps(fields)[0],
+        (len(numbers), fields.group_count, numbers.shape[1] // fields.group_count),
     )
     told = step.reshape(numbers.shape) != 0  # where it is zero ggml leaves what it tried last
     assert np.array_equal(known.code(numbers, fields)[told], fields.codes[told])
@@ -216,7 +219,7 @@ def test_codes_are_in_range_whatever_the_numbers_and_the_scales(name: str) -> No
 def test_columns_get_the_codes_of_whole_blocks(name: str) -> None:
     known, numbers = FORMATS[name], values(name)
     fields = known.fit(numbers)
-    width = numbers.shape[1] // fields.groups
+    width = numbers.shape[1] // fields.group_count
     codes = known.code(numbers, fields)
     found, read = [], []
     for column in range(numbers.shape[1]):
@@ -235,12 +238,12 @@ def test_tensors_of_torch_get_the_same_codes_and_values(name: str) -> None:
         part: None if getattr(fields, part) is None else torch.tensor(getattr(fields, part))
         for part in ("codes", "d", "m", "scales", "mins")
     }
-    tensors = Fields(**parts)
+    tensors = BlockFields(**parts)
     numbers = known.value(fields)
     assert np.array_equal(known.value(tensors).numpy(), numbers)
-    if isinstance(known, Scalar):
-        found = known.code(torch.tensor(numbers), tensors)
-        assert np.array_equal(found.numpy(), known.code(numbers, fields))
+    if isinstance(known, ScalarFormat):
+        found = known.nearest_codes(torch.tensor(numbers), tensors)
+        assert np.array_equal(found.numpy(), known.nearest_codes(numbers, fields))
 
 
 def test_a_block_by_hand() -> None:

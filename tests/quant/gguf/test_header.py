@@ -12,10 +12,10 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.errors import Refusal
-from quant.gguf.header import Array
+from quant.errors import UserError
+from quant.gguf.header import GgufArray
 from quant.model_file import load_checks, read_header
-from quant.model_file.load_checks import ONE_HEAD_SIZE, ONE_KEY_SIZE
+from quant.model_file.load_checks import ARCHS_WITH_ONE_HEAD_SIZE, ARCHS_WITH_ONE_KEY_SIZE
 from tests.quant import tiny_gguf
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "fuzz"))
@@ -30,10 +30,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_key_and_tensor_is_what_the_gguf_package_reads(model: Path) -> None:
-    header, reader = read_header.read(model), gguf.GGUFReader(model)
+    header, reader = read_header.read_header(model), gguf.GGUFReader(model)
     for key, value in header.metadata.items():
         expected = reader.fields[key].contents()
-        assert (value.values() if isinstance(value, Array) else value) == expected
+        assert (value.read_values() if isinstance(value, GgufArray) else value) == expected
     assert [(t.name, t.shape, t.type, t.nbytes, t.offset) for t in header.tensors] == [
         (t.name, tuple(int(n) for n in t.shape), t.tensor_type.name, t.n_bytes, t.data_offset)
         for t in reader.tensors
@@ -41,36 +41,42 @@ def test_every_key_and_tensor_is_what_the_gguf_package_reads(model: Path) -> Non
 
 
 def test_a_header_says_what_the_model_is(model: Path) -> None:
-    header = read_header.read(model)
+    header = read_header.read_header(model)
     assert (header.architecture, header.context_length, header.tokenizer) == ("llama", 64, "llama")
     assert not header.has_template
     assert (header.file_type, header.bits_per_weight) == ("F32", 32.0)
-    assert sum(count for count, _ in header.types.values()) == len(header.tensors)
+    assert sum(count for count, _ in header.type_totals.values()) == len(header.tensors)
 
 
 @pytest.mark.model
 def test_a_real_models_header_is_described(smollm2: Path) -> None:
-    header = read_header.read(smollm2)
-    load_checks.check(header)
+    header = read_header.read_header(smollm2)
+    load_checks.check_loadable(header)
     assert (header.parameters, header.file_type, header.tokenizer) == (134515008, "Q4_1", "gpt2")
     assert header.has_template
-    assert header.types == {"Q8_0": (1, 30081024), "F32": (61, 140544), "Q4_1": (210, 66355200)}
+    assert header.type_totals == {
+        "Q8_0": (1, 30081024),
+        "F32": (61, 140544),
+        "Q4_1": (210, 66355200),
+    }
 
 
 def test_a_file_cut_anywhere_is_refused(model: Path, tmp_path: Path) -> None:
     data, cut = model.read_bytes(), tmp_path / "cut.gguf"
-    end = read_header.read(model).tensors[0].offset
+    end = read_header.read_header(model).tensors[0].offset
     for length in [*range(0, end, 7), end, len(data) - 1]:
         cut.write_bytes(data[:length])
-        with pytest.raises(Refusal):
-            read_header.read(cut)
+        with pytest.raises(UserError):
+            read_header.read_header(cut)
 
 
 def test_a_truncated_file_is_told_by_tensor_and_bytes(model: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(model.read_bytes()[:-1000])
-    with pytest.raises(Refusal, match=r"truncated: tensor \S+ ends at byte \d+, the file has \d+"):
-        read_header.read(cut)
+    with pytest.raises(
+        UserError, match=r"truncated: tensor \S+ ends at byte \d+, the file has \d+"
+    ):
+        read_header.read_header(cut)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +93,8 @@ def test_a_truncated_file_is_told_by_tensor_and_bytes(model: Path, tmp_path: Pat
 def test_what_is_no_gguf_is_told_in_one_line(first: bytes, said: str, tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"
     file.write_bytes(first)
-    with pytest.raises(Refusal, match=said) as caught:
-        read_header.read(file)
+    with pytest.raises(UserError, match=said) as caught:
+        read_header.read_header(file)
     assert "\n" not in str(caught.value)
     assert caught.value.hint
 
@@ -103,8 +109,8 @@ def test_a_huge_array_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> Non
     )
     file = tmp_path / "x.gguf"
     file.write_bytes(head + bytes(64))
-    with pytest.raises(Refusal, match="claims 2305843009213693952 elements"):
-        read_header.read(file)
+    with pytest.raises(UserError, match="claims 2305843009213693952 elements"):
+        read_header.read_header(file)
 
 
 LLAMA = ("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")
@@ -112,9 +118,9 @@ LLAMA = ("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")
 
 def holding(file: Path, *entries: tuple[str, bytes], more: int = 0) -> Path:
     """A GGUF with these keys and no tensors, and so many zeros behind them."""
-    from quant.gguf.layout import layout
+    from quant.gguf.layout import lay_out_file
 
-    file.write_bytes(layout(entries, [], 32).header)
+    file.write_bytes(lay_out_file(entries, [], 32).header)
     os.truncate(file, file.stat().st_size + more)
     return file
 
@@ -123,29 +129,31 @@ def holding(file: Path, *entries: tuple[str, bytes], more: int = 0) -> Path:
 def test_a_list_that_fills_the_file_is_not_read_for_a_number(key: str, tmp_path: Path) -> None:
     count = 1 << 26
     numbers = (f"llama.{key}", struct.pack("<IIQ", 9, 0, count) + b"\7")
-    header = read_header.read(holding(tmp_path / "x.gguf", LLAMA, numbers, more=count))
+    header = read_header.read_header(holding(tmp_path / "x.gguf", LLAMA, numbers, more=count))
     tracemalloc.start()
-    assert header.number(key) == 7
-    with contextlib.suppress(Refusal):
-        load_checks.check(header)
+    assert header.get_int(key) == 7
+    with contextlib.suppress(UserError):
+        load_checks.check_loadable(header)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
 
 def test_words_are_no_numbers(tmp_path: Path) -> None:
     words = ("llama.expert_used_count", struct.pack("<IIQQ", 9, 8, 1, 1) + b"x")
-    header = read_header.read(holding(tmp_path / "x.gguf", LLAMA, words))
-    assert header.number("expert_used_count") is None
-    load_checks.check(header)
+    header = read_header.read_header(holding(tmp_path / "x.gguf", LLAMA, words))
+    assert header.get_int("expert_used_count") is None
+    load_checks.check_loadable(header)
 
 
 def test_more_words_than_any_model_has_are_not_looked_at_one_by_one(tmp_path: Path) -> None:
     count = (1 << 22) + 1
     kind = ("tokenizer.ggml.model", struct.pack("<IQ", 8, 4) + b"gpt2")
     words = ("tokenizer.ggml.tokens", struct.pack("<IIQ", 9, 8, count))
-    header = read_header.read(holding(tmp_path / "x.gguf", LLAMA, kind, words, more=8 * count))
-    with pytest.raises(Refusal, match=f"its vocabulary has {count} tokens"):
-        load_checks.check(header)
+    header = read_header.read_header(
+        holding(tmp_path / "x.gguf", LLAMA, kind, words, more=8 * count)
+    )
+    with pytest.raises(UserError, match=f"its vocabulary has {count} tokens"):
+        load_checks.check_loadable(header)
 
 
 @pytest.mark.parametrize(("tensors", "keys"), [(0, 1 << 17), (1 << 21, 0)])
@@ -155,8 +163,8 @@ def test_more_keys_and_tensors_than_any_model_has_are_not_believed(
     file = tmp_path / "x.gguf"
     file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, keys))
     os.truncate(file, 1 << 27)
-    with pytest.raises(Refusal, match=f"it claims {tensors or keys} "):
-        read_header.read(file)
+    with pytest.raises(UserError, match=f"it claims {tensors or keys} "):
+        read_header.read_header(file)
 
 
 def split(model: Path, folder: Path, parts: int) -> list[Path]:
@@ -179,24 +187,24 @@ def split(model: Path, folder: Path, parts: int) -> list[Path]:
 
 def test_the_first_shard_opens_all(model: Path, tmp_path: Path) -> None:
     first, *others = split(model, tmp_path, 3)
-    header = read_header.read(first)
+    header = read_header.read_header(first)
     assert header.files == (first, *others)
     assert sorted(t.name for t in header.tensors) == sorted(
-        t.name for t in read_header.read(model).tensors
+        t.name for t in read_header.read_header(model).tensors
     )
 
 
 def test_a_missing_or_wrong_shard_is_refused(model: Path, tmp_path: Path) -> None:
     first, second, third = split(model, tmp_path, 3)
-    with pytest.raises(Refusal, match="part 2 of 3") as caught:
-        read_header.read(second)
+    with pytest.raises(UserError, match="part 2 of 3") as caught:
+        read_header.read_header(second)
     assert str(first) in caught.value.hint
     third.unlink()
-    with pytest.raises(Refusal, match=r"1 of its 3 parts are missing: m-00003-of-00003\.gguf"):
-        read_header.read(first)
+    with pytest.raises(UserError, match=r"1 of its 3 parts are missing: m-00003-of-00003\.gguf"):
+        read_header.read_header(first)
     shutil.copy(second, third)
-    with pytest.raises(Refusal, match=r"it has tensor .* twice"):
-        read_header.read(first)
+    with pytest.raises(UserError, match=r"it has tensor .* twice"):
+        read_header.read_header(first)
 
 
 @pytest.mark.parametrize(
@@ -218,17 +226,17 @@ def test_a_missing_or_wrong_shard_is_refused(model: Path, tmp_path: Path) -> Non
 def test_numbers_that_would_abort_llama_cpp_are_refused(
     key: str, kind: str, value: float | str, said: str, model: Path, tmp_path: Path
 ) -> None:
-    from quant.gguf.layout import entry, layout
+    from quant.gguf.layout import encode_entry, lay_out_file
     from quant.quantize import write
 
     source, file = write.open_gguf(model), tmp_path / "bad.gguf"
     entries = [(name, blob) for name, blob in source.entries if name != key] + [
-        (key, entry(kind, value))
+        (key, encode_entry(kind, value))
     ]
-    plan = layout(entries, [(w.name, w.shape, w.type) for w in source.weights], 32)
+    plan = lay_out_file(entries, [(w.name, w.shape, w.type) for w in source.weights], 32)
     file.write_bytes(plan.header.ljust(plan.nbytes, b"\0"))
-    with pytest.raises(Refusal, match=f"would crash llama.cpp: .*{said}"):
-        load_checks.check(read_header.read(file))
+    with pytest.raises(UserError, match=f"would crash llama.cpp: .*{said}"):
+        load_checks.check_loadable(read_header.read_header(file))
 
 
 LATENT = {
@@ -253,27 +261,34 @@ LATENT = {
 def test_sizes_that_deepseek_s_graph_takes_for_granted(
     changes: dict[str, int], said: str, tmp_path: Path
 ) -> None:
-    from quant.gguf.layout import entry
+    from quant.gguf.layout import encode_entry
 
     files = []
     for sizes in (LATENT, LATENT | changes):
-        keys = [(f"deepseek2.{name}", entry("uint32", value)) for name, value in sizes.items()]
-        kind = ("general.architecture", entry("string", "deepseek2"))
-        files.append(read_header.read(holding(tmp_path / f"{len(files)}.gguf", kind, *keys)))
-    load_checks.check(files[0])
-    with pytest.raises(Refusal, match=said):
-        load_checks.check(files[1])
+        keys = [
+            (f"deepseek2.{name}", encode_entry("uint32", value)) for name, value in sizes.items()
+        ]
+        kind = ("general.architecture", encode_entry("string", "deepseek2"))
+        files.append(read_header.read_header(holding(tmp_path / f"{len(files)}.gguf", kind, *keys)))
+    load_checks.check_loadable(files[0])
+    with pytest.raises(UserError, match=said):
+        load_checks.check_loadable(files[1])
 
 
 def test_heads_of_gpt_oss_have_one_size(tmp_path: Path) -> None:
-    from quant.gguf.layout import entry
+    from quant.gguf.layout import encode_entry
 
     sizes = {"head_count": 8, "key_length": 64, "value_length": 8}
-    keys = [(f"gpt-oss.attention.{name}", entry("uint32", value)) for name, value in sizes.items()]
-    keys.append(("gpt-oss.embedding_length", entry("uint32", 256)))
-    file = holding(tmp_path / "x.gguf", ("general.architecture", entry("string", "gpt-oss")), *keys)
-    with pytest.raises(Refusal, match="its heads have several sizes"):
-        load_checks.check(read_header.read(file))
+    keys = [
+        (f"gpt-oss.attention.{name}", encode_entry("uint32", value))
+        for name, value in sizes.items()
+    ]
+    keys.append(("gpt-oss.embedding_length", encode_entry("uint32", 256)))
+    file = holding(
+        tmp_path / "x.gguf", ("general.architecture", encode_entry("string", "gpt-oss")), *keys
+    )
+    with pytest.raises(UserError, match="its heads have several sizes"):
+        load_checks.check_loadable(read_header.read_header(file))
 
 
 HEAD = {"embedding_length": 256, "attention.head_count": 8}
@@ -284,11 +299,11 @@ HEAD = {"embedding_length": 256, "attention.head_count": 8}
     [
         *(
             (arch, {"rope.dimension_count": 16}, "rope.dimension_count 16")
-            for arch in sorted(ONE_HEAD_SIZE)
+            for arch in sorted(ARCHS_WITH_ONE_HEAD_SIZE)
         ),
         *(
             (arch, {"attention.value_length": 64}, "value_length 64")
-            for arch in sorted(ONE_KEY_SIZE)
+            for arch in sorted(ARCHS_WITH_ONE_KEY_SIZE)
         ),
         ("exaone4", {"rope.dimension_count_swa": 16}, "rope.dimension_count_swa 16"),
     ],
@@ -296,31 +311,34 @@ HEAD = {"embedding_length": 256, "attention.head_count": 8}
 def test_heads_whose_parts_differ_are_refused_where_a_graph_takes_them_for_one_size(
     arch: str, planted: dict[str, int], told: str, tmp_path: Path
 ) -> None:
-    from quant.gguf.layout import entry
+    from quant.gguf.layout import encode_entry
 
-    kind = ("general.architecture", entry("string", arch))
+    kind = ("general.architecture", encode_entry("string", arch))
     for number, sizes in enumerate((HEAD, HEAD | planted)):
-        keys = [(f"{arch}.{name}", entry("uint32", value)) for name, value in sizes.items()]
-        header = read_header.read(holding(tmp_path / f"{number}.gguf", kind, *keys))
+        keys = [(f"{arch}.{name}", encode_entry("uint32", value)) for name, value in sizes.items()]
+        header = read_header.read_header(holding(tmp_path / f"{number}.gguf", kind, *keys))
         if sizes is HEAD:
-            load_checks.check(header)
+            load_checks.check_loadable(header)
             continue
-        with pytest.raises(Refusal, match=rf"its heads have several sizes \(.*{told}\)"):
-            load_checks.check(header)
+        with pytest.raises(UserError, match=rf"its heads have several sizes \(.*{told}\)"):
+            load_checks.check_loadable(header)
 
 
 @pytest.mark.parametrize("words", [["a", "a\0b"], ["[EMPTY_1]", "\0a"]])
 def test_words_that_are_the_same_up_to_a_zero_byte_are_there_twice(
     words: list[str], tmp_path: Path
 ) -> None:
-    from quant.gguf.layout import entry
+    from quant.gguf.layout import encode_entry
 
-    kind = ("tokenizer.ggml.model", entry("string", "gpt2"))
+    kind = ("tokenizer.ggml.model", encode_entry("string", "gpt2"))
     file = holding(
-        tmp_path / "x.gguf", LLAMA, kind, ("tokenizer.ggml.tokens", entry("array:string", words))
+        tmp_path / "x.gguf",
+        LLAMA,
+        kind,
+        ("tokenizer.ggml.tokens", encode_entry("array:string", words)),
     )
-    with pytest.raises(Refusal, match="its vocabulary repeats 1 tokens"):
-        load_checks.check(read_header.read(file))
+    with pytest.raises(UserError, match="its vocabulary repeats 1 tokens"):
+        load_checks.check_loadable(read_header.read_header(file))
 
 
 @pytest.mark.parametrize("kind", ["spm", "bpe", "experts", "gemma3"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.gguf import resumable_writer
 from quant.quantize import plan as plan_module
 from quant.quantize import write
@@ -36,14 +36,14 @@ def beside(out: Path) -> tuple[Path, Path]:
 def broken(model: Path, tmp_path: Path) -> tuple[Path, bytes]:
     """A run that stopped after its third tensor, and the bytes it should have made."""
     whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
-    write.run(plan(model), whole, threads=1)
+    write.write_model(plan(model), whole, threads=1)
 
-    def stop(progress: write.Progress) -> None:
+    def stop(progress: write.WriteProgress) -> None:
         if progress.index == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write.run(plan(model), out, threads=1, watch=stop)
+        write.write_model(plan(model), out, threads=1, on_tensor=stop)
     return out, whole.read_bytes()
 
 
@@ -65,7 +65,7 @@ def test_a_note_in_the_middle_of_a_row_is_not_gone_on_from(
     out, expected = broken
     slot = plan(model).layout.slots[0]
     noted(out, slot.offset + 8, slot.offset + slot.nbytes)
-    assert write.run(plan(model), out, threads=1).resumed_bytes == 0
+    assert write.write_model(plan(model), out, threads=1).resumed_bytes == 0
     assert out.read_bytes() == expected
 
 
@@ -90,12 +90,12 @@ def test_what_is_written_goes_to_the_disk_on_the_way_and_what_that_meets_is_told
         patch.setattr(resumable_writer, "ThreadPoolExecutor", AtOnce)
         patch.setattr(resumable_writer, "FLUSHED", 1 << 12)
         patch.setattr(resumable_writer.os, "fsync", full)
-        with pytest.raises(Refusal, match="the disk is full"):
-            write.run(plan(model), out, threads=1)
+        with pytest.raises(UserError, match="the disk is full"):
+            write.write_model(plan(model), out, threads=1)
     assert reached[0] < reached[1] < plan(model).layout.nbytes
     assert not out.exists()
-    write.run(plan(model), out, threads=1)
-    write.run(plan(model), whole, threads=1)
+    write.write_model(plan(model), out, threads=1)
+    write.write_model(plan(model), whole, threads=1)
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -105,7 +105,7 @@ def test_a_note_within_the_header_is_not_gone_on_from(
 ) -> None:
     out, expected = broken
     noted(out, at)
-    write.run(plan(model), out, threads=1)
+    write.write_model(plan(model), out, threads=1)
     assert out.read_bytes() == expected
 
 
@@ -120,7 +120,7 @@ def test_another_header_under_an_honest_journal_is_written_anew(
     part.write_bytes(data)
     positions = [json.loads(line)["bytes"] for line in journal.read_bytes().splitlines()[1:]]
     noted(out, *positions)
-    assert write.run(plan(model), out, threads=1).resumed_bytes == 0
+    assert write.write_model(plan(model), out, threads=1).resumed_bytes == 0
     assert out.read_bytes() == expected
 
 
@@ -142,7 +142,7 @@ def test_a_line_of_nonsense_ends_what_is_believed(
     _, journal = beside(out)
     lines = journal.read_bytes().splitlines()
     journal.write_bytes(b"\n".join([*lines[:2], line, *lines[2:], b""]))
-    report = write.run(plan(model), out, threads=1)
+    report = write.write_model(plan(model), out, threads=1)
     assert report.resumed_bytes == json.loads(lines[1])["bytes"]
     assert out.read_bytes() == expected
 
@@ -155,8 +155,8 @@ def test_the_journal_of_another_source_is_begun_anew(
         tiny_gguf.llama(tmp_path / "other.gguf", layers=1, seed=9),
         tmp_path / "other-whole.gguf",
     )
-    write.run(plan(other), whole, threads=1)
-    assert write.run(plan(other), out, threads=1).resumed_bytes == 0
+    write.write_model(plan(other), whole, threads=1)
+    assert write.write_model(plan(other), out, threads=1).resumed_bytes == 0
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -169,8 +169,8 @@ def test_a_link_is_not_written_through(
     if not dangling:
         precious.write_bytes(b"mine")
     beside(out)[which].symlink_to(precious)
-    with pytest.raises(Refusal, match="is not a regular file"):
-        write.run(plan(model), out, threads=1)
+    with pytest.raises(UserError, match="is not a regular file"):
+        write.write_model(plan(model), out, threads=1)
     assert precious.exists() is not dangling and (dangling or precious.read_bytes() == b"mine")
     assert not out.exists()
 
@@ -178,8 +178,8 @@ def test_a_link_is_not_written_through(
 def test_a_pipe_in_the_journals_place_is_not_waited_for(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     os.mkfifo(beside(out)[1])
-    with pytest.raises(Refusal, match="is not a regular file"):
-        write.run(plan(model), out, threads=1)
+    with pytest.raises(UserError, match="is not a regular file"):
+        write.write_model(plan(model), out, threads=1)
 
 
 def test_a_journal_that_another_process_has_just_removed_is_no_lock(
@@ -194,6 +194,6 @@ def test_a_journal_that_another_process_has_just_removed_is_no_lock(
         lock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(Refusal, match="another process has just written"):
-        write.run(plan(model), out, threads=1)
-    assert resumable_writer.Draft(out, plan(model).layout, {}).part.exists() is False
+    with pytest.raises(UserError, match="another process has just written"):
+        write.write_model(plan(model), out, threads=1)
+    assert resumable_writer.ResumableWriter(out, plan(model).layout, {}).part_path.exists() is False

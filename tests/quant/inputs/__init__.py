@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quant.checkpoint import dequantize, language_part, safetensors, tensor_views
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 
 
 def write(stories: Path, folder: Path, tensors: dict[str, Any], settings: dict[str, Any]) -> Path:
@@ -29,15 +29,21 @@ def write(stories: Path, folder: Path, tensors: dict[str, Any], settings: dict[s
 
 def opened(folder: Path, slab: int = 7) -> dict[str, np.ndarray]:
     """The checkpoint's tensors in floats under their own names, read a few rows at a time."""
-    config = Config(json.loads((folder / "config.json").read_text()), str(folder / "config.json"))
-    found = dequantize.restore(
-        folder, config, language_part.part(folder, safetensors.load(folder)).tensors
+    config = CheckpointConfig(
+        json.loads((folder / "config.json").read_text()), str(folder / "config.json")
+    )
+    found = dequantize.restore_floats(
+        folder,
+        config,
+        language_part.extract_language_part(folder, safetensors.load_tensors(folder)).tensors,
     ).tensors
     values = {}
     for name, tensor in found.items():
         pieces = [
-            tensor_views.floats(tensor, first, min(first + slab, tensor_views.rows(tensor)))
-            for first in range(0, tensor_views.rows(tensor), slab)
+            tensor_views.read_floats(
+                tensor, first, min(first + slab, tensor_views.row_count(tensor))
+            )
+            for first in range(0, tensor_views.row_count(tensor), slab)
         ]
         values[name] = np.concatenate(pieces).reshape(tensor.shape)
     return values

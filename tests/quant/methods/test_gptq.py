@@ -11,16 +11,16 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.calibration.imatrix import Entry
-from quant.calibration.moments import load
-from quant.calibration.moments_writer import Gathered, write
-from quant.calibration.statistics import Evidence
-from quant.errors import Refusal
+from quant.calibration.imatrix import ImatrixEntry
+from quant.calibration.moments import load_moments
+from quant.calibration.moments_writer import MomentSums, write_moments
+from quant.calibration.statistics import InputStatistics
+from quant.errors import UserError
 from quant.formats import FORMATS
 from quant.methods import METHODS, gptq
-from quant.methods.base import Remark
-from quant.methods.gptq import LANES, PANEL, width
-from quant.methods.hessian_factor import DAMPING, factor
+from quant.methods.base import MethodReport
+from quant.methods.gptq import PANEL_ROW_MULTIPLE, PANEL_ROWS, panel_rows
+from quant.methods.hessian_factor import DAMPING, factor_moments
 from quant.native import array_backends, ggml
 from quant.quantize import plan as plan_module
 from quant.quantize import write as quantize
@@ -67,13 +67,13 @@ def correlated(columns: int, texts: int = 1200, seed: int = 0) -> np.ndarray:
     return _correlated(columns, texts, seed).copy()
 
 
-def evidence(moments: np.ndarray, folder: Path, rows: int = ROWS) -> Evidence:
+def evidence(moments: np.ndarray, folder: Path, rows: int = ROWS) -> InputStatistics:
     moments = moments.reshape(-1, *moments.shape[-2:])
     file = folder / "sums"
     squares = moments.diagonal(axis1=1, axis2=2).astype("<f4")
     file.write_bytes(squares.tobytes())
-    sums = Entry(file, 0, squares.size, (1.0,) * len(moments))
-    return Evidence(
+    sums = ImatrixEntry(file, 0, squares.size, (1.0,) * len(moments))
+    return InputStatistics(
         "blk.0.ffn_up.weight", moments.shape[-1], rows, len(moments), sums, Known(moments)
     )
 
@@ -82,8 +82,8 @@ def drawn(columns: int, rows: int = ROWS) -> np.ndarray:
     return np.random.default_rng(1).normal(0, 0.02, (rows, columns)).astype(np.float32)
 
 
-def made(method: str, type: str, rows: np.ndarray, known: Evidence) -> np.ndarray:
-    return METHODS[method].solver(FORMATS[type], known)(rows, 0)
+def made(method: str, type: str, rows: np.ndarray, known: InputStatistics) -> np.ndarray:
+    return METHODS[method].make_encoder(FORMATS[type], known)(rows, 0)
 
 
 def lost(blocks: np.ndarray, type: str, rows: np.ndarray, moments: np.ndarray) -> float:
@@ -113,7 +113,7 @@ def test_a_row_gets_the_same_bytes_wherever_it_stands(
 ) -> None:
     monkeypatch.setattr(gptq, "PANEL", 64)
     known = evidence(correlated(256), tmp_path, rows=150)
-    rows, solve = drawn(256, 150), METHODS["gptq"].solver(FORMATS[type], known)
+    rows, solve = drawn(256, 150), METHODS["gptq"].make_encoder(FORMATS[type], known)
     whole = solve(rows, 0)
     cuts = (0, 1, 20, 100, 149, 150)
     parts = [solve(rows[first:last], first) for first, last in pairwise(cuts)]
@@ -122,7 +122,7 @@ def test_a_row_gets_the_same_bytes_wherever_it_stands(
 
 def test_a_row_that_is_no_better_keeps_the_codes_of_search(tmp_path: Path, monkeypatch) -> None:
     moments, rows = correlated(256), drawn(256)
-    known, feed = evidence(moments, tmp_path), gptq.solve
+    known, feed = evidence(moments, tmp_path), gptq.round_with_feedback
 
     def spoiled(*args: object) -> tuple[list, object]:
         """Error feedback that gets every second row wrong."""
@@ -132,11 +132,11 @@ def test_a_row_that_is_no_better_keeps_the_codes_of_search(tmp_path: Path, monke
 
     sound = made("gptq", "Q4_K", rows, known)
     monkeypatch.setattr(gptq, "solve", spoiled)
-    solve = METHODS["gptq"].solver(FORMATS["Q4_K"], known)
+    solve = METHODS["gptq"].make_encoder(FORMATS["Q4_K"], known)
     found = solve(rows, 0)
     np.testing.assert_array_equal(found[::2], made("search", "Q4_K", rows, known)[::2])
     np.testing.assert_array_equal(found[1::2], sound[1::2])
-    assert METHODS["gptq"].remark(solve) == Remark(ROWS, ROWS // 2)
+    assert METHODS["gptq"].report(solve) == MethodReport(ROWS, ROWS // 2)
 
 
 def test_a_row_whose_error_is_no_number_keeps_the_codes_of_search(
@@ -155,22 +155,22 @@ def test_a_row_whose_error_is_no_number_keeps_the_codes_of_search(
 
 def test_values_want_the_moments_of_what_attention_mixes() -> None:
     for mixed in (True, False):
-        known = Evidence(
+        known = InputStatistics(
             "blk.0.attn_v.weight", 256, ROWS, 1, None, Known(correlated(256)[None], mixed)
         )
-        assert METHODS["gptq"].handles(FORMATS["Q4_K"], known) is mixed
+        assert METHODS["gptq"].can_encode(FORMATS["Q4_K"], known) is mixed
         for name, wanted in (("attn_kv_b", mixed), ("attn_v_b", True)):  # MLA mixes first
             known = replace(known, name=f"blk.0.{name}.weight")
-            assert METHODS["gptq"].handles(FORMATS["Q4_K"], known) is wanted, name
+            assert METHODS["gptq"].can_encode(FORMATS["Q4_K"], known) is wanted, name
 
 
 def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
     rows, heads, keys = 40, 3, 1
-    facts = file_types.Facts("phi3", 1, heads, keys, 0)
-    values = tensor_types.values("blk.0.attn_qkv.weight", rows, facts)
+    facts = file_types.ModelFacts("phi3", 1, heads, keys, 0)
+    values = tensor_types.value_rows("blk.0.attn_qkv.weight", rows, facts)
     assert values == 8
-    assert tensor_types.values("blk.0.attn_q.weight", rows, facts) == 0
-    assert tensor_types.values("blk.0.attn_qkv.weight", rows + 1, facts) == 0
+    assert tensor_types.value_rows("blk.0.attn_q.weight", rows, facts) == 0
+    assert tensor_types.value_rows("blk.0.attn_qkv.weight", rows + 1, facts) == 0
     known = replace(
         evidence(correlated(256), tmp_path, rows), name="blk.0.attn_qkv.weight", values=values
     )
@@ -180,9 +180,9 @@ def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[:-values], plain[:-values])
     np.testing.assert_array_equal(found[-values:], searched[-values:])
     assert (plain[-values:] != searched[-values:]).any()
-    assert METHODS["gptq"].handles(FORMATS["Q4_K"], known)
-    assert not METHODS["gptq"].handles(FORMATS["Q4_K"], replace(known, values=0))
-    solve = METHODS["gptq"].solver(FORMATS["Q4_K"], known)
+    assert METHODS["gptq"].can_encode(FORMATS["Q4_K"], known)
+    assert not METHODS["gptq"].can_encode(FORMATS["Q4_K"], replace(known, values=0))
+    solve = METHODS["gptq"].make_encoder(FORMATS["Q4_K"], known)
     parts = [solve(floats[first:last], first) for first, last in pairwise((0, 20, 33, 40))]
     np.testing.assert_array_equal(np.concatenate(parts), found)
 
@@ -190,24 +190,26 @@ def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
 def test_eight_bits_are_left_to_search(tmp_path: Path) -> None:
     source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
     plan = plan_module.plan(
-        source, "Q8_0", method="gptq", moments=load(measured(source, tmp_path / "m.gguf"))
+        source, "Q8_0", method="gptq", moments=load_moments(measured(source, tmp_path / "m.gguf"))
     )
     assert list(plan.methods) == ["search"]
 
 
 def test_a_file_s_report_tells_of_rows_and_of_damping(tmp_path: Path) -> None:
     source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
-    moments = load(measured(source, tmp_path / "m.gguf", ("blk.0.ffn_up.weight",)))
+    moments = load_moments(measured(source, tmp_path / "m.gguf", ("blk.0.ffn_up.weight",)))
     plan = plan_module.plan(source, "Q4_K_M", method="gptq", moments=moments)
-    remarks = quantize.run(plan, tmp_path / "o.gguf").remarks
+    remarks = quantize.write_model(plan, tmp_path / "o.gguf").method_reports
     assert remarks.keys() == {step.weight.name for step in plan.methods["gptq"]}
     assert {name for name, one in remarks.items() if one.damping} == {"blk.0.ffn_up.weight"}
 
 
 def test_a_panel_is_whole_lanes_and_hardly_empty() -> None:
     for rows in (1, 63, 64, 576, 1024, 1025, 1536, 49152, 128256):
-        assert (step := width(Evidence("", 576, rows))) % LANES == 0 and step <= PANEL
-        assert -(-rows // step) * step - rows < LANES * -(-rows // PANEL)
+        assert (
+            step := panel_rows(InputStatistics("", 576, rows))
+        ) % PANEL_ROW_MULTIPLE == 0 and step <= PANEL_ROWS
+        assert -(-rows // step) * step - rows < PANEL_ROW_MULTIPLE * -(-rows // PANEL_ROWS)
 
 
 @pytest.mark.parametrize("what", ["dead channels", "little text", "nothing", "one input"])
@@ -235,10 +237,13 @@ def test_moments_without_an_inverse_still_steer(what: str, tmp_path: Path) -> No
 
 
 def test_a_matrix_that_is_not_positive_takes_more_damping() -> None:
-    assert factor(correlated(64).astype(np.float32), array_backends.operations()).damping == DAMPING
     assert (
-        factor(
-            (correlated(64) - 0.1 * np.eye(64)).astype(np.float32), array_backends.operations()
+        factor_moments(correlated(64).astype(np.float32), array_backends.array_backend()).damping
+        == DAMPING
+    )
+    assert (
+        factor_moments(
+            (correlated(64) - 0.1 * np.eye(64)).astype(np.float32), array_backends.array_backend()
         ).damping
         > DAMPING
     )
@@ -246,7 +251,7 @@ def test_a_matrix_that_is_not_positive_takes_more_damping() -> None:
 
 def test_the_factor_is_of_the_damped_moments() -> None:
     moments = correlated(96).astype(np.float32)
-    made = factor(moments, array_backends.operations())
+    made = factor_moments(moments, array_backends.array_backend())
     damped = moments + DAMPING * moments.diagonal().mean() * np.eye(96)
     upper = made.feed.T.astype(np.float64) + np.eye(96)
     np.testing.assert_allclose((upper * made.weights) @ upper.T, damped, rtol=1e-4, atol=1e-5)
@@ -271,18 +276,18 @@ def measured(source: quantize.Source, out: Path, unsound: tuple[str, ...] = ()) 
         return found if weight.name not in unsound else 2 * found - np.diag(found.diagonal())
 
     gathered = [
-        ((weight.name,), Gathered(moments(weight)[None] * 1200, none((1, weight.columns)), count))
+        ((weight.name,), MomentSums(moments(weight)[None] * 1200, none((1, weight.columns)), count))
         for weight in source.weights
         if len(weight.shape) == 2 and weight.name != "token_embd.weight"
     ]
-    return write(out, gathered)
+    return write_moments(out, gathered)
 
 
 def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(
     tmp_path: Path,
 ) -> None:
     source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
-    moments = load(measured(source, tmp_path / "m.gguf"))
+    moments = load_moments(measured(source, tmp_path / "m.gguf"))
     plan = plan_module.plan(source, "Q4_K_M", method="gptq", moments=moments)
     assert {step.weight.name for step in plan.methods["gptq"]} >= {
         "blk.0.ffn_down.weight",
@@ -290,8 +295,8 @@ def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(
     }
     assert "token_embd.weight" not in {step.weight.name for step in plan.methods["gptq"]}
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
-    quantize.run(plan, one, threads=1)
-    quantize.run(plan, two, threads=3)
+    quantize.write_model(plan, one, threads=1)
+    quantize.write_model(plan, two, threads=3)
     assert one.read_bytes() == two.read_bytes()
     assert moments.digest in plan.settings
     assert plan_module.plan(source, "Q4_K_M", moments=moments).settings != plan.settings
@@ -299,14 +304,14 @@ def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(
 
 def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
-    moments = load(measured(source, tmp_path / "m.gguf"))
-    second = moments.of("blk.0.attn_q.weight")
+    moments = load_moments(measured(source, tmp_path / "m.gguf"))
+    second = moments.input_of("blk.0.attn_q.weight")
     assert second is not None
     with (tmp_path / "m.gguf").open("r+b") as file:
         file.seek(second.offset + 4)
         file.write(np.array([np.nan], "<f4").tobytes())
-    with pytest.raises(Refusal, match=r"attn_q.*not finite"):
-        quantize.run(
+    with pytest.raises(UserError, match=r"attn_q.*not finite"):
+        quantize.write_model(
             plan_module.plan(source, "Q4_K_M", method="gptq", moments=moments), tmp_path / "o.gguf"
         )
 

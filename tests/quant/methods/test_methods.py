@@ -11,9 +11,9 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.calibration.imatrix import Entry
-from quant.calibration.statistics import Evidence
-from quant.errors import Damaged
+from quant.calibration.imatrix import ImatrixEntry
+from quant.calibration.statistics import InputStatistics
+from quant.errors import DamagedSourceError
 from quant.formats import FORMATS
 from quant.methods import METHODS
 from quant.methods.base import Method
@@ -53,13 +53,13 @@ def importance() -> np.ndarray:
     return np.exp(np.random.default_rng(7).normal(0, 1, COLUMNS)).astype(np.float32)
 
 
-def evidence(importance: np.ndarray | None, folder: Path) -> Evidence:
+def evidence(importance: np.ndarray | None, folder: Path) -> InputStatistics:
     if importance is None:
-        return Evidence("blk.0.ffn_up.weight", COLUMNS, ROWS)
+        return InputStatistics("blk.0.ffn_up.weight", COLUMNS, ROWS)
     file = folder / "sums"
     file.write_bytes(importance.astype("<f4").tobytes())
-    sums = Entry(file, 0, COLUMNS, (1.0,))
-    return Evidence("blk.0.ffn_up.weight", COLUMNS, ROWS, 1, sums, Known(importance))
+    sums = ImatrixEntry(file, 0, COLUMNS, (1.0,))
+    return InputStatistics("blk.0.ffn_up.weight", COLUMNS, ROWS, 1, sums, Known(importance))
 
 
 def drawn(kind: str) -> np.ndarray:
@@ -70,12 +70,14 @@ def drawn(kind: str) -> np.ndarray:
     return rows.astype(np.float32)
 
 
-def solved(method: Method, type: str, rows: np.ndarray, known: Evidence) -> np.ndarray:
-    return native.decode(method.solver(FORMATS[type], known)(rows, 0), type, COLUMNS, label="made")
+def solved(method: Method, type: str, rows: np.ndarray, known: InputStatistics) -> np.ndarray:
+    return native.decode(
+        method.make_encoder(FORMATS[type], known)(rows, 0), type, COLUMNS, label="made"
+    )
 
 
 def lost(
-    method: Method, type: str, rows: np.ndarray, importance: np.ndarray, known: Evidence
+    method: Method, type: str, rows: np.ndarray, importance: np.ndarray, known: InputStatistics
 ) -> float:
     off = solved(method, type, rows, known).astype(np.float64) - rows
     return float((np.square(off) * importance).sum())
@@ -87,8 +89,8 @@ def test_the_weighted_error_is_below_that_of_ggmls_search(
     kind, type, method: Method, importance, tmp_path
 ) -> None:
     rows, known = drawn(kind), evidence(importance, tmp_path)
-    while not method.handles(FORMATS[type], known):  # as a plan does
-        method = METHODS[method.instead]
+    while not method.can_encode(FORMATS[type], known):  # as a plan does
+        method = METHODS[method.fallback]
     assert method.name != "ggml"
     assert lost(method, type, rows, importance, known) < lost(
         METHODS["ggml"], type, rows, importance, known
@@ -99,8 +101,8 @@ def test_the_weighted_error_is_below_that_of_ggmls_search(
 def test_the_blocks_say_the_same_to_every_reader(
     type: str, method: Method, importance, tmp_path: Path
 ) -> None:
-    made = method.solver(FORMATS[type], evidence(importance, tmp_path))(drawn("outliers"), 0)
-    blocks = made.reshape(-1, native.block(type).nbytes)
+    made = method.make_encoder(FORMATS[type], evidence(importance, tmp_path))(drawn("outliers"), 0)
+    blocks = made.reshape(-1, native.block_size(type).nbytes)
     value = FORMATS[type].value(FORMATS[type].unpack(blocks)).reshape(ROWS, COLUMNS)
     np.testing.assert_array_equal(
         gguf.quants.dequantize(made, gguf.GGMLQuantizationType[type]), value
@@ -112,7 +114,10 @@ def test_the_blocks_say_the_same_to_every_reader(
 def test_rows_do_not_depend_on_how_they_are_cut(
     type: str, method: Method, importance, tmp_path: Path
 ) -> None:
-    rows, solve = drawn("outliers"), method.solver(FORMATS[type], evidence(importance, tmp_path))
+    rows, solve = (
+        drawn("outliers"),
+        method.make_encoder(FORMATS[type], evidence(importance, tmp_path)),
+    )
     whole = solve(rows, 0)
     cut = [solve(rows[first:last], first) for first, last in ((0, 1), (1, 2), (2, 9), (9, ROWS))]
     np.testing.assert_array_equal(np.concatenate(cut), whole)
@@ -146,8 +151,8 @@ def test_odd_rows_are_rounded_as_well_as_by_ggml(
 
 def test_without_an_imatrix_it_does_what_it_can(method: Method, tmp_path: Path) -> None:
     known = evidence(None, tmp_path)
-    if not method.handles(FORMATS["Q4_K"], known):
-        assert METHODS[method.instead].handles(FORMATS["Q4_K"], known)
+    if not method.can_encode(FORMATS["Q4_K"], known):
+        assert METHODS[method.fallback].can_encode(FORMATS["Q4_K"], known)
         return
     rows, even = drawn("random"), np.ones(COLUMNS, np.float32)
     for type in TYPES:
@@ -163,8 +168,8 @@ def test_what_cannot_be_held_is_refused_by_name(
 ) -> None:
     rows = drawn("random")
     rows[3, 3] = value
-    with pytest.raises(Damaged, match=f"blk.0.ffn_up.weight.*{words}"):
-        method.solver(FORMATS["Q4_K"], evidence(importance, tmp_path))(rows, 0)
+    with pytest.raises(DamagedSourceError, match=f"blk.0.ffn_up.weight.*{words}"):
+        method.make_encoder(FORMATS["Q4_K"], evidence(importance, tmp_path))(rows, 0)
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(
@@ -176,19 +181,19 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(
         method=method.name,
     )
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
-    write.run(plan, one, threads=1)
+    write.write_model(plan, one, threads=1)
 
-    def stop(progress: write.Progress) -> None:
+    def stop(progress: write.WriteProgress) -> None:
         if progress.index == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write.run(plan, two, threads=2, watch=stop)
-    report = write.run(plan, two, threads=3)
+        write.write_model(plan, two, threads=2, on_tensor=stop)
+    report = write.write_model(plan, two, threads=3)
     assert report.resumed >= 4
     assert one.read_bytes() == two.read_bytes()
-    assert write.finished(plan, two)
-    assert not write.finished(plan_module.plan(plan.source, "Q4_K_M"), two)
+    assert write.is_finished(plan, two)
+    assert not write.is_finished(plan_module.plan(plan.source, "Q4_K_M"), two)
 
 
 def test_what_other_means_began_is_made_anew(tmp_path: Path, monkeypatch) -> None:
@@ -197,11 +202,11 @@ def test_what_other_means_began_is_made_anew(tmp_path: Path, monkeypatch) -> Non
     )
     out = tmp_path / "out.gguf"
 
-    def stop(progress: write.Progress) -> None:
+    def stop(progress: write.WriteProgress) -> None:
         if progress.index == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write.run(plan, out, watch=stop)
+        write.write_model(plan, out, on_tensor=stop)
     monkeypatch.setattr(type(METHODS["search"]), "means", lambda self: "an abacus")
-    assert write.run(plan, out).resumed == 0
+    assert write.write_model(plan, out).resumed == 0

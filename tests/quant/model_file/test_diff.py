@@ -15,7 +15,7 @@ from quant.quantize import write as quantize
 def pair(stories_gguf: Path, tmp_path: Path) -> tuple[Path, Path]:
     """The stories in F32 and in Q8_0."""
     out = tmp_path / "small.gguf"
-    quantize.run(plan.plan(quantize.open_gguf(stories_gguf), "Q8_0"), out, threads=1)
+    quantize.write_model(plan.plan(quantize.open_gguf(stories_gguf), "Q8_0"), out, threads=1)
     return stories_gguf, out
 
 
@@ -28,26 +28,34 @@ def values(path: Path) -> dict[str, np.ndarray]:
 
 def test_errors_are_those_that_gguf_and_numpy_find(pair: tuple[Path, Path]) -> None:
     left, right = pair
-    found = {d.name: d for d in diff.tensors(read_header.read(left), read_header.read(right))}
+    found = {
+        d.name: d
+        for d in diff.compare_tensors(read_header.read_header(left), read_header.read_header(right))
+    }
     one, other = values(left), values(right)
     assert found.keys() == one.keys() == other.keys()
     for name, difference in found.items():
         expected = np.sqrt(((one[name] - other[name]) ** 2).sum() / (one[name] ** 2).sum())
         assert difference.error == pytest.approx(expected, rel=1e-5)
-        assert difference.same_bytes == (difference.left.type == difference.right.type)
+        assert difference.same_bytes == (
+            difference.left_tensor.type == difference.right_tensor.type
+        )
     assert 0 < found["blk.0.attn_q.weight"].error < 0.01
 
 
 def test_a_model_is_the_same_as_itself(stories_gguf: Path) -> None:
-    header = read_header.read(stories_gguf)
-    assert diff.keys(header, header) == []
-    assert all(d.same_bytes and d.error == 0 for d in diff.tensors(header, header))
-    assert diff.names(header, header).left == ()
+    header = read_header.read_header(stories_gguf)
+    assert diff.compare_keys(header, header) == []
+    assert all(d.same_bytes and d.error == 0 for d in diff.compare_tensors(header, header))
+    assert diff.compare_names(header, header).only_left == ()
 
 
 def test_keys_that_one_side_lacks_or_has_otherwise_are_listed(pair: tuple[Path, Path]) -> None:
-    found = {d.key: d for d in diff.keys(*map(read_header.read, pair))}
-    assert (found["general.file_type"].left, found["general.file_type"].right) == ("0", "7")
+    found = {d.key: d for d in diff.compare_keys(*map(read_header.read_header, pair))}
+    assert (found["general.file_type"].left_value, found["general.file_type"].right_value) == (
+        "0",
+        "7",
+    )
     assert "tokenizer.ggml.tokens" not in found
     assert set(found) <= {
         "general.file_type",
@@ -70,14 +78,14 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
 
 def test_tensors_of_one_side_and_of_another_shape_are_told(tmp_path: Path) -> None:
     ones = np.ones((4, 32), np.float32)
-    left = read_header.read(
+    left = read_header.read_header(
         write(tmp_path / "a.gguf", {"a": ones, "b": ones, "c": ones, "z": ones * 0})
     )
-    right = read_header.read(
+    right = read_header.read_header(
         write(tmp_path / "b.gguf", {"b": ones[:2], "c": ones * 1.5, "d": ones, "z": ones})
     )
-    assert diff.names(left, right) == diff.Names(("b", "c", "z"), ("a",), ("d",))
-    b, c, z = diff.tensors(left, right)
+    assert diff.compare_names(left, right) == diff.TensorNames(("b", "c", "z"), ("a",), ("d",))
+    b, c, z = diff.compare_tensors(left, right)
     assert (b.error, b.same_bytes) == (None, False)
     assert c.error == pytest.approx(0.5)
     assert (z.error, z.same_bytes) == (None, False)  # there is nothing that it could be relative to
@@ -91,7 +99,7 @@ def test_large_tensors_are_compared_in_slabs(
     other = rows.copy()
     other[8, 31] += 1
     left, right = write(tmp_path / "a.gguf", {"t": rows}), write(tmp_path / "b.gguf", {"t": other})
-    found = diff.tensors(read_header.read(left), read_header.read(right))
+    found = diff.compare_tensors(read_header.read_header(left), read_header.read_header(right))
     assert next(found).error == pytest.approx(1 / np.sqrt((rows.astype("f8") ** 2).sum()), rel=1e-5)
 
 
@@ -101,10 +109,10 @@ def test_a_tensor_with_nan_is_the_same_as_itself_and_has_no_error_against_anothe
     rows = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32)
     broken = {"nan": rows.copy(), "infinite": rows.copy(), "large": rows * np.float32(1e38)}
     broken["nan"][1, 3], broken["infinite"][1, 3] = np.nan, np.inf
-    left = read_header.read(write(tmp_path / "a.gguf", broken))
-    right = read_header.read(
+    left = read_header.read_header(write(tmp_path / "a.gguf", broken))
+    right = read_header.read_header(
         write(tmp_path / "b.gguf", {"nan": rows, "infinite": rows, "large": -broken["large"]})
     )
-    assert [(d.error, d.same_bytes) for d in diff.tensors(left, left)] == [(0.0, True)] * 3
-    assert [d.error for d in diff.tensors(left, right)] == [None] * 2 + [pytest.approx(2)]
-    assert [d.error for d in diff.tensors(right, left)] == [None] * 2 + [pytest.approx(2)]
+    assert [(d.error, d.same_bytes) for d in diff.compare_tensors(left, left)] == [(0.0, True)] * 3
+    assert [d.error for d in diff.compare_tensors(left, right)] == [None] * 2 + [pytest.approx(2)]
+    assert [d.error for d in diff.compare_tensors(right, left)] == [None] * 2 + [pytest.approx(2)]

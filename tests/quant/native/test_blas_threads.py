@@ -14,10 +14,10 @@ def threads() -> set[int]:
 
 
 def test_products_take_as_many_threads_as_were_given_and_all_again_behind() -> None:
-    with blas_threads.bounded(3):
+    with blas_threads.limit_threads(3):
         before = threads()
-        with blas_threads.bounded(1):
+        with blas_threads.limit_threads(1):
             assert threads() <= {1}
-        with blas_threads.bounded(None):
+        with blas_threads.limit_threads(None):
             assert threads() == before
         assert threads() == before

@@ -6,12 +6,12 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.native import ggml
 from quant.recipes import file_types
-from quant.recipes.file_types import FATAL
+from quant.recipes.file_types import TYPES_ABORTING_WITHOUT_IMATRIX
 
-QUANTIZED = [name for name in file_types.TENSOR_TYPES if ggml.quantized(name)]
+QUANTIZED = [name for name in file_types.TENSOR_TYPES if ggml.is_quantized(name)]
 
 
 def rows(count: int = 24, columns: int = 512) -> np.ndarray:
@@ -19,9 +19,9 @@ def rows(count: int = 24, columns: int = 512) -> np.ndarray:
 
 
 def test_our_table_of_types_is_the_librarys() -> None:
-    lib = ggml.library()
+    lib = ggml.open_library()
     lib.ggml_type_name.restype = ctypes.c_char_p
-    assert {n: lib.ggml_type_name(n).decode().upper() for n in ggml.TYPE_IDS} == ggml.TYPE_IDS
+    assert {n: lib.ggml_type_name(n).decode().upper() for n in ggml.TYPE_NAMES} == ggml.TYPE_NAMES
 
 
 @pytest.mark.parametrize("name", sorted(set(QUANTIZED) - {"Q1_0", "Q2_0"}))
@@ -65,43 +65,43 @@ def test_every_matrix_of_a_stack_is_weighed_by_its_own_vector(name: str) -> None
         for i in range(3)
     ]
     assert np.array_equal(whole, np.concatenate(each))
-    within = ggml.Importance(vectors, 8).behind(5)
+    within = ggml.Importance(vectors, 8).after(5)
     assert np.array_equal(whole[5:], ggml.encode(rows()[5:], name, label="t", importance=within))
     assert not np.array_equal(whole, ggml.encode(rows(), name, label="t"))
 
 
 def test_the_types_ggml_aborts_on_without_an_imatrix_are_known() -> None:
-    lib = ggml.library()
+    lib = ggml.open_library()
     found = {
         name for name in QUANTIZED if lib.ggml_quantize_requires_imatrix(ggml.TYPE_NUMBERS[name])
     }
-    assert found == FATAL
+    assert found == TYPES_ABORTING_WITHOUT_IMATRIX
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_tensor_that_is_not_finite_is_refused_by_name(bad: float) -> None:
     broken = rows()
     broken[7, 300] = bad
-    with pytest.raises(Refusal, match=r"blk\.3\.ffn_up\.weight contains NaN or infinite"):
+    with pytest.raises(UserError, match=r"blk\.3\.ffn_up\.weight contains NaN or infinite"):
         ggml.encode(broken, "Q4_K", label="blk.3.ffn_up.weight")
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0", "Q4_K"])
 def test_what_is_copied_is_looked_at_too(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     codes = ggml.encode(rows(), name, label="t")
-    ggml.check(codes, name, label="t")
+    ggml.require_finite(codes, name, label="t")
     end = {"F32": b"\0\0\xc0\x7f", "F16": b"\0\x7c", "BF16": b"\x80\xff"}.get(name, b"\0\x7e")
     codes[7, : len(end)] = np.frombuffer(
         end, np.uint8
     )  # NaN, infinity, -infinity, a NaN for a block's scale
-    with pytest.raises(Refusal, match=r"blk\.3\.ffn_up\.weight contains NaN or infinite"):
-        ggml.check(codes, name, label="blk.3.ffn_up.weight")
+    with pytest.raises(UserError, match=r"blk\.3\.ffn_up\.weight contains NaN or infinite"):
+        ggml.require_finite(codes, name, label="blk.3.ffn_up.weight")
 
 
 def test_a_value_outside_of_f16_is_refused_and_fits_bf16(capfd: pytest.CaptureFixture[str]) -> None:
     large = rows()
     large[0, 0] = 1e6
-    with pytest.raises(Refusal, match="does not fit into F16"):
+    with pytest.raises(UserError, match="does not fit into F16"):
         ggml.encode(large, "F16", label="t")
     codes = ggml.encode(large, "BF16", label="t")
     assert ggml.decode(codes, "BF16", 512, label="t")[0, 0] == pytest.approx(1e6, rel=0.01)
@@ -111,7 +111,7 @@ def test_a_value_outside_of_f16_is_refused_and_fits_bf16(capfd: pytest.CaptureFi
 def test_values_too_large_for_a_search_are_refused_before_it_could_abort(name: str) -> None:
     large = rows()
     large[3, 7] = -1e30
-    with pytest.raises(Refusal, match=f"blk.3.x does not fit into {name}"):
+    with pytest.raises(UserError, match=f"blk.3.x does not fit into {name}"):
         ggml.encode(large, name, label="blk.3.x")
 
 
@@ -119,7 +119,7 @@ def test_values_too_large_for_a_search_are_refused_before_it_could_abort(name: s
 def test_an_importance_too_large_for_a_search_is_refused_before_it_could_abort(name: str) -> None:
     vectors = np.ones((3, 512), np.float32)
     vectors[2, 5] = 3e38
-    with pytest.raises(Refusal, match=r"the importance of blk.3.x reaches 3e\+38"):
+    with pytest.raises(UserError, match=r"the importance of blk.3.x reaches 3e\+38"):
         ggml.encode(rows(), name, label="blk.3.x", importance=ggml.Importance(vectors, 8))
 
 
@@ -139,7 +139,7 @@ def test_our_encoders_choose_ggmls_bytes(name: str) -> None:
     """
     if ggml._encoder(name) is None:
         pytest.skip("this build of llama.cpp has no encoders of ours: they are for x86-64 and GCC")
-    random, lib = np.random.default_rng(5), ggml.library()
+    random, lib = np.random.default_rng(5), ggml.open_library()
     normal = random.normal(0, 1, (3, 37 * 256)).astype(np.float32)
     grouped = normal * np.repeat(random.choice([0, 1, 1e-20, 1e6], (3, 37 * 16)), 16, 1)
     outlier = normal * np.where(random.random(normal.shape) < 0.004, 1e5, 1e-3)

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quant.calibration.statistics import Evidence
-from quant.errors import Damaged, Refusal
+from quant.calibration.statistics import InputStatistics
+from quant.errors import DamagedSourceError, UserError
 from quant.gguf import resumable_writer
 from quant.quantize import pipeline, write
 from quant.quantize import plan as plan_module
-from quant.quantize.plan import Plan, Step
+from quant.quantize.plan import Plan, TensorPlan
 from quant.source.source import Source, Weight
 from tests.quant import tiny_gguf
 
@@ -92,17 +92,21 @@ def plan(model: Path, change: Callable[[Weight], Weight] = lambda weight: weight
 
 
 def whole(model: Path, out: Path) -> bytes:
-    write.run(plan_module.plan(write.open_gguf(model), "Q4_K_M"), out, threads=1)
+    write.write_model(plan_module.plan(write.open_gguf(model), "Q4_K_M"), out, threads=1)
     return out.read_bytes()
 
 
-def tasks(count: int, read: Callable[[int, int], np.ndarray] | None = None) -> tuple[Step, ...]:
+def tasks(
+    count: int, read: Callable[[int, int], np.ndarray] | None = None
+) -> tuple[TensorPlan, ...]:
     rng = np.random.default_rng(0)
     data = rng.normal(0, 1, (ROWS, COLUMNS)).astype(np.float32).view(np.uint8)
     weight = Weight(
         "w", (COLUMNS, ROWS), "F32", read or (lambda first, last: data[first:last].copy())
     )
-    return (Step(weight, "Q8_0", None, ROWS * 272, Evidence("w", COLUMNS, ROWS)),) * count
+    return (
+        TensorPlan(weight, "Q8_0", None, ROWS * 272, InputStatistics("w", COLUMNS, ROWS)),
+    ) * count
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
@@ -118,7 +122,7 @@ def test_threads_slabs_and_pieces_do_not_change_the_bytes(
     monkeypatch.setattr(pipeline, "SLAB", sizes[0])
     monkeypatch.setattr(pipeline, "PIECE", sizes[1])
     monkeypatch.setattr(pipeline, "ALIVE", sizes[0] * 20)
-    write.run(plan(model), tmp_path / "out.gguf", threads=threads)
+    write.write_model(plan(model), tmp_path / "out.gguf", threads=threads)
     assert (tmp_path / "out.gguf").read_bytes() == expected
 
 
@@ -139,7 +143,7 @@ def test_what_is_alive_is_bounded_and_read_ahead(monkeypatch: pytest.MonkeyPatch
             ahead.set()
         return data
 
-    pieces = pipeline.stream(tasks(8, read), threads=2)
+    pieces = pipeline.encode_rows(tasks(8, read), threads=2)
     next(pieces)
     assert ahead.wait(120), "two more slabs are read while the first is being written"
     assert len(list(pieces)) == 8 * ROWS // 4 - 1
@@ -150,7 +154,8 @@ def test_what_is_alive_is_bounded_and_read_ahead(monkeypatch: pytest.MonkeyPatch
 def test_a_slab_larger_than_all_room_goes_through_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "ALIVE", 100)
     assert (
-        sum(piece.last - piece.first for piece in pipeline.stream(tasks(3), threads=2)) == 3 * ROWS
+        sum(piece.last - piece.first for piece in pipeline.encode_rows(tasks(3), threads=2))
+        == 3 * ROWS
     )
 
 
@@ -170,7 +175,7 @@ def test_rows_are_read_once_in_order_by_one_thread_that_is_not_the_writers(
         return replace(weight, read=read)
 
     made = plan(model, noted)
-    write.run(made, tmp_path / "out.gguf", threads=3)
+    write.write_model(made, tmp_path / "out.gguf", threads=3)
     assert len(readers) == 1
     assert threading.current_thread() not in readers
     for step in made.steps:
@@ -184,7 +189,7 @@ def test_rows_are_read_once_in_order_by_one_thread_that_is_not_the_writers(
 
 def test_leaving_early_ends_the_threads() -> None:
     before = threading.active_count()
-    pieces = pipeline.stream(tasks(100), threads=3)
+    pieces = pipeline.encode_rows(tasks(100), threads=3)
     next(pieces)
     pieces.close()
     assert threading.active_count() == before
@@ -210,8 +215,8 @@ def poisoned(*names: str) -> Callable[[Weight], Weight]:
 def test_a_nan_in_the_last_tensor_is_named_and_nothing_is_finished(
     name: str, model: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(Damaged, match=f"{name} contains NaN"):
-        write.run(plan(model, poisoned(name)), tmp_path / "out.gguf", threads=2)
+    with pytest.raises(DamagedSourceError, match=f"{name} contains NaN"):
+        write.write_model(plan(model, poisoned(name)), tmp_path / "out.gguf", threads=2)
     assert not [path.name for path in tmp_path.iterdir() if path.name != "home"]
 
 
@@ -220,8 +225,8 @@ def test_of_two_mistakes_the_first_in_the_files_order_is_told(model: Path, tmp_p
         model, poisoned("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_norm.weight")
     )
     for _ in range(5):
-        with pytest.raises(Damaged, match=r"blk\.0\.ffn_norm\.weight contains NaN"):
-            write.run(bad, tmp_path / "out.gguf", threads=4)
+        with pytest.raises(DamagedSourceError, match=r"blk\.0\.ffn_norm\.weight contains NaN"):
+            write.write_model(bad, tmp_path / "out.gguf", threads=4)
 
 
 @pytest.mark.usefixtures("small")
@@ -231,15 +236,15 @@ def test_a_source_that_stops_answering_is_gone_on_with(model: Path, tmp_path: Pa
     def cut(weight: Weight) -> Weight:
         def read(first: int, last: int) -> np.ndarray:
             if first > weight.rows // 2:
-                raise Refusal("the line went dead")
+                raise UserError("the line went dead")
             return weight.read(first, last)
 
         return replace(weight, read=read) if weight.name == "blk.0.ffn_up.weight" else weight
 
-    with pytest.raises(Refusal, match="the line went dead"):
-        write.run(plan(model, cut), out, threads=2)
+    with pytest.raises(UserError, match="the line went dead"):
+        write.write_model(plan(model, cut), out, threads=2)
     assert not out.exists()
-    report = write.run(plan(model), out, threads=2)
+    report = write.write_model(plan(model), out, threads=2)
     slot = next(slot for slot in report.plan.layout.slots if slot.name == "blk.0.ffn_up.weight")
     assert slot.offset < report.resumed_bytes < slot.offset + slot.nbytes
     assert out.read_bytes() == expected
@@ -251,11 +256,13 @@ def test_a_failure_at_every_step_of_the_journal_is_resumed_to_the_same_file(
     written: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, out = whole(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
-    made, line, count, failed = plan(model), resumable_writer.Draft._write_line, 0, 0
+    made, line, count, failed = plan(model), resumable_writer.ResumableWriter._write_line, 0, 0
     while True:
         steps = iter(range(count))
 
-        def fail(self: resumable_writer.Draft, entry: dict[str, str | int], steps=steps) -> None:
+        def fail(
+            self: resumable_writer.ResumableWriter, entry: dict[str, str | int], steps=steps
+        ) -> None:
             if written or next(steps, None) is not None:
                 line(self, entry)
                 if written and next(steps, None) is None:
@@ -264,13 +271,13 @@ def test_a_failure_at_every_step_of_the_journal_is_resumed_to_the_same_file(
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(resumable_writer.Draft, "_write_line", fail)
+            patch.setattr(resumable_writer.ResumableWriter, "_write_line", fail)
             try:
-                write.run(made, out, threads=1)
+                write.write_model(made, out, threads=1)
                 break
             except KeyboardInterrupt:
                 failed += 1
-        assert write.run(made, out, threads=1).resumed_bytes > 0 or count <= 1
+        assert write.write_model(made, out, threads=1).resumed_bytes > 0 or count <= 1
         assert out.read_bytes() == expected
         out.unlink()
         count += 1
@@ -280,7 +287,7 @@ def test_a_failure_at_every_step_of_the_journal_is_resumed_to_the_same_file(
 def test_a_run_killed_again_and_again_ends_with_the_same_sha256(
     model: Path, tmp_path: Path
 ) -> None:
-    unbroken = write.run(plan(model), tmp_path / "whole.gguf", threads=1).sha256
+    unbroken = write.write_model(plan(model), tmp_path / "whole.gguf", threads=1).sha256
     out, killed, chance = tmp_path / "out.gguf", 0, random.Random(7)
     command = [sys.executable, "-c", CHILD, str(model), str(out)]
     while True:
@@ -324,18 +331,18 @@ def test_a_real_ctrl_c_leaves_at_once_and_the_next_run_goes_on(model: Path, tmp_
         child.send_signal(signal.SIGINT)
         assert child.wait(120) == 130
     assert not out.exists()
-    assert write.run(plan(model), out, threads=2).resumed == 3
+    assert write.write_model(plan(model), out, threads=2).resumed == 3
     assert out.read_bytes() == expected
 
 
 def test_ctrl_c_leaves_a_part_to_go_on_with(model: Path, tmp_path: Path) -> None:
     expected, out = whole(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
 
-    def interrupt(progress: write.Progress) -> None:
+    def interrupt(progress: write.WriteProgress) -> None:
         if progress.index == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write.run(plan(model), out, threads=2, watch=interrupt)
-    assert write.run(plan(model), out, threads=2).resumed == 5
+        write.write_model(plan(model), out, threads=2, on_tensor=interrupt)
+    assert write.write_model(plan(model), out, threads=2).resumed == 5
     assert out.read_bytes() == expected

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from quant.convert import checkpoint_source
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.quantize import pipeline, plan, write
 from quant.quantize import read_ahead as module
-from quant.quantize.read_ahead import ahead
-from quant.recipes.file_types import Facts
+from quant.quantize.read_ahead import read_ahead
+from quant.recipes.file_types import ModelFacts
 from quant.source.source import Source, Weight
 
 
@@ -29,7 +29,7 @@ class Shelf:
             Weight(f"w{at}", (8, count), "F32", lambda a, b, at=at: self.read(at, a, b))  # type: ignore[misc]
             for at, count in enumerate(rows)
         )
-        facts = Facts(architecture="llama", layers=1, heads=1, kv_heads=1, experts=0)
+        facts = ModelFacts(architecture="llama", layers=1, heads=1, kv_heads=1, experts=0)
         self.source = Source(Path("x"), (), "x", facts, (), weights, 32)
 
     def read(self, at: int, first: int, last: int) -> Any:
@@ -39,7 +39,7 @@ class Shelf:
             self.most = max(self.most, self.under_way)
         try:
             if self.fails and (at, first) == self.fails:
-                raise Refusal("gone")
+                raise UserError("gone")
             values = np.repeat(np.arange(first, last, dtype=np.float32)[:, None] + 1000 * at, 8, 1)
             return values.view(np.uint8)
         finally:
@@ -68,9 +68,9 @@ def slabs(source: Source, begin: tuple[int, int] = (0, 0)) -> list[tuple[int, in
 @pytest.mark.parametrize("begin", [(0, 0), (1, 0), (1, 7)])
 def test_every_row_comes_once_in_its_place_wherever_writing_begins(begin: tuple[int, int]) -> None:
     shelf = Shelf(25, 40, 3, 11)
-    read_ahead = ahead(shelf.source)
+    reader = read_ahead(shelf.source)
     for at, first, last in slabs(shelf.source, begin):
-        rows = read_ahead.weights[at].read(first, last).view(np.float32)
+        rows = reader.weights[at].read(first, last).view(np.float32)
         assert rows[:, 0].tolist() == [1000 * at + row for row in range(first, last)]
     assert sorted(shelf.asked) == slabs(shelf.source, begin)
     assert len(shelf.asked) == len(set(shelf.asked))
@@ -79,39 +79,39 @@ def test_every_row_comes_once_in_its_place_wherever_writing_begins(begin: tuple[
 def test_no_more_is_begun_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AHEAD", 3 * 10 * 32)
     shelf = Shelf(400)
-    read_ahead = ahead(shelf.source)
-    read_ahead.weights[0].read(0, 10)
+    reader = read_ahead(shelf.source)
+    reader.weights[0].read(0, 10)
     assert len(shelf.asked) <= 4
     monkeypatch.setattr(module, "AHEAD", 1 << 30)
-    read_ahead.weights[0].read(10, 20)
-    assert len(shelf.asked) <= 2 + module.READS
+    reader.weights[0].read(10, 20)
+    assert len(shelf.asked) <= 2 + module.MAX_READS
 
 
 def test_a_read_that_nobody_foresaw_is_right_too() -> None:
     shelf = Shelf(40, 40)
-    read_ahead = ahead(shelf.source)
+    reader = read_ahead(shelf.source)
     for at, first, last in [(1, 5, 9), (0, 30, 40), (0, 30, 40), (1, 0, 1)]:
-        rows = read_ahead.weights[at].read(first, last).view(np.float32)
+        rows = reader.weights[at].read(first, last).view(np.float32)
         assert rows[:, 0].tolist() == [1000 * at + row for row in range(first, last)]
 
 
 def test_what_goes_wrong_ahead_is_raised_when_its_rows_are_wanted() -> None:
     shelf = Shelf(40, fails=(0, 20))
-    read_ahead = ahead(shelf.source)
-    read_ahead.weights[0].read(0, 10)
-    read_ahead.weights[0].read(10, 20)
-    with pytest.raises(Refusal, match="gone"):
-        read_ahead.weights[0].read(20, 30)
+    reader = read_ahead(shelf.source)
+    reader.weights[0].read(0, 10)
+    reader.weights[0].read(10, 20)
+    with pytest.raises(UserError, match="gone"):
+        reader.weights[0].read(20, 30)
 
 
 def test_a_file_made_of_what_was_read_ahead_is_the_same(
     stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "SLAB", 4000)
-    plain = checkpoint_source.open_folder(stories)
+    plain = checkpoint_source.open_checkpoint(stories)
     for name, source in (
         ("plain", plain),
-        ("ahead", ahead(checkpoint_source.open_folder(stories))),
+        ("ahead", read_ahead(checkpoint_source.open_checkpoint(stories))),
     ):
-        write.run(plan.plan(source, "Q8_0"), tmp_path / name, threads=2)
+        write.write_model(plan.plan(source, "Q8_0"), tmp_path / name, threads=2)
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "ahead").read_bytes()

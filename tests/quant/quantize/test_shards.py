@@ -10,12 +10,12 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.errors import Refusal
-from quant.gguf.header import parse
+from quant.errors import UserError
+from quant.gguf.header import read_file_header
 from quant.model_file import read_header
 from quant.quantize import plan as plan_module
 from quant.quantize import write
-from quant.quantize.plan import Plan, shard_size
+from quant.quantize.plan import Plan, parse_size
 from tests.quant import families, tiny_gguf
 
 MOST = 200_000
@@ -27,20 +27,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(model: Path, most: int = MOST) -> Plan:
-    return plan_module.plan(write.open_gguf(model), "Q8_0", most=most)
+    return plan_module.plan(write.open_gguf(model), "Q8_0", max_shard_bytes=most)
 
 
 def test_the_shards_together_are_the_whole_file(model: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole.gguf", tmp_path / "m.gguf"
-    write.run(plan(model, 0), whole, threads=2)
-    report = write.run(plan(model), out, threads=2)
-    count = len(report.plan.parts)
+    write.write_model(plan(model, 0), whole, threads=2)
+    report = write.write_model(plan(model), out, threads=2)
+    count = len(report.plan.file_plans)
     assert count > 3
     files = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(("m", ".")))
     assert files == [f"m-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
     assert report.out == tmp_path / files[0]
     assert report.plan.nbytes == sum((tmp_path / file).stat().st_size for file in files)
-    one, many = read_header.read(whole), read_header.read(report.out)
+    one, many = read_header.read_header(whole), read_header.read_header(report.out)
     assert [(t.name, t.shape, t.type) for t in many.tensors] == [
         (t.name, t.shape, t.type) for t in one.tensors
     ]
@@ -48,13 +48,15 @@ def test_the_shards_together_are_the_whole_file(model: Path, tmp_path: Path) -> 
         assert np.array_equal(
             *(np.fromfile(t.file, np.uint8, t.nbytes, offset=t.offset) for t in (a, b))
         )
-    assert len(report.tallies) == 2 and report.tallies[0].error
+    assert len(report.type_summaries) == 2 and report.type_summaries[0].error
 
 
 def test_each_is_filled_as_far_as_it_goes_and_says_which_it_is(model: Path, tmp_path: Path) -> None:
     made = plan(model)
-    files = write.run(made, tmp_path / "m.gguf", threads=1) and made.files(tmp_path / "m.gguf")
-    sizes = [[-(-t.nbytes // 32) * 32 for t in parse(file).tensors] for file in files]
+    files = write.write_model(made, tmp_path / "m.gguf", threads=1) and made.files(
+        tmp_path / "m.gguf"
+    )
+    sizes = [[-(-t.nbytes // 32) * 32 for t in read_file_header(file).tensors] for file in files]
     assert all(sum(each) <= MOST for each in sizes)
     assert all(sum(each) + after[0] > MOST for each, after in itertools.pairwise(sizes))
     for number, file in enumerate(files):
@@ -75,8 +77,8 @@ def test_each_is_filled_as_far_as_it_goes_and_says_which_it_is(model: Path, tmp_
 def test_llama_cpp_loads_them_through_the_first_and_computes_the_same(
     model: Path, tmp_path: Path
 ) -> None:
-    write.run(plan(model, 0), tmp_path / "whole.gguf", threads=2)
-    first = write.run(plan(model), tmp_path / "m.gguf", threads=2).out
+    write.write_model(plan(model, 0), tmp_path / "whole.gguf", threads=2)
+    first = write.write_model(plan(model), tmp_path / "m.gguf", threads=2).out
     tokens = [1, *range(5, 25)]
     assert np.array_equal(
         families.ours(first, tokens), families.ours(tmp_path / "whole.gguf", tokens)
@@ -90,22 +92,22 @@ def test_a_broken_run_goes_on_in_the_shard_where_it_stopped(
     whole, broken = tmp_path / "a", tmp_path / "b"
     whole.mkdir()
     broken.mkdir()
-    write.run(plan(model), whole / "m.gguf", threads=1)
+    write.write_model(plan(model), whole / "m.gguf", threads=1)
 
-    def stop(progress: write.Progress) -> None:
+    def stop(progress: write.WriteProgress) -> None:
         if progress.index == after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write.run(plan(model), broken / "m.gguf", threads=1, watch=stop)
+        write.write_model(plan(model), broken / "m.gguf", threads=1, on_tensor=stop)
     there = sorted(path.name for path in broken.iterdir() if not path.name.startswith("."))
     assert all((broken / name).read_bytes() == (whole / name).read_bytes() for name in there)
     seen: list[int] = []
-    report = write.run(
+    report = write.write_model(
         plan(model),
         broken / "m.gguf",
         threads=1,
-        watch=lambda progress: seen.append(progress.index),
+        on_tensor=lambda progress: seen.append(progress.index),
     )
     assert seen == list(range(1, len(plan(model).steps) + 1))
     assert report.resumed >= after - 9
@@ -118,17 +120,17 @@ def test_finished_shards_are_left_alone_and_a_lost_one_is_made_again(
     model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "m.gguf"
-    write.run(plan(model), out, threads=1)
-    assert write.run(plan(model), out, threads=1).present
+    write.write_model(plan(model), out, threads=1)
+    assert write.write_model(plan(model), out, threads=1).already_finished
     files = plan(model).files(out)
     before = files[0].stat().st_mtime_ns
     lost = files[1].read_bytes()
     files[1].unlink()
-    assert not write.finished(plan(model), out)
-    report = write.run(plan(model), out, threads=1)
-    assert not report.present and 0 < report.resumed < len(report.plan.steps)
+    assert not write.is_finished(plan(model), out)
+    report = write.write_model(plan(model), out, threads=1)
+    assert not report.already_finished and 0 < report.resumed < len(report.plan.steps)
     assert files[1].read_bytes() == lost and files[0].stat().st_mtime_ns == before
-    assert not write.run(plan(model, MOST + 32), out, threads=1).present
+    assert not write.write_model(plan(model, MOST + 32), out, threads=1).already_finished
 
 
 def test_too_little_disk_for_all_is_refused_before_the_first(
@@ -136,23 +138,23 @@ def test_too_little_disk_for_all_is_refused_before_the_first(
 ) -> None:
     usage, need = shutil.disk_usage(tmp_path), plan(model).nbytes
     monkeypatch.setattr(write.shutil, "disk_usage", lambda folder: usage._replace(free=need - 1))
-    with pytest.raises(Refusal, match=f"{need - 1:,} bytes free, the .* shards need {need:,}"):
-        write.run(plan(model), tmp_path / "m.gguf")
+    with pytest.raises(UserError, match=f"{need - 1:,} bytes free, the .* shards need {need:,}"):
+        write.write_model(plan(model), tmp_path / "m.gguf")
     assert not [path for path in tmp_path.iterdir() if path.name != "home"]
 
 
 def test_a_tensor_larger_than_a_shard_is_refused_by_name(model: Path) -> None:
-    with pytest.raises(Refusal, match=r"token_embd\.weight alone takes 81,600 bytes") as caught:
+    with pytest.raises(UserError, match=r"token_embd\.weight alone takes 81,600 bytes") as caught:
         plan(model, 80_000)
     assert "1M" in caught.value.hint
 
 
 def test_sizes_are_thousands_of_thousands() -> None:
-    assert [shard_size(text) for text in ("500M", "2g", " 48G ")] == [
+    assert [parse_size(text) for text in ("500M", "2g", " 48G ")] == [
         500_000_000,
         2_000_000_000,
         48_000_000_000,
     ]
     for text in ("", "M", "12", "1.5G", "-1G", "0M", "2T", "٣M"):
-        with pytest.raises(Refusal, match="is no size of a shard"):
-            shard_size(text)
+        with pytest.raises(UserError, match="is no size of a shard"):
+            parse_size(text)

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.gguf import resumable_writer
 from quant.model_file import load_checks, read_header
 from quant.quantize import pipeline, write
@@ -40,8 +40,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_gguf.llama(tmp_path_factory.mktemp("quantize") / "tiny.gguf", layers=3)
 
 
-def make(model: Path, out: Path, kind: str = "Q4_K_M", **settings: bool) -> write.Report:
-    return write.run(plan_module.plan(write.open_gguf(model), kind), out, threads=1, **settings)
+def make(model: Path, out: Path, kind: str = "Q4_K_M", **settings: bool) -> write.WriteReport:
+    return write.write_model(
+        plan_module.plan(write.open_gguf(model), kind), out, threads=1, **settings
+    )
 
 
 def names(folder: Path) -> list[str]:
@@ -74,7 +76,7 @@ def test_a_tensor_that_a_power_cut_took_is_made_again(model: Path, tmp_path: Pat
     whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
     make(model, whole)
     kill(model, out, 9)
-    tensor = read_header.read(whole).tensors[4]
+    tensor = read_header.read_header(whole).tensors[4]
     with (tmp_path / ".out.gguf.part").open("r+b") as part:
         part.seek(tensor.offset)
         part.write(b"lost")
@@ -102,7 +104,7 @@ def test_an_interrupted_run_of_other_settings_is_not_taken_up(model: Path, tmp_p
     out = tmp_path / "out.gguf"
     kill(model, out, 9)
     assert make(model, out, "Q8_0").resumed == 0
-    assert read_header.read(out).file_type == "Q8_0"
+    assert read_header.read_header(out).file_type == "Q8_0"
 
 
 def test_a_finished_file_of_the_same_source_and_settings_is_left_alone(
@@ -111,23 +113,23 @@ def test_a_finished_file_of_the_same_source_and_settings_is_left_alone(
     out = tmp_path / "out.gguf"
     make(model, out)
     before = out.stat()
-    assert make(model, out).present
+    assert make(model, out).already_finished
     now = out.stat()  # but for when it was read
     assert (now.st_ino, now.st_mtime_ns, now.st_size) == (
         before.st_ino,
         before.st_mtime_ns,
         before.st_size,
     )
-    assert not make(model, out, force=True).present
+    assert not make(model, out, force=True).already_finished
     assert out.stat().st_ino != before.st_ino
 
 
 def test_another_source_or_type_makes_the_file_anew(model: Path, tmp_path: Path) -> None:
     other, out = tiny_gguf.llama(tmp_path / "other.gguf", layers=3, seed=1), tmp_path / "out.gguf"
     make(model, out)
-    assert not make(other, out).present
-    assert not make(other, out, "Q5_K_M").present
-    assert read_header.read(out).file_type == "Q5_K_M"
+    assert not make(other, out).already_finished
+    assert not make(other, out, "Q5_K_M").already_finished
+    assert read_header.read_header(out).file_type == "Q5_K_M"
 
 
 def test_too_little_disk_is_refused_before_the_first_byte(model, tmp_path, monkeypatch) -> None:
@@ -138,13 +140,13 @@ def test_too_little_disk_is_refused_before_the_first_byte(model, tmp_path, monke
     monkeypatch.setattr(
         resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need - 1)
     )
-    with pytest.raises(Refusal, match=f"{need - 1:,} bytes free, out.gguf needs {need:,}"):
-        write.run(plan, out, threads=1)
+    with pytest.raises(UserError, match=f"{need - 1:,} bytes free, out.gguf needs {need:,}"):
+        write.write_model(plan, out, threads=1)
     assert names(tmp_path) == []
     monkeypatch.setattr(
         resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need)
     )
-    write.run(plan, out, threads=1)
+    write.write_model(plan, out, threads=1)
     assert out.stat().st_size == need
 
 
@@ -159,8 +161,8 @@ def test_what_an_earlier_run_left_counts_as_room_and_is_not_spoilt_by_a_refusal(
     monkeypatch.setattr(
         resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need - held - 1)
     )
-    with pytest.raises(Refusal, match="bytes free"):
-        write.run(plan, out, threads=1)
+    with pytest.raises(UserError, match="bytes free"):
+        write.write_model(plan, out, threads=1)
     monkeypatch.setattr(
         resumable_writer.shutil, "disk_usage", lambda folder: usage._replace(free=need - held)
     )
@@ -179,7 +181,7 @@ def test_a_disk_that_fills_up_leaves_what_was_there_and_can_be_resumed(
     out, whole = tmp_path / "out.gguf", tmp_path / "whole.gguf"
     make(model, whole)
     out.write_bytes(b"precious")
-    append, count = resumable_writer.Draft.append, iter(range(6))
+    append, count = resumable_writer.ResumableWriter.append, iter(range(6))
 
     def full(self, data):
         if next(count, None) is None:
@@ -187,8 +189,8 @@ def test_a_disk_that_fills_up_leaves_what_was_there_and_can_be_resumed(
         append(self, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(resumable_writer.Draft, "append", full)
-        with pytest.raises(Refusal, match="the disk is full"):
+        patch.setattr(resumable_writer.ResumableWriter, "append", full)
+        with pytest.raises(UserError, match="the disk is full"):
             make(model, out)
     assert out.read_bytes() == b"precious"
     assert make(model, out).resumed == 5
@@ -198,12 +200,14 @@ def test_a_disk_that_fills_up_leaves_what_was_there_and_can_be_resumed(
 def test_a_damaged_source_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path, out = tmp_path / "nan.gguf", tmp_path / "out.gguf"
     tiny_gguf.llama(path, layers=2)
-    tensor = next(t for t in read_header.read(path).tensors if t.name == "blk.1.ffn_up.weight")
+    tensor = next(
+        t for t in read_header.read_header(path).tensors if t.name == "blk.1.ffn_up.weight"
+    )
     with path.open("r+b") as stream:
         stream.seek(tensor.offset + 400)
         stream.write(np.array([np.nan], np.float32).tobytes())
     out.write_bytes(b"precious")
-    with pytest.raises(Refusal, match=r"blk\.1\.ffn_up\.weight contains NaN"):
+    with pytest.raises(UserError, match=r"blk\.1\.ffn_up\.weight contains NaN"):
         make(path, out)
     assert out.read_bytes() == b"precious"
     assert names(tmp_path) == ["nan.gguf", "out.gguf"]
@@ -213,7 +217,7 @@ def test_the_source_is_never_written_over(model: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(model)
     for out in (model, link):
-        with pytest.raises(Refusal, match="is the source itself"):
+        with pytest.raises(UserError, match="is the source itself"):
             make(model, out)
 
 
@@ -224,7 +228,7 @@ def test_a_folder_or_a_missing_folder_is_no_place_for_a_file(model: Path, tmp_pa
         (tmp_path / "no" / "x.gguf", "there is no folder"),
         (pipe, "is no ordinary file"),
     ):
-        with pytest.raises(Refusal, match=said):
+        with pytest.raises(UserError, match=said):
             make(model, out)
     assert pipe.is_fifo()
 
@@ -232,9 +236,9 @@ def test_a_folder_or_a_missing_folder_is_no_place_for_a_file(model: Path, tmp_pa
 def test_two_writers_of_one_file_do_not_meet(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     plan = plan_module.plan(write.open_gguf(model), "Q4_K_M")
-    with resumable_writer.Draft(out, plan.layout, {}).open():
-        with pytest.raises(Refusal, match="another process is writing"):
-            write.run(plan, out, threads=1)
+    with resumable_writer.ResumableWriter(out, plan.layout, {}).open():
+        with pytest.raises(UserError, match="another process is writing"):
+            write.write_model(plan, out, threads=1)
 
 
 def test_every_key_is_copied_as_it_stands_and_only_three_say_something_new(
@@ -266,7 +270,7 @@ def test_slabs_and_threads_do_not_change_the_bytes(
     make(model, whole)
     monkeypatch.setattr(pipeline, "SLAB", 3000)
     monkeypatch.setattr(pipeline, "PIECE", 700)
-    write.run(plan_module.plan(write.open_gguf(model), "Q4_K_M"), out, threads=3)
+    write.write_model(plan_module.plan(write.open_gguf(model), "Q4_K_M"), out, threads=3)
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -276,9 +280,9 @@ def test_a_split_source_becomes_one_file(model: Path, tmp_path: Path) -> None:
     first = split(model, tmp_path, 3)[0]
     out = tmp_path / "one.gguf"
     plan = plan_module.plan(write.open_gguf(first), "Q8_0")
-    write.run(plan, out, threads=1)
-    header = read_header.read(out)
-    assert len(header.tensors) == len(read_header.read(model).tensors)
+    write.write_model(plan, out, threads=1)
+    header = read_header.read_header(out)
+    assert len(header.tensors) == len(read_header.read_header(model).tensors)
     assert not any(key.startswith("split.") for key in header.metadata)
     assert plan.source.name == "m"
 
@@ -289,9 +293,9 @@ def test_rounding_what_was_rounded_is_named_and_its_error_measured(
     first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
     make(model, first, "Q5_1")
     plan = plan_module.plan(write.open_gguf(first), "Q4_0")
-    assert plan.requantized == ("Q5_1",)
-    report = write.run(plan, second, threads=1)
-    error = next(line.error for line in report.tallies if line.type == "Q4_0")
+    assert plan.requantized_types == ("Q5_1",)
+    report = write.write_model(plan, second, threads=1)
+    error = next(line.error for line in report.type_summaries if line.type == "Q4_0")
     name = "blk.0.ffn_up.weight"
     before, after = (
         next(t for t in gguf.GGUFReader(path).tensors if t.name == name) for path in (first, second)
@@ -301,9 +305,9 @@ def test_rounding_what_was_rounded_is_named_and_its_error_measured(
 
 
 def test_progress_names_every_tensor_once_in_order(model: Path, tmp_path: Path) -> None:
-    seen: list[write.Progress] = []
+    seen: list[write.WriteProgress] = []
     plan = plan_module.plan(write.open_gguf(model), "Q4_K_M")
-    write.run(plan, tmp_path / "out.gguf", threads=1, watch=seen.append)
+    write.write_model(plan, tmp_path / "out.gguf", threads=1, on_tensor=seen.append)
     assert [item.index for item in seen] == list(range(1, len(plan.steps) + 1))
     assert [item.step for item in seen] == list(plan.steps)
 
@@ -315,7 +319,7 @@ def test_a_vocabulary_without_weights_is_refused(tmp_path: Path) -> None:
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.close()
-    with pytest.raises(Refusal, match="a vocabulary but no tensors"):
+    with pytest.raises(UserError, match="a vocabulary but no tensors"):
         write.open_gguf(file)
 
 
@@ -339,7 +343,10 @@ def test_tensors_of_what_is_no_model_are_refused(
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
-    for refused in (write.open_gguf, lambda path: load_checks.check(read_header.read(path))):
-        with pytest.raises(Refusal, match=said) as problem:
+    for refused in (
+        write.open_gguf,
+        lambda path: load_checks.check_loadable(read_header.read_header(path)),
+    ):
+        with pytest.raises(UserError, match=said) as problem:
             refused(file)
         assert hint in (problem.value.hint or "")

@@ -16,7 +16,7 @@ import pytest
 
 from quant.native import ggml as native
 from quant.recipes import tensor_types
-from quant.recipes.file_types import FILE_TYPES, Facts
+from quant.recipes.file_types import FILE_TYPES, ModelFacts
 from tests.quant.upstream import QUIET
 
 Shapes = dict[str, tuple[int, ...]]
@@ -85,31 +85,31 @@ def glm5(layers: int) -> Shapes:
     }
 
 
-MODELS: dict[str, tuple[Facts, Shapes]] = {
-    "llama": (Facts("llama", 33, 32, 32, 0), dense(33)),
-    "llama, grouped": (Facts("llama", 16, 32, 8, 0), dense(16)),
-    "tied": (Facts("qwen3", 28, 16, 8, 0), dense(28, tied=True)),
-    "fused": (Facts("phi3", 17, 16, 16, 0), dense(17, fused=True)),
-    "falcon": (Facts("falcon", 34, 64, 1, 0), dense(34, fused=True)),
-    "70B": (Facts("llama", 80, 64, 8, 0), dense(80)),
-    "odd rows": (Facts("qwen2", 24, 14, 2, 0), dense(24, 896, 4864)),
-    "odder rows": (Facts("llama", 9, 9, 3, 0), dense(9, 576, 1520)),
-    "no attention": (Facts("mamba", 24, 0, 0, 0), dense(24)),
-    "eight experts": (Facts("llama", 32, 32, 8, 8), experts(32, 8)),
-    "four experts": (Facts("llama", 17, 32, 32, 4), experts(17, 4)),
-    "many experts": (Facts("deepseek2", 27, 16, 16, 64), experts(27, 64)),
-    "bailingmoe3": (Facts("bailingmoe3", 20, 16, 4, 256), experts(20, 256)),
-    "glm5-next": (Facts("glm5-next", 12, 16, 16, 16), glm5(12)),
+MODELS: dict[str, tuple[ModelFacts, Shapes]] = {
+    "llama": (ModelFacts("llama", 33, 32, 32, 0), dense(33)),
+    "llama, grouped": (ModelFacts("llama", 16, 32, 8, 0), dense(16)),
+    "tied": (ModelFacts("qwen3", 28, 16, 8, 0), dense(28, tied=True)),
+    "fused": (ModelFacts("phi3", 17, 16, 16, 0), dense(17, fused=True)),
+    "falcon": (ModelFacts("falcon", 34, 64, 1, 0), dense(34, fused=True)),
+    "70B": (ModelFacts("llama", 80, 64, 8, 0), dense(80)),
+    "odd rows": (ModelFacts("qwen2", 24, 14, 2, 0), dense(24, 896, 4864)),
+    "odder rows": (ModelFacts("llama", 9, 9, 3, 0), dense(9, 576, 1520)),
+    "no attention": (ModelFacts("mamba", 24, 0, 0, 0), dense(24)),
+    "eight experts": (ModelFacts("llama", 32, 32, 8, 8), experts(32, 8)),
+    "four experts": (ModelFacts("llama", 17, 32, 32, 4), experts(17, 4)),
+    "many experts": (ModelFacts("deepseek2", 27, 16, 16, 64), experts(27, 64)),
+    "bailingmoe3": (ModelFacts("bailingmoe3", 20, 16, 4, 256), experts(20, 256)),
+    "glm5-next": (ModelFacts("glm5-next", 12, 16, 16, 16), glm5(12)),
 }
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Callable[[Facts, Shapes, str], dict[str, str]]:
+def upstream() -> Callable[[ModelFacts, Shapes, str], dict[str, str]]:
     """The types of what may be quantized, as llama.cpp chooses them; an empty table where it
     refuses.
     """
     folder = Path(llama_cpp.__file__).parent / "lib"
-    lib, ggml = ctypes.CDLL(str(folder / "libllama.so")), native.library()
+    lib, ggml = ctypes.CDLL(str(folder / "libllama.so")), native.open_library()
     if not hasattr(lib, "_Z31llama_quant_model_from_metadataPK22llama_quant_model_desc"):
         pytest.skip(
             "this libllama does not export llama_quant_compute_types under the name known here"
@@ -147,7 +147,7 @@ def upstream() -> Callable[[Facts, Shapes, str], dict[str, str]]:
         ctypes.c_size_t,
     ]
 
-    def choose(facts: Facts, shapes: Shapes, kind: str) -> dict[str, str]:
+    def choose(facts: ModelFacts, shapes: Shapes, kind: str) -> dict[str, str]:
         llama_cpp.llama_log_set(QUIET, None)  # one that stays: llama.cpp goes on calling it
         desc = Desc(
             facts.architecture.encode(),
@@ -163,7 +163,7 @@ def upstream() -> Callable[[Facts, Shapes, str], dict[str, str]]:
         state = ctypes.c_void_p(start(model, ctypes.byref(params)))
         context = ggml.ggml_init(Init(len(shapes) * 512 + 4096, None, True))
         kept, names = [], []
-        for name in sorted(shapes, key=tensor_types.order):
+        for name in sorted(shapes, key=tensor_types.tensor_order):
             tensor = ggml.ggml_new_tensor_4d(context, 0, *(*shapes[name], 1, 1, 1)[:4])
             ggml.ggml_set_name(tensor, name.encode())
             if allowed(state, ctypes.c_void_p(tensor)):
@@ -175,19 +175,19 @@ def upstream() -> Callable[[Facts, Shapes, str], dict[str, str]]:
         )
         stop(state)
         ggml.ggml_free(ctypes.c_void_p(context))
-        return dict(zip(names, (native.TYPE_IDS[number] for number in found), strict=True))
+        return dict(zip(names, (native.TYPE_NAMES[number] for number in found), strict=True))
 
     return choose
 
 
-def ours(facts: Facts, shapes: Shapes, kind: str) -> dict[str, str]:
+def ours(facts: ModelFacts, shapes: Shapes, kind: str) -> dict[str, str]:
     """Our choice for what may be quantized, as if every type were allowed without an imatrix."""
     tensors = [(name, shape, "F32") for name, shape in shapes.items()]
-    chosen = tensor_types.types(tensors, FILE_TYPES[kind], facts)
+    chosen = tensor_types.assign_types(tensors, FILE_TYPES[kind], facts)
     return {
         name: chosen[name].type
         for name, shape in shapes.items()
-        if tensor_types.allowed(name, shape, facts)
+        if tensor_types.is_quantizable(name, shape, facts)
     }
 
 
@@ -212,7 +212,7 @@ def sections(file: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def rebuilt(file: Path) -> tuple[Facts, Shapes]:
+def rebuilt(file: Path) -> tuple[ModelFacts, Shapes]:
     """The model behind a snapshot: its first lines, and names and row lengths as its sections imply
     them.
 
@@ -238,7 +238,7 @@ def rebuilt(file: Path) -> tuple[Facts, Shapes]:
             (columns, 64) if name in parts["MXFP4_MOE"] or "embd" in name else (columns, 64, 4)
         )
     architecture = {"meta-llama-3.1-70b-instruct": "llama"}.get(file.stem, file.stem.split("-")[0])
-    return Facts(
+    return ModelFacts(
         architecture,
         numbers["layer"],
         numbers["head"],
@@ -256,7 +256,7 @@ def rebuilt(file: Path) -> tuple[Facts, Shapes]:
 def test_llama_cpps_snapshots_are_met(file: Path) -> None:
     facts, shapes = rebuilt(file)
     for kind, listed in sections(file).items():
-        default = FILE_TYPES[kind].default
+        default = FILE_TYPES[kind].default_type
         expected = {name: listed.get(name, default) for name in shapes}
-        if native.quantized(default):
+        if native.is_quantized(default):
             assert ours(facts, shapes, kind) == expected, kind

@@ -6,44 +6,52 @@ from typing import Any
 
 import pytest
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.quantize import plan as plan_module
 from quant.quantize import write
 from quant.recipes import tensor_types
-from quant.recipes.plan_file import Mix, load, nominal
-from quant.recipes.tensor_types import Wishes
+from quant.recipes.plan_file import TypeMix, load_plan_file, nearest_file_type
+from quant.recipes.tensor_types import TypeOverrides
 from tests.quant import tiny_gguf
 
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q3_K")
 
 
-def mixed(path: Path) -> Mix:
+def mixed(path: Path) -> TypeMix:
     source = write.open_gguf(path)
-    names = [w.name for w in source.weights if tensor_types.allowed(w.name, w.shape, source.facts)]
+    names = [
+        w.name for w in source.weights if tensor_types.is_quantizable(w.name, w.shape, source.facts)
+    ]
     types = {name: TYPES[i % len(TYPES)] for i, name in enumerate(names)}
-    return Mix(source.fingerprint, types, {"method": "ggml"}, source.name, 1, {}, {"target": "90M"})
+    return TypeMix(
+        source.fingerprint, types, {"method": "ggml"}, source.name, 1, {}, {"target": "90M"}
+    )
 
 
 def test_a_plan_comes_back_as_it_went(tmp_path: Path) -> None:
     mix = mixed(tiny_gguf.llama(tmp_path / "m.gguf", layers=1))
-    (tmp_path / "plan.json").write_bytes(mix.document())
-    back = load(tmp_path / "plan.json")
-    assert (back.types, back.fingerprint, back.steered) == (mix.types, mix.fingerprint, mix.steered)
-    assert back.document() == mix.document()
+    (tmp_path / "plan.json").write_bytes(mix.to_json())
+    back = load_plan_file(tmp_path / "plan.json")
+    assert (back.types, back.fingerprint, back.settings) == (
+        mix.types,
+        mix.fingerprint,
+        mix.settings,
+    )
+    assert back.to_json() == mix.to_json()
 
 
 def test_a_mix_makes_exactly_its_types_and_is_recognised_when_finished(tmp_path: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1)
     mix, source, out = mixed(path), write.open_gguf(path), tmp_path / "o.gguf"
-    kind = nominal(mix.types, {w.name: w.elements for w in source.weights})
-    plan = plan_module.plan(source, kind, Wishes(mix=mix.types))
-    write.run(plan, out)
+    kind = nearest_file_type(mix.types, {w.name: w.elements for w in source.weights})
+    plan = plan_module.plan(source, kind, TypeOverrides(mix=mix.types))
+    write.write_model(plan, out)
     made = {w.name: w.type for w in write.open_gguf(out).weights}
     assert {name: made[name] for name in mix.types} == mix.types
     assert out.stat().st_size == plan.nbytes
-    assert write.finished(plan_module.plan(source, kind, Wishes(mix=mix.types)), out)
+    assert write.is_finished(plan_module.plan(source, kind, TypeOverrides(mix=mix.types)), out)
     other = dict(mix.types) | {"output.weight": "Q2_K"}
-    assert not write.finished(plan_module.plan(source, kind, Wishes(mix=other)), out)
+    assert not write.is_finished(plan_module.plan(source, kind, TypeOverrides(mix=other)), out)
 
 
 @pytest.mark.parametrize(
@@ -59,22 +67,26 @@ def test_a_mix_of_other_tensors_is_refused(
 ) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1)
     types = {name: kind for name, kind in (mixed(path).types | change).items() if kind}
-    with pytest.raises(Refusal, match=word):
-        plan_module.plan(write.open_gguf(path), "Q4_K_M", Wishes(mix=types))
+    with pytest.raises(UserError, match=word):
+        plan_module.plan(write.open_gguf(path), "Q4_K_M", TypeOverrides(mix=types))
 
 
 def test_a_type_that_rows_do_not_fill_is_refused(tmp_path: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1, hidden=96, ff=256)
-    with pytest.raises(Refusal, match="rows of 96 are no multiple of the blocks of Q4_K"):
+    with pytest.raises(UserError, match="rows of 96 are no multiple of the blocks of Q4_K"):
         plan_module.plan(
-            write.open_gguf(path), "Q4_K_M", Wishes(mix=dict.fromkeys(mixed(path).types, "Q4_K"))
+            write.open_gguf(path),
+            "Q4_K_M",
+            TypeOverrides(mix=dict.fromkeys(mixed(path).types, "Q4_K")),
         )
 
 
 def test_a_plan_and_other_wishes_exclude_each_other(tmp_path: Path) -> None:
     path = tiny_gguf.llama(tmp_path / "m.gguf", layers=1)
-    with pytest.raises(Refusal, match="decides every tensor's type"):
-        plan_module.plan(write.open_gguf(path), "Q4_K_M", Wishes(mix=mixed(path).types, pure=True))
+    with pytest.raises(UserError, match="decides every tensor's type"):
+        plan_module.plan(
+            write.open_gguf(path), "Q4_K_M", TypeOverrides(mix=mixed(path).types, pure=True)
+        )
 
 
 GOOD: dict[str, Any] = {
@@ -107,8 +119,8 @@ def test_damaged_plans_are_refused_in_words(
 ) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(GOOD | change))
-    with pytest.raises(Refusal, match=word):
-        load(path)
+    with pytest.raises(UserError, match=word):
+        load_plan_file(path)
 
 
 @pytest.mark.parametrize(
@@ -116,15 +128,15 @@ def test_damaged_plans_are_refused_in_words(
 )
 def test_what_is_no_json_is_no_plan(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "plan.json").write_bytes(raw)
-    with pytest.raises(Refusal):
-        load(tmp_path / "plan.json")
-    with pytest.raises(Refusal, match="cannot read"):
-        load(tmp_path / "nothing.json")
+    with pytest.raises(UserError):
+        load_plan_file(tmp_path / "plan.json")
+    with pytest.raises(UserError, match="cannot read"):
+        load_plan_file(tmp_path / "nothing.json")
 
 
 def test_a_plan_is_for_its_source_and_what_steered_it() -> None:
-    mix = Mix("abc", {"a": "Q4_K"}, {"method": "search", "imatrix": "12"}, "m")
-    mix.check("abc", {"imatrix": "12", "method": "search"})
+    mix = TypeMix("abc", {"a": "Q4_K"}, {"method": "search", "imatrix": "12"}, "m")
+    mix.require_match("abc", {"imatrix": "12", "method": "search"})
     for fingerprint, steered, word in [
         ("abd", {"method": "search", "imatrix": "12"}, "another source"),
         ("abc", {"method": "ggml", "imatrix": "12"}, "method search, this run has method ggml"),
@@ -135,5 +147,5 @@ def test_a_plan_is_for_its_source_and_what_steered_it() -> None:
             "no moments, this run has moments 5",
         ),
     ]:
-        with pytest.raises(Refusal, match=word):
-            mix.check(fingerprint, steered)
+        with pytest.raises(UserError, match=word):
+            mix.require_match(fingerprint, steered)

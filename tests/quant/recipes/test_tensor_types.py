@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.native import ggml
 from quant.quantize import plan as plan_module
 from quant.quantize import write
 from quant.recipes import file_types, tensor_types
-from quant.recipes.tensor_types import Wishes
+from quant.recipes.tensor_types import TypeOverrides
 from tests.quant import tiny_gguf, upstream
 from tests.quant.upstream import Settings, slim
 
@@ -46,7 +46,7 @@ def assert_equal(
     source: Path,
     kind: str,
     folder: Path,
-    wishes: Wishes = tensor_types.STOCK,
+    wishes: TypeOverrides = tensor_types.NO_OVERRIDES,
     settings: Settings | None = None,
 ) -> None:
     """Both quantizers make the same tensors, or both refuse."""
@@ -57,10 +57,10 @@ def assert_equal(
     )
     agreed = upstream.quantize(source, theirs, number, settings or Settings())
     if not agreed:
-        with pytest.raises(Refusal, match=r"importance matrix|no other type can replace"):
+        with pytest.raises(UserError, match=r"importance matrix|no other type can replace"):
             plan_module.plan(write.open_gguf(source), kind, wishes)
         return
-    write.run(plan_module.plan(write.open_gguf(source), kind, wishes), ours, threads=2)
+    write.write_model(plan_module.plan(write.open_gguf(source), kind, wishes), ours, threads=2)
     upstream.assert_same(ours, theirs)
 
 
@@ -78,27 +78,27 @@ def test_many_rows_are_llama_cpps(kind, models, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "wishes", "settings"),
     [
-        ("untied", "Q4_K_M", Wishes(head="q8_0"), Settings(head="Q8_0")),
+        ("untied", "Q4_K_M", TypeOverrides(head_type="q8_0"), Settings(head="Q8_0")),
         (
             "untied",
             "F16",
-            Wishes(head="q8_0", embedding="q4_0"),
+            TypeOverrides(head_type="q8_0", embedding_type="q4_0"),
             Settings(head="Q8_0", embedding="Q4_0"),
         ),
-        ("tied", "Q4_K_M", Wishes(head="f16"), Settings(head="F16")),
-        ("tied", "Q4_K_M", Wishes(embedding="q5_1"), Settings(embedding="Q5_1")),
-        ("untied", "Q3_K_M", Wishes(keep_head=True), Settings(keep_head=True)),
-        ("untied", "IQ4_XS", Wishes(pure=True), Settings(pure=True)),
+        ("tied", "Q4_K_M", TypeOverrides(head_type="f16"), Settings(head="F16")),
+        ("tied", "Q4_K_M", TypeOverrides(embedding_type="q5_1"), Settings(embedding="Q5_1")),
+        ("untied", "Q3_K_M", TypeOverrides(keep_head=True), Settings(keep_head=True)),
+        ("untied", "IQ4_XS", TypeOverrides(pure=True), Settings(pure=True)),
         (
             "eight experts",
             "Q4_K_M",
-            Wishes(("attn_v=iq4_nl", r"ffn_.*=tq2_0", "attn_k=iq3_s")),
+            TypeOverrides(("attn_v=iq4_nl", r"ffn_.*=tq2_0", "attn_k=iq3_s")),
             Settings(patterns=(("attn_v", "IQ4_NL"), ("ffn_.*", "TQ2_0"), ("attn_k", "IQ3_S"))),
         ),
         (
             "odd rows",
             "Q4_0",
-            Wishes(("ffn_up=mxfp4", "attn_k=nvfp4"), pure=True),
+            TypeOverrides(("ffn_up=mxfp4", "attn_k=nvfp4"), pure=True),
             Settings(patterns=(("ffn_up", "MXFP4"), ("attn_k", "NVFP4")), pure=True),
         ),
     ],
@@ -128,7 +128,7 @@ def test_tensors_are_counted_by_layer_then_name_not_in_the_files_order() -> None
         "blk.2.a.weight",
         "token_embd.weight",
     ]
-    assert sorted(names, key=tensor_types.order) == [
+    assert sorted(names, key=tensor_types.tensor_order) == [
         "output.weight",
         "token_embd.weight",
         "blk.2.a.weight",
@@ -139,7 +139,8 @@ def test_tensors_are_counted_by_layer_then_name_not_in_the_files_order() -> None
 
 def test_names_are_found_in_any_case_and_short_names_are_llama_cpps() -> None:
     assert [
-        tensor_types.parse(text).name for text in ("q4_k", "Q4_K_M", "q3-k", "q5_K", " f16 ")
+        tensor_types.parse_file_type(text).name
+        for text in ("q4_k", "Q4_K_M", "q3-k", "q5_K", " f16 ")
     ] == [
         "Q4_K_M",
         "Q4_K_M",
@@ -150,18 +151,20 @@ def test_names_are_found_in_any_case_and_short_names_are_llama_cpps() -> None:
 
 
 def test_a_typo_is_answered_with_the_nearest_names() -> None:
-    with pytest.raises(Refusal, match="no type 'q4_m'") as caught:
-        tensor_types.parse("q4_m")
+    with pytest.raises(UserError, match="no type 'q4_m'") as caught:
+        tensor_types.parse_file_type("q4_m")
     assert "Q4_K_M" in caught.value.hint
 
 
 def test_a_pattern_goes_before_the_recipe_and_pure_has_no_mixture(models) -> None:
     source = write.open_gguf(models("untied"))
-    plan = plan_module.plan(source, "Q4_K_M", Wishes(("attn_v=q8_0", "attn_.*=q6_k")))
+    plan = plan_module.plan(source, "Q4_K_M", TypeOverrides(("attn_v=q8_0", "attn_.*=q6_k")))
     types = {step.weight.name: step.type for step in plan.steps}
     found = [types[f"blk.0.attn_{role}.weight"] for role in ("v", "q", "norm")]
     assert found == ["Q8_0", "Q6_K", "F32"]
-    pure = {step.type for step in plan_module.plan(source, "Q4_K_M", Wishes(pure=True)).steps}
+    pure = {
+        step.type for step in plan_module.plan(source, "Q4_K_M", TypeOverrides(pure=True)).steps
+    }
     assert pure == {"Q4_K", "F32"}
 
 
@@ -172,8 +175,8 @@ HARD = ["a{99999999999}=q8_0", "(" * 5000 + ")" * 5000 + "=q8_0"]
     "text", ["attn_v", "=q8_0", "attn(=q8_0", "attn_v=q9", *HARD], ids=lambda text: text[:12]
 )
 def test_a_pattern_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(Refusal):
-        tensor_types.overrides([text])
+    with pytest.raises(UserError):
+        tensor_types.parse_overrides([text])
 
 
 def test_what_can_be_written_is_what_ggml_can_write() -> None:
@@ -182,32 +185,41 @@ def test_what_can_be_written_is_what_ggml_can_write() -> None:
     for name in file_types.TENSOR_TYPES:
         codes = ggml.encode(rows, name, label=name, importance=even)
         assert np.abs(ggml.decode(codes, name, 512, label=name) - rows).mean() < 0.7, name
-    other = ggml.TYPE_NUMBERS.keys() - set(file_types.TENSOR_TYPES) - ggml.INTEGERS
+    other = ggml.TYPE_NUMBERS.keys() - set(file_types.TENSOR_TYPES) - ggml.INTEGER_TYPES
     assert other == {"F64", "Q8_1", "Q8_K"}  # F64 and the two that only activations have
 
 
 @pytest.mark.parametrize(
     ("name", "wishes", "said"),
     [
-        ("tied", Wishes(keep_head=True), "--leave-output-tensor has no effect"),
-        ("tied", Wishes(head="q8_0", pure=True), "--output-tensor-type has no effect"),
-        ("untied", Wishes(head="q8_0", keep_head=True), "cannot both keep its type"),
-        ("untied", Wishes(head="q9"), "no tensor type 'q9'"),
-        ("untied", Wishes(embedding="iq2_xxs"), r"token_embd.weight \(IQ2_XXS\)"),
-        ("untied", Wishes(("ffn_up=iq1_m",)), "needs an importance matrix: without one 10 tensors"),
+        ("tied", TypeOverrides(keep_head=True), "--leave-output-tensor has no effect"),
+        ("tied", TypeOverrides(head_type="q8_0", pure=True), "--output-tensor-type has no effect"),
+        ("untied", TypeOverrides(head_type="q8_0", keep_head=True), "cannot both keep its type"),
+        ("untied", TypeOverrides(head_type="q9"), "no tensor type 'q9'"),
+        ("untied", TypeOverrides(embedding_type="iq2_xxs"), r"token_embd.weight \(IQ2_XXS\)"),
+        (
+            "untied",
+            TypeOverrides(("ffn_up=iq1_m",)),
+            "needs an importance matrix: without one 10 tensors",
+        ),
     ],
 )
-def test_a_wish_that_cannot_be_is_refused(name: str, wishes: Wishes, said: str, models) -> None:
-    with pytest.raises(Refusal, match=said):
+def test_a_wish_that_cannot_be_is_refused(
+    name: str, wishes: TypeOverrides, said: str, models
+) -> None:
+    with pytest.raises(UserError, match=said):
         plan_module.plan(write.open_gguf(models(name)), "Q4_K_M", wishes)
 
 
 def test_mxfp4_stays_as_the_model_was_trained_unless_a_pattern_asks(models, tmp_path) -> None:
     first = tmp_path / "first.gguf"
-    write.run(
+    write.write_model(
         plan_module.plan(write.open_gguf(models("eight experts")), "MXFP4_MOE"), first, threads=2
     )
     name = "blk.0.ffn_up_exps.weight"
-    for wishes, kind in ((tensor_types.STOCK, "MXFP4"), (Wishes(("exps=q4_k",)), "Q4_K")):
+    for wishes, kind in (
+        (tensor_types.NO_OVERRIDES, "MXFP4"),
+        (TypeOverrides(("exps=q4_k",)), "Q4_K"),
+    ):
         plan = plan_module.plan(write.open_gguf(first), "Q4_K_M", wishes)
         assert {step.type for step in plan.steps if step.weight.name == name} == {kind}

@@ -10,9 +10,9 @@ import pytest
 
 from quant.checkpoint import safetensors
 from quant.convert import checkpoint_source
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.quantize import plan, write
-from quant.source.blob import SAMPLES, LocalFile, samples
+from quant.source.blob import SAMPLE_COUNT, LocalFile, read_samples
 
 
 @dataclass
@@ -39,13 +39,13 @@ def test_a_checkpoint_whose_weights_lie_elsewhere_is_the_same_source(
     shutil.copytree(stories, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     blob = Elsewhere(folder / "model.safetensors", (stories / "model.safetensors").read_bytes())
     here, there = (
-        checkpoint_source.open_folder(stories),
-        checkpoint_source.open_folder(folder, blobs={"model.safetensors": blob}),
+        checkpoint_source.open_checkpoint(stories),
+        checkpoint_source.open_checkpoint(folder, blobs={"model.safetensors": blob}),
     )
     assert there.fingerprint == here.fingerprint
-    assert blob.asked <= SAMPLES + 2
+    assert blob.asked <= SAMPLE_COUNT + 2
     for source, name in ((here, "here"), (there, "there")):
-        write.run(plan.plan(source, "Q8_0"), tmp_path / name, threads=1)
+        write.write_model(plan.plan(source, "Q8_0"), tmp_path / name, threads=1)
     assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
 
 
@@ -56,8 +56,8 @@ def test_samples_lie_all_over_the_bytes_and_do_not_depend_on_where_those_are(
     data = np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes()
     (tmp_path / "a").write_bytes(data[: size // 3])
     (tmp_path / "b").write_bytes(data[size // 3 :])
-    local = samples([LocalFile(tmp_path / "a"), LocalFile(tmp_path / "b")])
-    remote = samples(
+    local = read_samples([LocalFile(tmp_path / "a"), LocalFile(tmp_path / "b")])
+    remote = read_samples(
         [Elsewhere(Path("a"), data[: size // 3]), Elsewhere(Path("b"), data[size // 3 :])]
     )
     assert [piece.tobytes() for piece in local] == [piece.tobytes() for piece in remote]
@@ -70,10 +70,10 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None
     blob = LocalFile(tmp_path / "a")
     assert blob.size == 100
     (tmp_path / "a").write_bytes(bytes(50))
-    with pytest.raises(Refusal, match="ends before"):
+    with pytest.raises(UserError, match="ends before"):
         blob.read(40, 20)
     (tmp_path / "a").unlink()
-    with pytest.raises(Refusal, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         blob.read(0, 1)
 
 
@@ -83,12 +83,12 @@ def test_a_change_too_small_for_the_samples_is_seen_by_its_time(
     folder, out = tmp_path / "m", tmp_path / "m.gguf"
     shutil.copytree(stories, folder)
     file = folder / "model.safetensors"
-    write.run(plan.plan(checkpoint_source.open_folder(folder), "Q8_0"), out, threads=1)
-    before = plan.plan(checkpoint_source.open_folder(folder), "Q8_0")
-    assert write.finished(before, out)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1)
+    before = plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0")
+    assert write.is_finished(before, out)
     blob, covered = LocalFile(file), set()
-    for step in range(SAMPLES):
-        at = min(step * (blob.size - 1) // (SAMPLES - 1), blob.size - 4096)
+    for step in range(SAMPLE_COUNT):
+        at = min(step * (blob.size - 1) // (SAMPLE_COUNT - 1), blob.size - 4096)
         covered |= set(range(at, at + 4096))
     start = 8 + int.from_bytes(file.read_bytes()[:8], "little")
     place = next(at for at in range(start, blob.size) if at not in covered)
@@ -97,15 +97,18 @@ def test_a_change_too_small_for_the_samples_is_seen_by_its_time(
         stream.write(b"\0")
     later = out.stat().st_mtime_ns + 1_000_000
     os.utime(file, ns=(later, later))
-    after = plan.plan(checkpoint_source.open_folder(folder), "Q8_0")
+    after = plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0")
     assert after.source.fingerprint == before.source.fingerprint
-    assert not write.finished(after, out)
+    assert not write.is_finished(after, out)
 
 
 def test_files_that_are_not_the_models_own_do_not_count(stories: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stories260K"
     shutil.copytree(stories, folder)
-    before = checkpoint_source.open_folder(folder).fingerprint
+    before = checkpoint_source.open_checkpoint(folder).fingerprint
     shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
-    assert checkpoint_source.open_folder(folder).fingerprint == before
-    assert sorted(safetensors.files(folder)) == ["model.safetensors", "other.safetensors"]
+    assert checkpoint_source.open_checkpoint(folder).fingerprint == before
+    assert sorted(safetensors.find_safetensors(folder)) == [
+        "model.safetensors",
+        "other.safetensors",
+    ]

@@ -37,7 +37,7 @@ def by_hand(rules: dict[str, str], text: str) -> str:
 
 
 def test_the_longest_prefix_is_replaced() -> None:
-    rules, rng = charsmap.parse(charsmap.build(RULES)), random.Random(0)
+    rules, rng = charsmap.parse_charsmap(charsmap.build_charsmap(RULES)), random.Random(0)
     for _ in range(500):
         text = "".join(
             rng.choice("abce\u0301\u0302ﬁ１\t\u200b🙂 é") for _ in range(rng.randrange(12))
@@ -48,15 +48,17 @@ def test_the_longest_prefix_is_replaced() -> None:
 def test_the_library_reads_the_same_rules() -> None:
     chars = map(chr, (*range(1, 0xD800), *range(0xF900, 0x1F000)))
     folded = {char: unicodedata.normalize("NFKC", char) for char in chars}
-    made = charsmap.build({char: made for char, made in folded.items() if made != char})
-    ours, theirs = charsmap.parse(made), tokenizers.normalizers.Precompiled(made)
+    made = charsmap.build_charsmap({char: made for char, made in folded.items() if made != char})
+    ours, theirs = charsmap.parse_charsmap(made), tokenizers.normalizers.Precompiled(made)
     for char, expected in folded.items():
         assert ours.apply(f"a{char}b") == f"a{expected}b"
         assert theirs.normalize_str(char) == expected
 
 
 def test_rules_packed_by_sentencepiece_are_read() -> None:
-    rules = charsmap.parse(sentencepiece_model.load(DATA / "tokenizer.model").charsmap)
+    rules = charsmap.parse_charsmap(
+        sentencepiece_model.load_sentencepiece(DATA / "tokenizer.model").charsmap
+    )
     assert rules.apply("ﬁ\n①\u00a0e\u0301o\u0302\u0301") == "fi 1 éố"
     for text in probe_strings.PROSE:
         theirs = unicodedata.normalize("NFKC", text.translate({9: 32, 10: 32, 13: 32}))
@@ -71,7 +73,9 @@ def test_rules_can_be_followed_by_others(after) -> None:
     both = {
         prefix: after(made) for prefix, made in ({char: char for char in letters} | RULES).items()
     }
-    rules = charsmap.parse(charsmap.followed(charsmap.build(RULES), after, letters))
+    rules = charsmap.parse_charsmap(
+        charsmap.append_step(charsmap.build_charsmap(RULES), after, letters)
+    )
     for _ in range(500):
         text = "".join(rng.choice(letters) for _ in range(rng.randrange(12)))
         assert rules.apply(text) == by_hand(both, text)
@@ -79,7 +83,7 @@ def test_rules_can_be_followed_by_others(after) -> None:
 
 def test_damaged_rules_are_refused_or_lead_nowhere_else() -> None:
     data, rng, refused = (
-        sentencepiece_model.load(DATA / "tokenizer.model").charsmap,
+        sentencepiece_model.load_sentencepiece(DATA / "tokenizer.model").charsmap,
         random.Random(0),
         0,
     )
@@ -92,7 +96,7 @@ def test_damaged_rules_are_refused_or_lead_nowhere_else() -> None:
         for _ in range(rng.choice((1, 1, 8))):
             broken[rng.randrange(len(broken))] = rng.randrange(256)
         try:
-            rules = charsmap.parse(bytes(broken))
+            rules = charsmap.parse_charsmap(bytes(broken))
         except ValueError:
             refused += 1
         else:
@@ -107,4 +111,4 @@ NOTHING = [b"", b"\1", bytes(9), b"\4\0\0\0\0\0\0\0a", b"\xff\xff\xff\xff" + byt
 @pytest.mark.parametrize("data", NOTHING)
 def test_what_is_no_rules_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"bytes|leads"):
-        charsmap.parse(data)
+        charsmap.parse_charsmap(data)

@@ -2,12 +2,14 @@
 
 import pytest
 
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.tokenizer import special_tokens
 
 
 def slots(texts: list[str], ends: list[int]) -> dict[str, int]:
-    return special_tokens.ids(texts, {"eos_token": "</s>"}, {"eos_token_id": ends}, {}, "here")
+    return special_tokens.find_special_ids(
+        texts, {"eos_token": "</s>"}, {"eos_token_id": ends}, {}, "here"
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def test_each_end_has_a_slot_or_is_known_by_its_text(texts, ends, expected) -> N
 
 
 def test_more_ends_than_slots_are_refused_by_name() -> None:
-    with pytest.raises(Refusal, match=r"'<a>', '<b>', '<c>'"):
+    with pytest.raises(UserError, match=r"'<a>', '<b>', '<c>'"):
         slots(["</s>", "<a>", "<b>", "<c>"], [0, 1, 2, 3])
 
 
@@ -48,7 +50,9 @@ def test_deepseek_gets_the_bos_that_its_settings_ask_for(silent, kind: str) -> N
     template.
     """
     settings = {"tokenizer_class": kind, "add_bos_token": True, "add_eos_token": False}
-    first, last, notes = special_tokens.around({"post_processor": silent}, settings, pieces=False)
+    first, last, notes = special_tokens.find_surrounding_tokens(
+        {"post_processor": silent}, settings, is_sentencepiece=False
+    )
     assert (first, last, len(notes)) == (True, False, 1)
 
 
@@ -64,7 +68,9 @@ def test_deepseek_gets_the_bos_that_its_settings_ask_for(silent, kind: str) -> N
     ],
 )
 def test_others_get_what_tokenizer_json_says(post, settings) -> None:
-    assert special_tokens.around({"post_processor": post}, settings, pieces=False)[:2] == (
+    assert special_tokens.find_surrounding_tokens(
+        {"post_processor": post}, settings, is_sentencepiece=False
+    )[:2] == (
         False,
         False,
     )

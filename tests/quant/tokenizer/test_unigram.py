@@ -17,12 +17,12 @@ import llama_cpp
 import pytest
 import tokenizers
 
-from llmcli.model_loader.verify_tokenizer import proven
+from llmcli.model_loader.verify_tokenizer import verify_tokenizer
 from llmcli.runtime.binding.model import open_model
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert import checkpoint_source
-from quant.errors import Refusal
-from quant.gguf.layout import entry, layout
+from quant.errors import UserError
+from quant.gguf.layout import encode_entry, lay_out_file
 from quant.model_file import load_checks, read_header
 from quant.quantize import plan, write
 from quant.tokenizer import charsmap, sentencepiece_model, vocabulary
@@ -31,7 +31,7 @@ from tests.quant import vocabularies
 from tests.quant.vocabularies import prove
 
 DATA = Path(__file__).parents[2] / "data" / "unigram"
-PIECES = sentencepiece_model.load(DATA / "tokenizer.model")
+PIECES = sentencepiece_model.load_sentencepiece(DATA / "tokenizer.model")
 COMPILED = {
     "type": "Precompiled",
     "precompiled_charsmap": base64.b64encode(PIECES.charsmap).decode(),
@@ -91,7 +91,7 @@ def json_folder(target: Path, normalizer: Any, pre_tokenizer: Any, **model: Any)
 def test_a_model_of_sentencepiece_gets_its_ids_to_the_last(tmp_path: Path) -> None:
     found = prove(DATA, 512, tmp_path / "v.gguf")
     assert found.notes == ()
-    assert found.texts > 1000
+    assert found.string_count > 1000
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
         for text, ids in json.loads((DATA / "ids.json").read_text()):
             assert model.tokenize(text, special=False) == ids, text
@@ -103,9 +103,9 @@ def test_a_whole_checkpoint_with_a_unigram_tokenizer_converts_and_runs(
     folder, out = shutil.copytree(stories, tmp_path / "folder"), tmp_path / "out.gguf"
     (folder / "tokenizer.json").unlink()
     shutil.copytree(DATA, folder, dirs_exist_ok=True)
-    source = proven(checkpoint_source.open_folder(folder), folder)
+    source = verify_tokenizer(checkpoint_source.open_checkpoint(folder), folder)
     assert not source.notes
-    write.run(plan.plan(source, "F32"), out, threads=1)
+    write.write_model(plan.plan(source, "F32"), out, threads=1)
     model = llama_cpp.Llama(str(out), n_ctx=64, n_threads=1, verbose=False)
     for text, ids in json.loads((DATA / "ids.json").read_text())[:20]:
         assert model.tokenize(text.encode(), add_bos=False, special=False) == ids
@@ -153,7 +153,7 @@ def test_ways_to_spell_a_text_are_proven(normalizer, pre_tokenizer, notes, tmp_p
 def learnt() -> str:
     """A tokenizer as the tokenizers library's own trainer makes it."""
     made = tokenizers.SentencePieceUnigramTokenizer()
-    texts = [text for text in probe_strings.texts() if text not in probe_strings.LOOKALIKES]
+    texts = [text for text in probe_strings.probe_strings() if text not in probe_strings.LOOKALIKES]
     special = ["<unk>", "<s>", "</s>"]
     made.train_from_iterator(
         texts, vocab_size=1500, special_tokens=special, unk_token="<unk>", show_progress=False
@@ -174,7 +174,7 @@ def test_a_tokenizer_of_the_librarys_own_trainer_is_proven(tmp_path: Path) -> No
             ):  # "!!!" may be "!!" and "!" or "!" and "!!", to float32 the same
                 theirs = oracle.encode(text, add_special_tokens=False).ids
                 assert sorted(model.tokenize(text, special=False)) == sorted(theirs), text
-    assert found.texts > 1000
+    assert found.string_count > 1000
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_what_llama_cpp_cannot_do_is_refused_by_name(
     normalizer, pre_tokenizer, model, said, tmp_path: Path
 ) -> None:
     folder = json_folder(tmp_path / "folder", normalizer, pre_tokenizer, **model)
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(UserError, match=said):
         prove(folder, 512, tmp_path / "v.gguf")
 
 
@@ -240,7 +240,7 @@ def test_what_llama_cpp_cannot_do_is_refused_by_name(
 def test_settings_of_a_model_that_llama_cpp_cannot_do_are_refused_by_name(
     settings, said, tmp_path: Path
 ) -> None:
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(UserError, match=said):
         prove(model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf")
 
 
@@ -262,7 +262,7 @@ SCORES = [piece.score for piece in PIECES.pieces]
     [
         {"add_space_prefix": ("bool", False), "remove_extra_whitespaces": ("bool", False)},
         {"remove_extra_whitespaces": ("bool", False)},
-        {"precompiled_charsmap": ("array:uint8", list(charsmap.build({"a": "b"})))},
+        {"precompiled_charsmap": ("array:uint8", list(charsmap.build_charsmap({"a": "b"})))},
         {"scores": ("array:float32", [*SCORES[:5], *SCORES[:4:-1]])},
         {"unknown_token_id": ("uint32", 7)},
     ],
@@ -276,7 +276,9 @@ def test_a_file_that_says_otherwise_is_caught(source, changes, tmp_path: Path) -
         if made
         else json_folder(tmp_path / "folder", COMPILED, WORDS)
     )
-    with pytest.raises(Refusal, match=rf"test strings differently from .*{source}; the first 10:"):
+    with pytest.raises(
+        UserError, match=rf"test strings differently from .*{source}; the first 10:"
+    ):
         prove(folder, 512, tmp_path / "v.gguf", **changes)
 
 
@@ -302,7 +304,7 @@ def test_a_strange_tokenizer_json_beside_a_sound_model_is_refused(
 ) -> None:
     folder = json_folder(tmp_path / "folder", normalizer, WORDS, **model)
     shutil.copy(DATA / "tokenizer.model", folder)
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(UserError, match=said):
         prove(folder, 512, tmp_path / "v.gguf")
 
 
@@ -317,12 +319,14 @@ def test_settings_that_rename_the_unknown_piece_do_not(tmp_path: Path) -> None:
         "added_tokens_decoder": words
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(Refusal, match=r"token 600 \('<beyond>'\) is outside"):
+    with pytest.raises(UserError, match=r"token 600 \('<beyond>'\) is outside"):
         prove(folder, 512, tmp_path / "v.gguf")
     assert prove(folder, None, tmp_path / "v.gguf").notes == ()
     assert (
         "<seven>"
-        in read_header.read(tmp_path / "v.gguf").metadata["tokenizer.ggml.tokens"].values()
+        in read_header.read_header(tmp_path / "v.gguf")
+        .metadata["tokenizer.ggml.tokens"]
+        .read_values()
     )
 
 
@@ -348,15 +352,17 @@ def test_rules_that_would_end_llama_cpp_are_refused_and_the_others_do_not(tmp_pa
     refused = 0
     for number, rules in enumerate(damaged()):
         file = tmp_path / f"{number}.gguf"
-        found = vocabulary.load(DATA, Config({"vocab_size": 512}, "config.json"))
+        found = vocabulary.load_vocabulary(
+            DATA, CheckpointConfig({"vocab_size": 512}, "config.json")
+        )
         said = dict(found.entries) | {
-            "tokenizer.ggml.precompiled_charsmap": entry("array:uint8", list(rules))
+            "tokenizer.ggml.precompiled_charsmap": encode_entry("array:uint8", list(rules))
         }
-        said["general.architecture"] = entry("string", "llama")
-        file.write_bytes(layout(list(said.items()), [], 32).header)
+        said["general.architecture"] = encode_entry("string", "llama")
+        file.write_bytes(lay_out_file(list(said.items()), [], 32).header)
         try:
-            load_checks.check(read_header.read(file))
-        except Refusal:
+            load_checks.check_loadable(read_header.read_header(file))
+        except UserError:
             refused += 1
         else:
             with open_model(file, vocab_only=True) as model:
@@ -373,7 +379,7 @@ def test_a_piece_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
     """llama.cpp's tree of pieces is as deep as the longest, and it walks it by recursion."""
     words = [*(piece.text for piece in PIECES.pieces[:-1]), "a" * 100_000]
     with pytest.raises(
-        Refusal, match=r"would crash llama.cpp: its vocabulary has a piece of 100000 bytes"
+        UserError, match=r"would crash llama.cpp: its vocabulary has a piece of 100000 bytes"
     ):
         prove(DATA, 512, tmp_path / "v.gguf", tokens=("array:string", words))
 
@@ -386,5 +392,5 @@ def test_a_piece_as_long_as_a_book_beside_a_sound_model_is_refused(
         tmp_path / "folder", None, METASPACE, vocab=[["<unk>", 0.0], ["a" * 1_000_000, -1.0]]
     )
     shutil.copy(stories / "tokenizer.model", folder)
-    with pytest.raises(Refusal, match=r"tokenizer.json has a piece of 1,000,000 characters"):
+    with pytest.raises(UserError, match=r"tokenizer.json has a piece of 1,000,000 characters"):
         prove(folder, 512, tmp_path / "v.gguf")

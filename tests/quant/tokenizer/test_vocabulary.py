@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert import checkpoint_source
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.gguf import header
 from quant.model_file import read_header
 from quant.quantize import plan, write
@@ -41,11 +41,13 @@ LINES = [
 
 def vocab_file(folder: Path, out: Path, size: int) -> Path:
     """A GGUF with only the folder's vocabulary."""
-    from quant.gguf.layout import entry, layout
+    from quant.gguf.layout import encode_entry, lay_out_file
 
-    found = vocabulary.load(folder, Config({"vocab_size": size}, "config.json"))
-    entries = [("general.architecture", entry("string", "llama")), *found.entries]
-    out.write_bytes(layout(entries, [], 32).header)
+    found = vocabulary.load_vocabulary(
+        folder, CheckpointConfig({"vocab_size": size}, "config.json")
+    )
+    entries = [("general.architecture", encode_entry("string", "llama")), *found.entries]
+    out.write_bytes(lay_out_file(entries, [], 32).header)
     return out
 
 
@@ -94,11 +96,11 @@ def test_the_smollm2_folder_gives_the_vocabulary_of_the_published_file(
     folder = ASSETS / "smollm2"
     if not folder.is_dir():
         pytest.skip("../shared/assets/tokenizers is not here")
-    ours = read_header.read(vocab_file(folder, tmp_path / "v.gguf", 49152)).metadata
-    theirs = read_header.read(smollm2).metadata
+    ours = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 49152)).metadata
+    theirs = read_header.read_header(smollm2).metadata
     for key in ("tokens", "merges", "token_type"):
         mine, other = (table[f"tokenizer.ggml.{key}"] for table in (ours, theirs))
-        assert mine.values() == other.values()
+        assert mine.read_values() == other.read_values()
     for key in (
         "model",
         "pre",
@@ -121,10 +123,10 @@ def test_rows_without_a_token_are_filled_up_and_the_model_still_loads(
         folder / "model.safetensors", tensors | {"model.embed_tokens.weight": wide}
     )
     out = tmp_path / "out.gguf"
-    write.run(plan.plan(checkpoint_source.open_folder(folder), "F32"), out, threads=1)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1)
     reader = gguf.GGUFReader(out)
     assert reader.fields["tokenizer.ggml.tokens"].contents()[511:] == [
-        read_header.read(out).metadata["tokenizer.ggml.tokens"].values()[511],
+        read_header.read_header(out).metadata["tokenizer.ggml.tokens"].read_values()[511],
         *(f"[PAD{i}]" for i in range(512, 520)),
     ]
     assert reader.fields["tokenizer.ggml.token_type"].contents()[512:] == [5] * 8
@@ -135,7 +137,9 @@ def test_rows_without_a_token_are_filled_up_and_the_model_still_loads(
     model.close()
 
 
-def settings(folder: Path, tokens: list[str], **files: dict[str, Any]) -> dict[str, header.Value]:
+def settings(
+    folder: Path, tokens: list[str], **files: dict[str, Any]
+) -> dict[str, header.MetadataValue]:
     """The metadata of stories' tokenizer with more tokens and other settings."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     added = [
@@ -147,7 +151,9 @@ def settings(folder: Path, tokens: list[str], **files: dict[str, Any]) -> dict[s
     )
     for name, changes in files.items():
         tiny_checkpoint.edit(folder / f"{name}.json", **changes)
-    return dict(read_header.read(vocab_file(folder, folder / "v.gguf", 512 + len(tokens))).metadata)
+    return dict(
+        read_header.read_header(vocab_file(folder, folder / "v.gguf", 512 + len(tokens))).metadata
+    )
 
 
 def test_every_end_that_generation_config_names_ends_an_answer(
@@ -165,7 +171,7 @@ def test_every_end_that_generation_config_names_ends_an_answer(
 
 def test_more_ends_than_a_file_has_room_for_are_refused(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
-    with pytest.raises(Refusal, match=r"can name only two such tokens"):
+    with pytest.raises(UserError, match=r"can name only two such tokens"):
         settings(
             folder, ["<a>", "<b>", "<c>"], generation_config={"eos_token_id": [2, 512, 513, 514]}
         )
@@ -198,10 +204,10 @@ def test_the_chat_template_is_the_files_before_the_settings(
     tiny_checkpoint.edit(folder / "tokenizer_config.json", **config)
     if file:
         (folder / "chat_template.jinja").write_text(file)
-    found = vocabulary.load(folder, Config({"vocab_size": 512}, "config.json"))
+    found = vocabulary.load_vocabulary(folder, CheckpointConfig({"vocab_size": 512}, "config.json"))
     assert len(found.notes) == notes
     assert (
-        read_header.read(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata.get(
+        read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata.get(
             "tokenizer.chat_template"
         )
         == expected
@@ -246,7 +252,9 @@ def test_what_is_put_around_a_text_is_what_transformers_puts(
     around = llama_cpp.llama_vocab_get_add_bos(table), llama_cpp.llama_vocab_get_add_eos(table)
     assert around == (theirs[0] == 1, theirs[-1] == 2)
     model.close()
-    notes = vocabulary.load(folder, Config({"vocab_size": 512}, "config.json")).notes
+    notes = vocabulary.load_vocabulary(
+        folder, CheckpointConfig({"vocab_size": 512}, "config.json")
+    ).notes
     assert any("add_bos_token" in note for note in notes) == (
         said is not None and said != around[0]
     )
@@ -259,7 +267,7 @@ def test_without_a_tokenizer_json_the_settings_say_what_is_put_around_a_text(
     (folder / "tokenizer.json").unlink()
     for said, expected in ((False, False), (None, True), (True, True)):
         tiny_checkpoint.edit(folder / "tokenizer_config.json", add_bos_token=said)
-        found = read_header.read(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
+        found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
         assert found["tokenizer.ggml.add_bos_token"] is expected
 
 
@@ -275,7 +283,7 @@ def test_templates_by_name_are_kept_as_the_gguf_package_keeps_them(
             {"name": "r-a g", "template": "c"},
         ],
     )
-    found = read_header.read(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
+    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
     writer = gguf.GGUFWriter(tmp_path / "theirs.gguf", "llama")
     writer.add_chat_template(
         json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
@@ -283,13 +291,13 @@ def test_templates_by_name_are_kept_as_the_gguf_package_keeps_them(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    theirs = read_header.read(tmp_path / "theirs.gguf").metadata
+    theirs = read_header.read_header(tmp_path / "theirs.gguf").metadata
     keys = {key for key in (found | theirs) if "chat_template" in key}
     assert len(keys) == 4
     for key in keys - {"tokenizer.chat_templates"}:
         assert found[key] == theirs[key]
-    assert sorted(found["tokenizer.chat_templates"].values()) == sorted(
-        theirs["tokenizer.chat_templates"].values()
+    assert sorted(found["tokenizer.chat_templates"].read_values()) == sorted(
+        theirs["tokenizer.chat_templates"].read_values()
     )
 
 
@@ -298,13 +306,13 @@ def test_template_files_go_before_the_settings(stories: Path, tmp_path: Path) ->
     tiny_checkpoint.edit(folder / "tokenizer_config.json", chat_template="settings")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
-    found = read_header.read(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
+    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
     assert (found["tokenizer.chat_template"], found["tokenizer.chat_template.tool_use"]) == (
         "settings",
         "tools",
     )
     (folder / "chat_template.jinja").write_text("file")
-    found = read_header.read(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
+    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
     assert (found["tokenizer.chat_template"], found["tokenizer.chat_template.tool_use"]) == (
         "file",
         "tools",
@@ -314,13 +322,13 @@ def test_template_files_go_before_the_settings(stories: Path, tmp_path: Path) ->
 def test_half_a_surrogate_pair_is_no_text(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer_config.json").write_text('{"chat_template": "\\ud800"}')
-    with pytest.raises(Refusal, match="cannot be read as JSON"):
-        vocabulary.load(folder, Config({"vocab_size": 512}, "config.json"))
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        vocabulary.load_vocabulary(folder, CheckpointConfig({"vocab_size": 512}, "config.json"))
 
 
 def test_tokens_outside_of_the_config_are_refused(stories: Path) -> None:
-    with pytest.raises(Refusal, match=r"token 511 .* outside of the vocab_size 500"):
-        vocabulary.load(stories, Config({"vocab_size": 500}, "config.json"))
+    with pytest.raises(UserError, match=r"token 511 .* outside of the vocab_size 500"):
+        vocabulary.load_vocabulary(stories, CheckpointConfig({"vocab_size": 500}, "config.json"))
 
 
 GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
@@ -358,7 +366,9 @@ def test_a_pre_tokenizer_is_known_by_its_structure(
     node: dict[str, Any], ignore: bool, expected: str
 ) -> None:
     assert (
-        pre_tokenizer.find({"model": {"ignore_merges": ignore}, "pre_tokenizer": node}, "x").name
+        pre_tokenizer.find_pre_tokenizer(
+            {"model": {"ignore_merges": ignore}, "pre_tokenizer": node}, "x"
+        ).name
         == expected
     )
 
@@ -367,8 +377,8 @@ def test_a_pre_tokenizer_is_known_by_its_structure(
     "node", [None, GPT2 | {"add_prefix_space": True}, split("[a-z]+"), {"type": "Whitespace"}, 7]
 )
 def test_an_unknown_pre_tokenizer_is_refused_never_guessed(node: Any) -> None:
-    with pytest.raises(Refusal, match="splits text in an unknown way"):
-        pre_tokenizer.find({"model": {}, "pre_tokenizer": node}, "x")
+    with pytest.raises(UserError, match="splits text in an unknown way"):
+        pre_tokenizer.find_pre_tokenizer({"model": {}, "pre_tokenizer": node}, "x")
 
 
 def deep(kind: str) -> dict[str, Any]:
@@ -390,10 +400,14 @@ def test_sequences_within_sequences_are_read_however_deep(
     }
     tokenizer = {"model": {}, "pre_tokenizer": GPT2} | {key: deep(kinds[key])}
     if key == "post_processor":
-        assert special_tokens.around(tokenizer, {}, pieces=False) == (False, False, [])
+        assert special_tokens.find_surrounding_tokens(tokenizer, {}, is_sentencepiece=False) == (
+            False,
+            False,
+            [],
+        )
     else:
-        with pytest.raises(Refusal, match="splits text in an unknown way"):
-            pre_tokenizer.find(tokenizer, "x")
+        with pytest.raises(UserError, match="splits text in an unknown way"):
+            pre_tokenizer.find_pre_tokenizer(tokenizer, "x")
 
 
 @pytest.mark.parametrize("index", ["9" * 5000, "-1", "٣", "1.5", True, -3, None, [1]])
@@ -411,8 +425,8 @@ def test_added_tokens_without_a_sound_row_are_passed_over(
             folder / "tokenizer_config.json", added_tokens_decoder={index: strange}
         )
     tiny_checkpoint.edit(folder / "added_tokens.json", **{"<y>": index})
-    found = read_header.read(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
-    assert not {"<x>", "<y>"} & set(found["tokenizer.ggml.tokens"].values())
+    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
+    assert not {"<x>", "<y>"} & set(found["tokenizer.ggml.tokens"].read_values())
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
@@ -420,8 +434,8 @@ def test_a_piece_without_a_score_is_refused(score: float, tmp_path: Path) -> Non
     (tmp_path / "tokenizer.model").write_bytes(
         vocabularies.sentencepiece([("<unk>", 0.0, 2), ("a", score, 1)])
     )
-    with pytest.raises(Refusal, match="not a valid SentencePiece model"):
-        sentencepiece_model.load(tmp_path / "tokenizer.model")
+    with pytest.raises(UserError, match="not a valid SentencePiece model"):
+        sentencepiece_model.load_sentencepiece(tmp_path / "tokenizer.model")
 
 
 def test_more_pieces_than_any_model_has_are_refused_before_they_are_held(
@@ -429,16 +443,16 @@ def test_more_pieces_than_any_model_has_are_refused_before_they_are_held(
 ) -> None:
     monkeypatch.setattr(sentencepiece_model, "MOST", 1000)
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x00" * 1001)
-    with pytest.raises(Refusal, match="not a valid SentencePiece model"):
-        sentencepiece_model.load(tmp_path / "tokenizer.model")
+    with pytest.raises(UserError, match="not a valid SentencePiece model"):
+        sentencepiece_model.load_sentencepiece(tmp_path / "tokenizer.model")
 
 
 def test_a_file_that_is_far_too_large_is_not_read(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     with (folder / "tokenizer.json").open("r+b") as file:
         file.truncate(1 << 30)
-    with pytest.raises(Refusal, match=r"has 1,073,741,824 bytes"):
-        vocabulary.load(folder, Config({"vocab_size": 512}, "config.json"))
+    with pytest.raises(UserError, match=r"has 1,073,741,824 bytes"):
+        vocabulary.load_vocabulary(folder, CheckpointConfig({"vocab_size": 512}, "config.json"))
 
 
 def test_what_only_looks_like_a_byte_is_none(stories: Path, tmp_path: Path) -> None:
@@ -447,8 +461,8 @@ def test_what_only_looks_like_a_byte_is_none(stories: Path, tmp_path: Path) -> N
     values = json.loads((folder / "tokenizer.json").read_text())
     values["model"]["vocab"]["<0xzz>"] = 512
     tiny_checkpoint.edit(folder / "tokenizer.json", model=values["model"])
-    found = read_header.read(vocab_file(folder, tmp_path / "v.gguf", 513)).metadata
-    assert found["tokenizer.ggml.token_type"].values()[512] == sentencepiece_model.NORMAL
+    found = read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 513)).metadata
+    assert found["tokenizer.ggml.token_type"].read_values()[512] == sentencepiece_model.NORMAL
 
 
 def test_a_damaged_sentencepiece_model_is_read_or_refused(stories: Path, tmp_path: Path) -> None:
@@ -469,8 +483,8 @@ def test_a_damaged_sentencepiece_model_is_read_or_refused(stories: Path, tmp_pat
         broken[rng.randrange(len(broken))] = rng.randrange(256)
         file.write_bytes(broken)
         try:
-            sentencepiece_model.load(file)
-        except Refusal:
+            sentencepiece_model.load_sentencepiece(file)
+        except UserError:
             refused += 1
     assert refused > 100
 
@@ -482,5 +496,5 @@ def test_kinds_that_llama_cpp_splits_otherwise_are_refused_by_name(
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer.model").unlink()
     tiny_checkpoint.edit(folder / "tokenizer.json", model={"type": kind, "vocab": []})
-    with pytest.raises(Refusal, match=f"is of type {kind}: llama.cpp would give text other ids"):
-        vocabulary.load(folder, Config({"vocab_size": 512}, "config.json"))
+    with pytest.raises(UserError, match=f"is of type {kind}: llama.cpp would give text other ids"):
+        vocabulary.load_vocabulary(folder, CheckpointConfig({"vocab_size": 512}, "config.json"))

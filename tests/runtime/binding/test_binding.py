@@ -8,18 +8,18 @@ import threading
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Rows, reserved
+from llmcli.runtime.binding.batch import BatchRows, reserved_outputs
 from llmcli.runtime.binding.context import Aborted
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.types import Message
 
 pytestmark = pytest.mark.model
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 QUESTION = [Message("user", "What is the capital of France?")]
 
 
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_text_and_the_native_chain_ends_it(smollm2)
     with open_runner(smollm2, options()) as runner:
         prompt = runner.encode_chat(QUESTION)
         for more in ({"repeat_penalty": 1.1}, everything, {"mirostat": 1}, {"mirostat": 2}):
-            seeded = defaults().with_values({"seed": 7, **more})
+            seeded = default_sampling().with_values({"seed": 7, **more})
             one, other = (ids_of(runner, Request(prompt, seeded, max_tokens=8)) for _ in range(2))
             assert one == other
 
@@ -113,7 +113,7 @@ def test_ctrl_c_stops_a_long_prompt_at_once_and_the_cells_stay_in_order(smollm2)
         reply = runner.reply(Request(prompt, GREEDY))
         threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
         assert [event.finish for event in reply][-1] == "cancelled"
-        assert runner.engine.ledger.used < len(
+        assert runner.engine.ledger.used_cells < len(
             prompt
         )  # it is one pass of several seconds, and was cut
         runner.engine.ledger.check()
@@ -123,7 +123,7 @@ def test_ctrl_c_stops_a_long_prompt_at_once_and_the_cells_stay_in_order(smollm2)
 def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
     from llmcli.runtime.binding.sampler import NativeChains
     from llmcli.runtime.engine.engine import Engine
-    from llmcli.runtime.strategies.base import Vocabulary
+    from llmcli.runtime.strategies.base import ModelVocabulary
 
     questions = ["Name a colour.", "Name a country.", "Count to five."]
     kind = ContextOptions(2048, 512, 512, 3, 1, 1, "q8_0", "q8_0", "on")
@@ -139,16 +139,16 @@ def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
         texts = []
         for together in (True, False):
             with open_context(model, kind) as context:
-                words = Vocabulary(model.piece, model.ends, model.n_vocab)
+                words = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
                 engine = Engine(context, words, NativeChains(model.n_vocab))
                 answers = []
                 for group in [prompts] if together else [[prompt] for prompt in prompts]:
                     numbers = [
                         engine.submit(Request(prompt, GREEDY, max_tokens=10)) for prompt in group
                     ]
-                    while engine.busy:
+                    while engine.is_busy:
                         engine.step()
-                    answers += [engine.answer(number) for number in numbers]
+                    answers += [engine.pop_answer(number) for number in numbers]
                 engine.ledger.check()
                 texts.append([answer.text for answer in answers])
     assert texts[0] == texts[1]
@@ -181,7 +181,7 @@ def test_an_unknown_architecture_is_told_in_llama_cpp_s_words(tmp_path, stories_
 
 
 def test_an_interrupt_that_comes_just_before_a_pass_stops_it(stories_gguf):
-    rows = Rows(range(1, 33), range(32), [0] * 32, [False] * 31 + [True])
+    rows = BatchRows(range(1, 33), range(32), [0] * 32, [False] * 31 + [True])
     with (
         open_model(stories_gguf) as model,
         open_context(model, ContextOptions(256, 32, 32)) as context,
@@ -196,6 +196,6 @@ def test_an_interrupt_that_comes_just_before_a_pass_stops_it(stories_gguf):
 @pytest.mark.parametrize("wanted", [*range(1, 70), 255, 256, 512])
 def test_the_rows_that_are_reserved_leave_what_follows_them_on_cache_lines(wanted):
     """Each row's place takes four bytes, and all of them are padded to 32."""
-    made = reserved(wanted)
+    made = reserved_outputs(wanted)
     assert wanted <= made <= wanted + 8
     assert -(-4 * made // 32) * 32 % 64 == 0

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.runtime.binding.context_options import ContextOptions
-from llmcli.runtime.binding.eval_callback import Mixed, Seen, _plain
+from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput, _plain
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.scoring.activations import open_activations
 from tests.quant import tiny_gguf
@@ -20,7 +20,7 @@ def test_what_the_sink_raises_comes_out_and_only_what_is_wanted_is_shown(tmp_pat
     path = tiny_gguf.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=2)
     names = []
 
-    def sink(seen: Seen) -> None:
+    def sink(seen: ProductInput) -> None:
         names.append((seen.name, seen.rows.shape))
         if len(names) > 1:
             raise ValueError("enough")
@@ -53,14 +53,14 @@ def test_what_enters_the_head_is_shown_though_the_head_is_not_computed(tmp_path:
             model, everything, wanted, lambda one: seen.append(_kept(one))
         ) as found:
             found.read(ids)
-            whole, head = seen[:], found.latest
+            whole, head = seen[:], found.latest_weight
             assert head in asked
             found.narrow(wanted, head)
             for _ in range(2):
                 seen.clear()
                 asked.clear()
                 found.read(ids)
-                assert (seen, found.latest) == (whole, head)
+                assert (seen, found.latest_weight) == (whole, head)
                 assert "blk.1.ffn_down.weight" in asked
                 assert head not in asked  # llama.cpp never came to it
             found._watcher._heads.clear()  # not known: the product itself ends the pass
@@ -76,8 +76,8 @@ def test_products_with_one_key_take_the_same_rows_and_experts(tmp_path: Path) ->
     path = tiny_gguf.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=1, experts=4)
     found: dict[tuple[int, int], list[tuple[str, bytes]]] = {}
 
-    def sink(one: Seen | Mixed) -> None:
-        assert isinstance(one, Seen)
+    def sink(one: ProductInput | AttentionMix) -> None:
+        assert isinstance(one, ProductInput)
         entered = one.rows.tobytes() + (b"" if one.experts is None else one.experts.tobytes())
         found.setdefault(one.key, []).append((one.name, entered))
 
@@ -94,6 +94,6 @@ def test_products_with_one_key_take_the_same_rows_and_experts(tmp_path: Path) ->
     assert all(len({entered for _, entered in products}) == 1 for products in found.values())
 
 
-def _kept(one: Seen | Mixed) -> tuple[str, bytes]:
-    assert isinstance(one, Seen)
+def _kept(one: ProductInput | AttentionMix) -> tuple[str, bytes]:
+    assert isinstance(one, ProductInput)
     return one.name, one.rows.tobytes()

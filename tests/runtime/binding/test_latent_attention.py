@@ -12,7 +12,7 @@ from llmcli.errors import UserError
 from llmcli.runtime import reproducible
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
@@ -62,41 +62,43 @@ def test_a_quantized_model_with_compressed_keys_runs(
 ) -> None:
     """In a process of its own: an abort would end it."""
     out = tmp_path / "out.gguf"
-    write.run(plan.plan(checkpoint_source.open_folder(folder), kind), out)
-    assert read_header.read(out).latent
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), kind), out)
+    assert read_header.read_header(out).has_latent_attention
     command, root = [sys.executable, "-c", RUN, str(out)], Path(__file__).parents[3]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr[-2000:]
 
 
 def test_others_do_not_keep_them_compressed(stories_gguf: Path) -> None:
-    assert not read_header.read(stories_gguf).latent
+    assert not read_header.read_header(stories_gguf).has_latent_attention
 
 
 def test_reproducible_covers_compressed_keys_and_refuses_experts_by_name(
     folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "experts.gguf"
-    write.run(plan.plan(checkpoint_source.open_folder(folder), "Q8_0"), out)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0"), out)
     with pytest.raises(
         UserError, match=r"needs quantized weights: blk\.1\.ffn_gate_inp\.weight is F32"
     ):
-        reproducible.check(read_header.read(out))
+        reproducible.check_model(read_header.read_header(out))
     small = {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
     dense = families.build(
         v2("no experts", **SIZES | small, first_k_dense_replace=2), tmp_path / "dense"
     )
-    write.run(
-        plan.plan(checkpoint_source.open_folder(dense), "Q8_0"), out := tmp_path / "dense.gguf"
+    write.write_model(
+        plan.plan(checkpoint_source.open_checkpoint(dense), "Q8_0"), out := tmp_path / "dense.gguf"
     )
-    assert read_header.read(out).latent
+    assert read_header.read_header(out).has_latent_attention
     said = []
     for n_ubatch in (512, 5):
-        options = reproducible.settled(RunOptions(ctx_size=128, threads=1, ubatch_size=n_ubatch))
+        options = reproducible.with_required_options(
+            RunOptions(ctx_size=128, threads=1, ubatch_size=n_ubatch)
+        )
         with open_runner(out, options) as runner:
             asked = Request(
                 tuple(range(3, 60)),
-                defaults().with_values({"temp": 0}),
+                default_sampling().with_values({"temp": 0}),
                 8,
                 ignore_eos=True,
                 logprobs=True,

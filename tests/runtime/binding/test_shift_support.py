@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.binding.positions import window_moves
-from llmcli.runtime.binding.shared_cells import Sharing
+from llmcli.runtime.binding.positions import window_survives_shift
+from llmcli.runtime.binding.shared_cells import SharedCells
 from tests.quant import tiny_gguf
 
 YARN = {
@@ -71,16 +71,16 @@ def test_recurrent_state_is_not_moved(tmp_path: Path) -> None:
     path = tiny_gguf.mamba(tmp_path / "m.gguf")
     with open_model(path) as model, open_context(model, ContextOptions(256, 32, 32, 1)) as context:
         decode(context, [5, 6, 7, 8])
-        assert model.recurrent and not context.can_shift
+        assert model.is_recurrent and not context.can_shift
         with pytest.raises(AssertionError):
             context.shift(0, 1, 2, 8)
-        assert context.last(0) == 3
+        assert context.last_position(0) == 3
 
 
 def decode(context: Context, tokens: list[int], sequence: int = 0) -> np.ndarray:
-    start = context.last(sequence) + 1
+    start = context.last_position(sequence) + 1
     wants = [False] * (len(tokens) - 1) + [True]
-    rows = Rows(tokens, range(start, start + len(tokens)), [sequence] * len(tokens), wants)
+    rows = BatchRows(tokens, range(start, start + len(tokens)), [sequence] * len(tokens), wants)
     return np.array(context.decode(rows)[0].logits)
 
 
@@ -95,8 +95,8 @@ def test_an_interruption_waits_until_the_keys_are_turned(stories_gguf: Path) -> 
             if stopped:
                 context.interrupt()
             context.shift(0, 2, 5, 12)
-            assert (context.first(0), context.last(0)) == (0, 4)
-            context.stop.heard()  # the pass that comes next would have been stopped
+            assert (context.first_position(0), context.last_position(0)) == (0, 4)
+            context.stop.reset()  # the pass that comes next would have been stopped
             found.append(decode(context, [13]))
         np.testing.assert_array_equal(*found)
 
@@ -111,7 +111,7 @@ def test_shared_cells_stay_and_the_others_keep_their_text(stories_gguf: Path) ->
             with pytest.raises(AssertionError, match="another sequence"):
                 context.shift(0, start, end, 22)
         context.shift(0, 1, 4, 22)
-        assert [context.last(one) for one in (0, 1)] == [3, 2]
+        assert [context.last_position(one) for one in (0, 1)] == [3, 2]
         got = decode(context, [9], 1)
         context.clear()
         np.testing.assert_allclose(got, decode(context, [5, 6, 7, 9]), atol=1e-4)
@@ -144,23 +144,23 @@ def test_a_window_that_is_smaller_than_the_context_is_not_moved(tmp_path: Path) 
 def test_a_window_that_has_moved_on_moves_whole_or_not_at_all(
     first: int, start: int, end: int, whole: bool
 ) -> None:
-    assert window_moves(first, start, end, 100, 16) is whole
-    assert window_moves(first, start, end, 100, 0)
+    assert window_survives_shift(first, start, end, 100, 16) is whole
+    assert window_survives_shift(first, start, end, 100, 0)
 
 
 def test_who_shares_what_is_known_from_copies_and_cuts() -> None:
-    sharing = Sharing()
-    sharing.copied(0, 1, 0, 10)
-    sharing.copied(1, 2, 0, 6)
-    assert [sharing.end(one) for one in range(4)] == [10, 10, 6, 0]
-    sharing.cut(1, 3)
-    assert [sharing.end(one) for one in range(4)] == [
+    sharing = SharedCells()
+    sharing.record_copy(0, 1, 0, 10)
+    sharing.record_copy(1, 2, 0, 6)
+    assert [sharing.shared_end(one) for one in range(4)] == [10, 10, 6, 0]
+    sharing.record_cut(1, 3)
+    assert [sharing.shared_end(one) for one in range(4)] == [
         6,
         3,
         6,
         0,
     ]  # 0 and 2 still share what 1 had from 0
-    sharing.cut(2, 0)
-    assert [sharing.end(one) for one in range(3)] == [3, 3, 0]
-    sharing.cut(0, 0)
-    assert [sharing.end(one) for one in range(3)] == [0, 0, 0]
+    sharing.record_cut(2, 0)
+    assert [sharing.shared_end(one) for one in range(3)] == [3, 3, 0]
+    sharing.record_cut(0, 0)
+    assert [sharing.shared_end(one) for one in range(3)] == [0, 0, 0]

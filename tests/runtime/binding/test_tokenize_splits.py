@@ -56,16 +56,18 @@ def test_parts_have_the_tokens_of_the_whole(
             patched.setattr(binding, "SLICE", size)
             patched.setattr(tokenize_splits, "SLICE", size)
             assert model.tokenize(text, special=special, add_special=True) == whole, text
-            parts = list(model._seams.parts(text.encode(), special))
+            parts = list(model._seams.split_text(text.encode(), special))
         assert b"".join(parts) == text.encode()
         cut += len(parts) > 1
-        assert model.least(text) <= len(whole)
+        assert model.min_tokens(text) <= len(whole)
     assert cut or not special  # without control tokens there may be nothing to cut at
 
 
 def test_the_least_number_of_tokens_is_told(model: Model) -> None:
     longest = max(range(model.n_vocab), key=lambda token: len(model.piece(token, special=True)))
-    assert model.least(model.piece(longest, special=True).decode("utf-8", "replace") * 50) >= 50
+    assert (
+        model.min_tokens(model.piece(longest, special=True).decode("utf-8", "replace") * 50) >= 50
+    )
 
 
 class Library:
@@ -85,20 +87,20 @@ def test_nothing_is_cut_where_another_token_may_begin_or_space_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = Library(
-        (b"<a>", tokenize_splits.CONTROL),
-        (b"<a><b>", tokenize_splits.CONTROL),
-        (b"<s>", tokenize_splits.CONTROL | tokenize_splits.STRIPS),
-        (b"<u>", tokenize_splits.USER),
-        (b"<c>", tokenize_splits.CONTROL),
+        (b"<a>", tokenize_splits.CONTROL_ATTR),
+        (b"<a><b>", tokenize_splits.CONTROL_ATTR),
+        (b"<s>", tokenize_splits.CONTROL_ATTR | tokenize_splits.STRIP_ATTRS),
+        (b"<u>", tokenize_splits.USER_ATTR),
+        (b"<c>", tokenize_splits.CONTROL_ATTR),
         (b"plain", 4),
     )
     monkeypatch.setattr(tokenize_splits, "lib", lambda: known)
     monkeypatch.setattr(tokenize_splits, "SLICE", 1)
-    found = tokenize_splits.Seams(None, len(known.tokens))
-    assert found.strips
-    assert list(found.parts(b"x<a><b>y<s> z<u>v<c>w", special=True)) == [
+    found = tokenize_splits.TokenizeSplits(None, len(known.tokens))
+    assert found.strips_spaces
+    assert list(found.split_text(b"x<a><b>y<s> z<u>v<c>w", special=True)) == [
         b"x<a><b>y<s> z<u>",
         b"v<c>",
         b"w",
     ]
-    assert list(found.parts(b"x<c>y<u>z", special=False)) == [b"x<c>y<u>", b"z"]
+    assert list(found.split_text(b"x<c>y<u>z", special=False)) == [b"x<c>y<u>", b"z"]

@@ -8,8 +8,8 @@ from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.constraint import gbnf
 from llmcli.runtime.constraint.base import Constraint, Matcher, accepts
-from llmcli.runtime.constraint.compile import Grammars
-from llmcli.runtime.constraint.llguidance import Words
+from llmcli.runtime.constraint.compile import GrammarCompiler
+from llmcli.runtime.constraint.llguidance import TokenizerWrapper
 from tests.runtime.constraint.words import gbnf as followed
 
 JSON = r"""
@@ -42,7 +42,7 @@ def both(stories_gguf: Path):
     """Both engines over one real SentencePiece vocabulary."""
     with open_model(stories_gguf, vocab_only=True) as model:
         native = NativeGrammars(model)
-        yield model, Grammars(model, native.compile)
+        yield model, GrammarCompiler(model, native.compile)
         native.close()
 
 
@@ -55,7 +55,9 @@ def test_both_engines_allow_the_same_tokens_at_every_step(name: str, both) -> No
     model, grammars = both
     text, said = CASES[name]
     pieces = [model.piece(token) for token in range(model.n_vocab)]
-    tokens = Words(pieces, [model.eos], lambda text: model.tokenize(text, special=False))(said)
+    tokens = TokenizerWrapper(
+        pieces, [model.eos], lambda text: model.tokenize(text, special=False)
+    )(said)
     assert b"".join(pieces[token] for token in tokens) == said.encode()
     matchers = [
         grammars(Constraint("gbnf", text, engine)).start() for engine in ("llguidance", "llama")

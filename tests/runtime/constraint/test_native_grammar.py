@@ -3,14 +3,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.sampler import NativeChain, NativeChains
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.chain import make_chain
-from llmcli.runtime.strategies.constrained_chain import forbid, legal
+from llmcli.runtime.strategies.constrained_chain import few_legal_tokens, mask_logits
 
 SETTINGS = [
     {},
@@ -34,13 +34,14 @@ def test_drawing_among_a_few_is_drawing_with_the_others_impossible(
     with open_model(stories_gguf) as model, open_context(model, options) as context:
         native = NativeChains(model.n_vocab, model.vocab)
         chains = [
-            make_chain(defaults().with_values(settings), 5, native, _words(model)) for _ in range(2)
+            make_chain(default_sampling().with_values(settings), 5, native, _words(model))
+            for _ in range(2)
         ]
         few_chain, all_chain = chains
         assert isinstance(few_chain, NativeChain)
         tokens = model.tokenize("Once upon a time", special=False)
         rows = context.decode(
-            Rows(
+            BatchRows(
                 tokens, range(len(tokens)), [0] * len(tokens), [False] * (len(tokens) - 1) + [True]
             )
         )
@@ -49,23 +50,23 @@ def test_drawing_among_a_few_is_drawing_with_the_others_impossible(
             allowed = random.random(model.n_vocab) < random.choice([0.005, 0.05, 0.3])
             allowed[[300, 301, 302]] = True
             bits = np.packbits(allowed, bitorder="little")
-            few = legal(bits)
+            few = few_legal_tokens(bits)
             assert few is not None
             one = few_chain.draw_among(rows[0], few, tokens)
-            put_right = forbid(rows[0].logits, bits)
+            put_right = mask_logits(rows[0].logits, bits)
             other = all_chain.draw(rows[0], tokens)
             put_right()
             assert one == other
             assert allowed[one]
             drawn.add(one)
             tokens.append(one)
-            rows = context.decode(Rows([one], [len(tokens) - 1], [0], [True]))
+            rows = context.decode(BatchRows([one], [len(tokens) - 1], [0], [True]))
         assert len(drawn) > 5
         for chain in chains:
             chain.close()
 
 
 def _words(model):
-    from llmcli.runtime.strategies.base import Vocabulary
+    from llmcli.runtime.strategies.base import ModelVocabulary
 
-    return Vocabulary(model.piece, model.ends, model.n_vocab)
+    return ModelVocabulary(model.piece, model.ends, model.n_vocab)

@@ -77,7 +77,7 @@ def nested(inner: Any, levels: int = 8) -> Any:
 )
 def test_what_would_take_long_is_refused_by_name(given: Any, words: str) -> None:
     with pytest.raises(UserError, match=words) as told:
-        json_schema.checked(json.dumps(given))
+        json_schema.check_schema(json.dumps(given))
     assert told.value.hint
 
 
@@ -86,8 +86,8 @@ def test_functions_count_together() -> None:
         (f"tool{number}", {"type": "object", "properties": properties(300)}) for number in range(30)
     ]
     with pytest.raises(UserError, match="function tool20: the schema has 6,300 properties"):
-        tool_calls.constraint(tools, ())
-    assert tool_calls.constraint(tools[:10], ())
+        tool_calls.tool_call_constraint(tools, ())
+    assert tool_calls.tool_call_constraint(tools[:10], ())
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_references_are_followed_once_each() -> None:
 
 def test_looking_for_the_part_that_is_refused_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
-    compiler: Any = llguidance.Compiler
+    compiler: Any = llguidance.LLGuidanceCompiler
     matcher = compiler._matcher
     monkeypatch.setattr(
         compiler, "_matcher", lambda self, text: told.append(len(text)) or matcher(self, text)
@@ -175,12 +175,12 @@ def test_looking_for_the_part_that_is_refused_has_an_end(monkeypatch: pytest.Mon
                 "allOf": [bad],
             }
         )
-    assert sum(told) < 2 * json_schema.LARGEST
+    assert sum(told) < 2 * json_schema.MAX_CHARACTERS
 
 
 def test_only_the_thread_that_compiles_has_a_large_stack() -> None:
     def size() -> int:
-        with llguidance.STARTING:  # held until the thread has begun
+        with llguidance.STACK_SIZE_LOCK:  # held until the thread has begun
             return threading.stack_size()
 
     before = threading.stack_size()

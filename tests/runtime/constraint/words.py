@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from llmcli.runtime.constraint.base import Constraint, Grammar
-from llmcli.runtime.constraint.compile import Grammars
+from llmcli.runtime.constraint.compile import GrammarCompiler
 from tests.fixtures.fakes import FakeModel
 
 
@@ -12,7 +12,7 @@ def no_native(constraint: Constraint) -> Grammar:
     raise AssertionError("the fake model knows no engine of llama.cpp's")
 
 
-GRAMMARS = Grammars(FakeModel(), no_native)
+GRAMMARS = GrammarCompiler(FakeModel(), no_native)
 
 
 def schema(value: Any, jump: str = "lossless") -> Grammar:

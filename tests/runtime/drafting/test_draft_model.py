@@ -10,14 +10,14 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.drafting.draft_model import DraftModel
-from llmcli.runtime.drafting.vocabulary_match import refuse_other
+from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import Sampling, defaults
-from llmcli.runtime.speculation import Drafting
-from llmcli.runtime.strategies.base import Speculation, Vocabulary
+from llmcli.runtime.sampling import Sampling, default_sampling
+from llmcli.runtime.speculation import DraftSettings
+from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
@@ -25,8 +25,8 @@ from tests.fixtures.drafts import CHEAP, Steady
 from tests.fixtures.fakes import EOS, FakeContext, FakeModel
 from tests.quant import tiny_gguf
 
-GREEDY = defaults().with_values({"temp": 0})
-DRAWN = defaults().with_values({"temp": 0.8, "seed": 4})
+GREEDY = default_sampling().with_values({"temp": 0})
+DRAWN = default_sampling().with_values({"temp": 0.8, "seed": 4})
 VERSE = b"the quick brown fox jumps over the lazy dog and runs away"
 
 
@@ -37,7 +37,7 @@ def reciting(reply: bytes, prompt: int) -> Callable[[list[int]], int]:
 def pair(drafted: bytes, prompt: int = 3, **more: int) -> tuple[Engine, DraftModel, FakeContext]:
     """An engine whose model says VERSE, guessed for by one that says `drafted`."""
     model = FakeModel()
-    words = Vocabulary(model.piece, model.ends, model.n_vocab)
+    words = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
     small = FakeContext(n_ctx=512, reply=reciting(drafted, prompt), **more)
     drafter = DraftModel(small, words, 0.01, 0.0)  # reading is free
     big = FakeContext(n_ctx=512, reply=reciting(VERSE, prompt))
@@ -47,8 +47,8 @@ def pair(drafted: bytes, prompt: int = 3, **more: int) -> tuple[Engine, DraftMod
 def finish(machine: Engine, request: Request) -> Answer:
     number = machine.submit(request)
     for _ in range(500):
-        if not machine.busy:
-            return machine.answer(number)
+        if not machine.is_busy:
+            return machine.pop_answer(number)
         machine.step()
         machine.ledger.check()
     raise AssertionError("it never ended")
@@ -65,9 +65,9 @@ def test_the_text_is_the_model_s_and_the_draft_s_cells_are_its_beginning(
     answer = finish(machine, Request(tuple(b"ask"), sampling, strategy="speculative"))
     assert answer.text == VERSE.decode()
     said = [*b"ask", *VERSE]
-    drafter.read([1], min(len(drafter.held), 10))  # it is cut where it is told to
-    assert [token for _, token in small.cells[0]] == drafter.held == [*said[:10], 1]
-    assert (answer.accepted or 0) > (30 if drafted != b"something else altogether" else -1)
+    drafter.read([1], min(len(drafter.tokens), 10))  # it is cut where it is told to
+    assert [token for _, token in small.cells[0]] == drafter.tokens == [*said[:10], 1]
+    assert (answer.n_accepted or 0) > (30 if drafted != b"something else altogether" else -1)
 
 
 def test_what_the_draft_model_holds_of_the_conversation_is_not_read_again():
@@ -84,9 +84,9 @@ def test_a_long_prompt_is_read_in_chunks_and_a_cancelled_answer_stops_there():
     machine, _, small = pair(VERSE, len(prompt))
     number = machine.submit(Request(tuple(prompt), GREEDY, strategy="speculative"))
     small.before = lambda count: machine.cancel(number)
-    while machine.busy:
+    while machine.is_busy:
         machine.step()
-    assert machine.answer(number).finish == "cancelled"
+    assert machine.pop_answer(number).finish == "cancelled"
     assert len(small.batches) <= 5
 
 
@@ -94,7 +94,7 @@ def test_drafts_that_fail_are_given_up_and_tried_again_later():
     _, drafter, _ = pair(b"")
     ahead = drafter.start(Request((1,), GREEDY), 0)
     for _ in range(10):
-        ahead.judged(3, 0)
+        ahead.record_result(3, 0)
     assert drafter.chance < 0.35
     chances = []
     for _ in range(1500):
@@ -106,7 +106,7 @@ def test_drafts_that_fail_are_given_up_and_tried_again_later():
 @pytest.fixture(scope="module")
 def stories_q8(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("q8") / "stories.gguf"
-    write.run(plan.plan(checkpoint_source.open_folder(stories), "Q8_0"), out, threads=1)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(stories), "Q8_0"), out, threads=1)
     return out
 
 
@@ -123,34 +123,40 @@ def test_a_real_model_that_drafts_for_itself_is_believed(
 ):
     monkeypatch.setattr("llmcli.runtime.speculation._pays", lambda curve, most: True)
     options = RunOptions(ctx_size=256, threads=1)
-    with open_runner(stories_q8, options, drafting=Drafting("off", stories_q8)) as runner:
-        means = runner.engine.means
+    with open_runner(stories_q8, options, drafting=DraftSettings("off", stories_q8)) as runner:
+        means = runner.engine.resources
         assert means.speculation
         (drafter,) = means.speculation.drafters
         drafter.one = 0.001
-        runner.engine.means = replace(means, speculation=Speculation((drafter,), Steady(CHEAP), 16))
+        runner.engine.resources = replace(
+            means, speculation=Speculation((drafter,), Steady(CHEAP), 16)
+        )
         plain, guessed = (
             answered(runner, strategy, GREEDY) for strategy in ("plain", "speculative")
         )
         assert guessed.text == plain.text
-        assert guessed.accepted >= 0.9 * guessed.drafted > 30
-        drawn = answered(runner, "speculative", defaults().with_values({"temp": 1.0, "seed": 2}))
-        assert drawn.accepted >= 0.8 * drawn.drafted > 20
+        assert guessed.n_accepted >= 0.9 * guessed.n_drafted > 30
+        drawn = answered(
+            runner, "speculative", default_sampling().with_values({"temp": 1.0, "seed": 2})
+        )
+        assert drawn.n_accepted >= 0.8 * drawn.n_drafted > 20
 
 
 def test_another_vocabulary_is_refused_by_the_first_difference(stories_q8: Path, tmp_path: Path):
-    mine = read_header.read(stories_q8)
-    other = read_header.read(tiny_gguf.llama(tmp_path / "other.gguf"))
+    mine = read_header.read_header(stories_q8)
+    other = read_header.read_header(tiny_gguf.llama(tmp_path / "other.gguf"))
     with pytest.raises(
         UserError, match="vocabulary is different: it has 300 tokens, but the model has 512"
     ) as error:
-        refuse_other(mine, other)
+        require_same_vocabulary(mine, other)
     assert "--model-draft" in error.value.hint
     with (
         pytest.raises(UserError, match="its vocabulary is different"),
         open_runner(
-            stories_q8, RunOptions(ctx_size=256, threads=1), drafting=Drafting("off", other.path)
+            stories_q8,
+            RunOptions(ctx_size=256, threads=1),
+            drafting=DraftSettings("off", other.path),
         ),
     ):
         pass
-    refuse_other(mine, mine)
+    require_same_vocabulary(mine, mine)

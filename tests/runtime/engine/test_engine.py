@@ -3,28 +3,28 @@
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Rows
-from llmcli.runtime.engine.engine import ALONE, Engine
-from llmcli.runtime.engine.schedule import Crowded, Schedule
+from llmcli.runtime.binding.batch import BatchRows
+from llmcli.runtime.engine.engine import SINGLE_CONVERSATION, Engine
+from llmcli.runtime.engine.schedule import QueueFull, Schedule
 from llmcli.runtime.requests.request import Answer, Request, percentile
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import EOS, FakeContext, FakeModel
 
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 
 
-def engine(context: FakeContext, schedule: Schedule = ALONE) -> Engine:
+def engine(context: FakeContext, schedule: Schedule = SINGLE_CONVERSATION) -> Engine:
     model = FakeModel()
     return Engine(
-        context, Vocabulary(model.piece, model.ends, model.n_vocab), None, schedule=schedule
+        context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None, schedule=schedule
     )
 
 
 def finish(machine: Engine, *ids: int) -> list[Answer]:
     for _ in range(2000):
-        if not machine.busy:
-            return [machine.answer(one) for one in ids]
+        if not machine.is_busy:
+            return [machine.pop_answer(one) for one in ids]
         machine.step()
     raise AssertionError("it never ended")
 
@@ -71,7 +71,7 @@ def test_many_sequences_share_passes_and_each_gets_its_own_text():
 def test_whoever_comes_late_does_not_wait_for_all_that_another_client_has_sent_before(
     wait: int,
 ) -> None:
-    machine = engine(FakeContext(n_ctx=2048, n_seq_max=4), Schedule(running=4))
+    machine = engine(FakeContext(n_ctx=2048, n_seq_max=4), Schedule(max_running=4))
     long = {"ignore_eos": True, "max_tokens": 200}
     many = {machine.submit(request(f"{number:03}", client="much", **long)) for number in range(64)}
     over: list[int] = []
@@ -90,7 +90,7 @@ def test_whoever_comes_late_does_not_wait_for_all_that_another_client_has_sent_b
 
 
 def test_a_client_of_small_priority_waits_long_but_not_for_ever() -> None:
-    machine = engine(FakeContext(n_ctx=512, n_seq_max=1), Schedule(running=1))
+    machine = engine(FakeContext(n_ctx=512, n_seq_max=1), Schedule(max_running=1))
     low = machine.submit(request("low", client="a", priority=-2, ignore_eos=True, max_tokens=20))
     for client in "bc":
         machine.submit(request("high", client=client, ignore_eos=True, max_tokens=20))
@@ -134,12 +134,12 @@ def test_when_the_pool_is_full_the_newest_gives_way_and_goes_on_later(swap):
     machine = engine(context, Schedule(swap_bytes=swap))
     old, new = machine.submit(request("aaaa")), machine.submit(request("bbbbbbbb"))
     ended, preempted = [], 0
-    while machine.busy:
+    while machine.is_busy:
         ended += [event.sequence for event in machine.step() if event.finish]
-        preempted = max(preempted, machine.load.preempted)
+        preempted = max(preempted, machine.stats.n_preempted)
         machine.check()
     assert (ended, preempted) == ([old, new], 1)
-    assert [(a.text, a.finish) for a in map(machine.answer, (old, new))] == [
+    assert [(a.text, a.finish) for a in map(machine.pop_answer, (old, new))] == [
         ("0123456789", "stop")
     ] * 2
 
@@ -204,16 +204,16 @@ def test_percentiles_are_nearest_rank():
 
 def test_the_fake_keeps_the_real_one_s_promises():
     context = FakeContext()
-    context.decode(Rows((1, 2), (0, 1), (0, 0), (False, True)))
+    context.decode(BatchRows((1, 2), (0, 1), (0, 0), (False, True)))
     with pytest.raises(AssertionError):
-        context.decode(Rows((3,), (5,), (0,), (True,)))
+        context.decode(BatchRows((3,), (5,), (0,), (True,)))
 
 
 def test_a_pass_that_fails_is_told_and_the_map_still_agrees_with_the_memory():
     class Failing(FakeContext):
-        def decode(self, rows: Rows):
+        def decode(self, rows: BatchRows):
             if len(self.batches) == 1:
-                self.put(0, 1)  # a part of the batch was computed
+                self.set_token(0, 1)  # a part of the batch was computed
                 self.batches.append(0)
                 raise UserError("no memory")
             return super().decode(rows)
@@ -229,7 +229,7 @@ def test_a_pass_that_fails_is_told_and_the_map_still_agrees_with_the_memory():
 
 def test_a_pass_has_as_many_rows_as_its_schedule_allows_and_tokens_of_answers_come_first():
     context = FakeContext(n_ctx=512, n_seq_max=3, n_batch=64)
-    machine = engine(context, Schedule(rows=10, chunk=6))
+    machine = engine(context, Schedule(max_rows=10, max_chunk_rows=6))
     one = machine.submit(request("a"))
     machine.step()
     ids = [one, machine.submit(request("x" * 20)), machine.submit(request("y" * 20))]
@@ -241,23 +241,27 @@ def test_a_pass_has_as_many_rows_as_its_schedule_allows_and_tokens_of_answers_co
 
 def test_no_more_run_at_once_than_are_allowed_and_no_more_wait():
     context = FakeContext(n_ctx=512, n_seq_max=4)
-    machine = engine(context, Schedule(running=2, waiting=3))
+    machine = engine(context, Schedule(max_running=2, max_waiting=3))
     ids = [machine.submit(request(prompt)) for prompt in ("a", "b", "c")]
     machine.step()
-    load = machine.load
-    assert (load.running, load.waiting, load.preempted, load.prompt_tokens, load.tokens) == (
+    load = machine.stats
+    assert (load.n_running, load.n_waiting, load.n_preempted, load.prompt_tokens, load.tokens) == (
         2,
         1,
         0,
         2,
         2,
     )
-    ids += machine.sample(request("d"), 2)
-    with pytest.raises(Crowded, match="3 requests wait already"):
+    ids += machine.submit_samples(request("d"), 2)
+    with pytest.raises(QueueFull, match="3 requests wait already"):
         machine.submit(request("e"))
     assert [answer.text for answer in finish(machine, *ids)] == ["hello"] * 5
     machine.check()
-    assert (machine.load.running, machine.load.tokens, machine.load.cells) == (0, 25, context.used)
+    assert (machine.stats.n_running, machine.stats.tokens, machine.stats.used_cells) == (
+        0,
+        25,
+        context.used,
+    )
     assert max(context.batches) == 2
 
 
@@ -274,7 +278,7 @@ def test_who_matters_more_goes_first_and_who_runs_nothing_before_who_runs_much()
         )
     }
     ended = []
-    while machine.busy:
+    while machine.is_busy:
         ended += [ids[event.sequence] for event in machine.step() if event.finish]
     assert ended == ["e", "a", "b", "d", "c"]
 
@@ -284,8 +288,8 @@ def test_a_prompt_s_pass_lasts_about_as_long_as_the_gap_between_others_tokens_ma
     row: float, rows: int
 ) -> None:
     context = FakeContext(n_ctx=2048, n_seq_max=4, n_batch=512)
-    machine = engine(context, Schedule(gap=0.5, aside=128))
-    machine.scheduler.saw(64, 64 * row)
+    machine = engine(context, Schedule(max_gap_seconds=0.5, min_offload_rows=128))
+    machine.scheduler.record_pass(64, 64 * row)
     machine.submit(request("a"))
     machine.step()
     machine.submit(request("x" * 400))
@@ -295,11 +299,11 @@ def test_a_prompt_s_pass_lasts_about_as_long_as_the_gap_between_others_tokens_ma
 
 
 def test_it_is_steady_while_answers_go_on_and_nobody_waits_or_reads() -> None:
-    machine = engine(FakeContext(n_ctx=512, n_seq_max=1), Schedule(running=1))
-    assert machine.steady
+    machine = engine(FakeContext(n_ctx=512, n_seq_max=1), Schedule(max_running=1))
+    assert machine.is_steady
     machine.submit(request("ask"))
-    assert not machine.steady
+    assert not machine.is_steady
     machine.step()
-    assert machine.steady
+    assert machine.is_steady
     machine.submit(request("other"))
-    assert not machine.steady
+    assert not machine.is_steady

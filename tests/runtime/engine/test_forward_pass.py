@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmcli.runtime.engine.forward_pass import TILE, piece
+from llmcli.runtime.engine.forward_pass import TILE_ROWS, choose_prefill_rows
 
 
 @pytest.mark.parametrize(
@@ -23,16 +23,16 @@ from llmcli.runtime.engine.forward_pass import TILE, piece
     ],
 )
 def test_pieces(left: int, room: int, before: int, count: int) -> None:
-    assert piece(left, room, before, 2048, 512) == count
+    assert choose_prefill_rows(left, room, before, 2048, 512) == count
 
 
 def test_a_prompt_of_any_length_leaves_nothing_short() -> None:
-    for length in range(TILE, 5000, 7):
+    for length in range(TILE_ROWS, 5000, 7):
         for room in (128, 300, 480, 512, 2048):
             left = length
             while left:
-                count = piece(left, room, 0, 2048, 512)
-                assert 0 < count <= min(left, room + TILE)
-                assert count % 512 == 0 or count % 512 >= TILE or count < 512 < room
-                assert count >= TILE
+                count = choose_prefill_rows(left, room, 0, 2048, 512)
+                assert 0 < count <= min(left, room + TILE_ROWS)
+                assert count % 512 == 0 or count % 512 >= TILE_ROWS or count < 512 < room
+                assert count >= TILE_ROWS
                 left -= count

@@ -8,14 +8,14 @@ import pytest
 from llmcli.errors import UserError
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.engine.schedule import Schedule
-from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import FakeContext, FakeModel
 from tests.fixtures.full_pool import storm
 
-WILD = defaults().with_values({"temp": 6, "top_k": 0, "top_p": 1, "min_p": 0})
+WILD = default_sampling().with_values({"temp": 6, "top_k": 0, "top_p": 1, "min_p": 0})
 STEMS = (b"the system says what is to be done and how; ", b"another one; ", b"")
 
 
@@ -25,7 +25,12 @@ def engine(schedule: Schedule, keeps: bool = True, **more) -> tuple[Engine, Fake
         **{"n_ctx": 128, "n_seq_max": 6, "n_batch": 24, "reply": lambda tokens: ord("a"), **more}
     )
     return Engine(
-        context, Vocabulary(model.piece, model.ends, model.n_vocab), None, None, keeps, schedule
+        context,
+        ModelVocabulary(model.piece, model.is_end, model.n_vocab),
+        None,
+        None,
+        keeps,
+        schedule,
     ), context
 
 
@@ -35,7 +40,9 @@ def requests(count: int, rng: random.Random, beams: bool = True) -> list[Request
         prompt = rng.choice(STEMS) + bytes(rng.choices(b"xyz", k=rng.randint(1, 30)))
         sampling = WILD.with_values({"seed": rng.randrange(1000)})
         more = (
-            {"strategy": "beam", "search": Search(beams=3)} if beams and rng.random() < 0.1 else {}
+            {"strategy": "beam", "search": BeamSettings(beams=3)}
+            if beams and rng.random() < 0.1
+            else {}
         )
         made.append(
             Request(
@@ -63,15 +70,15 @@ def alone(request: Request) -> tuple[list[int], str]:
 @pytest.mark.parametrize(
     ("memory", "schedule"),
     [
-        ({}, Schedule(gap=0.05)),
-        ({}, Schedule(running=4, chunk=8, swap_bytes=0)),
-        ({}, Schedule(shared=False, rows=16)),
+        ({}, Schedule(max_gap_seconds=0.05)),
+        ({}, Schedule(max_running=4, max_chunk_rows=8, swap_bytes=0)),
+        ({}, Schedule(share_prefixes=False, max_rows=16)),
         ({"recurrent": True}, Schedule()),
-        ({"n_swa": 24}, Schedule(gap=0.05)),
-        ({}, Schedule(idle_cells=20)),
-        ({}, Schedule(aside=8)),
-        ({}, Schedule(aside=4, gap=0.05, swap_bytes=200)),
-        ({"n_swa": 24}, Schedule(aside=8)),
+        ({"n_swa": 24}, Schedule(max_gap_seconds=0.05)),
+        ({}, Schedule(max_idle_cells=20)),
+        ({}, Schedule(min_offload_rows=8)),
+        ({}, Schedule(min_offload_rows=4, max_gap_seconds=0.05, swap_bytes=200)),
+        ({"n_swa": 24}, Schedule(min_offload_rows=8)),
     ],
     ids=str,
 )
@@ -84,8 +91,8 @@ def test_in_a_full_pool_everybody_says_what_they_would_say_alone_and_nobody_fail
     assert [said(made.answers[number]) for number in range(50)] == [
         alone(request) for request in asked
     ]
-    machine.ledger.forget_idle()
-    assert machine.load.cells == context.used == machine.scheduler.swap.nbytes == 0
+    machine.ledger.evict_idle()
+    assert machine.stats.used_cells == context.used == machine.scheduler.swap.nbytes == 0
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -107,22 +114,22 @@ def test_samples_of_one_prompt_say_each_what_its_seed_says_alone(seed, keeps):
     again.
     """
     rng = random.Random(seed)
-    machine, context = engine(Schedule(chunk=8), keeps)
+    machine, context = engine(Schedule(max_chunk_rows=8), keeps)
     left, ids, expected, answers = requests(24, rng, beams=False), [], [], {}
-    while left or machine.busy:
+    while left or machine.is_busy:
         for request in [left.pop() for _ in range(min(len(left), rng.randrange(3)))]:
             count = rng.randint(1, 4)
-            ids += machine.sample(request, count)
+            ids += machine.submit_samples(request, count)
             seeds = range(request.sampling["seed"], request.sampling["seed"] + count)
             expected += [
                 alone(replace(request, sampling=WILD.with_values({"seed": one}))) for one in seeds
             ]
         for event in machine.step():
             if event.finish:
-                answers[event.sequence] = said(machine.answer(event.sequence))
+                answers[event.sequence] = said(machine.pop_answer(event.sequence))
         machine.check()
         _agree(machine, context)
-    assert machine.load.preemptions
+    assert machine.stats.n_preemptions
     assert [answers[one] for one in ids] == expected
     assert machine.scheduler.swap.nbytes == 0
 
@@ -130,7 +137,7 @@ def test_samples_of_one_prompt_say_each_what_its_seed_says_alone(seed, keeps):
 def test_who_stepped_aside_and_cannot_come_back_is_computed_anew(monkeypatch):
     rng = random.Random(11)
     asked = requests(12, rng, beams=False)
-    machine, context = engine(Schedule(aside=4))
+    machine, context = engine(Schedule(min_offload_rows=4))
     refused: list[int] = []
     monkeypatch.setattr(context, "put_state", lambda slot, *_, **__: bool(refused.append(slot)))
     made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
@@ -141,7 +148,7 @@ def test_who_stepped_aside_and_cannot_come_back_is_computed_anew(monkeypatch):
 
 
 def test_a_long_prompt_is_computed_without_the_cells_of_answers_that_go_on(monkeypatch):
-    machine, context = engine(Schedule(aside=12), n_batch=64)
+    machine, context = engine(Schedule(min_offload_rows=12), n_batch=64)
     seen = []
     decode = context.decode
     monkeypatch.setattr(
@@ -154,15 +161,15 @@ def test_a_long_prompt_is_computed_without_the_cells_of_answers_that_go_on(monke
     while seen[-1][0] < 21:
         machine.step()
         _agree(machine, context)
-    before = machine.load.cells
+    before = machine.stats.used_cells
     assert seen[-1] == (21, 0)  # alone, in a pool without the first's cells, which are back
     machine.step()
-    assert (seen[-1], machine.load.cells) == ((2, before), before + 2)
-    machine.drop(first)
+    assert (seen[-1], machine.stats.used_cells) == ((2, before), before + 2)
+    machine.abort(first)
 
 
 def _agree(machine: Engine, context: FakeContext) -> None:
-    assert machine.load.cells == context.used
+    assert machine.stats.used_cells == context.used
     assert machine.scheduler.swap.nbytes <= machine.scheduler.schedule.swap_bytes
 
 
@@ -171,7 +178,9 @@ def test_who_is_cancelled_or_dropped_takes_nobody_along(seed):
     rng = random.Random(seed)
     asked = requests(40, rng)
     aside = rng.choice((None, 8))
-    machine, context = engine(Schedule(gap=0.05, aside=aside), abort_at=rng.randrange(30))
+    machine, context = engine(
+        Schedule(max_gap_seconds=0.05, min_offload_rows=aside), abort_at=rng.randrange(30)
+    )
     made = storm(
         machine, asked, rng, cancelled=0.01, dropped=0.01, check=lambda: _agree(machine, context)
     )
@@ -180,7 +189,7 @@ def test_who_is_cancelled_or_dropped_takes_nobody_along(seed):
     for number, answer in made.answers.items():
         if answer and answer.finish == "length":
             assert said(answer) == alone(asked[number])
-    machine.ledger.forget_idle()
+    machine.ledger.evict_idle()
     assert context.used == machine.scheduler.swap.nbytes == 0
 
 
@@ -211,28 +220,28 @@ def test_a_poisoned_request_fails_alone():
         raise UserError("the model computes no numbers (NaN)")
 
     strategy.accept = accept
-    while machine.busy:
+    while machine.is_busy:
         machine.step()
         machine.check()
-    first, failed, last = (machine.answer(one) for one in ids)
+    first, failed, last = (machine.pop_answer(one) for one in ids)
     assert (failed.finish, str(failed.error)) == ("failed", "the model computes no numbers (NaN)")
     assert said(first) == said(last) == alone(good)
 
 
 def test_a_short_question_behind_a_long_prompt_is_answered_in_a_few_steps():
-    machine, _ = engine(Schedule(rows=16), n_ctx=20_000, n_batch=64)
+    machine, _ = engine(Schedule(max_rows=16), n_ctx=20_000, n_batch=64)
     long = machine.submit(Request(tuple(b"z" * 10_000), WILD, 5, ignore_eos=True))
     machine.step()
     short = machine.submit(Request(tuple(b"y"), WILD, 1, ignore_eos=True))
     for _ in range(2):
         if any(event.sequence == short and event.finish for event in machine.step()):
             break
-    assert machine.answer(short).finish == "length"
-    machine.drop(long)
+    assert machine.pop_answer(short).finish == "length"
+    machine.abort(long)
 
 
 def test_the_long_prompt_is_not_starved_by_short_ones():
-    machine, _ = engine(Schedule(rows=16), n_ctx=2000, n_batch=64)
+    machine, _ = engine(Schedule(max_rows=16), n_ctx=2000, n_batch=64)
     long = machine.submit(Request(tuple(b"z" * 400), WILD, 1, ignore_eos=True))
     rng, steps = random.Random(0), 0
     while steps < 400 / 4 + 2:
@@ -241,11 +250,11 @@ def test_the_long_prompt_is_not_starved_by_short_ones():
         if any(event.sequence == long and event.finish for event in machine.step()):
             break
         steps += 1
-    assert machine.answer(long).finish == "length"
+    assert machine.pop_answer(long).finish == "length"
 
 
 def test_who_waits_long_enough_goes_before_a_larger_priority():
-    machine, _ = engine(Schedule(running=1))
+    machine, _ = engine(Schedule(max_running=1))
     patient = machine.submit(Request(tuple(b"p"), WILD, 2, ignore_eos=True))
     ended: list[int] = []
     for step in range(400):
@@ -275,7 +284,7 @@ def test_prompts_that_begin_alike_are_computed_once_even_where_they_come_togethe
 def test_a_finished_prompt_is_found_again_and_clients_share_only_where_they_may():
     stem = b"a system text that both of them begin with, long enough; "
     for shared, found in ((True, len(stem)), (False, 0)):
-        machine, _ = engine(Schedule(shared=shared))
+        machine, _ = engine(Schedule(share_prefixes=shared))
         made = storm(
             machine,
             [
@@ -287,28 +296,34 @@ def test_a_finished_prompt_is_found_again_and_clients_share_only_where_they_may(
         assert made.answers[0].cached_tokens == 0
         other = machine.submit(Request(tuple(stem + b"2"), WILD, 2, ignore_eos=True, client="b"))
         own = machine.submit(Request(tuple(stem + b"3"), WILD, 2, ignore_eos=True, client="a"))
-        while machine.busy:
+        while machine.is_busy:
             machine.step()
-        assert machine.answer(own).cached_tokens == len(stem)
-        assert machine.answer(other).cached_tokens == found
+        assert machine.pop_answer(own).cached_tokens == len(stem)
+        assert machine.pop_answer(other).cached_tokens == found
 
 
 def test_what_a_search_branches_into_is_its_own_clients_alone():
     stem = tuple(b"a text that somebody searches on from, long enough")
-    machine, _ = engine(Schedule(shared=False), n_ctx=256, n_batch=64)
+    machine, _ = engine(Schedule(share_prefixes=False), n_ctx=256, n_batch=64)
     machine.submit(
         Request(
-            stem, WILD, 20, ignore_eos=True, strategy="beam", search=Search(beams=3), client="a"
+            stem,
+            WILD,
+            20,
+            ignore_eos=True,
+            strategy="beam",
+            search=BeamSettings(beams=3),
+            client="a",
         )
     )
     for _ in range(4):
         machine.step()
     other = machine.submit(Request((*stem, 1), WILD, 2, ignore_eos=True))
     own = machine.submit(Request((*stem, 2), WILD, 2, ignore_eos=True, client="a"))
-    while machine.busy:
+    while machine.is_busy:
         machine.step()
         machine.check()
-    assert (machine.answer(other).cached_tokens, machine.answer(own).cached_tokens) == (
+    assert (machine.pop_answer(other).cached_tokens, machine.pop_answer(own).cached_tokens) == (
         0,
         len(stem),
     )
@@ -319,16 +334,16 @@ def talk(
 ) -> tuple[Answer, tuple[int, ...]]:
     """An answer, and what its conversation goes on with."""
     one = machine.submit(Request(tokens, WILD.with_values({"seed": seed}), count, ignore_eos=True))
-    while machine.busy:
+    while machine.is_busy:
         machine.step()
         machine.check()
-    answer = machine.answer(one)
+    answer = machine.pop_answer(one)
     return answer, (*tokens, *(token.id for token in answer.tokens), 1, 2, 3)
 
 
 @pytest.mark.parametrize("memory", [{}, {"recurrent": True}], ids=str)
 def test_what_finished_answers_leave_lies_outside_the_pool_and_comes_back_for_who_goes_on(memory):
-    machine, context = engine(Schedule(idle_cells=10), **memory)
+    machine, context = engine(Schedule(max_idle_cells=10), **memory)
     talks = [tuple(bytes([65 + number]) * 40) for number in range(3)]
     for turn in range(3):
         for number, tokens in enumerate(talks):
@@ -338,18 +353,18 @@ def test_what_finished_answers_leave_lies_outside_the_pool_and_comes_back_for_wh
                 Request(tokens, WILD.with_values({"seed": number}), 8, ignore_eos=True)
             )
             assert (
-                machine.load.cells == context.used == len(tokens) + 7
+                machine.stats.used_cells == context.used == len(tokens) + 7
             )  # its own, for whoever goes on
-    parking = machine.scheduler.parking
+    parking = machine.scheduler.idle_offload
     assert len(parking) == 2
-    machine.schedule = Schedule(idle_cells=10, swap_bytes=1)
-    parking.tidy(0)
+    machine.schedule = Schedule(max_idle_cells=10, swap_bytes=1)
+    parking.offload_idle(0)
     assert len(parking) == parking.nbytes == 0
-    assert machine.load.cells == context.used > 0  # what is too long to be kept stays
+    assert machine.stats.used_cells == context.used > 0  # what is too long to be kept stays
 
 
 def test_what_all_begin_with_stays_and_only_ends_are_taken_out():
-    machine, context = engine(Schedule(idle_cells=0), n_ctx=256)
+    machine, context = engine(Schedule(max_idle_cells=0), n_ctx=256)
     stem = tuple(b"what is said first of all")
     talks = [(*stem, *bytes([65 + number]) * 30) for number in range(3)]
     for turn in range(3):

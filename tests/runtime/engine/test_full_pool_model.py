@@ -10,16 +10,16 @@ import pytest
 
 from llmcli.runtime import reproducible
 from llmcli.runtime.engine.schedule import Schedule
-from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from quant.convert import checkpoint_source
 from quant.quantize import plan, write
 from tests.fixtures.full_pool import storm
 from tests.quant import tiny_checkpoint, tiny_gguf
 
-CHANCE = defaults().with_values({"temp": 1.2, "top_k": 0, "top_p": 1, "min_p": 0})
+CHANCE = default_sampling().with_values({"temp": 1.2, "top_k": 0, "top_p": 1, "min_p": 0})
 
 
 def requests(count: int, rng: random.Random, vocabulary: int, beams: bool = False) -> list[Request]:
@@ -27,7 +27,11 @@ def requests(count: int, rng: random.Random, vocabulary: int, beams: bool = Fals
     made = []
     for number in range(count):
         prompt = (*rng.choice(stems), *rng.choices(range(3, vocabulary), k=rng.randint(1, 60)))
-        more = {"strategy": "beam", "search": Search(beams=2)} if beams and number % 9 == 4 else {}
+        more = (
+            {"strategy": "beam", "search": BeamSettings(beams=2)}
+            if beams and number % 9 == 4
+            else {}
+        )
         sampling = CHANCE.with_values({"seed": number})
         made.append(
             Request(prompt, sampling, rng.randint(1, 60), ignore_eos=True, logprobs=True, **more)
@@ -53,34 +57,37 @@ def weights(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1
     )
     out = folder.with_suffix(".Q8_0.gguf")
-    write.run(plan.plan(checkpoint_source.open_folder(folder), "Q8_0"), out, threads=1)
+    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1)
     return out
 
 
 @pytest.mark.parametrize(("swap", "count"), [(1 << 30, 24), (0, 8)])
 def test_everybody_says_what_they_would_say_alone(swap: int, count: int, weights: Path) -> None:
-    options = reproducible.settled(RunOptions(ctx_size=256, threads=1))
+    options = reproducible.with_required_options(RunOptions(ctx_size=256, threads=1))
     rng = random.Random(3)
     with open_runner(weights, options) as runner:
         asked = requests(count, rng, runner.model.n_vocab)
         expected = [alone(runner, request) for request in asked]
     with open_runner(weights, options, slots=6) as runner:
-        runner.engine.schedule = Schedule(chunk=32, swap_bytes=swap)
+        runner.engine.schedule = Schedule(max_chunk_rows=32, swap_bytes=swap)
         made = storm(runner.engine, asked, rng)
         assert made.preempted
         assert [said(made.answers[number]) for number in range(count)] == expected
-        runner.engine.ledger.forget_idle()
+        runner.engine.ledger.evict_idle()
         runner.engine.check()
-        assert runner.engine.load.cells == 0
+        assert runner.engine.stats.used_cells == 0
 
 
 @pytest.mark.parametrize(
     ("options", "schedule"),
     [
-        (RunOptions(ctx_size=256, threads=1), Schedule(running=5, gap=0.01, aside=16)),
         (
-            RunOptions(ctx_size=256, threads=1, flash_attn="off", reading=128),
-            Schedule(running=5, gap=0.01, apart=48),
+            RunOptions(ctx_size=256, threads=1),
+            Schedule(max_running=5, max_gap_seconds=0.01, min_offload_rows=16),
+        ),
+        (
+            RunOptions(ctx_size=256, threads=1, flash_attn="off", prefill_cells=128),
+            Schedule(max_running=5, max_gap_seconds=0.01, min_prefill_rows=48),
         ),
     ],
     ids=["aside", "apart"],
@@ -113,7 +120,7 @@ def test_recurrent_state_gives_way_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_samples_that_share_their_prompt_are_what_each_is_alone(weights: Path) -> None:
-    options = reproducible.settled(RunOptions(ctx_size=1024, threads=1))
+    options = reproducible.with_required_options(RunOptions(ctx_size=1024, threads=1))
     rng = random.Random(6)
     with open_runner(weights, options) as runner:
         asked = requests(12, rng, runner.model.n_vocab)
@@ -125,19 +132,22 @@ def test_samples_that_share_their_prompt_are_what_each_is_alone(weights: Path) -
             alone(runner, request) for both in zip(asked, other, strict=True) for request in both
         ]
     with open_runner(weights, options, slots=5) as runner:
-        ids = [one for request in asked for one in runner.engine.sample(request, 2)]
-        while runner.engine.busy:
+        ids = [one for request in asked for one in runner.engine.submit_samples(request, 2)]
+        while runner.engine.is_busy:
             runner.engine.step()
             runner.engine.check()
-        assert [said(runner.engine.answer(one)) for one in ids] == expected
+        assert [said(runner.engine.pop_answer(one)) for one in ids] == expected
 
 
 def test_a_search_of_beams_leaves_no_holes_for_others(weights: Path) -> None:
-    options, rng = reproducible.settled(RunOptions(ctx_size=1024, threads=1)), random.Random(1)
+    options, rng = (
+        reproducible.with_required_options(RunOptions(ctx_size=1024, threads=1)),
+        random.Random(1),
+    )
     with open_runner(weights, options, slots=2) as runner:
         asked = requests(12, rng, runner.model.n_vocab)
         asked = [
-            replace(one, strategy="beam", search=Search(beams=2)) if number % 4 == 1 else one
+            replace(one, strategy="beam", search=BeamSettings(beams=2)) if number % 4 == 1 else one
             for number, one in enumerate(asked)
         ]
         expected = [alone(runner, request) for request in asked]

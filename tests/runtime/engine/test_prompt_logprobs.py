@@ -4,12 +4,12 @@ import pytest
 
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Answer, Request
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.sampling.top_logprobs import Scored
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.sampling.top_logprobs import TokenScore
+from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import N_VOCAB, FakeContext, FakeModel
 
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 PROMPTS = [
     b"a long prompt that many others begin with",
     b"a long prompt that goes on otherwise",
@@ -20,22 +20,22 @@ PROMPTS = [
 
 def answers(prompts: list[bytes], **fake: int) -> tuple[list[Answer], Engine]:
     model = FakeModel()
-    engine = Engine(FakeContext(**fake), Vocabulary(model.piece, model.ends, N_VOCAB), None)  # type: ignore[arg-type]
+    engine = Engine(FakeContext(**fake), ModelVocabulary(model.piece, model.is_end, N_VOCAB), None)  # type: ignore[arg-type]
     asked = [
-        Request(tuple(one), GREEDY, 40, ignore_eos=True, scores=True, top_logprobs=2)
+        Request(tuple(one), GREEDY, 40, ignore_eos=True, score_prompt=True, top_logprobs=2)
         for one in prompts
     ]
     ids = [engine.submit(one) for one in asked]
-    while engine.busy:
+    while engine.is_busy:
         engine.step()
         engine.check()
-    return [engine.answer(one) for one in ids], engine
+    return [engine.pop_answer(one) for one in ids], engine
 
 
-def told(answer: Answer) -> tuple[Scored, ...]:
-    assert len(answer.prompt) == answer.prompt_tokens - 1
+def told(answer: Answer) -> tuple[TokenScore, ...]:
+    assert len(answer.prompt_scores) == answer.prompt_tokens - 1
     assert answer.cached_tokens == 0
-    return answer.prompt
+    return answer.prompt_scores
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_none_is_lost_in_small_passes_a_full_pool_or_a_pass_that_was_broken_off(
     found, engine = answers(PROMPTS * 2, n_seq_max=4, **fake)
     assert [told(one) for one in found] == alone * 2
     if fake["n_ctx"] < 600:
-        assert engine.scheduler.preemptions
+        assert engine.scheduler.n_preemptions

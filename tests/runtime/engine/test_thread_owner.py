@@ -3,7 +3,7 @@
 import threading
 
 from llmcli.runtime.requests.request import Request
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.fakes import FakeContext, fake_runner
 
 OWNED = ("decode", "trim", "copy", "first", "last")
@@ -25,7 +25,7 @@ def test_only_the_owner_calls_the_context_while_another_thread_stops_the_answer(
 
     for name in OWNED:
         watched(name)
-    reply = runner.reply(Request(tuple(b"say"), defaults(), 60), 3)
+    reply = runner.reply(Request(tuple(b"say"), default_sampling(), 60), 3)
 
     def stop(number: int) -> None:
         if number == 4:

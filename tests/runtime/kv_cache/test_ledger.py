@@ -4,20 +4,20 @@ import random
 
 import pytest
 
-from llmcli.runtime.kv_cache.common_prefix import common
+from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.ledger import Ledger
-from llmcli.runtime.kv_cache.radix_tree import Prefixes
+from llmcli.runtime.kv_cache.radix_tree import RadixTree
 from tests.fixtures.fakes import FakeContext
 
 
 def fill(ledger: Ledger, memory: FakeContext, tokens: tuple[int, ...]) -> tuple[int, int]:
     """Place a prompt and compute what is missing, as the engine does."""
-    placed = ledger.place(tokens)
+    placed = ledger.claim_slot_for(tokens)
     assert placed is not None
     slot, reused = placed
     rest = list(tokens[reused:])
     for token in rest:
-        memory.put(slot, token)
+        memory.set_token(slot, token)
     ledger.append(slot, rest)
     return slot, reused
 
@@ -27,14 +27,14 @@ def test_the_next_turn_finds_its_prefix():
     ledger = Ledger(memory)
     slot, _ = fill(ledger, memory, (1, 2, 3))
     ledger.release(slot)
-    assert ledger.place((1, 2, 3, 4, 5)) == (slot, 3)
+    assert ledger.claim_slot_for((1, 2, 3, 4, 5)) == (slot, 3)
 
 
 def test_the_last_token_of_a_prompt_is_always_computed_again():
     memory = FakeContext()
     ledger = Ledger(memory)
     ledger.release(fill(ledger, memory, (1, 2, 3))[0])
-    assert ledger.place((1, 2, 3)) == (0, 2)
+    assert ledger.claim_slot_for((1, 2, 3)) == (0, 2)
 
 
 def test_a_prefix_that_another_sequence_is_using_is_shared_and_counted_once():
@@ -42,7 +42,7 @@ def test_a_prefix_that_another_sequence_is_using_is_shared_and_counted_once():
     ledger = Ledger(memory)
     fill(ledger, memory, (1, 2, 3, 4))
     assert fill(ledger, memory, (1, 2, 3, 9)) == (1, 3)
-    assert ledger.used == memory.used == 5
+    assert ledger.used_cells == memory.used == 5
     ledger.check()
 
 
@@ -50,7 +50,7 @@ def test_a_window_that_has_moved_on_is_computed_again():
     memory = FakeContext(n_swa=4)
     ledger = Ledger(memory)
     ledger.release(fill(ledger, memory, tuple(range(10)))[0])
-    assert ledger.place((0, 1, 2, 3, 99)) == (0, 0)
+    assert ledger.claim_slot_for((0, 1, 2, 3, 99)) == (0, 0)
 
 
 def test_an_interrupted_pass_that_moved_the_window_on_leaves_nothing_to_reuse():
@@ -58,20 +58,20 @@ def test_an_interrupted_pass_that_moved_the_window_on_leaves_nothing_to_reuse():
     ledger = Ledger(memory)
     slot, _ = fill(ledger, memory, tuple(range(10)))
     for token in range(6):  # what the pass had computed when it was interrupted
-        memory.put(slot, token)
+        memory.set_token(slot, token)
     ledger.restore(slot)
     ledger.release(slot)
     ledger.check()
-    assert ledger.place((*range(10), 99)) == (slot, 0)
+    assert ledger.claim_slot_for((*range(10), 99)) == (slot, 0)
 
 
 def test_recurrent_state_is_reused_only_whole():
-    memory = FakeContext(recurrent=True)
+    memory = FakeContext(is_recurrent=True)
     ledger = Ledger(memory)
     ledger.release(fill(ledger, memory, (1, 2, 3))[0])
-    assert ledger.place((1, 2, 3, 4)) == (0, 3)
+    assert ledger.claim_slot_for((1, 2, 3, 4)) == (0, 3)
     ledger.release(0)
-    assert ledger.place((1, 2, 9)) == (0, 0)
+    assert ledger.claim_slot_for((1, 2, 9)) == (0, 0)
 
 
 def test_room_is_made_by_forgetting_the_longest_unused():
@@ -89,7 +89,7 @@ def test_there_is_no_place_while_every_slot_is_busy():
     memory = FakeContext()
     ledger = Ledger(memory)
     fill(ledger, memory, (1, 2))
-    assert ledger.place((3, 4)) is None
+    assert ledger.claim_slot_for((3, 4)) is None
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -111,7 +111,7 @@ def test_any_mix_of_requests_leaves_map_and_memory_in_agreement(seed):
             if ledger.make_room(len(prompt)):
                 busy.append(fill(ledger, memory, prompt)[0])
         ledger.check()
-        assert ledger.used == memory.used
+        assert ledger.used_cells == memory.used
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -119,7 +119,7 @@ def test_any_mix_of_forks_leaves_map_and_memory_in_agreement_and_stores_a_tree_o
     rng = random.Random(seed)
     memory = FakeContext(n_ctx=10_000, n_seq_max=6)
     ledger = Ledger(memory)
-    slots = [fill(ledger, memory, (1, 2, 3, 4))[0], *(ledger.claim() for _ in range(4))]
+    slots = [fill(ledger, memory, (1, 2, 3, 4))[0], *(ledger.claim_slot() for _ in range(4))]
     for _ in range(60):
         source, target = rng.sample([slot for slot in slots if ledger.tokens[slot]] + slots, 2)
         if source != target:
@@ -127,18 +127,18 @@ def test_any_mix_of_forks_leaves_map_and_memory_in_agreement_and_stores_a_tree_o
             assert ledger.tokens[target] == ledger.tokens[source]
         for slot in rng.sample(slots, 3):
             token = rng.randrange(3)
-            memory.put(slot, token)
+            memory.set_token(slot, token)
             ledger.append(slot, [token])
         if rng.random() < 0.3:
             ledger.trim(rng.choice(slots), rng.randrange(5))
         ledger.check()
-        assert ledger.used == memory.used
+        assert ledger.used_cells == memory.used
     wanted = [*ledger.tokens[slots[2]], 7]
-    kept = ledger.settle(slots, wanted)
+    kept = ledger.keep_best_branch(slots, wanted)
     ledger.check()
     assert ledger.tokens[kept] == wanted[:-1]
-    assert ledger.used == memory.used == len(wanted) - 1
-    assert ledger.idle == 5
+    assert ledger.used_cells == memory.used == len(wanted) - 1
+    assert ledger.n_idle == 5
 
 
 def test_a_conversation_that_goes_on_keeps_no_second_copy_of_itself():
@@ -148,7 +148,7 @@ def test_a_conversation_that_goes_on_keeps_no_second_copy_of_itself():
     ledger.release(slot, turn=1)
     # The template spells the answer otherwise than it was said: what was said is of no use any
     # more.
-    assert ledger.place((1, 2, 9, 9), path=frozenset({1})) == (slot, 2)
+    assert ledger.claim_slot_for((1, 2, 9, 9), path=frozenset({1})) == (slot, 2)
 
 
 def test_a_branch_keeps_what_the_conversation_held_and_the_oldest_gives_way_to_a_new_one():
@@ -158,12 +158,12 @@ def test_a_branch_keeps_what_the_conversation_held_and_the_oldest_gives_way_to_a
         slot, reused = fill(ledger, memory, (1, 2, last, last))
         assert reused == (2 if turn > 1 else 0)
         ledger.release(slot, turn)
-    assert ledger.used == 2 + 3 * 2
+    assert ledger.used_cells == 2 + 3 * 2
     slot, reused = fill(ledger, memory, (1, 2, 6, 6))
     assert (slot, reused) == (0, 2)  # in place of the first
     ledger.release(slot, 4)
     assert [held[2] for held in ledger.tokens] == [6, 4, 5]
-    assert ledger.nearest((1, 2, 4, 4, 9)) == (1, 4)
+    assert ledger.find_nearest((1, 2, 4, 4, 9)) == (1, 4)
 
 
 def turns(*sizes: int) -> list[list[int]]:
@@ -176,9 +176,9 @@ def test_what_stands_behind_a_turn_that_left_moves_up():
     ledger = Ledger(memory)
     system, one, two, three = turns(5, 30, 40, 20)
     slot, _ = fill(ledger, memory, (*system, *one, *two))
-    assert ledger.adapt(slot, [*system, *two, *three], move=True) == 45
+    assert ledger.apply_overflow(slot, [*system, *two, *three], move=True) == 45
     assert ledger.tokens[slot] == [*system, *two]
-    assert ledger.used == memory.used == 45
+    assert ledger.used_cells == memory.used == 45
     ledger.check()
 
 
@@ -187,7 +187,7 @@ def test_a_prompt_may_leave_out_several_pieces():
     ledger = Ledger(memory)
     system, one, two, three, four = turns(5, 30, 40, 20, 25)
     ledger.release(fill(ledger, memory, (*system, *one, *two, *three, *four))[0])
-    assert ledger.place((*system, *two, *four, 7, 8), move=True) == (0, 70)
+    assert ledger.claim_slot_for((*system, *two, *four, 7, 8), move=True) == (0, 70)
     ledger.check()
 
 
@@ -197,12 +197,12 @@ def test_where_cells_cannot_move_they_are_computed_anew(can: dict[str, bool]):
     ledger = Ledger(memory)
     system, one, two = turns(5, 30, 40)
     slot, _ = fill(ledger, memory, (*system, *one, *two))
-    kept = 0 if memory.recurrent else 5
-    assert ledger.adapt(slot, [*system, *two], move=True) == kept
+    kept = 0 if memory.is_recurrent else 5
+    assert ledger.apply_overflow(slot, [*system, *two], move=True) == kept
     ledger.check()
-    assert ledger.place((*system, *two), move=True) is None  # the slot is busy
+    assert ledger.claim_slot_for((*system, *two), move=True) is None  # the slot is busy
     ledger.release(slot)
-    assert ledger.place((*system, *two), move=True) == (0, kept)
+    assert ledger.claim_slot_for((*system, *two), move=True) == (0, kept)
 
 
 def test_cells_that_another_slot_holds_are_not_moved():
@@ -211,11 +211,11 @@ def test_cells_that_another_slot_holds_are_not_moved():
     system, one, two, three = turns(5, 30, 40, 20)
     first, _ = fill(ledger, memory, (*system, *one, *two))
     second, _ = fill(ledger, memory, (*system, *one, *two, *three))
-    assert ledger.adapt(second, [*system, *two, *three], move=True) == 5  # two is shared
+    assert ledger.apply_overflow(second, [*system, *two, *three], move=True) == 5  # two is shared
     ledger.check()
     assert ledger.tokens[first] == [*system, *one, *two]
-    assert ledger.adapt(first, [*system, *two], move=True) == 45
-    assert ledger.used == memory.used
+    assert ledger.apply_overflow(first, [*system, *two], move=True) == 45
+    assert ledger.used_cells == memory.used
     ledger.check()
 
 
@@ -227,9 +227,9 @@ def test_a_shared_beginning_does_not_keep_the_rest_from_moving():
     second, shared = fill(ledger, memory, (*system, *one, *two))
     assert shared == 20
     assert (
-        ledger.adapt(second, [*system[:10], *two, *three], move=True) == 50
+        ledger.apply_overflow(second, [*system[:10], *two, *three], move=True) == 50
     )  # the gap ends in cells of its own
-    assert ledger.used == memory.used == 60
+    assert ledger.used_cells == memory.used == 60
     ledger.check()
 
 
@@ -238,24 +238,24 @@ def test_what_is_taken_out_comes_back_and_what_others_hold_stays_shared(seed):
     rng = random.Random(seed)
     memory = FakeContext(n_ctx=400, n_seq_max=8)
     ledger = Ledger(memory)
-    slots = [fill(ledger, memory, (1, 2, 3, 4))[0], *(ledger.claim() for _ in range(5))]
+    slots = [fill(ledger, memory, (1, 2, 3, 4))[0], *(ledger.claim_slot() for _ in range(5))]
     for _ in range(12):
         source, target = rng.sample(slots, 2)
         ledger.fork(source, target)
         tokens = rng.choices(range(3), k=rng.randrange(4))
         for token in tokens:
-            memory.put(target, token)
+            memory.set_token(target, token)
         ledger.append(target, tokens)
-    before, used = [held[:] for held in ledger.tokens], ledger.used
+    before, used = [held[:] for held in ledger.tokens], ledger.used_cells
     away = {
-        slot: ledger.put_away(slot)
+        slot: ledger.swap_out(slot)
         for slot in rng.sample([slot for slot in slots if ledger.tokens[slot]], 2)
     }
     ledger.check()
     for slot, kept in reversed(away.items()):
-        assert ledger.bring_back(slot, kept)
+        assert ledger.swap_in(slot, kept)
         ledger.check()
-    assert (ledger.tokens, ledger.used, memory.used) == (before, used, used)
+    assert (ledger.tokens, ledger.used_cells, memory.used) == (before, used, used)
     ledger.compact()
     ledger.check()
     assert (ledger.tokens, memory.used) == (before, used)
@@ -264,19 +264,19 @@ def test_what_is_taken_out_comes_back_and_what_others_hold_stays_shared(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_the_tree_finds_the_longest_prefix_that_any_slot_holds(seed):
     rng = random.Random(seed)
-    tree = Prefixes(6)
+    tree = RadixTree(6)
     texts: list[list[int]] = [[] for _ in range(6)]
     for _ in range(200):
         slot = rng.randrange(6)
         if rng.random() < 0.3:
             keep = rng.randrange(len(texts[slot]) + 1)
             del texts[slot][keep:]
-            tree.cut(slot, keep)
+            tree.truncate(slot, keep)
         else:
             texts[slot] += rng.choices(range(2), k=rng.randrange(1, 5))
-            tree.grow(slot, texts[slot], "")
+            tree.extend(slot, texts[slot], "")
         wanted = rng.choice(texts)[: rng.randrange(20)] + rng.choices(range(2), k=rng.randrange(4))
-        lengths = [common(text, wanted) for text in texts]
+        lengths = [common_prefix(text, wanted) for text in texts]
         length, holders = tree.match(wanted, "")
         assert length == max(lengths)
         assert holders == {slot for slot in range(6) if length and lengths[slot] == length}

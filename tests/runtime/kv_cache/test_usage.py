@@ -1,7 +1,7 @@
 """Who holds what in the cache, counted from the ledger's books."""
 
 from llmcli.runtime.kv_cache.ledger import Ledger
-from llmcli.runtime.kv_cache.usage import Held, Node, census
+from llmcli.runtime.kv_cache.usage import PrefixNode, SequenceUsage, measure_cache_usage
 from tests.fixtures.fakes import FakeContext
 
 
@@ -12,7 +12,7 @@ def ledger(*texts: tuple[list[int], int | None]) -> Ledger:
     memory = FakeContext(n_ctx=256, n_seq_max=8)
     made = Ledger(memory)
     for text, source in texts:
-        slot = made.claim()
+        slot = made.claim_slot()
         if source is not None:
             made.fork(source, slot)
             made.trim(
@@ -27,7 +27,7 @@ def ledger(*texts: tuple[list[int], int | None]) -> Ledger:
                 ),
             )
         for token in text[len(made.tokens[slot]) :]:
-            memory.put(slot, token)
+            memory.set_token(slot, token)
             made.append(slot, [token])
         made.release(slot)
     made.check()
@@ -37,29 +37,35 @@ def ledger(*texts: tuple[list[int], int | None]) -> Ledger:
 def test_cells_are_counted_once_and_texts_that_begin_alike_make_a_tree():
     books = ledger(([1, 2, 3, 4], None), ([1, 2, 9], 0), ([7, 7], None), ([1, 2, 3, 4, 5], 0))
     books._busy[1] = True
-    found = census(books)
-    assert found.held == (
-        Held(0, False, 4, 4, 4), Held(3, False, 5, 4, 1), Held(1, True, 3, 2, 1), Held(2, False, 2, 0, 2),
+    found = measure_cache_usage(books)
+    assert found.sequences == (
+        SequenceUsage(0, False, 4, 4, 4), SequenceUsage(3, False, 5, 4, 1), SequenceUsage(1, True, 3, 2, 1), SequenceUsage(2, False, 2, 0, 2),
     )  # fmt: skip
-    assert sum(one.own for one in found.held) == books.used
-    below = Node(2, [0, 3], [Node(1, [3])])
-    assert found.prefixes == (Node(2, [0, 3, 1], [below, Node(1, [1])]), Node(2, [2]))
+    assert sum(one.exclusive_cells for one in found.sequences) == books.used_cells
+    below = PrefixNode(2, [0, 3], [PrefixNode(1, [3])])
+    assert found.prefixes == (
+        PrefixNode(2, [0, 3, 1], [below, PrefixNode(1, [1])]),
+        PrefixNode(2, [2]),
+    )
 
 
 def test_equal_texts_in_cells_of_their_own_share_a_node_and_no_cell():
-    found = census(ledger(([5, 6], None), ([5, 6], None)))
-    assert [one.shared for one in found.held] == [0, 0]
-    assert found.prefixes == (Node(2, [0, 1]),)
+    found = measure_cache_usage(ledger(([5, 6], None), ([5, 6], None)))
+    assert [one.shared_cells for one in found.sequences] == [0, 0]
+    assert found.prefixes == (PrefixNode(2, [0, 1]),)
 
 
 def test_an_empty_cache_holds_nothing():
-    found = census(ledger())
-    assert found.held == () and found.prefixes == ()
+    found = measure_cache_usage(ledger())
+    assert found.sequences == () and found.prefixes == ()
 
 
 def test_the_tree_is_as_deep_as_texts_part():
-    found = census(
+    found = measure_cache_usage(
         ledger(([1, 2, 3, 4, 5, 6], None), ([1, 2, 3, 4, 8], 0), ([1, 2, 9], 0), ([3], None))
     )
-    lower = Node(2, [0, 1], [Node(2, [0]), Node(1, [1])])
-    assert found.prefixes == (Node(2, [0, 1, 2], [lower, Node(1, [2])]), Node(1, [3]))
+    lower = PrefixNode(2, [0, 1], [PrefixNode(2, [0]), PrefixNode(1, [1])])
+    assert found.prefixes == (
+        PrefixNode(2, [0, 1, 2], [lower, PrefixNode(1, [2])]),
+        PrefixNode(1, [3]),
+    )

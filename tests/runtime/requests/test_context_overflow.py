@@ -12,13 +12,13 @@ from llmcli.chat.conversation.conversation import Session
 from llmcli.chat.display.stream_writer import Stream
 from llmcli.chat.settings import find
 from llmcli.errors import UserError
-from llmcli.runtime.drafting.ngram import Lookup
+from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.engine.engine import Engine
-from llmcli.runtime.requests.context_overflow import Shift, Sinks
+from llmcli.runtime.requests.context_overflow import AttentionSinks, DropTurns
 from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Speculation, Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
 from llmcli.ui import UI
 from quant.quantize import plan, write
 from tests.fixtures.drafts import CHEAP, Steady
@@ -37,7 +37,7 @@ EXACT = RunOptions(
     gemm="ggml",
 )
 PLAIN = RunOptions(ctx_size=256, threads=1, batch_size=256)
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 QUESTIONS = (
     "who are you?",
     "where do you come from?",
@@ -51,7 +51,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exact")
     floats = tiny_gguf.llama(folder / "f32.gguf", hidden=256, layers=2)
     out = folder / "q8_0.gguf"
-    write.run(plan.plan(write.open_gguf(floats), "Q8_0"), out, threads=1)
+    write.write_model(plan.plan(write.open_gguf(floats), "Q8_0"), out, threads=1)
     return out
 
 
@@ -85,7 +85,7 @@ def test_where_turns_are_computed_anew_the_text_is_that_of_a_chat_without_them(e
         said = [ask(one, question) for question in QUESTIONS]
         left = one.session.tree.left
         assert left and left < {1, 2, 3, 4}
-        runner.engine.ledger.forget_idle()
+        runner.engine.ledger.evict_idle()
         other = talk(runner, "stop", 12)
         for number in one.session.tree.kept()[:-1]:
             other.session.add(
@@ -102,11 +102,15 @@ def test_an_answer_goes_on_as_from_the_shorter_prompt(exact: Path) -> None:
         one.session.predict = 170
         whole = one.tokens(QUESTIONS[1])
         answer = ask(one, QUESTIONS[1])
-        assert (answer.finish, answer.left.times, answer.left.turns) == ("length", 1, 1)
+        assert (answer.finish, answer.overflow_stats.times, answer.overflow_stats.turns) == (
+            "length",
+            1,
+            1,
+        )
         before = runner.n_ctx + 1 - len(whole)
         one.session.undo()
         shorter = one.tokens(QUESTIONS[1])
-        runner.engine.ledger.forget_idle()
+        runner.engine.ledger.evict_idle()
         tokens = (*shorter, *ids(answer)[:before])
         reply = runner.reply(Request(tokens, GREEDY, 170 - before, ignore_eos=True))
         assert len(list(reply)) > 0
@@ -119,8 +123,8 @@ def test_cells_that_move_leave_a_cache_that_the_ledger_knows(mode: str, exact: P
         one = talk(runner, mode, 60)
         answers = [ask(one, question) for question in (*QUESTIONS, *QUESTIONS)]
         assert {answer.finish for answer in answers} == {"length"}
-        assert sum(answer.left.recomputed for answer in answers) == 0
-        assert runner.engine.ledger.used == len(runner.engine.ledger.tokens[0]) <= 256
+        assert sum(answer.overflow_stats.recomputed for answer in answers) == 0
+        assert runner.engine.ledger.used_cells == len(runner.engine.ledger.tokens[0]) <= 256
         assert bool(one.session.tree.left) is (mode == "shift")
 
 
@@ -133,7 +137,7 @@ def test_a_window_model_shifts_and_streams(tmp_path: Path) -> None:
                 "length"
             }
         one.session.predict = 700
-        assert ask(one, "and then?").left.times > 3
+        assert ask(one, "and then?").overflow_stats.times > 3
 
 
 def test_recurrent_state_is_computed_anew_and_takes_no_sinks(tmp_path: Path) -> None:
@@ -149,24 +153,24 @@ def test_recurrent_state_is_computed_anew_and_takes_no_sinks(tmp_path: Path) -> 
 
 def test_as_few_turns_leave_as_give_room_and_all_of_the_answer_stays() -> None:
     turns = [[1] * 10, [2] * 20, [3] * 30, [4] * 5]
-    shift = Shift(3, lambda gone: [0] * 4 + [t for turn in turns[gone:] for t in turn])
+    shift = DropTurns(3, lambda gone: [0] * 4 + [t for turn in turns[gone:] for t in turn])
     prompt = [0] * 4 + [t for turn in turns for t in turn]
     shorter = shift.shorten(prompt + [9] * 12, len(prompt), 0, 80)
     assert shorter is not None
-    assert (shorter.turns, shorter.prompt) == (2, 39)
+    assert (shorter.dropped_turns, shorter.n_prompt) == (2, 39)
     assert shorter.tokens == [0] * 4 + [3] * 30 + [4] * 5 + [9] * 12
     more = shift.shorten(shorter.tokens + [9] * 30, 39, 2, 80)
-    assert more is not None and (more.turns, more.prompt, len(more.tokens)) == (3, 9, 51)
+    assert more is not None and (more.dropped_turns, more.n_prompt, len(more.tokens)) == (3, 9, 51)
     assert shift.shorten(more.tokens + [9] * 30, 9, 3, 80) is None
     assert shift.shorten([0] * 100, 100, 0, 9) is None  # the message alone is too long
 
 
 def test_half_of_the_window_leaves_and_the_sinks_stay() -> None:
-    shorter = Sinks(4).shorten(list(range(101)), 30, 0, 100)
+    shorter = AttentionSinks(4).shorten(list(range(101)), 30, 0, 100)
     assert shorter is not None
     assert shorter.tokens == [*range(4), *range(53, 101)]
-    assert (shorter.prompt, shorter.turns) == (4, 0)
-    assert Sinks(4).shorten(list(range(20)), 20, 0, 100) is None
+    assert (shorter.n_prompt, shorter.dropped_turns) == (4, 0)
+    assert AttentionSinks(4).shorten(list(range(20)), 20, 0, 100) is None
 
 
 def test_guesses_go_on_where_the_window_moves() -> None:
@@ -176,8 +180,10 @@ def test_guesses_go_on_where_the_window_moves() -> None:
         context = FakeContext(
             n_ctx=64, reply=lambda tokens: ord("a") + (tokens[-1] - ord("a") + 1) % 12
         )
-        model, means = FakeModel(), Speculation((Lookup(),), Steady(CHEAP), 16)
-        engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, means)
+        model, means = FakeModel(), Speculation((PromptLookup(),), Steady(CHEAP), 16)
+        engine = Engine(
+            context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None, means
+        )
         number = engine.submit(
             Request(
                 tuple(b"sing: a"),
@@ -185,15 +191,19 @@ def test_guesses_go_on_where_the_window_moves() -> None:
                 500,
                 ignore_eos=True,
                 strategy=strategy,
-                overflow=Sinks(4),
-                move=True,
+                overflow=AttentionSinks(4),
+                can_move_cells=True,
             )
         )
-        while engine.busy:
+        while engine.is_busy:
             engine.step()
             engine.ledger.check()
-        answer = engine.answer(number)
-        assert (answer.finish, len(answer.tokens), answer.left.recomputed) == ("length", 500, 0)
+        answer = engine.pop_answer(number)
+        assert (answer.finish, len(answer.tokens), answer.overflow_stats.recomputed) == (
+            "length",
+            500,
+            0,
+        )
         said.append((answer.text, len(context.batches)))
     assert said[0][0] == said[1][0]
     assert said[1][1] < said[0][1] / 2

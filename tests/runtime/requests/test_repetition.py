@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from llmcli.runtime.engine.engine import Engine
-from llmcli.runtime.requests.repetition import WINDOW, repeats
+from llmcli.runtime.requests.repetition import WINDOW_BYTES, is_repetitive
 from llmcli.runtime.requests.request import Request
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import FakeContext, FakeModel
 
 ROOT = Path(__file__).parents[3]
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 
 
 def pieces(text: str) -> list[str]:
@@ -34,7 +34,7 @@ def pieces(text: str) -> list[str]:
     ],
 )
 def test_loops_are_seen_also_where_a_word_differs_here_and_there(loop):
-    assert repeats(pieces(loop))
+    assert is_repetitive(pieces(loop))
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def test_loops_are_seen_also_where_a_word_differs_here_and_there(loop):
 )
 def test_prose_code_and_lists_are_no_loops(name):
     text = (ROOT / name).read_text(encoding="utf-8")
-    for end in range(WINDOW, len(text), 500):
-        assert not repeats(pieces(text[:end]))
+    for end in range(WINDOW_BYTES, len(text), 500):
+        assert not is_repetitive(pieces(text[:end]))
 
 
 def test_a_table_of_numbers_is_no_loop():
-    assert not repeats(pieces("".join(f"{n} squared is {n * n}\n" for n in range(400))))
+    assert not is_repetitive(pieces("".join(f"{n} squared is {n * n}\n" for n in range(400))))
 
 
 def test_a_short_loop_may_still_end():
-    assert not repeats(pieces("ha " * (WINDOW // 3 - 1)))
+    assert not is_repetitive(pieces("ha " * (WINDOW_BYTES // 3 - 1)))
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_a_looping_model_is_stopped_before_its_context_is_full(more, finish):
     sentence, at = b"again and again. ", count()
     context = FakeContext(4096, reply=lambda tokens: sentence[next(at) % len(sentence)])
     model = FakeModel()
-    engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    engine = Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
     one = engine.submit(Request((1, 2, 3), GREEDY, **more))
-    while engine.busy:
+    while engine.is_busy:
         engine.step()
-    answer = engine.answer(one)
+    answer = engine.pop_answer(one)
     assert answer.finish == finish
     if finish == "repetition":
-        assert WINDOW <= len(answer.tokens) < 2 * WINDOW
+        assert WINDOW_BYTES <= len(answer.tokens) < 2 * WINDOW_BYTES
     engine.ledger.check()

@@ -13,11 +13,17 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.sampler import NativeChains
-from llmcli.runtime.sampling import Sampling, defaults, find, settings, step_types
+from llmcli.runtime.sampling import (
+    Sampling,
+    default_sampling,
+    find_setting,
+    sampling_settings,
+    step_types,
+)
 from llmcli.runtime.sampling import logit_bias as bias
-from llmcli.runtime.sampling.base import Step
-from llmcli.runtime.sampling.chain import Greedy, NumpyChain, concrete_seed, make_chain
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.sampling.base import SamplerStep
+from llmcli.runtime.sampling.chain import GreedyChain, NumpyChain, make_chain, resolve_seed
+from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import FakeRow
 
 NEUTRAL = {
@@ -28,7 +34,7 @@ NEUTRAL = {
     "temp": 1.0,
     "repeat_penalty": 1.0,
 }
-WORDS = Vocabulary(lambda token: b"word", lambda token: False, 300)
+WORDS = ModelVocabulary(lambda token: b"word", lambda token: False, 300)
 
 
 def logits(seed: int, size: int = 300) -> np.ndarray:
@@ -70,7 +76,7 @@ def test_the_steps_run_in_llama_cpp_s_order():
 
 def test_temperature_zero_takes_the_likeliest_token_even_with_penalties():
     row = FakeRow(np.array([0, 5, 4.9, 1], np.float32))
-    greedy = defaults().with_values({"temp": 0})
+    greedy = default_sampling().with_values({"temp": 0})
     assert make_chain(greedy, 1, None, WORDS).draw(row, []) == 1
     assert (
         make_chain(greedy.with_values({"presence_penalty": 1}), 1, None, WORDS).draw(row, [1]) == 2
@@ -90,8 +96,10 @@ def test_temperature_zero_takes_the_likeliest_token_even_with_penalties():
     ],
 )
 def test_at_temperature_zero_no_coin_is_thrown(settings):
-    chain = make_chain(defaults().with_values({"temp": 0, **settings}), 1, NativeChains(300), WORDS)
-    assert isinstance(chain, Greedy)
+    chain = make_chain(
+        default_sampling().with_values({"temp": 0, **settings}), 1, NativeChains(300), WORDS
+    )
+    assert isinstance(chain, GreedyChain)
     assert chain.draw(FakeRow(logits(3)), []) == logits(3).argmax()
 
 
@@ -106,7 +114,7 @@ def test_at_temperature_zero_no_coin_is_thrown(settings):
 )
 def test_next_to_no_temperature_takes_the_likeliest_and_overflows_nowhere(settings):
     row = 10 * logits(3)
-    chain = make_chain(defaults().with_values(settings), 1, NativeChains(300), WORDS)
+    chain = make_chain(default_sampling().with_values(settings), 1, NativeChains(300), WORDS)
     assert {chain.draw(FakeRow(row), []) for _ in range(50)} == {int(row.argmax())}
 
 
@@ -118,7 +126,7 @@ def test_mirostat_takes_the_place_of_penalties_and_truncation():
         "dry_multiplier": 5,
         "logit_bias": "3-inf",
     }
-    chain = make_chain(defaults().with_values(settings), 1, None, WORDS)
+    chain = make_chain(default_sampling().with_values(settings), 1, None, WORDS)
     assert isinstance(chain, NumpyChain)
     row = FakeRow(np.zeros(5, np.float32))
     assert {chain.draw(row, [1, 1, 1]) for _ in range(200)} == {0, 1, 2, 4}
@@ -130,7 +138,7 @@ def test_mirostat_holds_the_surprise_where_the_text_allows_it(version):
     p = np.exp(row.logits - np.logaddexp.reduce(row.logits))
     for tau in (2.0, 3.5):
         chain = make_chain(
-            defaults().with_values({"mirostat": version, "mirostat_tau": tau, "temp": 1}),
+            default_sampling().with_values({"mirostat": version, "mirostat_tau": tau, "temp": 1}),
             7,
             None,
             WORDS,
@@ -144,20 +152,22 @@ def test_mirostat_holds_the_surprise_where_the_text_allows_it(version):
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_never_falls_into_always_the_same(version):
     row = FakeRow(np.log(np.array([0.5, 0.3, 0.2], np.float32)))  # surer than tau for ever
-    chain = make_chain(defaults().with_values({"mirostat": version, "temp": 1}), 3, None, WORDS)
+    chain = make_chain(
+        default_sampling().with_values({"mirostat": version, "temp": 1}), 3, None, WORDS
+    )
     late = [chain.draw(row, []) for _ in range(2500)][2000:]
     assert np.bincount(late, minlength=3) / 500 == pytest.approx([0.5, 0.3, 0.2], abs=0.08)
 
 
 @dataclass(frozen=True)
-class Only(Step):
+class Only(SamplerStep):
     """Nothing but one token; llama.cpp has no such sampler."""
 
     token: int
     name: ClassVar[str] = "only"
     order: ClassVar[int] = 15
-    reorders: ClassVar[bool] = True
-    neutral: ClassVar[bool] = False
+    can_reorder: ClassVar[bool] = True
+    is_neutral: ClassVar[bool] = False
 
     def __call__(self, row: np.ndarray, tokens: list[int]) -> np.ndarray:
         out = np.full_like(row, -np.inf)
@@ -167,7 +177,7 @@ class Only(Step):
 
 @pytest.mark.parametrize("temp", [0, 0.8])
 def test_a_step_that_llama_cpp_does_not_have_works_at_every_temperature(temp):
-    usual = defaults().with_values({"temp": temp})
+    usual = default_sampling().with_values({"temp": temp})
     sampling = Sampling((Only(7), *usual.steps))
     assert make_chain(sampling, 1, NativeChains(300), WORDS).draw(FakeRow(logits(1)), []) == 7
 
@@ -185,7 +195,9 @@ def test_draws_follow_the_probabilities():
 )
 def test_the_same_seed_draws_the_same(settings):
     row = FakeRow(logits(3))
-    one, other = (make_chain(defaults().with_values(settings), 42, None, WORDS) for _ in range(2))
+    one, other = (
+        make_chain(default_sampling().with_values(settings), 42, None, WORDS) for _ in range(2)
+    )
     assert [one.draw(row, []) for _ in range(20)] == [other.draw(row, []) for _ in range(20)]
 
 
@@ -232,7 +244,7 @@ def test_the_same_seed_draws_the_same(settings):
 )
 def test_a_value_out_of_range_is_one_clear_error(name, value):
     with pytest.raises(UserError, match=name) as caught:
-        defaults().with_values({name: value})
+        default_sampling().with_values({name: value})
     assert caught.value.hint
     assert "\n" not in str(caught.value)
 
@@ -249,38 +261,38 @@ def test_a_value_out_of_range_is_one_clear_error(name, value):
     ],
 )
 def test_a_bias_is_written_as_in_llama_cli_or_as_a_table(value, expected):
-    sampling = defaults().with_values({"logit_bias": value})
-    assert dict(bias.pairs(sampling["logit_bias"])) == expected
+    sampling = default_sampling().with_values({"logit_bias": value})
+    assert dict(bias.parse_biases(sampling["logit_bias"])) == expected
     text = json.dumps(sampling.as_dict(), allow_nan=False)  # a saved chat, an alias
-    assert defaults().with_values(json.loads(text)) == sampling
+    assert default_sampling().with_values(json.loads(text)) == sampling
     table = tomllib.loads(f"logit_bias = {json.dumps(sampling['logit_bias'])}")
-    assert defaults().with_values(table) == sampling
+    assert default_sampling().with_values(table) == sampling
 
 
 def test_a_bias_beyond_the_vocabulary_or_against_all_of_it_is_refused():
-    bias.check(("4+1",), 5)
+    bias.check_biases(("4+1",), 5)
     with pytest.raises(UserError, match=r"token 5.*ends at 4"):
-        bias.check(("5+1",), 5)
+        bias.check_biases(("5+1",), 5)
     with pytest.raises(UserError, match="every token"):
-        bias.check(tuple(f"{token}-inf" for token in range(5)), 5)
+        bias.check_biases(tuple(f"{token}-inf" for token in range(5)), 5)
 
 
 def test_a_drawn_seed_is_one_that_can_be_typed():
-    assert all(find("seed").parse(concrete_seed(-1)) >= 0 for _ in range(100))
-    assert concrete_seed(7) == 7
+    assert all(find_setting("seed").parse(resolve_seed(-1)) >= 0 for _ in range(100))
+    assert resolve_seed(7) == 7
 
 
 def test_other_tools_names_and_spellings_are_found():
-    assert find("temperature").name == "temp"
-    assert find("min-p").name == "min_p"
-    assert find("mirostat_ent").name == "mirostat_tau"
+    assert find_setting("temperature").name == "temp"
+    assert find_setting("min-p").name == "min_p"
+    assert find_setting("mirostat_ent").name == "mirostat_tau"
     with pytest.raises(UserError, match="top_q") as caught:
-        find("top_q")
+        find_setting("top_q")
     assert "top_" in caught.value.hint
 
 
 def test_every_setting_has_help_and_a_default_within_its_limits():
-    for setting in settings().values():
+    for setting in sampling_settings().values():
         assert setting.help
         assert setting.parse(setting.default) == setting.default
-        assert setting.parse(setting.show(setting.default)) == setting.default
+        assert setting.parse(setting.format_value(setting.default)) == setting.default

@@ -14,17 +14,17 @@ from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.sampling import defaults, step_types
-from llmcli.runtime.sampling.base import Native
+from llmcli.runtime.sampling import default_sampling, step_types
+from llmcli.runtime.sampling.base import NativeStep
 from llmcli.runtime.sampling.chain import NumpyChain, make_chain
 from llmcli.runtime.sampling.dry import Dry
 from llmcli.runtime.sampling.logit_bias import LogitBias
-from llmcli.runtime.sampling.mirostat import Mirostat, Surprise
+from llmcli.runtime.sampling.mirostat import Mirostat, MirostatPick
 from llmcli.runtime.sampling.penalties import Penalties
 from llmcli.runtime.sampling.temperature import Temperature
-from llmcli.runtime.sampling.truncate import MinP, TopK, TopP, Typical, probabilities
+from llmcli.runtime.sampling.truncate import MinP, TopK, TopP, TypicalP, softmax
 from llmcli.runtime.sampling.xtc import XTC
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import FakeRow
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -35,7 +35,7 @@ ACTIVE = [
     Dry(0.8, 1.75, 2, 64),
     TopK(5),
     TopK(1),
-    Typical(0.6),
+    TypicalP(0.6),
     TopP(0.7),
     TopP(0.0),
     MinP(0.1),
@@ -116,12 +116,12 @@ def left(array) -> np.ndarray:
 
 
 def native(
-    parts: Iterable[Native], row: np.ndarray, tokens: list[int], chains: NativeChains
+    parts: Iterable[NativeStep], row: np.ndarray, tokens: list[int], chains: NativeChains
 ) -> np.ndarray:
     """What llama.cpp's own samplers leave of a row, in the form of the numpy steps."""
     array, _alive = candidates(row)
     for part in parts:
-        sampler = chains.make(part, 1)
+        sampler = chains.make_sampler(part, 1)
         for token in tokens:
             lib().llama_sampler_accept(sampler, token)
         lib().llama_sampler_apply(sampler, ctypes.byref(array))
@@ -163,7 +163,7 @@ def test_every_step_is_held_against_llama_cpp():
 @pytest.mark.parametrize("rows", [random, ties, dropped, alone, large])
 @pytest.mark.parametrize("settings", CHAINS, ids=str)
 def test_a_whole_chain_leaves_what_llama_cpp_leaves(settings, rows):
-    sampling = defaults().with_values(settings)
+    sampling = default_sampling().with_values(settings)
     for seed in range(2 if rows is large else 10):
         row = rows(seed)
         chain = make_chain(sampling, 1, None, words(len(row)))
@@ -186,12 +186,12 @@ def test_a_whole_chain_leaves_what_llama_cpp_leaves(settings, rows):
 class Recorder:
     """Takes note of the samplers that a native chain would be made of."""
 
-    def chain(self, steps: list[Native], seed: int) -> None:
+    def chain(self, steps: list[NativeStep], seed: int) -> None:
         self.steps = steps
 
 
-def words(size: int) -> Vocabulary:
-    return Vocabulary(lambda token: b"word", lambda token: False, size)
+def words(size: int) -> ModelVocabulary:
+    return ModelVocabulary(lambda token: b"word", lambda token: False, size)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -211,8 +211,8 @@ def test_dry_finds_the_repetitions_that_llama_cpp_finds(seed):
 
 def test_dry_stops_at_the_tokens_where_llama_cpp_stops(stories_gguf):
     with open_model(stories_gguf, vocab_only=True) as model:
-        vocabulary = Vocabulary(model.piece, model.ends, model.n_vocab)
-        apply = Dry(0.8, 1.75, 1, 100).bound(vocabulary)
+        vocabulary = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
+        apply = Dry(0.8, 1.75, 1, 100).bind(vocabulary)
         breakers = apply.keywords["breakers"]
         assert {model.piece(token) for token in breakers} >= {b"\n", b'"'}
         chains = NativeChains(model.n_vocab, model.vocab)
@@ -248,7 +248,7 @@ def drawn(chain, row: np.ndarray) -> int:
 )
 def test_the_likeliest_candidates_draw_what_all_of_them_draw(settings, rows, monkeypatch):
     monkeypatch.setattr(door, "many", lambda: 0)
-    sampling, size = defaults().with_values(settings), len(rows(0))
+    sampling, size = default_sampling().with_values(settings), len(rows(0))
     few, whole = (make_chain(sampling, 9, NativeChains(size), words(size)) for _ in range(2))
     for seed in range(10 if rows in (large, uneven) else 40):
         row = rows(seed)
@@ -259,7 +259,7 @@ def test_the_likeliest_candidates_draw_what_all_of_them_draw(settings, rows, mon
 
 def test_a_row_that_forbids_nearly_all_is_left_to_llama_cpp(monkeypatch):
     monkeypatch.setattr(door, "many", lambda: 0)
-    chain = make_chain(defaults(), 9, NativeChains(300), words(300))
+    chain = make_chain(default_sampling(), 9, NativeChains(300), words(300))
     assert [chain.shortlist(row) for row in (alone(1), np.full(300, np.nan, np.float32))] == [
         None,
         None,
@@ -275,7 +275,9 @@ def test_a_chain_of_few_answers_as_one_of_all(stories_gguf, monkeypatch):
         monkeypatch.setattr(door, "many", lambda many=many: many)
         with open_runner(stories_gguf, RunOptions(ctx_size=256, threads=1)) as runner:
             request = Request(
-                runner.encode_text("Once"), defaults().with_values({"seed": 4, "temp": 1.2}), 60
+                runner.encode_text("Once"),
+                default_sampling().with_values({"seed": 4, "temp": 1.2}),
+                60,
             )
             found.append("".join(event.text for event in runner.reply(request)))
     assert found[0] == found[1]
@@ -300,7 +302,7 @@ def test_a_chain_of_few_answers_as_one_of_all(stories_gguf, monkeypatch):
 )
 def test_draws_of_both_kinds_follow_the_probabilities(settings):
     row = np.log(np.array([0.4, 0.25, 0.2, 0.1, 0.05], np.float32))
-    sampling = defaults().with_values(settings)
+    sampling = default_sampling().with_values(settings)
     expected = expectation(sampling, row)
     draws = 3000
     for kind in (None, NativeChains(len(row))):
@@ -324,7 +326,7 @@ def expectation(sampling, row: np.ndarray) -> np.ndarray:
     def share(logits: np.ndarray) -> np.ndarray:
         alive = np.isfinite(logits)
         out = np.zeros(len(row))
-        out[alive] = probabilities(logits[alive])
+        out[alive] = softmax(logits[alive])
         return out
 
     if sampling["mirostat"]:
@@ -342,7 +344,7 @@ def expectation(sampling, row: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_remembers_as_llama_cpp_does(version):
     step = Mirostat(version, 4.0, 0.2)
-    state = Surprise(step)
+    state = MirostatPick(step)
     library = lib()
     sampler = (
         library.llama_sampler_init_mirostat_v2(5, 4.0, 0.2)
@@ -354,7 +356,7 @@ def test_mirostat_remembers_as_llama_cpp_does(version):
         row = large(seed) * np.float32(1 + seed % 3 / 4)
         array, _alive = candidates(row)
         library.llama_sampler_apply(sampler, ctypes.byref(array))
-        kept = step.cut(row, state.mu)
+        kept = step.truncate(row, state.mu)
         theirs = np.full_like(row, -np.inf)
         theirs[left(array)["id"]] = row[left(array)["id"]]
         agree(kept, theirs, large)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.chain import NumpyChain, make_chain
-from llmcli.runtime.sampling.rejection import Matching, draw, matched
+from llmcli.runtime.sampling.rejection import RejectionChain, draw_index, keep_or_redraw
 from tests.fixtures.fakes import FakeModel, FakeRow
 
 CASES = {
@@ -35,11 +35,12 @@ def test_over_all_random_numbers_the_token_is_distributed_as_p(case: str):
     found = np.zeros(4)
     for guess in np.flatnonzero(q):
         kept = sum(
-            matched(p, q, guess, Dial(u, 0.5)) == guess and u * q[guess] < p[guess] for u in grid
+            keep_or_redraw(p, q, guess, Dial(u, 0.5)) == guess and u * q[guess] < p[guess]
+            for u in grid
         ) / len(grid)
         found[guess] += q[guess] * kept
         if kept < 1:
-            instead = [matched(p, q, guess, Dial(0.9999999, u)) for u in grid]
+            instead = [keep_or_redraw(p, q, guess, Dial(0.9999999, u)) for u in grid]
             found += q[guess] * (1 - kept) * np.bincount(instead, minlength=4) / len(grid)
     assert found == pytest.approx(p, abs=2e-3)
 
@@ -50,15 +51,15 @@ def test_a_guess_is_kept_as_often_as_can_be(case: str):
     random = np.random.default_rng(3)
     kept = 0
     for _ in range(4000):
-        guess = draw(q, random)
-        kept += matched(p, q, guess, random) == guess
+        guess = draw_index(q, random)
+        kept += keep_or_redraw(p, q, guess, random) == guess
     assert kept / 4000 == pytest.approx(np.minimum(p, q).sum(), abs=0.04)
 
 
 def test_a_draw_never_takes_what_cannot_be():
     weights = np.array([0.0, 0.5, 0.5, 0.0], np.float32)
-    assert draw(weights, Dial(0.0)) == 1
-    assert draw(weights, Dial(1.0 - 1e-16)) == 2
+    assert draw_index(weights, Dial(0.0)) == 1
+    assert draw_index(weights, Dial(1.0 - 1e-16)) == 2
 
 
 @pytest.mark.parametrize(
@@ -76,14 +77,14 @@ def test_the_distribution_told_is_the_one_drawn_from(values: dict[str, float]):
     learns the same.
     """
     logits = np.random.default_rng(5).normal(0, 3, 40).astype(np.float32)
-    row, sampling = FakeRow(logits), defaults().with_values({**values, "seed": 1})
+    row, sampling = FakeRow(logits), default_sampling().with_values({**values, "seed": 1})
     chain = make_chain(sampling, 1, None, FakeModel())
     assert isinstance(chain, NumpyChain)
-    matching, random = Matching(chain), np.random.default_rng(9)
+    matching, random = RejectionChain(chain), np.random.default_rng(9)
     for _ in range(20):
         odds = chain.probabilities(row, [])
         assert odds.sum() == pytest.approx(1, abs=1e-5)
-        guess = draw(odds, random)
+        guess = draw_index(odds, random)
         matching.expected = guess, odds
         assert matching.draw(row, []) == guess
         assert matching.expected is None

@@ -9,8 +9,8 @@ import pytest
 
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.sampling.top_logprobs import top
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.sampling.top_logprobs import top_logprobs
 from tests.fixtures import beams
 from tests.fixtures.drafts import Knowing
 from tests.runtime.strategies.test_speculative import VERSE, both
@@ -23,14 +23,14 @@ def test_the_likeliest_are_those_of_a_whole_sort(size: int, count: int) -> None:
     exact = logits.astype(np.float64)
     logprobs = exact - np.logaddexp.reduce(exact)
     expected = sorted(range(size), key=lambda token: (-logits[token], token))[:count]
-    found = top(logits, count, float(np.logaddexp.reduce(exact)))
+    found = top_logprobs(logits, count, float(np.logaddexp.reduce(exact)))
     assert [one.token for one in found] == expected
     assert [one.logprob for one in found] == pytest.approx(logprobs[expected], abs=1e-5)
 
 
 def test_what_cannot_be_drawn_is_no_alternative() -> None:
     logits = np.array([0, -np.inf, 1, -np.inf], np.float32)
-    assert [one.token for one in top(logits, 4, 0.0)] == [2, 0]
+    assert [one.token for one in top_logprobs(logits, 4, 0.0)] == [2, 0]
 
 
 def test_guessed_tokens_have_the_alternatives_that_they_would_have_alone() -> None:
@@ -38,8 +38,8 @@ def test_guessed_tokens_have_the_alternatives_that_they_would_have_alone() -> No
         VERSE, Knowing(VERSE, 0.7, chance=0.99), logprobs=True, top_logprobs=3
     )
     assert len(context.batches) < len(VERSE)
-    assert guessed.top == plain.top
-    assert [one[0].token for one in guessed.top] == list(VERSE)
+    assert guessed.top_logprobs == plain.top_logprobs
+    assert [one[0].token for one in guessed.top_logprobs] == list(VERSE)
 
 
 def test_each_token_of_an_answer_has_the_alternatives_of_its_step_as_transformers(
@@ -58,7 +58,7 @@ def test_each_token_of_an_answer_has_the_alternatives_of_its_step_as_transformer
     )
     with open_runner(stories_gguf, options, gpu_layers=0) as runner:
         prompt = runner.encode_text("Once upon a time, Tom")
-        sampling = defaults().with_values({"seed": 3, "temp": 1.5})
+        sampling = default_sampling().with_values({"seed": 3, "temp": 1.5})
         reply = runner.reply(
             Request(prompt, sampling, max_tokens=24, ignore_eos=True, logprobs=True, top_logprobs=7)
         )
@@ -72,8 +72,8 @@ def test_each_token_of_an_answer_has_the_alternatives_of_its_step_as_transformer
             .double()
         )
     table = torch.log_softmax(logits, -1).numpy()[len(prompt) - 1 : -1]
-    assert len(answer.top) == len(answer.tokens) == 24
-    for row, token, likeliest in zip(table, answer.tokens, answer.top, strict=True):
+    assert len(answer.top_logprobs) == len(answer.tokens) == 24
+    for row, token, likeliest in zip(table, answer.tokens, answer.top_logprobs, strict=True):
         assert token.logprob == pytest.approx(row[token.id], abs=1e-3)
         assert [one.logprob for one in likeliest] == pytest.approx(np.sort(row)[:-8:-1], abs=1e-3)
         assert [one.logprob for one in likeliest] == pytest.approx(

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.scoring import embedder as subject
-from llmcli.runtime.scoring.embedder import Embedder, pieced, unit
+from llmcli.runtime.scoring.embedder import Embedder, normalize, split_into_passes
 from tests.quant import tiny_gguf
 from tests.runtime import bert
 
@@ -36,7 +36,7 @@ def opened(path: Path, options: RunOptions = OPTIONS) -> Iterator[Runner]:
 
 
 def vectors(embedder: Embedder, texts: list[list[int]]) -> tuple[list[np.ndarray], int]:
-    work, steps = embedder.work(texts), 0
+    work, steps = embedder.start_job(texts), 0
     while work.step():
         steps += 1
     assert [vector.dtype for vector in work.vectors] == [np.float32] * len(texts)
@@ -44,7 +44,7 @@ def vectors(embedder: Embedder, texts: list[list[int]]) -> tuple[list[np.ndarray
 
 
 def pooled(hidden: np.ndarray, how: str) -> np.ndarray:
-    return unit({"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[how])
+    return normalize({"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[how])
 
 
 def test_an_encoder_gives_what_transformers_gives(tmp_path):
@@ -53,7 +53,7 @@ def test_an_encoder_gives_what_transformers_gives(tmp_path):
     for number, name in ((1, "mean"), (2, "cls"), (3, "last"), (None, "mean"), (0, "mean")):
         with opened(bert.bert(tmp_path / f"{number}.gguf", number, model)) as runner:
             embedder = runner.embedder()
-            assert not runner.generates and not embedder.looks_back and embedder.pooling == name
+            assert not runner.can_generate and not embedder.is_causal and embedder.pooling == name
             ids = [embedder.encode(text) for text in TEXTS]
             assert ids[1] == [2, 7, 8, 9, 11, 12, 13, 3]  # [CLS] … [SEP], words and pieces of words
             found, steps = vectors(embedder, ids)
@@ -70,7 +70,7 @@ def test_the_encoder_of_t5_sees_a_text_whole_too(tmp_path):
     torch, model = pytest.importorskip("torch"), bert.t5_oracle()
     with opened(bert.t5(tmp_path / "t5.gguf", model)) as runner:
         embedder = runner.embedder()
-        assert not embedder.looks_back and embedder.pooling == "mean"
+        assert not embedder.is_causal and embedder.pooling == "mean"
         ids = [embedder.encode(text) for text in ("hello world", "the cat", "abc hello the cat")]
         assert ids[0] == [3, 4, 1]
         found, _ = vectors(embedder, ids)
@@ -102,7 +102,7 @@ def test_a_model_that_generates_gives_what_transformers_gives(
     monkeypatch.setattr(subject, "ROWS", rows)
     with opened(stories_gguf) as runner:
         embedder = runner.embedder()
-        assert embedder.looks_back and embedder.pooling == "last"  # the file names none
+        assert embedder.is_causal and embedder.pooling == "last"  # the file names none
         ids = [embedder.encode(text) for text in (*TEXTS, "Once upon a time there was a cat. " * 9)]
         assert max(map(len, ids)) > 64  # some take several passes of 32
         for how in ("last", "mean", "cls"):
@@ -128,19 +128,19 @@ def test_recurrent_state_and_windows_are_read_in_pieces_too(tmp_path, monkeypatc
 
 
 def test_answers_and_vectors_come_from_one_model_in_turns(stories_gguf):
-    greedy = defaults().with_values({"temp": 0})
+    greedy = default_sampling().with_values({"temp": 0})
     with open_runner(stories_gguf, OPTIONS) as runner:
         request = Request(runner.encode_text("Once upon a time"), greedy, max_tokens=8)
         engine, embedder = runner.engine, runner.embedder()
         assert runner.embedding_bytes == 0
         alone = [event.token.id for event in runner.reply(request) if event.token]
         one = engine.submit(request)
-        work, tokens = embedder.work([embedder.encode(text) for text in TEXTS]), []
+        work, tokens = embedder.start_job([embedder.encode(text) for text in TEXTS]), []
         more = True
-        while engine.busy or more:
+        while engine.is_busy or more:
             tokens += [event.token.id for event in engine.step() if event.token]
             more = work.step()
-        assert engine.answer(one).finish == "length" and tokens == alone
+        assert engine.pop_answer(one).finish == "length" and tokens == alone
         assert len(work.vectors) == len(TEXTS)
         assert runner.embedding_bytes is None or runner.embedding_bytes > 0
         engine.ledger.check()
@@ -150,13 +150,13 @@ def test_a_longer_text_makes_the_context_larger_and_the_longest_is_refused(stori
     with opened(stories_gguf, RunOptions(ctx_size=1024, threads=1)) as runner:
         embedder = runner.embedder()
         short, _ = vectors(embedder, [[5, 6, 7]])
-        assert embedder.pooled(3).n_ctx == 512
+        assert embedder.ensure_context(3).n_ctx == 512
         vectors(embedder, [[5] * 700])
-        assert embedder.pooled(3).n_ctx == 1024
+        assert embedder.ensure_context(3).n_ctx == 1024
         again, _ = vectors(embedder, [[5, 6, 7]])
         np.testing.assert_allclose(short[0], again[0], atol=1e-5)
         with pytest.raises(UserError, match="1025 tokens, and this model embeds up to 1024"):
-            embedder.work([[5], [5] * 1025])
+            embedder.start_job([[5], [5] * 1025])
 
 
 def test_an_encoder_takes_no_more_than_it_has_positions(tmp_path):
@@ -166,7 +166,7 @@ def test_an_encoder_takes_no_more_than_it_has_positions(tmp_path):
         with pytest.raises(
             UserError, match=f"65 tokens, and this model embeds up to {bert.CONTEXT}"
         ):
-            embedder.work([[5] * (bert.CONTEXT + 1)])
+            embedder.start_job([[5] * (bert.CONTEXT + 1)])
 
 
 def test_what_ranks_is_refused_and_what_embeds_writes_no_text(tmp_path):
@@ -176,7 +176,7 @@ def test_what_ranks_is_refused_and_what_embeds_writes_no_text(tmp_path):
     with pytest.raises(UserError, match="made for embeddings"), open_runner(path, OPTIONS):
         pass
     with opened(path) as runner:  # a pass over it would abort the process
-        runner.engine.submit(Request((2, 5, 3), defaults()))
+        runner.engine.submit(Request((2, 5, 3), default_sampling()))
         with pytest.raises(UserError, match="made for embeddings"):
             runner.engine.step()
 
@@ -192,29 +192,33 @@ def test_what_writes_by_diffusion_is_told_as_that(tmp_path):
     options = ContextOptions(64, 64, 64)
     with open_model(path) as model, open_context(model, options) as context:
         with pytest.raises(UserError, match="writes by diffusion"):
-            context.decode(Rows([5], [0], [0], [True]))
+            context.decode(BatchRows([5], [0], [0], [True]))
 
 
 def test_a_unit_is_as_long_as_one_and_nothing_stays_nothing():
-    np.testing.assert_allclose(unit(np.array([3.0, 4.0])), [0.6, 0.8])
-    assert unit(np.zeros(3)).tolist() == [0, 0, 0]
+    np.testing.assert_allclose(normalize(np.array([3.0, 4.0])), [0.6, 0.8])
+    assert normalize(np.zeros(3)).tolist() == [0, 0, 0]
 
 
 def test_texts_are_cut_into_passes_one_behind_the_other():
-    assert list(pieced([3, 0, 6], lambda: 4)) == [
+    assert list(split_into_passes([3, 0, 6], lambda: 4)) == [
         ((0, 0, 3), (2, 0, 1)),
         ((2, 1, 5),),
         ((2, 5, 6),),
     ]
     most = iter([2, 5, 9])
-    assert list(pieced([9], lambda: next(most))) == [((0, 0, 2),), ((0, 2, 7),), ((0, 7, 9),)]
+    assert list(split_into_passes([9], lambda: next(most))) == [
+        ((0, 0, 2),),
+        ((0, 2, 7),),
+        ((0, 7, 9),),
+    ]
 
 
 def test_passes_are_short_while_answers_are_made(stories_gguf):
     with opened(stories_gguf) as runner:
         embedder = runner.embedder()
         quick, few = vectors(embedder, [[5, 6, 7] * 90])
-        embedder.gentle = True
+        embedder.uses_short_passes = True
         slow, many = vectors(embedder, [[5, 6, 7] * 90])
     assert few == 2 and many == 6  # 269 tokens and the last: 5 passes of 64 instead of one of 512
     np.testing.assert_allclose(quick[0], slow[0], atol=1e-5)

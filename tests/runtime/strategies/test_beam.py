@@ -7,13 +7,13 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.engine.engine import Engine
-from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import EOS, N_VOCAB, FakeContext, FakeModel, fake_runner
 
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 
 
 class Scored(FakeContext):
@@ -32,19 +32,19 @@ class Scored(FakeContext):
 
 def engine(context: FakeContext) -> Engine:
     model = FakeModel()
-    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    return Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
 
 
 def request(text: str, beams: int = 4, **more) -> Request:
-    search = Search(beams, more.pop("length_penalty", 1.0), more.pop("early_stopping", "no"))
+    search = BeamSettings(beams, more.pop("length_penalty", 1.0), more.pop("early_stopping", "no"))
     return Request(tuple(text.encode()), GREEDY, strategy="beam", search=search, **more)
 
 
 def finish(machine: Engine, *ids: int) -> list[Answer]:
-    while machine.busy:
+    while machine.is_busy:
         machine.step()
         machine.ledger.check()
-    return [machine.answer(one) for one in ids]
+    return [machine.pop_answer(one) for one in ids]
 
 
 def held(context: FakeContext) -> list[int]:
@@ -55,7 +55,7 @@ def test_every_step_is_one_pass_of_a_row_a_beam_on_shared_cells():
     context = FakeContext(n_seq_max=4, reply=b"a longer answer")
     machine = engine(context)
     machine.submit(request("the prompt", max_tokens=12))
-    while machine.busy:
+    while machine.is_busy:
         machine.step()
         machine.ledger.check()
         # What the cells hold is a tree: each token of it is stored once.
@@ -64,7 +64,7 @@ def test_every_step_is_one_pass_of_a_row_a_beam_on_shared_cells():
             for cells in context.cells
             for end in range(len(cells))
         }
-        assert context.used == machine.ledger.used == len(tree)
+        assert context.used == machine.ledger.used_cells == len(tree)
     assert context.batches == [10] + [4] * 11
 
 
@@ -74,7 +74,7 @@ def test_in_the_end_only_the_best_answer_s_cells_are_kept_and_all_slots_are_free
     (answer,) = finish(machine, machine.submit(request("ask")))
     assert (answer.text, answer.finish) == ("hello", "stop")
     assert sorted(held(context)) == [0, 0, 0, len("ask") + len(answer.text)]
-    assert machine.ledger.idle == 4
+    assert machine.ledger.n_idle == 4
     (again,) = finish(machine, machine.submit(request("ask" + answer.text + " more")))
     assert again.cached_tokens == len("ask" + answer.text)
 
@@ -143,7 +143,7 @@ def test_a_cancelled_search_tells_the_best_so_far_and_frees_its_cells():
     (answer,) = finish(machine, one)
     assert (answer.text, answer.finish, len(answer.beams)) == ("hell", "cancelled", 4)
     assert held(context).count(0) == 3
-    assert machine.ledger.idle == 4
+    assert machine.ledger.n_idle == 4
 
 
 def test_a_search_cancelled_in_its_prompt_says_nothing():
@@ -154,7 +154,7 @@ def test_a_search_cancelled_in_its_prompt_says_nothing():
     machine.cancel(one)
     (answer,) = finish(machine, one)
     assert (answer.text, answer.finish, answer.beams) == ("", "cancelled", ())
-    assert machine.ledger.idle == 4
+    assert machine.ledger.n_idle == 4
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -174,7 +174,7 @@ def test_where_cells_run_out_the_best_so_far_is_told():
     assert answer.finish == "context_full"
     assert answer.text == "a very long answer that does not fit"[: len(answer.tokens)]
     assert len(answer.tokens) > 5
-    assert machine.ledger.idle == 4
+    assert machine.ledger.n_idle == 4
 
 
 def test_the_context_is_used_to_its_last_cell():
@@ -219,7 +219,13 @@ def test_a_search_and_other_answers_share_passes_and_each_is_as_alone():
     ("context", "beams", "prompt", "message", "hint"),
     [
         (FakeContext(n_seq_max=2), 4, "x", "loaded for 2", "--beams 4"),
-        (FakeContext(n_seq_max=4, recurrent=True), 4, "x", "recurrent state", "leave out --beams"),
+        (
+            FakeContext(n_seq_max=4, is_recurrent=True),
+            4,
+            "x",
+            "recurrent state",
+            "leave out --beams",
+        ),
         (
             FakeContext(n_ctx=1024, n_seq_max=4, n_swa=512),
             4,
@@ -263,5 +269,5 @@ def test_words_out_of_range_are_refused():
         {"early_stopping": "maybe"},
     ):
         with pytest.raises(UserError) as error:
-            Search().with_values(values)
+            BeamSettings().with_values(values)
         assert error.value.hint

@@ -17,14 +17,14 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.constraint.base import Constraint, Grammar, Matcher, Unfollowable
-from llmcli.runtime.constraint.compile import Grammars
-from llmcli.runtime.constraint.llguidance import Guide
+from llmcli.runtime.constraint.base import Constraint, Grammar, Matcher, UnsatisfiableConstraint
+from llmcli.runtime.constraint.compile import GrammarCompiler
+from llmcli.runtime.constraint.llguidance import GrammarMatcher
 from llmcli.runtime.engine.engine import Engine
-from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Answer, Request
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures import beams
 from tests.fixtures.fakes import EOS, N_VOCAB, FakeContext, FakeModel
 from tests.runtime.constraint.words import gbnf, schema
@@ -50,13 +50,13 @@ GBNF = "root ::= " + " ".join(
 
 
 @pytest.fixture(scope="module")
-def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model, Grammars]]:
+def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model, GrammarCompiler]]:
     kind = ContextOptions(
         512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off"
     )
     with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, kind) as context:
         native = NativeGrammars(model)
-        yield context, model, Grammars(model, native.compile)
+        yield context, model, GrammarCompiler(model, native.compile)
         native.close()
 
 
@@ -82,7 +82,7 @@ def masked(model: Model, grammar: Grammar, said: list[int]) -> list[int]:
     """The tokens that a matcher allows after an answer."""
     matcher: Matcher = grammar.start()
     for token in said:
-        if model.ends(token) or not matcher.allows(token):
+        if model.is_end(token) or not matcher.allows(token):
             return [model.eos]
         matcher.accept(token)
     return np.flatnonzero(
@@ -92,10 +92,15 @@ def masked(model: Model, grammar: Grammar, said: list[int]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "search"),
-    [(0, Search(4)), (11, Search(2, 0.0)), (22, Search(8, 2.0, "never")), (33, Search(5, -1.0))],
+    [
+        (0, BeamSettings(4)),
+        (11, BeamSettings(2, 0.0)),
+        (22, BeamSettings(8, 2.0, "never")),
+        (33, BeamSettings(5, -1.0)),
+    ],
 )
 def test_the_same_answers_and_scores_as_transformers_among_listed_texts(
-    number: int, search: Search, opened: tuple[Context, Model, Grammars], oracle: Any
+    number: int, search: BeamSettings, opened: tuple[Context, Model, GrammarCompiler], oracle: Any
 ) -> None:
     context, model, grammars = opened
     prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
@@ -112,10 +117,11 @@ def test_the_same_answers_and_scores_as_transformers_among_listed_texts(
 
 
 @pytest.mark.parametrize(
-    ("number", "search"), [(5, Search(4)), (16, Search(3, 0.5, "never")), (27, Search(8, 1.0))]
+    ("number", "search"),
+    [(5, BeamSettings(4)), (16, BeamSettings(3, 0.5, "never")), (27, BeamSettings(8, 1.0))],
 )
 def test_the_same_documents_as_transformers_and_all_of_them_valid(
-    number: int, search: Search, opened: tuple[Context, Model, Grammars], oracle: Any
+    number: int, search: BeamSettings, opened: tuple[Context, Model, GrammarCompiler], oracle: Any
 ) -> None:
     context, model, grammars = opened
     prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
@@ -135,17 +141,22 @@ def search(
 ) -> Answer:
     model, context = FakeModel(), FakeContext(reply=reply, n_seq_max=beams)
     engine = Engine(
-        context, Vocabulary(model.piece, more.pop("ends", model.ends), model.n_vocab), None
+        context, ModelVocabulary(model.piece, more.pop("ends", model.is_end), model.n_vocab), None
     )
     wanted = Request(
-        tuple(b"ask"), defaults(), strategy="beam", search=Search(beams), grammar=grammar, **more
+        tuple(b"ask"),
+        default_sampling(),
+        strategy="beam",
+        search=BeamSettings(beams),
+        grammar=grammar,
+        **more,
     )
     one = engine.submit(wanted)
-    while engine.busy:
+    while engine.is_busy:
         engine.step()
         engine.ledger.check()
-    assert engine.ledger.idle == beams
-    return engine.answer(one)
+    assert engine.ledger.n_idle == beams
+    return engine.pop_answer(one)
 
 
 def test_every_answer_is_whole_where_the_limit_leaves_room() -> None:
@@ -154,7 +165,7 @@ def test_every_answer_is_whole_where_the_limit_leaves_room() -> None:
     for document in documents:
         jsonschema.validate(document, CALL)
     assert len({json.dumps(document) for document in documents}) == 6
-    assert all(one.whole for one in answer.beams)
+    assert all(one.is_complete for one in answer.beams)
     assert answer.finish == "stop"
     assert sum(token.constraint_ms for token in answer.tokens) > 0
     assert not any(token.forced for token in answer.tokens)
@@ -175,7 +186,7 @@ def test_of_several_ends_only_one_is_taken() -> None:
 def test_whole_answers_stand_before_likelier_ones_that_the_limit_cut() -> None:
     grammar = gbnf('root ::= "Well, let me see." | "W!"')
     cut = search(grammar, max_tokens=6)
-    assert [(one.text, one.whole) for one in cut.beams] == [("W!", True), ("Well, ", False)]
+    assert [(one.text, one.is_complete) for one in cut.beams] == [("W!", True), ("Well, ", False)]
     assert cut.beams[0].score < cut.beams[1].score
     assert (cut.text, cut.finish) == ("W!", "stop")
     assert search(grammar).text == "Well, let me see."
@@ -183,12 +194,12 @@ def test_whole_answers_stand_before_likelier_ones_that_the_limit_cut() -> None:
 
 def test_an_answer_that_ends_at_the_limit_by_the_grammar_is_whole() -> None:
     answer = search(gbnf("root ::= [a-zA-Z]+"), max_tokens=4)
-    assert all(one.whole and len(one.text) <= 4 for one in answer.beams)
+    assert all(one.is_complete and len(one.text) <= 4 for one in answer.beams)
 
 
 def test_a_stop_string_cuts_what_is_then_not_whole() -> None:
     answer = search(gbnf('root ::= "Well, let" [a-z .]+ "!"'), stops=(" me",), max_tokens=40)
-    assert ("Well, let", False) in [(one.text, one.whole) for one in answer.beams]
+    assert ("Well, let", False) in [(one.text, one.is_complete) for one in answer.beams]
 
 
 def test_the_grammar_begins_behind_the_thinking_and_no_answer_ends_within() -> None:
@@ -198,32 +209,36 @@ def test_the_grammar_begins_behind_the_thinking_and_no_answer_ends_within() -> N
     for one in answer.beams:
         jsonschema.validate(json.loads(one.text.partition("</think>")[2]), CALL)
     thinking = search(schema(CALL), reply=b"Hm", after="</think>", max_tokens=9, beams=2)
-    assert [one.whole for one in thinking.beams] == [False, False]
+    assert [one.is_complete for one in thinking.beams] == [False, False]
 
 
 def test_where_no_token_goes_on_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = schema(CALL)
-    monkeypatch.setattr(Guide, "mask", lambda self: np.zeros(-(-N_VOCAB // 8), np.uint8))
+    monkeypatch.setattr(GrammarMatcher, "mask", lambda self: np.zeros(-(-N_VOCAB // 8), np.uint8))
     answer = search(guide, beams=2)
     assert answer.finish == "failed"
-    assert isinstance(answer.error, Unfollowable) and "no token of the model can follow" in str(
-        answer.error
-    )
+    assert isinstance(
+        answer.error, UnsatisfiableConstraint
+    ) and "no token of the model can follow" in str(answer.error)
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 8])
 def test_a_cancelled_search_tells_the_best_so_far(stop_after: int) -> None:
     model, context = FakeModel(), FakeContext(n_seq_max=3)
-    engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    engine = Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
     wanted = Request(
-        tuple(b"x"), defaults(), strategy="beam", search=Search(3), grammar=schema(CALL)
+        tuple(b"x"),
+        default_sampling(),
+        strategy="beam",
+        search=BeamSettings(3),
+        grammar=schema(CALL),
     )
     one = engine.submit(wanted)
     for _ in range(stop_after):
         engine.step()
     engine.cancel(one)
     engine.step()
-    answer = engine.answer(one)
+    answer = engine.pop_answer(one)
     assert answer.finish == "cancelled"
     assert answer.text == '{"name": '[:stop_after]
-    assert not answer.beams[0].whole
+    assert not answer.beams[0].is_complete

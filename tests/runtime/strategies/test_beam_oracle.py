@@ -10,10 +10,10 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.requests.beam_settings import Search
+from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from tests.fixtures import beams
 
 
@@ -34,18 +34,18 @@ def oracle(stories: Path) -> Any:
 @pytest.mark.parametrize(
     ("number", "search", "ends"),
     [
-        (0, Search(2), ""),
-        (11, Search(4), ""),
-        (22, Search(4, 0.0), "."),
-        (33, Search(4, 2.0, "never"), "."),
-        (44, Search(4, 1.0, "yes"), ".,"),
-        (5, Search(3, -1.0, "never"), ".,"),
-        (16, Search(8, 1.0), ".,"),
-        (27, Search(5, 0.5), "."),
+        (0, BeamSettings(2), ""),
+        (11, BeamSettings(4), ""),
+        (22, BeamSettings(4, 0.0), "."),
+        (33, BeamSettings(4, 2.0, "never"), "."),
+        (44, BeamSettings(4, 1.0, "yes"), ".,"),
+        (5, BeamSettings(3, -1.0, "never"), ".,"),
+        (16, BeamSettings(8, 1.0), ".,"),
+        (27, BeamSettings(5, 0.5), "."),
     ],
 )
 def test_the_same_answers_and_scores_as_transformers(
-    number: int, search: Search, ends: str, opened: tuple[Context, Model], oracle: Any
+    number: int, search: BeamSettings, ends: str, opened: tuple[Context, Model], oracle: Any
 ) -> None:
     context, model = opened
     prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
@@ -75,7 +75,9 @@ def test_other_kv_types_take_beams_too(kind: str, smollm2: Path) -> None:
     with open_runner(smollm2, options, slots=4) as runner:
         prompt = runner.encode_text("The capital of France is")
         reply = runner.reply(
-            Request(prompt, defaults(), max_tokens=6, strategy="beam", search=Search(4))
+            Request(
+                prompt, default_sampling(), max_tokens=6, strategy="beam", search=BeamSettings(4)
+            )
         )
         for _ in reply:
             runner.engine.ledger.check()

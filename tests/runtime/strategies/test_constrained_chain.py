@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.constraint.base import single
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.sampling.chain import Chain, make_chain
-from llmcli.runtime.strategies.constrained_chain import GuidedChain, after, forbid
+from llmcli.runtime.constraint.base import single_token
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.sampling.chain import SamplerChain, make_chain
+from llmcli.runtime.strategies.constrained_chain import GuidedChain, mask_logits, pieces_until_tag
 from tests.fixtures.fakes import EOS, N_VOCAB, FakeModel, FakeRow
 from tests.runtime.constraint.words import gbnf, schema
 
@@ -20,8 +20,8 @@ SETTINGS = (
 )
 
 
-def plain(settings: dict[str, float], seed: int = 7) -> Chain:
-    return make_chain(defaults().with_values(settings), seed, None, FakeModel())
+def plain(settings: dict[str, float], seed: int = 7) -> SamplerChain:
+    return make_chain(default_sampling().with_values(settings), seed, None, FakeModel())
 
 
 def noise(seed: int) -> np.ndarray:
@@ -58,10 +58,10 @@ def test_the_end_is_legal_exactly_where_the_grammar_accepts() -> None:
     assert not matcher.allows(EOS)
     matcher.accept(ord("a"))
     assert matcher.allows(EOS)
-    assert matcher.accepting
-    assert not matcher.complete
+    assert matcher.is_accepting
+    assert not matcher.is_complete
     matcher.accept(ord("b"))
-    assert matcher.complete
+    assert matcher.is_complete
     chain = GuidedChain(plain({}), matcher, 0)
     assert chain.draw(FakeRow(noise(1)), []) == EOS
 
@@ -85,7 +85,7 @@ def test_only_illegal_logits_become_impossible_and_all_come_back(size: int, lega
     allowed = random.random(size) < legal
     allowed[random.integers(size)] = True
     before = logits.copy()
-    put_right = forbid(logits, np.packbits(allowed, bitorder="little"))
+    put_right = mask_logits(logits, np.packbits(allowed, bitorder="little"))
     assert np.array_equal(np.isfinite(logits), allowed)
     assert np.array_equal(logits[allowed], before[allowed])
     put_right()
@@ -94,7 +94,7 @@ def test_only_illegal_logits_become_impossible_and_all_come_back(size: int, lega
 
 def test_a_grammar_that_leads_nowhere_is_an_error_and_no_draw() -> None:
     with pytest.raises(UserError, match="no token of the model"):
-        forbid(noise(1), np.zeros(-(-N_VOCAB // 8), np.uint8))
+        mask_logits(noise(1), np.zeros(-(-N_VOCAB // 8), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_grammar_that_leads_nowhere_is_an_error_and_no_draw() -> None:
     ],
 )
 def test_a_grammar_begins_after_a_tag(tag: str, pieces: list[bytes], count: int | None) -> None:
-    assert after(tag, pieces) == count
+    assert pieces_until_tag(tag, pieces) == count
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_a_grammar_begins_after_a_tag(tag: str, pieces: list[bytes], count: int 
     [([0, 0, 0], None), ([0, 1, 0], 8), ([0, 0, 128], 23), ([0, 3, 0], None), ([1, 0, 1], None)],
 )
 def test_the_only_token_of_a_mask(bits: list[int], token: int | None) -> None:
-    assert single(np.array(bits, np.uint8)) == token
+    assert single_token(np.array(bits, np.uint8)) == token

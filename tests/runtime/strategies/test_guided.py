@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from llmcli.runtime.constraint.base import JUMPS, Grammar
+from llmcli.runtime.constraint.base import JUMP_MODES, Grammar
 from llmcli.runtime.engine.engine import Engine
-from llmcli.runtime.requests.context_overflow import Sinks
+from llmcli.runtime.requests.context_overflow import AttentionSinks
 from llmcli.runtime.requests.request import Answer, Request
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Speculation, Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
 from llmcli.types import Event
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
 from tests.fixtures.fakes import FakeContext, FakeModel
@@ -30,16 +30,16 @@ def answer(
 ) -> tuple[Answer, list[Event], FakeContext]:
     """One guided answer of a model that would rather say something else."""
     model, context = FakeModel(), FakeContext(reply=b"Well, let me see.", n_ctx=n_ctx)
-    vocabulary = Vocabulary(model.piece, model.ends, model.n_vocab)
+    vocabulary = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
     engine = Engine(context, vocabulary, None, more.pop("speculation", None))
-    sampling = defaults().with_values({"seed": seed, **more.pop("settings", {})})
+    sampling = default_sampling().with_values({"seed": seed, **more.pop("settings", {})})
     asked = {"strategy": "guided", "grammar": grammar, "logprobs": True, **more}
     one = engine.submit(Request(tuple(asked.pop("prompt", b"ask")), sampling, **asked))
     events: list[Event] = []
-    while engine.busy:
+    while engine.is_busy:
         events += engine.step()
         engine.ledger.check()
-    return engine.answer(one), events, context
+    return engine.pop_answer(one), events, context
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def answer(
 )
 def test_jumping_changes_the_passes_and_not_the_answer(settings: dict[str, float]) -> None:
     told, passes = set(), {}
-    for jump in JUMPS:
+    for jump in JUMP_MODES:
         made, events, context = answer(schema(CALL, jump), settings=settings)
         document = json.loads(made.text)
         assert made.finish == "stop"
@@ -75,7 +75,7 @@ def test_an_answer_ends_without_a_pass_for_the_end() -> None:
     assert len(context.batches) == len(made.text)
 
 
-@pytest.mark.parametrize("jump", JUMPS)
+@pytest.mark.parametrize("jump", JUMP_MODES)
 def test_limits_and_stops_hold_within_forced_text(jump: str) -> None:
     made, _, _ = answer(schema(CALL, jump), max_tokens=5)
     assert (made.text, made.finish, len(made.tokens)) == ('{"cur', "length", 5)
@@ -96,21 +96,21 @@ def test_a_full_context_ends_forced_text_where_it_ends_drawn_text(n_ctx: int) ->
 def test_samples_each_follow_the_grammar_with_a_seed_of_their_own() -> None:
     model = FakeModel()
     engine = Engine(
-        FakeContext(n_seq_max=3), Vocabulary(model.piece, model.ends, model.n_vocab), None
+        FakeContext(n_seq_max=3), ModelVocabulary(model.piece, model.is_end, model.n_vocab), None
     )
-    sampling = defaults().with_values({"seed": 5})
+    sampling = default_sampling().with_values({"seed": 5})
     request = Request(tuple(b"ask"), sampling, strategy="guided", grammar=schema(CALL))
-    ids = engine.sample(request, 3)
-    while engine.busy:
+    ids = engine.submit_samples(request, 3)
+    while engine.is_busy:
         engine.step()
-    texts = [engine.answer(one).text for one in ids]
+    texts = [engine.pop_answer(one).text for one in ids]
     assert texts == [answer(schema(CALL), seed=seed)[0].text for seed in (5, 6, 7)]
 
 
 LIST = {"type": "array", "items": CALL, "minItems": 3, "maxItems": 3}
 
 
-@pytest.mark.parametrize("jump", JUMPS)
+@pytest.mark.parametrize("jump", JUMP_MODES)
 @pytest.mark.parametrize("settings", [{}, {"temp": 0}, {"mirostat": 2}], ids=str)
 @pytest.mark.parametrize("right", [1, 0.7, 0])
 def test_guesses_change_neither_the_answer_nor_what_was_forced(
@@ -134,17 +134,24 @@ def test_guesses_change_neither_the_answer_nor_what_was_forced(
         assert len(context.batches) < len(alone.tokens) / 2
 
 
-@pytest.mark.parametrize("jump", JUMPS)
+@pytest.mark.parametrize("jump", JUMP_MODES)
 @pytest.mark.parametrize("strategy", ["guided", "speculative"])
 def test_a_document_goes_on_where_the_context_moves_on(jump: str, strategy: str) -> None:
     many = {**LIST, "minItems": 6, "maxItems": 6}
-    moved, _, _ = answer(schema(many, jump), n_ctx=40, overflow=Sinks(3), strategy=strategy)
+    moved, _, _ = answer(
+        schema(many, jump), n_ctx=40, overflow=AttentionSinks(3), strategy=strategy
+    )
     assert moved.finish == "stop"
-    assert moved.left.times > 2
+    assert moved.overflow_stats.times > 2
     assert len(json.loads(moved.text)) == 6
     assert len(moved.tokens) > 150
-    more = {"overflow": Sinks(3), "strategy": strategy, "after": "see.", "settings": {"temp": 0}}
+    more = {
+        "overflow": AttentionSinks(3),
+        "strategy": strategy,
+        "after": "see.",
+        "settings": {"temp": 0},
+    }
     thought, _, _ = answer(schema(CALL, jump), n_ctx=26, prompt=b"asked", **more)
-    assert thought.left.times > 2
+    assert thought.overflow_stats.times > 2
     assert thought.text.startswith("Well, let me see.{")
     assert set(json.loads(thought.text.partition("see.")[2])) == {"current", "unit"}

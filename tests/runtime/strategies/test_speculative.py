@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from llmcli.runtime.drafting.base import Drafter
-from llmcli.runtime.drafting.ngram import Lookup
-from llmcli.runtime.drafting.pass_cost import Curve
+from llmcli.runtime.drafting.ngram import PromptLookup
+from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Answer, Request
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Speculation, Vocabulary
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.strategies.base import ModelVocabulary, Speculation
 from tests.fixtures.drafts import CHEAP, Knowing, Steady
 from tests.fixtures.fakes import EOS, FakeContext, FakeModel
 
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 VERSE = b"row, row, row your boat gently down the stream; row, row, row your boat gently down the stream. the end"
 PROMPT = b"sing: "
 
@@ -27,17 +27,17 @@ def reciting(reply: bytes, prompt: bytes = PROMPT) -> Callable[[list[int]], int]
 
 
 def engine(
-    context: FakeContext, drafter: Drafter | None = None, curve: Curve | None = None
+    context: FakeContext, drafter: Drafter | None = None, curve: PassCost | None = None
 ) -> Engine:
     model = FakeModel()
-    means = Speculation((drafter or Lookup(),), curve or Steady(CHEAP), 16)
-    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, means)
+    means = Speculation((drafter or PromptLookup(),), curve or Steady(CHEAP), 16)
+    return Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None, means)
 
 
 def finish(machine: Engine, number: int) -> Answer:
     for _ in range(2000):
-        if not machine.busy:
-            return machine.answer(number)
+        if not machine.is_busy:
+            return machine.pop_answer(number)
         machine.step()
         machine.ledger.check()
     raise AssertionError("it never ended")
@@ -72,8 +72,8 @@ def test_repetitions_are_guessed_and_the_text_is_plain_s():
     plain, guessed, context = both(VERSE)
     assert said(guessed) == said(plain)
     assert len(context.batches) < len(plain.tokens) * 0.6
-    assert guessed.drafted > guessed.accepted > 30
-    assert plain.drafted is None
+    assert guessed.n_drafted > guessed.n_accepted > 30
+    assert plain.n_drafted is None
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.9, 1.0])
@@ -81,8 +81,8 @@ def test_however_many_guesses_are_wrong_the_text_is_the_same(right: float):
     drafter = Knowing(VERSE, right, chance=0.99)
     plain, guessed, context = both(VERSE, drafter, logprobs=True)
     assert said(guessed) == said(plain)
-    assert sum(accepted for _, accepted in drafter.heard) == guessed.accepted
-    assert len(context.batches) == 1 + len(VERSE) - guessed.accepted
+    assert sum(accepted for _, accepted in drafter.heard) == guessed.n_accepted
+    assert len(context.batches) == 1 + len(VERSE) - guessed.n_accepted
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_however_many_guesses_are_wrong_the_text_is_the_same(right: float):
 def test_the_sampler_draws_at_every_row_as_it_would_alone(values: dict[str, float]):
     plain, guessed, _ = both(VERSE, Knowing(VERSE, 0.8, chance=0.99), values=values)
     assert said(guessed) == said(plain)
-    assert guessed.accepted
+    assert guessed.n_accepted
 
 
 @pytest.mark.parametrize("limit", range(8))
@@ -121,7 +121,7 @@ def test_an_end_token_among_the_guesses_ends_the_text_and_its_cell_goes(reply: b
     answer = finish(machine, machine.submit(request()))
     assert (answer.text, answer.finish) == (reply.decode(), "stop")
     assert machine.ledger.tokens[0] == [*PROMPT, *reply][: len(machine.ledger.tokens[0])]
-    assert machine.ledger.idle == 1
+    assert machine.ledger.n_idle == 1
 
 
 def test_a_stop_string_among_the_guesses_ends_the_text_and_is_not_shown():
@@ -140,7 +140,7 @@ def test_the_cells_of_wrong_guesses_are_given_back_and_the_next_turn_finds_the_r
     context = FakeContext(n_ctx=512, reply=reciting(VERSE))
     machine = engine(context, Knowing(VERSE, 0.7, chance=0.99))
     first = finish(machine, machine.submit(request()))
-    assert machine.ledger.used == len(PROMPT) + len(first.tokens)
+    assert machine.ledger.used_cells == len(PROMPT) + len(first.tokens)
     again = PROMPT + VERSE + b" and again"
     second = finish(machine, machine.submit(request(prompt=again, max_tokens=1)))
     assert second.cached_tokens == len(PROMPT) + len(VERSE)
@@ -159,10 +159,10 @@ def test_in_company_nobody_guesses():
     context = FakeContext(n_ctx=512, n_seq_max=2, reply=reciting(VERSE))
     machine = engine(context, Knowing(VERSE, chance=0.99))
     one, other = (machine.submit(request(prompt=PROMPT)) for _ in range(2))
-    while machine.busy:
+    while machine.is_busy:
         machine.step()
         machine.ledger.check()
-    assert machine.answer(one).text == machine.answer(other).text == VERSE.decode()
+    assert machine.pop_answer(one).text == machine.pop_answer(other).text == VERSE.decode()
     assert max(context.batches[1:]) <= 2 + len(PROMPT)
 
 
@@ -187,11 +187,11 @@ def test_an_interrupted_pass_changes_nothing(number: int):
 
 
 def test_a_memory_that_cannot_take_back_is_computed_anew_once_and_guesses_no_more():
-    context = FakeContext(n_ctx=512, reply=reciting(VERSE), recurrent=True)
+    context = FakeContext(n_ctx=512, reply=reciting(VERSE), is_recurrent=True)
     machine = engine(context, Knowing(VERSE, 0.0, chance=0.99))
     answer = finish(machine, machine.submit(request()))
     assert answer.text == VERSE.decode()
-    assert answer.accepted == 0 < answer.drafted <= 15
+    assert answer.n_accepted == 0 < answer.n_drafted <= 15
 
 
 def test_where_a_window_has_moved_on_too_far_the_text_is_computed_anew():

@@ -4,12 +4,12 @@ import pytest
 
 from llmcli.runtime.engine.engine import Engine
 from llmcli.runtime.requests.request import Request
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.strategies import strategies
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.strategies.base import ModelVocabulary
 from tests.fixtures.fakes import FakeContext, FakeModel
 
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 
 
 @pytest.mark.parametrize("name", sorted(strategies()))
@@ -20,12 +20,12 @@ def test_greedily_each_says_what_plain_decoding_says(name: str, more: dict) -> N
     told = []
     for strategy in ("plain", name):
         model, context = FakeModel(), FakeContext(reply=b"hello world", n_seq_max=4)
-        engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
+        engine = Engine(context, ModelVocabulary(model.piece, model.is_end, model.n_vocab), None)
         one = engine.submit(Request(tuple(b"ask"), GREEDY, strategy=strategy, **more))
-        while engine.busy:
+        while engine.is_busy:
             engine.step()
             engine.ledger.check()
-        answer = engine.answer(one)
+        answer = engine.pop_answer(one)
         told.append((answer.text, answer.finish, [token.id for token in answer.tokens]))
     assert told[0] == told[1]
     assert told[0][0]

@@ -3,7 +3,7 @@
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.text.chat_template import Template
+from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.types import Message
 
 # A loop that makes a value longer each time round; a macro that gives its argument twice.
@@ -19,7 +19,7 @@ CHATML = (
 
 
 def test_chatml_is_rendered_as_trained():
-    text = Template(CHATML).render([Message("system", "be kind"), *HELLO])
+    text = ChatTemplate(CHATML).render([Message("system", "be kind"), *HELLO])
     assert (
         text
         == "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -28,7 +28,7 @@ def test_chatml_is_rendered_as_trained():
 
 def test_json_in_a_template_is_not_escaped_for_html():
     assert (
-        Template("{{ messages[0].content | tojson }}").render([Message("user", "<a> & é")])
+        ChatTemplate("{{ messages[0].content | tojson }}").render([Message("user", "<a> & é")])
         == '"<a> & é"'
     )
 
@@ -38,7 +38,7 @@ def test_a_template_may_use_what_hugging_face_offers():
         "{%- for m in messages -%}{%- if loop.first -%}{%- continue -%}{%- endif -%}{{ m.content }}{%- endfor -%}"
         "{{ strftime_now('%Y')|length }}"
     )
-    assert Template(source).render([*HELLO, Message("user", "second")]) == "second4"
+    assert ChatTemplate(source).render([*HELLO, Message("user", "second")]) == "second4"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_hostile_or_broken_template_is_one_clear_error(source, says, monkeypat
         "llmcli.runtime.text.jinja_sandbox.SECONDS", 0.3 if says == "asks for too much" else 600
     )
     with pytest.raises(UserError, match="template") as caught:
-        Template(source).render(HELLO)
+        ChatTemplate(source).render(HELLO)
     assert says in str(caught.value)
     assert "--raw" in caught.value.hint
 
@@ -140,11 +140,11 @@ def test_what_is_marked_as_generated_is_written_as_transformers_writes_it(name: 
     (expected,), _ = render_jinja_template(
         told, chat_template=GENERATION[name], add_generation_prompt=True
     )
-    assert Template(GENERATION[name]).render(said) == expected
+    assert ChatTemplate(GENERATION[name]).render(said) == expected
 
 
 def test_a_template_that_was_rendered_long_ago_may_loop_again(monkeypatch):
-    template = Template("{% for i in range(3) %}{{ i }}{% endfor %}")
+    template = ChatTemplate("{% for i in range(3) %}{{ i }}{% endfor %}")
     template.render(HELLO)
     monkeypatch.setattr("time.monotonic", lambda: 1e9)
     assert template.render(HELLO) == "012"
@@ -157,14 +157,14 @@ def test_a_long_conversation_may_be_built_bit_by_bit():
     )
     turns = [Message("user", "word " * 1000)] * 60
     assert (
-        Template(source).render(turns)
+        ChatTemplate(source).render(turns)
         == ("U" + "word " * 1000) * 59 + "U" + ("word " * 1000).strip() + "user"
     )
 
 
 def test_a_template_that_drops_the_system_prompt_is_noticed():
-    assert Template(CHATML).accepts_system()
-    assert not Template("{{ messages[-1].content }}").accepts_system()
-    assert not Template(
+    assert ChatTemplate(CHATML).accepts_system()
+    assert not ChatTemplate("{{ messages[-1].content }}").accepts_system()
+    assert not ChatTemplate(
         "{{ raise_exception('no system') if messages[0].role == 'system' }}"
     ).accepts_system()

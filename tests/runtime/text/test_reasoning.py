@@ -6,27 +6,33 @@ import pytest
 
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import defaults
-from llmcli.runtime.text.reasoning import TAGS, Splitter, Tags, opened, split
+from llmcli.runtime.sampling import default_sampling
+from llmcli.runtime.text.reasoning import (
+    THINKING_TAGS,
+    ThinkingSplitter,
+    ThinkingTags,
+    find_opened_tags,
+    split_thinking,
+)
 from tests.fixtures.fakes import EOS, FakeModel, fake_runner
 
 WRITERS = "A model that writes about <think>tags</think> only writes."
 
 
-def fed(pieces: list[str], inside: Tags | None = None) -> tuple[str, str]:
+def fed(pieces: list[str], inside: ThinkingTags | None = None) -> tuple[str, str]:
     """(thought, said) of a stream in pieces."""
-    splitter = Splitter(inside)
+    splitter = ThinkingSplitter(inside)
     found = [piece for text in pieces for piece in splitter.feed(text)] + splitter.finish()
-    kinds = [piece.thinking for piece in found]
+    kinds = [piece.is_thinking for piece in found]
     assert kinds == sorted(kinds, reverse=True), "thinking comes first"
-    return tuple("".join(p.text for p in found if p.thinking is kind) for kind in (True, False))  # type: ignore[return-value]
+    return tuple("".join(p.text for p in found if p.is_thinking is kind) for kind in (True, False))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("tags", TAGS, ids=lambda tags: tags.opens)
-def test_every_way_of_cutting_a_stream_gives_the_same(tags: Tags) -> None:
+@pytest.mark.parametrize("tags", THINKING_TAGS, ids=lambda tags: tags.opens)
+def test_every_way_of_cutting_a_stream_gives_the_same(tags: ThinkingTags) -> None:
     thought, said = (
-        f"\n{tags.opens}Well < [ ◁ </ {tags.closes[:-1]}.{tags.closes}",
-        "\n\nFour. " + tags.opens,
+        f"\n{tags.opening}Well < [ ◁ </ {tags.closing[:-1]}.{tags.closing}",
+        "\n\nFour. " + tags.opening,
     )
     text = thought + said
     assert fed(list(text)) == (thought, said)
@@ -37,15 +43,15 @@ def test_every_way_of_cutting_a_stream_gives_the_same(tags: Tags) -> None:
             thought,
             said,
         )
-    assert split(text) == (thought, said.lstrip())
+    assert split_thinking(text) == (thought, said.lstrip())
 
 
-@pytest.mark.parametrize("tags", TAGS, ids=lambda tags: tags.opens)
-def test_a_prompt_that_opens_the_tags_is_seen_and_a_closed_one_is_not(tags: Tags) -> None:
-    assert opened(f"<|assistant|>{tags.opens}\n") is tags
-    assert opened(f"<|assistant|>{tags.opens}\n\n{tags.closes}\n\n") is None
-    text = f"Hm.{tags.closes}\nFour."
-    assert fed(list(text), tags) == (f"Hm.{tags.closes}", "\nFour.")
+@pytest.mark.parametrize("tags", THINKING_TAGS, ids=lambda tags: tags.opens)
+def test_a_prompt_that_opens_the_tags_is_seen_and_a_closed_one_is_not(tags: ThinkingTags) -> None:
+    assert find_opened_tags(f"<|assistant|>{tags.opening}\n") is tags
+    assert find_opened_tags(f"<|assistant|>{tags.opening}\n\n{tags.closing}\n\n") is None
+    text = f"Hm.{tags.closing}\nFour."
+    assert fed(list(text), tags) == (f"Hm.{tags.closing}", "\nFour.")
 
 
 @pytest.mark.parametrize(
@@ -53,13 +59,13 @@ def test_a_prompt_that_opens_the_tags_is_seen_and_a_closed_one_is_not(tags: Tags
 )
 def test_what_does_not_begin_with_a_tag_is_said(text: str) -> None:
     assert fed(list(text)) == fed([text]) == ("", text)
-    assert split(text) == ("", text)
+    assert split_thinking(text) == ("", text)
 
 
 @pytest.mark.parametrize("text", ["<think>never done", "<think>", " <think>almost</think"])
 def test_thinking_that_is_cut_off_is_thinking(text: str) -> None:
     assert fed(list(text)) == (text, "")
-    assert split(text) == (text, "")
+    assert split_thinking(text) == (text, "")
 
 
 def test_nothing_thought_is_not_said() -> None:
@@ -68,7 +74,7 @@ def test_nothing_thought_is_not_said() -> None:
 
 def test_nothing_is_lost_or_made_up() -> None:
     dice = random.Random(3)
-    words = [tag for tags in TAGS for tag in (tags.opens, tags.closes)] + [
+    words = [tag for tags in THINKING_TAGS for tag in (tags.opening, tags.closing)] + [
         " ",
         "\n",
         "a",
@@ -112,8 +118,8 @@ def test_tags_that_are_control_tokens_are_text_of_the_answer() -> None:
     runner = Runner(
         like.header, Tagged(), like.context, like.options, None, 1.0, native_sampling=False
     )  # type: ignore[arg-type]
-    reply = runner.reply(Request(prompt, defaults().with_values({"temp": 0})))
+    reply = runner.reply(Request(prompt, default_sampling().with_values({"temp": 0})))
     for _ in reply:
         pass
-    assert split(reply.answer.text) == ("[THINK]Hm.[/THINK]", "Four.")
-    assert runner.opened((1, 258)) == Tags("[THINK]", "[/THINK]")
+    assert split_thinking(reply.answer.text) == ("[THINK]Hm.[/THINK]", "Four.")
+    assert runner.opened_tags((1, 258)) == ThinkingTags("[THINK]", "[/THINK]")

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from llmcli.api.errors import Busy, Problem, Stopping
+from llmcli.api.errors import ApiError, ServerBusy, ServerStopping
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Request
-from llmcli.runtime.sampling import defaults
-from llmcli.serve.engine_thread.bridge import Bridge
-from quant.errors import Refusal
+from llmcli.runtime.sampling import default_sampling
+from llmcli.serve.engine_thread.bridge import EngineBridge
 from tests.fixtures.fakes import fake_runner
 
-GREEDY = defaults().with_values({"temp": 0})
+GREEDY = default_sampling().with_values({"temp": 0})
 
 
 def request(text: str = "ask", **more: Any) -> Request:
@@ -25,22 +24,22 @@ def request(text: str = "ask", **more: Any) -> Request:
 
 
 def run(
-    use: Callable[[Bridge], Coroutine[Any, Any, Any]],
+    use: Callable[[EngineBridge], Coroutine[Any, Any, Any]],
     waiting: int = 64,
     parallel: int = 2,
     **fake: Any,
-) -> Bridge:
+) -> EngineBridge:
     with closing(
-        Bridge(fake_runner(**{"n_seq_max": 3, "n_ctx": 512, **fake}), parallel, waiting)
+        EngineBridge(fake_runner(**{"n_seq_max": 3, "n_ctx": 512, **fake}), parallel, waiting)
     ) as bridge:
         asyncio.run(use(bridge))
     bridge.runner.engine.ledger.check()
-    assert not bridge.runner.engine.busy
-    assert bridge.open == 0
+    assert not bridge.runner.engine.is_busy
+    assert bridge.n_open == 0
     return bridge
 
 
-async def said(bridge: Bridge, one: Request, samples: int = 1) -> list[str]:
+async def said(bridge: EngineBridge, one: Request, samples: int = 1) -> list[str]:
     texts = [""] * samples
     async with aclosing(bridge.answer(one, samples=samples)) as answering:
         async for event in answering:
@@ -50,7 +49,7 @@ async def said(bridge: Bridge, one: Request, samples: int = 1) -> list[str]:
 
 
 def test_many_coroutines_get_their_own_answers() -> None:
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         found = await asyncio.gather(*(said(bridge, request(f"number {n}")) for n in range(10)))
         assert found == [["hello"]] * 10
 
@@ -58,14 +57,14 @@ def test_many_coroutines_get_their_own_answers() -> None:
 
 
 def test_samples_are_told_apart_by_their_number() -> None:
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         assert await said(bridge, request(), 3) == ["hello"] * 3
 
     run(use)
 
 
 def test_several_requests_can_be_one_answering() -> None:
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         async with aclosing(
             bridge.answer(request("one"), request("other"), samples=2)
         ) as answering:
@@ -77,18 +76,18 @@ def test_several_requests_can_be_one_answering() -> None:
 
 
 def test_whoever_stops_reading_frees_the_engine_and_the_others_go_on() -> None:
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         async with aclosing(bridge.answer(request(max_tokens=400, ignore_eos=True))) as left:
             async for _ in left:
                 break
         assert await said(bridge, request("another")) == ["hello"]
-        assert await bridge.call(lambda: bridge.runner.engine.busy) is False
+        assert await bridge.run_on_engine_thread(lambda: bridge.runner.engine.is_busy) is False
 
     run(use)
 
 
 def test_a_request_that_waits_can_be_given_up() -> None:
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         long = [
             bridge.answer(request("a" * n, max_tokens=300, ignore_eos=True)) for n in range(1, 5)
         ]
@@ -105,16 +104,16 @@ def test_a_request_that_waits_can_be_given_up() -> None:
 
 
 def test_a_full_queue_is_told_at_once_with_a_time_to_come_back() -> None:
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         open_ones = [
             bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)
         ]
-        with pytest.raises(Busy) as busy:
+        with pytest.raises(ServerBusy) as busy:
             bridge.answer(request())
         assert busy.value.retry_after >= 1
         for one in open_ones:
             await one.aclose()
-        await bridge.call(lambda: None)
+        await bridge.run_on_engine_thread(lambda: None)
         assert await said(bridge, request()) == ["hello"]
 
     run(use, waiting=1)
@@ -130,13 +129,13 @@ def test_the_time_to_come_back_counts_what_answers_waited_for_one_another_once(
     def second(_: int) -> None:
         now[0] += 1.0
 
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         for _ in range(20):
             await asyncio.gather(*(said(bridge, request(f"number {n}")) for n in range(3)))
         long = [
             bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)
         ]
-        with pytest.raises(Busy) as busy:
+        with pytest.raises(ServerBusy) as busy:
             bridge.answer(request())
         assert busy.value.retry_after == 15
         for one in long:
@@ -146,39 +145,41 @@ def test_the_time_to_come_back_counts_what_answers_waited_for_one_another_once(
 
 
 def test_functions_run_on_the_engines_thread_and_their_mistakes_come_back() -> None:
-    def refuse(error: Refusal) -> None:
+    def refuse(error: UserError) -> None:
         raise error
 
-    async def use(bridge: Bridge) -> None:
-        name = await bridge.call(lambda: __import__("threading").current_thread().name)
+    async def use(bridge: EngineBridge) -> None:
+        name = await bridge.run_on_engine_thread(
+            lambda: __import__("threading").current_thread().name
+        )
         assert name == "llmcli-engine"
-        for error in (UserError("no"), Problem("no")):
+        for error in (UserError("no"), ApiError("no")):
             with pytest.raises(type(error), match="no"):
-                await bridge.call(partial(refuse, error))
-        assert await bridge.call(lambda: "still there") == "still there"
-        assert await bridge.prepare(len, "abc") == 3
+                await bridge.run_on_engine_thread(partial(refuse, error))
+        assert await bridge.run_on_engine_thread(lambda: "still there") == "still there"
+        assert await bridge.run_in_worker(len, "abc") == 3
 
     run(use)
 
 
 def test_draining_ends_what_runs_and_begins_nothing() -> None:
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         short = asyncio.ensure_future(said(bridge, request()))
         await asyncio.sleep(0)
         await bridge.drain(30)
         assert await short == ["hello"]
-        with pytest.raises(Stopping):
+        with pytest.raises(ServerStopping):
             bridge.answer(request())
 
     run(use)
 
 
 def test_what_does_not_end_while_draining_is_cancelled_and_told_why() -> None:
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         async with aclosing(bridge.answer(request(ignore_eos=True, endless=True))) as answering:
             await anext(answering)
             await bridge.drain(0)
-            with pytest.raises(Stopping):
+            with pytest.raises(ServerStopping):
                 async for _ in answering:
                     pass
 
@@ -189,7 +190,7 @@ def test_a_bug_in_the_engine_reaches_whoever_waits_and_whoever_closes() -> None:
     def fail(number: int) -> None:
         raise ZeroDivisionError("a bug")
 
-    async def use(bridge: Bridge) -> None:
+    async def use(bridge: EngineBridge) -> None:
         with pytest.raises(ZeroDivisionError):
             await said(bridge, request())
         with pytest.raises(ZeroDivisionError):

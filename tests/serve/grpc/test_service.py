@@ -14,7 +14,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.serve.grpc import service
-from llmcli.serve.grpc.service import FILES, NAME, check
+from llmcli.serve.grpc.service import PROTO_FOLDER, SERVICE_NAME, require_grpc
 from llmcli.serve.http import body_budget
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.server import Served
@@ -22,9 +22,9 @@ from tests.fixtures.server import Served
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("google.protobuf")
 
-from llmcli.serve.grpc.service import messages  # noqa: E402
+from llmcli.serve.grpc.service import message_classes  # noqa: E402
 
-KIND = messages() if FILES.exists() else {}
+KIND = message_classes() if PROTO_FOLDER.exists() else {}
 KEY = (("authorization", "Bearer secret-key-1"),)
 
 
@@ -39,7 +39,7 @@ class Stub:
                 self,
                 name,
                 make(
-                    f"/{NAME}/{name}",
+                    f"/{SERVICE_NAME}/{name}",
                     request_serializer=KIND[f"{name}Request"].SerializeToString,
                     response_deserializer=parse,
                 ),
@@ -58,7 +58,7 @@ def generate(**more: Any) -> Any:
 
 
 def test_the_compiled_file_says_what_the_source_says(tmp_path: Path) -> None:
-    source = re.sub(r"//.*", "", (FILES / "llmcli.proto").read_text())
+    source = re.sub(r"//.*", "", (PROTO_FOLDER / "llmcli.proto").read_text())
     for name, body in re.findall(r"message (\w+) \{(.*?)\}", source, re.DOTALL):
         fields = {one.name: one.number for one in KIND[name].DESCRIPTOR.fields}
         assert fields == {
@@ -67,16 +67,22 @@ def test_the_compiled_file_says_what_the_source_says(tmp_path: Path) -> None:
     assert set(KIND) == set(re.findall(r"message (\w+)", source))
     protoc = pytest.importorskip("grpc_tools.protoc")
     made, theirs = tmp_path / "made.binpb", Path(protoc.__file__).parent / "_proto"
-    words = ["protoc", f"-I{FILES}", f"-I{theirs}", f"--descriptor_set_out={made}", "llmcli.proto"]
+    words = [
+        "protoc",
+        f"-I{PROTO_FOLDER}",
+        f"-I{theirs}",
+        f"--descriptor_set_out={made}",
+        "llmcli.proto",
+    ]
     assert protoc.main(words) == 0
-    assert made.read_bytes() == (FILES / "llmcli.binpb").read_bytes()
+    assert made.read_bytes() == (PROTO_FOLDER / "llmcli.binpb").read_bytes()
 
 
 def test_without_grpcio_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    check()
+    require_grpc()
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(UserError, match="gRPC needs grpcio") as told:
-        check()
+        require_grpc()
     assert "llmcli[grpc]" in str(told.value.hint)
 
 
@@ -133,7 +139,7 @@ def test_a_call_that_is_cancelled_ends_its_answer(serve_grpc: Callable[..., Serv
         for _ in range(1000):
             if not stub.Health(KIND["HealthRequest"]()).open:
                 break
-    assert served.bridge.open == 0
+    assert served.bridge.n_open == 0
 
 
 @pytest.mark.parametrize(
@@ -235,7 +241,7 @@ def test_a_request_stays_with_its_client_until_it_is_read(
         grpc.insecure_channel(address) as other,
     ):
         # Of this call nothing comes but its head.
-        slow = other.stream_unary(f"/{NAME}/Tokenize").future(
+        slow = other.stream_unary(f"/{SERVICE_NAME}/Tokenize").future(
             iter(lambda: None if end.wait() else b"", None)
         )
         asked = (
@@ -248,10 +254,10 @@ def test_a_request_stays_with_its_client_until_it_is_read(
         with grpc.insecure_channel(f"127.0.0.1:{between.port}") as channel:
             through = Stub(channel)
             waiting = through.Tokenize.future(large)
-            between.wait(body_budget.SMALL // 2)
+            between.wait(body_budget.SMALL_BODY_BYTES // 2)
             for _ in range(20):  # the server reads this connection
                 assert through.Health(KIND["HealthRequest"]()).serving
-            assert between.passed < 4 * body_budget.SMALL
+            assert between.passed < 4 * body_budget.SMALL_BODY_BYTES
             end.set()
             assert len(waiting.result(60).tokens) == 1 << 20
         with pytest.raises(grpc.RpcError) as refused:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llmcli.serve.http.api_keys import allowed, client
+from llmcli.serve.http.api_keys import client_id, is_allowed
 from tests.api.forms.test_openai_chat import HELLO
 from tests.fixtures.server import Served
 from tests.serve.http.routes.test_websocket import ask, opened, until_over
@@ -19,19 +19,19 @@ WAYS = (
 
 
 def test_a_key_is_one_client_however_it_is_written() -> None:
-    assert {client(headers, f"10.0.0.{number}", KEYS) for number, headers in enumerate(WAYS)} == {
-        "secret-key-1"
-    }
-    assert client(WAYS[0], "10.0.0.1", ()) == "10.0.0.1"
-    assert all(allowed(headers, KEYS) for headers in WAYS)
+    assert {
+        client_id(headers, f"10.0.0.{number}", KEYS) for number, headers in enumerate(WAYS)
+    } == {"secret-key-1"}
+    assert client_id(WAYS[0], "10.0.0.1", ()) == "10.0.0.1"
+    assert all(is_allowed(headers, KEYS) for headers in WAYS)
     for headers in (
         {},
         {"authorization": "secret-key-1"},
         {"authorization": "Bearer"},
         {"x-api-key": "\xff"},
     ):
-        assert not allowed(headers, KEYS)
-        assert allowed(headers, ())
+        assert not is_allowed(headers, KEYS)
+        assert is_allowed(headers, ())
 
 
 def test_every_way_in_tells_whose_it_is(

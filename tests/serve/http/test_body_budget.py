@@ -13,7 +13,9 @@ from tests.serve.http.routes.test_websocket import opened
 from tests.serve.http.test_errors import post
 
 MOST = 1 << 20
-LARGE = b'{"prompt": "x", "max_tokens": 1, "user": "%s"}' % (b"y" * (body_budget.SMALL + 1))
+LARGE = b'{"prompt": "x", "max_tokens": 1, "user": "%s"}' % (
+    b"y" * (body_budget.SMALL_BODY_BYTES + 1)
+)
 
 
 class Sender:
@@ -53,10 +55,10 @@ def test_large_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "AT_ONCE", 1)
 
     async def scene() -> None:
-        app = body_budget.Bodies(reading, body_budget.Room(MOST))
+        app = body_budget.BodyBudgetMiddleware(reading, body_budget.BodyBudget(MOST))
         first, second, small = (Sender(app, size) for size in (MOST, MOST, 9))
         for one in (first, second):
-            one.send(body_budget.SMALL + 1, more=True)
+            one.send(body_budget.SMALL_BODY_BYTES + 1, more=True)
         small.send(9, more=False)
         await small.task
         assert (len(first.read), len(second.read), small.read) == (1, 0, [9])
@@ -64,11 +66,11 @@ def test_large_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
         await first.task
         second.send(5, more=False)
         await second.task
-        assert second.read == [body_budget.SMALL + 1, 5]
+        assert second.read == [body_budget.SMALL_BODY_BYTES + 1, 5]
         gone, last = Sender(app, MOST), Sender(app, MOST)  # who leaves gives its room back, too
-        gone.send(body_budget.SMALL + 1, more=True)
+        gone.send(body_budget.SMALL_BODY_BYTES + 1, more=True)
         gone.parts.put_nowait({"type": "http.disconnect"})
-        last.send(body_budget.SMALL + 1, more=False)
+        last.send(body_budget.SMALL_BODY_BYTES + 1, more=False)
         await asyncio.gather(gone.task, last.task)
 
     asyncio.run(asyncio.wait_for(scene(), 30))
@@ -87,12 +89,12 @@ def test_who_leaves_a_stream_needs_no_room_for_that(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(body_budget, "AT_ONCE", 1)
 
     async def scene() -> None:
-        app = body_budget.Bodies(streaming, body_budget.Room(MOST))
+        app = body_budget.BodyBudgetMiddleware(streaming, body_budget.BodyBudget(MOST))
         first = Sender(app, MOST)
         first.send(MOST, more=False)
         await asyncio.sleep(0)
         second = Sender(app, MOST)  # has all the room from now on
-        second.send(body_budget.SMALL + 1, more=True)
+        second.send(body_budget.SMALL_BODY_BYTES + 1, more=True)
         await asyncio.sleep(0)
         first.parts.put_nowait({"type": "http.disconnect"})
         await first.task
@@ -111,7 +113,7 @@ def test_who_finds_no_room_is_told_to_come_back(
     assert (status, found["error"]["code"], headers["retry-after"]) == (
         503,
         "busy",
-        str(body_budget.LATER),
+        str(body_budget.RETRY_AFTER_SECONDS),
     )
     assert post(served, b'{"prompt": "x", "max_tokens": 1}', "/v1/completions")[0] == 200
 
@@ -162,7 +164,7 @@ def test_every_protocol_takes_room_from_one_account(
     monkeypatch: pytest.MonkeyPatch,
     send: Callable[[Served, str], str],
 ) -> None:
-    large = "y" * (body_budget.SMALL + 1)
+    large = "y" * (body_budget.SMALL_BODY_BYTES + 1)
     monkeypatch.setattr(body_budget, "AT_ONCE", 1)
     monkeypatch.setattr(body_budget, "PATIENCE", 0)
     served = serve(max_body=len(LARGE) + 1000, **({"grpc_port": 0} if send is over_grpc else {}))

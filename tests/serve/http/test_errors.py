@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from llmcli.runtime.constraint.base import Unfollowable
-from llmcli.runtime.constraint.llguidance import Guide
+from llmcli.runtime.constraint.base import UnsatisfiableConstraint
+from llmcli.runtime.constraint.llguidance import GrammarMatcher
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.fakes import FakeContext
 from tests.fixtures.server import Served
@@ -272,12 +272,14 @@ def test_an_answer_that_cannot_go_on_fails_alone(serve: Callable[..., Served]) -
 def test_a_grammar_that_leads_nowhere_is_the_requests_mistake(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(self: Guide) -> None:
-        if self.accepting:
-            raise Unfollowable("the grammar cannot be followed any further", hint="simplify it")
+    def lost(self: GrammarMatcher) -> None:
+        if self.is_accepting:
+            raise UnsatisfiableConstraint(
+                "the grammar cannot be followed any further", hint="simplify it"
+            )
 
     served = serve()
-    monkeypatch.setattr(Guide, "_check", lost)
+    monkeypatch.setattr(GrammarMatcher, "_check", lost)
     body: Any = {
         "model": "tiny",
         "messages": HELLO,

@@ -66,7 +66,7 @@ def test_other_pages_are_refused_whatever_they_send(
     for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
         status, _, found = post(served, ASK, **{"origin": origin, "content-type": kind})
         assert status == 403 and "--cors" in found["error"]["message"]
-    assert served.bridge.meter.last_token_age is None  # the model was not asked
+    assert served.bridge.metrics.last_token_age is None  # the model was not asked
 
 
 def test_our_own_page_and_allowed_ones_ask_with_json_alone(serve: Callable[..., Served]) -> None:
@@ -99,11 +99,11 @@ def test_our_own_page_and_allowed_ones_ask_with_json_alone(serve: Callable[..., 
     ],
 )
 def test_an_origin_is_taken_as_people_type_it(typed: str, sent: str) -> None:
-    assert origin_guard.origin(typed) == sent
+    assert origin_guard.parse_origin(typed) == sent
 
 
 def test_a_name_is_taken_with_its_port(serve: Callable[..., Served]) -> None:
-    assert origin_guard.host("Box.example.:8080") == "box.example"
+    assert origin_guard.parse_host("Box.example.:8080") == "box.example"
     assert post(serve(allow_hosts=("box.example:8080",)), ASK, host="box.example")[0] == 200
 
 

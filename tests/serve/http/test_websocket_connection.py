@@ -14,8 +14,8 @@ from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
 from llmcli.serve.http import body_budget, websocket_connection
-from llmcli.serve.http.body_budget import SMALL, Room
-from llmcli.serve.http.websocket_connection import PLACE, Wire
+from llmcli.serve.http.body_budget import SMALL_BODY_BYTES, BodyBudget
+from llmcli.serve.http.websocket_connection import RESERVATION_KEY, WebSocketConnection
 from tests.fixtures.server import Served
 from tests.serve.http.routes.test_websocket import opened
 
@@ -51,7 +51,7 @@ class Transport(asyncio.Transport):
 class Talking:
     """A client, and the messages that the application has of it."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: BodyBudget) -> None:
         self.heard: list[Any] = []
         config = uvicorn.Config(
             self._app,
@@ -61,7 +61,9 @@ class Talking:
             ws_per_message_deflate=False,
             log_config=None,
         )
-        self.wire = Wire(room, config=config, server_state=ServerState(), app_state={})
+        self.wire = WebSocketConnection(
+            room, config=config, server_state=ServerState(), app_state={}
+        )
         self.transport = Transport()
         self.wire.connection_made(self.transport)
         client = ClientProtocol(parse_uri("ws://localhost/v1/ws"))
@@ -103,9 +105,9 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def scene(story: Callable[[Room], Any]) -> None:
+def scene(story: Callable[[BodyBudget], Any]) -> None:
     async def told() -> None:
-        await story(Room(MOST))
+        await story(BodyBudget(MOST))
 
     asyncio.run(asyncio.wait_for(told(), 30))
 
@@ -116,7 +118,7 @@ def test_no_more_large_messages_lie_here_than_there_is_room_for(
     monkeypatch.setattr(body_budget, "AT_ONCE", 1)
     raw = Frame(Opcode.TEXT, LARGE).serialize(mask=True)
 
-    async def story(room: Room) -> None:
+    async def story(room: BodyBudget) -> None:
         those = [Talking(room) for _ in range(5)]
         await turns()
         left = [one.feed(raw) for one in those]
@@ -129,12 +131,12 @@ def test_no_more_large_messages_lie_here_than_there_is_room_for(
         assert first.feed(left[0]) == b""
         await turns()
         assert first.heard[0]["text"] == LARGE.decode()
-        assert first.heard[0][PLACE].size == len(LARGE)
+        assert first.heard[0][RESERVATION_KEY].size == len(LARGE)
         assert all(one.transport.paused for one in others)
         first.send(b"small")  # needs no room
         await turns()
-        assert first.heard[1]["text"] == "small" and not first.heard[1][PLACE].size
-        first.heard[0][PLACE].leave()
+        assert first.heard[1]["text"] == "small" and not first.heard[1][RESERVATION_KEY].size
+        first.heard[0][RESERVATION_KEY].leave()
         await turns()
         assert [one.transport.paused for one in others] == [False, True, True, True]
         others[0].wire.connection_lost(None)  # who leaves in the middle gives it back
@@ -147,23 +149,25 @@ def test_no_more_large_messages_lie_here_than_there_is_room_for(
 def test_what_a_message_does_not_need_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "AT_ONCE", 1)
 
-    async def story(room: Room) -> None:
+    async def story(room: BodyBudget) -> None:
         one, other = Talking(room), Talking(room)
         await turns()
-        one.send(b"x" * SMALL, b"x")
-        other.send(b"x" * SMALL, b"x")
+        one.send(b"x" * SMALL_BODY_BYTES, b"x")
+        other.send(b"x" * SMALL_BODY_BYTES, b"x")
         await turns()
         # Whole with the read that went beyond SMALL: these take room in the application.
-        assert [len(one.heard[0]["text"]), len(other.heard[0]["text"])] == [SMALL + 1] * 2
-        begun = Frame(Opcode.TEXT, b"x" * (SMALL + 1), fin=False).serialize(mask=True)
+        assert [len(one.heard[0]["text"]), len(other.heard[0]["text"])] == [
+            SMALL_BODY_BYTES + 1
+        ] * 2
+        begun = Frame(Opcode.TEXT, b"x" * (SMALL_BODY_BYTES + 1), fin=False).serialize(mask=True)
         one.feed(begun)
         await turns()
         one.feed(Frame(Opcode.CONT, b"x").serialize(mask=True))
         other.feed(begun)
         await turns()
-        assert one.heard[1][PLACE].size == SMALL + 2
+        assert one.heard[1][RESERVATION_KEY].size == SMALL_BODY_BYTES + 2
         assert other.transport.paused
-        one.heard[1][PLACE].leave()
+        one.heard[1][RESERVATION_KEY].leave()
         await turns()
         assert not other.transport.paused
 
@@ -172,7 +176,10 @@ def test_what_a_message_does_not_need_is_given_back(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("name", "value", "code"),
-    [("bodies", 0, websocket_connection.LATER), ("wire", 0, websocket_connection.LATE)],
+    [
+        ("bodies", 0, websocket_connection.TRY_AGAIN_CODE),
+        ("wire", 0, websocket_connection.POLICY_CODE),
+    ],
 )
 def test_who_finds_no_room_or_takes_too_long_is_sent_away(
     monkeypatch: pytest.MonkeyPatch, name: str, value: float, code: int
@@ -182,7 +189,7 @@ def test_who_finds_no_room_or_takes_too_long_is_sent_away(
     )
     monkeypatch.setattr(body_budget, "AT_ONCE", int(name == "wire"))
 
-    async def story(room: Room) -> None:
+    async def story(room: BodyBudget) -> None:
         one = Talking(room)
         await turns()
         one.feed(Frame(Opcode.TEXT, LARGE).serialize(mask=True)[:READ])
@@ -193,7 +200,7 @@ def test_who_finds_no_room_or_takes_too_long_is_sent_away(
         await turns()
         assert one.heard[-1]["type"] == "websocket.disconnect"
         if name == "wire":
-            (await room.take(MOST)).leave()
+            (await room.reserve(MOST)).release()
 
     scene(story)
 
@@ -201,14 +208,14 @@ def test_who_finds_no_room_or_takes_too_long_is_sent_away(
 def test_a_message_has_not_more_fragments_than_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket_connection, "FRAGMENTS", 4)
 
-    async def story(room: Room) -> None:
+    async def story(room: BodyBudget) -> None:
         one = Talking(room)
         await turns()
         one.send(b"abcd", *(b"x",) * 3)
         await turns()
         assert one.heard[0]["text"] == "abcdxxx"
         one.send(*(b"x",) * 5)
-        assert one.code() == websocket_connection.LARGE
+        assert one.code() == websocket_connection.TOO_LARGE_CODE
 
     scene(story)
 

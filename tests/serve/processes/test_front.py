@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from llmcli.api.errors import Problem
-from llmcli.api.server_settings import Settings
-from llmcli.api.stream_resume import SCOPE, TOLD
-from llmcli.serve.http.asgi_documents import Documents
+from llmcli.api.errors import ApiError
+from llmcli.api.server_settings import ServerSettings
+from llmcli.api.stream_resume import MARKS_KEY, POSITION_KEY
+from llmcli.serve.http.asgi_documents import AnswerDocuments
 from llmcli.serve.processes import front
-from llmcli.serve.processes.front import Front, Lost
+from llmcli.serve.processes.front import FrontServer, UpstreamLost
 
 PLAIN = {
     "type": "http.response.start",
@@ -43,10 +43,10 @@ class Script:
     ) -> AsyncGenerator[Any, None]:
         self.asked += 1
         self.bodies.append(body)
-        self.known.append(scope.get(SCOPE))
+        self.known.append(scope.get(POSITION_KEY))
         try:
             for one in self.plays.pop(0):
-                if one is Lost or isinstance(one, Problem):
+                if one is UpstreamLost or isinstance(one, ApiError):
                     raise one
                 if one is None:
                     await asyncio.Event().wait()
@@ -128,8 +128,8 @@ async def talked(app: Any, body: Any, *, path: str = "/v1/ws", headers: Any = ()
 
 
 def run(upstream: Script, body: bytes = b"{}", **more: Any) -> list[Any]:
-    settings = Settings(("tiny",), max_body=100)
-    return asyncio.run(asked(Front(upstream, settings), body, **more))
+    settings = ServerSettings(("tiny",), max_body=100)
+    return asyncio.run(asked(FrontServer(upstream, settings), body, **more))
 
 
 def error(sent: list[Any]) -> tuple[int, Any]:
@@ -137,21 +137,21 @@ def error(sent: list[Any]) -> tuple[int, Any]:
 
 
 def test_lost_before_the_first_byte_is_asked_again() -> None:
-    upstream = Script([Lost], [Lost], [START, EVENT, END])
+    upstream = Script([UpstreamLost], [UpstreamLost], [START, EVENT, END])
     assert run(upstream, b'{"a": 1}') == [START, EVENT, END]
     assert upstream.bodies == [b'{"a": 1}'] * 3
 
 
 def test_a_page_that_may_ask_may_also_read_why_nobody_answers() -> None:
     page = "https://good.example"
-    front = Front(Script(*[[Lost]] * 3), Settings(("tiny",), cors=(page,)))
+    front = FrontServer(Script(*[[UpstreamLost]] * 3), ServerSettings(("tiny",), cors=(page,)))
     sent = asyncio.run(asked(front, b"{}", headers=[(b"origin", page.encode())]))
     assert error(sent) == (503, "model_unavailable")
     assert dict(sent[0]["headers"])[b"access-control-allow-origin"] == page.encode()
 
 
 def test_lost_after_it_is_an_event() -> None:
-    sent = run(Script([START, EVENT, Lost], [START, EVENT, END]))
+    sent = run(Script([START, EVENT, UpstreamLost], [START, EVENT, END]))
     assert sent[:2] == [START, EVENT]
     assert sent[2]["more_body"] is False
     assert json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
@@ -159,7 +159,7 @@ def test_lost_after_it_is_an_event() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/messages"])
 def test_it_is_an_event_that_anthropics_client_knows(path: str) -> None:
-    sent = run(Script([START, EVENT, Lost]), path=path)
+    sent = run(Script([START, EVENT, UpstreamLost]), path=path)
     name, data = sent[-1]["body"].decode().rstrip("\n").split("\n")
     assert (name, sent[-1]["more_body"]) == ("event: error", False)
     told = json.loads(data.removeprefix("data: "))
@@ -168,20 +168,20 @@ def test_it_is_an_event_that_anthropics_client_knows(path: str) -> None:
 
 def test_it_is_a_line_that_ollamas_clients_know() -> None:
     start = {**START, "headers": [(b"content-type", b"application/x-ndjson")]}
-    sent = run(Script([start, {**EVENT, "body": b"{}\n"}, Lost]), path="/api/chat")
+    sent = run(Script([start, {**EVENT, "body": b"{}\n"}, UpstreamLost]), path="/api/chat")
     assert json.loads(sent[-1]["body"]).keys() == {"error"}
     assert sent[-1]["more_body"] is False
 
 
 def telling(message: dict[str, Any], *told: tuple[int, int | None, str | None]) -> dict[str, Any]:
-    return {**message, TOLD: told}
+    return {**message, MARKS_KEY: told}
 
 
 def test_a_stream_goes_on_where_it_stopped() -> None:
     second, third = ({**EVENT, "body": b"data: %d\n\n" % number} for number in (2, 3))
     upstream = Script(
-        [telling(START), telling(EVENT, (0, 7, None), (1, None, None), (0, 8, None)), Lost],
-        [telling(START), telling(second, (0, None, "stop"), (1, 9, None)), Lost],
+        [telling(START), telling(EVENT, (0, 7, None), (1, None, None), (0, 8, None)), UpstreamLost],
+        [telling(START), telling(second, (0, None, "stop"), (1, 9, None)), UpstreamLost],
         [telling(START), telling(third, (1, 10, None)), telling(END)],
     )
     assert run(upstream) == [START, EVENT, second, third, END]
@@ -195,9 +195,13 @@ def test_a_stream_goes_on_where_it_stopped() -> None:
 
 
 def test_a_stream_that_nobody_goes_on_with_is_told_as_broken() -> None:
-    begun = [telling(START), telling(EVENT, (0, 7, None)), Lost]
+    begun = [telling(START), telling(EVENT, (0, 7, None)), UpstreamLost]
     other = [{**START, "status": 500}, {"type": "http.response.body", "body": b"{}"}]
-    for plays in ([begun, other, other], [begun, [Lost], [Lost]], [[telling(START), EVENT, Lost]]):
+    for plays in (
+        [begun, other, other],
+        [begun, [UpstreamLost], [UpstreamLost]],
+        [[telling(START), EVENT, UpstreamLost]],
+    ):
         sent = run(Script(*plays))
         assert sent[:2] == [START, EVENT]
         assert len(sent) == 3
@@ -206,9 +210,9 @@ def test_a_stream_that_nobody_goes_on_with_is_told_as_broken() -> None:
 
 def test_a_stream_waits_for_those_who_have_too_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "PAUSE", 0.001)
-    begun = [telling(START), telling(EVENT, (0, 7, None)), Lost]
+    begun = [telling(START), telling(EVENT, (0, 7, None)), UpstreamLost]
     full = [{**START, "status": 429}, {"type": "http.response.body", "body": b"{}"}]
-    busy = [Problem("as many requests wait as may wait", 429, code="busy")]  # as replicas say it
+    busy = [ApiError("as many requests wait as may wait", 429, code="busy")]  # as replicas say it
     assert run(Script(begun, full, busy, full, busy, [telling(START), telling(END)])) == [
         START,
         EVENT,
@@ -221,7 +225,7 @@ def test_a_stream_waits_for_those_who_have_too_much_to_do(monkeypatch: pytest.Mo
 
 def test_a_stream_that_was_over_stays_so() -> None:
     upstream = Script(
-        [telling(START), telling(END, (0, 7, None)), Lost], [telling(START), telling(END)]
+        [telling(START), telling(END, (0, 7, None)), UpstreamLost], [telling(START), telling(END)]
     )
     assert run(upstream) == [START, END]
     assert upstream.asked == 1
@@ -229,7 +233,7 @@ def test_a_stream_that_was_over_stays_so() -> None:
 
 def test_nobody_goes_on_with_a_stream_while_it_stops() -> None:
     async def stopped() -> list[Any]:
-        made = Front(upstream, Settings(("tiny",)))
+        made = FrontServer(upstream, ServerSettings(("tiny",)))
         task = asyncio.create_task(asked(made))
         while not upstream.waits:
             await asyncio.sleep(0)
@@ -247,7 +251,7 @@ def test_nobody_goes_on_with_a_stream_while_it_stops() -> None:
                 yield message
             self.waits = True
             await self.stopped.wait()
-            raise Lost
+            raise UpstreamLost
 
         def stop(self) -> None:
             self.stopped.set()
@@ -263,15 +267,15 @@ def test_a_document_that_was_begun_stays_short() -> None:
         **START,
         "headers": [(b"content-type", b"application/json"), (b"content-length", b"99")],
     }
-    assert run(Script([start, Lost])) == [start]
+    assert run(Script([start, UpstreamLost])) == [start]
 
 
 def test_what_loses_every_model_is_not_asked_for_ever() -> None:
-    upstream = Script(*[[Lost]] * 9)
+    upstream = Script(*[[UpstreamLost]] * 9)
     sent = run(upstream)
     assert error(sent) == (503, "model_unavailable")
     assert dict(sent[0]["headers"])[b"retry-after"]
-    assert upstream.asked == front.TRIES
+    assert upstream.asked == front.MAX_TRIES
 
 
 def test_nobody_there_says_why() -> None:
@@ -296,8 +300,11 @@ def test_a_client_that_leaves_ends_the_work() -> None:
 
 def over_socket(upstream: Script, body: Any, **more: Any) -> list[Any]:
     """What a WebSocket is told whose upstream has none; each message without the id of its request."""
-    settings, headers = Settings(("tiny",), keys=more.pop("keys", ())), more.pop("headers", [])
-    sent = asyncio.run(talked(Front(upstream, settings), body, headers=headers, **more))
+    settings, headers = (
+        ServerSettings(("tiny",), keys=more.pop("keys", ())),
+        more.pop("headers", []),
+    )
+    sent = asyncio.run(talked(FrontServer(upstream, settings), body, headers=headers, **more))
     texts = [json.loads(one["text"]) for one in sent if one["type"] == "websocket.send"]
     assert all(one.pop("id") == "a" for one in texts)
     return [one["type"] for one in sent if one["type"] != "websocket.send"] + texts
@@ -315,7 +322,7 @@ def test_a_socket_goes_on_request_by_request() -> None:
         "body": b'ta: {"n": 2}\n\ndata: [DONE]\n\n',
         "more_body": False,
     }
-    upstream = Script([Lost], [said, half, rest])
+    upstream = Script([UpstreamLost], [said, half, rest])
     told = over_socket(upstream, {"stream": True})
     assert told == ["websocket.accept", {"data": {"n": 1}}, {"data": {"n": 2}}, {"done": True}]
     assert json.loads(upstream.bodies[0]) == {"stream": True}
@@ -331,7 +338,8 @@ def test_a_socket_outlives_a_model() -> None:
     first = {"type": "http.response.body", "body": b'data: {"n": 1}\n\n', "more_body": True}
     second = {**first, "body": b'data: {"n": 2}\n\ndata: [DONE]\n\n', "more_body": False}
     upstream = Script(
-        [telling(START), telling(first, (0, 7, None)), Lost], [telling(START), telling(second)]
+        [telling(START), telling(first, (0, 7, None)), UpstreamLost],
+        [telling(START), telling(second)],
     )
     assert over_socket(upstream, {"stream": True})[1:] == [
         {"data": {"n": 1}},
@@ -349,12 +357,12 @@ def test_a_socket_is_told_what_went_wrong() -> None:
     )
     assert told["error"] == json.loads(raw)["error"]
     for play in (
-        [START, Lost],
-        [{**START, "headers": [(b"content-type", b"application/json")]}, Lost],
+        [START, UpstreamLost],
+        [{**START, "headers": [(b"content-type", b"application/json")]}, UpstreamLost],
     ):
         (_, told) = over_socket(Script(play), {})
         assert told["error"]["code"] == "model_lost"
-    (_, told) = over_socket(Script(*[[Lost]] * 9), {})
+    (_, told) = over_socket(Script(*[[UpstreamLost]] * 9), {})
     assert told["error"]["code"] == "model_unavailable"
 
 
@@ -377,7 +385,7 @@ def test_a_socket_needs_its_path_its_key_and_a_page_of_ours() -> None:
 
 def test_nothing_is_begun_while_it_stops() -> None:
     async def stopping() -> list[Any]:
-        made = Front(Script([START, END]), Settings(("tiny",)))
+        made = FrontServer(Script([START, END]), ServerSettings(("tiny",)))
         await made.drain(1)
         return await asked(made)
 
@@ -386,17 +394,17 @@ def test_nothing_is_begun_while_it_stops() -> None:
 
 def test_what_is_brought_without_a_key_is_not_read() -> None:
     upstream = Script([START, END])
-    settings = Settings(("tiny",), max_body=100, keys=("secret-key-1",))
-    asyncio.run(asked(Front(upstream, settings), b"x" * 1000))
+    settings = ServerSettings(("tiny",), max_body=100, keys=("secret-key-1",))
+    asyncio.run(asked(FrontServer(upstream, settings), b"x" * 1000))
     assert upstream.bodies == [b""]  # the application says 401 to it
 
 
 def test_a_whole_answer_that_is_a_list_is_one_document() -> None:
     async def scene() -> None:
-        read = Documents()
+        read = AnswerDocuments()
         await read.send(PLAIN)
         await read.send({"type": "http.response.body", "body": b'[{"index": 0}, {"index": 1}]'})
-        read.check()
+        read.raise_error()
         assert read.queue.get_nowait() == [{"index": 0}, {"index": 1}]
 
     asyncio.run(scene())

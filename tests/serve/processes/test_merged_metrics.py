@@ -4,8 +4,8 @@ counted twice.
 
 import json
 
-from llmcli.serve.engine_thread.metrics import Meter, Standing
-from llmcli.serve.processes.merged_metrics import kv, metrics, together
+from llmcli.serve.engine_thread.metrics import LiveGauges, ServerMetrics
+from llmcli.serve.processes.merged_metrics import merge_bodies, merge_kv, merge_metrics
 from tests.fixtures.fakes import fake_runner
 from tests.serve.http.routes.test_metrics import LINE
 
@@ -13,11 +13,11 @@ from tests.serve.http.routes.test_metrics import LINE
 def told(tokens: int, cells: int) -> str:
     """A replica's own text."""
     runner = fake_runner(b"x", n_ctx=512, n_seq_max=2)
-    meter = Meter()
-    meter.embedded(tokens)
+    meter = ServerMetrics()
+    meter.record_embedding(tokens)
     if tokens:
-        meter.heard()
-    text = meter.text("tiny", Standing(runner.engine.load, runner.kv_report(), 0, 1000))
+        meter.record_token()
+    text = meter.render("tiny", LiveGauges(runner.engine.stats, runner.kv_report(), 0, 1000))
     return text.replace("llmcli_kv_cells_used 0", f"llmcli_kv_cells_used {cells}").replace(
         "llmcli_kv_cache_usage_perc 0", f"llmcli_kv_cache_usage_perc {cells / 512}"
     )
@@ -34,7 +34,7 @@ def values(text: str) -> dict[str, float]:
 
 def test_counters_gauges_and_buckets_are_summed_and_shares_are_not() -> None:
     one, other = told(3, 128), told(4, 0)
-    found, single = values(metrics({"a": one, "b": other})), values(one)
+    found, single = values(merge_metrics({"a": one, "b": other})), values(one)
     assert found["llmcli_embedding_tokens_total"] == 7
     assert found["llmcli_kv_cells"] == 1024 and found["process_resident_memory_bytes"] == 2000
     assert found["llmcli_kv_cache_usage_perc"] == 128 / 1024
@@ -58,9 +58,9 @@ def test_reports_of_caches_are_summed_beside_each() -> None:
         {"cells": 5, "running": 1, "type_k": "f16", "compute_bytes": None},
         {"cells": 6, "running": 0},
     )
-    found = kv({"a": one, "b": other})
+    found = merge_kv({"a": one, "b": other})
     assert found == {"cells": 11, "running": 1, "replicas": {"a": one, "b": other}}
-    assert json.loads(together("/v1/kv", {"a": b'{"cells": 1}'})) == {
+    assert json.loads(merge_bodies("/v1/kv", {"a": b'{"cells": 1}'})) == {
         "cells": 1,
         "replicas": {"a": {"cells": 1}},
     }

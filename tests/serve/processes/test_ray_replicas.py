@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmcli.serve.processes.prefix_affinity import ranked
+from llmcli.serve.processes.prefix_affinity import rank_replicas
 from tests.fixtures.cli import Done, llmcli
 
 __all__ = ["llmcli"]
@@ -83,7 +83,7 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
         )
         return [[one.replica_id.unique_id for one in rank] for rank in found]
 
-    order = ranked(b"key", "abc")
+    order = rank_replicas(b"key", "abc")
     assert asked(b"key", replicas) == [order[:1], order[1:]]
     assert asked(b"key", replicas[::-1]) == [order[:1], order[1:]]
     assert asked(b"", replicas) == [["a", "b", "c"]]

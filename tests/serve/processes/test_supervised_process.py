@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from llmcli.api.server_settings import Settings
+from llmcli.api.server_settings import ServerSettings
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.serve.engine_thread.bridge import Bridge
+from llmcli.serve.engine_thread.bridge import EngineBridge
 from llmcli.serve.processes import supervised_process as child_module
-from llmcli.serve.processes.front import Front
-from llmcli.serve.processes.supervised_process import Child
+from llmcli.serve.processes.front import FrontServer
+from llmcli.serve.processes.supervised_process import SupervisedProcess
 from tests.fixtures.server import CHAT, GREEDY
 from tests.serve.processes.test_front import asked, talked
 
@@ -40,31 +40,31 @@ def said(sent: list[Any]) -> list[str]:
 
 
 @contextmanager
-def stories_apart(path: Path) -> Iterator[tuple[Bridge, Settings]]:
+def stories_apart(path: Path) -> Iterator[tuple[EngineBridge, ServerSettings]]:
     """What the other process opens: it gets there by name."""
     options = RunOptions(ctx_size=512, threads=1, threads_batch=1)
     with (
         open_runner(path, options, template=CHAT, slots=4, gpu_layers=0) as runner,
-        closing(Bridge(runner)) as bridge,
+        closing(EngineBridge(runner)) as bridge,
     ):
-        yield bridge, Settings(("tiny",), sampling=GREEDY)
+        yield bridge, ServerSettings(("tiny",), sampling=GREEDY)
 
 
 @contextmanager
-def refused() -> Iterator[tuple[Bridge, Settings]]:
+def refused() -> Iterator[tuple[EngineBridge, ServerSettings]]:
     raise UserError("no worker at a:1", hint="start it")
     yield
 
 
 @pytest.fixture
-def child(stories_gguf: Path) -> Iterator[Child]:
-    made = Child(partial(stories_apart, stories_gguf), lambda text: None)
+def child(stories_gguf: Path) -> Iterator[SupervisedProcess]:
+    made = SupervisedProcess(partial(stories_apart, stories_gguf), lambda text: None)
     made.start()
     with closing(made):
         yield made
 
 
-def test_a_model_that_is_killed_comes_back(child: Child) -> None:
+def test_a_model_that_is_killed_comes_back(child: SupervisedProcess) -> None:
     body = {
         "messages": [{"role": "user", "content": "Once"}],
         "max_tokens": 200,
@@ -77,7 +77,7 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
     short = json.dumps({**body, "max_tokens": 5, "stream": False, "n": 1}).encode()
 
     async def story() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        made = Front(child, Settings(("tiny",)))
+        made = FrontServer(child, ServerSettings(("tiny",)))
         unbroken = await asked(made, json.dumps(body).encode())
         seen: list[Any] = []
         parts = [{"type": "http.request", "body": json.dumps(body).encode()}]
@@ -113,7 +113,7 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
 
 
 def test_whoever_asks_while_a_lost_model_is_buried_waits_for_the_next(
-    child: Child, monkeypatch: pytest.MonkeyPatch
+    child: SupervisedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its end of the link is closed; the process itself, which may have gigabytes to free, is still
     there.
@@ -121,7 +121,11 @@ def test_whoever_asks_while_a_lost_model_is_buried_waits_for_the_next(
     body = json.dumps({"messages": [{"role": "user", "content": "Once"}], "max_tokens": 5}).encode()
 
     async def story() -> list[Any]:
-        made, closed, buried = Front(child, Settings(("tiny",))), asyncio.Event(), asyncio.Event()
+        made, closed, buried = (
+            FrontServer(child, ServerSettings(("tiny",))),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
         end = child._wait_for_exit
 
         async def ending() -> str:
@@ -143,7 +147,7 @@ def test_whoever_asks_while_a_lost_model_is_buried_waits_for_the_next(
 
 
 def test_a_model_for_which_the_system_has_no_file_just_now_is_tried_again(
-    child: Child, monkeypatch: pytest.MonkeyPatch
+    child: SupervisedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, told = child.start, list[str]()
     monkeypatch.setattr(child_module, "BACKOFF", (0.0,))
@@ -161,7 +165,7 @@ def test_a_model_for_which_the_system_has_no_file_just_now_is_tried_again(
             while not any("Too many open files" in text for text in told):
                 await asyncio.sleep(0)
         return await asked(
-            Front(child, Settings(("tiny",))),
+            FrontServer(child, ServerSettings(("tiny",))),
             b'{"prompt": "Once", "max_tokens": 3}',
             path="/v1/completions",
         )
@@ -171,7 +175,7 @@ def test_a_model_for_which_the_system_has_no_file_just_now_is_tried_again(
 
 def test_a_model_that_does_not_open_is_told_in_its_words() -> None:
     with (
-        closing(Child(refused, lambda text: None)) as made,
+        closing(SupervisedProcess(refused, lambda text: None)) as made,
         pytest.raises(UserError, match="no worker at a:1") as told,
     ):
         made.start()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmcli.workflows.calibration import texts
-from llmcli.workflows.calibration.texts import SHIPPED, Text
+from llmcli.workflows.calibration.texts import BUILTIN_NAME, CalibrationText
 from quant.calibration import imatrix
 from quant.model_file import read_header
 from tests.fixtures.cli import Done
@@ -24,7 +24,7 @@ WORDS = (
 @pytest.fixture(autouse=True)
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text that ships is a short one."""
-    monkeypatch.setattr(texts, "shipped", lambda *_: [Text(SHIPPED, WORDS)])
+    monkeypatch.setattr(texts, "shipped", lambda *_: [CalibrationText(BUILTIN_NAME, WORDS)])
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def model(tmp_path: Path) -> Path:
 def codes(path: Path) -> list[bytes]:
     """What a file holds behind its header, which names the moments' file."""
     raw = path.read_bytes()
-    return [raw[one.offset : one.offset + one.nbytes] for one in read_header.read(path).tensors]
+    return [
+        raw[one.offset : one.offset + one.nbytes] for one in read_header.read_header(path).tensors
+    ]
 
 
 def test_second_moments_are_those_of_calibrate_and_are_kept(
@@ -50,7 +52,7 @@ def test_second_moments_are_those_of_calibrate_and_are_kept(
     again = llmcli(*words, str(two))
     assert "collecting from" not in again.err
     assert str(kept) in again.err
-    own, ctx = tmp_path / "own.moments", str(read_header.read(model).context_length)
+    own, ctx = tmp_path / "own.moments", str(read_header.read_header(model).context_length)
     said = ("-o", str(tmp_path / "s"), "--moments", str(own), "--ctx", ctx, "-t", "1")
     assert llmcli("calibrate", str(model), *said).code == 0
     assert llmcli(*words, str(three), "--moments", str(own)).code == 0
@@ -69,7 +71,7 @@ def test_folds_gather_an_imatrix(
     )
     assert done.code == 0, done.err
     assert "--fold awq needs an imatrix: collecting from" in done.err
-    assert "quantize.imatrix.file" in read_header.read(out).metadata
+    assert "quantize.imatrix.file" in read_header.read_header(out).metadata
     assert not list((home / "cache" / "calibrations").glob("*.moments.gguf"))
 
 
@@ -187,7 +189,7 @@ def test_a_checkpoint_is_not_rounded_before_it_is_read(
     for name, source in (("folder", stories), ("file", stories_gguf)):
         done = llmcli("calibrate", str(source), "-o", str(tmp_path / name), *words)
         assert done.code == 0, done.err
-    one, other = (imatrix.load(tmp_path / name) for name in ("folder", "file"))
+    one, other = (imatrix.load_imatrix(tmp_path / name) for name in ("folder", "file"))
     for name, entry in other.entries.items():
         np.testing.assert_array_equal(one.entries[name].sums(), entry.sums())
     assert list((home / "cache" / "bases").glob("*.gguf")) == []

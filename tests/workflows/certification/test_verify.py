@@ -25,15 +25,15 @@ from llmcli.workflows.certification import certify
 from llmcli.workflows.certification import verify as verifying
 from quant import folds
 from quant.calibration import imatrix, moments, moments_writer
-from quant.calibration.imatrix_collector import Sums
-from quant.calibration.moments_writer import Gathered
+from quant.calibration.imatrix_collector import ImatrixCollector
+from quant.calibration.moments_writer import MomentSums
 from quant.certificate import certificate
 from quant.folds import folded_plan
 from quant.model_file import read_header
 from quant.quantize import plan as plan_module
 from quant.quantize import write
 from quant.recipes import tensor_types
-from quant.recipes.tensor_types import Wishes
+from quant.recipes.tensor_types import TypeOverrides
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 
@@ -91,13 +91,15 @@ def test_a_folder_becomes_a_file_with_a_certificate(
     document, noted = verify(stories, "--q4_0", "-o", out)
     assert "is run from a temporary copy in F32" in noted
     assert list((home / "cache" / "bases").glob("*.gguf")) == []  # gone again
-    header = read_header.read(out)
-    found = certificate.read(header)
+    header = read_header.read_header(out)
+    found = certificate.read_certificate(header)
     assert found is not None
-    assert certificate.doubts(header, found, whole=True) == ()
+    assert certificate.find_mismatches(header, found, all_bytes=True) == ()
     assert document["bytes"] == out.stat().st_size
-    assert json.loads((tmp_path / "small.certificate.json").read_text()) == json.loads(found.text())
-    assert document["certificate"]["answers"] == json.loads(found.text())["answers"]
+    assert json.loads((tmp_path / "small.certificate.json").read_text()) == json.loads(
+        found.to_json()
+    )
+    assert document["certificate"]["answers"] == json.loads(found.to_json())["answers"]
     told = llmcli(
         "eval",
         str(out),
@@ -114,12 +116,12 @@ def test_a_folder_becomes_a_file_with_a_certificate(
     other = json.loads(told.out)
     assert found.answers.kld.value == pytest.approx(other["kl_divergence"]["value"], rel=1e-6)
     assert found.answers.same_top.value == other["same_top"]["value"]
-    assert found.mix == {kind: count for kind, (count, _) in header.types.items()}
+    assert found.mix == {kind: count for kind, (count, _) in header.type_totals.items()}
     assert [(one.test, one.made, one.pairs) for one in found.speed] == [
         ("pp256", 10.0, 3),
         ("tg32", 10.0, 3),
     ]
-    assert str(tmp_path) not in found.text()  # no folder of this machine
+    assert str(tmp_path) not in found.to_json()  # no folder of this machine
     with open_model(out) as model:
         assert model.n_vocab == 512
 
@@ -163,7 +165,7 @@ def test_a_finished_file_is_verified_without_making_it_again(
     }
     done = llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(out), "--force")
     assert "small.certificate.json belongs to an earlier file" in done.err
-    assert certificate.read(read_header.read(out)) is None
+    assert certificate.read_certificate(read_header.read_header(out)) is None
 
 
 def test_shards_are_verified_together(
@@ -173,10 +175,10 @@ def test_shards_are_verified_together(
         stories_gguf, "--q4_0", "-o", tmp_path / "s.gguf", "--split-max-size", "1M", "--pure"
     )
     (name, *_) = document["files"]
-    header = read_header.read(Path(name))
-    found = certificate.read(header)
+    header = read_header.read_header(Path(name))
+    found = certificate.read_certificate(header)
     assert found is not None
-    assert certificate.doubts(header, found, whole=True) == ()
+    assert certificate.find_mismatches(header, found, all_bytes=True) == ()
     assert len(found.tensors) == len(header.tensors)
     assert (tmp_path / "s.certificate.html").exists()
 
@@ -185,17 +187,17 @@ def test_a_folded_file_is_held_against_what_was_there_before(
     stories_gguf: Path, tmp_path: Path, text: Path
 ) -> None:
     plan = plan_module.plan(write.open_gguf(stories_gguf), "Q8_0")
-    folded = folded_plan.folded(plan, folds.shaken(plan.source, 0), "a test")
+    folded = folded_plan.fold_plan(plan, folds.randomize(plan.source, 0), "a test")
     out = tmp_path / "folded.gguf"
-    write.run(folded, out, threads=1)
-    found = verifying.verify(folded, out, verifying.Wish(text, 2, 1), config.load(), UI())
-    assert found.folds == (f"a test {folded.source.fold}",)
+    write.write_model(folded, out, threads=1)
+    found = verifying.verify(folded, out, verifying.VerifyRequest(text, 2, 1), config.load(), UI())
+    assert found.folds == (f"a test {folded.source.fold_digest}",)
     assert (found.source.types, found.source.fingerprint) == (("F32",), plan.source.fingerprint)
     assert 0 < found.answers.kld.value < 0.01
     assert (
         max(one.error or 0 for one in found.tensors) < 0.02
     )  # against the folded weights, not those before
-    assert certificate.read(read_header.read(out)) == found
+    assert certificate.read_certificate(read_header.read_header(out)) == found
 
 
 def test_an_interrupted_verification_leaves_the_finished_file(
@@ -220,11 +222,11 @@ def test_an_interrupted_verification_leaves_the_finished_file(
     with monkeypatch.context() as patched:
         patched.setattr(verifying, "speeds", stop)
         assert llmcli(*words, str(text)).code == 130
-    assert certificate.read(read_header.read(out)) is None
+    assert certificate.read_certificate(read_header.read_header(out)) is None
     done = llmcli(*words, str(text))
     assert done.code == 0
     assert "chunks were computed before" in done.err
-    assert certificate.read(read_header.read(out)) is not None
+    assert certificate.read_certificate(read_header.read_header(out)) is not None
     assert "mean KLD" in done.out
 
 
@@ -262,8 +264,8 @@ def test_what_another_method_did_is_told(
     verify: Callable[..., Any], llmcli: Llmcli, stories_gguf: Path, tmp_path: Path
 ) -> None:
     rows, out = np.random.default_rng(0).normal(size=(80, 64)), tmp_path / "small.gguf"
-    file = moments_writer.write(
-        tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], Gathered.of(rows))]
+    file = moments_writer.write_moments(
+        tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], MomentSums.from_rows(rows))]
     )
     document, _ = verify(stories_gguf, "--q4_0", "-o", out, "--method", "gptq", "--moments", file)
     methods = document["certificate"]["methods"]
@@ -277,22 +279,22 @@ def test_moments_that_chose_folds_are_named_whatever_the_method(
 ) -> None:
     source = write.open_gguf(stories_gguf)
     rows = np.random.default_rng(0).normal(size=(80, 64))
-    file = moments_writer.write(
-        tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], Gathered.of(rows))]
+    file = moments_writer.write_moments(
+        tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], MomentSums.from_rows(rows))]
     )
     matrix = tmp_path / "imatrix.gguf"
-    sums = Sums()
+    sums = ImatrixCollector()
     sums.sums["blk.0.attn_q.weight"], sums.counts["blk.0.attn_q.weight"] = (
         np.ones((1, 64)),
         np.ones(1),
     )
-    matrix.write_bytes(b"".join(sums.file(["a"], 1, 512)))
+    matrix.write_bytes(b"".join(sums.build_file(["a"], 1, 512)))
     plan = plan_module.plan(
-        source, "Q4_0", imatrix=imatrix.load(matrix), moments=moments.load(file)
+        source, "Q4_0", imatrix=imatrix.load_imatrix(matrix), moments=moments.load_moments(file)
     )
-    assert [one.kind for one in verifying.steering(plan)] == ["imatrix"]
-    folded = folded_plan.folded(plan, folds.shaken(source, 0), "a test")
-    assert [one.kind for one in verifying.steering(folded)] == ["imatrix", "moments"]
+    assert [one.kind for one in verifying.used_statistics(plan)] == ["imatrix"]
+    folded = folded_plan.fold_plan(plan, folds.randomize(source, 0), "a test")
+    assert [one.kind for one in verifying.used_statistics(folded)] == ["imatrix", "moments"]
 
 
 def test_a_text_that_types_were_chosen_by_is_said_to_flatter(
@@ -302,15 +304,15 @@ def test_a_text_that_types_were_chosen_by_is_said_to_flatter(
     present = [(one.name, one.shape, one.type) for one in source.weights]
     types = {
         name: "F16" if shape[0] % 32 else "Q8_0" if name.endswith("_q.weight") else "Q4_0"
-        for name, shape, _ in tensor_types.open_tensors(present, source.facts)
+        for name, shape, _ in tensor_types.quantizable_tensors(present, source.facts)
     }
-    plan = plan_module.plan(source, "Q4_0", Wishes(mix=types))
+    plan = plan_module.plan(source, "Q4_0", TypeOverrides(mix=types))
     out = tmp_path / "mixed.gguf"
-    report = write.run(plan, out, threads=1)
+    report = write.write_model(plan, out, threads=1)
     digest = hashlib.sha256(text.read_text().removesuffix("\n").encode()).hexdigest()[:32]
     told = {"allocation": {"text": digest, "chunks": 4, "held_out_chunks": 4, "quick": False}}
     _, made = certify.certify(
-        plan, out, report, verifying.Wish(text, 2, 1), told, config.load(), UI()
+        plan, out, report, verifying.VerifyRequest(text, 2, 1), told, config.load(), UI()
     )
     assert made is not None
     found = made.certificate

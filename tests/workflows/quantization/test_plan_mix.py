@@ -11,7 +11,7 @@ from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.errors import UsageError
 from llmcli.workflows.certification import verify as verifying
 from llmcli.workflows.quantization import largest_fit
-from llmcli.workflows.quantization.size_request import nbytes
+from llmcli.workflows.quantization.size_request import parse_size
 from quant.certificate import certificate
 from quant.model_file import read_header
 from quant.quantize import write
@@ -70,12 +70,14 @@ def test_a_size_is_kept_to_and_a_second_one_costs_no_measurement(
     )
     tensors = json.loads(plan.read_text())["tensors"]
     assert all(row["measured_kld"] > 0 for row in tensors.values() if "measured_kld" in row)
-    made = {tensor.name: tensor.type for tensor in read_header.read(tmp_path / "o.gguf").tensors}
+    made = {
+        tensor.name: tensor.type for tensor in read_header.read_header(tmp_path / "o.gguf").tensors
+    }
     assert {name: row["type"] for name, row in tensors.items()} == {
         name: made[name] for name in tensors
     }
 
-    weights = read_header.read(tmp_path / "o.gguf").parameters
+    weights = read_header.read_header(tmp_path / "o.gguf").parameters
     second = sized("--target-bpw", "7", "--text", str(text), "--swaps", "1")
     assert 0.997 * 7 <= 8 * told(second)["bytes"] / weights <= 7
     assert "43 of 43 measurements were made before" in second.err
@@ -101,7 +103,7 @@ def test_a_file_with_an_edit_that_the_samples_miss_is_measured_anew(
     assert "to measure:" in llmcli(*words).err
     assert "to measure:" not in llmcli(*words, "--force").err
     edited = next(
-        one for one in read_header.read(model).tensors if one.name == "blk.0.attn_q.weight"
+        one for one in read_header.read_header(model).tensors if one.name == "blk.0.attn_q.weight"
     )
     with model.open("r+b") as file:
         file.seek(edited.offset + 20 * 64 * 4)
@@ -117,11 +119,11 @@ def test_a_certificate_is_part_of_the_size(
     monkeypatch.setattr(verifying.sides, "run", lambda pairs, design, ui: [alike for _ in pairs])
     verify = ("--verify", "--verify-text", str(text), "--verify-chunks", "2")
     document = told(sized("--target-size", "210K", "--text", str(text), "--swaps", "0", *verify))
-    header = read_header.read(tmp_path / "o.gguf")
-    found = certificate.read(header)
+    header = read_header.read_header(tmp_path / "o.gguf")
+    found = certificate.read_certificate(header)
     assert found is not None
-    room = certificate.room([tensor.name for tensor in header.tensors], [""])
-    assert len(found.text().encode()) + 100 < room
+    room = certificate.max_json_bytes([tensor.name for tensor in header.tensors], [""])
+    assert len(found.to_json().encode()) + 100 < room
     assert [(one.kind, one.chunks, one.tokens) for one in found.steering] == [("mix", 1, 64)]
     assert 210_000 - room <= document["bytes"] == header.path.stat().st_size <= 210_000
 
@@ -254,7 +256,7 @@ def test_wishes_that_make_no_sense_are_told(sized: Call, words: tuple[str, ...],
 
 
 def test_sizes_are_read_as_people_write_them() -> None:
-    assert [nbytes(word) for word in ("90M", "0.5G", "123", "1.5kb", "90m")] == [
+    assert [parse_size(word) for word in ("90M", "0.5G", "123", "1.5kb", "90m")] == [
         90 * 10**6,
         5 * 10**8,
         123,
@@ -263,4 +265,4 @@ def test_sizes_are_read_as_people_write_them() -> None:
     ]
     for word in ("", "M", "1..5M", "-1M", "1e3", "٣M", "1,5G"):
         with pytest.raises(UsageError):
-            nbytes(word)
+            parse_size(word)

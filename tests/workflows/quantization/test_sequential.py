@@ -15,13 +15,13 @@ import pytest
 from llmcli.workflows.calibration import calibrate
 from llmcli.workflows.certification import verify
 from quant.calibration import moments
-from quant.calibration.expected_moments import Pending
-from quant.calibration.statistics import Second
+from quant.calibration.expected_moments import ExpectedMoments
+from quant.calibration.statistics import SecondMoments
 from quant.model_file import read_header
 from quant.quantize import plan as plan_module
 from quant.quantize import plan as planning
 from quant.quantize import write
-from quant.quantize.blockwise import Group, Prefix, groups
+from quant.quantize.blockwise import BlockwiseModel, TensorGroup, group_tensors
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 
@@ -70,7 +70,7 @@ def codes(path: Path) -> dict[str, bytes]:
     raw = path.read_bytes()
     return {
         one.name: raw[one.offset : one.offset + one.nbytes]
-        for one in read_header.read(path).tensors
+        for one in read_header.read_header(path).tensors
     }
 
 
@@ -103,13 +103,18 @@ def test_a_blocks_moments_are_those_behind_the_blocks_that_are_quantized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[str, np.ndarray] = {}
-    make = Prefix.make
+    make = BlockwiseModel.quantize_group
 
-    def spied(self: Prefix, group: Group, seconds: Mapping[str, Second], work: write.Work) -> Any:
+    def spied(
+        self: BlockwiseModel,
+        group: TensorGroup,
+        seconds: Mapping[str, SecondMoments],
+        work: write.WriteRun,
+    ) -> Any:
         seen.update({name: second.mean() for name, second in seconds.items()})
         return make(self, group, seconds, work)
 
-    monkeypatch.setattr(Prefix, "make", spied)
+    monkeypatch.setattr(BlockwiseModel, "make", spied)
     out = tmp_path / "out.gguf"
     done = quantized(out, "--sequential", "--json")
     assert done.code == 0, done.err
@@ -127,7 +132,7 @@ def test_a_blocks_moments_are_those_behind_the_blocks_that_are_quantized(
             ).code
             == 0
         )
-        found[name] = moments.load(own)
+        found[name] = moments.load_moments(own)
     for name in ("blk.2.attn_q.weight", "blk.2.attn_v.weight", "blk.2.ffn_down.weight"):
         want, plain = (found[kind].of(name).mean() for kind in ("half", "plain"))
         np.testing.assert_allclose(seen[name], want, rtol=1e-5, atol=1e-6 * np.abs(want).max())
@@ -159,7 +164,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
 ) -> None:
     whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
     assert quantized(whole, "--sequential").code == 0
-    make, run = Prefix.make, calibrate.run
+    make, run = BlockwiseModel.quantize_group, calibrate.calibrate
 
     def stops(here: Callable[..., Any], at: Callable[..., bool]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
@@ -172,13 +177,13 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
     # before block 1 is made, its moments being there; in the middle of the pass for block 2; at the
     # last file
     for owner, name, patched in (
-        (Prefix, "make", stops(make, lambda prefix, group, *_: group.name == "block 1")),
+        (BlockwiseModel, "make", stops(make, lambda prefix, group, *_: group.name == "block 1")),
         (
             calibrate,
             "run",
             stops(run, lambda wish, *_: "blk.2.attn_q.weight" in (wish.weights or ())),
         ),
-        (Prefix, "whole", stops(Prefix.whole, lambda prefix: True)),
+        (BlockwiseModel, "whole", stops(BlockwiseModel.merged_plan, lambda prefix: True)),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, patched)
@@ -198,8 +203,8 @@ def test_what_goes_before_is_made_first_and_a_tied_embedding_last(tmp_path: Path
         source = write.open_gguf(
             tiny_gguf.llama(tmp_path / f"{tied}.gguf", hidden=64, ff=96, layers=12, tied=tied)
         )
-        plan = plan_module.plan(source, "Q4_0", method="gptq", pending=Pending("x"))
-        names = list(Prefix(plan, plan, tmp_path).in_turn)
+        plan = plan_module.plan(source, "Q4_0", method="gptq", expected=ExpectedMoments("x"))
+        names = list(BlockwiseModel(plan, plan, tmp_path).ordered_groups)
         blocks = [f"block {number}" for number in range(12)]
         assert [group.name for group in names] == [
             *(["embeddings"] if first else []),
@@ -208,7 +213,7 @@ def test_what_goes_before_is_made_first_and_a_tied_embedding_last(tmp_path: Path
         ]
         found = {
             name: tuple(step.weight.name for step in steps)
-            for name, steps in groups(plan.steps).items()
+            for name, steps in group_tensors(plan.steps).items()
         }
         assert found.get("embeddings", ()) == first
         assert sum(map(len, found.values())) == len(plan.steps)
@@ -219,15 +224,15 @@ def test_the_file_and_its_certificate_say_so(
 ) -> None:
     out, mix = tmp_path / "out.gguf", tmp_path / "plan.json"
     assert quantized(out, "--sequential", "--plan-out", str(mix)).code == 0
-    said = json.loads(str(read_header.read(out).metadata[planning.SETTINGS_KEY]))
+    said = json.loads(str(read_header.read_header(out).metadata[planning.SETTINGS_KEY]))
     assert (said["method"], len(said["sequential"]), "moments" in said) == ("gptq", 32, False)
     assert json.loads(mix.read_text())["steered"]["sequential"] == said["sequential"]
-    pending = Pending(said["sequential"], (str(text),), 8, 64)
-    plan = plan_module.plan(write.open_gguf(model), "Q4_0", method="gptq", pending=pending)
+    pending = ExpectedMoments(said["sequential"], (str(text),), 8, 64)
+    plan = plan_module.plan(write.open_gguf(model), "Q4_0", method="gptq", expected=pending)
     assert plan.settings == json.dumps(
         {**json.loads(plan.settings), "sequential": said["sequential"]}, sort_keys=True
     )
-    (one,) = verify.steering(plan)
+    (one,) = verify.used_statistics(plan)
     assert (one.kind, one.digest, one.texts, one.tokens) == (
         "sequential",
         said["sequential"],
@@ -264,7 +269,7 @@ def test_a_folder_is_run_from_its_shards_and_folds_go_before(
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert told["fold"]["kinds"] == ["awq"]
-    assert {tensor.type for tensor in read_header.read(out).tensors} >= {"Q4_0", "F32"}
+    assert {tensor.type for tensor in read_header.read_header(out).tensors} >= {"Q4_0", "F32"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 

@@ -19,47 +19,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.devices import gpu_free
+from llmcli.runtime.binding.devices import free_gpu_bytes
 from llmcli.runtime.binding.library import ggml
 
 Floats = NDArray[np.float32]
-MODES = ("auto", "ggml")
+GEMM_MODES = ("auto", "ggml")
 # Minimum rows for a single conversation: a tile of flash attention (forward_pass.py), which rounds
 # differently, too. Single tokens and drafts have fewer rows.
-PROMPTS = 64
-ANSWERS = 2  # minimum rows for many answers at once; each type has a minimum, too
+MIN_PROMPT_ROWS = 64
+MIN_ANSWER_ROWS = 2  # minimum rows for many answers at once; each type has a minimum, too
 
 _minimums: list[list[int]] = []  # one-element lists, compared by identity
 
 
-def check(mode: str) -> None:
+def check_mode(mode: str) -> None:
     """Raise UserError for an unknown value of --gemm."""
-    if mode not in MODES:
-        raise UserError(f"unknown --gemm mode {mode!r}", hint=f"--gemm takes {' or '.join(MODES)}")
+    if mode not in GEMM_MODES:
+        raise UserError(
+            f"unknown --gemm mode {mode!r}", hint=f"--gemm takes {' or '.join(GEMM_MODES)}"
+        )
 
 
-def rows(mode: str, answers: int, guesses: bool) -> int:
+def choose_min_rows(mode: str, answers: int, has_drafts: bool) -> int:
     """Return the minimum rows for own products, for this many answers at once, with or without
     drafts (`has_drafts`).
     """
     if mode == "ggml":
         return 0
-    return ANSWERS if answers > 1 and not guesses else PROMPTS
+    return MIN_ANSWER_ROWS if answers > 1 and not has_drafts else MIN_PROMPT_ROWS
 
 
-def known() -> bool:
+def is_available() -> bool:
     """Return whether own products can be used here. With a GPU they are off: ggml would give it the
     large products, but not those of another device.
     """
-    return _functions() is not None and gpu_free() is None
+    return _functions() is not None and free_gpu_bytes() is None
 
 
 @contextmanager
-def used(least: int) -> Iterator[None]:
+def enabled(min_rows: int) -> Iterator[None]:
     """Compute products of at least this many rows with own kernels inside the block; 0 for none. Of
     nested blocks the newest counts. Contexts must be created inside the block.
     """
-    minimum = [least if least and known() else 0]
+    minimum = [min_rows if min_rows and is_available() else 0]
     _minimums.append(minimum)
     _apply()
     try:
@@ -82,7 +84,7 @@ def _apply() -> None:
     register_or_unload(library.llmcli_gemm())
 
 
-def product(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) -> Floats | None:
+def multiply(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) -> Floats | None:
     """Return the products of inputs and quantized weights of a ggml type, or None when the type or
     this build is not supported.
 

@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.binding.kernels import row_scan
 
-SYMBOL = "ggml_vec_soft_max_f32"  # ggml/src/ggml-cpu/vec.cpp: returns the sum, fills y
-TINY = 1e-30  # below this sum the exponentials have lost their digits
-NAMES = {"linux": ("libggml-cpu.so",), "darwin": ("libggml-cpu.dylib", "libggml-cpu.so")}
+SOFTMAX_SYMBOL = "ggml_vec_soft_max_f32"  # ggml/src/ggml-cpu/vec.cpp: returns the sum, fills y
+MIN_SUM = 1e-30  # below this sum the exponentials have lost their digits
+LIBRARY_NAMES = {"linux": ("libggml-cpu.so",), "darwin": ("libggml-cpu.dylib", "libggml-cpu.so")}
 
 
 # Rows are summed in pieces of this many logits, so that the exponentials stay in the nearest CPU
 # caches.
-PIECE = 16384
+PIECE_LOGITS = 16384
 
 
 class LogSumExp:
     """Log-sum-exp over rows of logits, float32 `[n_vocab]` each; owns small buffers."""
 
     def __init__(self) -> None:
-        self._buffer = np.empty(PIECE, np.float32)
+        self._buffer = np.empty(PIECE_LOGITS, np.float32)
         self._address = self._buffer.ctypes.data
-        self._own, self._native = row_scan.own(), _native()
+        self._own, self._native = row_scan.load_row_scan(), _native()
 
     def __call__(self, logits: NDArray[np.float32], address: int, near: float) -> float:
         """Return the log of the sum of exp(logits), which are at `address`; the row is not changed.
@@ -47,22 +47,22 @@ class LogSumExp:
         total = self._sum(logits, address, near) if math.isfinite(near) else math.inf
         return self._log(logits, address, near, total)
 
-    def with_strands(
-        self, logits: NDArray[np.float32], address: int, near: float, strands: row_scan.Strands
+    def with_maxima(
+        self, logits: NDArray[np.float32], address: int, near: float, maxima: row_scan.RowMaxima
     ) -> float:
         """Return the log-sum-exp like `__call__`, and fill in the row's strand maxima if one scan
         gives both.
         """
         if self._own is None or not math.isfinite(near):
             return self(logits, address, near)
-        total = self._own.total(address, len(logits), near, strands.place(len(logits)))
+        total = self._own.sum_exp(address, len(logits), near, maxima.buffer_address(len(logits)))
         if not math.isnan(total):
-            strands.known()
+            maxima.mark_filled()
         return self._log(logits, address, near, total)
 
     def _log(self, logits: NDArray[np.float32], address: int, near: float, total: float) -> float:
         """Return the logarithm of a sum, which is computed again if `near` was too far off."""
-        if not math.isfinite(total) or total < TINY:
+        if not math.isfinite(total) or total < MIN_SUM:
             near = float(logits.max())
             total = self._sum(logits, address, near)
         return near + math.log(total)
@@ -70,12 +70,15 @@ class LogSumExp:
     def _sum(self, logits: NDArray[np.float32], address: int, near: float) -> float:
         native, count = self._native, len(logits)
         if self._own is not None:
-            return float(self._own.total(address, count, near, None))
+            return float(self._own.sum_exp(address, count, near, None))
         if native is None:
-            return sum(self._plain(logits[at : at + PIECE], near) for at in range(0, count, PIECE))
+            return sum(
+                self._plain(logits[at : at + PIECE_LOGITS], near)
+                for at in range(0, count, PIECE_LOGITS)
+            )
         total = 0.0
-        for at in range(0, count, PIECE):
-            total += native(min(PIECE, count - at), self._address, address + 4 * at, near)
+        for at in range(0, count, PIECE_LOGITS):
+            total += native(min(PIECE_LOGITS, count - at), self._address, address + 4 * at, near)
         return total
 
     def _plain(self, piece: NDArray[np.float32], near: float) -> float:
@@ -90,9 +93,9 @@ class LogSumExp:
 def _native() -> Any | None:
     spec = find_spec("llama_cpp")
     assert spec and spec.origin
-    for name in NAMES.get(sys.platform, ()):
+    for name in LIBRARY_NAMES.get(sys.platform, ()):
         path = Path(spec.origin).parent / "lib" / name
-        if path.exists() and (function := getattr(ctypes.CDLL(str(path)), SYMBOL, None)):
+        if path.exists() and (function := getattr(ctypes.CDLL(str(path)), SOFTMAX_SYMBOL, None)):
             function.restype = ctypes.c_double
             function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
             return function

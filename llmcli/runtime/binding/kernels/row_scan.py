@@ -9,39 +9,39 @@ import numpy as np
 from quant.native import ggml
 
 
-class Look(NamedTuple):
+class RowScan(NamedTuple):
     """The C functions. A row is given as the address and number of its logits, the address of its
     strand maxima, and whether these are filled in.
     """
 
-    strands: Any  # (number of logits) -> number of strand maxima, floats
-    total: Any  # (logits, number, near, strand maxima or None) -> sum of exponentials
-    likeliest: Any  # (*row) -> id
-    few: Any  # (*row, few, llama_token_data, its capacity) -> number found
+    count_maxima: Any  # (number of logits) -> number of strand maxima, floats
+    sum_exp: Any  # (logits, number, near, strand maxima or None) -> sum of exponentials
+    find_likeliest: Any  # (*row) -> id
+    find_few: Any  # (*row, few, llama_token_data, its capacity) -> number found
     draw: Any  # (*row, few, llama_token_data, its capacity, llama_sampler_apply, chain) -> id
 
 
 @functools.cache
-def own() -> Look | None:
+def load_row_scan() -> RowScan | None:
     """Return the functions of the installed libggml-base, or None."""
-    return declared(ggml.library())
+    return declare_functions(ggml.open_library())
 
 
-def declared(library: Any) -> Look | None:
+def declare_functions(library: Any) -> RowScan | None:
     """Return the functions of `library` with their types, or None if it does not contain them."""
     pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     if not hasattr(library, "llmcli_draw"):
         return None
     names = ("strands", "look", "likeliest", "few", "draw")
-    functions = Look(*(getattr(library, f"llmcli_{name}") for name in names))
+    functions = RowScan(*(getattr(library, f"llmcli_{name}") for name in names))
     row = [pointer, count, pointer, flag]
-    functions.strands.restype, functions.strands.argtypes = count, [count]
-    functions.total.restype, functions.total.argtypes = (
+    functions.count_maxima.restype, functions.count_maxima.argtypes = count, [count]
+    functions.sum_exp.restype, functions.sum_exp.argtypes = (
         ctypes.c_double,
         [pointer, count, ctypes.c_float, pointer],
     )
-    functions.likeliest.restype, functions.likeliest.argtypes = count, row
-    functions.few.restype, functions.few.argtypes = count, [*row, count, pointer, count]
+    functions.find_likeliest.restype, functions.find_likeliest.argtypes = count, row
+    functions.find_few.restype, functions.find_few.argtypes = count, [*row, count, pointer, count]
     functions.draw.restype, functions.draw.argtypes = (
         count,
         [*row, count, pointer, count, pointer, pointer],
@@ -49,7 +49,7 @@ def declared(library: Any) -> Look | None:
     return functions
 
 
-class Strands:
+class RowMaxima:
     """A buffer for the maxima of a row's strands, and whether they are filled in for the row that
     is drawn from next.
 
@@ -57,24 +57,24 @@ class Strands:
     """
 
     def __init__(self) -> None:
-        self.own = own()
+        self.scan = load_row_scan()
         self._room, self._place, self._count, self._known = np.empty(0, np.float32), 0, 0, False
 
-    def place(self, count: int) -> int:
+    def buffer_address(self, count: int) -> int:
         """Return the address of the buffer, resized for `count` logits."""
         if count != self._count:
-            assert self.own is not None
-            self._room, self._count = np.empty(self.own.strands(count), np.float32), count
+            assert self.scan is not None
+            self._room, self._count = np.empty(self.scan.count_maxima(count), np.float32), count
             self._place = self._room.ctypes.data
         return self._place
 
-    def known(self) -> None:
+    def mark_filled(self) -> None:
         """Record that the maxima were written for the row that is drawn from next."""
         self._known = True
 
-    def take(self, count: int) -> tuple[int, bool]:
+    def consume(self, count: int) -> tuple[int, bool]:
         """Return the address of the buffer and whether it is filled in, and reset that flag,
         because the row may be written to.
         """
         is_filled, self._known = self._known, False
-        return self.place(count), is_filled
+        return self.buffer_address(count), is_filled

@@ -6,8 +6,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.embeddings import Asked, encoded
-from llmcli.serve.http.exchange import body, json_response, unless_gone
+from llmcli.api.embeddings import EmbeddingsRequest, encode_texts
+from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
 
@@ -15,19 +15,21 @@ async def embeddings(service: Service, request: Request) -> Response:
     """Respond with the embeddings of a request; stop between two passes if the client
     disconnects.
     """
-    document = await body(request, service.settings.max_body)
-    return json_response(await unless_gone(request.receive, embedded(service, document)))
+    document = await read_body(request, service.settings.max_body)
+    return json_response(
+        await cancel_on_disconnect(request.receive, answer_embeddings(service, document))
+    )
 
 
-async def embedded(service: Service, document: Mapping[str, Any]) -> dict[str, Any]:
+async def answer_embeddings(service: Service, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return OpenAI's answer to a request's document. Raises ApiError, ServerBusy or
     ServerStopping.
     """
-    request = Asked(document, service.settings)
-    embedder = await service.vectors.embedder()
-    length = request.length(embedder)
-    ids = await service.bridge.prepare(encoded, request.texts, embedder, kind="texts")
-    return request.answer(ids, await service.vectors.embed(ids), length)
+    request = EmbeddingsRequest(document, service.settings)
+    embedder = await service.embedding_queue.embedder()
+    length = request.vector_length(embedder)
+    ids = await service.bridge.run_in_worker(encode_texts, request.texts, embedder, kind="texts")
+    return request.build_document(ids, await service.embedding_queue.embed(ids), length)
 
 
 ROUTES = (Route("/v1/embeddings", embeddings, ("POST",), ("/embeddings",)),)

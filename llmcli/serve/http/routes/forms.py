@@ -6,22 +6,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmcli.api import registry
-from llmcli.serve.http.exchange import SHORT, answered, asked, body
+from llmcli.serve.http.exchange import SHORT_BODY_BYTES, build_form, read_body, respond
 from llmcli.serve.http.service import Route, Service
 
 
-async def ask(service: Service, request: Request) -> Response:
+async def answer_request(service: Service, request: Request) -> Response:
     """Read the body as the path's form, submit its requests, and respond in its format."""
-    path = registry.form(request.url.path).path
-    document = await body(request, service.settings.max_body)
+    path = registry.find_form(request.url.path).path
+    document = await read_body(request, service.settings.max_body)
     # uvicorn has already checked that the length is a number
-    short = int(request.headers.get("content-length", SHORT + 1)) <= SHORT
-    form = await asked(service.bridge, path, document, service.settings, short)
-    return await answered(service, request, form)
+    short = int(request.headers.get("content-length", SHORT_BODY_BYTES + 1)) <= SHORT_BODY_BYTES
+    form = await build_form(service.bridge, path, document, service.settings, short)
+    return await respond(service, request, form)
 
 
 def _short_paths(path: str) -> tuple[str, ...]:
     return (path.removeprefix("/v1"),) if path.startswith("/v1") else ()
 
 
-ROUTES = tuple(Route(path, ask, ("POST",), _short_paths(path)) for path in registry.forms())
+ROUTES = tuple(
+    Route(path, answer_request, ("POST",), _short_paths(path)) for path in registry.forms()
+)

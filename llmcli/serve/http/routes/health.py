@@ -5,24 +5,24 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.serve.http.exchange import json_response
 from llmcli.serve.http.service import Route, Service
 
 
-async def health(service: Service, request: Request) -> Response:
+async def show_health(service: Service, request: Request) -> Response:
     """Respond with ok, or 503 while the server is stopping. A router can avoid a server that has
     open answers and an old last token.
     """
     bridge = service.bridge
-    age = bridge.meter.last_token_age
+    age = bridge.metrics.last_token_age
     fields: dict[str, Any] = {
-        "open": bridge.open,
+        "open": bridge.n_open,
         "last_token_age_ms": None if age is None else round(age * 1e3),
     }
-    if bridge.stopping:
-        raise Problem("the server is stopping", 503, **fields)
+    if bridge.is_stopping:
+        raise ApiError("the server is stopping", 503, **fields)
     return json_response({"status": "ok", **fields})
 
 
-ROUTES = (Route("/health", health, paths=("/v1/health",), open=True),)
+ROUTES = (Route("/health", show_health, further_paths=("/v1/health",), is_public=True),)

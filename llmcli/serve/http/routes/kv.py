@@ -8,57 +8,59 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.runtime.kv_cache.usage import Node, census
+from llmcli.runtime.kv_cache.usage import PrefixNode, measure_cache_usage
 from llmcli.runtime.runner import Runner
 from llmcli.serve.http.exchange import json_response
 from llmcli.serve.http.service import Route, Service
 
 
-async def kv(service: Service, request: Request) -> Response:
+async def show_cache(service: Service, request: Request) -> Response:
     """Respond with the cache report, taken between two steps; `?check=true` first compares the
     ledger with llama.cpp's state.
     """
     runner, check = service.bridge.runner, request.query_params.get("check") == "true"
-    return json_response(await service.bridge.call(lambda: report(runner, check)))
+    return json_response(
+        await service.bridge.run_on_engine_thread(lambda: build_cache_report(runner, check))
+    )
 
 
-def report(runner: Runner, check: bool = False) -> dict[str, Any]:
+def build_cache_report(runner: Runner, check: bool = False) -> dict[str, Any]:
     """Return the cache report. Runs on the engine's thread; a difference that `check` finds is a
     bug and crashes.
     """
     engine = runner.engine
     if check:
         engine.check()
-    load, usage, scheduler = engine.load, census(engine.ledger), engine.scheduler
+    load, usage, scheduler = engine.stats, measure_cache_usage(engine.ledger), engine.scheduler
     return {
         **asdict(runner.kv_report()),
         "embedding_bytes": runner.embedding_bytes,
-        "reading_bytes": runner.reading_bytes,
-        "saved_cells": sum(map(len, engine.ledger.tokens)) - engine.ledger.used,
+        "reading_bytes": runner.prefill_bytes,
+        "saved_cells": sum(map(len, engine.ledger.tokens)) - engine.ledger.used_cells,
         "outside": {
             "swapped_bytes": scheduler.swap.nbytes,
-            "finished_bytes": scheduler.parking.nbytes,
+            "finished_bytes": scheduler.idle_offload.nbytes,
             "most_bytes": 2 * engine.schedule.swap_bytes,
         },
-        "running": load.running,
-        "waiting": load.waiting,
-        "preempted": load.preempted,
+        "running": load.n_running,
+        "waiting": load.n_waiting,
+        "preempted": load.n_preempted,
         "sequences": [
             {
                 "slot": sequence.slot,
-                "state": "running" if sequence.running else "cached",
+                "state": "running" if sequence.is_running else "cached",
                 "tokens": sequence.tokens,
-                "own_cells": sequence.own,
-                "shared_cells": sequence.shared,
+                "own_cells": sequence.exclusive_cells,
+                "shared_cells": sequence.shared_cells,
             }
-            for sequence in usage.held
+            for sequence in usage.sequences
         ],
         "prefixes": [_prefix_document(node) for node in usage.prefixes],
         "checked": check,
     }
 
 
-def _prefix_document(node: Node) -> dict[str, Any]:
+def _prefix_document(node: PrefixNode) -> dict[str, Any]:
     return {
         "tokens": node.tokens,
         "slots": sorted(node.slots),
@@ -66,4 +68,4 @@ def _prefix_document(node: Node) -> dict[str, Any]:
     }
 
 
-ROUTES = (Route("/v1/kv", kv),)
+ROUTES = (Route("/v1/kv", show_cache),)

@@ -5,15 +5,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.forms.openai_chat import Chat
-from llmcli.runtime.binding.library import version
-from llmcli.runtime.kv_cache.usage import census
+from llmcli.api.forms.openai_chat import ChatForm
+from llmcli.runtime.binding.library import llama_cpp_version
+from llmcli.runtime.kv_cache.usage import measure_cache_usage
 from llmcli.runtime.runner import Runner
-from llmcli.serve.http.exchange import asked, body, json_response
+from llmcli.serve.http.exchange import build_form, json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
 
-async def props(service: Service, request: Request) -> Response:
+async def show_props(service: Service, request: Request) -> Response:
     """Respond with the model's properties, the defaults of requests, and the number of parallel
     answers.
     """
@@ -33,7 +33,7 @@ async def props(service: Service, request: Request) -> Response:
                 },
             },
             "total_slots": service.bridge.parallel,
-            "model_alias": settings.name,
+            "model_alias": settings.model_name,
             "model_ftype": runner.header.file_type,
             "model_path": str(runner.header.files[0]),
             "modalities": {"vision": False, "video": False, "audio": False},
@@ -43,42 +43,46 @@ async def props(service: Service, request: Request) -> Response:
             "endpoint_metrics": True,
             "bos_token": template.bos if template else "",
             "eos_token": template.eos if template else "",
-            "build_info": f"llama-cpp-python {version()}",
+            "build_info": f"llama-cpp-python {llama_cpp_version()}",
             "is_sleeping": False,
         }
     )
 
 
-async def slots(service: Service, request: Request) -> Response:
+async def show_slots(service: Service, request: Request) -> Response:
     """Respond with the used sequences of the cache, as llama-server reports its slots."""
-    return json_response(await service.bridge.call(lambda: _slot_documents(service.bridge.runner)))
+    return json_response(
+        await service.bridge.run_on_engine_thread(lambda: _slot_documents(service.bridge.runner))
+    )
 
 
-async def applied(service: Service, request: Request) -> Response:
+async def apply_template(service: Service, request: Request) -> Response:
     """Respond with the text that the model would read for a conversation."""
-    document = await body(request, service.settings.max_body)
-    form: Any = await asked(service.bridge, Chat.path, document, service.settings)
+    document = await read_body(request, service.settings.max_body)
+    form: Any = await build_form(service.bridge, ChatForm.path, document, service.settings)
     model = service.bridge.runner.model
     raw = b"".join(model.piece(token, special=True) for token in form.requests[0].tokens)
     return json_response({"prompt": raw.decode("utf-8", "replace")})
 
 
 def _slot_documents(runner: Runner) -> list[dict[str, Any]]:
-    speculative = runner.engine.means.speculation is not None
+    speculative = runner.engine.resources.speculation is not None
     return [
         {
             "id": sequence.slot,
             "n_ctx": runner.n_ctx,
             "speculative": speculative,
-            "is_processing": sequence.running,
+            "is_processing": sequence.is_running,
             "n_prompt_tokens": sequence.tokens,
         }
-        for sequence in sorted(census(runner.engine.ledger).held, key=lambda held: held.slot)
+        for sequence in sorted(
+            measure_cache_usage(runner.engine.ledger).sequences, key=lambda held: held.slot
+        )
     ]
 
 
 ROUTES = (
-    Route("/props", props, paths=("/v1/props",)),
-    Route("/slots", slots, paths=("/v1/slots",)),
-    Route("/apply-template", applied, ("POST",)),
+    Route("/props", show_props, further_paths=("/v1/props",)),
+    Route("/slots", show_slots, further_paths=("/v1/slots",)),
+    Route("/apply-template", apply_template, ("POST",)),
 )

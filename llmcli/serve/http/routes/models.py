@@ -19,7 +19,7 @@ def _model_document(service: Service, name: str) -> dict[str, Any]:
         "size": sum(tensor.nbytes for tensor in runner.header.tensors),
         "file_type": runner.header.file_type,
         "chat": runner.template is not None,
-        "generates": runner.generates,
+        "generates": runner.can_generate,
     }
     return {
         "id": name,
@@ -30,7 +30,7 @@ def _model_document(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-async def models(service: Service, request: Request) -> Response:
+async def list_models(service: Service, request: Request) -> Response:
     """Respond with every name of the model."""
     return JSONResponse(
         {
@@ -40,7 +40,7 @@ async def models(service: Service, request: Request) -> Response:
     )
 
 
-async def model(service: Service, request: Request) -> Response:
+async def show_model(service: Service, request: Request) -> Response:
     """Describe one served model; respond 404 if the name is unknown."""
     name = request.path_params["name"]
     if name not in service.settings.names:
@@ -48,4 +48,7 @@ async def model(service: Service, request: Request) -> Response:
     return JSONResponse(_model_document(service, name))
 
 
-ROUTES = (Route("/v1/models", models, paths=("/models",)), Route("/v1/models/{name:path}", model))
+ROUTES = (
+    Route("/v1/models", list_models, further_paths=("/models",)),
+    Route("/v1/models/{name:path}", show_model),
+)

@@ -12,16 +12,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmcli.api.errors import Problem, unknown_model
+from llmcli.api.errors import ApiError, unknown_model
 from llmcli.api.fields import Fields
-from llmcli.api.forms.ollama import known
-from llmcli.serve.http.exchange import body, json_response, unless_gone
-from llmcli.serve.http.routes.embeddings import embedded
+from llmcli.api.forms.ollama import find_served_name
+from llmcli.serve.http.exchange import cancel_on_disconnect, json_response, read_body
+from llmcli.serve.http.routes.embeddings import answer_embeddings
 from llmcli.serve.http.service import Route, Service
 
 # The version of ollama whose API this is: some clients (VS Code's) refuse an older one.
-SPEAKS = "0.12.6"
-TEXTS = "input", "prompt"
+OLLAMA_VERSION = "0.12.6"
+INPUT_FIELDS = "input", "prompt"
 
 
 def _details(service: Service) -> dict[str, Any]:
@@ -52,14 +52,14 @@ def _model_document(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-async def tags(service: Service, request: Request) -> Response:
+async def list_models(service: Service, request: Request) -> Response:
     """Respond with every name of the model."""
     return json_response(
         {"models": [_model_document(service, name) for name in service.settings.names]}
     )
 
 
-async def running(service: Service, request: Request) -> Response:
+async def list_running(service: Service, request: Request) -> Response:
     """Respond with every name as a loaded model: it is loaded as long as it is served."""
     size = service.settings.most_context or service.bridge.runner.n_ctx
     models = [
@@ -74,25 +74,25 @@ async def running(service: Service, request: Request) -> Response:
     return json_response({"models": models})
 
 
-async def version(service: Service, request: Request) -> Response:
+async def show_version(service: Service, request: Request) -> Response:
     """Respond with the version of the API."""
-    return json_response({"version": SPEAKS})
+    return json_response({"version": OLLAMA_VERSION})
 
 
-async def show(service: Service, request: Request) -> Response:
+async def show_model(service: Service, request: Request) -> Response:
     """Respond with one model's details, metadata, capabilities and template."""
-    fields = Fields(await body(request, service.settings.max_body))
-    requested = fields.text("model") or fields.needed("name")
+    fields = Fields(await read_body(request, service.settings.max_body))
+    requested = fields.text("model") or fields.required_text("name")
     name, runner, settings = (
-        known(requested, service.settings),
+        find_served_name(requested, service.settings),
         service.bridge.runner,
         service.settings,
     )
     if name not in settings.names:
         raise unknown_model(requested, settings.names)
-    capabilities = ["completion"] if runner.generates else ["embedding"]
-    if runner.generates and runner.template is not None:
-        capabilities += ["tools", *(["thinking"] if runner.template.switches else [])]
+    capabilities = ["completion"] if runner.can_generate else ["embedding"]
+    if runner.can_generate and runner.template is not None:
+        capabilities += ["tools", *(["thinking"] if runner.template.thinking_variables else [])]
     architecture = runner.header.architecture
     info = {
         "general.architecture": architecture,
@@ -118,20 +118,23 @@ async def embed(service: Service, request: Request) -> Response:
     """Respond with the vectors of one or several texts. The older path takes one text as `prompt`
     and returns one vector.
     """
-    started, fields = time.perf_counter_ns(), Fields(await body(request, service.settings.max_body))
+    started, fields = (
+        time.perf_counter_ns(),
+        Fields(await read_body(request, service.settings.max_body)),
+    )
     is_old_path = request.url.path.endswith("/embeddings")
-    texts = fields.values.get(TEXTS[is_old_path])
+    texts = fields.values.get(INPUT_FIELDS[is_old_path])
     if texts is None:
-        raise Problem(f"{TEXTS[is_old_path]} is missing", param=TEXTS[is_old_path])
-    document = {"input": texts, "model": known(fields.text("model"), service.settings)}
+        raise ApiError(f"{INPUT_FIELDS[is_old_path]} is missing", param=INPUT_FIELDS[is_old_path])
+    document = {"input": texts, "model": find_served_name(fields.text("model"), service.settings)}
     document |= {} if is_old_path else {"dimensions": fields.values.get("dimensions")}
-    answer = await unless_gone(request.receive, embedded(service, document))
+    answer = await cancel_on_disconnect(request.receive, answer_embeddings(service, document))
     vectors = [item["embedding"] for item in answer["data"]]
     if is_old_path:
         return json_response({"embedding": vectors[0]})
     return json_response(
         {
-            "model": fields.text("model") or service.settings.name,
+            "model": fields.text("model") or service.settings.model_name,
             "embeddings": vectors,
             "total_duration": time.perf_counter_ns() - started,
             "load_duration": 0,
@@ -141,9 +144,9 @@ async def embed(service: Service, request: Request) -> Response:
 
 
 ROUTES = (
-    Route("/api/tags", tags),
-    Route("/api/ps", running),
-    Route("/api/version", version),
-    Route("/api/show", show, ("POST",)),
+    Route("/api/tags", list_models),
+    Route("/api/ps", list_running),
+    Route("/api/version", show_version),
+    Route("/api/show", show_model, ("POST",)),
     Route("/api/embed", embed, ("POST",), ("/api/embeddings",)),
 )

@@ -12,19 +12,19 @@ from starlette.responses import Response
 
 from llmcli.serve.http.service import Route, Service
 
-PARTS = Path(__file__).parents[1] / "page"
+PAGE_FOLDER = Path(__file__).parents[1] / "page"
 
 
 @functools.cache
-def page() -> tuple[str, dict[str, str]]:
+def build_page() -> tuple[str, dict[str, str]]:
     """Return the document and its headers: the page may run only its own script and connect only to
     this server's API.
     """
     parts = {
-        name: (PARTS / file).read_text("utf-8")
+        name: (PAGE_FOLDER / file).read_text("utf-8")
         for name, file in (("style", "page.css"), ("script", "page.js"))
     }
-    document = (PARTS / "page.html").read_text(encoding="utf-8")
+    document = (PAGE_FOLDER / "page.html").read_text(encoding="utf-8")
     for name, text in parts.items():
         assert f"</{name}" not in text, name
         document = document.replace(f"{{{{{name}}}}}", text)
@@ -54,10 +54,10 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-async def show(service: Service, request: Request) -> Response:
+async def show_page(service: Service, request: Request) -> Response:
     """Respond with the page. It contains no secret, and asks for a key if the API needs one."""
-    document, headers = page()
+    document, headers = build_page()
     return Response(document, headers=headers, media_type="text/html; charset=utf-8")
 
 
-ROUTES = (Route("/", show, paths=("/index.html",), open=True),)
+ROUTES = (Route("/", show_page, further_paths=("/index.html",), is_public=True),)

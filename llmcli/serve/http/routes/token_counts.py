@@ -8,27 +8,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmcli.api import registry
-from llmcli.serve.http.exchange import asked, body, json_response
+from llmcli.serve.http.exchange import build_form, json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
-MESSAGES = "/v1/messages"
+MESSAGES_PATH = "/v1/messages"
 
 
-async def count(path: str, service: Service, request: Request) -> Response:
+async def count_tokens(path: str, service: Service, request: Request) -> Response:
     """Respond with the number of prompt tokens: the request is built, template included, but not
     submitted.
     """
-    document = await body(request, service.settings.max_body)
-    form = await asked(service.bridge, path, document, service.settings)
+    document = await read_body(request, service.settings.max_body)
+    form = await build_form(service.bridge, path, document, service.settings)
     n_tokens = sum(len(form_request.tokens) for form_request in form.requests)
-    extra = {} if path == MESSAGES else {"object": "response.input_tokens"}
+    extra = {} if path == MESSAGES_PATH else {"object": "response.input_tokens"}
     return json_response({**extra, "input_tokens": n_tokens})
 
 
 ROUTES = tuple(
     Route(
-        f"{path}/{'count_tokens' if path == MESSAGES else 'input_tokens'}",
-        partial(count, path),
+        f"{path}/{'count_tokens' if path == MESSAGES_PATH else 'input_tokens'}",
+        partial(count_tokens, path),
         ("POST",),
     )
     for path in registry.forms()

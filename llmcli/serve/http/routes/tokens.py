@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmcli.api.fields import Fields
-from llmcli.api.tokens import text_of, tokens_of
-from llmcli.serve.http.exchange import body, json_response
+from llmcli.api.tokens import decode_tokens, encode_text
+from llmcli.serve.http.exchange import json_response, read_body
 from llmcli.serve.http.service import Route, Service
 
 
@@ -13,22 +13,22 @@ async def tokenize(service: Service, request: Request) -> Response:
     """Respond with the token ids of a text; with `with_pieces` also with the text of each token, or
     its bytes if it is not valid text.
     """
-    fields = Fields(await body(request, service.settings.max_body))
+    fields = Fields(await read_body(request, service.settings.max_body))
     text, around = fields.text("content") or "", fields.flag("add_special")
     special, pieces = fields.flag("parse_special", True), fields.flag("with_pieces")
     model = service.bridge.runner.model
-    tokens = await service.bridge.prepare(
-        tokens_of, model, text, around, special, pieces, kind="texts"
+    tokens = await service.bridge.run_in_worker(
+        encode_text, model, text, around, special, pieces, kind="texts"
     )
     return json_response({"tokens": tokens})
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Respond with the text of token ids."""
-    fields = Fields(await body(request, service.settings.max_body))
+    fields = Fields(await read_body(request, service.settings.max_body))
     model = service.bridge.runner.model
     return json_response(
-        {"content": await service.bridge.prepare(text_of, model, fields, kind="texts")}
+        {"content": await service.bridge.run_in_worker(decode_tokens, model, fields, kind="texts")}
     )
 
 

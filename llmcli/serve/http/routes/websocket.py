@@ -16,38 +16,42 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from llmcli.api import registry
-from llmcli.api.errors import Problem, document, problem
+from llmcli.api.errors import ApiError, as_api_error, error_document
 from llmcli.api.fields import Fields
-from llmcli.api.forms.base import encoded
-from llmcli.serve.engine_thread.document_stream import chunks
+from llmcli.api.forms.base import encode_json
+from llmcli.serve.engine_thread.document_stream import stream_documents
 from llmcli.serve.http import api_keys
-from llmcli.serve.http.body_budget import Place, Room
-from llmcli.serve.http.exchange import asked, parsed
-from llmcli.serve.http.routes.embeddings import embedded
+from llmcli.serve.http.body_budget import BodyBudget, BodyReservation
+from llmcli.serve.http.exchange import build_form, parse_json
+from llmcli.serve.http.routes.embeddings import answer_embeddings
 from llmcli.serve.http.service import Route, Service
-from llmcli.serve.http.websocket_connection import PLACE
-from quant.errors import Refusal
+from llmcli.serve.http.websocket_connection import RESERVATION_KEY
+from quant.errors import UserError
 
-AT_ONCE = 64  # running requests of one socket
-LONGEST_ID = 100  # characters
-SOCKET, EMBEDDINGS = "/v1/ws", "/v1/embeddings"
+MAX_REQUESTS = 64  # running requests of one socket
+MAX_ID_CHARACTERS = 100  # characters
+SOCKET_PATH, EMBEDDINGS_PATH = "/v1/ws", "/v1/embeddings"
 
 
 # Yields the documents that answer a path's body; raises UserError. Closing it ends the answer.
-Ask = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
+AnswerFunction = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
 
 
-class Talk:
+class SocketSession:
     """One socket and its running requests, which are also kept in the server's set `all_tasks`."""
 
     def __init__(
-        self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]", budget: Room
+        self,
+        socket: WebSocket,
+        ask: AnswerFunction,
+        all_tasks: "set[asyncio.Task[None]]",
+        budget: BodyBudget,
     ) -> None:
-        self._socket, self._ask, self._all_tasks, self._budget = socket, ask, talks, budget
+        self._socket, self._ask, self._all_tasks, self._budget = socket, ask, all_tasks, budget
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
         self._sending = asyncio.Lock()
-        self.closed = False
+        self.is_closed = False
 
     async def run(self) -> None:
         """Serve the socket until it closes; a bug in one request closes it."""
@@ -55,79 +59,84 @@ class Talk:
             with suppress(WebSocketDisconnect):
                 while message := await self._next_message():
                     await self._handle(*message)
-            self.closed = True
+            self.is_closed = True
             for task in self._tasks.values():
                 task.cancel()
 
-    async def _next_message(self) -> tuple[str, Place] | None:
+    async def _next_message(self) -> tuple[str, BodyReservation] | None:
         """Return the next message and its reservation; None at the end or for a binary message."""
         message = await self._socket.receive()
-        text, reservation = message.get("text"), message.get(PLACE) or Place(self._budget, 0)
+        text, reservation = (
+            message.get("text"),
+            message.get(RESERVATION_KEY) or BodyReservation(self._budget, 0),
+        )
         if text is None:
-            reservation.leave()
+            reservation.release()
             return None
         return text, reservation
 
-    async def _handle(self, text: str, reservation: Place) -> None:
+    async def _handle(self, text: str, reservation: BodyReservation) -> None:
         name: str | None = None
         begun = False
         try:
             raw = text.encode("utf-8", "surrogatepass")
-            reservation = reservation if reservation.size else await self._budget.take(len(raw))
-            fields = Fields(parsed(raw))
-            name = fields.needed("id")
-            if not 0 < len(name) <= LONGEST_ID:
+            reservation = reservation if reservation.size else await self._budget.reserve(len(raw))
+            fields = Fields(parse_json(raw))
+            name = fields.required_text("id")
+            if not 0 < len(name) <= MAX_ID_CHARACTERS:
                 name = None
-                raise Problem(f"id must have 1 to {LONGEST_ID} characters", param="id")
+                raise ApiError(f"id must have 1 to {MAX_ID_CHARACTERS} characters", param="id")
             if fields.flag("cancel"):
                 if task := self._tasks.get(name):
                     task.cancel()
             elif name in self._tasks:
-                raise Problem(
+                raise ApiError(
                     "another request with this id is still running", param="id", code="id_in_use"
                 )
-            elif len(self._tasks) >= AT_ONCE:
-                raise Problem(f"a socket has at most {AT_ONCE} running requests", 429, code="busy")
+            elif len(self._tasks) >= MAX_REQUESTS:
+                raise ApiError(
+                    f"a socket has at most {MAX_REQUESTS} running requests", 429, code="busy"
+                )
             else:
                 self._start_request(name, fields, reservation)
                 begun = True
                 # A task that is cancelled before its first step would send no last message.
                 await asyncio.sleep(0)
-        except Refusal as error:
-            await self._send({"id": name, **document(problem(error))})
+        except UserError as error:
+            await self._send({"id": name, **error_document(as_api_error(error))})
         finally:
             if not begun:
-                reservation.leave()
+                reservation.release()
 
-    def _start_request(self, name: str, fields: Fields, reservation: Place) -> None:
-        path, body = fields.needed("path"), fields.table("body")
-        if path != EMBEDDINGS and path not in registry.forms():
-            available = ", ".join(sorted([*registry.forms(), EMBEDDINGS]))
-            raise Problem(f"path must be one of {available}", 404, param="path", code="not_found")
+    def _start_request(self, name: str, fields: Fields, reservation: BodyReservation) -> None:
+        path, body = fields.required_text("path"), fields.table("body")
+        if path != EMBEDDINGS_PATH and path not in registry.forms():
+            available = ", ".join(sorted([*registry.forms(), EMBEDDINGS_PATH]))
+            raise ApiError(f"path must be one of {available}", 404, param="path", code="not_found")
         if body is None:
-            raise Problem("body is missing", param="body")
+            raise ApiError("body is missing", param="body")
         task = self._tasks[name] = self._group.create_task(
             self._answer(name, path, body.values, reservation)
         )
         self._all_tasks.add(task)
         task.add_done_callback(self._all_tasks.discard)
-        task.add_done_callback(lambda _: reservation.leave())
+        task.add_done_callback(lambda _: reservation.release())
 
     async def _answer(
-        self, name: str, path: str, body: Mapping[str, Any], reservation: Place
+        self, name: str, path: str, body: Mapping[str, Any], reservation: BodyReservation
     ) -> None:
         last: dict[str, Any] = {"done": True}
         try:
             async with aclosing(self._ask(path, body)) as documents:
                 async for data in documents:
-                    reservation.leave()
+                    reservation.release()
                     await self._send({"id": name, "data": data})
         except asyncio.CancelledError:
-            if self.closed:
+            if self.is_closed:
                 raise
             last = {"done": True, "cancelled": True}
-        except Refusal as error:
-            last = document(problem(error))
+        except UserError as error:
+            last = error_document(as_api_error(error))
         finally:
             del self._tasks[name]
         await self._send({"id": name, **last})
@@ -136,28 +145,33 @@ class Talk:
         # A slow reader delays its own answers, never the engine.
         async with self._sending:
             with suppress(WebSocketDisconnect):  # run() receives the disconnect, too
-                await self._socket.send_text(encoded(message).decode())
+                await self._socket.send_text(encode_json(message).decode())
 
 
-async def talk(service: Service, socket: WebSocket) -> None:
+async def serve_socket(service: Service, socket: WebSocket) -> None:
     """Accept a socket and serve it until it closes."""
     address = socket.client.host if socket.client else ""
-    client = api_keys.client(socket.headers, address, service.settings.keys)
+    client = api_keys.client_id(socket.headers, address, service.settings.keys)
     await socket.accept()
-    await Talk(socket, partial(answers, service, client), service.talks, service.room).run()
+    await SocketSession(
+        socket,
+        partial(answer_documents, service, client),
+        service.socket_answers,
+        service.body_budget,
+    ).run()
 
 
-async def answers(
+async def answer_documents(
     service: Service, client: str, path: str, body: Mapping[str, Any]
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the documents of an answer by this process's model."""
-    if path == EMBEDDINGS:
-        yield await embedded(service, body)
+    if path == EMBEDDINGS_PATH:
+        yield await answer_embeddings(service, body)
         return
-    form = await asked(service.bridge, path, body, service.settings)
-    async with aclosing(chunks(service.bridge, form, client)) as documents:
+    form = await build_form(service.bridge, path, body, service.settings)
+    async with aclosing(stream_documents(service.bridge, form, client)) as documents:
         async for chunk in documents:
             yield chunk
 
 
-ROUTES = (Route(SOCKET, talk, socket=True),)
+ROUTES = (Route(SOCKET_PATH, serve_socket, is_websocket=True),)

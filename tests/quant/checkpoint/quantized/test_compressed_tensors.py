@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quant.convert import checkpoint_source
-from quant.errors import Refusal
+from quant.errors import UserError
 from tests.quant import tiny_checkpoint
 from tests.quant.inputs import opened, write
 
@@ -256,8 +256,8 @@ FOUR = settings("pack-quantized", num_bits=4, group_size=43)
 def test_what_does_not_fit_is_told(
     told: dict[str, Any], stored: dict[str, Any], said: str, stories: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(Refusal) as caught:
-        checkpoint_source.open_folder(folder(stories, tmp_path / "odd", told, stored))
+    with pytest.raises(UserError) as caught:
+        checkpoint_source.open_checkpoint(folder(stories, tmp_path / "odd", told, stored))
     assert re.search(said, str(caught.value)), caught.value
 
 
@@ -274,4 +274,4 @@ def test_scales_of_activations_are_left_out_and_several_groups_agree(
     path = folder(stories, tmp_path / "mixed", told, stored)
     found = opened(path)
     assert np.array_equal(found[NAME], values)
-    assert checkpoint_source.open_folder(path).weights
+    assert checkpoint_source.open_checkpoint(path).weights

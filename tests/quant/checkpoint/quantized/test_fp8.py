@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quant.checkpoint.quantized.base import eight_bits
+from quant.checkpoint.quantized.base import float8_values
 from quant.convert import checkpoint_source
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.model_file import load_checks, read_header
 from quant.quantize import plan
 from quant.quantize import write as quantize
@@ -30,7 +30,7 @@ def test_all_256_values_are_torchs(dtype: str) -> None:
     name = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}[
         dtype
     ]
-    assert np.array_equal(eight_bits(name), theirs, equal_nan=True)
+    assert np.array_equal(float8_values(name), theirs, equal_nan=True)
 
 
 def blocks(weight: Any, size: tuple[int, int], dtype: Any) -> tuple[Any, Any, Any]:
@@ -92,9 +92,9 @@ def test_a_block_may_be_said_to_be_larger_than_any_matrix(stories: Path, tmp_pat
 
 def test_stacked_experts_have_a_scale_a_block_each(tmp_path: Path) -> None:
     from quant.checkpoint import dequantize
-    from quant.checkpoint.config import Config
-    from quant.checkpoint.safetensors import load
-    from quant.checkpoint.tensor_views import floats, rows
+    from quant.checkpoint.config import CheckpointConfig
+    from quant.checkpoint.safetensors import load_tensors
+    from quant.checkpoint.tensor_views import read_floats, row_count
 
     parts = [blocks(torch.randn(70, 50), (32, 32), torch.float8_e4m3fn) for _ in range(3)]
     codes, scales, values = (torch.stack([part[i] for part in parts]) for i in range(3))
@@ -104,15 +104,18 @@ def test_stacked_experts_have_a_scale_a_block_each(tmp_path: Path) -> None:
         {"e.gate_up_proj": codes, "e.gate_up_proj_scale_inv": scales},
         tmp_path / "model.safetensors",
     )
-    config = Config(
+    config = CheckpointConfig(
         {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}},
         "config.json",
     )
-    found = dequantize.restore(tmp_path, config, load(tmp_path)).tensors
+    found = dequantize.restore_floats(tmp_path, config, load_tensors(tmp_path)).tensors
     assert list(found) == ["e.gate_up_proj"]
     tensor = found["e.gate_up_proj"]
-    assert np.array_equal(floats(tensor).reshape(3, 70, 50), values.numpy())
-    pieces = [floats(tensor, first, min(first + 33, 210)) for first in range(0, rows(tensor), 33)]
+    assert np.array_equal(read_floats(tensor).reshape(3, 70, 50), values.numpy())
+    pieces = [
+        read_floats(tensor, first, min(first + 33, 210))
+        for first in range(0, row_count(tensor), 33)
+    ]
     assert np.array_equal(np.concatenate(pieces).reshape(3, 70, 50), values.numpy())
 
 
@@ -160,8 +163,8 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 def test_what_does_not_fit_is_told(
     settings: dict[str, Any], changes: dict[str, Any], said: str, stories: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(Refusal) as caught:
-        checkpoint_source.open_folder(fp8(stories, tmp_path / "odd", settings, **changes))
+    with pytest.raises(UserError) as caught:
+        checkpoint_source.open_checkpoint(fp8(stories, tmp_path / "odd", settings, **changes))
     assert re.search(said, str(caught.value)), caught.value
 
 
@@ -169,23 +172,25 @@ def test_a_value_that_is_no_number_stops_the_run_by_name(stories: Path, tmp_path
     folder = fp8(
         stories, tmp_path / "nan", BLOCKS, weight_scale_inv=torch.tensor([[1.0], [float("inf")]])
     )
-    with pytest.raises(Refusal, match=r"up_proj\.weight contains NaN or infinite values"):
-        quantize.run(plan.plan(checkpoint_source.open_folder(folder), "F32"), tmp_path / "x.gguf")
+    with pytest.raises(UserError, match=r"up_proj\.weight contains NaN or infinite values"):
+        quantize.write_model(
+            plan.plan(checkpoint_source.open_checkpoint(folder), "F32"), tmp_path / "x.gguf"
+        )
     assert not (tmp_path / "x.gguf").exists()
 
 
 def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path) -> None:
     folder = fp8(stories, tmp_path / "small-fp8", BLOCKS)
     (folder / "README.md").write_text("---\nbase_model: org/small\n---\n# Small\n")
-    source = checkpoint_source.open_folder(folder)
+    source = checkpoint_source.open_checkpoint(folder)
     assert any(
         "already quantized (FP8)" in note and "org/small gives a better file" in note
         for note in source.notes
     )
-    quantize.run(plan.plan(source, "F16"), tmp_path / "x.gguf")
-    header = read_header.read(tmp_path / "x.gguf")
+    quantize.write_model(plan.plan(source, "F16"), tmp_path / "x.gguf")
+    header = read_header.read_header(tmp_path / "x.gguf")
     assert header.metadata["llmcli.convert.source_method"] == "fp8"
-    load_checks.check(header)
+    load_checks.check_loadable(header)
 
 
 @pytest.mark.parametrize(
@@ -212,12 +217,12 @@ def test_other_methods_are_refused_by_name_with_the_parent(
     tensors |= {"model.layers.0.mlp.up_proj.weight": codes}
     folder = write(stories, tmp_path / "odd", tensors, {"quant_method": method})
     tiny_checkpoint.edit(folder / "config.json", _name_or_path="org/Whole-7B")
-    with pytest.raises(Refusal, match=re.escape(f"is quantized ({title})")) as caught:
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(UserError, match=re.escape(f"is quantized ({title})")) as caught:
+        checkpoint_source.open_checkpoint(folder)
     assert caught.value.hint == "use the model it was made from: org/Whole-7B"
     (folder / "README.md").write_text("---\nbase_model:\n- other/Parent-7B\n---\n")
-    with pytest.raises(Refusal) as caught:
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(UserError) as caught:
+        checkpoint_source.open_checkpoint(folder)
     assert caught.value.hint == "use the model it was made from: other/Parent-7B"
 
 
@@ -226,7 +231,7 @@ def test_settings_of_what_rounds_at_loading_do_not_count_where_the_floats_are_he
     method: str, stories: Path, tmp_path: Path
 ) -> None:
     settings = {"quant_method": method, "load_in_4bit": True}
-    source = checkpoint_source.open_folder(
+    source = checkpoint_source.open_checkpoint(
         tiny_checkpoint.copy(stories, tmp_path / "merged", quantization_config=settings)
     )
     assert not any("quantized" in note for note in source.notes)
@@ -253,15 +258,17 @@ def test_modelopts_own_file_is_read(stories: Path, tmp_path: Path) -> None:
     (folder / "hf_quant_config.json").write_text(
         json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}})
     )
-    with pytest.raises(Refusal, match="W4A8_AWQ is not supported; FP8 is"):
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(UserError, match="W4A8_AWQ is not supported; FP8 is"):
+        checkpoint_source.open_checkpoint(folder)
 
 
 def test_bytes_that_are_no_floats_are_never_taken_for_them(stories: Path, tmp_path: Path) -> None:
     from quant.checkpoint import safetensors, tensor_views
 
     folder = fp8(stories, tmp_path / "odd", BLOCKS)
-    with pytest.raises(Refusal, match=r"up_proj\.weight is stored as F8_E4M3"):
-        tensor_views.floats(
-            safetensors.load(folder, safetensors.files(folder))["model.layers.0.mlp.up_proj.weight"]
+    with pytest.raises(UserError, match=r"up_proj\.weight is stored as F8_E4M3"):
+        tensor_views.read_floats(
+            safetensors.load_tensors(folder, safetensors.find_safetensors(folder))[
+                "model.layers.0.mlp.up_proj.weight"
+            ]
         )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quant.convert import checkpoint_source
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.model_file import read_header
 from quant.quantize import plan
 from quant.quantize import write as quantize
@@ -196,13 +196,13 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
     path = write(
         stories, tmp_path / "gptq", ready, {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
     )
-    source = checkpoint_source.open_folder(path)
+    source = checkpoint_source.open_checkpoint(path)
     assert any(
         "(GPTQ)" in note and "quantizing them again adds to their error" in note
         for note in source.notes
     )
-    quantize.run(plan.plan(source, "F32"), tmp_path / "x.gguf")
-    header = read_header.read(tmp_path / "x.gguf")
+    quantize.write_model(plan.plan(source, "F32"), tmp_path / "x.gguf")
+    header = read_header.read_header(tmp_path / "x.gguf")
     assert header.metadata["llmcli.convert.source_method"] == "gptq"
     made = quantize.open_gguf(tmp_path / "x.gguf")
     weight = next(weight for weight in made.weights if weight.name == "blk.2.attn_output.weight")
@@ -238,8 +238,8 @@ def test_what_does_not_fit_is_told(
     settings: dict[str, Any], change: dict[str, Any], said: str, stories: Path, tmp_path: Path
 ) -> None:
     path, _ = folder(stories, tmp_path / "odd", settings=settings, change=change)
-    with pytest.raises(Refusal) as caught:
-        checkpoint_source.open_folder(path)
+    with pytest.raises(UserError) as caught:
+        checkpoint_source.open_checkpoint(path)
     assert re.search(said, str(caught.value)), caught.value
 
 
@@ -248,22 +248,22 @@ def test_settings_may_stand_in_a_file_of_their_own(stories: Path, tmp_path: Path
     config = json.loads((path / "config.json").read_text())
     settings = config.pop("quantization_config")
     (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Refusal, match=r"up_proj\.qweight is unknown"):
-        checkpoint_source.open_folder(path)
+    with pytest.raises(UserError, match=r"up_proj\.qweight is unknown"):
+        checkpoint_source.open_checkpoint(path)
     del settings["quant_method"]
     (path / "quantize_config.json").write_text(json.dumps(settings))
     assert all(np.array_equal(opened(path)[name], values) for name, values in expected.items())
     (path / "quantize_config.json").rename(path / "quant_config.json")
-    with pytest.raises(Refusal, match=r"is quantized \(AWQ\)"):
-        checkpoint_source.open_folder(path)
+    with pytest.raises(UserError, match=r"is quantized \(AWQ\)"):
+        checkpoint_source.open_checkpoint(path)
 
 
 def test_settings_left_beside_floats_change_nothing(stories: Path, tmp_path: Path) -> None:
     path = shutil.copytree(stories, tmp_path / "floats")
     (path / "quant_config.json").write_text('{"zero_point": true}')
-    before = checkpoint_source.open_folder(path)
+    before = checkpoint_source.open_checkpoint(path)
     tiny_checkpoint.edit(
         path / "config.json", quantization_config={"quant_method": "gptq", "bits": 4}
     )
-    after = checkpoint_source.open_folder(path)
+    after = checkpoint_source.open_checkpoint(path)
     assert (after.entries, after.notes) == (before.entries, before.notes)

@@ -11,11 +11,11 @@ import gguf
 import numpy as np
 import pytest
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.quantized import mxfp4
 from quant.checkpoint.safetensors import LazyTensor
 from quant.convert import checkpoint_source
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.model_file import load_checks, read_header
 from quant.native import ggml
 from quant.quantize import plan as plan_module
@@ -59,7 +59,7 @@ def values(weight: Weight) -> np.ndarray:
 def test_blocks_hold_the_same_values_for_ggml() -> None:
     codes, scales = drawn(np.random.default_rng(0), 3, 4, 96)
     scales.reshape(-1)[:4] = 0, 1, 127, 252  # the smallest and largest powers of two
-    tensor = mxfp4.blocks("x", lazy("x_blocks", codes), lazy("x_scales", scales))
+    tensor = mxfp4.make_mxfp4_tensor("x", lazy("x_blocks", codes), lazy("x_scales", scales))
     assert (tensor.shape, tensor.dtype) == ((3, 4, 96), "MXFP4")
     packed, expected = tensor.read(0, 12), unpacked(codes, scales).reshape(12, 96)
     assert (ggml.decode(packed, "MXFP4", 96, label="x") == expected).all()
@@ -83,9 +83,9 @@ def test_the_spelled_out_values_are_those_of_transformers() -> None:
 def test_a_scale_that_is_no_number_or_overflows_is_refused_by_name(scale: int) -> None:
     codes, scales = drawn(np.random.default_rng(2), 1, 2, 64)
     scales[0, 1, 0] = scale
-    tensor = mxfp4.blocks("x", lazy("x_blocks", codes), lazy("layer.x_scales", scales))
+    tensor = mxfp4.make_mxfp4_tensor("x", lazy("x_blocks", codes), lazy("layer.x_scales", scales))
     assert tensor.read(0, 1).size
-    with pytest.raises(Refusal, match=r"layer\.x_scales contains NaN or infinite"):
+    with pytest.raises(UserError, match=r"layer\.x_scales contains NaN or infinite"):
         tensor.read(0, 2)
 
 
@@ -96,7 +96,7 @@ def test_what_is_no_pair_is_left_alone(shape: tuple[int, ...]) -> None:
         "x_scales": lazy("x_scales", np.zeros((1, 2, 2), np.uint8)),
         "y_blocks": lazy("y_blocks", np.zeros((1, 2, 2, 16), np.uint8)),
     }
-    assert mxfp4.restore(Config({}, "config.json"), strangers) == strangers
+    assert mxfp4.restore(CheckpointConfig({}, "config.json"), strangers) == strangers
 
 
 def test_codes_beside_a_tensor_of_the_same_name_are_left_alone() -> None:
@@ -105,7 +105,7 @@ def test_codes_beside_a_tensor_of_the_same_name_are_left_alone() -> None:
         "x_blocks": lazy("x_blocks", np.zeros((2, 2, 16), np.uint8)),
         "x_scales": lazy("x_scales", np.zeros((2, 2), np.uint8)),
     }
-    assert mxfp4.restore(Config({}, "config.json"), both) == both
+    assert mxfp4.restore(CheckpointConfig({}, "config.json"), both) == both
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def experts(source: Source) -> dict[str, Weight]:
 def test_experts_are_the_same_numbers_and_everything_else_the_same_bytes(
     folders: tuple[Path, Path],
 ) -> None:
-    floats, packed = map(checkpoint_source.open_folder, folders)
+    floats, packed = map(checkpoint_source.open_checkpoint, folders)
     assert {weight.type for weight in experts(packed).values()} == {"MXFP4"}
     assert [weight.name for weight in floats.weights] == [weight.name for weight in packed.weights]
     for one, other in zip(floats.weights, packed.weights, strict=True):
@@ -162,7 +162,7 @@ def test_experts_are_the_same_numbers_and_everything_else_the_same_bytes(
 def test_rows_are_the_same_in_pieces_and_at_once(folders: tuple[Path, Path]) -> None:
     rng = np.random.default_rng(5)
     for weight in [
-        weight for folder in folders for weight in checkpoint_source.open_folder(folder).weights
+        weight for folder in folders for weight in checkpoint_source.open_checkpoint(folder).weights
     ]:
         cuts = sorted({0, weight.rows, *rng.integers(0, weight.rows, 3).tolist()})
         pieces = [weight.read(first, last) for first, last in pairwise(cuts)]
@@ -175,8 +175,8 @@ def test_the_floats_logits_are_those_of_transformers_and_the_file_with_mxfp4_run
     found = []
     for folder in folders:
         out = tmp_path / f"{folder.name}.gguf"
-        write.run(plan_module.plan(checkpoint_source.open_folder(folder), "F32"), out)
-        load_checks.check(read_header.read(out))
+        write.write_model(plan_module.plan(checkpoint_source.open_checkpoint(folder), "F32"), out)
+        load_checks.check_loadable(read_header.read_header(out))
         found.append(families.ours(out))
     theirs = families.theirs(folders[0])
     assert families.nmse(found[0], theirs) < 1e-6
@@ -192,11 +192,11 @@ def test_experts_stay_mxfp4_whatever_the_file_type(
     folders: tuple[Path, Path], kind: str, pure: bool
 ) -> None:
     plan = plan_module.plan(
-        checkpoint_source.open_folder(folders[1]), kind, tensor_types.Wishes(pure=pure)
+        checkpoint_source.open_checkpoint(folders[1]), kind, tensor_types.TypeOverrides(pure=pure)
     )
     kept = [step for step in plan.steps if step.weight.type == "MXFP4"]
     assert len(kept) == 9 and {step.type for step in kept} == {"MXFP4"}
-    assert not plan.requantized
+    assert not plan.requantized_types
     assert [
         note for note in plan.notes if "9 tensors stay MXFP4" in note and "--tensor-type" in note
     ]
@@ -206,16 +206,16 @@ def test_experts_stay_mxfp4_whatever_the_file_type(
 def test_experts_are_rounded_again_where_the_user_asks(
     folders: tuple[Path, Path], kind: str, tmp_path: Path
 ) -> None:
-    source = checkpoint_source.open_folder(folders[1])
-    plan = plan_module.plan(source, kind, tensor_types.Wishes(("ffn_down_exps=q5_0",)))
+    source = checkpoint_source.open_checkpoint(folders[1])
+    plan = plan_module.plan(source, kind, tensor_types.TypeOverrides(("ffn_down_exps=q5_0",)))
     assert {step.type for step in plan.steps if "ffn_down_exps.weight" in step.weight.name} == {
         "Q5_0"
     }
     assert {step.type for step in plan.steps if "ffn_up_exps.weight" in step.weight.name} == {
         "MXFP4"
     }
-    assert plan.requantized == ("MXFP4",)
-    write.run(plan, tmp_path / "x.gguf")
+    assert plan.requantized_types == ("MXFP4",)
+    write.write_model(plan, tmp_path / "x.gguf")
     again = plan_module.plan(write.open_gguf(tmp_path / "x.gguf"), "Q4_0")
     assert {step.type for step in again.steps if "ffn_up_exps.weight" in step.weight.name} == {
         "MXFP4"
@@ -231,14 +231,14 @@ def test_lost_scales_and_a_family_without_mxfp4_are_refused_by_name(
     del held["model.layers.1.mlp.experts.down_proj_scales"]
     store.save_file(held, lame / "model.safetensors")
     with pytest.raises(
-        Refusal, match=r"down_proj_blocks is unknown.*blk\.1\.ffn_down_exps\.weight is missing"
+        UserError, match=r"down_proj_blocks is unknown.*blk\.1\.ffn_down_exps\.weight is missing"
     ):
-        checkpoint_source.open_folder(lame)
+        checkpoint_source.open_checkpoint(lame)
     tiny_checkpoint.edit(
         lame / "config.json", architectures=["LlamaForCausalLM"], num_local_experts=None
     )
-    with pytest.raises(Refusal, match=r"mlp\.experts\.down_proj_bias is unknown"):
-        checkpoint_source.open_folder(lame)
+    with pytest.raises(UserError, match=r"mlp\.experts\.down_proj_bias is unknown"):
+        checkpoint_source.open_checkpoint(lame)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def test_lost_scales_and_a_family_without_mxfp4_are_refused_by_name(
 def test_what_llama_cpp_would_not_follow_is_refused(
     folders: tuple[Path, Path], change: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(Refusal, match=re.escape(told)):
-        checkpoint_source.open_folder(
+    with pytest.raises(UserError, match=re.escape(told)):
+        checkpoint_source.open_checkpoint(
             tiny_checkpoint.copy(folders[0], tmp_path / "model", **change)
         )
 
@@ -281,6 +281,6 @@ def test_a_yarn_range_that_is_not_rounded_is_told(
             folders[0], tmp_path / str(truncate), rope_parameters=yarn | {"truncate": truncate}
         )
         assert (
-            any("yarn ramp" in note for note in checkpoint_source.open_folder(changed).notes)
+            any("yarn ramp" in note for note in checkpoint_source.open_checkpoint(changed).notes)
             is not truncate
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quant.checkpoint import safetensors
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.quantized import INPUTS
 
 # Settings without which a format is refused.
@@ -17,9 +17,9 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", sorted(INPUTS))
 def test_tensors_of_floats_stay(name: str, stories: Path) -> None:
-    found = safetensors.load(stories)
+    found = safetensors.load_tensors(stories)
     known = INPUTS[name]
     assert known.name == name
     assert known.title
-    settings = Config({"quant_method": name, **SETTINGS.get(name, {})}, "config.json")
+    settings = CheckpointConfig({"quant_method": name, **SETTINGS.get(name, {})}, "config.json")
     assert known.restore(settings, found) == found

@@ -8,19 +8,19 @@ from typing import Any
 import gguf
 import pytest
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import ARCHS, blocks
 from quant.convert.archs.base import Arch
-from quant.errors import Refusal
-from quant.gguf.layout import entry
+from quant.errors import UserError
+from quant.gguf.layout import encode_entry
 from tests.quant import families
 
 
-def config(case: families.Case, **changes: Any) -> tuple[Arch, Config]:
+def config(case: families.Case, **changes: Any) -> tuple[Arch, CheckpointConfig]:
     """A case's architecture, and its config as convert reads it."""
     arch = ARCHS[case.hf]
     values = families.settings(case)
-    return arch, Config(
+    return arch, CheckpointConfig(
         {**arch.defaults, **values, **values.get("text_config", {}), **changes}, "config.json"
     )
 
@@ -42,14 +42,14 @@ def test_an_architecture_names_what_the_gguf_package_knows(case: families.Case) 
     known = {
         gguf.TENSOR_NAMES[tensor].format(bid=layer) + ending
         for tensor in gguf.MODEL_TENSORS[kind]
-        for layer in range(blocks.layers(values))
+        for layer in range(blocks.layer_count(values))
         for ending in (".weight", ".bias")
     }
-    assert set(arch.expected(values)) <= known
-    assert set(arch.optional(values)) <= known
+    assert set(arch.required_shapes(values)) <= known
+    assert set(arch.optional_shapes(values)) <= known
     # not of its kind alone: llama.cpp loads a granite's rope_freqs.weight, which the package gives
     # to llama
-    assert set(arch.extra(values)) <= known | {
+    assert set(arch.extra_tensors(values)) <= known | {
         f"{name}.weight" for name in gguf.TENSOR_NAMES.values()
     }
 
@@ -60,7 +60,7 @@ def test_an_architecture_s_keys_are_there_once_and_can_be_written(case: families
     assert all(isinstance(note, str) for note in arch.check(values))
     keys = arch.keys(values)
     assert len({key.name for key in keys}) == len(keys)
-    assert all(entry(key.kind, key.value) for key in keys)
+    assert all(encode_entry(key.kind, key.value) for key in keys)
 
 
 LLAMA = next(case for case in families.cases() if case.hf == "LlamaForCausalLM")
@@ -70,7 +70,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 @pytest.mark.parametrize("rope", [{"beta_fast": 16}, {"beta_slow": 2.0}, {"truncate": False}])
 def test_a_yarn_that_llama_cpp_bends_otherwise_is_refused(rope: dict[str, Any]) -> None:
     arch, values = config(LLAMA, rope_scaling=YARN | rope)
-    with pytest.raises(Refusal, match="beta_fast"):
+    with pytest.raises(UserError, match="beta_fast"):
         arch.check(values)
 
 
@@ -78,7 +78,9 @@ def test_yarn_keys_leave_out_what_llama_cpp_multiplies_by_itself() -> None:
     plain, louder = (
         {
             key.name: key.value
-            for key in blocks.scaling(Config({"rope_theta": 1e4} | YARN | more, "config.json"))
+            for key in blocks.rope_scaling_keys(
+                CheckpointConfig({"rope_theta": 1e4} | YARN | more, "config.json")
+            )
         }
         for more in ({}, {"attention_factor": 2.0})
     )
@@ -97,7 +99,7 @@ def test_yarn_keys_leave_out_what_llama_cpp_multiplies_by_itself() -> None:
 )
 def test_settings_that_no_family_follows_are_refused(changes: dict[str, Any], problem: str) -> None:
     arch, values = config(LLAMA, **changes)
-    with pytest.raises(Refusal, match=problem):
+    with pytest.raises(UserError, match=problem):
         arch.check(values)
 
 
@@ -110,7 +112,7 @@ def test_what_a_silent_config_means_is_what_it_means_to_transformers(name: str) 
         "torch", reason="torch is not installed: transformers shows no model's config"
     )
     config = getattr(transformers, name).config_class().get_text_config()
-    rope = blocks.rope(Config(config.to_dict(), "")).values
+    rope = blocks.rope_settings(CheckpointConfig(config.to_dict(), "")).values
     theirs = {
         key: getattr(type(config), key, getattr(config, key, rope.get(key)))
         for key in ARCHS[name].defaults
@@ -176,8 +178,8 @@ def test_a_setting_that_the_graph_does_not_follow_is_refused(
     name: str, changes: dict[str, Any], told: str
 ) -> None:
     arch, values = config(next(case for case in families.cases() if case.hf == name), **changes)
-    with pytest.raises(Refusal, match=told):
-        _ = arch.check(values), arch.keys(values), arch.extra(values)
+    with pytest.raises(UserError, match=told):
+        _ = arch.check(values), arch.keys(values), arch.extra_tensors(values)
 
 
 def test_su_is_an_older_name_of_longrope() -> None:
@@ -188,7 +190,8 @@ def test_su_is_an_older_name_of_longrope() -> None:
     ]
     assert all(arch.keys(values) == kinds[0][0].keys(kinds[0][1]) for arch, values in kinds)
     assert all(
-        arch.extra(values).keys() == {"rope_factors_long.weight", "rope_factors_short.weight"}
+        arch.extra_tensors(values).keys()
+        == {"rope_factors_long.weight", "rope_factors_short.weight"}
         for arch, values in kinds
     )
 
@@ -227,8 +230,8 @@ def test_a_setting_of_any_kind_is_followed_or_refused(hf: str) -> None:
     )
     for key in {*values.values, *more}:
         for value in WEIRD:
-            changed = Config({**values.values, key: value}, "config.json")
-            with contextlib.suppress(Refusal):
+            changed = CheckpointConfig({**values.values, key: value}, "config.json")
+            with contextlib.suppress(UserError):
                 arch.check(changed)
-                assert all(entry(key.kind, key.value) for key in arch.keys(changed))
-                assert arch.expected(changed).keys().isdisjoint(arch.extra(changed))
+                assert all(encode_entry(key.kind, key.value) for key in arch.keys(changed))
+                assert arch.required_shapes(changed).keys().isdisjoint(arch.extra_tensors(changed))

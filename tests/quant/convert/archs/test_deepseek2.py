@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert import checkpoint_source
 from quant.convert.archs import ARCHS
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.native import ggml
 from tests.quant import families, tiny_checkpoint
 from tests.quant.families.deepseek2 import SIZES, V2, V3, v3
@@ -83,9 +83,9 @@ LARGE = LITE | {
 }
 
 
-def config(hf: str, values: dict[str, Any]) -> Config:
+def config(hf: str, values: dict[str, Any]) -> CheckpointConfig:
     """A config as convert hands it on."""
-    return Config({**ARCHS[hf].defaults, **values}, "config.json")
+    return CheckpointConfig({**ARCHS[hf].defaults, **values}, "config.json")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_released_models_get_the_keys_that_llama_cpp_s_converter_gives(
     assert bool(notes) is ("num_nextn_predict_layers" in values)
     found = {key.name: key.value for key in arch.keys(config(hf, values))}
     assert wanted.items() <= found.items()
-    shapes = arch.expected(config(hf, values))
+    shapes = arch.required_shapes(config(hf, values))
     assert shapes["blk.0.ffn_gate.weight"] == (values["intermediate_size"], values["hidden_size"])
     assert ("blk.60.exp_probs_b.bias" in shapes) is (hf == V3)
 
@@ -185,7 +185,7 @@ def test_what_llama_cpp_would_not_follow_is_refused(
     if hf == V2:
         plain |= {"n_group": 1, "topk_group": 1}
     assert arch.check(config(hf, plain)) == []
-    with pytest.raises(Refusal, match=re.escape(told)):
+    with pytest.raises(UserError, match=re.escape(told)):
         arch.check(config(hf, plain | change))
 
 
@@ -220,12 +220,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_layers_that_guess_further_tokens_are_left_out_and_told(
     folder: Path, tmp_path: Path
 ) -> None:
-    source = checkpoint_source.open_folder(folder)
+    source = checkpoint_source.open_checkpoint(folder)
     assert not [weight.name for weight in source.weights if weight.name.startswith("blk.3.")]
     assert any("layers from 3 on" in note for note in source.notes)
     silent = tiny_checkpoint.copy(folder, tmp_path / "silent", num_nextn_predict_layers=0)
-    with pytest.raises(Refusal, match=r"model\.layers\.3\..*is unknown"):
-        checkpoint_source.open_folder(silent)
+    with pytest.raises(UserError, match=r"model\.layers\.3\..*is unknown"):
+        checkpoint_source.open_checkpoint(silent)
 
 
 def test_keys_and_values_are_split_head_by_head(folder: Path) -> None:
@@ -233,7 +233,7 @@ def test_keys_and_values_are_split_head_by_head(folder: Path) -> None:
         "model.layers.0.self_attn.kv_b_proj.weight"
     ]
     heads = stored.reshape(8, 48 + 40, 64)
-    weights = {weight.name: weight for weight in checkpoint_source.open_folder(folder).weights}
+    weights = {weight.name: weight for weight in checkpoint_source.open_checkpoint(folder).weights}
     for name, part in (("attn_k_b", heads[:, :48].swapaxes(1, 2)), ("attn_v_b", heads[:, 48:])):
         weight = weights[f"blk.0.{name}.weight"]
         assert weight.shape == tuple(reversed(part.shape))
@@ -246,8 +246,8 @@ def test_keys_and_values_are_split_head_by_head(folder: Path) -> None:
 
 
 def test_keys_and_values_of_another_shape_are_told_with_it(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=r"kv_b_proj\.weight \[704, 64\] is unknown"):
-        checkpoint_source.open_folder(
+    with pytest.raises(UserError, match=r"kv_b_proj\.weight \[704, 64\] is unknown"):
+        checkpoint_source.open_checkpoint(
             tiny_checkpoint.copy(folder, tmp_path / "model", v_head_dim=32)
         )
 
@@ -277,8 +277,8 @@ def test_the_eight_bit_floats_of_the_released_v3_give_the_values_they_stand_for(
     eight = tiny_checkpoint.copy(folder, tmp_path / "eight", quantization_config=method)
     store.save_file(packed, eight / "model.safetensors")
     for one, other in zip(
-        checkpoint_source.open_folder(floats).weights,
-        checkpoint_source.open_folder(eight).weights,
+        checkpoint_source.open_checkpoint(floats).weights,
+        checkpoint_source.open_checkpoint(eight).weights,
         strict=True,
     ):
         assert (one.name, one.shape) == (other.name, other.shape)

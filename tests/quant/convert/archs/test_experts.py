@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 from quant.checkpoint import tensor_views
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.checkpoint.safetensors import Tensors
 from quant.convert import checkpoint_source
 from quant.convert.archs import experts
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.model_file import read_header
 from quant.quantize import plan, write
 from tests.quant import tiny_checkpoint
 from tests.quant.checkpoint.test_tensor_views import half, lazy, values
 from tests.quant.families import STORIES
 
-CONFIG = Config({"num_experts": 3, "num_experts_per_tok": 2, "hidden_size": 8}, "config.json")
+CONFIG = CheckpointConfig(
+    {"num_experts": 3, "num_experts_per_tok": 2, "hidden_size": 8}, "config.json"
+)
 PREFIX = "model.layers.1.mlp.experts"
 RANDOM = np.random.default_rng(7)
 
@@ -39,7 +41,7 @@ def apart(count: int = 3) -> Tensors:
 
 def test_experts_apart_are_stacked_in_order_however_they_come() -> None:
     tensors = apart()
-    made = experts.gather(CONFIG, dict(reversed(tensors.items())))
+    made = experts.stack_experts(CONFIG, dict(reversed(tensors.items())))
     assert set(made) == {f"{PREFIX}.{kind}_proj.weight" for kind in ("gate", "up", "down")}
     for kind in ("gate", "up", "down"):
         stack = values(made[f"{PREFIX}.{kind}_proj.weight"])
@@ -59,7 +61,7 @@ def test_fused_experts_give_gate_first_and_up_second(ending: str) -> None:
         f"{PREFIX}.{kind}{ending}": lazy(data)
         for kind, data in (("gate_up_proj", both), ("down_proj", down))
     }
-    made = experts.gather(CONFIG, tensors)
+    made = experts.stack_experts(CONFIG, tensors)
     gate, up = (np.empty((3, 6, 8), np.float32) for _ in range(2))
     for i in range(3):
         for row in range(6):
@@ -74,15 +76,15 @@ def test_experts_of_different_floats_become_f32() -> None:
     tensors = apart()
     name = f"{PREFIX}.1.up_proj.weight"
     tensors[name] = half(values(tensors[name]), name)
-    stack = experts.gather(CONFIG, tensors)[f"{PREFIX}.up_proj.weight"]
+    stack = experts.stack_experts(CONFIG, tensors)[f"{PREFIX}.up_proj.weight"]
     assert stack.dtype == "F32"
-    np.testing.assert_array_equal(values(stack)[1], tensor_views.floats(tensors[name]))
+    np.testing.assert_array_equal(values(stack)[1], tensor_views.read_floats(tensors[name]))
 
 
 def test_a_missing_expert_is_named_by_what_is_left_of_its_stack() -> None:
     tensors = apart()
     del tensors[f"{PREFIX}.1.down_proj.weight"]
-    stack = experts.gather(CONFIG, tensors)[f"{PREFIX}.down_proj.weight"]
+    stack = experts.stack_experts(CONFIG, tensors)[f"{PREFIX}.down_proj.weight"]
     assert stack.shape == (2, 8, 6)
     assert stack.name.endswith("down_proj.weight without expert 1")
 
@@ -91,7 +93,7 @@ def test_strange_experts_stay_what_they_are() -> None:
     tensors = apart(4)  # one too many
     odd = f"{PREFIX}.2.gate_proj.weight"
     tensors[odd] = lazy(np.zeros((5, 8), np.float32), odd)
-    made = experts.gather(CONFIG, tensors)
+    made = experts.stack_experts(CONFIG, tensors)
     assert {name for name in made if name in tensors} == {
         odd,
         *(f"{PREFIX}.3.{kind}_proj.weight" for kind in ("gate", "up", "down")),
@@ -102,7 +104,7 @@ def test_strange_experts_stay_what_they_are() -> None:
 def test_experts_in_two_spellings_are_not_mixed() -> None:
     fused = f"{PREFIX}.gate_up_proj"
     tensors = apart() | {fused: lazy(np.zeros((3, 12, 8), np.float32), fused)}
-    made = experts.gather(CONFIG, tensors)
+    made = experts.stack_experts(CONFIG, tensors)
     kept = {name for name in made if name in tensors}
     assert kept == {f"{PREFIX}.{i}.{kind}_proj.weight" for i in range(3) for kind in ("gate", "up")}
 
@@ -110,7 +112,9 @@ def test_experts_in_two_spellings_are_not_mixed() -> None:
 @pytest.mark.parametrize("shape", [(3, 11, 8), (12, 8)])
 def test_a_fused_tensor_of_another_form_is_left_to_the_error(shape: tuple[int, ...]) -> None:
     fused = f"{PREFIX}.gate_up_proj"
-    assert set(experts.gather(CONFIG, {fused: lazy(np.zeros(shape, np.float32), fused)})) == {fused}
+    assert set(
+        experts.stack_experts(CONFIG, {fused: lazy(np.zeros(shape, np.float32), fused)})
+    ) == {fused}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,9 @@ def test_a_fused_tensor_of_another_form_is_left_to_the_error(shape: tuple[int, .
 def test_counts_that_cannot_be_are_problems(changes: dict[str, int], problem: str) -> None:
     told = [
         text
-        for wrong, text in experts.problems(Config({**CONFIG.values, **changes}, "config.json"))
+        for wrong, text in experts.expert_problems(
+            CheckpointConfig({**CONFIG.values, **changes}, "config.json")
+        )
         if wrong
     ]
     assert len(told) == 1
@@ -174,8 +180,8 @@ def test_every_missing_and_leftover_expert_is_in_one_error(
     tensors[f"{moe}.4.w2.weight"] = np.zeros((64, 32), np.float32)
     tensors[f"{moe}.0.w3.weight"] = np.zeros((32, 32), np.float32)
     tiny_checkpoint.save(folder / "model.safetensors", tensors)
-    with pytest.raises(Refusal, match="4 tensors do not fit") as caught:
-        checkpoint_source.open_folder(folder)
+    with pytest.raises(UserError, match="4 tensors do not fit") as caught:
+        checkpoint_source.open_checkpoint(folder)
     for told in (
         f"{moe}.w1.weight without expert 2 is [3, 32, 64], not [4, 32, 64]",
         f"{moe}.4.w2.weight is unknown",
@@ -193,9 +199,12 @@ def test_a_recipe_knows_that_there_are_experts(
         name: RANDOM.normal(size=data.shape).astype(np.float32) for name, data in tensors.items()
     }
     tiny_checkpoint.save(folder / "model.safetensors", tensors)
-    source = checkpoint_source.open_folder(folder)
+    source = checkpoint_source.open_checkpoint(folder)
     assert source.facts.experts == 4
-    write.run(plan.plan(source, "Q8_0"), tmp_path / "out.gguf", threads=1)
-    types = {tensor.name: tensor.type for tensor in read_header.read(tmp_path / "out.gguf").tensors}
+    write.write_model(plan.plan(source, "Q8_0"), tmp_path / "out.gguf", threads=1)
+    types = {
+        tensor.name: tensor.type
+        for tensor in read_header.read_header(tmp_path / "out.gguf").tensors
+    }
     assert types["blk.0.ffn_down_exps.weight"] == "Q8_0"
     assert types["blk.0.ffn_gate_inp.weight"] == "F32"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from llmcli.runtime.binding.model import open_model
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert import checkpoint_source
 from quant.convert.archs.gemma3 import GEMMA3
-from quant.gguf.layout import entry, layout
+from quant.gguf.layout import encode_entry, lay_out_file
 from quant.model_file import read_header
 from quant.quantize import plan, write
 from quant.tokenizer import vocabulary
@@ -51,14 +51,14 @@ def test_rows_without_a_token_are_cut_where_the_config_names_no_size(
 ) -> None:
     theirs = families.theirs(padded)[:, :512]
     tiny_checkpoint.edit(padded / "config.json", vocab_size=None)
-    source = checkpoint_source.open_folder(padded)
+    source = checkpoint_source.open_checkpoint(padded)
     assert "token '<image_soft_token>' is left out: the model has no row for it" in source.notes
-    write.run(plan.plan(source, "F32"), tmp_path / "out.gguf")
+    write.write_model(plan.plan(source, "F32"), tmp_path / "out.gguf")
     assert families.nmse(families.ours(tmp_path / "out.gguf"), theirs) < 1e-6
 
 
 def test_a_size_that_the_config_names_is_kept(padded: Path) -> None:
-    source = checkpoint_source.open_folder(padded)
+    source = checkpoint_source.open_checkpoint(padded)
     assert {weight.name: weight.shape for weight in source.weights}["token_embd.weight"] == (
         256,
         576,
@@ -72,14 +72,21 @@ def test_a_tokenizer_with_a_token_that_has_no_row_is_proven_without_it(
     folder = shutil.copytree(stories, tmp_path / "folder")
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     tiny_checkpoint.edit(folder / "tokenizer.json", added_tokens=[*added, IMAGE])
-    found = vocabulary.load(folder, Config({}, "config.json"), spare=True)
+    found = vocabulary.load_vocabulary(
+        folder, CheckpointConfig({}, "config.json"), size_from_tokenizer=True
+    )
     assert found.size == 512
     out = tmp_path / "v.gguf"
     out.write_bytes(
-        layout([("general.architecture", entry("string", "gemma3")), *found.entries], [], 32).header
+        lay_out_file(
+            [("general.architecture", encode_entry("string", "gemma3")), *found.entries], [], 32
+        ).header
     )
     with open_model(out, vocab_only=True) as model:
-        assert verify.prove(folder, read_header.read(out).metadata, model).notes == ()
+        assert (
+            verify.verify_vocabulary(folder, read_header.read_header(out).metadata, model).notes
+            == ()
+        )
 
 
 def test_a_checkpoint_beside_a_vision_part_says_what_is_left_out(tmp_path: Path) -> None:
@@ -87,7 +94,7 @@ def test_a_checkpoint_beside_a_vision_part_says_what_is_left_out(tmp_path: Path)
         "transformers", reason="transformers is not installed: there is no checkpoint"
     )
     [beside] = [case for case in families.cases() if case.hf == "Gemma3ForConditionalGeneration"]
-    source = checkpoint_source.open_folder(families.build(beside, tmp_path / "model"))
+    source = checkpoint_source.open_checkpoint(families.build(beside, tmp_path / "model"))
     assert any("only the language part is converted" in note for note in source.notes)
 
 
@@ -102,7 +109,7 @@ def test_a_config_that_names_sizes_only_is_read_as_upstream_reads_it() -> None:
         "sliding_window": 1024,
         "vocab_size": 262144,
     }
-    config = Config({**GEMMA3.defaults, **said}, "config.json")
+    config = CheckpointConfig({**GEMMA3.defaults, **said}, "config.json")
     assert GEMMA3.check(config) == []
     keys = {key.name: key.value for key in GEMMA3.keys(config)}
     assert keys == {
@@ -122,4 +129,4 @@ def test_a_config_that_names_sizes_only_is_read_as_upstream_reads_it() -> None:
         "rope.scaling.factor": 8.0,
         "attention.sliding_window": 1024,
     }
-    assert "output.weight" not in GEMMA3.expected(config)
+    assert "output.weight" not in GEMMA3.required_shapes(config)

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert.archs import ARCHS
-from quant.errors import Refusal
+from quant.errors import UserError
 from tests.quant import families
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 
 
-def config(hf: str, **changes: Any) -> Config:
+def config(hf: str, **changes: Any) -> CheckpointConfig:
     """A class's first case with changes."""
     case = next(case for case in families.cases() if case.hf == hf)
     values = {**ARCHS[hf].defaults, **families.settings(case), **changes}
-    return Config(values, "config.json")
+    return CheckpointConfig(values, "config.json")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def config(hf: str, **changes: Any) -> Config:
 def test_a_setting_that_is_not_followed_is_refused(
     hf: str, changes: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(Refusal, match=problem):
+    with pytest.raises(UserError, match=problem):
         ARCHS[hf].check(config(hf, **changes))
 
 
@@ -91,7 +91,7 @@ def test_a_setting_that_changes_nothing_is_no_hindrance(hf: str, changes: dict[s
 def test_several_problems_are_told_at_once() -> None:
     changes = {"mlp_only_layers": [0], "norm_topk_prob": True, "head_dim": 64, "hidden_act": "gelu"}
     with pytest.raises(
-        Refusal, match=r"gelu.*mlp_only_layers.*hidden_size / heads.*norm_topk_prob"
+        UserError, match=r"gelu.*mlp_only_layers.*hidden_size / heads.*norm_topk_prob"
     ):
         ARCHS["Qwen2MoeForCausalLM"].check(config("Qwen2MoeForCausalLM", **changes))
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from quant.checkpoint.config import Config
+from quant.checkpoint.config import CheckpointConfig
 from quant.convert import checkpoint_source
 from quant.convert.archs import ARCHS
-from quant.errors import Refusal
+from quant.errors import UserError
 from tests.quant import tiny_checkpoint
 from tests.quant.released import CONFIGS
 
@@ -40,13 +40,13 @@ NAMES = {
 }
 
 
-def opened(folder: Path, config: dict[str, Any]) -> tuple[Any, Config]:
+def opened(folder: Path, config: dict[str, Any]) -> tuple[Any, CheckpointConfig]:
     """The family and config of a folder that has only a config.json; 262144 words where it does not
     say.
     """
     (folder / "config.json").write_text(json.dumps(config))
-    arch, found = checkpoint_source.family(folder)
-    return arch, Config({"vocab_size": 262144, **found.values}, found.where)
+    arch, found = checkpoint_source.read_family(folder)
+    return arch, CheckpointConfig({"vocab_size": 262144, **found.values}, found.location)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -109,7 +109,7 @@ def test_a_text_part_that_names_its_own_class_or_none_does_not_hide_the_whole(
 def test_another_class_is_not_taken_for_its_text_part(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(Refusal, match="supported are"):
+    with pytest.raises(UserError, match="supported are"):
         opened(tmp_path, config)
 
 
@@ -125,7 +125,7 @@ def test_deepseek_v2_is_refused_for_its_groups(tmp_path: Path) -> None:
         "q_lora_rank": 1536,
     }
     arch, config = opened(tmp_path, CONFIGS["DeepSeek-V2-Lite"] | large)
-    with pytest.raises(Refusal, match="groups of experts by their best one"):
+    with pytest.raises(UserError, match="groups of experts by their best one"):
         arch.check(config)
 
 
@@ -149,6 +149,9 @@ def test_what_old_checkpoints_carry_beside_their_weights_is_left_out(
         f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32) for i in range(5)
     }
     tiny_checkpoint.save(folder / "model.safetensors", tensors | buffers)
-    found, plain = checkpoint_source.open_folder(folder), checkpoint_source.open_folder(stories)
+    found, plain = (
+        checkpoint_source.open_checkpoint(folder),
+        checkpoint_source.open_checkpoint(stories),
+    )
     assert [weight.name for weight in found.weights] == [weight.name for weight in plain.weights]
     assert "llmcli.convert.source_method" not in dict(found.entries)

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from llmcli.runtime.binding.model import open_model
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.model_file import read_header
 from quant.tokenizer import charsmap, sentencepiece_model
 from quant.tokenizer.verify import probe_strings, verify
@@ -60,11 +60,11 @@ def model_folder(
 def test_a_tokenizer_model_alone_is_proven(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "folder", pieces_of_mistral())
     found = prove(folder, 32000, tmp_path / "v.gguf")
-    assert found.texts > 1000
+    assert found.string_count > 1000
     assert found.notes == ()
     oracle = tokenizers.Tokenizer.from_file(str(MISTRAL))
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
-        for text in probe_strings.texts():
+        for text in probe_strings.probe_strings():
             assert (
                 model.tokenize(text, special=True)
                 == oracle.encode(text, add_special_tokens=False).ids
@@ -75,7 +75,7 @@ def test_the_stories_model_alone_is_proven(stories: Path, tmp_path: Path) -> Non
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer.json").unlink()
     found = prove(folder, 512, tmp_path / "v.gguf")
-    assert (found.texts > 900, found.notes) == (True, ())
+    assert (found.string_count > 900, found.notes) == (True, ())
 
 
 def test_a_file_of_another_tokenizer_model_is_caught(tmp_path: Path) -> None:
@@ -87,16 +87,16 @@ def test_a_file_of_another_tokenizer_model_is_caught(tmp_path: Path) -> None:
     prove(model_folder(tmp_path / "wrong", wrong), 32000, out)
     with open_model(out, vocab_only=True) as model:
         with pytest.raises(
-            Refusal, match=r"differently from .*right/tokenizer.model; the first 10:"
+            UserError, match=r"differently from .*right/tokenizer.model; the first 10:"
         ):
-            verify.prove(right, read_header.read(out).metadata, model)
+            verify.verify_vocabulary(right, read_header.read_header(out).metadata, model)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"remove_extra_whitespaces": True}, "remove_extra_whitespaces"),
-        ({"precompiled_charsmap": charsmap.build({"ﬁ": "fi"})}, "precompiled_charsmap"),
+        ({"precompiled_charsmap": charsmap.build_charsmap({"ﬁ": "fi"})}, "precompiled_charsmap"),
         ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix"),
         ({"escape_whitespaces": False}, "escape_whitespaces"),
         ({"kind": 3}, "splits text into words or characters"),
@@ -110,7 +110,7 @@ def test_what_a_tokenizer_model_asks_for_and_llama_cpp_cannot_do_is_refused_by_n
         *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)),
         ("▁a", -1.0, 1),
     ]
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(UserError, match=said):
         prove(model_folder(tmp_path / "folder", pieces, **settings), 258, tmp_path / "v.gguf")
 
 

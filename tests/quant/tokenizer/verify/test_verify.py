@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 
 from llmcli.runtime.binding.model import open_model
-from quant.errors import Refusal
+from quant.errors import UserError
 from quant.model_file import read_header
 from quant.tokenizer import pre_tokenizer
 from quant.tokenizer.verify import probe_strings
@@ -33,7 +33,7 @@ def tokenizer(name: str) -> Path:
 
 
 def test_the_battery_is_large_and_has_nothing_twice() -> None:
-    texts = probe_strings.texts()
+    texts = probe_strings.probe_strings()
     assert len(set(texts)) == len(texts) >= 500
     assert all(
         any(sample in text for text in texts)
@@ -51,7 +51,7 @@ def test_the_battery_is_large_and_has_nothing_twice() -> None:
 )
 def test_real_tokenizers_are_proven(name: str, size: int, notes: list[str], tmp_path: Path) -> None:
     found = prove(tokenizer(name), size, tmp_path / "v.gguf")
-    assert found.texts > 1000
+    assert found.string_count > 1000
     assert len(found.notes) == len(notes)
     assert all(part in note for part, note in zip(notes, found.notes, strict=True))
 
@@ -74,14 +74,14 @@ def test_a_file_that_puts_spaces_otherwise_is_caught(
         **values | {"normalizer": {"type": "Sequence", "normalizers": steps}},
     )
     prove(folder, 512, tmp_path / "v.gguf")
-    with pytest.raises(Refusal, match=r"test strings differently .*; the first 10:\n  'a'"):
+    with pytest.raises(UserError, match=r"test strings differently .*; the first 10:\n  'a'"):
         prove(folder, 512, tmp_path / "w.gguf", add_space_prefix=("bool", not prefix))
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe"])
 def test_a_wrong_pre_tokenizer_fails_and_shows_ten(pre: str, tmp_path: Path) -> None:
     with pytest.raises(
-        Refusal, match=r"would encode \d+ test strings differently .*; the first 10:"
+        UserError, match=r"would encode \d+ test strings differently .*; the first 10:"
     ) as caught:
         prove(tokenizer("smollm2"), 49152, tmp_path / "v.gguf", pre)
     assert str(caught.value).count("llama.cpp: ") == 10
@@ -89,7 +89,7 @@ def test_a_wrong_pre_tokenizer_fails_and_shows_ten(pre: str, tmp_path: Path) -> 
 
 
 def test_the_right_pre_tokenizer_by_another_name_is_proven(tmp_path: Path) -> None:
-    assert prove(tokenizer("smollm2"), 49152, tmp_path / "v.gguf", "starcoder").texts > 1000
+    assert prove(tokenizer("smollm2"), 49152, tmp_path / "v.gguf", "starcoder").string_count > 1000
 
 
 def test_a_finetune_with_one_more_token_is_known_all_the_same(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_llama_cpps_own_vocabularies_give_its_expected_ids_and_are_proven(
         pytest.skip(f"{name} is of a kind that is not converted")
     out, size = tmp_path / "v.gguf", vocabularies.rebuild(path, tmp_path / "folder")
     found = prove(tmp_path / "folder", size, out)
-    assert name in vocabularies.PIECES or found.texts > 1000
+    assert name in vocabularies.PIECES or found.string_count > 1000
     with open_model(out, vocab_only=True) as model:
         for text, ids in vocabularies.expected(path):
             assert model.tokenize(text, special=False) == ids, text
@@ -139,7 +139,8 @@ def learnt() -> dict[str, Any]:
     )
     # Without words that llama.cpp takes for special tokens.
     made.train_from_iterator(
-        [text for text in probe_strings.texts() if text not in probe_strings.LOOKALIKES] * 2,
+        [text for text in probe_strings.probe_strings() if text not in probe_strings.LOOKALIKES]
+        * 2,
         trainer,
     )
     return json.loads(made.to_str())["model"]
@@ -173,7 +174,7 @@ EXACT = {
 }
 CHAINS = [
     (steps, item)
-    for steps, items in pre_tokenizer.KNOWN.items()
+    for steps, items in pre_tokenizer.PRE_TOKENIZERS.items()
     for item in items
     if item.name in EXACT
 ]
@@ -206,7 +207,7 @@ def test_known_structures_split_as_llama_cpp_does_to_the_last_character(
             "kimi-k2 ignores case, and treats combining marks differently",
         ),
         (
-            (pre_tokenizer.THREES, pre_tokenizer.GPT4O),
+            (pre_tokenizer.DIGIT_TRIPLES, pre_tokenizer.GPT4O),
             False,
             "tiny_aya ignores case, and treats combining marks differently",
         ),
@@ -246,7 +247,7 @@ def test_whole_words_before_merges_are_compared_one_by_one_where_llama_cpp_has_n
     values = json.loads((tmp_path / "folder" / "tokenizer.json").read_text())
     values["model"]["vocab"]["zqzq"] = size
     tiny_checkpoint.edit(tmp_path / "folder" / "tokenizer.json", model=values["model"])
-    with pytest.raises(Refusal, match="'zqzq'"):
+    with pytest.raises(UserError, match="'zqzq'"):
         prove(tmp_path / "folder", size + 1, tmp_path / "v.gguf")
 
 
@@ -255,7 +256,7 @@ def test_a_model_without_a_bos_gets_none(bos: str | None, name: str, tmp_path: P
     size = trained(tmp_path / "folder", (pre_tokenizer.LLAMA3,), whole=True)
     tiny_checkpoint.edit(tmp_path / "folder" / "tokenizer_config.json", bos_token=bos)
     prove(tmp_path / "folder", size, tmp_path / "v.gguf")
-    assert read_header.read(tmp_path / "v.gguf").metadata["tokenizer.ggml.pre"] == name
+    assert read_header.read_header(tmp_path / "v.gguf").metadata["tokenizer.ggml.pre"] == name
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
         assert (model.bos is None) == (bos is None)
 
@@ -335,7 +336,7 @@ def test_a_tokenizer_that_fails_over_a_text_is_refused(tmp_path: Path) -> None:
     values["model"]["unk_token"] = "<none>"
     (tmp_path / "folder" / "tokenizer.json").write_text(json.dumps(values))
     with pytest.raises(
-        Refusal, match=r"the tokenizers library cannot read .*tokenizer.json: .*<none>"
+        UserError, match=r"the tokenizers library cannot read .*tokenizer.json: .*<none>"
     ):
         prove(tmp_path / "folder", 2, tmp_path / "v.gguf")
 
@@ -343,7 +344,7 @@ def test_a_tokenizer_that_fails_over_a_text_is_refused(tmp_path: Path) -> None:
 def test_a_tokenizer_that_makes_the_library_panic_is_refused(stories: Path, tmp_path: Path) -> None:
     rules = base64.b64encode(struct.pack("<II", 4, 1 << 20) + b"a\0").decode()
     step = {"type": "Precompiled", "precompiled_charsmap": rules}
-    with pytest.raises(Refusal, match=r"cannot read .*tokenizer.json: index out of bounds"):
+    with pytest.raises(UserError, match=r"cannot read .*tokenizer.json: index out of bounds"):
         prove(changed(stories, tmp_path / "folder", normalizer=step), 512, tmp_path / "v.gguf")
 
 
@@ -357,7 +358,7 @@ def test_an_expression_in_a_tokenizer_of_pieces_is_refused_by_name(
         "behavior": "Isolated",
         "invert": False,
     }
-    with pytest.raises(Refusal, match=r"by the expression '\(a\+\)\+\$'"):
+    with pytest.raises(UserError, match=r"by the expression '\(a\+\)\+\$'"):
         prove(changed(stories, tmp_path / "folder", pre_tokenizer=step), 512, tmp_path / "v.gguf")
 
 
@@ -372,6 +373,6 @@ def test_long_strings_are_shown_cut(tmp_path: Path) -> None:
     }
     values["model"]["merges"].reverse()
     (folder / "tokenizer.json").write_text(json.dumps(values))
-    with pytest.raises(Refusal, match="test strings differently") as caught:
+    with pytest.raises(UserError, match="test strings differently") as caught:
         prove(folder, 49152, tmp_path / "v.gguf", "gpt-2")
     assert max(map(len, str(caught.value).split("\n"))) < 600

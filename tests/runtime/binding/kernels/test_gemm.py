@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.batch import Rows
+from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
-from llmcli.runtime.reproducible import settled
+from llmcli.runtime.reproducible import with_required_options
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from quant.native import ggml
@@ -46,7 +46,7 @@ def bfloat16(values: F32) -> NDArray[np.float64]:
 @pytest.fixture
 def own() -> None:
     if (
-        gemm.product(TYPES["Q8_0"], ggml.encode(drawn(1, 32), "Q8_0", label=""), drawn(1, 32), 1)
+        gemm.multiply(TYPES["Q8_0"], ggml.encode(drawn(1, 32), "Q8_0", label=""), drawn(1, 32), 1)
         is None
     ):
         pytest.skip("this CPU has no bfloat16, or this build none of our C")
@@ -59,7 +59,7 @@ def test_products_are_those_of_decoded_weights_and_inputs_in_bfloat16(kind: str,
     for height in (1, 31, 77):
         blocks = ggml.encode(drawn(height, COLUMNS), kind, label="")
         inputs = drawn(rows, COLUMNS, seed=1)
-        found = gemm.product(TYPES[kind], blocks, inputs, 2)
+        found = gemm.multiply(TYPES[kind], blocks, inputs, 2)
         assert found is not None
         exact = bfloat16(inputs) @ bfloat16(ggml.decode(blocks, kind, COLUMNS, label="")).T
         assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
@@ -71,9 +71,9 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it_and_however_many_threads_
         ggml.encode(drawn(200, COLUMNS), "Q4_1", label=""),
         drawn(60, COLUMNS, seed=1),
     )
-    whole = gemm.product(TYPES["Q4_1"], blocks, inputs, 1)
+    whole = gemm.multiply(TYPES["Q4_1"], blocks, inputs, 1)
     assert whole is not None
-    few = gemm.product(
+    few = gemm.multiply(
         TYPES["Q4_1"], blocks, inputs[:FEWEST], 1
     )  # which are added up in another order
     assert few is not None
@@ -86,14 +86,14 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it_and_however_many_threads_
         (3, 7, 2),
         (1, 8, 2),
     ):
-        part = gemm.product(TYPES["Q4_1"], blocks, inputs[first:last], threads)
+        part = gemm.multiply(TYPES["Q4_1"], blocks, inputs[first:last], threads)
         assert part is not None
         assert np.array_equal(part, (few if last - first <= FEWEST else whole)[first:last])
 
 
 def test_other_types_are_ggmls() -> None:
     blocks = ggml.encode(drawn(8, 256), "Q6_K", label="")
-    assert gemm.product(14, blocks, drawn(40, 256), 1) is None
+    assert gemm.multiply(14, blocks, drawn(40, 256), 1) is None
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights(floats: Path) -> Path:
     """Quantized, so that products may be our own."""
     out = floats.with_name("q8_0.gguf")
-    write.run(plan.plan(write.open_gguf(floats), "Q8_0"), out, threads=1)
+    write.write_model(plan.plan(write.open_gguf(floats), "Q8_0"), out, threads=1)
     return out
 
 
@@ -113,7 +113,7 @@ def weights(floats: Path) -> Path:
 def decoded(floats: Path, weights: Path) -> Path:
     """The same weights as floats, which are multiplied as they are."""
     out = floats.with_name("again.gguf")
-    write.run(plan.plan(write.open_gguf(weights), "F32"), out, threads=1)
+    write.write_model(plan.plan(write.open_gguf(weights), "F32"), out, threads=1)
     return out
 
 
@@ -124,13 +124,13 @@ def logits(path: Path, own: int, passes: tuple[int, ...] = (PROMPT,)) -> F32:
         256, n_outputs=max(passes), n_threads=2, n_threads_batch=2, flash_attn="on"
     )
     with (
-        gemm.used(own),
+        gemm.enabled(own),
         open_model(path, gpu_layers=0) as model,
         open_context(model, options) as context,
     ):
         for count in passes:
             wants = [True] * count
-            rows = Rows(tokens[at : at + count], range(at, at + count), [0] * count, wants)
+            rows = BatchRows(tokens[at : at + count], range(at, at + count), [0] * count, wants)
             found += [row.logits.copy() for row in context.decode(rows)]
             at += count
     return np.stack(found)
@@ -154,14 +154,16 @@ def test_passes_of_fewer_rows_stay_ggmls_to_the_bit(weights: Path) -> None:
     ggmls = logits(weights, 0)
     assert np.array_equal(logits(weights, BEYOND), ggmls)
     assert not np.array_equal(logits(weights, PROMPT), ggmls)
-    assert np.array_equal(logits(weights, gemm.PROMPTS, (20, 9, 1)), logits(weights, 0, (20, 9, 1)))
+    assert np.array_equal(
+        logits(weights, gemm.MIN_PROMPT_ROWS, (20, 9, 1)), logits(weights, 0, (20, 9, 1))
+    )
 
 
 @pytest.mark.usefixtures("own")
 def test_the_newest_wish_counts_while_it_lasts(weights: Path) -> None:
     ggmls = logits(weights, 0)
-    with gemm.used(4):
-        with gemm.used(0):
+    with gemm.enabled(4):
+        with gemm.enabled(0):
             assert np.array_equal(logits(weights, 0), ggmls)
         ours = logits(weights, 4)
     assert not np.array_equal(ours, ggmls)
@@ -179,19 +181,23 @@ def test_who_asks_for_ggml_or_the_same_bits_gets_ggmls(weights: Path) -> None:
     }.items():
         with open_runner(weights, options, raw=True, gpu_layers=0) as runner:
             wants = [False] * (PROMPT - 1) + [True]
-            (row,) = runner.context.decode(Rows(prompt, range(PROMPT), [0] * PROMPT, wants))
+            (row,) = runner.context.decode(BatchRows(prompt, range(PROMPT), [0] * PROMPT, wants))
             found[name] = row.logits.copy()
     assert not np.array_equal(found["auto"], found["ggml"])
-    assert settled(RunOptions()).gemm == "ggml"
+    assert with_required_options(RunOptions()).gemm == "ggml"
 
 
 def test_guesses_that_are_looked_at_are_computed_as_single_tokens_are() -> None:
-    assert gemm.rows("auto", 4, guesses=False) == gemm.ANSWERS
-    assert gemm.rows("auto", 4, guesses=True) == gemm.rows("auto", 1, guesses=False) == gemm.PROMPTS
-    assert gemm.rows("ggml", 4, guesses=False) == 0
+    assert gemm.choose_min_rows("auto", 4, has_drafts=False) == gemm.MIN_ANSWER_ROWS
+    assert (
+        gemm.choose_min_rows("auto", 4, has_drafts=True)
+        == gemm.choose_min_rows("auto", 1, has_drafts=False)
+        == gemm.MIN_PROMPT_ROWS
+    )
+    assert gemm.choose_min_rows("ggml", 4, has_drafts=False) == 0
 
 
 def test_another_word_is_refused() -> None:
     with pytest.raises(UserError, match="mode 'fast'") as refused:
-        gemm.check("fast")
+        gemm.check_mode("fast")
     assert refused.value.hint == "--gemm takes auto or ggml"

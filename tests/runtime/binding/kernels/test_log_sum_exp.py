@@ -14,7 +14,7 @@ from llmcli.runtime.binding import sampler
 from llmcli.runtime.binding.kernels import log_sum_exp, row_scan
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 
 SOURCE = Path(log_sum_exp.__file__).with_name("row.c")
 
@@ -43,7 +43,7 @@ def builds(tmp_path_factory):
             str(out),
         ]
         subprocess.run(command, check=True)
-        made[name] = row_scan.declared(ctypes.CDLL(str(out)))
+        made[name] = row_scan.declare_functions(ctypes.CDLL(str(out)))
     return made
 
 
@@ -77,15 +77,15 @@ def test_every_way_equals_the_sum_in_double_and_sees_the_likeliest(size, way):
         (most + 500, 0),
         (-np.inf, 0),
     ):
-        both, strands = log_sum_exp.LogSumExp(), row_scan.Strands()
-        total = both.with_strands(logits, logits.ctypes.data, float(near), strands)
+        both, strands = log_sum_exp.LogSumExp(), row_scan.RowMaxima()
+        total = both.with_maxima(logits, logits.ctypes.data, float(near), strands)
         assert total == both(logits, logits.ctypes.data, float(near))
         assert total == pytest.approx(expected, rel=1e-6, abs=off or 1e-6)
-        if own := row_scan.own():
-            place, known = strands.take(size)
+        if own := row_scan.load_row_scan():
+            place, known = strands.consume(size)
             assert known == bool(np.isfinite(near))
-            assert not strands.take(size)[1]
-            assert own.likeliest(logits.ctypes.data, size, place, known) == logits.argmax()
+            assert not strands.consume(size)[1]
+            assert own.find_likeliest(logits.ctypes.data, size, place, known) == logits.argmax()
     assert np.array_equal(before, logits)
 
 
@@ -99,11 +99,11 @@ def test_a_row_with_nan_or_infinity_gives_none(way):
         for place in (0, 4096, 5000):
             logits = np.linspace(-3, 3, 5001, dtype=np.float32)
             logits[place] = odd
-            strands = row_scan.Strands()
+            strands = row_scan.RowMaxima()
             assert np.isnan(
-                log_sum_exp.LogSumExp().with_strands(logits, logits.ctypes.data, 3.0, strands)
+                log_sum_exp.LogSumExp().with_maxima(logits, logits.ctypes.data, 3.0, strands)
             )
-            assert row_scan.own() is None or np.isinf(odd) or not strands.take(5001)[1]
+            assert row_scan.load_row_scan() is None or np.isinf(odd) or not strands.consume(5001)[1]
 
 
 def test_our_exponential_is_within_two_units_in_the_last_place(own):
@@ -124,7 +124,7 @@ def test_our_exponential_is_within_two_units_in_the_last_place(own):
 
 @pytest.mark.parametrize("size", [16, 300, 4096, 4100, 30_001, 262_144])
 def test_our_likeliest_are_the_likeliest_and_all_that_reach_their_least(own, size):
-    table = np.zeros(4096, sampler.CANDIDATE)
+    table = np.zeros(4096, sampler.CANDIDATE_DTYPE)
     for seed, few in ((1, 40), (2, 1), (3, 256)):
         logits = np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
         logits[::7] = -np.inf
@@ -143,7 +143,10 @@ def test_our_likeliest_are_the_likeliest_and_all_that_reach_their_least(own, siz
 
 
 def test_our_likeliest_of_equal_and_of_impossible_tokens(own):
-    table, largest = np.zeros(4096, sampler.CANDIDATE), np.empty(own.strands(9000), np.float32)
+    table, largest = (
+        np.zeros(4096, sampler.CANDIDATE_DTYPE),
+        np.empty(own.strands(9000), np.float32),
+    )
 
     def row(logits):
         return logits.ctypes.data, len(logits), largest.ctypes.data, 0
@@ -168,7 +171,7 @@ def test_an_answer_and_its_log_probabilities_are_the_same_every_way(own, stories
             warm, greedy = ({"seed": 4, "temp": temp} for temp in (1.2, 0))
             for values in (warm, greedy):
                 for more in ({}, {"logprobs": True}, {"logprobs": True, "ignore_eos": True}):
-                    sampling = defaults().with_values(values)
+                    sampling = default_sampling().with_values(values)
                     reply = runner.reply(Request(runner.encode_text("Once"), sampling, 40, **more))
                     for _ in reply:
                         pass

@@ -11,7 +11,7 @@ import pytest
 
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.scoring.embedder import unit
+from llmcli.runtime.scoring.embedder import normalize
 from llmcli.serve.engine_thread import embedding_queue
 from tests.api.forms.test_openai_chat import HELLO, client
 from tests.fixtures.server import Served, serving
@@ -42,7 +42,7 @@ def test_texts_and_their_ids_become_the_same_vectors_in_order(tiny: Served) -> N
         of_ids = asked.embeddings.create(model="tiny", input=ids[1])
     vectors = [np.array(data.embedding) for data in found.data]
     assert [data.index for data in found.data] == [0, 1, 2]
-    assert all(len(vector) == embedder.size for vector in vectors)
+    assert all(len(vector) == embedder.vector_size for vector in vectors)
     np.testing.assert_allclose([np.linalg.norm(vector) for vector in vectors], 1, atol=1e-6)
     for other in (floats, by_ids):
         np.testing.assert_allclose([data.embedding for data in other.data], vectors, atol=1e-6)
@@ -67,7 +67,7 @@ def test_the_bytes_are_little_endian_float32_and_a_vector_can_be_cut(embeds: Ser
             .data[0]
             .embedding
         )
-    np.testing.assert_allclose(cut, unit(np.array(whole[:8])), atol=1e-6)
+    np.testing.assert_allclose(cut, normalize(np.array(whole[:8])), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from llmcli.api import embeddings
-from llmcli.api.errors import Problem
+from llmcli.api.errors import ApiError
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.serve.http.routes import embeddings, rerank
+from llmcli.serve.http.routes import rerank
 from tests.fixtures.server import Served, serving
 from tests.runtime import bert
 
@@ -57,35 +57,38 @@ def ranks(tmp_path: Path) -> Iterator[Served]:
 
 def test_too_many_tokens_are_told_before_all_documents_are_cut_into_them() -> None:
     class Long:
-        most, asked = 100_000, 0
+        max_tokens, asked = 100_000, 0
 
-        def least(self, *texts: str) -> int:
+        def min_tokens(self, *texts: str) -> int:
             return 1
 
-        def pair(self, query: str, text: str) -> list[int]:
+        def encode_pair(self, query: str, text: str) -> list[int]:
             self.asked += 1
-            return [1] * self.most
+            return [1] * self.max_tokens
 
     embedder: Any = Long()
     with pytest.raises(
-        Problem, match="first 4 documents have 400,000 tokens; the limit is 300,000"
+        ApiError, match="first 4 documents have 400,000 tokens; the limit is 300,000"
     ):
-        rerank.pairs(embedder, "a long query", ["a"] * 1000)
+        rerank.encode_pairs(embedder, "a long query", ["a"] * 1000)
     assert embedder.asked == 4
 
 
 def test_what_is_certainly_too_long_is_told_without_cutting_it_into_tokens(tiny: Served) -> None:
     embedder = tiny.bridge.runner.embedder()
     text = "Once upon a time there was a cat. " * 1000
-    assert embedder.most < embedder.least(text) < len(embedder.encode(text))
+    assert embedder.max_tokens < embedder.min_tokens(text) < len(embedder.encode(text))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("encode", "pair"):
             patch.setattr(embedder, name, lambda *_: pytest.fail("it is cut into tokens"))
         for cut, words in (
-            (lambda: embeddings.encoded([text], embedder), r"input\[0\] has"),
-            (lambda: rerank.pairs(embedder, "cats", [text]), "document 0 and the query have"),
+            (lambda: embeddings.encode_texts([text], embedder), r"input\[0\] has"),
+            (
+                lambda: rerank.encode_pairs(embedder, "cats", [text]),
+                "document 0 and the query have",
+            ),
         ):
-            with pytest.raises(Problem, match=rf"{words} \d+ tokens or more") as told:
+            with pytest.raises(ApiError, match=rf"{words} \d+ tokens or more") as told:
                 cut()
             assert told.value.code == "context_length_exceeded"
 
@@ -98,7 +101,7 @@ def test_scores_are_those_of_the_head_over_transformers_states(tmp_path: Path) -
     torch, model, weights = pytest.importorskip("torch"), bert.oracle(), head()
     for served in ranker(tmp_path / "rank.gguf", model):
         found = ask(served).json()
-        pair = served.bridge.runner.embedder().pair
+        pair = served.bridge.runner.embedder().encode_pair
         ids = [pair("the cat", text) for text in DOCUMENTS]
     assert ids[0] == [2, 7, 8, 3, 5, 6, 3]  # [CLS] the cat [SEP] hello world [SEP]
     scores = []
@@ -166,7 +169,7 @@ def test_vectors_are_pooled_as_is_asked_for(tmp_path: Path) -> None:
     for wanted in (None, "mean", "cls", "last"):
         with open_runner(made, OPTIONS, native_sampling=False, answers=False) as runner:
             runner.pooling = wanted
-            work = runner.embedder().work([runner.embedder().encode("the cat sat")])
+            work = runner.embedder().start_job([runner.embedder().encode("the cat sat")])
             while work.step():
                 pass
             found[wanted] = work.vectors[0]

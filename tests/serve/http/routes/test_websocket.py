@@ -152,7 +152,7 @@ def test_a_socket_that_closes_ends_what_it_asked_for(serve: Callable[..., Served
     ) as socket:  # what is left of the first is dropped before this one is answered, or has ended
         ask(socket, "c", stream=True)
         assert text(until_over(socket, "c")["c"]) == "x" * 400
-    assert served.bridge.open == 0
+    assert served.bridge.n_open == 0
 
 
 def test_what_is_under_way_is_told_before_the_server_ends(serve: Callable[..., Served]) -> None:
