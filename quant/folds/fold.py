@@ -150,25 +150,26 @@ def _scale(edit: TensorEdit, part: FoldedTensor, scale: "F32") -> None:
 
     wide = scale.astype(np.float64) ** part.power
     factors = np.where(part.channels >= 0, wide[part.channels], 1.0)
-    old = getattr(edit, part.axis)
-    setattr(edit, part.axis, (factors if old is None else old * factors).astype(np.float32))
+    field = {"rows": "row_factors", "columns": "column_factors"}[part.axis]
+    old = getattr(edit, field)
+    setattr(edit, field, (factors if old is None else old * factors).astype(np.float32))
 
 
 def _order(edit: TensorEdit, part: FoldedTensor, order: "Ints") -> None:
     import numpy as np
 
-    name = {"rows": "row_order", "columns": "column_order"}[part.axis]
+    field = {"rows": "row_order", "columns": "column_order"}[part.axis]
     moved = np.where(part.channels >= 0, order[part.channels] - part.channels, 0)
     positions = np.broadcast_to(np.arange(part.channels.shape[-1]), part.channels.shape)
-    old = getattr(edit, name)
+    old = getattr(edit, field)
     if old is not None:
         # gate and up share one tensor: their halves must not overlap
         assert old.shape == moved.shape and not ((old != positions) & (moved != 0)).any(), (
             part.name,
-            name,
+            field,
         )
         positions = old
-    setattr(edit, name, positions + moved)
+    setattr(edit, field, positions + moved)
 
 
 def digest_folds(folds: Sequence[Fold], before: str = "") -> str:

@@ -118,7 +118,7 @@ def sorted_by_answer(text: bytes) -> list[bytes]:
 def test_what_another_goes_on_with_is_the_rest(
     app: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PendingAnswers, "waiting", False)  # each event by itself
+    monkeypatch.setattr(PendingAnswers, "has_unread_events", False)  # each event by itself
     path, known = (
         name.split()[0] if name.startswith("/") else "/v1/chat/completions",
         new_position(),
@@ -141,7 +141,7 @@ def test_what_another_goes_on_with_is_the_rest(
 
 
 def test_a_call_keeps_its_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PendingAnswers, "waiting", False)
+    monkeypatch.setattr(PendingAnswers, "has_unread_events", False)
     body = {"input": "x", "stream": True, "tools": [{"type": "function", "name": "weather"}]}
     runner = fake_runner(CALLED, template=CHAT, n_ctx=1024, n_seq_max=4)
     with closing(EngineBridge(runner)) as bridge:

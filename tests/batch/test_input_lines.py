@@ -40,8 +40,8 @@ def test_blank_lines_count_as_numbers_only() -> None:
 
 
 def test_a_line_that_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_lines, "MOST", 8)
-    monkeypatch.setattr(input_lines, "PIECE", 3)
+    monkeypatch.setattr(input_lines, "MAX_LINE_BYTES", 8)
+    monkeypatch.setattr(input_lines, "READ_BYTES", 3)
     raw = b'"a"\n"' + b"x" * 20 + b'"\n"1234"\n'
     source = given(raw)
     assert [(line.number, line.raw, line.too_long) for line in source.lines()] == [

@@ -35,7 +35,7 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     from llmcli.catalog.hub import range_reader
 
     monkeypatch.setattr(range_reader.time, "sleep", lambda _: None)
-    monkeypatch.setattr(pipeline, "SLAB", 1 << 18)
+    monkeypatch.setattr(pipeline, "SLAB_VALUES", 1 << 18)
     with Hub() as server:
         server.add(REF, folder)
         monkeypatch.setenv("HF_ENDPOINT", server.url)

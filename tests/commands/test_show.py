@@ -71,7 +71,7 @@ def test_a_damaged_certificate_is_a_warning(
     llmcli: Llmcli, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(certificate.Certificate, "text", lambda self: "{")
+        patched.setattr(certificate.Certificate, "to_json", lambda self: "{")
         embed.embed_certificate(file, certified(file))
     done = llmcli("show", str(file))
     assert done.code == 0

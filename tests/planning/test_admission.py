@@ -143,7 +143,7 @@ def test_a_build_that_tells_nothing_is_left_to_try(model, monkeypatch):
     """As on macOS: no account of what is allocated. A cache larger than the memory is still
     refused.
     """
-    monkeypatch.setattr(Context, "allocated", lambda self: None)
+    monkeypatch.setattr(Context, "memory_breakdown", lambda self: None)
     wanted = wish(model)
     cache = upper_bound.cache(wanted.header, wanted.context)
     assert cache

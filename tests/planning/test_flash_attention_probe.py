@@ -115,7 +115,7 @@ def test_heads_that_llama_cpp_would_not_take_are_none(size: int, values: int) ->
         (2 * size,), (2 * values,), 0, (False,), (size,), (values,), 2 * values
     )
     assert Heads.of(fake_header(), form) is None
-    assert Heads.of(fake_header(), replace(form, k=(32,), k_heads=(16,), v_heads=(16,))) == Heads(
+    assert Heads.of(fake_header(), replace(form, k_values=(32,), k_heads=(16,), v_heads=(16,))) == Heads(
         2, 2, 16
     )
 

@@ -159,8 +159,8 @@ def test_a_type_that_the_heads_do_not_fill_has_no_largest_context(stories_gguf):
 
 
 def test_what_this_build_does_not_tell_is_unknown_and_never_a_guess(packed, monkeypatch):
-    monkeypatch.setattr(Context, "allocated", lambda self: None)
-    monkeypatch.setattr(dry_run.DryRun, "placed", lambda self: None)
+    monkeypatch.setattr(Context, "memory_breakdown", lambda self: None)
+    monkeypatch.setattr(dry_run.DryRun, "tensor_buffers", lambda self: None)
     header = read_header.read_header(packed)
     with memory_plan.planner(header, ContextOptions(512), 0) as planner:
         told = planner.receipt()

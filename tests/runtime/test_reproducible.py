@@ -248,7 +248,7 @@ def test_a_draft_model_changes_nothing_that_is_drawn(
         for cost in (0.0, 0.001):
             drafter.one = cost
             cheap = replace(
-                means.speculation, curve=Steady(CHEAP), most=means.speculation.exact_rows
+                means.speculation, pass_cost=Steady(CHEAP), max_rows=means.speculation.exact_rows
             )
             one.engine.resources = replace(means, speculation=cheap)
             for temp in (1.5, 0.2):
@@ -386,7 +386,7 @@ def test_a_model_is_refused_where_no_layout_passes_the_trial(
 ) -> None:
     tried: list[Context] = []
     never: Callable[[Context], bool] = lambda context: bool(tried.append(context))  # noqa: E731
-    monkeypatch.setattr(reproducible, "alike", never)
+    monkeypatch.setattr(reproducible, "is_batch_invariant", never)
     with pytest.raises(UserError, match="how many tokens are computed at once"), opened(weights):
         pass
     assert 1 <= len(tried) <= 2  # where some layout cannot do it is not even tried

@@ -45,7 +45,7 @@ class Schedule:
     min_prefill_rows: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("running", "rows", "chunk"):
+        for name in ("max_running", "max_rows", "max_chunk_rows"):
             limit = getattr(self, name)
             assert limit is None or limit > 0, (name, limit)
 

@@ -44,7 +44,7 @@ def test_a_sitting_adds_up() -> None:
     assert tally.best == pytest.approx(100.0)
     assert tally.ends == {"stop": 1, "cancelled": 1}
     assert (tally.guessed, tally.right) == (0, 0)
-    tally.add(replace(an_answer([]), drafted=8, accepted=5), 0)
+    tally.add(replace(an_answer([]), n_drafted=8, n_accepted=5), 0)
     assert (tally.guessed, tally.right) == (8, 5)
     tally.add(an_answer([1.0, 0.001]), 0)
     assert tally.best == pytest.approx(100.0)  # two tokens say nothing about speed

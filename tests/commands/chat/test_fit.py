@@ -84,7 +84,7 @@ def test_a_machine_that_tells_nothing_is_left_to_try(
 ) -> None:
     for name in ("available_memory", "resident_memory", "total_memory", "last_cache"):
         monkeypatch.setattr(host, name, lambda: None)
-    monkeypatch.setattr(Context, "allocated", lambda self: None)
+    monkeypatch.setattr(Context, "memory_breakdown", lambda self: None)
     done = llmcli("run", str(stories_gguf), "Once", *RUN, "-c", "512")
     assert (done.code, bool(done.out)) == (0, True), done.err
     told = llmcli("plan", str(stories_gguf), "-c", "512")

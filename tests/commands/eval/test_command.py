@@ -133,10 +133,10 @@ def test_what_was_killed_goes_on_and_ends_as_if_it_had_not(
         if count == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(RecordLog, "put", interrupted)
+    monkeypatch.setattr(RecordLog, "append", interrupted)
     again = ("eval", *map(str, words), "--text", str(text), "--ctx", "64", "-t", "1", "--fresh")
     assert llmcli(*again).code == 130
-    monkeypatch.setattr(RecordLog, "put", put)
+    monkeypatch.setattr(RecordLog, "append", put)
     assert told(*words)["resumed_chunks"] == 6
 
 
@@ -211,7 +211,7 @@ def test_one_after_the_other_gives_the_same(
     whole = told(*words)
     monkeypatch.setattr(evaluate, "both_fit", lambda model, base: False)
     with monkeypatch.context() as patch:
-        patch.setattr(models, "HELD", 3 * 4 * 512 * 31 * 2)  # three groups at a turn
+        patch.setattr(models, "MAX_BUFFERED_BYTES", 3 * 4 * 512 * 31 * 2)  # three groups at a turn
         assert told(*words, "--fresh") == whole
     opened, turns = models.open_scorers, 0
 
@@ -220,7 +220,7 @@ def test_one_after_the_other_gives_the_same(
         turns += 1
         return opened(*given)
 
-    monkeypatch.setattr(models, "opened", counted)
+    monkeypatch.setattr(models, "open_scorers", counted)
     monkeypatch.setattr(
         models.host, "available_memory", lambda: 2 * 4 * 512 * 31 * 2
     )  # half of it: one group
@@ -235,7 +235,7 @@ def test_blocks_and_batches_change_nothing_but_the_last_digits(
     assert told(stories_gguf, *EXACT, "-b", "48", "-ub", "16")["perplexity"][
         "value"
     ] == pytest.approx(whole, rel=1e-5)
-    monkeypatch.setattr(chunk_scorer, "BLOCK", 5 * 4 * 512)  # five rows of logits at once
+    monkeypatch.setattr(chunk_scorer, "LOGITS_BYTES", 5 * 4 * 512)  # five rows of logits at once
     assert told(stories_gguf, *EXACT, "--fresh")["perplexity"]["value"] == pytest.approx(
         whole, rel=1e-5
     )

@@ -33,7 +33,7 @@ NOTHING = CertifiedEstimate(0.0, 0.0)
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speed is measured in a moment."""
-    monkeypatch.setattr(verify, "TESTS", ((8, 0), (0, 4)))
+    monkeypatch.setattr(verify, "SPEED_TESTS", ((8, 0), (0, 4)))
 
 
 @pytest.fixture(scope="module")
@@ -198,10 +198,10 @@ def test_folds_and_sizes_are_settings_too(
 ) -> None:
     monkeypatch.setattr(
         texts,
-        "shipped",
+        "builtin_texts",
         lambda *_: [CalibrationText(BUILTIN_NAME, "The rain sang on the roofs of the town. " * 60)],
     )
-    monkeypatch.setattr(scratch_model, "N_CTX", 32)
+    monkeypatch.setattr(scratch_model, "CHUNK_TOKENS", 32)
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--json")
     done = pareto(*words, "--types", "Q4_0", "--fold", "none", "--fold", "awq")
     assert done.code == 0, done.err
@@ -269,7 +269,7 @@ def test_every_size_is_held_against_what_there_is_before_the_first_is_measured(
     def never(*_: object) -> None:
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr(scratch_model, "staged", never)
+    monkeypatch.setattr(scratch_model, "open_scratch_model", never)
     monkeypatch.setattr(ensure_statistics, "_statistics_file", never)
     done = pareto(stories_gguf, "--target-size", "330K,10K", "--methods", "gptq")
     assert (done.code, done.out) == (1, "")

@@ -76,7 +76,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the list of types: rehearsing all of it takes its time."""
     whole = quantized_sizes.file_types()
     names = ("F32", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ2_XXS", "MXFP4_MOE")
-    monkeypatch.setattr(quantized_sizes, "kinds", lambda: {name: whole[name] for name in names})
+    monkeypatch.setattr(quantized_sizes, "file_types", lambda: {name: whole[name] for name in names})
 
 
 def wrong(shape: Any, value: Any, where: str, unknown: bool = False) -> list[str]:
@@ -418,7 +418,7 @@ def test_a_gguf_on_the_hub_is_planned_from_its_header(
     """
     from tests.quant import tiny_gguf
 
-    monkeypatch.setattr(header_only, "FIRST", 2048)
+    monkeypatch.setattr(header_only, "FIRST_HEADER_BYTES", 2048)
     file = tiny_gguf.llama(tmp_path / "big-Q8_0.gguf", hidden=512, ff=1024, layers=6, vocab=800)
     hub.add("org/big", {"big-Q8_0.gguf": file.read_bytes()})
     there = llmcli("plan", "org/big:Q8_0", "--json")

@@ -106,7 +106,7 @@ def test_slabs_and_threads_do_not_change_the_bytes(models, tmp_path: Path, monke
     source, sums = models("experts"), collected(models("experts"))
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "imatrix.gguf", sums))
     for name, slab, threads in (("a", 1 << 24, 1), ("b", 700, 3)):
-        monkeypatch.setattr(pipeline, "SLAB", slab)
+        monkeypatch.setattr(pipeline, "SLAB_VALUES", slab)
         plan = plan_module.plan(quantize.open_gguf(source), "Q4_K_M", imatrix=weights)
         quantize.write_model(plan, tmp_path / name, threads=threads)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

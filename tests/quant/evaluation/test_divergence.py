@@ -93,7 +93,7 @@ def test_the_pieces_that_a_row_is_cut_into_change_nothing(
 ) -> None:
     (base, *_), (row, *_) = rows(0.5)
     whole = RowScorer(WORDS).compare(row, base, 5)
-    monkeypatch.setattr(divergence, "SPAN", span)
+    monkeypatch.setattr(divergence, "SPAN_VALUES", span)
     assert RowScorer(WORDS).compare(row, base, 5) == pytest.approx(whole, rel=1e-7, abs=1e-9)
 
 

@@ -88,7 +88,7 @@ def test_what_is_written_goes_to_the_disk_on_the_way_and_what_that_meets_is_told
     out, whole = tmp_path / "out.gguf", tmp_path / "whole.gguf"
     with monkeypatch.context() as patch:
         patch.setattr(resumable_writer, "ThreadPoolExecutor", AtOnce)
-        patch.setattr(resumable_writer, "FLUSHED", 1 << 12)
+        patch.setattr(resumable_writer, "FLUSH_BYTES", 1 << 12)
         patch.setattr(resumable_writer.os, "fsync", full)
         with pytest.raises(UserError, match="the disk is full"):
             write.write_model(plan(model), out, threads=1)

@@ -111,7 +111,7 @@ def test_a_layers_output_is_nearer_than_by_a_search_with_an_imatrix(
 def test_a_row_gets_the_same_bytes_wherever_it_stands(
     type: str, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(gptq, "PANEL", 64)
+    monkeypatch.setattr(gptq, "PANEL_ROWS", 64)
     known = evidence(correlated(256), tmp_path, rows=150)
     rows, solve = drawn(256, 150), METHODS["gptq"].make_encoder(FORMATS[type], known)
     whole = solve(rows, 0)
@@ -172,16 +172,16 @@ def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
     assert tensor_types.value_rows("blk.0.attn_q.weight", rows, facts) == 0
     assert tensor_types.value_rows("blk.0.attn_qkv.weight", rows + 1, facts) == 0
     known = replace(
-        evidence(correlated(256), tmp_path, rows), name="blk.0.attn_qkv.weight", values=values
+        evidence(correlated(256), tmp_path, rows), name="blk.0.attn_qkv.weight", value_rows=values
     )
     floats = drawn(256, rows)
-    found, plain = (made("gptq", "Q4_K", floats, one) for one in (known, replace(known, values=0)))
+    found, plain = (made("gptq", "Q4_K", floats, one) for one in (known, replace(known, value_rows=0)))
     searched = made("search", "Q4_K", floats, known)
     np.testing.assert_array_equal(found[:-values], plain[:-values])
     np.testing.assert_array_equal(found[-values:], searched[-values:])
     assert (plain[-values:] != searched[-values:]).any()
     assert METHODS["gptq"].can_encode(FORMATS["Q4_K"], known)
-    assert not METHODS["gptq"].can_encode(FORMATS["Q4_K"], replace(known, values=0))
+    assert not METHODS["gptq"].can_encode(FORMATS["Q4_K"], replace(known, value_rows=0))
     solve = METHODS["gptq"].make_encoder(FORMATS["Q4_K"], known)
     parts = [solve(floats[first:last], first) for first, last in pairwise((0, 20, 33, 40))]
     np.testing.assert_array_equal(np.concatenate(parts), found)

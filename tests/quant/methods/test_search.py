@@ -46,11 +46,11 @@ def test_c_finds_what_numpy_finds_and_more_with_more_effort(
 ) -> None:
     if ggml.native_search() is None:
         pytest.skip("this build of llama.cpp has no search of ours: it is for x86-64 and GCC")
-    grid = replace(SEARCH_SETTINGS[type], spread=spread)
+    grid = replace(SEARCH_SETTINGS[type], value_spread=spread)
     slow = lost(by_arrays(rows, importance, type, grid, array_backend()), type, rows, importance)
     same, more = (
         FORMATS[type].unpack(search._search_in_c(rows, importance, FORMATS[type], each))
-        for each in (replace(grid, long=grid.numpy_effort), grid)
+        for each in (replace(grid, native_effort=grid.numpy_effort), grid)
     )
     assert lost(same, type, rows, importance) == pytest.approx(slow, rel=3e-3)
     assert lost(more, type, rows, importance) < 1.003 * slow
@@ -77,7 +77,7 @@ def test_c_puts_into_blocks_what_the_format_puts_there(
     assert grid.max_minimum is None or (fields.m == m).all()
     assert grid.scale_range is None or (fields.scales == scales).all()
     assert grid.scale_range is None or grid.max_minimum is None or (fields.mins == mins).all()
-    monkeypatch.setattr(ggml, "packed", lambda found, name: None)
+    monkeypatch.setattr(ggml, "pack_blocks", lambda found, name: None)
     assert search.pack_search_result(found, format, grid).tobytes() == made.tobytes()
 
 

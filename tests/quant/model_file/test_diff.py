@@ -94,7 +94,7 @@ def test_tensors_of_one_side_and_of_another_shape_are_told(tmp_path: Path) -> No
 def test_large_tensors_are_compared_in_slabs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diff, "SLAB", 64)
+    monkeypatch.setattr(diff, "SLAB_VALUES", 64)
     rows = np.random.default_rng(0).normal(size=(9, 32)).astype(np.float32)
     other = rows.copy()
     other[8, 31] += 1

@@ -71,7 +71,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
     def put(ops: TorchBackend) -> TorchBackend:
         monkeypatch.setattr(array_backends, "device", lambda: ops.device.type)
-        monkeypatch.setattr(array_backends, "operations", lambda where=None: ops)
+        monkeypatch.setattr(array_backends, "array_backend", lambda where=None: ops)
         return ops
 
     return put

@@ -49,7 +49,7 @@ class Shelf:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "SLAB", 80)  # ten rows
+    monkeypatch.setattr(pipeline, "SLAB_VALUES", 80)  # ten rows
 
 
 def slabs(source: Source, begin: tuple[int, int] = (0, 0)) -> list[tuple[int, int, int]]:
@@ -77,12 +77,12 @@ def test_every_row_comes_once_in_its_place_wherever_writing_begins(begin: tuple[
 
 
 def test_no_more_is_begun_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AHEAD", 3 * 10 * 32)
+    monkeypatch.setattr(module, "READ_AHEAD_BYTES", 3 * 10 * 32)
     shelf = Shelf(400)
     reader = read_ahead(shelf.source)
     reader.weights[0].read(0, 10)
     assert len(shelf.asked) <= 4
-    monkeypatch.setattr(module, "AHEAD", 1 << 30)
+    monkeypatch.setattr(module, "READ_AHEAD_BYTES", 1 << 30)
     reader.weights[0].read(10, 20)
     assert len(shelf.asked) <= 2 + module.MAX_READS
 
@@ -107,7 +107,7 @@ def test_what_goes_wrong_ahead_is_raised_when_its_rows_are_wanted() -> None:
 def test_a_file_made_of_what_was_read_ahead_is_the_same(
     stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "SLAB", 4000)
+    monkeypatch.setattr(pipeline, "SLAB_VALUES", 4000)
     plain = checkpoint_source.open_checkpoint(stories)
     for name, source in (
         ("plain", plain),

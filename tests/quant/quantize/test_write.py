@@ -268,8 +268,8 @@ def test_slabs_and_threads_do_not_change_the_bytes(
 ) -> None:
     whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
     make(model, whole)
-    monkeypatch.setattr(pipeline, "SLAB", 3000)
-    monkeypatch.setattr(pipeline, "PIECE", 700)
+    monkeypatch.setattr(pipeline, "SLAB_VALUES", 3000)
+    monkeypatch.setattr(pipeline, "PIECE_VALUES", 700)
     write.write_model(plan_module.plan(write.open_gguf(model), "Q4_K_M"), out, threads=3)
     assert out.read_bytes() == whole.read_bytes()
 

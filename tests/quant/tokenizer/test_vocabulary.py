@@ -441,7 +441,7 @@ def test_a_piece_without_a_score_is_refused(score: float, tmp_path: Path) -> Non
 def test_more_pieces_than_any_model_has_are_refused_before_they_are_held(
     tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(sentencepiece_model, "MOST", 1000)
+    monkeypatch.setattr(sentencepiece_model, "MAX_PIECES", 1000)
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x00" * 1001)
     with pytest.raises(UserError, match="not a valid SentencePiece model"):
         sentencepiece_model.load_sentencepiece(tmp_path / "tokenizer.model")

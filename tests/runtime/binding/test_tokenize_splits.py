@@ -54,7 +54,7 @@ def test_parts_have_the_tokens_of_the_whole(
         with monkeypatch.context() as patched:
             size = rng.choice((1, 9, 40))
             patched.setattr(binding, "SLICE", size)
-            patched.setattr(tokenize_splits, "SLICE", size)
+            patched.setattr(tokenize_splits, "SLICE_BYTES", size)
             assert model.tokenize(text, special=special, add_special=True) == whole, text
             parts = list(model._seams.split_text(text.encode(), special))
         assert b"".join(parts) == text.encode()
@@ -95,7 +95,7 @@ def test_nothing_is_cut_where_another_token_may_begin_or_space_is_taken(
         (b"plain", 4),
     )
     monkeypatch.setattr(tokenize_splits, "lib", lambda: known)
-    monkeypatch.setattr(tokenize_splits, "SLICE", 1)
+    monkeypatch.setattr(tokenize_splits, "SLICE_BYTES", 1)
     found = tokenize_splits.TokenizeSplits(None, len(known.tokens))
     assert found.strips_spaces
     assert list(found.split_text(b"x<a><b>y<s> z<u>v<c>w", special=True)) == [

@@ -292,7 +292,7 @@ class Sociable(FakeContext):
 def test_the_measurement_leaves_the_context_empty_and_sees_whether_rows_are_equal(
     equal: int, seen: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.BUDGET", 1e9)
+    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.MEASURE_SECONDS", 1e9)
     context = Sociable(n_ctx=256)
     context.equal = equal
     curve = measure_pass_cost(context)
@@ -302,7 +302,7 @@ def test_the_measurement_leaves_the_context_empty_and_sees_whether_rows_are_equa
 
 
 def test_of_a_slow_model_no_more_is_measured_than_must_be(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.BUDGET", 0.0)
+    monkeypatch.setattr("llmcli.runtime.drafting.pass_cost.MEASURE_SECONDS", 0.0)
     context = Sociable(n_ctx=256)
     assert set(measure_pass_cost(context).ratios) == {1, 4}
     assert context.batches == [1, 1, 1, 1, 1, 4]

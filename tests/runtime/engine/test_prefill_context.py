@@ -34,7 +34,7 @@ def words(count: int, seed: int = 1) -> list[int]:
 
 @pytest.fixture
 def runner(stories_gguf: Path) -> Iterator[Runner]:
-    with open_runner(stories_gguf, replace(HOME, reading=512), slots=4) as made:
+    with open_runner(stories_gguf, replace(HOME, prefill_cells=512), slots=4) as made:
         made.engine.schedule = SERVED
         yield made
 
@@ -97,7 +97,7 @@ def first_logprobs(answer: Answer) -> dict[int, float]:
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
 def test_what_came_home_goes_on_as_if_computed_there(stories_gguf: Path, kind: str) -> None:
     text = words(100)
-    options = replace(HOME, reading=512, cache_type_k=kind, cache_type_v=kind)
+    options = replace(HOME, prefill_cells=512, cache_type_k=kind, cache_type_v=kind)
     with open_runner(stories_gguf, options, slots=4) as runner:
         home, away = runner.context, reader(runner).context
         fill(home, 0, text)
@@ -187,7 +187,7 @@ def test_what_lies_scattered_is_read_with_the_whole_pool(
 
 
 def test_without_room_at_home_a_sequence_keeps_what_it_held(stories_gguf: Path) -> None:
-    with open_runner(stories_gguf, replace(HOME, ctx_size=256, reading=256), slots=2) as runner:
+    with open_runner(stories_gguf, replace(HOME, ctx_size=256, prefill_cells=256), slots=2) as runner:
         home, away = runner.context, reader(runner).context
         fill(home, 0, words(200, 2))
         fill(home, 1, words(20))
@@ -252,7 +252,7 @@ def test_what_a_slot_held_before_takes_no_room_from_the_others_of_a_pass(
     stories_gguf: Path,
 ) -> None:
     """One goes on behind what is cached at home, in the slot that was read last another one begins."""
-    with open_runner(stories_gguf, replace(HOME, reading=512), slots=3) as runner:
+    with open_runner(stories_gguf, replace(HOME, prefill_cells=512), slots=3) as runner:
         runner.engine.schedule = SERVED
         text = words(150)
         answered(runner, request(text))

@@ -247,7 +247,7 @@ def drawn(chain, row: np.ndarray) -> int:
     ids=str,
 )
 def test_the_likeliest_candidates_draw_what_all_of_them_draw(settings, rows, monkeypatch):
-    monkeypatch.setattr(door, "many", lambda: 0)
+    monkeypatch.setattr(door, "min_shortlist_vocabulary", lambda: 0)
     sampling, size = default_sampling().with_values(settings), len(rows(0))
     few, whole = (make_chain(sampling, 9, NativeChains(size), words(size)) for _ in range(2))
     for seed in range(10 if rows in (large, uneven) else 40):
@@ -258,7 +258,7 @@ def test_the_likeliest_candidates_draw_what_all_of_them_draw(settings, rows, mon
 
 
 def test_a_row_that_forbids_nearly_all_is_left_to_llama_cpp(monkeypatch):
-    monkeypatch.setattr(door, "many", lambda: 0)
+    monkeypatch.setattr(door, "min_shortlist_vocabulary", lambda: 0)
     chain = make_chain(default_sampling(), 9, NativeChains(300), words(300))
     assert [chain.shortlist(row) for row in (alone(1), np.full(300, np.nan, np.float32))] == [
         None,
@@ -272,7 +272,7 @@ def test_a_chain_of_few_answers_as_one_of_all(stories_gguf, monkeypatch):
     """Through the real context, whatever the size of the vocabulary."""
     found = []
     for many in (0, 1000):
-        monkeypatch.setattr(door, "many", lambda many=many: many)
+        monkeypatch.setattr(door, "min_shortlist_vocabulary", lambda many=many: many)
         with open_runner(stories_gguf, RunOptions(ctx_size=256, threads=1)) as runner:
             request = Request(
                 runner.encode_text("Once"),

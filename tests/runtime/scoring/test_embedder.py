@@ -31,7 +31,7 @@ OPTIONS = RunOptions(
 
 @contextmanager
 def opened(path: Path, options: RunOptions = OPTIONS) -> Iterator[Runner]:
-    with open_runner(path, options, native_sampling=False, answers=False) as runner:
+    with open_runner(path, options, native_sampling=False, needs_text=False) as runner:
         yield runner
 
 
@@ -99,7 +99,7 @@ def hidden(stories: Path) -> Callable[[list[int]], np.ndarray]:
 def test_a_model_that_generates_gives_what_transformers_gives(
     stories_gguf, hidden, monkeypatch, rows
 ):
-    monkeypatch.setattr(subject, "ROWS", rows)
+    monkeypatch.setattr(subject, "PASS_TOKENS", rows)
     with opened(stories_gguf) as runner:
         embedder = runner.embedder()
         assert embedder.is_causal and embedder.pooling == "last"  # the file names none
@@ -118,7 +118,7 @@ def test_a_model_that_generates_gives_what_transformers_gives(
 def test_recurrent_state_and_windows_are_read_in_pieces_too(tmp_path, monkeypatch, make):
     found = []
     for rows in (64, 16):
-        monkeypatch.setattr(subject, "ROWS", rows)
+        monkeypatch.setattr(subject, "PASS_TOKENS", rows)
         with opened(make(tmp_path / "model.gguf")) as runner:
             found.append(
                 vectors(runner.embedder(), [list(range(3, 63)), [5], list(range(3, 63, 2))])[0]
@@ -186,7 +186,7 @@ def test_what_writes_by_diffusion_is_told_as_that(tmp_path):
     for answers in (True, False):
         with (
             pytest.raises(UserError, match="writes by diffusion"),
-            open_runner(path, OPTIONS, answers=answers),
+            open_runner(path, OPTIONS, needs_text=answers),
         ):
             pass
     options = ContextOptions(64, 64, 64)

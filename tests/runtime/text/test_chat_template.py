@@ -107,7 +107,7 @@ def test_a_template_may_use_what_hugging_face_offers():
 def test_a_hostile_or_broken_template_is_one_clear_error(source, says, monkeypatch):
     # What is refused for its size must not run into the clock first, however slow the machine.
     monkeypatch.setattr(
-        "llmcli.runtime.text.jinja_sandbox.SECONDS", 0.3 if says == "asks for too much" else 600
+        "llmcli.runtime.text.jinja_sandbox.MAX_SECONDS", 0.3 if says == "asks for too much" else 600
     )
     with pytest.raises(UserError, match="template") as caught:
         ChatTemplate(source).render(HELLO)

@@ -119,7 +119,7 @@ def test_the_bridge_tells_the_first_token_then_what_was_gathered(
         taken.append(len(told))
         take(self, told)
 
-    monkeypatch.setattr(PendingAnswers, "take", noted)
+    monkeypatch.setattr(PendingAnswers, "deliver", noted)
     request = Request(tuple(b"ask"), default_sampling().with_values({"temp": 0}))
 
     async def use(bridge: EngineBridge) -> str:

@@ -228,8 +228,8 @@ class Between:
 def test_a_request_stays_with_its_client_until_it_is_read(
     serve_grpc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "READING", 1)
-    monkeypatch.setattr(body_budget, "PATIENCE", 0)
+    monkeypatch.setattr(service, "MAX_READING_CALLS", 1)
+    monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 0)
     served, end = serve_grpc(), threading.Event()
     large, address = (
         KIND["TokenizeRequest"](text="x" * (1 << 20)),
@@ -250,7 +250,7 @@ def test_a_request_stays_with_its_client_until_it_is_read(
         )
         busy: Any = next(error for error in asked if error)  # its turn to be read has come
         assert busy.code() == grpc.StatusCode.UNAVAILABLE
-        monkeypatch.setattr(body_budget, "PATIENCE", 60)
+        monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 60)
         with grpc.insecure_channel(f"127.0.0.1:{between.port}") as channel:
             through = Stub(channel)
             waiting = through.Tokenize.future(large)

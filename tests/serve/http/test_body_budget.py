@@ -52,7 +52,7 @@ async def reading(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_large_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "AT_ONCE", 1)
+    monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
 
     async def scene() -> None:
         app = body_budget.BodyBudgetMiddleware(reading, body_budget.BodyBudget(MOST))
@@ -86,7 +86,7 @@ async def streaming(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_who_leaves_a_stream_needs_no_room_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "AT_ONCE", 1)
+    monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
 
     async def scene() -> None:
         app = body_budget.BodyBudgetMiddleware(streaming, body_budget.BodyBudget(MOST))
@@ -106,8 +106,8 @@ def test_who_leaves_a_stream_needs_no_room_for_that(monkeypatch: pytest.MonkeyPa
 def test_who_finds_no_room_is_told_to_come_back(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_budget, "AT_ONCE", 0)
-    monkeypatch.setattr(body_budget, "PATIENCE", 0)
+    monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 0)
+    monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 0)
     served = serve()
     status, headers, found = post(served, LARGE, "/v1/completions")
     assert (status, found["error"]["code"], headers["retry-after"]) == (
@@ -121,8 +121,8 @@ def test_who_finds_no_room_is_told_to_come_back(
 def test_bodies_give_their_room_back(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_budget, "AT_ONCE", 1)
-    monkeypatch.setattr(body_budget, "PATIENCE", 0)
+    monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
+    monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 0)
     served = serve(max_body=len(LARGE))
     for raw, status in (
         (LARGE, 200),
@@ -165,8 +165,8 @@ def test_every_protocol_takes_room_from_one_account(
     send: Callable[[Served, str], str],
 ) -> None:
     large = "y" * (body_budget.SMALL_BODY_BYTES + 1)
-    monkeypatch.setattr(body_budget, "AT_ONCE", 1)
-    monkeypatch.setattr(body_budget, "PATIENCE", 0)
+    monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
+    monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 0)
     served = serve(max_body=len(LARGE) + 1000, **({"grpc_port": 0} if send is over_grpc else {}))
     room = served.server.config.app.state.service.room
     assert [send(served, large) for _ in range(3)] == ["done"] * 3  # each gave its room back

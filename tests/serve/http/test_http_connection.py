@@ -36,7 +36,7 @@ def closed(link: socket.socket) -> bool:
 def test_who_sends_no_request_is_sent_away(
     serve: Callable[..., Served], begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "PATIENCE", 0.05)
+    monkeypatch.setattr(http_connection, "TIMEOUT_SECONDS", 0.05)
     served = serve()
     link = open_to(served)
     link.sendall(begun)
@@ -51,7 +51,7 @@ def test_the_head_of_a_second_request_has_its_time_too(
     link = open_to(served)
     link.sendall(GOOD)
     assert link.recv(65536).startswith(b"HTTP/1.1 200")
-    monkeypatch.setattr(http_connection, "PATIENCE", 0.05)
+    monkeypatch.setattr(http_connection, "TIMEOUT_SECONDS", 0.05)
     link.sendall(GOOD[:20])
     assert closed(link)
 
@@ -59,7 +59,7 @@ def test_the_head_of_a_second_request_has_its_time_too(
 def test_a_socket_and_a_long_answer_outlive_it(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "PATIENCE", 0.05)
+    monkeypatch.setattr(http_connection, "TIMEOUT_SECONDS", 0.05)
     served = serve()
     with opened(served) as talk:
         assert closed(open_to(served))  # so much time has passed

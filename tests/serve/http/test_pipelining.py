@@ -112,7 +112,7 @@ def test_who_sends_a_long_body_without_a_key_is_told_so(
         for _ in range(2):  # the connection is good for another
             link.sendall(long)
             assert refused(link)
-    monkeypatch.setattr(http_connection, "REST", 100_000)
+    monkeypatch.setattr(http_connection, "MAX_UNREAD_BODY_BYTES", 100_000)
     link = open_to(served)
     head, body = long.replace(b"1000000", b"1000000000")[:200], long[-500_000:]
     link.sendall(head)
@@ -130,7 +130,7 @@ def test_a_body_behind_its_answer_has_a_time(
     link = open_to(served)
     link.sendall(posted(b"x" * 1000)[:-900])
     assert refused(link)
-    monkeypatch.setattr(http_connection, "PATIENCE", 0.05)
+    monkeypatch.setattr(http_connection, "TIMEOUT_SECONDS", 0.05)
     link.sendall(b"x")
     assert closed(link)
 
@@ -138,7 +138,7 @@ def test_a_body_behind_its_answer_has_a_time(
 def test_who_reads_no_answers_is_cut(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "PATIENCE", 0.05)
+    monkeypatch.setattr(http_connection, "TIMEOUT_SECONDS", 0.05)
     served = serve()
     with open_to(served) as link:
         link.sendall(GOOD.replace(b"/health", b"/") * 1000)

@@ -115,7 +115,7 @@ def scene(story: Callable[[BodyBudget], Any]) -> None:
 def test_no_more_large_messages_lie_here_than_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(body_budget, "AT_ONCE", 1)
+    monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
     raw = Frame(Opcode.TEXT, LARGE).serialize(mask=True)
 
     async def story(room: BodyBudget) -> None:
@@ -147,7 +147,7 @@ def test_no_more_large_messages_lie_here_than_there_is_room_for(
 
 
 def test_what_a_message_does_not_need_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "AT_ONCE", 1)
+    monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
 
     async def story(room: BodyBudget) -> None:
         one, other = Talking(room), Talking(room)
@@ -187,7 +187,7 @@ def test_who_finds_no_room_or_takes_too_long_is_sent_away(
     monkeypatch.setattr(
         {"bodies": body_budget, "wire": websocket_connection}[name], "PATIENCE", value
     )
-    monkeypatch.setattr(body_budget, "AT_ONCE", int(name == "wire"))
+    monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", int(name == "wire"))
 
     async def story(room: BodyBudget) -> None:
         one = Talking(room)
@@ -206,7 +206,7 @@ def test_who_finds_no_room_or_takes_too_long_is_sent_away(
 
 
 def test_a_message_has_not_more_fragments_than_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket_connection, "FRAGMENTS", 4)
+    monkeypatch.setattr(websocket_connection, "MAX_FRAGMENTS", 4)
 
     async def story(room: BodyBudget) -> None:
         one = Talking(room)

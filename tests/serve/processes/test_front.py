@@ -209,7 +209,7 @@ def test_a_stream_that_nobody_goes_on_with_is_told_as_broken() -> None:
 
 
 def test_a_stream_waits_for_those_who_have_too_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "PAUSE", 0.001)
+    monkeypatch.setattr(front, "BUSY_PAUSE_SECONDS", 0.001)
     begun = [telling(START), telling(EVENT, (0, 7, None)), UpstreamLost]
     full = [{**START, "status": 429}, {"type": "http.response.body", "body": b"{}"}]
     busy = [ApiError("as many requests wait as may wait", 429, code="busy")]  # as replicas say it
@@ -218,7 +218,7 @@ def test_a_stream_waits_for_those_who_have_too_much_to_do(monkeypatch: pytest.Mo
         EVENT,
         END,
     ]
-    monkeypatch.setattr(front, "PATIENCE", 0.002)
+    monkeypatch.setattr(front, "RESTART_WAIT_SECONDS", 0.002)
     assert run(Script(begun, full, busy))[-1]["body"].startswith(b'data: {"error"')
     assert error(run(Script(busy))) == (429, "busy")  # who has not begun is told at once
 

@@ -150,7 +150,7 @@ def test_a_model_for_which_the_system_has_no_file_just_now_is_tried_again(
     child: SupervisedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, told = child.start, list[str]()
-    monkeypatch.setattr(child_module, "BACKOFF", (0.0,))
+    monkeypatch.setattr(child_module, "RESTART_DELAYS_SECONDS", (0.0,))
     monkeypatch.setattr(child, "_note", told.append)
 
     def refused() -> None:

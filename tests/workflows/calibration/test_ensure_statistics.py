@@ -24,7 +24,7 @@ WORDS = (
 @pytest.fixture(autouse=True)
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text that ships is a short one."""
-    monkeypatch.setattr(texts, "shipped", lambda *_: [CalibrationText(BUILTIN_NAME, WORDS)])
+    monkeypatch.setattr(texts, "builtin_texts", lambda *_: [CalibrationText(BUILTIN_NAME, WORDS)])
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
     monkeypatch: pytest.MonkeyPatch,
     more: tuple[str, ...],
 ) -> None:
-    for copying in ("quant.quantize.write.run", "quant.quantize.blockwise.Prefix.begin"):
+    for copying in ("quant.quantize.write.write_model", "quant.quantize.blockwise.BlockwiseModel.begin"):
         monkeypatch.delattr(copying)
     text = tmp_path / "short.txt"
     text.write_text("Once there was a bird.", encoding="utf-8")

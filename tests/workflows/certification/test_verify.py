@@ -220,7 +220,7 @@ def test_an_interrupted_verification_leaves_the_finished_file(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(verifying, "speeds", stop)
+        patched.setattr(verifying, "measure_speed", stop)
         assert llmcli(*words, str(text)).code == 130
     assert certificate.read_certificate(read_header.read_header(out)) is None
     done = llmcli(*words, str(text))

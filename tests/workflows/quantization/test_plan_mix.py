@@ -131,7 +131,7 @@ def test_a_certificate_is_part_of_the_size(
 def test_a_text_that_is_too_short_is_told_before_the_model_is_copied(
     sized: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("quant.quantize.write.run")
+    monkeypatch.delattr("quant.quantize.write.write_model")
     text = tmp_path / "short.txt"
     text.write_text("Once upon a time there was a little fish who lived in the sea. " * 6)
     done = sized("--target-size", "180K", "--text", str(text), "--probe-chunks", "100")

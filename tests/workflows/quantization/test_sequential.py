@@ -114,7 +114,7 @@ def test_a_blocks_moments_are_those_behind_the_blocks_that_are_quantized(
         seen.update({name: second.mean() for name, second in seconds.items()})
         return make(self, group, seconds, work)
 
-    monkeypatch.setattr(BlockwiseModel, "make", spied)
+    monkeypatch.setattr(BlockwiseModel, "quantize_group", spied)
     out = tmp_path / "out.gguf"
     done = quantized(out, "--sequential", "--json")
     assert done.code == 0, done.err
@@ -134,10 +134,10 @@ def test_a_blocks_moments_are_those_behind_the_blocks_that_are_quantized(
         )
         found[name] = moments.load_moments(own)
     for name in ("blk.2.attn_q.weight", "blk.2.attn_v.weight", "blk.2.ffn_down.weight"):
-        want, plain = (found[kind].of(name).mean() for kind in ("half", "plain"))
+        want, plain = (found[kind].input_of(name).mean() for kind in ("half", "plain"))
         np.testing.assert_allclose(seen[name], want, rtol=1e-5, atol=1e-6 * np.abs(want).max())
         assert np.linalg.norm(plain - want) > 1e-3 * np.linalg.norm(want)
-    whole = found["plain"].of("blk.0.ffn_down.weight").mean()
+    whole = found["plain"].input_of("blk.0.ffn_down.weight").mean()
     np.testing.assert_allclose(
         seen["blk.0.ffn_down.weight"], whole, rtol=1e-5, atol=1e-6 * np.abs(whole).max()
     )

@@ -138,7 +138,7 @@ def test_bands_of_inputs_do_not_show(
     stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, expected = folder(stories, tmp_path / "gptq", order=True)
-    monkeypatch.setattr("quant.checkpoint.quantized.gptq.BAND", 16)
+    monkeypatch.setattr("quant.checkpoint.quantized.gptq.BAND_CODES", 16)
     found = opened(path)
     assert all(np.array_equal(found[name], values) for name, values in expected.items())
 

@@ -57,7 +57,7 @@ def own(request, builds):
 def way(request, monkeypatch):
     """Each way that a build of llama.cpp may leave."""
     own = request.getfixturevalue("builds")[request.param] if request.param in BUILDS else None
-    monkeypatch.setattr(row_scan, "own", lambda: own)
+    monkeypatch.setattr(row_scan, "load_row_scan", lambda: own)
     if request.param == "numpy":
         monkeypatch.setattr(log_sum_exp, "_native", lambda: None)
 
@@ -163,10 +163,10 @@ def test_our_likeliest_of_equal_and_of_impossible_tokens(own):
 
 
 def test_an_answer_and_its_log_probabilities_are_the_same_every_way(own, stories_gguf, monkeypatch):
-    monkeypatch.setattr(sampler, "many", lambda: 0)
+    monkeypatch.setattr(sampler, "min_shortlist_vocabulary", lambda: 0)
     answers = []
     for way in (own, None):
-        monkeypatch.setattr(row_scan, "own", lambda way=way: way)
+        monkeypatch.setattr(row_scan, "load_row_scan", lambda way=way: way)
         with open_runner(stories_gguf, RunOptions(ctx_size=256, threads=1)) as runner:
             warm, greedy = ({"seed": 4, "temp": temp} for temp in (1.2, 0))
             for values in (warm, greedy):

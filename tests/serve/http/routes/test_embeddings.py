@@ -25,7 +25,7 @@ def embeds(tmp_path: Path) -> Iterator[Served]:
     """A tiny BERT, served."""
     options = RunOptions(ctx_size=256, threads=1)
     with open_runner(
-        bert.bert(tmp_path / "bert.gguf"), options, native_sampling=False, answers=False
+        bert.bert(tmp_path / "bert.gguf"), options, native_sampling=False, needs_text=False
     ) as runner:
         with serving(runner) as served:
             yield served
@@ -109,7 +109,7 @@ def test_a_model_made_for_embeddings_answers_no_chat(embeds: Served) -> None:
 def test_a_model_that_ranks_embeds_nothing(tmp_path: Path) -> None:
     path = bert.bert(tmp_path / "bert.gguf", pooling=4)
     with open_runner(
-        path, RunOptions(ctx_size=256, threads=1), native_sampling=False, answers=False
+        path, RunOptions(ctx_size=256, threads=1), native_sampling=False, needs_text=False
     ) as runner:
         with serving(runner) as served:
             answer = httpx.post(f"{served.v1}/embeddings", json={"input": "hello"})
@@ -117,7 +117,7 @@ def test_a_model_that_ranks_embeds_nothing(tmp_path: Path) -> None:
 
 
 def test_too_many_at_once_are_sent_away(embeds: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding_queue, "MOST_WAITING", 0)
+    monkeypatch.setattr(embedding_queue, "MAX_WAITING", 0)
     answer = httpx.post(f"{embeds.v1}/embeddings", json={"input": "hello"})
     assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
 

@@ -43,7 +43,7 @@ def head() -> dict[str, np.ndarray]:
 def ranker(path: Path, model: Any = None, **more: Any) -> Iterator[Served]:
     made = bert.bert(path, 4, model, head())
     with (
-        open_runner(made, OPTIONS, native_sampling=False, answers=False) as runner,
+        open_runner(made, OPTIONS, native_sampling=False, needs_text=False) as runner,
         serving(runner, **more) as served,
     ):
         yield served
@@ -167,7 +167,7 @@ def test_vectors_are_pooled_as_is_asked_for(tmp_path: Path) -> None:
     made = bert.bert(tmp_path / "bert.gguf", 1)
     found = {}
     for wanted in (None, "mean", "cls", "last"):
-        with open_runner(made, OPTIONS, native_sampling=False, answers=False) as runner:
+        with open_runner(made, OPTIONS, native_sampling=False, needs_text=False) as runner:
             runner.pooling = wanted
             work = runner.embedder().start_job([runner.embedder().encode("the cat sat")])
             while work.step():
@@ -177,7 +177,7 @@ def test_vectors_are_pooled_as_is_asked_for(tmp_path: Path) -> None:
     assert not np.allclose(found["mean"], found["cls"], atol=1e-3)
     assert not np.allclose(found["last"], found["cls"], atol=1e-3)
     made = bert.bert(tmp_path / "rank.gguf", 4, None, head())
-    with open_runner(made, OPTIONS, native_sampling=False, answers=False) as runner:
+    with open_runner(made, OPTIONS, native_sampling=False, needs_text=False) as runner:
         runner.pooling = "cls"
         with pytest.raises(UserError, match="ranks pairs"):
             runner.embedder()

@@ -128,7 +128,7 @@ def test_an_id_in_use_and_too_many_at_once_are_refused(
 ) -> None:
     from llmcli.serve.http.routes import websocket as route
 
-    monkeypatch.setattr(route, "AT_ONCE", 2)
+    monkeypatch.setattr(route, "MAX_REQUESTS", 2)
     with opened(serve(b"x" * 200)) as socket:
         for name in ("a", "a", "b", "c"):
             ask(socket, name)
