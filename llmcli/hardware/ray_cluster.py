@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-
 from llmcli.errors import UserError
 from llmcli.hardware.rpc_workers import gone
 
@@ -32,6 +30,8 @@ class RayCluster:
 
 def read_cluster(address: str) -> RayCluster:
     """Return the resources of a cluster. Raises UserError if there is none."""
+    import ray
+
     with open_cluster(address, 0) as machines:
         resources = ray.cluster_resources()
         return RayCluster(
@@ -44,6 +44,8 @@ def open_cluster(address: str | None, cpus: float) -> Iterator[int]:
     """Connect to a Ray cluster, or start our own Ray on this machine with this many CPUs; yield the
     number of machines. Raises UserError if that fails.
     """
+    import ray
+
     if address and ":" in address and gone([address]):  # Ray itself would try for minutes
         raise UserError(
             f"no Ray at {address}: nothing listens there",
