@@ -18,7 +18,8 @@ import tokenizers
 from quant.checkpoint.safetensors import read_json
 from quant.errors import UserError
 from quant.gguf.header import GgufArray, MetadataValue
-from quant.tokenizer import charsmap, pre_tokenizer, unigram
+from quant.tokenizer import charsmap, unigram
+from quant.tokenizer.pre_tokenizer import PreTokenizerMatch, find_pre_tokenizer, uses_nfc
 from quant.tokenizer import vocabulary as vocab
 from quant.tokenizer.charsmap import Charsmap
 from quant.tokenizer.sentencepiece_model import BYTE, NORMAL, UNIGRAM, UNKNOWN
@@ -32,7 +33,7 @@ REFETCH_HINT = "fetch the file again"
 SAMPLE_TEXT = "Hello world"
 # Part of a text's score that float32 can lose between two splits of the text.
 SCORE_TOLERANCE = 1e-6
-DEFAULT_PRE_TOKENIZER = pre_tokenizer.PreTokenizerMatch(
+DEFAULT_PRE_TOKENIZER = PreTokenizerMatch(
     "default"
 )  # for tokenizers that are not byte-level BPE
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class ReferenceTokenizer:
     added: Mapping[int, AddedToken]
     texts: Mapping[int, str]
     sample_ids: tuple[list[int], list[int]] | None = None
-    pre_tokenizer: pre_tokenizer.PreTokenizerMatch = DEFAULT_PRE_TOKENIZER
+    pre_tokenizer: PreTokenizerMatch = DEFAULT_PRE_TOKENIZER
     normalizers: tuple[Any, ...] = ()
     normal_form: str | None = None
     charsmap: Charsmap | None = None
@@ -169,8 +170,8 @@ def _from_json(
         reader.encode(SAMPLE_TEXT, special=True, add_special=True),
     )
     if kind == "gpt2":
-        form = "NFC" if pre_tokenizer.uses_nfc(values) else None
-        found = pre_tokenizer.find_pre_tokenizer(values, str(file), pre)
+        form = "NFC" if uses_nfc(values) else None
+        found = find_pre_tokenizer(values, str(file), pre)
         return ReferenceTokenizer(reader, words, added, _by_row(rows), around, found, nodes, form)
     if (
         kind != unigram.TOKENIZER_MODEL
