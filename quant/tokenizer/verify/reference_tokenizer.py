@@ -19,9 +19,9 @@ from quant.checkpoint.safetensors import read_json
 from quant.errors import UserError
 from quant.gguf.header import GgufArray, MetadataValue
 from quant.tokenizer import charsmap, unigram
-from quant.tokenizer.pre_tokenizer import PreTokenizerMatch, find_pre_tokenizer, uses_nfc
 from quant.tokenizer import vocabulary as vocab
 from quant.tokenizer.charsmap import Charsmap
+from quant.tokenizer.pre_tokenizer import PreTokenizerMatch, find_pre_tokenizer, uses_nfc
 from quant.tokenizer.sentencepiece_model import BYTE, NORMAL, UNIGRAM, UNKNOWN
 from quant.tokenizer.token_table import AddedToken
 from quant.tokenizer.tokenizer_json import flatten_sequence
@@ -33,9 +33,7 @@ REFETCH_HINT = "fetch the file again"
 SAMPLE_TEXT = "Hello world"
 # Part of a text's score that float32 can lose between two splits of the text.
 SCORE_TOLERANCE = 1e-6
-DEFAULT_PRE_TOKENIZER = PreTokenizerMatch(
-    "default"
-)  # for tokenizers that are not byte-level BPE
+DEFAULT_PRE_TOKENIZER = PreTokenizerMatch("default")  # for tokenizers that are not byte-level BPE
 T = TypeVar("T")
 Json = dict[str, Any]
 
