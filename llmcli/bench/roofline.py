@@ -156,11 +156,9 @@ def measure(
     for depth in depths:
         rates_at_depth = rates(0, GENERATED, depth, base.n_ubatch)
         # the cost in the middle of the generation
-        token_cost = work(header, depth + GENERATED // 2, base.type_k, base.type_v)
+        cost = work(header, depth + GENERATED // 2, base.type_k, base.type_v)
         points.append(
-            Point(
-                depth, token_cost, kernel.average(rates_at_depth), kernel.deviation(rates_at_depth)
-            )
+            Point(depth, cost, kernel.average(rates_at_depth), kernel.deviation(rates_at_depth))
         )
     operations = prefill(header, PROMPT)
     operations_per_second = None if operations is None else operations / PROMPT * prompts[ubatch]

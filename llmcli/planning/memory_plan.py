@@ -148,7 +148,7 @@ class Receipt:
 
 class Planner:
     """The dry run of a model file, from which any number of contexts can be planned. Created by
-    `open_planner`.
+    `open_memory_planner`.
 
     `draft_planner`: the planner of a draft model, whose memory is included. `bytes_by_type`: for
     each device the bytes of its weights in the file by type; empty if unknown.
@@ -185,7 +185,10 @@ class Planner:
             return self._unrehearsed()
         with self._rehearsal.open_context(options) as context:
             overhead = host.resident_memory()
-            shares, draft = self._shares(context.breakdown, context.output_bytes), self._draft(options)
+            shares, draft = (
+                self._shares(context.breakdown, context.output_bytes),
+                self._draft(options),
+            )
             cache = self._cache(options, context.n_ctx, sum(share.kv or 0 for share in shares))
             draft_totals = [share.total for share in draft]
             draft_bytes = (
@@ -265,7 +268,9 @@ class Planner:
         llama.cpp refuses the context.
         """
         with self._rehearsal.open_context(options) as context:
-            return together(self._shares(context.breakdown, context.output_bytes), self._draft(options))
+            return together(
+                self._shares(context.breakdown, context.output_bytes), self._draft(options)
+            )
 
     def _draft(self, options: ContextOptions) -> tuple[Share, ...]:
         return self._beside.shares(draft_context_options(options)) if self._beside else ()

@@ -112,7 +112,7 @@ class OnModel:
         return self._run(ready, setting, passes, behind)
 
     def _settle(
-        self, ready: Ready, setting: Setting, part: str, passes: Sequence[Pass], behind: int = 0
+        self, ready: Ready, setting: Setting, part: str, passes: Sequence[Pass], depth: int = 0
     ) -> None:
         """Compute until a change of context, phase or threads no longer matters. Does nothing if
         there was no change.
@@ -120,11 +120,11 @@ class OnModel:
         state = (id(ready), part, setting.threads, setting.threads_batch)
         start_time = time.perf_counter()
         while state != self._last and time.perf_counter() - start_time < SETTLING:
-            self._run(ready, setting, passes, behind)
+            self._run(ready, setting, passes, depth)
         self._last = state
 
     def _run(
-        self, ready: Ready, setting: Setting, passes: Sequence[Pass], behind: int = 0
+        self, ready: Ready, setting: Setting, passes: Sequence[Pass], depth: int = 0
     ) -> float:
         """Return the seconds of these passes after a prompt of `depth` tokens, which is computed
         only once.
@@ -132,11 +132,11 @@ class OnModel:
         ready.context.clear()
         ready.context.set_threads(setting.threads, setting.threads_batch)
         with interruptible(ready.context):
-            if behind and not (
-                behind in ready.states and ready.context.write_state(0, ready.states[behind])
+            if depth and not (
+                depth in ready.states and ready.context.write_state(0, ready.states[depth])
             ):
-                run_passes(ready.passes.prompt(0, behind))
-                ready.states[behind] = ready.context.read_state(0)
+                run_passes(ready.passes.prompt(0, depth))
+                ready.states[depth] = ready.context.read_state(0)
             stamps = run_passes(passes)
         return (stamps[-1] - stamps[0]) / 1e9
 
