@@ -127,7 +127,7 @@ def read_common_fields(
         "ignore_eos": fields.flag("ignore_eos"),
         "priority": fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY, 0),
         # A request that sets a length gets it, even if the answer only repeats itself.
-        "endless": read_limit(fields, limits) is not None,
+        "allow_repetition": read_limit(fields, limits) is not None,
         "search": beams,
         **({"strategy": "beam"} if beams.beams > 1 else {}),
     }
