@@ -1,7 +1,7 @@
 """What may differ between two records of the command line, and what does.
 
-A masked value must still be of the same kind: a number, a text, true or false, or null. Keys are
-never masked.
+A value that is masked by its key must still be of the same kind: a number, a text, true or false,
+or null. Keys are never masked, but for those that a measurement decides about.
 """
 
 import re
@@ -32,7 +32,9 @@ MASKED_PLACES = tuple(
     for entry, path in (
         (MEASURED, r"\.(pairs|rounds|differs|noisy|settled|faster|saturated|n_ubatch)$"),
         (MEASURED, r"\.(batch_leaving_memory_bound|roofline_fraction|tried|best|flags|settings)$"),
+        (r"^bench tune", r"^\.measured_tokens$"),
         (r"verified\.gguf|^pareto ", r"(^|\.)speed$"),
+        (r"^pareto .*--seconds 0\.2", r"\.dominated_by$"),
         (r"-o verified\.gguf", r"^\.(sha256|bytes)$"),
         (r"^show verified\.gguf", r"^\.bytes$"),
         # The name of the built-in text.
@@ -74,6 +76,8 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 def compare_values(entry: str, path: str, first: Any, second: Any) -> list[str]:
     """Return a line for each difference of two values that is not masked."""
     line = f"{entry}: {path}: {shortened(first)}, then {shortened(second)}"
+    if is_measured(entry, path):
+        return []
     if type(first) is not type(second):
         return [line]
     if is_masked(entry, path, first):
@@ -96,13 +100,16 @@ def compare_values(entry: str, path: str, first: Any, second: Any) -> list[str]:
     return [] if comparable(path, first) == comparable(path, second) else [line]
 
 
+def is_measured(entry: str, path: str) -> bool:
+    """Return whether a measurement decides about a value, even whether there is one."""
+    return any(place.search(path) and name.search(entry) for name, place in MASKED_PLACES)
+
+
 def is_masked(entry: str, path: str, value: Any) -> bool:
-    """Return whether a value may differ: by its key, by its place, or as a measured number."""
+    """Return whether a value may be another of its kind: by its key, or as a measured number."""
     key = path.rpartition(".")[2].removesuffix("[]")
-    if isinstance(value, float) and re.search(MEASURED, entry):
-        return True
-    return bool(MASKED_KEYS.search(key)) or any(
-        place.search(path) and name.search(entry) for name, place in MASKED_PLACES
+    return bool(MASKED_KEYS.search(key)) or (
+        isinstance(value, float) and bool(re.search(MEASURED, entry))
     )
 
 
