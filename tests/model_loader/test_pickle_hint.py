@@ -339,5 +339,6 @@ def test_offline_a_missing_shard_is_told(
     refused = llmcli("pull", REF, "--revision", commit, "--allow-pickle", "--offline")
     assert refused.code == 1
     assert (
-        f"only a part of org/old is in the Hugging Face cache ({SHARDS[1]} is not)" in refused.err
+        f"only a part of org/old is in the Hugging Face cache ({SHARDS[1]} is missing)"
+        in refused.err
     )

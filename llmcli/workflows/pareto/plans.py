@@ -123,7 +123,15 @@ def _make_builder(
     steered = {"method": method, "fold": fold * has_fold, **inputs.digests}
 
     def make(kind: str, wishes: TypeOverrides) -> "Plan":
-        return planning.plan(source, kind, wishes, method=method, **inputs.plan_arguments)
+        return planning.plan(
+            source,
+            kind,
+            wishes,
+            imatrix=inputs.imatrix,
+            method=method,
+            moments=inputs.moments,
+            expected=inputs.pending,
+        )
 
     return plan_mix.PlanBuilder(
         source, make, steered, threads, folded_source.HEADER_RESERVE_BYTES * has_fold

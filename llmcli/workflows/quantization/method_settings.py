@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,11 +32,6 @@ class MeasuredInputs:
     imatrix: "Imatrix | None"
     moments: "MomentsFile | None"
     pending: "ExpectedMoments | None"
-
-    @property
-    def plan_arguments(self) -> dict[str, Any]:
-        """The arguments of a plan."""
-        return {"imatrix": self.imatrix, "moments": self.moments, "pending": self.pending}
 
     @property
     def text_names(self) -> tuple[str, ...]:

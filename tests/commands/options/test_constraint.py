@@ -148,7 +148,7 @@ def test_the_document_comes_after_the_thinking_that_the_prompt_opens(
     assert not any(token["forced"] for token in told["tokens"][:19])
     done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0", "-n", "5")
     assert done.code == 1
-    assert "incomplete: its limit of 5 tokens" in done.err
+    assert "incomplete: the limit of 5 tokens" in done.err
 
 
 def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) -> None:

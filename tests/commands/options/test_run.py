@@ -66,7 +66,7 @@ def test_the_options_named_as_fields_are_the_run_options() -> None:
 
     from llmcli.runtime.requests.request import RunOptions
 
-    decided = {"profile", "scored", "reading"}  # from the machine, and what is run
+    decided = {"profile", "scoring_outputs", "prefill_cells"}  # from the machine, and what is run
     assert {flag.name for flag in RUNTIME_FLAGS} == {
         field.name for field in fields(RunOptions)
     } - decided

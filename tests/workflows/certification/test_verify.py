@@ -44,7 +44,7 @@ Llmcli = Callable[..., Done]
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speed is as if it had been measured."""
     alike = Comparison(1.0, 0.9, 1.1, 0.95, (9.0, 10.0, 11.0), (9.0, 10.0, 11.0))
-    monkeypatch.setattr(verifying.sides, "run", lambda pairs, design, ui: [alike for _ in pairs])
+    monkeypatch.setattr(verifying.interleaved, "run", lambda pairs, design, ui: [alike for _ in pairs])
 
 
 @pytest.fixture(scope="module")
