@@ -10,15 +10,15 @@ from llmcli.runtime.requests.request import Answer
 FENCE = '"""'
 
 
-def answer(talk: Talk, text: str) -> Answer:
+def answer(chat: Talk, text: str) -> Answer:
     """Ask, stream the answer to stdout, then print notes and the timing on stderr."""
-    reply = talk.ask(text, talk.stream())
-    for line in answer_report.told(talk.runner, reply, talk.screen.timing):
-        aside(talk.ui, line)
-    if not whole(talk, reply):
-        talk.ui.note(incomplete(talk, reply)[0])
+    reply = chat.ask(text, chat.stream())
+    for line in answer_report.told(chat.runner, reply, chat.screen.timing):
+        aside(chat.ui, line)
+    if not whole(chat, reply):
+        chat.ui.note(incomplete(chat, reply)[0])
     if reply.finish == "context_full":
-        talk.ui.note(context_overflow.full(talk))
+        chat.ui.note(context_overflow.full(chat))
     return reply
 
 

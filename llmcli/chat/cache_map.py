@@ -29,18 +29,18 @@ class Part:
     shared: int = 0
 
 
-def parts(talk: Talk) -> list[Part]:
+def parts(chat: Talk) -> list[Part]:
     """Return the segments of the whole pool, oldest first; the last one is the free cells."""
-    occupied, tree = talk.runner.engine.ledger.cell_owners(), talk.session.tree
-    latest, ends = occupied.latest_is_shared, talk.ends()
+    occupied, tree = chat.runner.engine.ledger.cell_owners(), chat.session.tree
+    latest, ends = occupied.latest_is_shared, chat.ends()
     turns = tree.kept()[: len(ends)] or tree.kept()[-1:] or [1]
     names = [("system", "S"), *((f"turn {n}", str(n % 10)) for n in turns)]
     if tree.left.isdisjoint(tree.path()):
         del ends[-1:]  # the remaining cells belong to the last turn
     else:
         names.append((GONE, "x"))
-        ends = ends or [talk.prefix()]
-    edges = [min(edge, len(latest)) for edge in (0, talk.prefix(), *ends)] + [len(latest)]
+        ends = ends or [chat.prefix()]
+    edges = [min(edge, len(latest)) for edge in (0, chat.prefix(), *ends)] + [len(latest)]
     if len(names) > TOLD + 1:
         n_joined = len(names) - 1 - TOLD
         names[1 : n_joined + 1] = [(f"turns {turns[0]}-{turns[n_joined - 1]}", "t")]

@@ -105,22 +105,22 @@ class Talk:
         Raises UserError if the prompt cannot be built or does not fit; then the conversation is
         unchanged, and the message stays in `unanswered`.
         """
-        session, dropped = self.session, set(self.session.tree.left)
+        conversation, dropped = self.session, set(self.session.tree.left)
         try:
             reply = self.runner.reply(self._request(text))
         except BaseException:
-            session.tree.left = dropped
+            conversation.tree.left = dropped
             raise
         self.log.asked(
             {
                 "prompt": text,
-                "parent": session.tree.at,
-                "turn": len(session.tree.path()) + 1,
-                "system": session.system,
-                "settings": session.sampling.as_dict(),
-                "predict": session.predict,
-                "on_full": session.on_full,
-                "format": turn_records.form_record(session.constraint),
+                "parent": conversation.tree.at,
+                "turn": len(conversation.tree.path()) + 1,
+                "system": conversation.system,
+                "settings": conversation.sampling.as_dict(),
+                "predict": conversation.predict,
+                "on_full": conversation.on_full,
+                "format": turn_records.form_record(conversation.constraint),
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             }
         )
@@ -138,13 +138,13 @@ class Talk:
         context_overflow.settle(self, answer.overflow_stats)
         document, full_answer = self.document(answer), self.whole(answer.text)
         if answer.tokens or answer.finish != "cancelled":
-            session.add(text, full_answer, answer.finish, len(answer.tokens))
+            conversation.add(text, full_answer, answer.finish, len(answer.tokens))
             self.unanswered = None
             document |= {
-                "node": session.tree.at,
+                "node": conversation.tree.at,
                 **({"answer": full_answer} if full_answer != answer.text else {}),
             }
-        self.log.answered(document, session)
+        self.log.answered(document, conversation)
         return answer
 
     def message(self, text: str) -> str:
@@ -171,24 +171,26 @@ class Talk:
     def _request(self, text: str) -> Request:
         start = time.perf_counter()
         self.unanswered = text
-        prompt, session = context_overflow.fitted(self, text), self.session
+        prompt, conversation = context_overflow.fitted(self, text), self.session
         self.opened = self.runner.opened_tags(prompt.tokens)
-        grammar = self.runner.grammars(session.constraint) if session.constraint else None
-        strategy = "beam" if session.search.beams > 1 else self.runner.default_strategy(grammar)
+        grammar = self.runner.grammars(conversation.constraint) if conversation.constraint else None
+        strategy = (
+            "beam" if conversation.search.beams > 1 else self.runner.default_strategy(grammar)
+        )
         return Request(
             prompt.tokens,
-            session.sampling,
-            session.predict,
+            conversation.sampling,
+            conversation.predict,
             self.stops,
             self.ignore_eos,
             self.logprobs or self.screen.probs > 0,
             start,
             strategy,
-            session.search,
+            conversation.search,
             allow_repetition=self.endless,
             top_logprobs=self.screen.probs,
-            turn=len(session.tree.turns) + 1,
-            earlier_turns=frozenset(session.tree.path()),
+            turn=len(conversation.tree.turns) + 1,
+            earlier_turns=frozenset(conversation.tree.path()),
             grammar=grammar,
             grammar_after=self.opened.closing if self.opened else "",
             overflow=prompt.overflow,

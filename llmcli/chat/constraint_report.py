@@ -23,24 +23,24 @@ REASONS = {
 }
 
 
-def whole(talk: "Talk", answer: Answer) -> bool:
+def whole(chat: "Talk", answer: Answer) -> bool:
     """Return whether an answer satisfies its constraint completely; True without a constraint."""
-    if talk.session.constraint is None:
+    if chat.session.constraint is None:
         return True
     tokens = [token.id for token in answer.tokens]
-    pieces = [talk.runner.model.piece(token) for token in tokens]
-    start = pieces_until_tag(talk.opened.closing if talk.opened else "", pieces)
+    pieces = [chat.runner.model.piece(token) for token in tokens]
+    start = pieces_until_tag(chat.opened.closing if chat.opened else "", pieces)
     is_unchanged = b"".join(pieces).decode("utf-8", "replace") == answer.text
     return (
         start is not None
         and is_unchanged
-        and accepts(talk.runner.grammars(talk.session.constraint), tokens[start:])
+        and accepts(chat.runner.grammars(chat.session.constraint), tokens[start:])
     )
 
 
-def incomplete(talk: "Talk", answer: Answer) -> tuple[str, str]:
+def incomplete(chat: "Talk", answer: Answer) -> tuple[str, str]:
     """Return why an answer is incomplete, and a hint."""
-    constraint = talk.session.constraint
+    constraint = chat.session.constraint
     noun = "JSON document" if constraint and constraint.kind == "json_schema" else "answer"
     limit = (
         f"the limit of {len(answer.tokens)} tokens was reached",
@@ -50,9 +50,9 @@ def incomplete(talk: "Talk", answer: Answer) -> tuple[str, str]:
     return f"the {noun} is incomplete: {reason}", hint
 
 
-def facts(talk: "Talk", answer: Answer) -> dict[str, Any]:
+def facts(chat: "Talk", answer: Answer) -> dict[str, Any]:
     """Return the constraint's part of the `run --json` document; empty without a constraint."""
-    constraint = talk.session.constraint
+    constraint = chat.session.constraint
     if constraint is None:
         return {}
     milliseconds = sum(token.constraint_ms for token in answer.tokens)
@@ -66,7 +66,7 @@ def facts(talk: "Talk", answer: Answer) -> dict[str, Any]:
             "kind": constraint.kind,
             "engine": constraint.engine,
             "jump": "off" if beams else constraint.jump,
-            "complete": whole(talk, answer),
+            "complete": whole(chat, answer),
             "forced_tokens": sum(token.forced for token in answer.tokens),
             "constraint_ms": milliseconds,
         },

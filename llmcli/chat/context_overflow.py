@@ -34,48 +34,48 @@ class Fitted:
     move: bool
 
 
-def fitted(talk: "Talk", text: str) -> Fitted:
+def fitted(chat: "Talk", text: str) -> Fitted:
     """Return a prompt for a message that fits the context.
 
     If it is too long, turns or tokens leave according to the mode, and a note reports them. Raises
     UserError if nothing may leave.
     """
-    tokens, mode, n_ctx = talk.tokens(text), talk.session.on_full, talk.runner.n_ctx
+    tokens, mode, n_ctx = chat.tokens(text), chat.session.on_full, chat.runner.n_ctx
     if mode == "sinks":
-        refuse_sinks(talk.runner)
-        sinks = AttentionSinks(_sinks(talk))
+        refuse_sinks(chat.runner)
+        sinks = AttentionSinks(_sinks(chat))
         if len(tokens) >= n_ctx and (shorter := sinks.shorten(tokens, len(tokens), 0, n_ctx)):
-            tell(talk, OverflowStats(1, len(tokens) - len(shorter.tokens)))
+            tell(chat, OverflowStats(1, len(tokens) - len(shorter.tokens)))
             tokens = tuple(shorter.tokens)
         return Fitted(tokens, sinks, True)
     if len(tokens) >= n_ctx and mode == "stop":
-        _refuse(talk, len(tokens), text)
+        _refuse(chat, len(tokens), text)
     if len(tokens) >= n_ctx and (
-        shorter := _turns(talk, text).shorten(tokens, len(tokens), 0, n_ctx)
+        shorter := _turns(chat, text).shorten(tokens, len(tokens), 0, n_ctx)
     ):
-        _leave(talk, shorter.dropped_turns)
-        tell(talk, OverflowStats(1, len(tokens) - len(shorter.tokens), shorter.dropped_turns))
+        _leave(chat, shorter.dropped_turns)
+        tell(chat, OverflowStats(1, len(tokens) - len(shorter.tokens), shorter.dropped_turns))
         tokens = tuple(shorter.tokens)
-    tree, can_move = talk.session.tree, not talk.runner.options.reproducible
+    tree, can_move = chat.session.tree, not chat.runner.options.reproducible
     must_move = can_move and not tree.left.isdisjoint(tree.path())
-    return Fitted(tokens, _turns(talk, text, can_move) if mode == "shift" else None, must_move)
+    return Fitted(tokens, _turns(chat, text, can_move) if mode == "shift" else None, must_move)
 
 
-def settle(talk: "Talk", left: OverflowStats) -> None:
+def settle(chat: "Talk", left: OverflowStats) -> None:
     """Report what left during an answer, and mark its turns so that they are not sent again."""
-    _leave(talk, left.turns)
-    tell(talk, left)
+    _leave(chat, left.turns)
+    tell(chat, left)
 
 
-def tell(talk: "Talk", left: OverflowStats) -> None:
+def tell(chat: "Talk", left: OverflowStats) -> None:
     """Print one line about what left the context, if anything did."""
     if not left.times:
         return
     turns_line = f"{several(left.turns, 'turn')} left the context ({left.tokens:,} tokens)"
-    window_line = f"{left.tokens:,} tokens left the context; its first {_sinks(talk)} stay"
+    window_line = f"{left.tokens:,} tokens left the context; its first {_sinks(chat)} stay"
     steps = f", in {left.times} steps" if left.times > 1 else ""
     recomputed = f"; {left.recomputed:,} were recomputed" if left.recomputed else ""
-    talk.ui.note((turns_line if left.turns else window_line) + steps + recomputed)
+    chat.ui.note((turns_line if left.turns else window_line) + steps + recomputed)
 
 
 def refuse_sinks(runner: "Runner") -> None:
@@ -104,14 +104,14 @@ def refuse_sinks(runner: "Runner") -> None:
     )
 
 
-def full(talk: "Talk") -> str:
+def full(chat: "Talk") -> str:
     """Return what to type after an answer that filled the context."""
-    if talk.session.on_full == "stop":
+    if chat.session.on_full == "stop":
         return (
             "the context is full: use /set on_full shift to let the oldest turns leave, "
             "/context drop N for a single turn, or /clear to start over"
         )
-    if talk.session.search.beams > 1:
+    if chat.session.search.beams > 1:
         return (
             "the context is full with these beams alone: use fewer beams (/set beams), "
             "or a larger --ctx-size"
@@ -122,22 +122,22 @@ def full(talk: "Talk") -> str:
     )
 
 
-def _turns(talk: "Talk", text: str, move: bool = True) -> DropTurns:
-    return DropTurns(len(talk.session.tree.kept()), lambda turns: talk.tokens(text, turns), move)
+def _turns(chat: "Talk", text: str, move: bool = True) -> DropTurns:
+    return DropTurns(len(chat.session.tree.kept()), lambda turns: chat.tokens(text, turns), move)
 
 
-def _leave(talk: "Talk", turns: int) -> None:
-    tree = talk.session.tree
+def _leave(chat: "Talk", turns: int) -> None:
+    tree = chat.session.tree
     tree.left.update(tree.kept()[:turns])
 
 
-def _sinks(talk: "Talk") -> int:
+def _sinks(chat: "Talk") -> int:
     """Return how many tokens stay at the beginning: those before the first message, and the sinks.
 
     Raises UserError if they take more than half of the context.
     """
-    n_prefix = talk.prefix() or int(talk.runner.model.add_bos)
-    n_kept, n_ctx = n_prefix + SINKS, talk.runner.n_ctx
+    n_prefix = chat.prefix() or int(chat.runner.model.add_bos)
+    n_kept, n_ctx = n_prefix + SINKS, chat.runner.n_ctx
     if n_kept > n_ctx // 2:
         raise UserError(
             f"the system text takes {n_prefix} of {n_ctx} tokens, which is too much for sinks",
@@ -146,10 +146,10 @@ def _sinks(talk: "Talk") -> int:
     return n_kept
 
 
-def _refuse(talk: "Talk", count: int, text: str) -> None:
+def _refuse(chat: "Talk", count: int, text: str) -> None:
     """Raise UserError if a message does not fit after the conversation but would fit alone."""
-    turns, n_ctx = len(talk.session.tree.kept()), talk.runner.n_ctx
-    if turns and len(talk.tokens(text, turns)) < n_ctx:
+    turns, n_ctx = len(chat.session.tree.kept()), chat.runner.n_ctx
+    if turns and len(chat.tokens(text, turns)) < n_ctx:
         raise UserError(
             f"the conversation and this message have {count} tokens, but the context holds {n_ctx}",
             hint="use /set on_full shift to let the oldest turns leave, "

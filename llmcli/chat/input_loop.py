@@ -14,14 +14,14 @@ from llmcli.text_input import decoded
 from quant.errors import UserError
 
 
-def say(talk: Talk, text: str) -> Answer | None:
+def say(chat: Talk, text: str) -> Answer | None:
     """Handle one line: run a command, or send a message. Returns the answer to a message."""
     content = message(text)
     if content is None:
-        commands.perform(talk, text)
-        talk.log.moved(talk.session, talk.name)
+        commands.perform(chat, text)
+        chat.log.moved(chat.session, chat.name)
         return None
-    return answer(talk, talk.message(content)) if content.strip() else None
+    return answer(chat, chat.message(content)) if content.strip() else None
 
 
 def message(text: str) -> str | None:
@@ -36,7 +36,7 @@ def message(text: str) -> str | None:
     return None if text.startswith("/") else text
 
 
-def pipe(talk: Talk, source: BinaryIO) -> bool:
+def pipe(chat: Talk, source: BinaryIO) -> bool:
     """Answer one message for each line until the end of `source`; return whether all succeeded.
 
     An error in one line is printed, and the next line follows. Ctrl-C in an answer ends everything.
@@ -45,15 +45,15 @@ def pipe(talk: Talk, source: BinaryIO) -> bool:
     for raw, offset in _blocks(source):
         try:
             reply = say(
-                talk, decoded(raw, "stdin", offset, "that message is skipped; ").strip("\r\n")
+                chat, decoded(raw, "stdin", offset, "that message is skipped; ").strip("\r\n")
             )
         except UserError as error:
-            talk.ui.error(str(error), error.hint)
+            chat.ui.error(str(error), error.hint)
             succeeded = False
             continue
         if reply and reply.finish == "cancelled":
             raise KeyboardInterrupt
-        if talk.leaving:
+        if chat.leaving:
             break
     return succeeded
 

@@ -10,16 +10,16 @@ from llmcli.chat.chat_session import Talk
 from llmcli.runtime import kv_state_file
 
 
-def keep(talk: Talk, path: Path) -> str:
+def keep(chat: Talk, path: Path) -> str:
     """Write the conversation's KV state to `path`; return a description for the user.
 
     Removes an older state if there is nothing to save. Raises UserError if the disk cannot be
     written.
     """
     saved_state = kv_state_file.copy_state(
-        talk.runner, talk.spoken() or talk.runner.engine.ledger.latest_tokens
+        chat.runner, chat.spoken() or chat.runner.engine.ledger.latest_tokens
     )
-    environment = kv_state_file.state_identity(talk.runner)
+    environment = kv_state_file.state_identity(chat.runner)
     if saved_state is None or environment is None:
         path.unlink(missing_ok=True)
         return (
@@ -27,7 +27,7 @@ def keep(talk: Talk, path: Path) -> str:
             if saved_state is None
             else "without its KV state: the model file has changed since it was loaded"
         )
-    if not kv_state_file.has_complete_state(talk.runner, len(saved_state.tokens)):
+    if not kv_state_file.has_complete_state(chat.runner, len(saved_state.tokens)):
         path.unlink(missing_ok=True)
         return (
             "without its KV state: the model's attention windows no longer see all of it, "
@@ -38,11 +38,11 @@ def keep(talk: Talk, path: Path) -> str:
     return f"with the KV state of {len(saved_state.tokens)} tokens"
 
 
-def take_up(talk: Talk, path: Path) -> str:
+def take_up(chat: Talk, path: Path) -> str:
     """Read the KV state of the conversation that was just loaded; return a description for the
     user.
     """
-    tokens, ledger, reason = talk.spoken(), talk.runner.engine.ledger, ""
+    tokens, ledger, reason = chat.spoken(), chat.runner.engine.ledger, ""
     if not tokens:
         return ""
     if 2 * ledger.find_nearest(tokens)[1] < len(tokens):
@@ -51,7 +51,7 @@ def take_up(talk: Talk, path: Path) -> str:
     try:
         with path.open("rb") as file:
             kv_state_file.restore_state(
-                talk.runner, kv_state_file.read_state(file, talk.runner), talk.session.tree.at
+                chat.runner, kv_state_file.read_state(file, chat.runner), chat.session.tree.at
             )
     except FileNotFoundError:
         reason = "it was saved without a KV state"

@@ -15,7 +15,7 @@ SHOWN = 40  # characters of a question shown in a message
 
 
 def take_up(
-    talk: Talk, item: Item, typed: Callable[[Session], None] = lambda session: None
+    chat: Talk, item: Item, typed: Callable[[Session], None] = lambda conversation: None
 ) -> None:
     """Load the conversation of `item`, with its KV state if possible.
 
@@ -23,44 +23,44 @@ def take_up(
     UserError if the conversation cannot be read; then nothing has changed.
     """
     stored = item.read()
-    stored.put(talk.session)
-    typed(talk.session)
-    _try_form(talk)
-    talk.unanswered, talk.saved_as = stored.unanswered, item.name if item.kind == "saved" else ""
+    stored.put(chat.session)
+    typed(chat.session)
+    _try_form(chat)
+    chat.unanswered, chat.saved_as = stored.unanswered, item.name if item.kind == "saved" else ""
     if stored.damaged:
         lines = several(stored.damaged, "damaged line")
-        talk.ui.warn(f"skipped {lines} of {item.path}")
-    if stored.model and stored.model != talk.name:
-        talk.ui.warn(f"that chat used {stored.model}; {talk.name} continues it")
-    state_note = kv_states.take_up(talk, item.state)
-    turns = several(len(talk.session.tree.path()), "turn")
-    talk.ui.text(f"loaded {item.name}: {', '.join(filter(None, (turns, state_note)))}")
+        chat.ui.warn(f"skipped {lines} of {item.path}")
+    if stored.model and stored.model != chat.name:
+        chat.ui.warn(f"that chat used {stored.model}; {chat.name} continues it")
+    state_note = kv_states.take_up(chat, item.state)
+    turns = several(len(chat.session.tree.path()), "turn")
+    chat.ui.text(f"loaded {item.name}: {', '.join(filter(None, (turns, state_note)))}")
     if stored.unanswered:
-        talk.ui.note(
+        chat.ui.note(
             f"{shortened(stored.unanswered, SHOWN)!r} was not answered: /retry asks it again"
         )
 
 
-def _try_form(talk: Talk) -> None:
+def _try_form(chat: Talk) -> None:
     """Remove the constraint on answers if this model cannot follow it."""
-    if constraint := talk.session.constraint:
+    if constraint := chat.session.constraint:
         try:
-            talk.runner.grammars(constraint)
+            chat.runner.grammars(constraint)
         except UserError as error:
-            talk.session.constraint = None
-            talk.ui.warn(f"the answer format of that chat is not used: {error}")
+            chat.session.constraint = None
+            chat.ui.warn(f"the answer format of that chat is not used: {error}")
 
 
-def go_on(talk: Talk, item: Item, typed: Callable[[Session], None]) -> None:
+def go_on(chat: Talk, item: Item, typed: Callable[[Session], None]) -> None:
     """Continue the conversation of `item`.
 
     A session continues in its own log, unless another chat is writing that log.
     """
-    take_up(talk, item, typed)
+    take_up(chat, item, typed)
     if item.kind == "sitting":
-        log = Log(talk.config, talk.ui.warn, item.path)
-        if log.resume(talk.session):
-            talk.log = log
+        log = Log(chat.config, chat.ui.warn, item.path)
+        if log.resume(chat.session):
+            chat.log = log
             return
-        talk.ui.note("another chat is using that session: this one is logged as a new session")
-    talk.log.moved(talk.session, talk.name)
+        chat.ui.note("another chat is using that session: this one is logged as a new session")
+    chat.log.moved(chat.session, chat.name)

@@ -62,9 +62,9 @@ def test_whole_turns_leave_for_a_message_and_the_system_text_stays(
     one = mode(talk(ANSWER, n_ctx=240), "shift")
     for question in ("first question", "second question", "third question"):
         ask(one, question)
-    assert one.session.tree.overflow_stats == set()
+    assert one.session.tree.left == set()
     assert ask(one, "a question that does not fit any more") == "stop"
-    assert one.session.tree.overflow_stats == {1, 2}
+    assert one.session.tree.left == {1, 2}
     assert (
         f"2 turns left the context ({len(turn('first')) + len(turn('second'))} tokens)"
         in capsys.readouterr().err
@@ -91,7 +91,7 @@ def test_an_answer_that_fills_the_context_goes_on_when_turns_have_left(
     answer = one.ask("third question", Stream(silent=True))
     one.runner.engine.ledger.check()
     assert (answer.finish, len(answer.tokens)) == ("length", 120)
-    assert answer.overflow_stats.turns == len(one.session.tree.overflow_stats) == 2
+    assert answer.overflow_stats.turns == len(one.session.tree.left) == 2
     assert (answer.overflow_stats.recomputed == 0) is moves
     told = capsys.readouterr().err
     assert f"2 turns left the context ({answer.overflow_stats.tokens} tokens)" in told
@@ -167,11 +167,11 @@ def test_sinks_without_a_template_keep_the_beginning_of_the_text(talk: Make) -> 
     assert one.runner.engine.ledger.tokens[0][:5] == [FakeModel.bos, *b"It w"]
 
 
-@pytest.mark.parametrize("why", [{"can_shift": False}, {"can_shift": False, "recurrent": True}])
+@pytest.mark.parametrize("why", [{"can_shift": False}, {"can_shift": False, "is_recurrent": True}])
 def test_sinks_are_refused_where_cells_cannot_move(why: dict[str, bool], talk: Make) -> None:
     one = talk(**why)
     with pytest.raises(
-        UserError, match="recurrent" if "recurrent" in why else "cannot be rotated"
+        UserError, match="recurrent" if "is_recurrent" in why else "cannot be rotated"
     ) as error:
         say(one, "/set on_full sinks")
     assert "--on-full shift" in error.value.hint
@@ -202,7 +202,7 @@ def test_reproducible_talks_move_nothing(talk: Make) -> None:
     one.runner.context.shift = lambda *moved: pytest.fail("cells were moved")  # type: ignore[attr-defined]
     for question in ("first question", "second question", "third question"):
         assert ask(one, question) == "stop"
-    assert one.session.tree.overflow_stats
+    assert one.session.tree.left
 
 
 def test_turns_that_left_for_a_message_that_was_refused_are_back(talk: Make) -> None:
@@ -211,14 +211,14 @@ def test_turns_that_left_for_a_message_that_was_refused_are_back(talk: Make) -> 
     find("beams").change(one, "4")
     with pytest.raises(UserError, match="beams adds more"):
         ask(one, "x" * 113)
-    assert one.session.tree.overflow_stats == set()
+    assert one.session.tree.left == set()
 
 
 def test_recurrent_state_shifts_by_computing_anew(talk: Make) -> None:
-    one = mode(talk(ANSWER, n_ctx=200, recurrent=True, can_shift=False), "shift")
+    one = mode(talk(ANSWER, n_ctx=200, is_recurrent=True, can_shift=False), "shift")
     for question in ("first question", "second question", "third question"):
         assert ask(one, question) == "stop"
-    assert one.session.tree.overflow_stats
+    assert one.session.tree.left
     assert sent(one).startswith(b"<system>be kind\n<user>")
 
 
@@ -261,7 +261,7 @@ def test_beams_go_on_when_turns_have_left(talk: Make, capsys: pytest.CaptureFixt
     answer = one.ask("third question", Stream(silent=True))
     one.runner.engine.ledger.check()
     assert (answer.finish, len(answer.tokens), len(answer.beams)) == ("length", 100, 3)
-    assert answer.overflow_stats.turns == len(one.session.tree.overflow_stats) > 0
+    assert answer.overflow_stats.turns == len(one.session.tree.left) > 0
     assert f"left the context ({answer.overflow_stats.tokens} tokens)" in capsys.readouterr().err
     one.session.predict = 5
     assert ask(one, "and now?") == "length"

@@ -194,7 +194,7 @@ def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -
     log = Log(config.load(), pytest.fail, home / "state" / "sessions" / f"{name}.jsonl")
     assert log.resume(Session(default_sampling()))
     done = llmcli("sessions", "rm", name)
-    assert (done.code, done.err.splitlines()[0]) == (1, f"error: {name} is going on")
+    assert (done.code, done.err.splitlines()[0]) == (1, f"error: {name} is in use")
     again = llmcli("chat", "fake", "--resume", name, stdin=b"b?\n")
     assert "another chat is using that session" in again.err
     assert len(kept(home)) == 2

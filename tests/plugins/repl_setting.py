@@ -23,7 +23,7 @@ def list_values(talk: Talk) -> Iterable[str]:
     return SWITCH
 
 
-KNOBS = (
+SETTINGS = (
     Knob(
         "brief",
         ANSWER,

@@ -26,7 +26,7 @@ def words() -> dict[str, Command]:
     return table
 
 
-def perform(talk: Talk, line: str) -> None:
+def perform(chat: Talk, line: str) -> None:
     """Run a line that starts with a slash. Raises UserError that suggests a similar command."""
     word, _, rest = line.strip().removeprefix("/").partition(" ")
     command = words().get(word.lower())
@@ -37,4 +37,4 @@ def perform(talk: Talk, line: str) -> None:
             f"no command called /{word}",
             hint=f"{hint} Begin a message that starts with a slash with two slashes.",
         )
-    command.run(talk, rest.strip())
+    command.run(chat, rest.strip())

@@ -9,12 +9,12 @@ from llmcli.chat.chat_session import Talk
 GROUPS = ("conversation", "model and settings", "inside the model", "files", "this program")
 
 
-def nothing(talk: Talk) -> Iterable[str]:
+def nothing(chat: Talk) -> Iterable[str]:
     """Offer no completions."""
     return ()
 
 
-def nothing_more(talk: Talk, words: list[str]) -> Iterable[str]:
+def nothing_more(chat: Talk, words: list[str]) -> Iterable[str]:
     """Offer no completions after the first argument."""
     return ()
 

@@ -7,7 +7,7 @@ from llmcli.errors import UserError
 PROMPT, GENERATED = 128, 32
 
 
-def bench(talk: Talk, rest: str) -> None:
+def bench(chat: Talk, rest: str) -> None:
     """Measure the prompt and generation speed of this model.
 
     As in `llmcli bench`, only forward passes over random tokens are measured, in a separate
@@ -15,9 +15,9 @@ def bench(talk: Talk, rest: str) -> None:
     generated tokens; Ctrl-C stops. The last answer's speed is shown below: it also includes
     sampling, the display, and a longer context.
     """
-    if talk.measure is None:
+    if chat.measure is None:
         raise UserError("nothing can be measured here", hint="use llmcli bench REF")
-    speeds = talk.measure(talk.runner, *_lengths(rest, talk.runner.n_ctx))
+    speeds = chat.measure(chat.runner, *_lengths(rest, chat.runner.n_ctx))
     rows = [
         (
             speed.test,
@@ -27,9 +27,9 @@ def bench(talk: Talk, rest: str) -> None:
         )
         for speed in speeds
     ]
-    if talk.last and talk.last.tokens_per_second:
-        rows.append(("last answer", f"{talk.last.tokens_per_second:.2f}", "", ""))
-    talk.ui.table(("test", "tok/s", "p50 ms", "p99 ms"), rows, right=("tok/s", "p50 ms", "p99 ms"))
+    if chat.last and chat.last.tokens_per_second:
+        rows.append(("last answer", f"{chat.last.tokens_per_second:.2f}", "", ""))
+    chat.ui.table(("test", "tok/s", "p50 ms", "p99 ms"), rows, right=("tok/s", "p50 ms", "p99 ms"))
 
 
 def _lengths(rest: str, most: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from llmcli.ui import put
 MOST = 74_994  # base64 bytes that xterm accepts in one sequence; other terminals accept more
 
 
-def copy(talk: Talk, rest: str) -> None:
+def copy(chat: Talk, rest: str) -> None:
     """Copy the last answer to the clipboard, without its thinking.
 
     The desktop's own program (pbcopy, wl-copy, xclip, xsel) is used if there is one, and the
@@ -27,12 +27,12 @@ def copy(talk: Talk, rest: str) -> None:
         )
     answers = [
         split_thinking(message.content)[1]
-        for message in talk.session.messages
+        for message in chat.session.messages
         if message.role == "assistant"
     ]
     if not answers:
         raise UserError("there is no answer yet", hint="ask something first")
-    if talk.ui.json or not sys.stdout.isatty():
+    if chat.ui.json or not sys.stdout.isatty():
         raise UserError(
             "copying needs a terminal",
             hint="/export md FILE writes the conversation",
@@ -48,7 +48,7 @@ def copy(talk: Talk, rest: str) -> None:
             f"the answer has {len(text)} characters, too many for the terminal's clipboard",
             hint="install wl-copy, xclip or xsel, or use /export md FILE",
         )
-    talk.ui.text(f"copied {len(text)} characters with {' and '.join(methods)}")
+    chat.ui.text(f"copied {len(text)} characters with {' and '.join(methods)}")
 
 
 COMMANDS = (Command("copy", copy, group="files"),)

@@ -11,7 +11,7 @@ from llmcli.errors import UserError
 from llmcli.ui import visible
 
 
-def export(talk: Talk, rest: str) -> None:
+def export(chat: Talk, rest: str) -> None:
     """Write the conversation as Markdown or JSON, to a file or to the terminal.
 
     `/export md` and `/export json` show it; `/export md FILE` writes a complete FILE. Existing
@@ -24,9 +24,9 @@ def export(talk: Talk, rest: str) -> None:
             f"unknown export format {format_name!r}" if format_name else "/export needs a format"
         )
         raise UserError(message, hint="type /export md or /export json, optionally with a file")
-    text = FORMS[format_name](talk)
+    text = FORMS[format_name](chat)
     if not typed_path.strip():
-        talk.ui.text(text)
+        chat.ui.text(text)
         return
     path = named(typed_path)
     if path.exists() or path.is_symlink():
@@ -39,38 +39,38 @@ def export(talk: Talk, rest: str) -> None:
         )
     # readable by the user only
     write_whole(path, (text + "\n").encode("utf-8", "replace"), mode=0o600)
-    talk.ui.text(f"wrote {len(talk.session.messages) // 2} turns to {path}")
+    chat.ui.text(f"wrote {len(chat.session.messages) // 2} turns to {path}")
 
 
-def _markdown(talk: Talk) -> str:
-    session = talk.session
-    parts = [f"# A chat with {talk.name}"]
-    if session.system:
-        parts.append(f"## System\n\n{session.system}")
-    for index, message in enumerate(session.messages):
-        mark = "\n\n*(stopped here)*" if index in session.cut else ""
+def _markdown(chat: Talk) -> str:
+    conversation = chat.session
+    parts = [f"# A chat with {chat.name}"]
+    if conversation.system:
+        parts.append(f"## System\n\n{conversation.system}")
+    for index, message in enumerate(conversation.messages):
+        mark = "\n\n*(stopped here)*" if index in conversation.cut else ""
         parts.append(f"## {message.role.capitalize()}\n\n{message.content.strip()}{mark}")
     return visible("\n\n".join(parts))
 
 
-def _json(talk: Talk) -> str:
+def _json(chat: Talk) -> str:
     """Build the JSON document; characters that could control a terminal are escaped.
 
     So the document can be shown and still contains the exact text.
     """
-    session = talk.session
-    head = [{"role": "system", "content": session.system}] if session.system else []
+    conversation = chat.session
+    head = [{"role": "system", "content": conversation.system}] if conversation.system else []
     messages = [
         {
             "role": message.role,
             "content": message.content,
-            **({"cut": True} if index in session.cut else {}),
+            **({"cut": True} if index in conversation.cut else {}),
         }
-        for index, message in enumerate(session.messages)
+        for index, message in enumerate(conversation.messages)
     ]
     document = {
-        "model": talk.name,
-        "settings": session.sampling.as_dict(),
+        "model": chat.name,
+        "settings": conversation.sampling.as_dict(),
         "messages": [*head, *messages],
     }
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
@@ -85,7 +85,7 @@ def _json(talk: Talk) -> str:
 FORMS = {"md": _markdown, "json": _json}
 
 
-def _endings(talk: Talk, typed: str) -> Iterable[str]:
+def _endings(chat: Talk, typed: str) -> Iterable[str]:
     format_name, separator, typed_path = typed.partition(" ")
     if not separator:
         return [name for name in FORMS if name.startswith(format_name)]

@@ -10,7 +10,7 @@ from llmcli.errors import UserError
 WIDE = 100  # columns; longer lines are hard to read
 
 
-def show_help(talk: Talk, rest: str) -> None:
+def show_help(chat: Talk, rest: str) -> None:
     """List the commands, or explain one."""
     from llmcli.chat.commands import commands, words
 
@@ -18,30 +18,30 @@ def show_help(talk: Talk, rest: str) -> None:
     if word:
         if word not in words():
             raise UserError(f"no command called /{word}", hint="/help lists the commands")
-        _tell(talk, words()[word])
+        _tell(chat, words()[word])
         return
     for group in GROUPS:
         members = [command for command in commands().values() if command.group == group]
         if members:
-            talk.ui.table(
+            chat.ui.table(
                 (group, ""), [(" ".join(_spelled(command)), command.help) for command in members]
             )
-    talk.ui.text(
+    chat.ui.text(
         'Several lines: """ before and after them, or Alt-Enter. '
         "Tab completes, Ctrl-C stops, Ctrl-D leaves."
     )
-    talk.ui.text(
+    chat.ui.text(
         "Begin a message that starts with a slash with two slashes. "
         "/help COMMAND explains a command."
     )
 
 
-def _tell(talk: Talk, command: Command) -> None:
-    talk.ui.text(" or ".join(_spelled(command)))
-    talk.ui.text(command.help)
+def _tell(chat: Talk, command: Command) -> None:
+    chat.ui.text(" or ".join(_spelled(command)))
+    chat.ui.text(command.help)
     width = min(shutil.get_terminal_size().columns, WIDE)
     for paragraph in filter(None, command.details.split("\n\n")):
-        talk.ui.text(f"\n{textwrap.fill(paragraph, width, break_on_hyphens=False)}")
+        chat.ui.text(f"\n{textwrap.fill(paragraph, width, break_on_hyphens=False)}")
 
 
 def _spelled(command: Command) -> list[str]:
@@ -49,12 +49,12 @@ def _spelled(command: Command) -> list[str]:
     return [f"/{command.name} {command.args}".rstrip(), *(f"/{alias}" for alias in command.aliases)]
 
 
-def leave(talk: Talk, rest: str) -> None:
+def leave(chat: Talk, rest: str) -> None:
     """Leave the chat."""
-    talk.leaving = True
+    chat.leaving = True
 
 
-def _words(talk: Talk) -> list[str]:
+def _words(chat: Talk) -> list[str]:
     from llmcli.chat.commands import commands
 
     return list(commands())

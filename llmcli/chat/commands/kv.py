@@ -13,11 +13,11 @@ COMPARED = ("f32", "f16", "q8_0", "q5_1", "q4_0")
 LONGEST = 1 << 24  # the longest context length accepted, in tokens
 
 
-def show_kv(talk: Talk, rest: str) -> None:
+def show_kv(chat: Talk, rest: str) -> None:
     """Show the KV cache: bytes, cells by owner, and sizes for other types and lengths."""
-    runner, kv = talk.runner, talk.runner.kv_report()
+    runner, kv = chat.runner, chat.runner.kv_report()
     lengths = _lengths(rest) or (kv.cells // 2, kv.cells, 2 * kv.cells)
-    segments = parts(talk)
+    segments = parts(chat)
     rows = [
         ("predicted", _bytes(kv.predicted_bytes)),
         ("allocated", _bytes(kv.allocated_bytes)),
@@ -37,11 +37,11 @@ def show_kv(talk: Talk, rest: str) -> None:
         ),
         ("", picture(segments)),
     ]
-    talk.ui.table(("KV cache", ""), rows)
+    chat.ui.table(("KV cache", ""), rows)
     columns = ("as type", "bytes/token", *(f"{length:,} tokens" for length in lengths))
     table = [row for cache_type in COMPARED if (row := _as_type(runner, cache_type, lengths))]
     if table:
-        talk.ui.table(columns, table, right=columns[1:])
+        chat.ui.table(columns, table, right=columns[1:])
 
 
 def _as_type(runner: Runner, kind: str, lengths: Sequence[int]) -> tuple[str, ...] | None:

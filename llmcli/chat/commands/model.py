@@ -9,7 +9,7 @@ from llmcli.model_loader.opened_model import Opened
 from llmcli.runtime.sampling import find_setting, sampling_settings
 
 
-def change_model(talk: Talk, rest: str) -> None:
+def change_model(chat: Talk, rest: str) -> None:
     """Change the model; without an argument, show the current one.
 
     REF is what `llmcli chat` takes: a catalog name, org/repo[:QUANT] or a file. The conversation,
@@ -18,24 +18,24 @@ def change_model(talk: Talk, rest: str) -> None:
     the new model cannot be opened, the old one stays.
     """
     if not rest:
-        talk.ui.text(f"{talk.name} ({talk.runner.header.path})")
+        chat.ui.text(f"{chat.name} ({chat.runner.header.path})")
         return
-    if talk.models is None:
+    if chat.models is None:
         raise UserError(
             "the model cannot be changed here", hint="leave, and start with the other model"
         )
-    talk.models.switch(rest, talk.session.search.beams, lambda opened: _take(talk, opened))
-    header = talk.runner.header
-    talk.ui.text(f"{talk.name} · {header.file_type} · {talk.runner.n_ctx} tokens of context")
-    _tell_length(talk)
+    chat.models.switch(rest, chat.session.search.beams, lambda opened: _take(chat, opened))
+    header = chat.runner.header
+    chat.ui.text(f"{chat.name} · {header.file_type} · {chat.runner.n_ctx} tokens of context")
+    _tell_length(chat)
 
 
-def _take(talk: Talk, opened: Opened) -> None:
-    session = talk.session
-    sampling = session.sampling
+def _take(chat: Talk, opened: Opened) -> None:
+    conversation = chat.session
+    sampling = conversation.sampling
     if sampling["logit_bias"]:
         sampling = sampling.with_values({"logit_bias": ()})
-        talk.ui.warn("logit_bias was reset: its token ids belong to the other model")
+        chat.ui.warn("logit_bias was reset: its token ids belong to the other model")
     unset = {
         setting.name
         for setting in sampling_settings().values()
@@ -46,28 +46,28 @@ def _take(talk: Talk, opened: Opened) -> None:
     }
     sampling = sampling.with_values(new_defaults)
     # Nothing below can fail, so the state is never mixed from two models.
-    session.sampling, session.system = sampling, session.system or opened.system
-    talk.name, talk.runner, talk.file_bytes = opened.name, opened.runner, opened.file_bytes
+    conversation.sampling, conversation.system = sampling, conversation.system or opened.system
+    chat.name, chat.runner, chat.file_bytes = opened.name, opened.runner, opened.file_bytes
 
 
-def _tell_length(talk: Talk) -> None:
+def _tell_length(chat: Talk) -> None:
     """Warn if the conversation does not fit the new model's context."""
-    if not talk.session.messages:
+    if not chat.session.messages:
         return
     try:
-        count = len(talk.tokens(""))
+        count = len(chat.tokens(""))
     except UserError as error:  # a template that rejects this conversation
-        talk.ui.warn(str(error))
+        chat.ui.warn(str(error))
         return
-    if count >= talk.runner.n_ctx:
-        talk.ui.warn(
+    if count >= chat.runner.n_ctx:
+        chat.ui.warn(
             f"the conversation has {count} tokens, but this context holds "
-            f"{talk.runner.n_ctx}: /clear starts over"
+            f"{chat.runner.n_ctx}: /clear starts over"
         )
 
 
-def _names(talk: Talk) -> Iterable[str]:
-    return talk.models.names() if talk.models else ()
+def _names(chat: Talk) -> Iterable[str]:
+    return chat.models.names() if chat.models else ()
 
 
 COMMANDS = (

@@ -14,24 +14,24 @@ KEPT = 10  # alternatives that `/probs on` keeps
 DOUBTED = 3  # unlikely tokens listed below the colored text
 
 
-def show_probs(talk: Talk, rest: str) -> None:
+def show_probs(chat: Talk, rest: str) -> None:
     """Show the last answer's probabilities; with a number, a token's alternatives.
 
     `/probs on` keeps probabilities and ten alternatives of each token from the next answer on;
     `/probs off` stops that.
     """
     if rest.lower() in ("on", "off"):
-        knob = find("probs")
-        knob.change(talk, str(KEPT) if rest.lower() == "on" else "0")
-        talk.ui.text(f"probs = {knob.show(talk)}")
+        setting = find("probs")
+        setting.change(chat, str(KEPT) if rest.lower() == "on" else "0")
+        chat.ui.text(f"probs = {setting.show(chat)}")
         return
-    answer = _last(talk)
+    answer = _last(chat)
     if not rest:
-        _overview(talk, answer)
+        _overview(chat, answer)
     elif (
         rest.isascii() and rest.isdigit() and len(rest) < 9 and 0 < int(rest) <= len(answer.tokens)
     ):
-        _alternatives(talk, answer, int(rest))
+        _alternatives(chat, answer, int(rest))
     else:
         count = len(answer.tokens)
         raise UserError(
@@ -40,23 +40,23 @@ def show_probs(talk: Talk, rest: str) -> None:
         )
 
 
-def _last(talk: Talk) -> Answer:
+def _last(chat: Talk) -> Answer:
     """Return the last answer, with log-probabilities. Raises UserError that says how to get one."""
-    if talk.last is None or not talk.last.tokens:
+    if chat.last is None or not chat.last.tokens:
         raise UserError("there is no answer yet", hint="type /probs on, then ask something")
-    if all(token.logprob is None for token in talk.last.tokens):
+    if all(token.logprob is None for token in chat.last.tokens):
         hint = (
-            "/regen answers again with them" if talk.screen.probs else "type /probs on, then /regen"
+            "/regen answers again with them" if chat.screen.probs else "type /probs on, then /regen"
         )
         raise UserError("the last answer was generated without probabilities", hint=hint)
-    return talk.last
+    return chat.last
 
 
-def _overview(talk: Talk, answer: Answer) -> None:
+def _overview(chat: Talk, answer: Answer) -> None:
     probabilities = [
         None if token.logprob is None else _share(token.logprob) for token in answer.tokens
     ]
-    if colored(talk.ui):
+    if colored(chat.ui):
         shaded([(f"{name} ", least) for least, name in BANDS])
         shaded(
             [
@@ -73,7 +73,7 @@ def _overview(talk: Talk, answer: Answer) -> None:
             f"{n} {one_line(answer.tokens[n - 1].text)!r} {probability:.1%}"
             for probability, n in by_probability[:DOUBTED]
         )
-        talk.ui.text(f"least likely: {listed}")
+        chat.ui.text(f"least likely: {listed}")
     else:
         rows = [
             (str(number), one_line(token.text), *_figures(probability, token.logprob))
@@ -81,15 +81,15 @@ def _overview(talk: Talk, answer: Answer) -> None:
                 zip(answer.tokens, probabilities, strict=True), 1
             )
         ]
-        talk.ui.table(
+        chat.ui.table(
             ("#", "token", "probability", "logprob"), rows, right=("#", "probability", "logprob")
         )
     logprobs = [token.logprob for token in answer.tokens if token.logprob is not None]
     perplexity = math.exp(-math.fsum(logprobs) / len(logprobs))
-    talk.ui.text(f"perplexity {perplexity:.3f} · /probs N: alternatives of token N")
+    chat.ui.text(f"perplexity {perplexity:.3f} · /probs N: alternatives of token N")
 
 
-def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
+def _alternatives(chat: Talk, answer: Answer, number: int) -> None:
     chosen = answer.tokens[number - 1]
     likeliest = answer.top_logprobs[number - 1] if answer.top_logprobs else ()
     if not likeliest:
@@ -98,7 +98,7 @@ def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
     rows = [
         (
             str(rank),
-            one_line(spelled(talk.runner, candidate.token)),
+            one_line(spelled(chat.runner, candidate.token)),
             f"{_share(candidate.logprob):.2%}",
             f"{candidate.logprob:.4f}",
             "<- taken" if candidate.token == chosen.id else "",
@@ -106,11 +106,11 @@ def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
         for rank, candidate in enumerate(likeliest, 1)
     ]
     if chosen.id not in [candidate.token for candidate in likeliest]:
-        text = one_line(spelled(talk.runner, chosen.id))
+        text = one_line(spelled(chat.runner, chosen.id))
         rows.append(
             ("", text, f"{_share(chosen.logprob):.2%}", f"{chosen.logprob:.4f}", "<- taken")
         )
-    talk.ui.table(
+    chat.ui.table(
         ("#", "token", "probability", "logprob", ""), rows, right=("#", "probability", "logprob")
     )
 
@@ -128,7 +128,7 @@ COMMANDS = (
         "probs",
         show_probs,
         "[N|on|off]",
-        completions=lambda talk: ("on", "off"),
+        completions=lambda chat: ("on", "off"),
         group="inside the model",
     ),
 )

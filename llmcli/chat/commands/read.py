@@ -14,7 +14,7 @@ from llmcli.text_input import decoded
 LONG = 16
 
 
-def read(talk: Talk, rest: str) -> None:
+def read(chat: Talk, rest: str) -> None:
     """Add a text file to the next message; with a question, ask about it.
 
     `/read notes.txt` keeps the file for your next message; `/read notes.txt What is it about?` asks
@@ -25,24 +25,24 @@ def read(talk: Talk, rest: str) -> None:
     from llmcli.chat.ask import answer
 
     if not rest:
-        talk.ui.text(
-            "\n".join(_heading(text) for text in talk.attached)
+        chat.ui.text(
+            "\n".join(_heading(text) for text in chat.attached)
             or "no files wait for the next message"
         )
         return
     if rest == "-":
-        talk.attached.clear()
-        talk.ui.text("no files wait for the next message")
+        chat.attached.clear()
+        chat.ui.text("no files wait for the next message")
         return
     file_name, question = _parted(rest)
     path = named(file_name)
-    text = f"--- File: {path.name} ---\n{_text(path, talk)}"
-    count = _tokens(talk, text, path)
-    talk.attached.append(text)
+    text = f"--- File: {path.name} ---\n{_text(path, chat)}"
+    count = _tokens(chat, text, path)
+    chat.attached.append(text)
     if question:
-        answer(talk, talk.message(question))
+        answer(chat, chat.message(question))
     else:
-        talk.ui.text(f"{path.name}: {count} tokens, sent with the next message")
+        chat.ui.text(f"{path.name}: {count} tokens, sent with the next message")
 
 
 def _parted(rest: str) -> tuple[str, str]:
@@ -58,8 +58,8 @@ def _parted(rest: str) -> tuple[str, str]:
     return file_name, question.strip()
 
 
-def _text(path: Path, talk: Talk) -> str:
-    max_bytes = LONG * talk.runner.n_ctx
+def _text(path: Path, chat: Talk) -> str:
+    max_bytes = LONG * chat.runner.n_ctx
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder", hint="give one file in it")
@@ -72,26 +72,26 @@ def _text(path: Path, talk: Talk) -> str:
             f"cannot read {path}: {error.strerror}", hint="Tab after /read completes the name"
         ) from None
     if len(raw) > max_bytes:
-        count = len(talk.runner.encode_text(raw.decode("utf-8", "replace")))
+        count = len(chat.runner.encode_text(raw.decode("utf-8", "replace")))
         raise UserError(
             f"the first {max_bytes:,} bytes of {path} alone are {count} tokens, "
-            f"but the context holds {talk.runner.n_ctx}",
+            f"but the context holds {chat.runner.n_ctx}",
             hint="use a part of it: head -c 20000 FILE > part.txt",
         )
     return decoded(raw, str(path)).removeprefix("\ufeff")
 
 
-def _tokens(talk: Talk, text: str, path: Path) -> int:
+def _tokens(chat: Talk, text: str, path: Path) -> int:
     """Return the file's token count.
 
     Raises UserError if the context cannot hold it with the files that already wait.
     """
-    count = len(talk.runner.encode_text(text))
-    waiting = sum(len(talk.runner.encode_text(attachment)) for attachment in talk.attached)
-    if count + waiting >= talk.runner.n_ctx:
+    count = len(chat.runner.encode_text(text))
+    waiting = sum(len(chat.runner.encode_text(attachment)) for attachment in chat.attached)
+    if count + waiting >= chat.runner.n_ctx:
         remark = f", and waiting files have {waiting}" if waiting else ""
         raise UserError(
-            f"{path} has {count} tokens{remark}, but the context holds {talk.runner.n_ctx}",
+            f"{path} has {count} tokens{remark}, but the context holds {chat.runner.n_ctx}",
             hint="use a part of it, or start with a larger --ctx-size",
         )
     return count
@@ -101,7 +101,7 @@ def _heading(text: str) -> str:
     return text.split("\n", 1)[0]
 
 
-def _endings(talk: Talk, typed: str) -> Iterable[str]:
+def _endings(chat: Talk, typed: str) -> Iterable[str]:
     return endings(typed)
 
 

@@ -11,45 +11,45 @@ from llmcli.errors import UserError
 from llmcli.units import size
 
 
-def clear(talk: Talk, rest: str) -> None:
+def clear(chat: Talk, rest: str) -> None:
     """Clear the conversation; the system text and the settings stay."""
-    talk.session.clear()
-    talk.unanswered = None
-    talk.runner.engine.ledger.evict_idle()
-    talk.ui.text("the conversation is cleared")
+    chat.session.clear()
+    chat.unanswered = None
+    chat.runner.engine.ledger.evict_idle()
+    chat.ui.text("the conversation is cleared")
 
 
-def save(talk: Talk, rest: str) -> None:
+def save(chat: Talk, rest: str) -> None:
     """Save the conversation under a name, with all its branches and its KV state."""
-    name = rest or talk.saved_as or time.strftime("%Y%m%dT%H%M%S")
-    path, replaced = saved_chats.save(talk.session, talk.config, name, talk.name)
-    talk.saved_as = name
+    name = rest or chat.saved_as or time.strftime("%Y%m%dT%H%M%S")
+    path, replaced = saved_chats.save(chat.session, chat.config, name, chat.name)
+    chat.saved_as = name
     state = path.with_suffix(".kv")
     try:
-        state_note = kv_states.keep(talk, state)
+        state_note = kv_states.keep(chat, state)
     except UserError as error:  # the conversation itself is saved
         state_note = f"without its KV state: {error}"
     nbytes = sum(file.stat().st_size for file in (path, state) if file.exists())
     remark = ", replacing the chat of that name" if replaced else ""
-    talk.ui.text(
+    chat.ui.text(
         f"saved as {name} ({path}){remark}: {', '.join(filter(None, (size(nbytes), state_note)))}"
     )
 
 
-def load(talk: Talk, rest: str) -> None:
+def load(chat: Talk, rest: str) -> None:
     """Load a saved chat or an earlier session; without a name, list the saved chats.
 
     `/load last` loads the newest session; `llmcli sessions` in the shell lists all sessions.
     """
     if rest:
-        resume.take_up(talk, history.find(talk.config, rest))
+        resume.take_up(chat, history.find(chat.config, rest))
         return
-    names = saved_chats.names(talk.config)
-    talk.ui.text("saved chats: " + ", ".join(names) if names else "there are no saved chats")
+    names = saved_chats.names(chat.config)
+    chat.ui.text("saved chats: " + ", ".join(names) if names else "there are no saved chats")
 
 
-def _saved(talk: Talk) -> Iterable[str]:
-    return saved_chats.names(talk.config)
+def _saved(chat: Talk) -> Iterable[str]:
+    return saved_chats.names(chat.config)
 
 
 COMMANDS = (

@@ -32,7 +32,7 @@ WORDS = {
 }
 
 
-def change(talk: Talk, rest: str) -> None:
+def change(chat: Talk, rest: str) -> None:
     """Change a setting; without an argument, list all settings.
 
     `/set parameter NAME VALUE`, `/set system TEXT`, `/set verbose`, `quiet`, `think` and `nothink`
@@ -42,48 +42,50 @@ def change(talk: Talk, rest: str) -> None:
     if words and words[0] == "parameter":
         words = words[1].split(None, 1) if len(words) > 1 else []
     if not words:
-        list_settings(talk)
+        list_settings(chat)
         return
     name, value = words[0], words[1].strip() if len(words) > 1 else None
     key = name.lower().replace("-", "_")
     if key in WORDS and value is None:
         key, value = WORDS[key]
     if key == "system":
-        set_system(talk, value or "")
+        set_system(chat, value or "")
     elif key in FIXED:
         raise UserError(
             f"{name} cannot be changed while the model is loaded",
             hint=f"leave, and start with {FIXED[key]}",
         )
     elif value is None:
-        listing(talk, [find(key)])
+        listing(chat, [find(key)])
     else:
-        turn(talk, find(key), value)
+        turn(chat, find(key), value)
 
 
-def turn(talk: Talk, knob: Knob, value: str) -> None:
+def turn(chat: Talk, setting: Knob, value: str) -> None:
     """Change one setting and print its new value."""
-    knob.change(talk, value)
-    talk.ui.text(f"{knob.name} = {knob.show(talk)}")
+    setting.change(chat, value)
+    chat.ui.text(f"{setting.name} = {setting.show(chat)}")
 
 
-def _names(talk: Talk) -> Iterable[str]:
-    for knob in knobs().values():
-        yield Offer(knob.name, f"{knob.show(talk)} · {knob.range} · {knob.help}")
+def _names(chat: Talk) -> Iterable[str]:
+    for setting in knobs().values():
+        yield Offer(setting.name, f"{setting.show(chat)} · {setting.range} · {setting.help}")
     yield Offer("system", "the system text")
     for word, (name, value) in WORDS.items():
         yield Offer(word, f"{name} {value}")
 
 
-def _values(talk: Talk, words: list[str]) -> Iterable[str]:
+def _values(chat: Talk, words: list[str]) -> Iterable[str]:
     """Return the values of the typed name; after `parameter`, the names."""
     if words[0] == "parameter":
         words = words[1:]
     if not words:
-        return _names(talk)
+        return _names(chat)
     key = words[0].lower().replace("-", "_")
-    setting = next((knob for knob in knobs().values() if key in (knob.name, *knob.aliases)), None)
-    return setting.values(talk) if setting and len(words) == 1 else ()
+    setting = next(
+        (setting for setting in knobs().values() if key in (setting.name, *setting.aliases)), None
+    )
+    return setting.values(chat) if setting and len(words) == 1 else ()
 
 
 COMMANDS = (

@@ -12,7 +12,7 @@ from quant.gguf.header import GgufArray
 LICENSE = ("license", "license.name", "license.link")
 
 
-def show(talk: Talk, rest: str) -> None:
+def show(chat: Talk, rest: str) -> None:
     """Show the model and the current settings.
 
     `/show info`, `template`, `parameters`, `license` and `system` show one part, as in ollama: the
@@ -20,20 +20,20 @@ def show(talk: Talk, rest: str) -> None:
     """
     section = rest.lower()
     if section == "":
-        _in_short(talk)
-        list_settings(talk)
+        _in_short(chat)
+        list_settings(chat)
     elif section in PARTS:
-        PARTS[section](talk)
+        PARTS[section](chat)
     else:
         raise UserError(
             f"/show has no part {rest!r}", hint=f"/show takes one of: {' '.join(PARTS)}"
         )
 
 
-def _in_short(talk: Talk) -> None:
-    runner, header = talk.runner, talk.runner.header
+def _in_short(chat: Talk) -> None:
+    runner, header = chat.runner, chat.runner.header
     rows = [
-        ("model", talk.name),
+        ("model", chat.name),
         ("file", str(header.path)),
         ("architecture", header.architecture),
         ("type", f"{header.file_type}, {header.bits_per_weight:.2f} bits per weight"),
@@ -48,15 +48,15 @@ def _in_short(talk: Talk) -> None:
             if runner.template
             else "none: messages are plain text",
         ),
-        ("system", talk.session.system or "-"),
-        ("turns", str(len(talk.session.messages) // 2)),
+        ("system", chat.session.system or "-"),
+        ("turns", str(len(chat.session.messages) // 2)),
     ]
-    talk.ui.table(("", ""), rows)
+    chat.ui.table(("", ""), rows)
 
 
-def _info(talk: Talk) -> None:
+def _info(chat: Talk) -> None:
     """Print the file's metadata; arrays such as the vocabulary by their length."""
-    header = talk.runner.header
+    header = chat.runner.header
     rows = [
         ("file", str(header.path)),
         ("type", header.file_type),
@@ -70,23 +70,23 @@ def _info(talk: Talk) -> None:
             value = field.value
             text = f"{value.count:,} values" if isinstance(value, GgufArray) else str(value)
             rows.append((field.key, " ".join(text.split())))
-    talk.ui.table(("", ""), rows)
+    chat.ui.table(("", ""), rows)
 
 
-def _template(talk: Talk) -> None:
-    template = talk.runner.template
-    talk.ui.text(template.source if template else "no template: messages are plain text")
+def _template(chat: Talk) -> None:
+    template = chat.runner.template
+    chat.ui.text(template.source if template else "no template: messages are plain text")
 
 
-def _license(talk: Talk) -> None:
-    metadata = talk.runner.header.metadata
+def _license(chat: Talk) -> None:
+    metadata = chat.runner.header.metadata
     texts = [str(metadata[key]) for name in LICENSE if (key := f"general.{name}") in metadata]
-    talk.ui.text("\n".join(texts) or "the file does not name its license")
+    chat.ui.text("\n".join(texts) or "the file does not name its license")
 
 
-def _system(talk: Talk) -> None:
-    talk.ui.text(
-        talk.session.system or "no system text is set; the model's template may contain one"
+def _system(chat: Talk) -> None:
+    chat.ui.text(
+        chat.session.system or "no system text is set; the model's template may contain one"
     )
 
 
@@ -99,7 +99,7 @@ PARTS = {
 }
 
 
-def _parts(talk: Talk) -> Iterable[str]:
+def _parts(chat: Talk) -> Iterable[str]:
     return PARTS
 
 

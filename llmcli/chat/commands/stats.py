@@ -7,7 +7,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.text.reasoning import split_thinking
 
 
-def show_stats(talk: Talk, rest: str) -> None:
+def show_stats(chat: Talk, rest: str) -> None:
     """Show the session's totals and speeds, and the conversation's tokens by kind.
 
     Prompt tokens count each time they are sent; tokens whose KV cells were still cached count as
@@ -17,7 +17,7 @@ def show_stats(talk: Talk, rest: str) -> None:
         raise UserError(
             f"/stats takes no argument: {rest}", hint="use /stats alone; /timing shows an answer"
         )
-    tally = talk.tally
+    tally = chat.tally
     ends = ", ".join(f"{count} {NOTES[end]}" for end, count in tally.ends.items() if end in NOTES)
     mean_ttft_ms = tally.first_ms / tally.answers if tally.answers else 0.0
     drafted = (
@@ -25,7 +25,7 @@ def show_stats(talk: Talk, rest: str) -> None:
         if tally.guessed
         else []
     )
-    talk.ui.table(
+    chat.ui.table(
         ("this session", ""),
         [
             ("answers", f"{tally.answers}" + (f" ({ends})" if ends else "")),
@@ -45,39 +45,39 @@ def show_stats(talk: Talk, rest: str) -> None:
                 + (f", best {tally.best:.1f} tok/s" if tally.best else ""),
             ),
             ("first token", f"{mean_ttft_ms:.0f} ms on average"),
-            *_reading(talk),
+            *_reading(chat),
             *drafted,
         ],
     )
-    talk.ui.table(("this conversation", "tokens"), _kinds(talk), right=("tokens",))
+    chat.ui.table(("this conversation", "tokens"), _kinds(chat), right=("tokens",))
 
 
-def _reading(talk: Talk) -> list[tuple[str, str]]:
+def _reading(chat: Talk) -> list[tuple[str, str]]:
     """Compare the mean speed with how fast people read."""
     from llmcli.reading_speed import pace  # lazy: it would delay every start
 
-    rate = talk.tally.tokens_per_second
+    rate = chat.tally.tokens_per_second
     comparison = (
-        pace(lambda text: talk.runner.model.tokenize(text, special=False)) if rate else None
+        pace(lambda text: chat.runner.model.tokenize(text, special=False)) if rate else None
     )
     return [("reading", comparison.line([rate]))] if comparison else []
 
 
-def _kinds(talk: Talk) -> list[tuple[str, str]]:
+def _kinds(chat: Talk) -> list[tuple[str, str]]:
     """Return the conversation's tokens by kind, as it is sent with the next message.
 
     The template's tokens are the difference to the total.
     """
-    total, prefix = talk.held(), talk.prefix()
-    messages = talk.session.kept
-    questions = sum(_count(talk, message.content) for message in messages if message.role == "user")
+    total, prefix = chat.held(), chat.prefix()
+    messages = chat.session.kept
+    questions = sum(_count(chat, message.content) for message in messages if message.role == "user")
     answers = sum(
-        _count(talk, split_thinking(message.content)[1])
+        _count(chat, split_thinking(message.content)[1])
         for message in messages
         if message.role == "assistant"
     )
     thinking = sum(
-        _count(talk, split_thinking(message.content)[0])
+        _count(chat, split_thinking(message.content)[0])
         for message in messages
         if message.role == "assistant"
     )
@@ -87,14 +87,14 @@ def _kinds(talk: Talk) -> list[tuple[str, str]]:
         ("answers", answers),
         ("template, between messages", total - prefix - questions - answers),
     ]
-    rows.append((f"total, of {talk.runner.n_ctx}", total))
+    rows.append((f"total, of {chat.runner.n_ctx}", total))
     if thinking:
         rows.append(("thinking, not sent again", thinking))
     return [(name, str(count)) for name, count in rows]
 
 
-def _count(talk: Talk, text: str) -> int:
-    return len(talk.runner.model.tokenize(text, special=False)) if text else 0
+def _count(chat: Talk, text: str) -> int:
+    return len(chat.runner.model.tokenize(text, special=False)) if text else 0
 
 
 COMMANDS = (Command("stats", show_stats, group="inside the model"),)

@@ -8,27 +8,30 @@ from llmcli.chat.settings import knobs
 from llmcli.chat.settings.base import Knob
 
 
-def set_system(talk: Talk, rest: str) -> None:
+def set_system(chat: Talk, rest: str) -> None:
     """Set the system text; without an argument, show it (`/system ""` removes it)."""
     if not rest:
-        talk.ui.text(
-            talk.session.system or "no system text is set; the model's template may contain one"
+        chat.ui.text(
+            chat.session.system or "no system text is set; the model's template may contain one"
         )
         return
     text = rest[1:-1] if len(rest) > 1 and rest[0] == rest[-1] == '"' else rest
-    talk.session.system = text or None
-    talk.ui.text("system text set" if text else "system text removed")
+    chat.session.system = text or None
+    chat.ui.text("system text set" if text else "system text removed")
 
 
-def list_settings(talk: Talk) -> None:
+def list_settings(chat: Talk) -> None:
     """Print a table of all settings."""
-    listing(talk, knobs().values())
+    listing(chat, knobs().values())
 
 
-def listing(talk: Talk, wanted: Iterable[Knob]) -> None:
+def listing(chat: Talk, wanted: Iterable[Knob]) -> None:
     """Print a table of settings: value, default, range and meaning."""
-    rows = [(knob.name, knob.show(talk), knob.default, knob.range, knob.help) for knob in wanted]
-    talk.ui.table(
+    rows = [
+        (setting.name, setting.show(chat), setting.default, setting.range, setting.help)
+        for setting in wanted
+    ]
+    chat.ui.table(
         ("setting", "value", "default", "range", "meaning"), rows, right=("value", "default")
     )
 

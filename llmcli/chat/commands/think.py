@@ -11,7 +11,7 @@ from llmcli.runtime.text.reasoning import split_thinking
 ON_SCREEN, ASKED = (SHOW, FOLD, HIDE), ("on", "off", "auto")
 
 
-def think(talk: Talk, rest: str) -> None:
+def think(chat: Talk, rest: str) -> None:
     """Show the thinking of the last answer; with a word, change a setting.
 
     `show` dims thinking, `fold` shows one line instead, `hide` leaves it out. `on` and `off` ask
@@ -19,21 +19,21 @@ def think(talk: Talk, rest: str) -> None:
     """
     word = rest.lower()
     if word in ON_SCREEN:
-        turn(talk, find("thinking"), word)
+        turn(chat, find("thinking"), word)
     elif word in ASKED:
-        turn(talk, find("reasoning"), word)
+        turn(chat, find("reasoning"), word)
     elif rest:
         raise UserError(
             f"/think {rest}: no such choice", hint=f"use one of {', '.join((*ON_SCREEN, *ASKED))}"
         )
     else:
-        thought, _ = split_thinking(talk.whole(talk.last.text)) if talk.last else ("", "")
+        thought, _ = split_thinking(chat.whole(chat.last.text)) if chat.last else ("", "")
         if not thought:
             raise UserError(
                 "the last answer contains no thinking",
                 hint="/think on asks models to think that can",
             )
-        talk.ui.text(thought.strip())
+        chat.ui.text(thought.strip())
 
 
 COMMANDS = (
@@ -41,7 +41,7 @@ COMMANDS = (
         "think",
         think,
         "[show|fold|hide|on|off]",
-        completions=lambda talk: (*ON_SCREEN, *ASKED),
+        completions=lambda chat: (*ON_SCREEN, *ASKED),
         group="model and settings",
     ),
 )

@@ -9,30 +9,30 @@ from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer, percentile
 
 
-def show_timing(talk: Talk, rest: str) -> None:
+def show_timing(chat: Talk, rest: str) -> None:
     """Show the last answer token by token, with its milliseconds and their parts.
 
     `rest` is the time outside the forward pass, sampling and the grammar: turning tokens into text,
     and the display. The shares exclude the first token, whose time includes the prompt.
     """
-    if talk.last is None:
+    if chat.last is None:
         raise UserError("there is no answer yet", hint="ask something first")
-    parts = shares(talk.last.tokens)
+    parts = shares(chat.last.tokens)
     names = [part.name for part in parts]
     legend = " ".join(f"{part.mark} {part.name}" for part in parts)
-    talk.ui.table(
+    chat.ui.table(
         ("#", "token", "ms", *names, legend),
-        token_rows(talk.last.tokens),
+        token_rows(chat.last.tokens),
         right=("#", "ms", *names),
     )
-    gaps = answer_report.gaps(talk.last)
+    gaps = answer_report.gaps(chat.last)
     if gaps:
         histogram_bins = histogram(gaps)
         max_count = max(count for _, count in histogram_bins)
         histogram_rows = [
             (label, str(count), bar([("█", count)], max_count)) for label, count in histogram_bins
         ]
-        talk.ui.table(
+        chat.ui.table(
             ("ms between tokens", "tokens", ""),
             histogram_rows,
             right=("ms between tokens", "tokens"),
@@ -40,10 +40,10 @@ def show_timing(talk: Talk, rest: str) -> None:
     spread = " · ".join(
         f"p{share * 100:.0f} {percentile(gaps, share):.2f}" for share in answer_report.PERCENTILES
     )
-    talk.ui.text(f"between tokens: {spread} · max {max(gaps, default=0.0):.2f} ms")
+    chat.ui.text(f"between tokens: {spread} · max {max(gaps, default=0.0):.2f} ms")
     if gaps:
-        talk.ui.text(_spent(talk.last))
-    talk.ui.text(answer_report.timing_line(talk.runner, talk.last))
+        chat.ui.text(_spent(chat.last))
+    chat.ui.text(answer_report.timing_line(chat.runner, chat.last))
 
 
 def _spent(answer: Answer) -> str:

@@ -22,21 +22,21 @@ def predict(value: str) -> int | None:
     return None if number == -1 else number
 
 
-def _show(talk: Talk) -> str:
-    return str(-1 if talk.session.predict is None else talk.session.predict)
+def _show(chat: Talk) -> str:
+    return str(-1 if chat.session.predict is None else chat.session.predict)
 
 
-def _change(talk: Talk, value: str) -> None:
-    talk.session.predict = predict(value)
+def _change(chat: Talk, value: str) -> None:
+    chat.session.predict = predict(value)
 
 
-def _values(talk: Talk) -> Iterable[str]:
+def _values(chat: Talk) -> Iterable[str]:
     return [Offer("-1", "no limit"), Offer("256", "tokens"), Offer("1024", "tokens")]
 
 
-def _stop(talk: Talk, value: str) -> None:
+def _stop(chat: Talk, value: str) -> None:
     if value.lower() == "none":
-        talk.stops = ()
+        chat.stops = ()
         return
     try:
         text = json.loads(value) if value[:1] == '"' else value
@@ -47,8 +47,8 @@ def _stop(talk: Talk, value: str) -> None:
             "an empty text would end every answer",
             hint='/set stop "END" ends answers before END, /set stop none removes all stop texts',
         )
-    if text not in talk.stops:
-        talk.stops = (*talk.stops, text)
+    if text not in chat.stops:
+        chat.stops = (*chat.stops, text)
 
 
 def _quoted(texts: tuple[str, ...]) -> str:
@@ -58,16 +58,16 @@ def _quoted(texts: tuple[str, ...]) -> str:
 def _switch(name: str, meaning: str) -> Knob:
     """Build the setting of an on/off attribute of the chat session."""
 
-    def change(talk: Talk, value: str) -> None:
-        setattr(talk, name, SWITCH[one_of(name, SWITCH, value)])
+    def change(chat: Talk, value: str) -> None:
+        setattr(chat, name, SWITCH[one_of(name, SWITCH, value)])
 
-    def show(talk: Talk) -> str:
-        return next(word for word, on in SWITCH.items() if on is getattr(talk, name))
+    def show(chat: Talk) -> str:
+        return next(word for word, on in SWITCH.items() if on is getattr(chat, name))
 
-    return Knob(name, ANSWER, meaning, ", ".join(SWITCH), "off", show, change, lambda talk: SWITCH)
+    return Knob(name, ANSWER, meaning, ", ".join(SWITCH), "off", show, change, lambda chat: SWITCH)
 
 
-KNOBS = (
+SETTINGS = (
     Knob(
         "predict",
         ANSWER,
@@ -85,9 +85,9 @@ KNOBS = (
         'an answer ends before any of these texts; "\\n" is a line break',
         "any text, none",
         "none",
-        lambda talk: _quoted(talk.stops) or "none",
+        lambda chat: _quoted(chat.stops) or "none",
         _stop,
-        lambda talk: ("none",),
+        lambda chat: ("none",),
     ),
     _switch("ignore_eos", "continue after the model's end token"),
     _switch("endless", "continue when the answer only repeats itself"),

@@ -11,27 +11,27 @@ from llmcli.runtime.requests.beam_settings import EARLY_STOPPING_MODES, HELP
 def _knob(name: str) -> Knob:
     default, limits, meaning = HELP[name]
 
-    def show(talk: Talk) -> str:
-        value = talk.session.search.as_dict()[name]
+    def show(chat: Talk) -> str:
+        value = chat.session.search.as_dict()[name]
         return value if isinstance(value, str) else f"{value:.10g}"
 
-    def change(talk: Talk, value: str) -> None:
+    def change(chat: Talk, value: str) -> None:
         search, max_beams = (
-            talk.session.search.with_values({name: value}),
-            talk.runner.context.n_seq_max,
+            chat.session.search.with_values({name: value}),
+            chat.runner.context.n_seq_max,
         )
         if search.beams > max_beams:
             raise UserError(
                 f"{search.beams} beams are too many: this model was loaded for {max_beams}",
                 hint=f"leave, and start with --beams {search.beams}",
             )
-        talk.session.search = search
+        chat.session.search = search
 
-    def values(talk: Talk) -> Iterable[str]:
+    def values(chat: Talk) -> Iterable[str]:
         if name == "early_stopping":
             return EARLY_STOPPING_MODES
         return (
-            [str(count) for count in range(1, talk.runner.context.n_seq_max + 1)]
+            [str(count) for count in range(1, chat.runner.context.n_seq_max + 1)]
             if name == "beams"
             else [default]
         )
@@ -39,4 +39,4 @@ def _knob(name: str) -> Knob:
     return Knob(name, SEARCH, meaning, limits, default, show, change, values)
 
 
-KNOBS = tuple(_knob(name) for name in HELP)
+SETTINGS = tuple(_knob(name) for name in HELP)

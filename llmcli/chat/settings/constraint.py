@@ -11,31 +11,31 @@ MOST = 1 << 20  # the maximum size of a schema or grammar in bytes
 NONE = ("none", "off", '""')
 
 
-def _format(talk: Talk, value: str) -> None:
+def _format(chat: Talk, value: str) -> None:
     if value.lower() == "json":
         value = "{}"
-    _put(talk, "json_schema", value, written=value.lstrip().startswith("{"))
+    _put(chat, "json_schema", value, written=value.lstrip().startswith("{"))
 
 
-def _grammar(talk: Talk, value: str) -> None:
-    _put(talk, "gbnf", value, written="::=" in value)
+def _grammar(chat: Talk, value: str) -> None:
+    _put(chat, "gbnf", value, written="::=" in value)
 
 
-def _put(talk: Talk, kind: ConstraintKind, value: str, written: bool) -> None:
+def _put(chat: Talk, kind: ConstraintKind, value: str, written: bool) -> None:
     """Constrain the next answers by the typed text, or by the contents of the named file.
 
     Raises UserError.
     """
-    current = talk.session.constraint
+    current = chat.session.constraint
     if value.lower() in NONE:
         if current and current.kind == kind:
-            talk.session.constraint = None
+            chat.session.constraint = None
         return
     constraint = Constraint(
         kind, value if written else _text(value), jump=current.jump if current else "lossless"
     )
-    talk.runner.grammars(constraint)  # reports an invalid schema or grammar now
-    talk.session.constraint = constraint
+    chat.runner.grammars(constraint)  # reports an invalid schema or grammar now
+    chat.session.constraint = constraint
 
 
 def _text(value: str) -> str:
@@ -58,24 +58,24 @@ def _text(value: str) -> str:
     return decoded(raw, str(path)).removeprefix("\ufeff")
 
 
-def _shown(talk: Talk, kind: ConstraintKind) -> str:
-    constraint = talk.session.constraint
+def _shown(chat: Talk, kind: ConstraintKind) -> str:
+    constraint = chat.session.constraint
     if constraint is None or constraint.kind != kind:
         return "none"
     text = " ".join(constraint.text.split())
     return "json" if text == "{}" else text if len(text) <= 40 else f"{text[:39]}…"
 
 
-KNOBS = (
+SETTINGS = (
     Knob(
         "format",
         ANSWER,
         "answers are JSON: any document, or one that follows a schema",
         "none, json, a schema or its file",
         "none",
-        lambda talk: _shown(talk, "json_schema"),
+        lambda chat: _shown(chat, "json_schema"),
         _format,
-        lambda talk: (Offer("none", "free text"), Offer("json", "any JSON document")),
+        lambda chat: (Offer("none", "free text"), Offer("json", "any JSON document")),
     ),
     Knob(
         "grammar",
@@ -83,8 +83,8 @@ KNOBS = (
         "answers follow a GBNF grammar",
         "none, a grammar or its file",
         "none",
-        lambda talk: _shown(talk, "gbnf"),
+        lambda chat: _shown(chat, "gbnf"),
         _grammar,
-        lambda talk: (Offer("none", "free text"),),
+        lambda chat: (Offer("none", "free text"),),
     ),
 )

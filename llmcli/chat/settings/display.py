@@ -12,13 +12,13 @@ from llmcli.runtime.sampling.top_logprobs import MAX_TOP_LOGPROBS
 def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
     """Build a display setting that takes one of several words; `about` describes each word."""
 
-    def change(talk: Talk, value: str) -> None:
-        setattr(talk.screen, name, one_of(name, about, value))
+    def change(chat: Talk, value: str) -> None:
+        setattr(chat.screen, name, one_of(name, about, value))
 
-    def values(talk: Talk) -> Iterable[str]:
+    def values(chat: Talk) -> Iterable[str]:
         return [Offer(word, what) for word, what in about.items()]
 
-    show: Callable[[Talk], str] = lambda talk: str(getattr(talk.screen, name))  # noqa: E731
+    show: Callable[[Talk], str] = lambda chat: str(getattr(chat.screen, name))  # noqa: E731
     return Knob(
         name, SCREEN, meaning, ", ".join(about), str(getattr(Screen(), name)), show, change, values
     )
@@ -27,23 +27,23 @@ def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
 WHAT = ("nothing", "one line after an answer", "the milliseconds of every token, and the line")
 
 
-def _draw(talk: Talk, value: str) -> None:
-    talk.screen.markdown = SWITCH[one_of("markdown", SWITCH, value)]
+def _draw(chat: Talk, value: str) -> None:
+    chat.screen.markdown = SWITCH[one_of("markdown", SWITCH, value)]
 
 
-def _keep(talk: Talk, value: str) -> None:
+def _keep(chat: Talk, value: str) -> None:
     if not (
         value.isascii() and value.isdigit() and len(value) < 9 and int(value) <= MAX_TOP_LOGPROBS
     ):
         raise UserError(
             f"{value!r} is not a value of probs",
-            hint=f"probs takes a whole number from 0 to {MAX_TOP_LOGPROBS}: the number of alternatives kept "
-            "for each token, 0 = off",
+            hint=f"probs takes a whole number from 0 to {MAX_TOP_LOGPROBS}: "
+            "the number of alternatives kept for each token, 0 = off",
         )
-    talk.screen.probs = int(value)
+    chat.screen.probs = int(value)
 
 
-KNOBS = (
+SETTINGS = (
     _words("timing", "what is shown of an answer's time", dict(zip(TIMINGS, WHAT, strict=True))),
     _words(
         "thinking",
@@ -56,9 +56,9 @@ KNOBS = (
         "render an answer's Markdown on a terminal",
         ", ".join(SWITCH),
         "off",
-        lambda talk: next(word for word, on in SWITCH.items() if on is talk.screen.markdown),
+        lambda chat: next(word for word, on in SWITCH.items() if on is chat.screen.markdown),
         _draw,
-        lambda talk: SWITCH,
+        lambda chat: SWITCH,
     ),
     Knob(
         "probs",
@@ -66,8 +66,8 @@ KNOBS = (
         "alternatives kept for each token, for /probs; 0 = off",
         f"from 0 to {MAX_TOP_LOGPROBS}",
         "0",
-        lambda talk: str(talk.screen.probs),
+        lambda chat: str(chat.screen.probs),
         _keep,
-        lambda talk: (Offer("0", "off"), Offer("10", "as /probs on")),
+        lambda chat: (Offer("0", "off"), Offer("10", "as /probs on")),
     ),
 )

@@ -8,22 +8,22 @@ from llmcli.chat.conversation import conversation
 from llmcli.chat.settings.base import ANSWER, Knob, Offer, one_of
 
 
-def _show(talk: Talk) -> str:
-    return talk.session.on_full
+def _show(chat: Talk) -> str:
+    return chat.session.on_full
 
 
-def _change(talk: Talk, value: str) -> None:
+def _change(chat: Talk, value: str) -> None:
     mode = one_of("on_full", conversation.MODES, value)
     if mode == "sinks":
-        context_overflow.refuse_sinks(talk.runner)
-    talk.session.on_full = mode
+        context_overflow.refuse_sinks(chat.runner)
+    chat.session.on_full = mode
 
 
-def _values(talk: Talk) -> Iterable[str]:
+def _values(chat: Talk) -> Iterable[str]:
     return [Offer(mode, about) for mode, about in conversation.MODES.items()]
 
 
-KNOBS = (
+SETTINGS = (
     Knob(
         "on_full",
         ANSWER,

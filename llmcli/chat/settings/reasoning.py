@@ -9,13 +9,13 @@ from llmcli.errors import UserError
 MEANT = {"auto": None, "on": True, "off": False}
 
 
-def _show(talk: Talk) -> str:
-    reasoning = talk.runner.template.reasoning if talk.runner.template else None
+def _show(chat: Talk) -> str:
+    reasoning = chat.runner.template.reasoning if chat.runner.template else None
     return next(word for word, meaning in MEANT.items() if meaning is reasoning)
 
 
-def _change(talk: Talk, value: str) -> None:
-    reasoning, template = MEANT[one_of("reasoning", MEANT, value)], talk.runner.template
+def _change(chat: Talk, value: str) -> None:
+    reasoning, template = MEANT[one_of("reasoning", MEANT, value)], chat.runner.template
     if reasoning is not None and not (template and template.thinking_variables):
         raise UserError(
             "this model's template cannot turn thinking on or off",
@@ -25,12 +25,12 @@ def _change(talk: Talk, value: str) -> None:
         template.reasoning = reasoning
 
 
-def _values(talk: Talk) -> Iterable[str]:
-    can_switch = bool(talk.runner.template and talk.runner.template.thinking_variables)
+def _values(chat: Talk) -> Iterable[str]:
+    can_switch = bool(chat.runner.template and chat.runner.template.thinking_variables)
     return [Offer("auto", "the template's default"), *(("on", "off") if can_switch else ())]
 
 
-KNOBS = (
+SETTINGS = (
     Knob(
         "reasoning",
         ANSWER,

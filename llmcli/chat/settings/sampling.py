@@ -11,17 +11,17 @@ FAR = 1000  # limits beyond this are not offered as values
 
 
 def _knob(setting: SamplingSetting) -> Knob:
-    def show(talk: Talk) -> str:
-        return setting.format_value(talk.session.sampling[setting.name])
+    def show(chat: Talk) -> str:
+        return setting.format_value(chat.session.sampling[setting.name])
 
-    def change(talk: Talk, value: str) -> None:
-        talk.session.sampling = talk.session.sampling.with_values({setting.name: value})
+    def change(chat: Talk, value: str) -> None:
+        chat.session.sampling = chat.session.sampling.with_values({setting.name: value})
 
-    def values(talk: Talk) -> Iterable[str]:
+    def values(chat: Talk) -> Iterable[str]:
         default, limits = setting.format_value(setting.default), setting.limits
         if not isinstance(limits, NumberLimits):
             return [Offer(default, f"default · {limits}")]
-        descriptions = {show(talk): "current", default: "default"}
+        descriptions = {show(chat): "current", default: "default"}
         bounds = ((limits.low, "minimum"), (limits.high, "maximum"))
         for bound, what in bounds[limits.open_low :]:
             if abs(bound) <= FAR:
@@ -41,4 +41,4 @@ def _knob(setting: SamplingSetting) -> Knob:
     )
 
 
-KNOBS = tuple(_knob(setting) for setting in sampling_settings().values())
+SETTINGS = tuple(_knob(setting) for setting in sampling_settings().values())

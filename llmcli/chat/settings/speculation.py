@@ -6,27 +6,27 @@ from llmcli.errors import UserError
 from llmcli.runtime.speculation import NGRAM_DRAFT_MODES
 
 
-def _change(talk: Talk, value: str) -> None:
+def _change(chat: Talk, value: str) -> None:
     wanted = one_of("ngram_draft", NGRAM_DRAFT_MODES, value)
-    if not talk.runner.set_ngram_draft(wanted) and wanted == "on":
+    if not chat.runner.set_ngram_draft(wanted) and wanted == "on":
         raise UserError(
             "this model was loaded without n-gram drafting, or drafting cannot pay off here",
             hint="leave, and start with --ngram-draft on",
         )
 
 
-KNOBS = (
+SETTINGS = (
     Knob(
         "ngram_draft",
         ANSWER,
         "draft tokens from repetitions in the text",
         ", ".join(NGRAM_DRAFT_MODES),
         "auto",
-        lambda talk: talk.runner.ngram_draft,
+        lambda chat: chat.runner.ngram_draft,
         _change,
-        lambda talk: (
+        lambda chat: (
             NGRAM_DRAFT_MODES
-            if talk.runner.has_prompt_lookup
+            if chat.runner.has_prompt_lookup
             else [word for word in NGRAM_DRAFT_MODES if word != "on"]
         ),
     ),

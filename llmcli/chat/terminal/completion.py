@@ -7,7 +7,7 @@ from llmcli.chat.chat_session import Talk
 from llmcli.chat.settings.base import Offer
 
 
-def offers(talk: Talk, line: str) -> Iterator[tuple[int, str]]:
+def offers(chat: Talk, line: str) -> Iterator[tuple[int, str]]:
     """Yield completions in order, as (start relative to the line's end, at most 0; the word)."""
     if not line.startswith("/") or line.startswith("//") or "\n" in line:
         return
@@ -21,11 +21,11 @@ def offers(talk: Talk, line: str) -> Iterator[tuple[int, str]]:
         return
     elif command.endings:
         _, _, rest = line.lstrip("/").partition(" ")
-        yield from ((-len(rest), completed) for completed in command.endings(talk, rest))
+        yield from ((-len(rest), completed) for completed in command.endings(chat, rest))
         return
     else:
         completions = list(
-            command.completions(talk) if len(words) == 1 else command.further(talk, words[1:])
+            command.completions(chat) if len(words) == 1 else command.further(chat, words[1:])
         )
     for offer in completions:
         if offer.startswith(typed):

@@ -18,8 +18,8 @@ PIECE = 2000  # characters counted at once
 class Cost:
     """The cost of the message typed at one prompt; the conversation does not change meanwhile."""
 
-    def __init__(self, talk: Talk) -> None:
-        self.talk = talk
+    def __init__(self, chat: Talk) -> None:
+        self.chat = chat
         self._pieces: dict[str, int] = {}
         self._sizes: dict[int, int] = {}
         self._held: int | None = None
@@ -32,11 +32,11 @@ class Cost:
         text = message(draft.strip())
         if not text or not text.strip():
             return ""
-        n_ctx = self.talk.runner.n_ctx
+        n_ctx = self.chat.runner.n_ctx
         try:
             if self._held is None:
-                self._held = self.talk.held()
-            count = self._size(0) - self._held + self._count("\n".join([*self.talk.attached, text]))
+                self._held = self.chat.held()
+            count = self._size(0) - self._held + self._count("\n".join([*self.chat.attached, text]))
             n_left = n_ctx - self._held - count
             return f"+{count:,} tokens, " + (
                 f"{n_left:,} of {n_ctx:,} left" if n_left > 0 else self._full(count)
@@ -46,8 +46,8 @@ class Cost:
 
     def _full(self, count: int) -> str:
         """Describe what happens to a message that does not fit."""
-        n_ctx, turns = self.talk.runner.n_ctx, len(self.talk.session.tree.kept())
-        mode, n_conversation = self.talk.session.on_full, self._held or 0
+        n_ctx, turns = self.chat.runner.n_ctx, len(self.chat.session.tree.kept())
+        mode, n_conversation = self.chat.session.on_full, self._held or 0
         if mode == "sinks":
             return "the window moves"
         if mode == "stop" or not turns:
@@ -67,7 +67,7 @@ class Cost:
         The tokens that the template adds around a message are included.
         """
         if skip not in self._sizes:
-            self._sizes[skip] = len(self.talk.tokens("a", skip)) - self._count("a")
+            self._sizes[skip] = len(self.chat.tokens("a", skip)) - self._count("a")
         return self._sizes[skip]
 
     def _count(self, text: str) -> int:
@@ -79,5 +79,5 @@ class Cost:
 
     def _piece(self, piece: str) -> int:
         if piece not in self._pieces:
-            self._pieces[piece] = len(self.talk.runner.model.tokenize(piece, special=True))
+            self._pieces[piece] = len(self.chat.runner.model.tokenize(piece, special=True))
         return self._pieces[piece]

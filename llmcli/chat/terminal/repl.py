@@ -35,18 +35,18 @@ from quant.errors import UserError
 PROMPT, CONTINUED = ">>> ", "... "
 
 
-def converse(talk: Talk) -> None:
+def converse(chat: Talk) -> None:
     """Read lines and handle them until Ctrl-D or /exit. User errors are printed.
 
     Raises SystemExit(128 + signal) after SIGHUP and SIGTERM, as a shell does.
     """
 
     def leave() -> None:
-        talk.leaving = True
+        chat.leaving = True
 
     with on_hangup(leave) as signals, defer_interrupts():
         try:
-            _converse(talk, _session(talk))
+            _converse(chat, _session(chat))
         except OSError as error:  # the terminal is closed, and its signal has not arrived yet
             if error.errno != errno.EIO:
                 raise
@@ -57,31 +57,31 @@ def converse(talk: Talk) -> None:
         raise SystemExit(128 + signals[0])
 
 
-def _converse(talk: Talk, session: PromptSession[str]) -> None:
+def _converse(chat: Talk, session: PromptSession[str]) -> None:
     """Run the input loop.
 
     Ctrl-C reaches the prompt as a key and an answer through `on_interrupt`; between them it has no
     effect.
     """
-    talk.prefills = True
-    while not talk.leaving:
-        status_parts = status_line.parts(talk)
-        session.bottom_toolbar = partial(_bottom, status_parts, Cost(talk))
-        draft, talk.draft = talk.draft, ""
+    chat.prefills = True
+    while not chat.leaving:
+        status_parts = status_line.parts(chat)
+        session.bottom_toolbar = partial(_bottom, status_parts, Cost(chat))
+        draft, chat.draft = chat.draft, ""
         try:
             text = asyncio.run(_typed(session, draft))
         except KeyboardInterrupt:
-            talk.ui.note("(Ctrl-D or /exit leaves)")
+            chat.ui.note("(Ctrl-D or /exit leaves)")
             continue
         except EOFError:
             return
         try:
             with _no_echo():
-                say(talk, _proper(text).strip())
+                say(chat, _proper(text).strip())
         except KeyboardInterrupt:
-            talk.ui.note("(stopped)")
+            chat.ui.note("(stopped)")
         except UserError as error:
-            talk.ui.error(str(error), error.hint)
+            chat.ui.error(str(error), error.hint)
 
 
 async def _typed(session: PromptSession[str], draft: str) -> str:
@@ -140,11 +140,11 @@ def _bottom(told: list[status_line.Part], cost: Cost) -> str:
     return status_line.fit(parts, get_app().output.get_size().columns, get_cwidth)
 
 
-def _session(talk: Talk) -> PromptSession[str]:
-    history = _History(talk.config.state / "history", talk)
+def _session(chat: Talk) -> PromptSession[str]:
+    history = _History(chat.config.state / "history", chat)
     return PromptSession(
         history=history,
-        completer=_Commands(talk),
+        completer=_Commands(chat),
         complete_while_typing=False,
         multiline=True,
         key_bindings=_keys(),
@@ -194,15 +194,15 @@ def _proper(text: str) -> str:
 class _History(FileHistory):
     """An input history readable by the user only. Disk errors are reported once."""
 
-    def __init__(self, path: Path, talk: Talk) -> None:
+    def __init__(self, path: Path, chat: Talk) -> None:
         super().__init__(str(path))
-        self.path, self.talk = path, talk
+        self.path, self.chat = path, chat
 
     def load_history_strings(self) -> Iterable[str]:
         try:
             return list(super().load_history_strings())
         except OSError as error:
-            self.talk.tell_once(f"no history: cannot read {self.path}: {error.strerror}")
+            self.chat.tell_once(f"no history: cannot read {self.path}: {error.strerror}")
             return []
 
     def store_string(self, string: str) -> None:
@@ -211,19 +211,19 @@ class _History(FileHistory):
             self.path.touch(mode=0o600)
             super().store_string(_proper(string))
         except OSError as error:
-            self.talk.tell_once(f"no history: cannot write {self.path}: {error.strerror}")
+            self.chat.tell_once(f"no history: cannot write {self.path}: {error.strerror}")
 
 
 class _Commands(Completer):
     """Passes Tab completion to complete.py."""
 
-    def __init__(self, talk: Talk) -> None:
-        self.talk = talk
+    def __init__(self, chat: Talk) -> None:
+        self.chat = chat
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        for start, offer in offers(self.talk, document.text_before_cursor):
+        for start, offer in offers(self.chat, document.text_before_cursor):
             yield Completion(
                 offer, start_position=start, display_meta=visible(getattr(offer, "about", ""))
             )

@@ -23,22 +23,22 @@ class Part(NamedTuple):
     text: str
 
 
-def parts(talk: Talk) -> list[Part]:
+def parts(chat: Talk) -> list[Part]:
     """Return the parts of the line from left to right. Called once for each prompt."""
-    n_tokens, n_ctx = _held(talk), talk.runner.n_ctx
+    n_tokens, n_ctx = _held(chat), chat.runner.n_ctx
     token_bar = bar([("█", n_tokens)], n_ctx, COLUMNS).ljust(COLUMNS, "░")
-    name = one_line(talk.name)
+    name = one_line(chat.name)
     if name.startswith(("/", ".", "~")):  # the end of a path is more telling than its beginning
         name = name.rstrip("/").rpartition("/")[2]
     listed = [
         Part(3, name if len(name) <= NAME else f"{name[: NAME - 1]}…"),
         Part(5, token_bar),
         Part(0, f"{n_tokens}/{n_ctx} tokens"),
-        Part(2, _kv(talk)),
+        Part(2, _kv(chat)),
     ]
-    if talk.last and talk.last.tokens_per_second:
-        listed.append(Part(1, f"{talk.last.tokens_per_second:.1f} tok/s"))
-    return [*listed, Part(4, _drawn_by(talk))]
+    if chat.last and chat.last.tokens_per_second:
+        listed.append(Part(1, f"{chat.last.tokens_per_second:.1f} tok/s"))
+    return [*listed, Part(4, _drawn_by(chat))]
 
 
 def fit(found: Sequence[Part], width: int, measure: Callable[[str], int] = len) -> str:
@@ -49,27 +49,27 @@ def fit(found: Sequence[Part], width: int, measure: Callable[[str], int] = len) 
     return BETWEEN.join(part.text for part in remaining)
 
 
-def _held(talk: Talk) -> int:
+def _held(chat: Talk) -> int:
     """Return the conversation's token count, recounted only when the conversation changes."""
-    template = talk.runner.template
+    template = chat.runner.template
     key = (
-        talk.runner,
+        chat.runner,
         template,
         template and template.reasoning,
-        talk.session.system,
-        *(message.content for message in talk.session.kept),
+        chat.session.system,
+        *(message.content for message in chat.session.kept),
     )
-    if talk.counted[0] != key:
+    if chat.counted[0] != key:
         try:
-            talk.counted = key, talk.held()
+            chat.counted = key, chat.held()
         except UserError:  # the template rejects this conversation; reported when a message is sent
-            return talk.runner.engine.ledger.used_cells
-    return talk.counted[1]
+            return chat.runner.engine.ledger.used_cells
+    return chat.counted[1]
 
 
-def _kv(talk: Talk) -> str:
-    kv = talk.runner.kv_report()
-    cache = talk.runner.predict_cache(kv.type_k, kv.type_v)
+def _kv(chat: Talk) -> str:
+    kv = chat.runner.kv_report()
+    cache = chat.runner.predict_cache(kv.type_k, kv.type_v)
     return (
         f"KV {size(answer_report.used_bytes(cache, kv.used_cells))}"
         if cache
@@ -77,16 +77,16 @@ def _kv(talk: Talk) -> str:
     )
 
 
-def _drawn_by(talk: Talk) -> str:
+def _drawn_by(chat: Talk) -> str:
     """Describe how tokens are chosen: a constraint, the temperature, and changed settings."""
-    constraint = talk.session.constraint
-    return (HELD_TO[constraint.kind] + BETWEEN if constraint else "") + _sampling(talk)
+    constraint = chat.session.constraint
+    return (HELD_TO[constraint.kind] + BETWEEN if constraint else "") + _sampling(chat)
 
 
-def _sampling(talk: Talk) -> str:
-    if talk.session.search.beams > 1:
-        return f"beams {talk.session.search.beams}"
-    values = talk.session.sampling
+def _sampling(chat: Talk) -> str:
+    if chat.session.search.beams > 1:
+        return f"beams {chat.session.search.beams}"
+    values = chat.session.sampling
     changed = [
         setting
         for setting in sampling_settings().values()

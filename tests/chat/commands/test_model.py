@@ -25,7 +25,7 @@ class Shelf:
     def names(self) -> list[str]:
         return sorted(self.models)
 
-    def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+    def switch(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
         if ref not in self.models:
             raise UserError(f"no model called {ref!r}", hint="there is other")
         self.beams = beams

@@ -276,11 +276,11 @@ from llmcli.chat.conversation.session_log import Log
 from llmcli.chat.input_loop import say
 from llmcli.chat.conversation.conversation import Session
 from llmcli.chat.chat_session import Talk
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 from llmcli.ui import UI
 from tests.fixtures.fakes import fake_runner
 
-talk = Talk("fake", fake_runner(b"yes", n_ctx=4096, n_seq_max=4), Session(defaults().with_values({"temp": 0})), config.load(), UI(color=False))
+talk = Talk("fake", fake_runner(b"yes", n_ctx=4096, n_seq_max=4), Session(default_sampling().with_values({"temp": 0})), config.load(), UI(color=False))
 talk.log = Log(talk.config, sys.exit)
 asked = 0
 

@@ -37,7 +37,7 @@ def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
         def names(self) -> list[str]:
             return []
 
-        def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+        def switch(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
             with allow_interrupts():
                 signal.raise_signal(signal.SIGINT)
 

@@ -144,7 +144,7 @@ def test_a_disk_that_takes_nothing_does_not_end_the_talk(smollm2: Path, home: Pa
     terminal = Terminal(smollm2)
     terminal.type("Hello")
     terminal.child.expect("no history")
-    assert "this chat is not recorded" in terminal.answer()
+    assert "this chat is not logged" in terminal.answer()
     terminal.type("Hello again")
     assert "recorded" not in terminal.answer()  # told once
     assert terminal.leave() == 0
@@ -219,7 +219,7 @@ def test_tab_shows_what_each_value_means(smollm2: Path) -> None:
     child.send("\x1b[1;1R")
     child.expect("temp 0")
     child.send("/set timing \t")
-    child.expect("every token's milliseconds")
+    child.expect("the milliseconds of every token")
     child.send("\t\r")  # the menu is there: the next Tab takes its first word
     child.expect("timing = off")
     child.expect(r"\x1b\[6n")

@@ -239,7 +239,7 @@ def test_a_system_text_that_the_template_drops_goes_into_the_first_message(
     )
     done = llmcli("chat", "fake", "-sys", "Be brief.", stdin=b"hi\nho\n")
     assert b"<Be brief.\n\nhi><" in bytes(t for t in opened[0].engine.ledger.tokens[0] if t < 256)
-    assert done.err.count("no place for a system text") == 1
+    assert done.err.count("does not support a system text") == 1
 
 
 def test_a_template_that_raises_is_one_error_and_the_talk_goes_on(
