@@ -87,7 +87,7 @@ def stories_gguf(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     from quant.quantize import plan, write
 
     out = tmp_path_factory.mktemp("stories") / "stories260K-F32.gguf"
-    write.write_model(plan.plan(checkpoint_source.open_checkpoint(stories), "F32"), out, threads=1)
+    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(stories), "F32"), out, threads=1)
     return out
 
 

@@ -111,7 +111,7 @@ def _write_stand_in(source: "Source", file_type: str, folder: Path) -> Path:
     from quant.gguf import layout as writer
     from quant.quantize import plan as plan_module
 
-    plan = plan_module.plan(source, file_type)
+    plan = plan_module.plan_quantization(source, file_type)
     entries = {
         **dict(source.entries),
         "general.file_type": writer.encode_entry("uint32", plan.file_type.number),

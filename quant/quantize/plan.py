@@ -258,7 +258,7 @@ class Plan:
         return len(self.layout.slots), 0
 
 
-def plan(
+def plan_quantization(
     source: Source,
     file_type: str,
     overrides: TypeOverrides = NO_OVERRIDES,

@@ -16,7 +16,7 @@ Llmcli = Callable[..., Done]
 @pytest.fixture
 def small(stories_gguf: Path, tmp_path: Path) -> Path:
     out = tmp_path / "small.gguf"
-    write.write_model(plan.plan(write.open_gguf(stories_gguf), "Q8_0"), out, threads=1)
+    write.write_model(plan.plan_quantization(write.open_gguf(stories_gguf), "Q8_0"), out, threads=1)
     return out
 
 

@@ -35,7 +35,7 @@ def packed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     whole = tiny_gguf.llama(folder / "whole.gguf", layers=3, tied=True)
     write.write_model(
-        plan_module.plan(write.open_gguf(whole), "Q4_0"), folder / "q4_0.gguf", threads=1
+        plan_module.plan_quantization(write.open_gguf(whole), "Q4_0"), folder / "q4_0.gguf", threads=1
     )
     return folder / "q4_0.gguf"
 
@@ -85,7 +85,7 @@ def test_state_that_is_not_a_cache_is_counted_and_has_no_layers(tmp_path):
 
 def test_several_files_are_mapped_each_from_its_first_tensor_to_its_last(tmp_path):
     whole = tiny_gguf.llama(tmp_path / "whole.gguf", layers=3)
-    split = plan_module.plan(write.open_gguf(whole), "Q8_0", max_shard_bytes=300_000)
+    split = plan_module.plan_quantization(write.open_gguf(whole), "Q8_0", max_shard_bytes=300_000)
     report = write.write_model(split, tmp_path / "part.gguf", threads=1)
     assert len(read_header.read_header(report.out).files) > 1
     compare(report.out, ContextOptions(512))
@@ -97,7 +97,7 @@ def test_compressed_keys_and_experts(tmp_path, name):
     (case,) = (case for case in families.cases() if case.name == name)
     folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
     write.write_model(
-        plan_module.plan(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1
+        plan_module.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1
     )
     for options in (CONTEXTS[0], replace(CONTEXTS[1], type_k="f16", type_v="f16"), CONTEXTS[3]):
         assert compare(out, options).cache

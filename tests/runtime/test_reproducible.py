@@ -43,7 +43,7 @@ DEPTHS = 5
 def made(folder: Path, kind: str) -> Path:
     """A checkpoint quantized."""
     out = folder.with_suffix(f".{kind}.gguf")
-    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), kind), out, threads=1)
+    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), kind), out, threads=1)
     return out
 
 

@@ -123,7 +123,7 @@ def _make_builder(
     steered = {"method": method, "fold": fold * has_fold, **inputs.digests}
 
     def make(kind: str, wishes: TypeOverrides) -> "Plan":
-        return planning.plan(
+        return planning.plan_quantization(
             source,
             kind,
             wishes,

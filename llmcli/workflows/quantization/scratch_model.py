@@ -126,7 +126,7 @@ def open_scratch_model(
     """
     text = _read_text(source, probe_text)
     make_folder(path.parent)
-    plan = plan_module.plan(source, "F16")
+    plan = plan_module.plan_quantization(source, "F16")
     with ExitStack() as stack:
         stack.callback(path.unlink, missing_ok=True)
         with ui.bar("write a scratch copy", len(plan.steps), unit="tensors") as bar:

@@ -254,7 +254,7 @@ def test_every_type_is_told_as_the_file_that_would_be_made(
     assert "MXFP4_MOE" not in rows  # it has no experts
     for name in ("Q8_0", "Q4_K_M", "Q4_0"):
         made = tmp_path / f"{name}.gguf"
-        plan = plan_module.plan(write.open_gguf(whole), name)
+        plan = plan_module.plan_quantization(write.open_gguf(whole), name)
         write.write_model(plan, made, threads=1)
         found = json.loads(llmcli("plan", str(made), *words).out)
         assert rows[name]["file_bytes"] == made.stat().st_size
@@ -357,9 +357,9 @@ def test_what_is_not_quantized_yet_is_planned_as_if_it_were(
     """The header that would be written, against the file itself: to the byte."""
     whole, made = tmp_path / "whole.gguf", tmp_path / "q4_0.gguf"
     write.write_model(
-        plan_module.plan(checkpoint_source.open_checkpoint(stories), "F32"), whole, threads=1
+        plan_module.plan_quantization(checkpoint_source.open_checkpoint(stories), "F32"), whole, threads=1
     )
-    write.write_model(plan_module.plan(write.open_gguf(whole), "Q4_0"), made, threads=1)
+    write.write_model(plan_module.plan_quantization(write.open_gguf(whole), "Q4_0"), made, threads=1)
     receipts = [
         receipt(llmcli("plan", *words, "--json"))
         for words in (
@@ -437,7 +437,7 @@ def test_a_gguf_on_the_hub_is_planned_from_its_header(
 def test_shards_on_the_hub_are_planned_together(
     llmcli: Llmcli, hub: Hub, model: Path, tmp_path: Path
 ) -> None:
-    plan = plan_module.plan(write.open_gguf(model), "Q8_0", max_shard_bytes=300_000)
+    plan = plan_module.plan_quantization(write.open_gguf(model), "Q8_0", max_shard_bytes=300_000)
     write.write_model(plan, tmp_path / "cut-Q8_0.gguf", threads=1)
     files = {file.name: file.read_bytes() for file in tmp_path.glob("cut-*.gguf")}
     assert len(files) > 1

@@ -63,7 +63,7 @@ def source(tmp_path: Path) -> Source:
 
 def planner(source: Source) -> Callable[[Mapping[str, str]], Plan]:
     elements = {w.name: w.elements for w in source.weights}
-    return lambda mix: plan.plan(source, nearest_file_type(mix, elements), TypeOverrides(mix=mix))
+    return lambda mix: plan.plan_quantization(source, nearest_file_type(mix, elements), TypeOverrides(mix=mix))
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def one_way(source: Source, tmp_path: Path, *names: str) -> Iterator[Sensitivity
     )
 
     def planned(mix: Mapping[str, str]) -> Plan:
-        return plan.plan(
+        return plan.plan_quantization(
             source,
             nearest_file_type(mix, elements),
             TypeOverrides(mix=mix),

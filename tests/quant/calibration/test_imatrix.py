@@ -56,7 +56,7 @@ def assert_equal(
     )
     weights = imatrix.load_imatrix(write_gguf(folder / "imatrix.gguf", sums))
     quantize.write_model(
-        plan_module.plan(quantize.open_gguf(source), kind, wishes, weights), ours, threads=2
+        plan_module.plan_quantization(quantize.open_gguf(source), kind, wishes, weights), ours, threads=2
     )
     upstream.assert_same(ours, theirs)
 
@@ -82,7 +82,7 @@ def test_types_of_few_bits_are_refused_without_an_imatrix_before_anything_is_wri
 ) -> None:
     source = quantize.open_gguf(models("one"))
     with pytest.raises(UserError, match=f"{kind} needs an importance matrix") as caught:
-        plan_module.plan(source, kind)
+        plan_module.plan_quantization(source, kind)
     assert "--imatrix" in caught.value.hint
     assert not upstream.quantize(
         models("one"), tmp_path / "x.gguf", file_types.FILE_TYPES[kind].number
@@ -107,7 +107,7 @@ def test_slabs_and_threads_do_not_change_the_bytes(models, tmp_path: Path, monke
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "imatrix.gguf", sums))
     for name, slab, threads in (("a", 1 << 24, 1), ("b", 700, 3)):
         monkeypatch.setattr(pipeline, "SLAB_VALUES", slab)
-        plan = plan_module.plan(quantize.open_gguf(source), "Q4_K_M", imatrix=weights)
+        plan = plan_module.plan_quantization(quantize.open_gguf(source), "Q4_K_M", imatrix=weights)
         quantize.write_model(plan, tmp_path / name, threads=threads)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -137,7 +137,7 @@ def test_the_new_file_says_what_steered_it_as_llama_quantize_does(
     weights = imatrix.load_imatrix(write(tmp_path / f"imatrix.{form}", sums))
     out = tmp_path / "out.gguf"
     quantize.write_model(
-        plan_module.plan(quantize.open_gguf(models("one")), "Q4_0", imatrix=weights), out, threads=1
+        plan_module.plan_quantization(quantize.open_gguf(models("one")), "Q4_0", imatrix=weights), out, threads=1
     )
     fields = gguf.GGUFReader(out).fields
     found = {key: fields[key].contents() for key in fields if key.startswith("quantize.imatrix.")}
@@ -166,15 +166,15 @@ def test_another_imatrix_makes_the_file_anew_and_the_same_does_not(models, tmp_p
     first = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", collected(models("one"))))
     second = imatrix.load_imatrix(write_gguf(tmp_path / "b.gguf", collected(models("one"), seed=4)))
     assert not quantize.write_model(
-        plan_module.plan(source, "Q4_0", imatrix=first), out
+        plan_module.plan_quantization(source, "Q4_0", imatrix=first), out
     ).already_finished
     assert quantize.write_model(
-        plan_module.plan(source, "Q4_0", imatrix=first), out
+        plan_module.plan_quantization(source, "Q4_0", imatrix=first), out
     ).already_finished
     assert not quantize.write_model(
-        plan_module.plan(source, "Q4_0", imatrix=second), out
+        plan_module.plan_quantization(source, "Q4_0", imatrix=second), out
     ).already_finished
-    assert not quantize.write_model(plan_module.plan(source, "Q4_0"), out).already_finished
+    assert not quantize.write_model(plan_module.plan_quantization(source, "Q4_0"), out).already_finished
 
 
 def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_passed_over(
@@ -182,7 +182,7 @@ def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_pas
 ) -> None:
     source, sums = quantize.open_gguf(models("one")), collected(models("one"))
     sums["token_embd.weight"] = Sums(np.ones((1, 5), np.float32), np.ones(1))
-    plan = plan_module.plan(
+    plan = plan_module.plan_quantization(
         source, "Q4_0", imatrix=imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
     )
     assert plan.tensors_without_importance == ("token_embd.weight",)
@@ -193,7 +193,7 @@ def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_pas
         UserError,
         match=r"blk\.0\.ffn_up\.weight has 77 values, the tensor needs 256; .*output\.weight",
     ):
-        plan_module.plan(source, "Q4_0", imatrix=weights)
+        plan_module.plan_quantization(source, "Q4_0", imatrix=weights)
 
 
 def test_a_tensor_it_does_not_speak_of_is_told_or_where_it_would_be_noise_refused(
@@ -202,12 +202,12 @@ def test_a_tensor_it_does_not_speak_of_is_told_or_where_it_would_be_noise_refuse
     source, sums = quantize.open_gguf(models("one")), collected(models("one"))
     del sums["blk.0.ffn_gate.weight"]
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
-    plan = plan_module.plan(source, "Q4_K_M", imatrix=weights)
+    plan = plan_module.plan_quantization(source, "Q4_K_M", imatrix=weights)
     assert set(plan.tensors_without_importance) == {"token_embd.weight", "blk.0.ffn_gate.weight"}
     with pytest.raises(
         UserError, match=r"does not speak of 1 tensors .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"
     ):
-        plan_module.plan(source, "IQ2_XXS", imatrix=weights)
+        plan_module.plan_quantization(source, "IQ2_XXS", imatrix=weights)
 
 
 def damaged(folder: Path, sums: dict[str, Sums]) -> dict[str, bytes]:
@@ -265,7 +265,7 @@ def test_texts_in_the_new_file_are_whole_characters_whatever_the_names(
             folder / f"{name}.gguf"
         )
         out = tmp_path / "out.gguf"
-        plan = plan_module.plan(
+        plan = plan_module.plan_quantization(
             quantize.open_gguf(models("one")), "Q4_0", imatrix=imatrix.load_imatrix(path)
         )
         quantize.write_model(plan, out, force=True)
@@ -307,7 +307,7 @@ def test_a_vector_of_zeros_is_no_crash(kind: str, models, tmp_path: Path) -> Non
         for name, found in collected(models("one")).items()
     }
     weights = imatrix.load_imatrix(write_gguf(tmp_path / "a.gguf", sums))
-    plan = plan_module.plan(
+    plan = plan_module.plan_quantization(
         quantize.open_gguf(models("one")), "Q4_K_M", TypeOverrides((f"ffn_up={kind}",)), weights
     )
     assert quantize.write_model(plan, tmp_path / "out.gguf", threads=1).type_summaries

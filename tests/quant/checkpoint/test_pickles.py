@@ -47,7 +47,7 @@ def test_a_pickle_gives_the_same_file_as_safetensors_but_for_the_name_of_its_sou
         checkpoint_source.open_checkpoint(stories),
     )
     for source, out in zip(sources, (ours, theirs), strict=True):
-        write.write_model(plan.plan(source, "Q8_0"), out, threads=1)
+        write.write_model(plan.plan_quantization(source, "Q8_0"), out, threads=1)
     mine, other = (source.fingerprint.encode() for source in sources)
     assert ours.read_bytes().replace(mine, other) == theirs.read_bytes()
 

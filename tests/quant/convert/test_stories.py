@@ -63,7 +63,7 @@ def test_a_story_is_told_as_transformers_tells_it(stored: tuple[Path, str], tmp_
     )
     folder, dtype = stored
     out = tmp_path / "story.gguf"
-    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), dtype), out, threads=1)
+    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), dtype), out, threads=1)
     assert read_header.read_header(out).file_type == dtype
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -77,7 +77,7 @@ def error(source: Source, finished: Source, imatrix: Imatrix, role: str) -> floa
 def test_the_finished_file_has_less_error_and_the_same_size(
     file_type: str, method: str, source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
-    plan = plan_module.plan(source, file_type, imatrix=imatrix, method=method)
+    plan = plan_module.plan_quantization(source, file_type, imatrix=imatrix, method=method)
     found = choose.choose_folds(plan, ("awq",), 1)
     folded = folded_plan.fold_plan(plan, [one.fold for one in found if one.fold], "awq")
     plain, better = made(plan, tmp_path / "plain.gguf"), made(folded, tmp_path / "better.gguf")
@@ -93,7 +93,7 @@ def test_channels_that_nothing_enters_do_not_hide_the_others(
     for entry in imatrix.entries.values():
         sums[entry.offset // 4 : entry.offset // 4 + entry.count : 5] = 0
     sums.tofile(imatrix.path)
-    found = choose.choose_folds(plan_module.plan(source, "Q4_K_M", imatrix=imatrix), ("awq",), 1)
+    found = choose.choose_folds(plan_module.plan_quantization(source, "Q4_K_M", imatrix=imatrix), ("awq",), 1)
     fold = next(one.fold for one in found if one.site.name == "blk.0.attn_norm")
     assert fold and fold.factors is not None
     assert fold.factors[~dead].max() > 1.5 * fold.factors[~dead].min()
@@ -103,7 +103,7 @@ def test_channels_that_nothing_enters_do_not_hide_the_others(
 def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(
     source: Source, imatrix: Imatrix
 ) -> None:
-    plan = plan_module.plan(source, "Q4_0", imatrix=imatrix)
+    plan = plan_module.plan_quantization(source, "Q4_0", imatrix=imatrix)
     step = next(step for step in plan.steps if step.weight.name == "blk.0.attn_output.weight")
     means = imatrix.entries[step.weight.name].mean_squares(0, 1, HIDDEN)[0]
     rows = values(source, "attn_output")[:: HIDDEN // 64].astype(np.float32)
@@ -133,7 +133,7 @@ def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix
         def of(self, asked: str) -> "Known | None":
             return self if asked == name else None
 
-    plan = replace(plan_module.plan(source, "Q4_K_M", imatrix=imatrix), moments=Known())
+    plan = replace(plan_module.plan_quantization(source, "Q4_K_M", imatrix=imatrix), moments=Known())
     step = choose._FoldSearch(plan, ("awq",)).steps[name]
     changes = np.random.default_rng(4).normal(size=(8, HIDDEN)).astype(np.float32)
     measured = np.square(changes @ random.T).mean(1).sum()
@@ -157,7 +157,7 @@ def test_the_largest_square_of_a_block_is_expected_as_it_is_drawn(size: int) -> 
 
 
 def test_dealt_channels_share_the_highest_scores_out(source: Source, imatrix: Imatrix) -> None:
-    plan = plan_module.plan(source, "Q2_K", imatrix=imatrix)
+    plan = plan_module.plan_quantization(source, "Q2_K", imatrix=imatrix)
     found = {one.site.name: one for one in choose.choose_folds(plan, ("deal",), 1)}
     order = choose._interleaved_order(
         found["blk.0.ffn_down"].site,
@@ -177,7 +177,7 @@ def test_dealt_channels_share_the_highest_scores_out(source: Source, imatrix: Im
 def test_the_same_plan_gets_the_same_folds_and_its_file_is_recognised(
     source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
-    plan, out = plan_module.plan(source, "Q4_0", imatrix=imatrix), tmp_path / "out.gguf"
+    plan, out = plan_module.plan_quantization(source, "Q4_0", imatrix=imatrix), tmp_path / "out.gguf"
     chosen = [
         [
             one.fold
@@ -196,9 +196,9 @@ def test_the_same_plan_gets_the_same_folds_and_its_file_is_recognised(
 def test_codes_that_are_kept_are_not_folded(
     source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
-    kept = made(plan_module.plan(source, "Q8_0"), tmp_path / "kept.gguf")
+    kept = made(plan_module.plan_quantization(source, "Q8_0"), tmp_path / "kept.gguf")
     assert (
-        choose.choose_folds(plan_module.plan(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1)
+        choose.choose_folds(plan_module.plan_quantization(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1)
         == ()
     )
 
@@ -211,4 +211,4 @@ def test_folds_are_named_or_refused(source: Source) -> None:
     with pytest.raises(UserError, match="unknown fold 'awk'"):
         choose.parse_fold_kinds("awk")
     with pytest.raises(UserError, match="this plan has none"):
-        choose.choose_folds(plan_module.plan(source, "Q4_K_M"), ("awq",), 1)
+        choose.choose_folds(plan_module.plan_quantization(source, "Q4_K_M"), ("awq",), 1)

@@ -167,7 +167,7 @@ def test_folds_leave_logits_as_they_are(graph: Graph, tmp_path: Path) -> None:
     source, out = quantize.open_gguf(path), tmp_path / "folded.gguf"
     assert {site.kind for site in folds.find_sites(source)} | missing(graph) == KINDS
     quantize.write_model(
-        plan.plan(folds.fold_source(source, everything(source)), "F32"), out, threads=1
+        plan.plan_quantization(folds.fold_source(source, everything(source)), "F32"), out, threads=1
     )
     assert families.nmse(logits(out), logits(path)) < 1e-6
 

@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(model: Path) -> Plan:
-    return plan_module.plan(write.open_gguf(model), "Q8_0")
+    return plan_module.plan_quantization(write.open_gguf(model), "Q8_0")
 
 
 def beside(out: Path) -> tuple[Path, Path]:

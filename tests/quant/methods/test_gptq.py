@@ -189,7 +189,7 @@ def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
 
 def test_eight_bits_are_left_to_search(tmp_path: Path) -> None:
     source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
-    plan = plan_module.plan(
+    plan = plan_module.plan_quantization(
         source, "Q8_0", method="gptq", moments=load_moments(measured(source, tmp_path / "m.gguf"))
     )
     assert list(plan.methods) == ["search"]
@@ -198,7 +198,7 @@ def test_eight_bits_are_left_to_search(tmp_path: Path) -> None:
 def test_a_file_s_report_tells_of_rows_and_of_damping(tmp_path: Path) -> None:
     source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
     moments = load_moments(measured(source, tmp_path / "m.gguf", ("blk.0.ffn_up.weight",)))
-    plan = plan_module.plan(source, "Q4_K_M", method="gptq", moments=moments)
+    plan = plan_module.plan_quantization(source, "Q4_K_M", method="gptq", moments=moments)
     remarks = quantize.write_model(plan, tmp_path / "o.gguf").method_reports
     assert remarks.keys() == {step.weight.name for step in plan.methods["gptq"]}
     assert {name for name, one in remarks.items() if one.damping} == {"blk.0.ffn_up.weight"}
@@ -288,7 +288,7 @@ def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(
 ) -> None:
     source = quantize.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1))
     moments = load_moments(measured(source, tmp_path / "m.gguf"))
-    plan = plan_module.plan(source, "Q4_K_M", method="gptq", moments=moments)
+    plan = plan_module.plan_quantization(source, "Q4_K_M", method="gptq", moments=moments)
     assert {step.weight.name for step in plan.methods["gptq"]} >= {
         "blk.0.ffn_down.weight",
         "blk.0.attn_q.weight",
@@ -299,7 +299,7 @@ def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(
     quantize.write_model(plan, two, threads=3)
     assert one.read_bytes() == two.read_bytes()
     assert moments.digest in plan.settings
-    assert plan_module.plan(source, "Q4_K_M", moments=moments).settings != plan.settings
+    assert plan_module.plan_quantization(source, "Q4_K_M", moments=moments).settings != plan.settings
 
 
 def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         file.write(np.array([np.nan], "<f4").tobytes())
     with pytest.raises(UserError, match=r"attn_q.*not finite"):
         quantize.write_model(
-            plan_module.plan(source, "Q4_K_M", method="gptq", moments=moments), tmp_path / "o.gguf"
+            plan_module.plan_quantization(source, "Q4_K_M", method="gptq", moments=moments), tmp_path / "o.gguf"
         )
 
 

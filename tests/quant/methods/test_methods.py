@@ -175,7 +175,7 @@ def test_what_cannot_be_held_is_refused_by_name(
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(
     method: Method, tmp_path: Path, monkeypatch
 ) -> None:
-    plan = plan_module.plan(
+    plan = plan_module.plan_quantization(
         write.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1)),
         "Q4_K_M",
         method=method.name,
@@ -193,11 +193,11 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(
     assert report.resumed >= 4
     assert one.read_bytes() == two.read_bytes()
     assert write.is_finished(plan, two)
-    assert not write.is_finished(plan_module.plan(plan.source, "Q4_K_M"), two)
+    assert not write.is_finished(plan_module.plan_quantization(plan.source, "Q4_K_M"), two)
 
 
 def test_what_other_means_began_is_made_anew(tmp_path: Path, monkeypatch) -> None:
-    plan = plan_module.plan(
+    plan = plan_module.plan_quantization(
         write.open_gguf(tiny_gguf.llama(tmp_path / "a.gguf", layers=1)), "Q4_K_M", method="search"
     )
     out = tmp_path / "out.gguf"

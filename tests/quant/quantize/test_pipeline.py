@@ -88,11 +88,11 @@ def plan(model: Path, change: Callable[[Weight], Weight] = lambda weight: weight
     assert source.fingerprint  # read once, before the weights become strange
     changed = replace(source, weights=tuple(change(weight) for weight in source.weights))
     changed.__dict__["fingerprint"] = source.fingerprint
-    return plan_module.plan(changed, "Q4_K_M")
+    return plan_module.plan_quantization(changed, "Q4_K_M")
 
 
 def whole(model: Path, out: Path) -> bytes:
-    write.write_model(plan_module.plan(write.open_gguf(model), "Q4_K_M"), out, threads=1)
+    write.write_model(plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=1)
     return out.read_bytes()
 
 

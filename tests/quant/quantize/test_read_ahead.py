@@ -113,5 +113,5 @@ def test_a_file_made_of_what_was_read_ahead_is_the_same(
         ("plain", plain),
         ("ahead", read_ahead(checkpoint_source.open_checkpoint(stories))),
     ):
-        write.write_model(plan.plan(source, "Q8_0"), tmp_path / name, threads=2)
+        write.write_model(plan.plan_quantization(source, "Q8_0"), tmp_path / name, threads=2)
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "ahead").read_bytes()

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(model: Path, most: int = MOST) -> Plan:
-    return plan_module.plan(write.open_gguf(model), "Q8_0", max_shard_bytes=most)
+    return plan_module.plan_quantization(write.open_gguf(model), "Q8_0", max_shard_bytes=most)
 
 
 def test_the_shards_together_are_the_whole_file(model: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_checkpoint_whose_weights_lie_elsewhere_is_the_same_source(
     assert there.fingerprint == here.fingerprint
     assert blob.asked <= SAMPLE_COUNT + 2
     for source, name in ((here, "here"), (there, "there")):
-        write.write_model(plan.plan(source, "Q8_0"), tmp_path / name, threads=1)
+        write.write_model(plan.plan_quantization(source, "Q8_0"), tmp_path / name, threads=1)
     assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
 
 
@@ -83,8 +83,8 @@ def test_a_change_too_small_for_the_samples_is_seen_by_its_time(
     folder, out = tmp_path / "m", tmp_path / "m.gguf"
     shutil.copytree(stories, folder)
     file = folder / "model.safetensors"
-    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1)
-    before = plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0")
+    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1)
+    before = plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0")
     assert write.is_finished(before, out)
     blob, covered = LocalFile(file), set()
     for step in range(SAMPLE_COUNT):
@@ -97,7 +97,7 @@ def test_a_change_too_small_for_the_samples_is_seen_by_its_time(
         stream.write(b"\0")
     later = out.stat().st_mtime_ns + 1_000_000
     os.utime(file, ns=(later, later))
-    after = plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0")
+    after = plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0")
     assert after.source.fingerprint == before.source.fingerprint
     assert not write.is_finished(after, out)
 

@@ -105,7 +105,7 @@ def test_a_whole_checkpoint_with_a_unigram_tokenizer_converts_and_runs(
     shutil.copytree(DATA, folder, dirs_exist_ok=True)
     source = verify_tokenizer(checkpoint_source.open_checkpoint(folder), folder)
     assert not source.notes
-    write.write_model(plan.plan(source, "F32"), out, threads=1)
+    write.write_model(plan.plan_quantization(source, "F32"), out, threads=1)
     model = llama_cpp.Llama(str(out), n_ctx=64, n_threads=1, verbose=False)
     for text, ids in json.loads((DATA / "ids.json").read_text())[:20]:
         assert model.tokenize(text.encode(), add_bos=False, special=False) == ids

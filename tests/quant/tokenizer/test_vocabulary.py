@@ -123,7 +123,7 @@ def test_rows_without_a_token_are_filled_up_and_the_model_still_loads(
         folder / "model.safetensors", tensors | {"model.embed_tokens.weight": wide}
     )
     out = tmp_path / "out.gguf"
-    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1)
+    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1)
     reader = gguf.GGUFReader(out)
     assert reader.fields["tokenizer.ggml.tokens"].contents()[511:] == [
         read_header.read_header(out).metadata["tokenizer.ggml.tokens"].read_values()[511],

@@ -62,7 +62,7 @@ def test_a_quantized_model_with_compressed_keys_runs(
 ) -> None:
     """In a process of its own: an abort would end it."""
     out = tmp_path / "out.gguf"
-    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), kind), out)
+    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), kind), out)
     assert read_header.read_header(out).has_latent_attention
     command, root = [sys.executable, "-c", RUN, str(out)], Path(__file__).parents[3]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
@@ -77,7 +77,7 @@ def test_reproducible_covers_compressed_keys_and_refuses_experts_by_name(
     folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "experts.gguf"
-    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), "Q8_0"), out)
+    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out)
     with pytest.raises(
         UserError, match=r"needs quantized weights: blk\.1\.ffn_gate_inp\.weight is F32"
     ):
@@ -87,7 +87,7 @@ def test_reproducible_covers_compressed_keys_and_refuses_experts_by_name(
         v2("no experts", **SIZES | small, first_k_dense_replace=2), tmp_path / "dense"
     )
     write.write_model(
-        plan.plan(checkpoint_source.open_checkpoint(dense), "Q8_0"), out := tmp_path / "dense.gguf"
+        plan.plan_quantization(checkpoint_source.open_checkpoint(dense), "Q8_0"), out := tmp_path / "dense.gguf"
     )
     assert read_header.read_header(out).has_latent_attention
     said = []

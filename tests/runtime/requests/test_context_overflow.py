@@ -51,7 +51,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exact")
     floats = tiny_gguf.llama(folder / "f32.gguf", hidden=256, layers=2)
     out = folder / "q8_0.gguf"
-    write.write_model(plan.plan(write.open_gguf(floats), "Q8_0"), out, threads=1)
+    write.write_model(plan.plan_quantization(write.open_gguf(floats), "Q8_0"), out, threads=1)
     return out
 
 

@@ -186,7 +186,7 @@ def test_shards_are_verified_together(
 def test_a_folded_file_is_held_against_what_was_there_before(
     stories_gguf: Path, tmp_path: Path, text: Path
 ) -> None:
-    plan = plan_module.plan(write.open_gguf(stories_gguf), "Q8_0")
+    plan = plan_module.plan_quantization(write.open_gguf(stories_gguf), "Q8_0")
     folded = folded_plan.fold_plan(plan, folds.randomize(plan.source, 0), "a test")
     out = tmp_path / "folded.gguf"
     write.write_model(folded, out, threads=1)
@@ -289,7 +289,7 @@ def test_moments_that_chose_folds_are_named_whatever_the_method(
         np.ones(1),
     )
     matrix.write_bytes(b"".join(sums.build_file(["a"], 1, 512)))
-    plan = plan_module.plan(
+    plan = plan_module.plan_quantization(
         source, "Q4_0", imatrix=imatrix.load_imatrix(matrix), moments=moments.load_moments(file)
     )
     assert [one.kind for one in verifying.used_statistics(plan)] == ["imatrix"]
@@ -306,7 +306,7 @@ def test_a_text_that_types_were_chosen_by_is_said_to_flatter(
         name: "F16" if shape[0] % 32 else "Q8_0" if name.endswith("_q.weight") else "Q4_0"
         for name, shape, _ in tensor_types.quantizable_tensors(present, source.facts)
     }
-    plan = plan_module.plan(source, "Q4_0", TypeOverrides(mix=types))
+    plan = plan_module.plan_quantization(source, "Q4_0", TypeOverrides(mix=types))
     out = tmp_path / "mixed.gguf"
     report = write.write_model(plan, out, threads=1)
     digest = hashlib.sha256(text.read_text().removesuffix("\n").encode()).hexdigest()[:32]

@@ -174,7 +174,7 @@ def test_a_value_that_is_no_number_stops_the_run_by_name(stories: Path, tmp_path
     )
     with pytest.raises(UserError, match=r"up_proj\.weight contains NaN or infinite values"):
         quantize.write_model(
-            plan.plan(checkpoint_source.open_checkpoint(folder), "F32"), tmp_path / "x.gguf"
+            plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), tmp_path / "x.gguf"
         )
     assert not (tmp_path / "x.gguf").exists()
 
@@ -187,7 +187,7 @@ def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path
         "already quantized (FP8)" in note and "org/small gives a better file" in note
         for note in source.notes
     )
-    quantize.write_model(plan.plan(source, "F16"), tmp_path / "x.gguf")
+    quantize.write_model(plan.plan_quantization(source, "F16"), tmp_path / "x.gguf")
     header = read_header.read_header(tmp_path / "x.gguf")
     assert header.metadata["llmcli.convert.source_method"] == "fp8"
     load_checks.check_loadable(header)

@@ -201,7 +201,7 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
         "(GPTQ)" in note and "quantizing them again adds to their error" in note
         for note in source.notes
     )
-    quantize.write_model(plan.plan(source, "F32"), tmp_path / "x.gguf")
+    quantize.write_model(plan.plan_quantization(source, "F32"), tmp_path / "x.gguf")
     header = read_header.read_header(tmp_path / "x.gguf")
     assert header.metadata["llmcli.convert.source_method"] == "gptq"
     made = quantize.open_gguf(tmp_path / "x.gguf")

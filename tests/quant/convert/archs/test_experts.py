@@ -201,7 +201,7 @@ def test_a_recipe_knows_that_there_are_experts(
     tiny_checkpoint.save(folder / "model.safetensors", tensors)
     source = checkpoint_source.open_checkpoint(folder)
     assert source.facts.experts == 4
-    write.write_model(plan.plan(source, "Q8_0"), tmp_path / "out.gguf", threads=1)
+    write.write_model(plan.plan_quantization(source, "Q8_0"), tmp_path / "out.gguf", threads=1)
     types = {
         tensor.name: tensor.type
         for tensor in read_header.read_header(tmp_path / "out.gguf").tensors

@@ -21,7 +21,7 @@ def test_logits_equal_those_of_transformers(case: families.Case, tmp_path: Path)
         "transformers", reason="transformers is not installed: logits have no oracle"
     )
     folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
-    write.write_model(plan.plan(checkpoint_source.open_checkpoint(folder), "F32"), out)
+    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out)
     load_checks.check_loadable(read_header.read_header(out))
     ours, theirs = families.ours(out), families.theirs(folder)
     assert families.nmse(ours, theirs) < case.limit

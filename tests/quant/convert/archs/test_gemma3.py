@@ -53,7 +53,7 @@ def test_rows_without_a_token_are_cut_where_the_config_names_no_size(
     tiny_checkpoint.edit(padded / "config.json", vocab_size=None)
     source = checkpoint_source.open_checkpoint(padded)
     assert "token '<image_soft_token>' is left out: the model has no row for it" in source.notes
-    write.write_model(plan.plan(source, "F32"), tmp_path / "out.gguf")
+    write.write_model(plan.plan_quantization(source, "F32"), tmp_path / "out.gguf")
     assert families.nmse(families.ours(tmp_path / "out.gguf"), theirs) < 1e-6
 
 

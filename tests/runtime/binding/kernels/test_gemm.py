@@ -105,7 +105,7 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights(floats: Path) -> Path:
     """Quantized, so that products may be our own."""
     out = floats.with_name("q8_0.gguf")
-    write.write_model(plan.plan(write.open_gguf(floats), "Q8_0"), out, threads=1)
+    write.write_model(plan.plan_quantization(write.open_gguf(floats), "Q8_0"), out, threads=1)
     return out
 
 
@@ -113,7 +113,7 @@ def weights(floats: Path) -> Path:
 def decoded(floats: Path, weights: Path) -> Path:
     """The same weights as floats, which are multiplied as they are."""
     out = floats.with_name("again.gguf")
-    write.write_model(plan.plan(write.open_gguf(weights), "F32"), out, threads=1)
+    write.write_model(plan.plan_quantization(write.open_gguf(weights), "F32"), out, threads=1)
     return out
 
 
