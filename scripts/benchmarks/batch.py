@@ -1,6 +1,6 @@
 """Tokens per second of the engine with many answers at once, and where a step's time goes.
 
-usage: PYTHONPATH=. .venv/bin/python scripts/benchmarks/batch.py MODEL.gguf [--counts 1,2,4,8,16]
+usage: .venv/bin/python scripts/benchmarks/batch.py MODEL.gguf [--counts 1,2,4,8,16]
 [--tokens 96]
        [--prompt 64] [--rounds 3] [--threads 2] [--kv f16] [--shared] [--profile]
 

@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,9 +26,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import jsonschema
 import regex
-from paired_runs import interval
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
@@ -35,6 +37,7 @@ from llmcli.runtime.requests.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import Sampling, default_sampling
 from llmcli.types import Message
+from scripts.benchmarks.paired_runs import interval
 
 HERE = Path(__file__).resolve().parents[2]
 WAYS = ("lossless", "off", "free")

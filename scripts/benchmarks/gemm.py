@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Our own products of many rows beside ggml's: how long a pass takes, by its rows.
 
-usage: PYTHONPATH=. .venv/bin/python scripts/benchmarks/gemm.py FILE.gguf ... [--rows
+usage: .venv/bin/python scripts/benchmarks/gemm.py FILE.gguf ... [--rows
 4,8,16,32,64,128,512] [--behind 0]
        [--rounds 7] [--threads 2]
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from llmcli.bench.speed import measure as kernel
+from llmcli.bench.speed.measure import Trial, ready
 from llmcli.bench.speed.parameter_grid import Test
 from llmcli.bench.speed.random_passes import run_passes
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES
@@ -50,7 +50,7 @@ class Side(Protocol):
 class Ours:
     """As bench measures: its own passes between its own stamps."""
 
-    def __init__(self, trial: kernel.Trial) -> None:
+    def __init__(self, trial: Trial) -> None:
         self.trial = trial
         trial.warm()
 
@@ -206,7 +206,7 @@ def compare(model: Model, test: Test, seconds: float) -> Paired:
     with ExitStack() as stack:
         made: list[Side] = []
         for mine in (True, False, False, True):
-            way = kernel.ready(model, test) if mine else theirs(model, test)
+            way = ready(model, test) if mine else theirs(model, test)
             opened: Any = stack.enter_context(way)
             made.append(Ours(opened) if mine else opened)
         first, one, other, last = made

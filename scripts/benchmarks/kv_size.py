@@ -148,7 +148,9 @@ def files(names: list[str], tiny: bool) -> Iterator[tuple[str, Path]]:
         with tempfile.TemporaryDirectory() as place:
             folder, out = families.build(case, Path(place) / "model"), Path(place) / "model.gguf"
             write.write_model(
-                plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1
+                plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"),
+                out,
+                threads=1,
             )
             yield case.name, out
 

@@ -19,11 +19,14 @@ medians over the turns, with its interval. Three models take 9 minutes.
 
 import argparse
 import statistics
+import sys
 import time
 from pathlib import Path
 
-import in_process as inside
-from paired_runs import LLMCLI, document, interval, model_path
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from scripts.benchmarks import in_process
+from scripts.benchmarks.paired_runs import LLMCLI, document, interval, model_path
 
 GOAL = 0.98
 
@@ -85,7 +88,7 @@ def within(model: Path, asked: argparse.Namespace) -> bool:
     """Both ways in this process, a line for each test; whether all reach the goal."""
     good = True
     threads = [int(count) for count in asked.threads.split(",")]
-    for test, paired in inside.measure(model, threads, asked.prompt, asked.gen, asked.seconds):
+    for test, paired in in_process.measure(model, threads, asked.prompt, asked.gen, asked.seconds):
         (ratio, low, high), (ours, theirs) = paired.ratio(), paired.speeds()
         good &= ratio >= GOAL
         print(

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`llmcli serve` beside llama-server: the same model, flags, prompts and users, in turns.
 
-usage: PYTHONPATH=. .venv/bin/python scripts/benchmarks/llama_server.py MODEL.gguf LLAMA_SERVER
+usage: .venv/bin/python scripts/benchmarks/llama_server.py MODEL.gguf LLAMA_SERVER
        [--users 1,2,4,8,16] [--prompts 32,512] [--shared 0,0.9] [--gen 96] [--threads N] [--turns 6]
        [--rounds 2] [--least 18] [--completions] [--ours '…'] [--theirs '…'] [-o FILE.jsonl]
        [--skip-full] [--only-full]
@@ -36,14 +36,14 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmcli.bench.load import client as clients
 from llmcli.bench.load import session
 from llmcli.bench.load.ab_comparison import Versus, compared
-from llmcli.bench.load.client import Server
+from llmcli.bench.load.client import Server, base
 from llmcli.bench.load.generator import Length, Load, Run
 from llmcli.bench.load.local_server import stop
 from llmcli.bench.load.mixes import Shape
 from llmcli.bench.load.session import Asked, Session
+from llmcli.errors import UserError
 from llmcli.hardware import host
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -141,9 +141,7 @@ def both(given: argparse.Namespace, slots: int, cells: int) -> Iterator[tuple[Si
 
 
 def _server(side: Side, given: argparse.Namespace) -> Server:
-    return Server(
-        clients.base(side.url), extra=GREEDY, timeout=PATIENCE, chat=not given.completions
-    )
+    return Server(base(side.url), extra=GREEDY, timeout=PATIENCE, chat=not given.completions)
 
 
 async def turns(
@@ -239,7 +237,7 @@ async def full(sides: tuple[Side, Side], given: argparse.Namespace) -> list[str]
         async with session.opened(_server(side, given), Asked("fixed", shape, 7)) as one:
             try:
                 run = await one.run(Load("closed", 8), Length(24, warmup=0), 1)
-            except session.UserError as error:
+            except UserError as error:
                 lines.append(f"{side.name}: {error}")
                 continue
         kinds: dict[str, int] = {}

@@ -2,7 +2,7 @@
 """What the client of `llmcli bench load` can take itself: requests and chunks a second, and the
 error of its clocks.
 
-usage: PYTHONPATH=. .venv/bin/python scripts/benchmarks/load_client.py [--seconds 5] [--users 1,16,64,256]
+usage: .venv/bin/python scripts/benchmarks/load_client.py [--seconds 5] [--users 1,16,64,256]
 [--find-max URL ...]
 
 A server of this script's own, in another process, answers at once: bytes made beforehand, written
@@ -29,9 +29,8 @@ from collections.abc import Iterator
 from itertools import repeat
 from multiprocessing.synchronize import Event
 
-from llmcli.bench.load import client as clients
 from llmcli.bench.load import level_search, sse
-from llmcli.bench.load.client import Server
+from llmcli.bench.load.client import Server, base, opened
 from llmcli.bench.load.generator import Length, Load, Run, drive
 from llmcli.bench.load.metrics import figures
 from llmcli.bench.load.records import Job
@@ -172,7 +171,7 @@ async def measure(url: str, users: list[int], seconds: float) -> None:
 
     sse.parsed = noted  # type: ignore[assignment]
     length = Length(None, seconds, 1)
-    async with clients.opened(Server(clients.base(url), "m")) as client:
+    async with opened(Server(base(url), "m")) as client:
         for name, count in (("requests", 1), ("chunks", LONG), ("clocks", PACED)):
             for number in users:
                 sent.clear()

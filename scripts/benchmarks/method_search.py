@@ -26,18 +26,18 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from quant.calibration import imatrix
-from quant.calibration.statistics import InputStatistics  # noqa: E402
-from quant.formats import FORMATS  # noqa: E402
-from quant.methods import METHODS  # noqa: E402
-from quant.methods.search_settings import SEARCH_SETTINGS  # noqa: E402
+from quant.calibration.statistics import InputStatistics
+from quant.formats import FORMATS
+from quant.methods import METHODS
+from quant.methods.search_settings import SEARCH_SETTINGS
 from quant.model_file import read_header
 from quant.native import ggml
 from quant.quantize import write
 
+ROOT = Path(__file__).resolve().parents[2]
 ROWS, COLUMNS = 512, 2048
 PROGRAM = """
 import sys

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 POLL = 0.02  # seconds between two looks at the disk
 
 
@@ -225,7 +225,7 @@ def report(costs: dict[str, list[Cost]]) -> None:
 
 def same(ours: Path, theirs: Path) -> None:
     """Say how many tensors have equal bytes; 1 where one differs."""
-    from quantize import compare
+    from scripts.reference.quantize import compare
 
     equal, total, differing = compare(ours, theirs)
     print(

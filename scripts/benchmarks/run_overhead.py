@@ -14,12 +14,13 @@ Printed: the median ratio of speeds over all stretches with a 95% bootstrap inte
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from paired_runs import interval
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli.bench.speed.random_passes import RandomPasses, run_passes
 from llmcli.runtime.binding.context_options import ContextOptions
@@ -27,6 +28,7 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import default_sampling
+from scripts.benchmarks.paired_runs import interval
 
 PROMPT = "Once upon a time"
 

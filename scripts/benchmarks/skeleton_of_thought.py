@@ -2,7 +2,7 @@
 """Skeleton-of-Thought beside the plain answer: time and tokens of each question, in turns, on one
 open model.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/benchmarks/skeleton_of_thought.py REF QUESTIONS.jsonl [--questions
+usage: .venv/bin/python scripts/benchmarks/skeleton_of_thought.py REF QUESTIONS.jsonl [--questions
 10] [--predict 256]
        [--threads N] [--parallel 10]
 

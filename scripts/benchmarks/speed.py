@@ -15,8 +15,12 @@ program differ by several percent.
 import argparse
 import os
 import statistics
+import sys
+from pathlib import Path
 
-from paired_runs import LLMCLI, document, interval, model_path
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from scripts.benchmarks.paired_runs import LLMCLI, document, interval, model_path
 
 
 def run_speed(model: str, tokens: int, threads: int) -> float:

@@ -2,7 +2,7 @@
 """Proof that OpenAI's, Anthropic's and ollama's clients work unmodified: every call that their
 documentation shows.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/clients/run.py FILE.gguf [--venv FOLDER] [-- FLAGS
+usage: .venv/bin/python scripts/clients/run.py FILE.gguf [--venv FOLDER] [-- FLAGS
 of serve]
 
 They ask a server of ours: openai-python; simonw's `llm` (its OpenAI models by a base URL, plain,
@@ -108,7 +108,7 @@ def tried(name: str, python: Path, file: Path, url: str, place: Path) -> int:
         "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": "none",
         "LLM_USER_PATH": str(place / "llm"),
-        "PYTHONPATH": str(file.parent),
+        "PYTHONPATH": str(ROOT),
         "LANGSMITH_TRACING": "false",
     }
     done = subprocess.run(

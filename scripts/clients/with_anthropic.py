@@ -4,7 +4,8 @@ import sys
 from typing import Any
 
 import anthropic
-from calls import call, refuses, run
+
+from scripts.clients.calls import call, refuses, run
 
 SCHEMA = {
     "type": "object",

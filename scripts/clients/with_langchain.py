@@ -3,7 +3,6 @@
 import sys
 from typing import Any
 
-from calls import call, refuses, run
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -11,6 +10,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from openai import LengthFinishReasonError
 from pydantic import BaseModel, Field
+
+from scripts.clients.calls import call, refuses, run
 
 URL = sys.argv[1]
 SAID = [("system", "You translate English to French."), ("human", "I love programming.")]

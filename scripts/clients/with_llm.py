@@ -25,7 +25,8 @@ HOME.mkdir(parents=True, exist_ok=True)
 """)
 
 import llm  # noqa: E402 (it reads the file when it is imported)
-from calls import call, run  # noqa: E402
+
+from scripts.clients.calls import call, run  # noqa: E402
 
 MOST = ("-o", "max_tokens", "24")
 

@@ -4,7 +4,8 @@ import sys
 from typing import Any
 
 import ollama
-from calls import call, refuses, run
+
+from scripts.clients.calls import call, refuses, run
 
 HELLO: Any = [{"role": "user", "content": "Weather in Paris?"}]
 FEW: Any = {"num_predict": 24}

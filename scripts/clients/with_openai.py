@@ -8,9 +8,10 @@ import sys
 from typing import Any
 
 import openai
-from calls import call, refuses, run
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
+
+from scripts.clients.calls import call, refuses, run
 
 URL = sys.argv[1]
 M = "local"

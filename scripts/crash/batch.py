@@ -2,7 +2,7 @@
 """Kills a batch at random moments, again and again until it finishes, and compares with an unbroken
 run.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/crash/batch.py REF IN.jsonl [--kills 20] [--seed 0]
+usage: .venv/bin/python scripts/crash/batch.py REF IN.jsonl [--kills 20] [--seed 0]
 [--work FOLDER]
        [-- FLAGS of batch]
 

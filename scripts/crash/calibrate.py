@@ -2,7 +2,7 @@
 """Kills what measures a model (calibrate, --target-bpw with --sensitivity, gptq --sequential,
 --verify) at random moments, again and again until it finishes, and compares with an unbroken run.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/crash/calibrate.py MODEL.gguf --text FILE [--rounds
+usage: .venv/bin/python scripts/crash/calibrate.py MODEL.gguf --text FILE [--rounds
 10] [--threads N]
        [--bpw 5] [--seed 0] [--work FOLDER] [--only calibrate,sensitivity,sequential,verify]
 

@@ -25,7 +25,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from under_load import load, told
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from scripts.crash.under_load import load, told
 
 
 def main() -> int:

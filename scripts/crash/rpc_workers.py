@@ -29,7 +29,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from under_load import load, told
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from scripts.crash.under_load import load, told
 
 SUBNET = "10.213"
 NAMES = ("llmcli-rpc-a", "llmcli-rpc-b")

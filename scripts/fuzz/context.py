@@ -18,14 +18,15 @@ left out.
 import argparse
 import json
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import numpy as np
-import states as fuzz_states
-from cache_reference import Reference
 
 from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Aborted, Context, NoSlot
@@ -33,6 +34,8 @@ from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.kv_cache.ledger import Ledger
+from scripts.fuzz import states
+from scripts.fuzz.cache_reference import Reference
 
 SEQUENCES, BATCH, UBATCH, CELLS = 4, 32, 8, 256
 TURN = 100  # operations before the other side has its turn
@@ -423,7 +426,7 @@ def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, obje
         open_context(model, alone) as fresh,
     ):
         fuzz = Fuzz(context, fresh, seed)
-        swap, adopt = partial(fuzz_states.swap, fuzz), partial(fuzz_states.adopt, fuzz)
+        swap, adopt = partial(states.swap, fuzz), partial(states.adopt, fuzz)
         door = [
             fuzz.decode,
             fuzz.interrupt,

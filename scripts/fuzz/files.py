@@ -27,13 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from header import mutate
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from quant.checkpoint import safetensors as tensors
+from quant.checkpoint import safetensors as safetensors_reader
 from quant.errors import UserError
 from quant.gguf.header import GgufArray, read_file_header
 from quant.model_file import load_checks, read_header
 from quant.native import ggml
+from scripts.fuzz.header import mutate
 
 STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
 HUGE = [0, 1, 7, 255, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
@@ -116,7 +117,7 @@ def read_gguf(path: Path) -> dict[str, Any]:
 def read_safetensors(path: Path) -> dict[str, Any]:
     """Everything in a safetensors file: name -> [shape, dtype, digest]."""
     found = {}
-    for tensor in tensors.read_safetensors(path):
+    for tensor in safetensors_reader.read_safetensors(path):
         rows = 1
         for side in tensor.shape[:-1]:
             rows *= side
@@ -379,7 +380,9 @@ def converted(out: Path) -> Path:
     from quant.convert import checkpoint_source
     from quant.quantize import plan, write
 
-    write.write_model(plan.plan(checkpoint_source.open_checkpoint(STORIES), "Q8_0"), out)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), "Q8_0"), out
+    )
     return out
 
 

@@ -2,7 +2,7 @@
 """Requests with one thing wrong each: every place of a good request × every kind of value, on a
 server of its own.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/fuzz/http_requests.py FILE.gguf [--requests 0] [--at-once
+usage: .venv/bin/python scripts/fuzz/http_requests.py FILE.gguf [--requests 0] [--at-once
 8] [--seed 0]
        [-- FLAGS of serve]
 

@@ -7,7 +7,7 @@ not begin as a state, leaves an empty sequence.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # it calls these
-    from context import Fuzz
+    from scripts.fuzz.context import Fuzz
 
 
 def swap(fuzz: "Fuzz") -> None:

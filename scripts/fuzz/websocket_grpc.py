@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Wrong requests at a server's other doors: the WebSocket, gRPC, and the paths that are only read.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/fuzz/websocket_grpc.py FILE.gguf [--requests 500] [--seed 0]
+usage: .venv/bin/python scripts/fuzz/websocket_grpc.py FILE.gguf [--requests 500] [--seed 0]
 [-- FLAGS of serve]
 
 The cases are those of fuzz_requests.py. Over the WebSocket each is a message of its own, one after
@@ -17,13 +17,18 @@ import asyncio
 import json
 import random
 import socket
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import httpx2
-from http_requests import CHAT, GOOD, TOOL, VALUES, cases, idle, served, told, wrong
+
+from scripts.fuzz.http_requests import CHAT, GOOD, TOOL, VALUES, cases, idle, served, told, wrong
 
 NO_FORMS = (
     "/api/embed",
@@ -175,9 +180,9 @@ def messages(dice: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
     """Methods and serialized requests: odd fields, odd `more`, and bytes changed at random."""
     from google.protobuf import json_format
 
-    from llmcli.serve.grpc.service import message_classes as kinds
+    from llmcli.serve.grpc.service import message_classes
 
-    kind = kinds()
+    kind = message_classes()
     good = kind["GenerateRequest"](prompt="Once", max_tokens=2)
     for name in PLAIN:
         for number in NUMBERS:

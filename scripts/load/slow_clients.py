@@ -2,7 +2,7 @@
 """A crowd that wants nothing, or says it slowly, around one client that does: what the client
 notices of it.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/load/slow_clients.py FILE.gguf [--idle 1000] [--slow 200]
+usage: .venv/bin/python scripts/load/slow_clients.py FILE.gguf [--idle 1000] [--slow 200]
 [--large 50]
        [--pipelined 1000] [--requests 40] [-- FLAGS of serve]
 
@@ -17,12 +17,17 @@ import argparse
 import asyncio
 import resource
 import statistics
+import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import httpx2
-from http_requests import idle, served
+
+from scripts.fuzz.http_requests import idle, served
 
 TEXT = "/v1/completions"
 BODY = b'{"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}'

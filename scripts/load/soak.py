@@ -2,7 +2,7 @@
 """A long mixed load on a server of its own: wrong answers, cells that leak, memory that grows, and
 how long it takes.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/load/soak.py FILE.gguf [--requests 10000] [--cancelled
+usage: .venv/bin/python scripts/load/soak.py FILE.gguf [--requests 10000] [--cancelled
 0.3] [--wrong 0.1]
        [--at-once 16] [--seed 0] [-- FLAGS of serve]
 

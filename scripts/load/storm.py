@@ -1,7 +1,7 @@
 """Many requests over a pool that is too small for them, at random; the books are compared with
 llama.cpp's after each step.
 
-usage: PYTHONPATH=. .venv/bin/python scripts/load/storm.py MODEL.gguf [--requests 300] [--cells 512]
+usage: .venv/bin/python scripts/load/storm.py MODEL.gguf [--requests 300] [--cells 512]
 [--slots 8]
        [--running 6] [--seed 0] [--threads 1] [--swap BYTES] [--alike]
 
@@ -15,8 +15,11 @@ any memory: recurrent ones and windows, too.
 import argparse
 import random
 import resource
+import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from llmcli.runtime import reproducible
 from llmcli.runtime.engine.schedule import Schedule

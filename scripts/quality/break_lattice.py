@@ -27,6 +27,7 @@ from quant import folds
 from quant.folds.folded_source import MAX_RANDOM_FACTOR
 from quant.native import ggml
 from quant.quantize import plan, write
+from quant.source.source import Source, Weight
 from tests.quant.families import nmse
 
 LIMITS = {"F32": 1e-6, "F16": 1e-5}
@@ -51,7 +52,7 @@ def main() -> None:
     folded = folds.fold_source(
         source, chosen, f"random, seed {given.seed}, spread {given.spread:g}"
     )
-    write.write_model(plan.plan(folded, given.type), given.out)
+    write.write_model(plan.plan_quantization(folded, given.type), given.out)
     left = [
         weight.name
         for weight in source.weights
@@ -65,7 +66,7 @@ def main() -> None:
         _compare(source, given.out, LIMITS[given.type])
 
 
-def _moved(changes: dict[str, folds.TensorEdit], weight: write.Weight) -> bool:
+def _moved(changes: dict[str, folds.TensorEdit], weight: Weight) -> bool:
     """Whether a tensor's columns get factors, or an order, of their own: rows alone follow their
     grid.
     """
@@ -73,10 +74,10 @@ def _moved(changes: dict[str, folds.TensorEdit], weight: write.Weight) -> bool:
     return edit is not None and (edit.column_factors is not None or edit.column_order is not None)
 
 
-def _compare(source: write.Source, out: Path, limit: float) -> None:
+def _compare(source: Source, out: Path, limit: float) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as place:
         plain = Path(place) / "plain.gguf"
-        write.write_model(plan.plan(source, "F32"), plain)
+        write.write_model(plan.plan_quantization(source, "F32"), plain)
         error = nmse(_logits(out), _logits(plain))
     print(f"logits of {TOKENS} tokens: NMSE {error:.1e}")
     if not error < limit:

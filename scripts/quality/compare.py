@@ -12,7 +12,7 @@ is printed from it. A teacher's own logits are computed once.
 
 Beside each baseline our default method makes the same file: `equal` counts the tensors whose bytes
 are the same. With --answers every file also answers in an unmodified llama-cli and llama-server
-(prove_stock.py). The exit code is 1 where one did not, and where a method was refused.
+(stock_llama_cpp.py). The exit code is 1 where one did not, and where a method was refused.
 """
 
 import argparse
@@ -22,12 +22,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import stock_llama_cpp as prove_stock
-from quantize import compare
-from runs import ROOT, Cost, Failed, Judge, Setting, ours, sha, statistics, upstream
-from table import BYTES, Key, Ledger, Row, table
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from quant.model_file import read_header
+from scripts.quality.runs import ROOT, Cost, Failed, Judge, Setting, ours, sha, statistics, upstream
+from scripts.quality.table import BYTES, Key, Ledger, Row, table
+from scripts.reference import stock_llama_cpp
+from scripts.reference.quantize import compare
 
 PLAIN, BASELINE = "llama-quantize", "+ llama-imatrix"
 PREDICT, UNFIT = (
@@ -130,8 +131,8 @@ class Work:
             return ""
         asked = argparse.Namespace(tools=self.tools, predict=PREDICT, threads=self.setting.threads)
         try:
-            return prove_stock.answers(asked, file)
-        except prove_stock.Unfit as problem:
+            return stock_llama_cpp.answers(asked, file)
+        except stock_llama_cpp.Unfit as problem:
             return f"{UNFIT}: {problem}"
 
 

@@ -27,8 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import numpy as np
-import teacher_text
+
+from scripts.quality import teacher_text
 
 if TYPE_CHECKING:
     import torch

@@ -184,7 +184,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         small = Path(place) / "stories.gguf"
         write.write_model(
-            plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), "F32"), small, threads=1
+            plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), "F32"),
+            small,
+            threads=1,
         )
         with ExitStack() as opened:
             model = opened.enter_context(open_model(small, gpu_layers=0))

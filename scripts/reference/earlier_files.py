@@ -24,9 +24,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import gguf
 import numpy as np
-from recorded_tree import PROGRAM, RecordedTree
+
+from scripts.reference.recorded_tree import PROGRAM, RecordedTree
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_NS = 1_760_000_000_000_000_000

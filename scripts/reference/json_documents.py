@@ -30,9 +30,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import recorded_commands as commands
-from document_masks import differences
-from recorded_tree import RecordedTree
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from scripts.reference import recorded_commands
+from scripts.reference.document_masks import differences
+from scripts.reference.recorded_tree import RecordedTree
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,23 +70,27 @@ def main() -> None:
 def record(tree: Path, out: Path, python: str, work: Path) -> list[str]:
     """Record a tree in OUT; return the names of commands with another exit code than listed."""
     began = time.monotonic()
-    commands.write_inputs(work, ROOT / "tests/data/stories260K")
+    recorded_commands.write_inputs(work, ROOT / "tests/data/stories260K")
     recorded = RecordedTree(tree, python, work)
     recorded.check_imports()
     recorded.record_flags()
     for group in (
-        commands.MODEL_COMMANDS,
-        commands.QUANTIZE_COMMANDS,
-        commands.RUN_COMMANDS,
-        commands.CHAT_COMMANDS,
+        recorded_commands.MODEL_COMMANDS,
+        recorded_commands.QUANTIZE_COMMANDS,
+        recorded_commands.RUN_COMMANDS,
+        recorded_commands.CHAT_COMMANDS,
     ):
         recorded.run_all(group)
     recorded.record_server()
-    recorded.record_worker(commands.WORKER_COMMANDS)
-    for group in (commands.PLAN_COMMANDS, commands.BENCH_COMMANDS, commands.FAILURES):
+    recorded.record_worker(recorded_commands.WORKER_COMMANDS)
+    for group in (
+        recorded_commands.PLAN_COMMANDS,
+        recorded_commands.BENCH_COMMANDS,
+        recorded_commands.FAILURES,
+    ):
         recorded.run_all(group)
     recorded.record_home()
-    recorded.run_all(commands.CLOSING_COMMANDS)
+    recorded.run_all(recorded_commands.CLOSING_COMMANDS)
     out.write_text(
         json.dumps(recorded.entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )

@@ -28,7 +28,9 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as place:
             folder, out = families.build(case, Path(place) / "model"), Path(place) / "model.gguf"
-            write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out)
+            write.write_model(
+                plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out
+            )
             ours, theirs = families.ours(out), families.theirs(folder)
         same, clear = families.agreement(ours, theirs)
         print(

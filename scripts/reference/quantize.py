@@ -19,8 +19,8 @@ import numpy as np
 from quant.calibration import imatrix
 from quant.model_file import read_header
 from quant.native import ggml
-from quant.quantize import plan as plan_module
 from quant.quantize import write
+from quant.quantize.plan import plan_quantization
 from quant.recipes import tensor_types
 
 
@@ -83,8 +83,8 @@ def main() -> None:
             kind = tensor_types.parse_file_type(text)
             with tempfile.TemporaryDirectory() as folder:
                 ours, theirs = Path(folder) / "ours.gguf", Path(folder) / "theirs.gguf"
-                plan = plan_module.plan(write.open_gguf(model), kind.name, imatrix=weights)
-                seconds = write.write_model(plan, ours, threads=args.threads).seconds
+                quantization = plan_quantization(write.open_gguf(model), kind.name, imatrix=weights)
+                seconds = write.write_model(quantization, ours, threads=args.threads).seconds
                 their_seconds = upstream(model, theirs, kind.number, args.threads, weights)
                 equal, total, differing = compare(ours, theirs)
             line = f"{model.name:40} {kind.name:8} {f'{equal}/{total}':>9}"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from recorded_commands import SCHEMA, SMOLLM2
+from scripts.reference.recorded_commands import SCHEMA, SMOLLM2
 
 KEY = "secret-key-1"
 NAME = "local"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from recorded_commands import Command
-from recorded_requests import (
+from scripts.reference.recorded_commands import Command
+from scripts.reference.recorded_requests import (
     GRPC_CALLS,
     KEY,
     REQUESTS,

@@ -160,7 +160,9 @@ def main() -> int:
         files = {kind: Path(place) / f"stories-{kind}.gguf" for kind in ("Q8_0", "Q4_0")}
         for kind, file in files.items():
             write.write_model(
-                plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), kind), file, threads=1
+                plan.plan_quantization(checkpoint_source.open_checkpoint(STORIES), kind),
+                file,
+                threads=1,
             )
         model = stack.enter_context(open_model(files["Q8_0"], gpu_layers=0))
         context = stack.enter_context(open_context(model, ContextOptions(256, n_outputs=16)))

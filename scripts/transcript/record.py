@@ -16,10 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import pexpect
-from terminal import Paper
 
 from llmcli.chat import commands
+from scripts.transcript.terminal import Paper
 
 ROOT = Path(__file__).parents[2]
 WIDTH, HEIGHT = 100, 40

@@ -1,9 +1,6 @@
-"""The one door to llama.cpp: random operations in a child process, so that an abort is a failed
-test.
-"""
+"""llama.cpp contexts: random operations in a child process, so that an abort fails the test."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def test_random_operations_are_refused_or_do_what_the_reference_says(stories_gguf, more):
     command = [
         sys.executable,
-        ROOT / "scripts" / "fuzz_context.py",
+        ROOT / "scripts" / "fuzz" / "context.py",
         stories_gguf,
         "--operations",
         "1000",
@@ -36,7 +33,6 @@ def test_random_operations_are_refused_or_do_what_the_reference_says(stories_ggu
         text=True,
         timeout=600,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     figures = json.loads(done.stdout)

@@ -1,7 +1,6 @@
-"""Random keys and commands, a few of them: scripts/fuzz/repl.py types many."""
+"""scripts/fuzz/repl.py: a short run of random keys and commands."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 def test_random_keys_leave_the_repl_and_the_ledger_in_order(stories_gguf: Path, home: Path) -> None:
     command = [
         sys.executable,
-        ROOT / "scripts" / "fuzz_repl.py",
+        ROOT / "scripts" / "fuzz" / "repl.py",
         stories_gguf,
         "--count",
         "5",
@@ -25,7 +24,6 @@ def test_random_keys_leave_the_repl_and_the_ledger_in_order(stories_gguf: Path, 
         text=True,
         timeout=600,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     figures = json.loads(done.stdout)

@@ -1,19 +1,12 @@
-"""scripts/quality/table.py: what compare_quants.py keeps and prints, on figures that can be checked
-by eye.
-"""
-
-import sys
-from pathlib import Path
+"""scripts/quality/table.py and compare.py: the rows and the table, with figures that are checked by hand."""
 
 import numpy as np
 import pytest
 
 from quant.evaluation.divergence import PositionScores
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "quality"))
-import compare as compare_quants
-from runs import Failed, Setting
-from table import Key, Ledger, Row, figures, ratio, table
+from scripts.quality import compare
+from scripts.quality.runs import Failed, Setting
+from scripts.quality.table import Key, Ledger, Row, figures, ratio, table
 
 
 def row(method: str, seed: int = 0, nbytes: int = 1000) -> Row:
@@ -103,17 +96,17 @@ def test_a_method_that_is_refused_is_told_with_why_and_kept_for_the_exit_code(
     ledger, text = Ledger(tmp_path), tmp_path / "text"
     text.write_text("words")
     setting = Setting(tmp_path, tmp_path, 512, {}, [text], None, None, 1, None)
-    work = compare_quants.Work(tmp_path / "tiny.gguf", "0", setting, None, ledger, keep=False)
-    for method, seed in ((compare_quants.PLAIN, -1), (compare_quants.BASELINE, 0)):
+    work = compare.Work(tmp_path / "tiny.gguf", "0", setting, None, ledger, keep=False)
+    for method, seed in ((compare.PLAIN, -1), (compare.BASELINE, 0)):
         key = work.key("Q4_K_M", method, "", seed)
         ledger.add(Row(key, 1000, 1050, 2.0, 1.5, 1 << 20, 0.0, 0, "", "v1"), scores([0.1, 0.2]))
 
     def refused(*_):
         raise Failed("1 of 2 tensors\nerror: --method gptq needs torch\nhint: install it")
 
-    monkeypatch.setattr(compare_quants, "made", refused)
-    made = list(compare_quants.rows(work, "Q4_K_M", {"gptq": ""}, range(1), []))
-    assert [key.method for key in made] == [compare_quants.PLAIN, compare_quants.BASELINE]
+    monkeypatch.setattr(compare, "made", refused)
+    made = list(compare.rows(work, "Q4_K_M", {"gptq": ""}, range(1), []))
+    assert [key.method for key in made] == [compare.PLAIN, compare.BASELINE]
     assert work.refused == ["gptq"]
     assert (
         capsys.readouterr().err

@@ -1,6 +1,4 @@
-"""The fuzzer itself, briefly: whatever is done to a file's header, it is read right or refused in
-one line.
-"""
+"""scripts/fuzz/files.py: a short run; every mutated file is read correctly or refused in one line."""
 
 import subprocess
 import sys
@@ -17,7 +15,7 @@ def test_mutated_files_are_read_right_or_refused() -> None:
         "safetensors", reason="the safetensors library is not installed: nothing to compare with"
     )
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "fuzz_files.py", "--count", "120", "--seed", "7"],
+        [sys.executable, ROOT / "scripts" / "fuzz" / "files.py", "--count", "120", "--seed", "7"],
         capture_output=True,
         text=True,
         cwd=ROOT,

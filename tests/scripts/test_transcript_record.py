@@ -1,34 +1,21 @@
-"""The recorded talk: every command of the registry, used in a real pseudo-terminal."""
+"""The recorded chat uses every REPL command in a real pseudo-terminal."""
 
-import importlib.util
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from llmcli.chat.commands import commands
+from scripts.transcript.terminal import Paper
 
 ROOT = Path(__file__).parents[2]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_talk_that_uses_every_command_ends_well(
-    stories_gguf: Path, home: Path, tmp_path: Path
-) -> None:
+def test_recorded_chat_uses_every_command(stories_gguf: Path, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "talk.txt"
     command = [
         sys.executable,
-        ROOT / "scripts" / "record_repl.py",
+        ROOT / "scripts" / "transcript" / "record.py",
         stories_gguf,
         "-o",
         out,
@@ -41,15 +28,14 @@ def test_a_talk_that_uses_every_command_ends_well(
         text=True,
         timeout=600,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    complete(out.read_text(encoding="utf-8"))
+    assert_complete(out.read_text(encoding="utf-8"))
     assert str(tmp_path) not in out.read_text(encoding="utf-8")
 
 
-def complete(shown: str) -> None:
-    """Every command is used, and no path tells of the machine."""
+def assert_complete(shown: str) -> None:
+    """Assert that every command is used and that no path of this machine is shown."""
     typed = [line for line in shown.splitlines() if line.startswith(">>> ")]
     for command in commands().values():
         assert any(line.split()[1:2] == [f"/{word}"] for line in typed for word in command.words), (
@@ -60,16 +46,14 @@ def complete(shown: str) -> None:
     assert not re.search(r"(?<![\w.])/(tmp|root|home|work|usr/(?!bin is)|var|Users)\b", shown)
 
 
-def test_the_talk_that_is_kept_uses_every_command() -> None:
-    """One that was added or taken away since: scripts/transcript/record.py smollm2.gguf -o
-    docs/transcript.txt.
-    """
-    complete((ROOT / "docs" / "transcript.txt").read_text(encoding="utf-8"))
+def test_stored_transcript_uses_every_command() -> None:
+    """If commands have changed, run scripts/transcript/record.py smollm2.gguf -o docs/transcript.txt."""
+    assert_complete((ROOT / "docs" / "transcript.txt").read_text(encoding="utf-8"))
 
 
-def test_paper_shows_what_a_terminal_would() -> None:
+def test_paper_shows_the_text_of_a_terminal() -> None:
     asked: list[str] = []
-    paper = script("paper").Paper(10, 3, asked.append)
+    paper = Paper(10, 3, asked.append)
     for piece in (
         "one\r\ntwo\x1b",
         "[A\r\x1b[Kuno",

@@ -1,6 +1,4 @@
-"""scripts/quality/teacher_text.py and train_teacher.py: what a teacher reads, in which order, and what is
-refused.
-"""
+"""scripts/quality/teacher_text.py and train_teacher.py: the order of training texts, and refused sizes."""
 
 import subprocess
 import sys
@@ -9,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.quality import teacher_text
+
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "quality"
-sys.path.insert(0, str(SCRIPTS))
-import teacher_text  # noqa: E402
 
 
 def corpus() -> teacher_text.Corpus:
@@ -69,9 +67,9 @@ def test_rows_that_fill_no_superblock_are_refused(tmp_path):
         ("cuda", {}, "bfloat16"),
     ],
 )
-def test_products_are_in_bfloat16_where_that_is_quick(device, has, kind, monkeypatch):
+def test_products_use_bfloat16_where_it_is_fast(device, has, kind, monkeypatch):
     torch = pytest.importorskip("torch")
-    import train_teacher
+    from scripts.quality import train_teacher
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
     assert train_teacher.products(device) == kind

@@ -1,11 +1,9 @@
-"""The set-up scripts keep their promises: pinned versions, one wheel per build, clear refusals.
+"""The set-up scripts: pinned versions, one wheel for each build, and clear errors.
 
-A `pip` of our own stands in for the real one where a build would take minutes; the real build is
-what ran before these tests could run at all.
+A fake `pip` replaces the real one, because a build takes minutes.
 """
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import select
@@ -15,11 +13,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from scripts.build import build_llama
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -44,7 +43,7 @@ out.mkdir()
 
 
 def pins() -> dict[str, Requirement]:
-    """The constraints that hold on this platform, by name."""
+    """Return the constraints of this platform by name."""
     lines = (SCRIPTS / "constraints.txt").read_text().splitlines()
     found = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {
@@ -52,17 +51,8 @@ def pins() -> dict[str, Requirement]:
     }
 
 
-def builder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_llama", SCRIPTS / "build_llama.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def environment(folder: Path, pip: str = "works", **more: str) -> dict[str, str]:
-    """A home of its own, a wheel cache of its own, and our pip before the real one."""
+    """Return an environment with its own home, its own wheel cache and the fake pip."""
     (folder / "fake" / "pip").mkdir(parents=True, exist_ok=True)
     (folder / "fake" / "pip" / "__init__.py").touch()
     (folder / "fake" / "pip" / "__main__.py").write_text(FAKE_PIP)
@@ -82,7 +72,7 @@ def environment(folder: Path, pip: str = "works", **more: str) -> dict[str, str]
 
 
 def build(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / "build_llama.py")]
+    command = [sys.executable, str(SCRIPTS / "build" / "build_llama.py")]
     return subprocess.run(
         command, capture_output=True, text=True, env=env, timeout=240, check=False
     )
@@ -97,13 +87,13 @@ def test_constraints_name_versions_and_never_an_address() -> None:
 
 
 @pytest.mark.parametrize("wanted", [*BASE, *DEV], ids=lambda wanted: wanted.name)
-def test_what_pyproject_asks_for_is_pinned_within_its_range(wanted: Requirement) -> None:
+def test_dependencies_are_pinned_within_their_range(wanted: Requirement) -> None:
     pin = pins()[canonicalize_name(wanted.name)]
     version = str(pin.specifier).removeprefix("==")
     assert wanted.specifier.contains(version)
 
 
-def test_everything_that_the_base_drags_in_is_pinned_and_none_of_it_is_for_a_gpu() -> None:
+def test_indirect_dependencies_are_pinned_and_none_is_for_a_gpu() -> None:
     seen: set[str] = set()
     todo = [*BASE]
     while todo:
@@ -128,7 +118,7 @@ def test_the_torch_extra_on_linux_is_pinned_to_the_cpu_build() -> None:
 @pytest.mark.parametrize(
     "name", sorted(p.name for p in SCRIPTS.glob("*") if p.is_file() and os.access(p, os.X_OK))
 )
-def test_every_script_says_how_it_is_used(name: str) -> None:
+def test_every_script_prints_its_usage(name: str) -> None:
     done = subprocess.run(
         [SCRIPTS / name, "--help"], capture_output=True, text=True, cwd="/", check=True
     )
@@ -136,7 +126,7 @@ def test_every_script_says_how_it_is_used(name: str) -> None:
     assert name in done.stdout.splitlines()[0]
 
 
-def test_an_unknown_option_of_setup_is_wrong_usage() -> None:
+def test_setup_refuses_unknown_options() -> None:
     done = subprocess.run(
         [SCRIPTS / "setup", "--devel"], capture_output=True, text=True, check=False
     )
@@ -144,37 +134,7 @@ def test_an_unknown_option_of_setup_is_wrong_usage() -> None:
     assert done.stderr.startswith("usage: scripts/setup")
 
 
-def test_size_passes_short_code_and_names_what_is_too_long(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    (tmp_path / "short.py").write_text("def f():\n" + "    x = 1\n" * 59)
-    (data / "table.py").write_text("x = 1\n" * 500)
-    passed = subprocess.run(
-        [SCRIPTS / "size", tmp_path], capture_output=True, text=True, check=False
-    )
-    assert (passed.returncode, passed.stdout) == (0, "")
-
-    (tmp_path / "long.py").write_text("\ndef f():\n" + "    x = 1\n" * 60)
-    (tmp_path / "file.py").write_text("x = 1\n" * 401)
-    (tmp_path / "shell").write_text("#!/bin/sh\n" * 401)
-    failed = subprocess.run(
-        [SCRIPTS / "size", tmp_path], capture_output=True, text=True, check=False
-    )
-    assert failed.returncode == 1
-    found = [line.removeprefix(f"{tmp_path}/") for line in failed.stdout.splitlines()]
-    assert found == [
-        "file.py: 401 lines (at most 400)",
-        "long.py:2: f has 61 lines (at most 60)",
-        "shell: 401 lines (at most 400)",
-    ]
-
-
-def test_our_own_code_is_of_a_readable_size() -> None:
-    done = subprocess.run([SCRIPTS / "size"], capture_output=True, text=True, check=False)
-    assert done.stdout == ""
-
-
-def test_a_built_wheel_is_kept_and_used_again(tmp_path: Path) -> None:
+def test_built_wheel_is_stored_and_reused(tmp_path: Path) -> None:
     first = build(environment(tmp_path, CMAKE_ARGS="-DGGML_CUDA=on"))
     wheel = Path(first.stdout.strip())
     assert first.returncode == 0
@@ -191,13 +151,15 @@ def test_a_built_wheel_is_kept_and_used_again(tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (
         0,
         first.stdout,
-    )  # neither pip nor a compiler was asked
-    assert build(environment(tmp_path, pip="fails")).returncode == 1  # other options, another wheel
+    )  # without pip or a compiler
+    assert (
+        build(environment(tmp_path, pip="fails")).returncode == 1
+    )  # other options need another wheel
 
 
-def test_a_terminal_sees_which_step_the_build_is_at(tmp_path: Path) -> None:
+def test_terminal_shows_the_build_step(tmp_path: Path) -> None:
     screen, terminal = os.openpty()
-    command = [sys.executable, str(SCRIPTS / "build_llama.py")]
+    command = [sys.executable, str(SCRIPTS / "build" / "build_llama.py")]
     env = environment(tmp_path, TERM="xterm")
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=terminal, env=env, timeout=240, check=True
@@ -214,16 +176,15 @@ def test_a_terminal_sees_which_step_the_build_is_at(tmp_path: Path) -> None:
     assert "[1/87]" not in done.stdout.decode()
 
 
-def test_a_wheel_belongs_to_one_version_one_set_of_options_and_one_cpu() -> None:
-    module = builder()
+def test_wheel_key_depends_on_version_options_and_cpu() -> None:
     base = {"version": "1", "extra": "", "options": "", "cpu": "avx2", "platform": "linux-x86_64"}
-    keys = {module.Build(**base).key} | {
-        module.Build(**base | {field: "other"}).key for field in base
+    keys = {build_llama.Build(**base).key} | {
+        build_llama.Build(**base | {field: "other"}).key for field in base
     }
     assert len(keys) == 1 + len(base)
 
 
-def test_a_failed_build_shows_the_complaint_and_keeps_the_log(tmp_path: Path) -> None:
+def test_failed_build_shows_the_error_and_keeps_the_log(tmp_path: Path) -> None:
     done = build(environment(tmp_path, pip="fails"))
     assert done.returncode == 1
     assert "| ops.cpp:7: error: the compiler gave up" in done.stderr
@@ -234,13 +195,13 @@ def test_a_failed_build_shows_the_complaint_and_keeps_the_log(tmp_path: Path) ->
     assert not list((tmp_path / "wheels").rglob("*.whl"))
 
 
-def test_a_build_that_cannot_be_fetched_points_at_the_network(tmp_path: Path) -> None:
+def test_failed_download_points_at_the_network(tmp_path: Path) -> None:
     done = build(environment(tmp_path, pip="offline"))
     assert done.returncode == 1
     assert "check the network" in done.stderr.splitlines()[-1]
 
 
-def test_without_a_compiler_setup_says_which_to_install(tmp_path: Path) -> None:
+def test_missing_compiler_is_named(tmp_path: Path) -> None:
     done = build(environment(tmp_path, PATH=str(tmp_path)))
     assert done.returncode == 1
     assert "there is no C compiler" in done.stderr
@@ -248,11 +209,11 @@ def test_without_a_compiler_setup_says_which_to_install(tmp_path: Path) -> None:
     assert not (tmp_path / "wheels").exists()
 
 
-def test_an_interrupted_build_leaves_nothing_half_made(tmp_path: Path) -> None:
+def test_interrupted_build_leaves_no_partial_files(tmp_path: Path) -> None:
     started = tmp_path / "started"
     os.mkfifo(started)
     env = environment(tmp_path, pip="hangs", FAKE_PIP_STARTED=str(started))
-    command = [sys.executable, str(SCRIPTS / "build_llama.py")]
+    command = [sys.executable, str(SCRIPTS / "build" / "build_llama.py")]
     job = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     )
@@ -268,9 +229,7 @@ def test_an_interrupted_build_leaves_nothing_half_made(tmp_path: Path) -> None:
 
 
 def checkout(folder: Path, python3: str | None) -> subprocess.CompletedProcess[str]:
-    """Run a copy of setup on a machine whose only Python is the given shell script, or that has
-    none.
-    """
+    """Run a copy of setup where the only Python is the given shell script, or where none exists."""
     shutil.copytree(SCRIPTS, folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     tools = folder / "bin"
@@ -298,9 +257,7 @@ def checkout(folder: Path, python3: str | None) -> subprocess.CompletedProcess[s
         ("exit 1", "python3 does not start"),
     ],
 )
-def test_without_a_fit_python_setup_says_what_to_install(
-    tmp_path: Path, python3: str | None, reason: str
-) -> None:
+def test_missing_python_is_named(tmp_path: Path, python3: str | None, reason: str) -> None:
     done = checkout(tmp_path, python3 and f'case "$2" in *flock*) ;; *) {python3} ;; esac')
     assert (done.returncode, done.stdout) == (1, "")
     error, hint = done.stderr.splitlines()
@@ -313,7 +270,7 @@ def test_without_a_fit_python_setup_says_what_to_install(
 @pytest.mark.skipif(
     not (ROOT / ".venv/setup/dev").exists(), reason="not set up by scripts/setup --dev"
 )
-def test_setting_up_again_has_nothing_to_do() -> None:
+def test_second_setup_does_nothing() -> None:
     done = subprocess.run(
         [SCRIPTS / "setup", "--dev"], capture_output=True, text=True, cwd="/", check=True
     )

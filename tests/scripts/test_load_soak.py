@@ -1,29 +1,12 @@
-"""A short storm of scripts/load/soak.py on a server of the test's own: nothing wrong, nothing left
-behind.
-"""
+"""scripts/load/soak.py: a short run against a test server leaves no sequences and no wrong answers."""
 
 import asyncio
-import importlib.util
-import sys
-from pathlib import Path
-from typing import Any
 
+from scripts.load import soak
 from tests.fixtures.server import Served
 
-SOAK = Path(__file__).parents[2] / "scripts" / "soak.py"
 
-
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("soak", SOAK)
-    assert spec is not None
-    assert spec.loader is not None
-    soak = sys.modules["soak"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(soak)
-    return soak
-
-
-def test_growth_is_told_from_a_heap_that_fills() -> None:
-    soak = load()
+def test_growth_is_distinguished_from_a_heap_that_fills() -> None:
     noise = [0.1 * (number % 3) for number in range(100)]
     leak = [100 + 0.2 * number + more for number, more in enumerate(noise)]
     step = [100 + 10 * (number > 60) + more for number, more in enumerate(noise)]
@@ -39,7 +22,6 @@ def test_growth_is_told_from_a_heap_that_fills() -> None:
 
 
 def test_a_mixed_load_is_answered_rightly_and_leaves_nothing(tiny: Served) -> None:
-    soak = load()
     tally = asyncio.run(soak.storm(tiny.url, soak.kinds(True, 1), 30, 0.3, 0.1, 8, 1))
     assert tally.wrong == []
     assert tally.right + tally.left + tally.refused + sum(tally.differing.values()) == 30
