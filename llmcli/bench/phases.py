@@ -192,7 +192,7 @@ def _places() -> list[Place]:
     ]
     return [
         (COMPUTE, lib(), "llama_decode"),
-        (COMPUTE, Context, "row"),
+        (COMPUTE, Context, "logits_row"),
         *draws,
         (DETOKENIZE, Detokenizer, "feed"),
     ]

@@ -16,7 +16,7 @@ from tests.fixtures.fakes import fake_header
 
 def decide(monkeypatch, memory: int | None, **options):
     monkeypatch.setattr(host, "available_memory", lambda: memory)
-    monkeypatch.setattr(resolve_options.devices, "gpu_free", lambda: None)
+    monkeypatch.setattr(resolve_options.devices, "free_gpu_bytes", lambda: None)
     warnings: list[str] = []
     return (
         *resolve_options.decide(fake_header(), RunOptions(**options), warnings.append),
@@ -45,7 +45,7 @@ def test_a_wish_longer_than_the_training_is_granted_with_a_warning(monkeypatch):
 
 def test_samples_have_room_for_what_each_may_say(monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: 1 << 34)
-    monkeypatch.setattr(resolve_options.devices, "gpu_free", lambda: None)
+    monkeypatch.setattr(resolve_options.devices, "free_gpu_bytes", lambda: None)
     warnings: list[str] = []
 
     def size(**options) -> int | None:
@@ -99,14 +99,14 @@ def test_this_machine_has_cores_and_memory():
 def test_a_chat_holds_several_branches_where_they_share_cells(
     monkeypatch, window: int, ctx_size: int, count: int
 ):
-    form = resolve_options.kv_size.shape(fake_header().metadata)
+    form = resolve_options.kv_size.read_shape(fake_header().metadata)
     assert form
     monkeypatch.setattr(
-        resolve_options.kv_size, "shape", lambda metadata: replace(form, window=window)
+        resolve_options.kv_size, "read_shape", lambda metadata: replace(form, window=window)
     )
     assert resolve_options.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == count
     monkeypatch.setattr(
-        resolve_options.kv_size, "shape", lambda metadata: None
+        resolve_options.kv_size, "read_shape", lambda metadata: None
     )  # recurrent, or a cache of other rules
     assert resolve_options.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == 1
 

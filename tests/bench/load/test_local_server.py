@@ -36,7 +36,12 @@ def test_a_server_does_not_outlive_the_one_who_started_it(stories_gguf: Path) ->
 
 
 def test_an_end_of_input_is_a_signal_to_stop() -> None:
-    tied = "import signal\nfrom llmcli.serve.processes import parent_watch\nparent_watch.tie(0)\nsignal.pause()"
+    tied = (
+        "import signal\n"
+        "from llmcli.serve.processes import parent_watch\n"
+        "parent_watch.exit_with_parent(0)\n"
+        "signal.pause()"
+    )
     with subprocess.Popen([sys.executable, "-c", tied], stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"words mean nothing")
