@@ -18,7 +18,7 @@ from llmcli.commands.options.arguments import (
     Ubatch,
 )
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.commands.options.rpc import RpcOptions
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def calibrate(
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     *,
-    workers: RpcWorkers,
+    workers: RpcOptions,
 ) -> None:
     """Measure how much each input of each weight matters.
 

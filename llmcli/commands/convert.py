@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from llmcli.commands.command_context import start_command
-from llmcli.commands.options.files import OutputOptions, SourceOptions
+from llmcli.commands.options.arguments import Json
+from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
 from llmcli.model_loader.pickle_hint import pickle_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from llmcli.model_loader.quantize_file import SourceSettings
     from quant.source.blob import Blob
     from quant.source.source import Source
 
@@ -36,17 +38,21 @@ def convert(
     ] = "auto",
     reading: SourceOptions,
     writing: OutputOptions,
+    offline: Offline = False,
+    json: Json = False,
 ) -> None:
     """Convert a checkpoint folder into a GGUF of floats or Q8_0."""
     from llmcli.commands.quantize import report as closing
     from llmcli.model_loader import plan_notes, quantize_file
     from quant.quantize import plan as plan_module
 
-    config, ui = start_command(writing.json, writing.offline, reading.allow_pickle)
+    config, ui = start_command(json, offline, reading.allow_pickle)
     model = quantize_file.find_model(source, config, ui, reading.keep_source)
     folder, blobs = (model.path, model.blobs) if model else (Path(source).expanduser(), None)
     checkpoint = _open_checkpoint(folder, reading, blobs)
-    plan = plan_module.plan(checkpoint, checkpoint.dtype if outtype == "auto" else outtype)
+    plan = plan_module.plan_quantization(
+        checkpoint, checkpoint.dtype if outtype == "auto" else outtype
+    )
     if outtype == "auto":
         ui.note(f"the file's matrices are {plan.file_type.name}, as in the checkpoint")
     plan_notes.print_plan_notes(plan, ui)
@@ -64,7 +70,7 @@ def convert(
 
 
 def _open_checkpoint(
-    path: Path, reading: SourceOptions, blobs: "Mapping[str, Blob] | None"
+    path: Path, reading: "SourceSettings", blobs: "Mapping[str, Blob] | None"
 ) -> "Source":
     """Open the folder as a source; raises UserError for a file, with the command that accepts
     it.

@@ -8,8 +8,7 @@ from llmcli.commands.command_context import start_command
 from llmcli.commands.model_json import format_count, model_identity
 from llmcli.commands.options.arguments import Json, Ref
 from llmcli.commands.options.file_type import with_type_flags
-from llmcli.commands.options.files import KeepSource
-from llmcli.commands.options.pickle import AllowPickle
+from llmcli.commands.options.files import AllowPickle, KeepSource
 from llmcli.model_loader.installed_model import installed_model
 from llmcli.model_loader.pickle_hint import pickle_hint
 

@@ -38,7 +38,9 @@ def float_copy_plan(source: "Source") -> "Plan | None":
     source = source.origin or source
     if not source.path.is_dir():
         return None
-    return plan_module.plan_quantization(source, source.dtype if source.dtype in FLOAT_TYPES else "F32")
+    return plan_module.plan_quantization(
+        source, source.dtype if source.dtype in FLOAT_TYPES else "F32"
+    )
 
 
 def require_vocabulary(source: "Source", hint: str = "name a model that has its tokenizer") -> None:

@@ -4,10 +4,10 @@ Shared by quantize, convert and pull.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmcli.ui import UI
 from llmcli.units import size
 
 if TYPE_CHECKING:
@@ -15,17 +15,41 @@ if TYPE_CHECKING:
 
     from llmcli.catalog.fetch import Model
     from llmcli.config import Config
+    from llmcli.ui import UI
     from quant.quantize.plan import Plan
     from quant.quantize.write import WriteReport
     from quant.source.blob import Blob
     from quant.source.source import Source
 
 
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """How a source is read.
+
+    `pre`: llama.cpp's name of the pre-tokenizer. `keep_source`: download a checkpoint whole.
+    """
+
+    tokenizer: Path | None = None
+    pre: str | None = None
+    allow_pickle: bool = False
+    keep_source: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """How a file is written. `threads`: 0 uses all cores. `force`: even if it is up to date."""
+
+    out: Path | None = None
+    threads: int = 0
+    dry_run: bool = False
+    force: bool = False
+
+
 def quantize_file(
     source: Path,
     file_type: str,
     out: Path,
-    ui: UI,
+    ui: "UI",
     *,
     blobs: "Mapping[str, Blob] | None" = None,
     allow_pickle: bool = False,
@@ -39,7 +63,9 @@ def quantize_file(
     from quant.quantize import plan as plan_module
 
     make_folder(out.parent)
-    plan = plan_module.plan(open_source(source, allow_pickle=allow_pickle, blobs=blobs), file_type)
+    plan = plan_module.plan_quantization(
+        open_source(source, allow_pickle=allow_pickle, blobs=blobs), file_type
+    )
     print_plan_notes(plan, ui)
     report = write_with_progress(plan, out, ui)
     if not report.already_finished:
@@ -88,7 +114,7 @@ def open_source(
     return road.open_gguf(path)
 
 
-def find_model(text: str, config: "Config", ui: UI, keep_source: bool = False) -> "Model | None":
+def find_model(text: str, config: "Config", ui: "UI", keep_source: bool = False) -> "Model | None":
     """Return the model from the catalog or the hub; None if `text` is a path.
 
     A checkpoint that is not on this disk stays on the hub (`blobs`) unless `keep_source`.
@@ -110,7 +136,7 @@ def output_path(
     model: "Model | None",
     out: Path | None,
     config: "Config",
-    ui: UI,
+    ui: "UI",
     *,
     is_custom: bool,
     dry_run: bool,
@@ -168,7 +194,7 @@ def default_output_path(plan: "Plan") -> Path:
 
 
 def write_with_progress(
-    plan: "Plan", out: Path, ui: UI, *, threads: int = 0, force: bool = False
+    plan: "Plan", out: Path, ui: "UI", *, threads: int = 0, force: bool = False
 ) -> "WriteReport":
     """Write the plan's file under a progress bar; print a note if the file is finished already or
     was resumed.

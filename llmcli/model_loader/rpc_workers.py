@@ -11,9 +11,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from llmcli import terminal_mode
 from llmcli.errors import UsageError, UserError
@@ -22,29 +20,14 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 RESTORE_CURSOR = "\x1b[0m\x1b[?25h\n"  # normal style, visible cursor, new line
-HELP_RPC = "place part of the model on these workers (llmcli worker --rpc)"
-HELP_SPLIT = (
-    "proportions of the layers: the workers' devices first, then the local GPUs [by free memory]"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class RpcWorkers:
-    """The worker options as a group, for commands without the run options."""
+    """The addresses of workers and the proportions of the layers, as typed."""
 
-    rpc: Annotated[
-        str | None,
-        typer.Option("--rpc", metavar="HOST:PORT,…", help=HELP_RPC[0].upper() + HELP_RPC[1:] + "."),
-    ] = None
-    tensor_split: Annotated[
-        str | None,
-        typer.Option(
-            "-ts",
-            "--tensor-split",
-            metavar="N,N,…",
-            help=HELP_SPLIT[0].upper() + HELP_SPLIT[1:] + ".",
-        ),
-    ] = None
+    rpc: str | None = None
+    tensor_split: str | None = None
 
     def join(self, ui: "UI", runs_model: bool = True) -> None:
         """Join the workers; raise UsageError if workers are named but `runs_model` is False."""

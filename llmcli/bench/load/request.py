@@ -1,87 +1,333 @@
-"""LoadRequest: what was asked for."""
+"""The request of `bench load`: groups of settings, each with its rules.
 
-from dataclasses import dataclass, fields, replace
+Imports of modules that measure are inside the functions: the command's help reads these classes.
+"""
+
+import json
+import shlex
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from llmcli.bench.load import generator, slo
-from llmcli.bench.load.generator import Length, Load
-from llmcli.bench.load.mixes import Shape
-from llmcli.bench.load.session import Asked
-from llmcli.bench.load.slo import Slo
-from llmcli.errors import UsageError
+from llmcli.errors import UsageError, UserError
 
-DEFAULT_USERS, DEFAULT_PERCENT = "8", 95.0
+if TYPE_CHECKING:
+    from llmcli.bench.load.generator import Arrivals, Length, Load
+    from llmcli.bench.load.max_load import Kind, Rules
+    from llmcli.bench.load.session import Asked
+    from llmcli.bench.load.slo import Slo
 
-
+DEFAULT_CONCURRENCY = "8"
+DEFAULT_PERCENT = 95.0  # of the requests that must meet --slo
+MAX_CONCURRENCY = 10_000
+MAX_RATE = 1e5  # requests per second
 MAX_LOAD_KINDS = ("concurrency", "rate", "both")
+ENDPOINTS = ("chat", "completions")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadRequest:
-    """The options of `bench load`, by the names of its parameters."""
+@dataclass(frozen=True)
+class LevelSettings:
+    """The loads to measure: requests at once (closed loop) or per second (open loop).
 
-    serve: str
-    concurrency: list[str] | None
-    rate: list[str] | None
-    arrivals: str | None
-    burstiness: float | None
-    find_max: str | None
-    slo: str | None
-    percent: float | None
-    requests: int | None
-    seconds: float | None
-    warmup: int | None
-    repetitions: int | None
-    mix: str
-    n_prompt: int
-    n_gen: int
-    shared: float
-    cancel: float
-    endpoint: str
-    model: str
-    api_key: str | None
-    api_key_file: Path | None
-    cacert: Path | None
-    insecure: bool
-    timeout: float
-    body: str
-    seed: int
-    no_history: bool
-    offline: bool
+    Raises UserError or UsageError for invalid values.
+    """
 
-    @property
-    def load_length(self) -> Length:
-        """How long each load is measured."""
-        wanted = self.requests or (None if self.seconds else Length().requests)
-        return Length(wanted, self.seconds, self.warmup)
+    concurrency: list[str] | None = None
+    rate: list[str] | None = None
+    arrivals: str | None = None
+    burstiness: float | None = None
 
-    @property
-    def open_loop(self) -> Load:
-        """An open loop without a set rate. Raises UsageError."""
+    def __post_init__(self) -> None:
+        assert self.loads
+        if self.burstiness is not None and self.arrivals != "gamma":
+            raise UsageError(
+                "--burstiness needs --arrivals gamma",
+                hint="add --arrivals gamma, or leave out --burstiness",
+            )
+
+    @cached_property
+    def open_loop(self) -> "Load":
+        """An open loop without a set rate."""
+        from llmcli.bench.load import generator
+
         word = self.arrivals or "poisson"
         if word not in generator.ARRIVALS:
             raise UsageError(
                 f"--arrivals {word!r} is unknown",
                 hint=f"--arrivals takes: {' '.join(generator.ARRIVALS)}",
             )
-        arrivals: generator.Arrivals = next(
-            one for one in get_args(generator.Arrivals) if one == word
+        arrivals: Arrivals = next(kind for kind in get_args(generator.Arrivals) if kind == word)
+        load = generator.Load(arrivals, 1.0)
+        return load if self.burstiness is None else replace(load, burstiness=self.burstiness)
+
+    @cached_property
+    def loads(self) -> "tuple[Load, ...]":
+        """The loads of --concurrency, then those of --rate."""
+        from llmcli.bench.load.generator import Load
+        from llmcli.bench.speed.parameter_grid import numbers
+
+        texts = self.concurrency or ([] if self.rate else [DEFAULT_CONCURRENCY])
+        counts = numbers("--concurrency", texts, 1, MAX_CONCURRENCY) if texts else []
+        return (
+            *(Load("closed", count) for count in counts),
+            *(replace(self.open_loop, level=rate) for rate in self._rates),
         )
-        plain = Load(arrivals, 1.0)
-        return plain if self.burstiness is None else replace(plain, burstiness=self.burstiness)
 
     @property
-    def prompts(self) -> Asked:
-        """The prompts that are sent."""
-        return Asked(
-            self.mix, Shape(self.n_prompt, self.n_gen, self.shared, self.cancel), self.seed
-        )
+    def _rates(self) -> list[float]:
+        rates = []
+        for word in ",".join(self.rate).split(",") if self.rate else ():
+            try:
+                rate = float(word)
+            except ValueError:
+                rate = 0.0
+            if not 0 < rate <= MAX_RATE:
+                raise UserError(
+                    f"--rate {word!r} is invalid", hint="--rate 0.5,1,2 (requests per second)"
+                )
+            rates.append(rate)
+        return rates
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """The limits of the latency, and a search for the largest load within them.
+
+    Raises UserError or UsageError for invalid values.
+    """
+
+    find_max: str | None = None
+    slo: str | None = None
+    percent: float | None = None
+
+    def __post_init__(self) -> None:
+        from llmcli.bench.load.slo import HINT
+
+        limits = self.limits
+        if self.find_max is None:
+            if self.percent is not None:
+                raise UsageError(
+                    "--percent needs --find-max",
+                    hint="add --find-max both, or leave out --percent",
+                )
+            return
+        if self.find_max not in MAX_LOAD_KINDS:
+            raise UsageError(
+                f"--find-max {self.find_max!r} is unknown",
+                hint=f"--find-max takes: {' '.join(MAX_LOAD_KINDS)}",
+            )
+        if limits is None:
+            raise UsageError("--find-max needs --slo", hint=HINT)
+
+    @cached_property
+    def limits(self) -> "Slo | None":
+        """The limits of --slo."""
+        from llmcli.bench.load.slo import parse
+
+        return parse(self.slo) if self.slo else None
 
     @property
-    def limits(self) -> Slo | None:
-        """The limits of --slo. Raises UserError."""
-        return slo.parse(self.slo) if self.slo else None
+    def kinds(self) -> "tuple[Kind, ...]":
+        """The loads of which the largest is searched."""
+        match self.find_max:
+            case None:
+                return ()
+            case "both":
+                return ("concurrency", "rate")
+            case "rate":
+                return ("rate",)
+            case _:
+                return ("concurrency",)
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of the requests that must be within the limits."""
+        return (DEFAULT_PERCENT if self.percent is None else self.percent) / 100
 
 
-FIELD_NAMES = {field.name for field in fields(LoadRequest)}
+@dataclass(frozen=True)
+class LengthSettings:
+    """How long and how often each load is measured; None is the default of each measurement."""
+
+    requests: int | None = None
+    seconds: float | None = None
+    warmup: int | None = None
+    repetitions: int | None = None
+
+    @property
+    def load_length(self) -> "Length":
+        """The length of one measurement."""
+        from llmcli.bench.load.generator import Length
+
+        requests = self.requests or (None if self.seconds else Length().requests)
+        return Length(requests, self.seconds, self.warmup)
+
+    def total_requests(self, n_loads: int, n_runs: int) -> int | None:
+        """Return the requests of all measurements, None if their seconds decide."""
+        count = self.load_length.requests
+        return None if count is None or self.seconds else count * n_loads * n_runs
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """The prompts that are sent. Raises UsageError if --shared does not apply."""
+
+    mix: str = "fixed"
+    n_prompt: int = 512
+    n_gen: int = 128
+    shared: float = 0.0
+    cancel: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.shared and not self.is_generated:
+            raise UsageError(
+                f"--shared applies to generated prompts, not to {self.mix}",
+                hint="leave out --shared",
+            )
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the prompts are generated, and not read from a file."""
+        from llmcli.bench.load.mixes import mixes
+
+        return self.mix in mixes()
+
+    def source(self, seed: int) -> "Asked":
+        """Return the source of the prompts."""
+        from llmcli.bench.load.mixes import Shape
+        from llmcli.bench.load.session import Asked
+
+        shape = Shape(self.n_prompt, self.n_gen, self.shared, self.cancel)
+        return Asked(self.mix, shape, seed)
+
+
+@dataclass(frozen=True)
+class EndpointSettings:
+    """How the server is called. Raises UserError or UsageError for invalid values.
+
+    `model`: the name to send; "" for the server's first. `timeout`: seconds.
+    """
+
+    endpoint: str = "chat"
+    model: str = ""
+    api_key: str | None = None
+    api_key_file: Path | None = None
+    cacert: Path | None = None
+    insecure: bool = False
+    timeout: float = 600.0
+    body: str = ""
+
+    def __post_init__(self) -> None:
+        if self.endpoint not in ENDPOINTS:
+            raise UsageError(
+                f"--endpoint {self.endpoint!r} is unknown",
+                hint=f"--endpoint takes: {' '.join(ENDPOINTS)}",
+            )
+        if self.api_key and self.api_key_file:
+            raise UsageError("two keys given", hint="leave out --api-key or --api-key-file")
+        assert self.extra_fields is not None
+
+    @cached_property
+    def extra_fields(self) -> dict[str, Any]:
+        """The additional fields of each request's body."""
+        try:
+            fields = json.loads(self.body or "{}")
+        except (ValueError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise UserError(
+                f"--body is not a JSON object: {self.body[:80]!r}",
+                hint="""--body '{"temperature": 0.7}'""",
+            )
+        return fields
+
+    def read_key(self) -> str | None:
+        """Return the API key, which may be in a file. Raises UserError."""
+        if self.api_key_file is None:
+            return self.api_key
+        hint = "--api-key-file takes a file that contains a key"
+        try:
+            words = self.api_key_file.read_text("utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise UserError(f"cannot read {self.api_key_file}: {why}", hint=hint) from None
+        if not words:
+            raise UserError(f"{self.api_key_file} contains no key", hint=hint)
+        return words[0]
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """The servers (addresses or models; the second is compared with the first) and the settings.
+
+    `serve`: flags for a server that is started. Raises UsageError for settings that cannot be
+    combined.
+    """
+
+    servers: tuple[str, ...]
+    levels: LevelSettings
+    search: SearchSettings
+    length: LengthSettings
+    prompts: PromptSettings
+    target: EndpointSettings
+    serve: str = ""
+    seed: int = 1
+    keep_history: bool = True
+
+    def __post_init__(self) -> None:
+        searches_rate = "rate" in self.search.kinds
+        if self.serve and all("://" in name for name in self.servers):
+            raise UsageError(
+                "--serve applies to a server that llmcli starts, but "
+                f"{self.servers[0]} is running already",
+                hint="leave out --serve",
+            )
+        assert self.serve_flags is not None
+        if self.levels.arrivals and not (self.levels.rate or searches_rate):
+            raise UsageError(
+                "--arrivals applies to an open loop, and none is measured",
+                hint="add --rate 0.5,1,2",
+            )
+        if not self.search.find_max:
+            return
+        if len(self.servers) > 1:
+            raise UsageError("--find-max works on one server", hint="leave out --against")
+        for flag, value in (
+            ("--concurrency", self.levels.concurrency),
+            ("--rate", self.levels.rate),
+        ):
+            if value:
+                raise UsageError(
+                    f"--find-max chooses the loads itself, so {flag} does not apply",
+                    hint=f"leave out {flag}",
+                )
+
+    @cached_property
+    def serve_flags(self) -> list[str]:
+        """The flags of --serve as words."""
+        try:
+            return shlex.split(self.serve)
+        except ValueError:
+            raise UsageError(
+                f"--serve has an unclosed quote: {self.serve!r}", hint="--serve '-t 2 -np 8'"
+            ) from None
+
+    @property
+    def search_rules(self) -> "Rules | None":
+        """The rules of the search, None without --find-max."""
+        from llmcli.bench.load import level_search, max_load
+
+        if self.search.limits is None or not self.search.find_max:
+            return None
+        loop = self.levels.open_loop
+        return max_load.Rules(
+            self.search.limits,
+            self.search.fraction,
+            self.length.requests or max_load.LEAST,
+            self.length.seconds,
+            self.length.warmup,
+            self.length.repetitions or level_search.MOST,
+            loop.arrivals,
+            loop.burstiness,
+        )

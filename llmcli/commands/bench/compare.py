@@ -7,9 +7,9 @@ import typer
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.options.report import ChartSwitch, ReportFile
+from llmcli.commands.options.report import ReportOptions
+from llmcli.commands.options.rpc import RpcOptions
 from llmcli.errors import UsageError
-from llmcli.model_loader.rpc_workers import RpcWorkers
 
 Values = list[str] | None
 SideA = Annotated[
@@ -95,12 +95,11 @@ def compare(
     confidence: Confidence = 99.0,
     in_turn: Apart = False,
     anyway: Anyway = False,
-    report_file: ReportFile = None,
-    chart: ChartSwitch = None,
+    *,
+    reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
-    *,
-    workers: RpcWorkers,
+    workers: RpcOptions,
 ) -> None:
     """Compare the speed of two models, two settings or two saved runs.
 
@@ -109,11 +108,10 @@ def compare(
     reported only if it is larger than the noise.
     """
     from llmcli.bench.compare import run
-    from llmcli.commands.bench import compare_report
-    from llmcli.commands.options import report
+    from llmcli.commands.bench.reports.compare import print_result
 
     config, ui = start_command(json, offline)
-    report.check_report_path(report_file)
+    reporting.check_path()
     shared_settings = {
         "threads": threads,
         "batch": batch,
@@ -158,7 +156,7 @@ def compare(
         side_a = run.build_side(a, settings_a, tests_by_side[0], config, ui)
         side_b = run.build_side(b or a, settings_b, tests_by_side[1], config, ui)
         result = run.measure(side_a, side_b, design, in_turn, ui)
-    compare_report.print_result(result, (report_file, chart), ui)
+    print_result(result, reporting, ui)
 
 
 BENCHES = (with_option_groups(compare),)

@@ -11,8 +11,8 @@ import typer
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.options.report import ChartSwitch, ReportFile
-from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.commands.options.report import ReportOptions, show_report
+from llmcli.commands.options.rpc import RpcOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,12 +60,11 @@ def phases(
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
     temp: Temp = None,
-    report_file: ReportFile = None,
-    chart: ChartSwitch = None,
+    *,
+    reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
-    *,
-    workers: RpcWorkers,
+    workers: RpcOptions,
 ) -> None:
     """Measure how much of an answer's time prefill, decode, sampling and others take.
 
@@ -74,13 +73,12 @@ def phases(
     from llmcli.bench import phases as measuring
     from llmcli.bench.plots import phases as parts
     from llmcli.chat.display.stream_writer import Stream
-    from llmcli.commands.options import report
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.runtime.sampling import default_sampling
 
     config, ui = start_command(json, offline)
-    report.check_report_path(report_file)
+    reporting.check_path()
     options = RunOptions(
         n_prompt + n_gen + TEMPLATE_TOKENS,
         threads,
@@ -108,10 +106,10 @@ def phases(
             ui.result(build_document(name, runner, breakdown, n_gen))
         else:
             _print_phases(name, runner, breakdown, n_gen, ui)
-    report.show_report(
+    show_report(
         lambda: _build_page(name, breakdown, n_gen),
         lambda: parts.charts(breakdown, PHASE_LABELS),
-        (report_file, chart),
+        reporting,
         ui,
     )
 

@@ -6,12 +6,11 @@ import typer
 
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
-from llmcli.commands.options.report import ChartSwitch, ReportFile
+from llmcli.commands.options.groups import with_option_groups
+from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from llmcli.bench.roofline import Machine, Point, Result
     from llmcli.config import Config
     from llmcli.ui import UI
@@ -39,15 +38,14 @@ def roofline(
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
     repetitions: Repetitions = 3,
-    report_file: ReportFile = None,
-    chart: ChartSwitch = None,
+    *,
+    reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
     rpc: Annotated[str | None, typer.Option("--rpc", hidden=True)] = None,
 ) -> None:
     """Measure the memory bandwidth of the CPU, and how much of it a model reaches."""
     from llmcli.bench import roofline as measuring
-    from llmcli.commands.options import report
     from llmcli.hardware import host
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
@@ -59,7 +57,7 @@ def roofline(
         )
     config, ui = start_command(json, offline)
     resolve_options.check(RunOptions(threads=threads, cache_type_k=type_k, cache_type_v=type_v))
-    report.check_report_path(report_file)
+    reporting.check_path()
     count = threads or host.cores()
     with ui.bar("read memory", None, "tests") as bar:
         machine = measuring.machine(count, lambda: bar.advance(1))
@@ -77,7 +75,7 @@ def roofline(
         _print_machine(machine, ui)
         if result:
             _print_model(result, ui)
-    _show_charts(ref or "", machine, measured, (report_file, chart), ui)
+    _show_charts(ref or "", machine, measured, reporting, ui)
 
 
 def _save_bandwidth(machine: "Machine", config: "Config", ui: "UI") -> None:
@@ -128,24 +126,23 @@ def _show_charts(
     ref: str,
     machine: "Machine",
     measured: "tuple[Result, ModelHeader] | None",
-    report_and_chart: "tuple[Path | None, bool | None]",
+    reporting: ReportSettings,
     ui: "UI",
 ) -> None:
     """Draw the charts in the terminal and write the report page."""
     from llmcli.bench import report_page
     from llmcli.bench.plots import roofline as roof
-    from llmcli.commands.options import report
 
     if measured is None:
-        report.show_report(lambda: report_page.of_machine(machine), list, report_and_chart, ui)
+        show_report(lambda: report_page.of_machine(machine), list, reporting, ui)
         return
     result, header = measured
-    report.show_report(
+    show_report(
         lambda: report_page.of_tests(
             ref, result.tests, header, machine.roof, [roof.bandwidth(machine)]
         ),
         lambda: report_page.charts(result.tests, header, machine.roof)[:1],
-        report_and_chart,
+        reporting,
         ui,
     )
 
@@ -311,4 +308,4 @@ def _format_known(value: float | None, show: Any) -> str:
     return "unknown" if value is None else str(show(value))
 
 
-BENCHES = (roofline,)
+BENCHES = (with_option_groups(roofline),)

@@ -7,12 +7,12 @@ import typer
 
 from llmcli.commands import completion
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.options.report import ChartSwitch, ReportFile
+from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
+from llmcli.commands.options.rpc import RpcOptions
 from llmcli.model_loader.rpc_workers import RpcWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from llmcli.bench.history.history import History
     from llmcli.bench.speed.measure import Result
@@ -124,13 +124,12 @@ def speed(
     ubatch_sweep: UbatchSweep = False,
     kv_sweep: KvSweep = False,
     fa_sweep: FaSweep = False,
-    report_file: ReportFile = None,
-    chart: ChartSwitch = None,
+    *,
+    reporting: ReportOptions,
     quant: Quant = None,
     offline: Offline = False,
     json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
-    *,
-    workers: RpcWorkers,
+    workers: RpcOptions,
 ) -> None:
     """Measure prompt and generation speed, with llama-bench's options.
 
@@ -140,7 +139,6 @@ def speed(
     """
     from llmcli.bench.speed import llama_bench_output, sweep
     from llmcli.bench.speed.run import How
-    from llmcli.commands.options import report as reporting
     from llmcli.errors import UsageError
     from llmcli.model_loader.prepare import prepare_model
 
@@ -160,12 +158,12 @@ def speed(
         bool(sweep_names),
         sampling,
     )
-    reporting.check_report_path(report_file)
+    reporting.check_path()
     config, ui = _start(offline, output_format, workers)
     prepared = prepare_model(name, quant, config, ui)
     results = _run_tests(prepared, name, tests, run_settings, ctx.params, config, ui)
     _print_results(results, output_format, sweep_names, ui)
-    _show_charts(results, prepared, name, (bool(sweep_names), report_file, chart), ui)
+    _show_charts(results, prepared, name, bool(sweep_names), reporting, ui)
 
 
 def _print_results(
@@ -187,24 +185,21 @@ def _show_charts(
     results: "list[Result]",
     prepared: "Found",
     name: str,
-    sweep_report_and_chart: "tuple[bool, Path | None, bool | None]",
+    is_sweep: bool,
+    reporting: ReportSettings,
     ui: "UI",
 ) -> None:
-    """Draw the charts and write the report page; `sweep_report_and_chart`: whether it is a sweep,
-    --report, --chart.
-    """
+    """Draw the charts and write the report page."""
     from llmcli.bench import report_page
     from llmcli.bench.plots import sweeps
-    from llmcli.commands.options import report as reporting
     from quant.model_file import read_header
 
-    is_sweep, path, chart = sweep_report_and_chart
     header, bandwidth = read_header.read_header(prepared.path), results[0].bandwidth
     sweep_charts = sweeps.charts(results) if is_sweep else []
-    reporting.show_report(
+    show_report(
         lambda: report_page.of_tests(name, results, header, bandwidth, sweep_charts),
         lambda: sweep_charts or report_page.charts(results, header, bandwidth),
-        (path, chart),
+        reporting,
         ui,
     )
 

@@ -11,14 +11,12 @@ import typer
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.options.report import ChartSwitch, ReportFile
+from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
+from llmcli.commands.options.rpc import RpcOptions
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.rpc_workers import RpcWorkers
 from llmcli.units import several
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from llmcli.bench.tune.tune import Found, Setting, Space
     from llmcli.catalog.fetch import Model
     from llmcli.config import Config
@@ -59,12 +57,11 @@ def tune(
     kv: CacheTypes = None,
     show: Show = False,
     forget: Forget = None,
-    report_file: ReportFile = None,
-    chart: ChartSwitch = None,
+    *,
+    reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
-    *,
-    workers: RpcWorkers,
+    workers: RpcOptions,
 ) -> None:
     """Find the fastest settings of a model on this machine, and save them for chat and run.
 
@@ -72,7 +69,6 @@ def tune(
     defaults in pairs. A default is kept unless another value is faster.
     """
     from llmcli.bench.tune.tune import OBJECTIVES
-    from llmcli.commands.options import report
 
     config, ui = start_command(json, offline)
     if objective not in OBJECTIVES:
@@ -90,9 +86,9 @@ def tune(
     elif forget is not None:
         _forget(forget, config, ui)
     elif ref is not None:
-        report.check_report_path(report_file)
+        reporting.check_path()
         workers.join(ui)
-        _tune(ref, budget, objective, kv, (report_file, chart), config, ui)
+        _tune(ref, budget, objective, kv, reporting, config, ui)
 
 
 def _tune(
@@ -100,13 +96,12 @@ def _tune(
     budget: float,
     objective: str,
     cache_types: str | None,
-    report_and_chart: "tuple[Path | None, bool | None]",
+    reporting: ReportSettings,
     config: "Config",
     ui: "UI",
 ) -> None:
     from llmcli.bench.tune.tune import Setting
-    from llmcli.commands.bench import tune_page
-    from llmcli.commands.options import report
+    from llmcli.commands.bench.reports import tune as tune_page
     from llmcli.hardware import rpc_workers
     from llmcli.model_loader.prepare import prepare_model
     from llmcli.planning import resolve_options, tuned_profile
@@ -159,10 +154,10 @@ def _tune(
             else f"saved in {path}"
         )
     verdict = _verdict(model, saved, result)
-    report.show_report(
+    show_report(
         lambda: tune_page.build_page(model.name, verdict, result),
         lambda: tune_page.build_charts(result)[:1],
-        report_and_chart,
+        reporting,
         ui,
     )
 
@@ -309,7 +304,7 @@ def _build_document(
 
 
 def _print_result(model: "Model", saved: "Profile", result: "Found", ui: "UI") -> None:
-    from llmcli.commands.bench.tune_page import OPTION_LABELS, format_value
+    from llmcli.commands.bench.reports.tune import OPTION_LABELS, format_value
 
     rows = [
         (

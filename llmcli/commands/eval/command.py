@@ -21,7 +21,7 @@ from llmcli.commands.options.arguments import (
     Ubatch,
 )
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.commands.options.rpc import RpcOptions
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side, read_evaluation_text
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def evaluate(
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
     *,
-    workers: RpcWorkers,
+    workers: RpcOptions,
 ) -> None:
     """Measure a model's perplexity, and its divergence from a base.
 

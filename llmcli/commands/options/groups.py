@@ -1,25 +1,45 @@
-"""Groups of options: a command parameter that is a frozen dataclass becomes an option per field."""
+"""Groups of options: a command parameter that is a frozen dataclass becomes an option per field.
+
+The dataclass is plain and belongs to the code that uses it. A command names it as
+`Annotated[SizeRequest, option_group(target_size=typer.Option(...))]`: the words of the options are
+in `commands/`, the fields and their defaults are in the dataclass.
+"""
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer.models
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """The Typer options of a dataclass, by field."""
+
+    options: Mapping[str, typer.models.OptionInfo]
+
+
+def option_group(**options: Any) -> OptionGroup:
+    """Return the options of a dataclass, by field; `options` are the values of typer.Option()."""
+    return OptionGroup(options)
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the fields of its dataclass parameters as Typer options.
+    """Return the command with the fields of its option groups as Typer options.
 
     The wrapper builds the dataclasses and passes them to `command`. A field without a default
-    becomes an argument or a required option.
+    becomes a required option.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, type] = {}
+    groups: dict[str, Any] = {}
     for name, parameter in inspect.signature(command).parameters.items():
-        if dataclasses.is_dataclass(hints[name]) and isinstance(hints[name], type):
-            groups[name] = hints[name]
-            parameters += _group_parameters(hints[name])
+        group = _find_group(hints[name])
+        if group is not None:
+            groups[name] = get_args(hints[name])[0]
+            parameters += _group_parameters(groups[name], group)
         else:
             parameters.append(
                 parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
@@ -41,8 +61,17 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def _group_parameters(group: type) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
+def _find_group(hint: Any) -> OptionGroup | None:
+    """Return the option group of an annotated parameter, None if it has none."""
+    if get_origin(hint) is not Annotated:
+        return None
+    return next((extra for extra in get_args(hint)[1:] if isinstance(extra, OptionGroup)), None)
+
+
+def _group_parameters(dataclass: type, group: OptionGroup) -> list[inspect.Parameter]:
+    hints = get_type_hints(dataclass)
+    fields = dataclasses.fields(dataclass)
+    assert {field.name for field in fields} == group.options.keys(), dataclass
     return [
         inspect.Parameter(
             field.name,
@@ -50,7 +79,7 @@ def _group_parameters(group: type) -> list[inspect.Parameter]:
             default=inspect.Parameter.empty
             if field.default is dataclasses.MISSING
             else field.default,
-            annotation=hints[field.name],
+            annotation=Annotated[hints[field.name], group.options[field.name]],
         )
-        for field in dataclasses.fields(group)
+        for field in fields
     ]

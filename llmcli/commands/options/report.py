@@ -5,56 +5,70 @@ The report path is checked before anything is measured; the page is written at t
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.commands.options.groups import option_group
+
 if TYPE_CHECKING:
     from llmcli.charts.chart import Chart
     from llmcli.charts.html_page import Page
     from llmcli.ui import UI
 
-ReportFile = Annotated[
-    Path | None,
-    typer.Option("--report", metavar="FILE", help="Write a page of charts and tables."),
-]
-ChartSwitch = Annotated[
-    bool | None,
-    typer.Option(
-        "--chart/--no-chart",
-        help="Draw charts in the terminal; default: only if stdout is a terminal.",
+
+@dataclass(frozen=True, slots=True)
+class ReportSettings:
+    """Where the report page goes, and whether charts are drawn in the terminal.
+
+    `chart`: None draws the default charts, and only on a terminal.
+    """
+
+    report_file: Path | None = None
+    chart: bool | None = None
+
+    def check_path(self) -> None:
+        """Raise UserError if the report page could not be written."""
+        from llmcli.atomic_files import check_place
+
+        if self.report_file is not None:
+            check_place(self.report_file)
+
+
+ReportOptions = Annotated[
+    ReportSettings,
+    option_group(
+        report_file=typer.Option(
+            "--report", metavar="FILE", help="Write a page of charts and tables."
+        ),
+        chart=typer.Option(
+            "--chart/--no-chart",
+            help="Draw charts in the terminal; default: only if stdout is a terminal.",
+        ),
     ),
 ]
-
-
-def check_report_path(path: Path | None) -> None:
-    """Raise UserError if the report page could not be written to `path`."""
-    from llmcli.atomic_files import check_place
-
-    if path is not None:
-        check_place(path)
 
 
 def show_report(
     build_page: "Callable[[], Page]",
     build_default_charts: "Callable[[], Sequence[Chart]]",
-    report_and_chart: tuple[Path | None, bool | None],
+    settings: ReportSettings,
     ui: "UI",
 ) -> None:
     """Draw the charts and write the report page; call it after the results were printed.
 
     `build_page` builds the page, at most once and only if needed. `build_default_charts` builds the
-    charts that are drawn by default on a terminal, if they show more than a table.
-    `report_and_chart` holds the values of --report and --chart: with --chart, all charts of the
-    page are drawn.
+    charts that are drawn by default on a terminal, if they show more than a table. With --chart,
+    all charts of the page are drawn.
     """
     from llmcli.atomic_files import write_whole
     from llmcli.charts import terminal_chart
     from llmcli.charts.html_page import html
 
-    path, draw_all = report_and_chart
+    path, draw_all = settings.report_file, settings.chart
     report_page = build_page() if path is not None or draw_all else None
     charts: Sequence[Chart] = report_page.charts if report_page and draw_all else ()
     if draw_all is None and not ui.json and sys.stdout.isatty():

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from llmcli.commands.options.rpc import HELP_RPC, HELP_SPLIT
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader import rpc_workers
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.text_input import require_utf8
 
@@ -56,8 +56,8 @@ MODEL_FLAGS = (
     ),
     Flag("raw", ("--raw",), bool, "send the prompt as it is, without a chat template"),
     Flag("no_profile", ("--no-profile",), bool, "ignore settings saved by `bench tune`"),
-    Flag("rpc", ("--rpc",), str, rpc_workers.HELP_RPC, "HOST:PORT,…"),
-    Flag("tensor_split", ("-ts", "--tensor-split"), str, rpc_workers.HELP_SPLIT, "N,N,…"),
+    Flag("rpc", ("--rpc",), str, HELP_RPC, "HOST:PORT,…"),
+    Flag("tensor_split", ("-ts", "--tensor-split"), str, HELP_SPLIT, "N,N,…"),
 )
 ANSWER_FLAGS = (
     Flag(

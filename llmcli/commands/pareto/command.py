@@ -9,10 +9,10 @@ from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Ref
 from llmcli.commands.options.files import SourceOptions
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.options.report import ChartSwitch, ReportFile
+from llmcli.commands.options.report import ReportOptions, show_report
+from llmcli.commands.options.rpc import RpcOptions
+from llmcli.commands.pareto.options import MeasurementOptions, ParetoOptions
 from llmcli.model_loader.pickle_hint import pickle_hint
-from llmcli.model_loader.rpc_workers import RpcWorkers
-from llmcli.workflows.pareto.settings import MeasurementOptions, ParetoSettings
 
 if TYPE_CHECKING:
     from llmcli.ui import UI
@@ -29,16 +29,15 @@ def register(app: typer.Typer) -> None:
 def pareto(
     ref: Ref,
     *,
-    settings: ParetoSettings,
+    settings: ParetoOptions,
     measuring: MeasurementOptions,
-    report_file: ReportFile = None,
-    chart: ChartSwitch = None,
+    reporting: ReportOptions,
     output: Annotated[
         Literal["md", "csv", "json"],
         typer.Option("-o", "--output", help="Format of the table."),
     ] = "md",
     reading: SourceOptions,
-    workers: RpcWorkers,
+    workers: RpcOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout, same as -o json.")
@@ -51,7 +50,6 @@ def pareto(
     is finished: the same command resumes it.
     """
     from llmcli.atomic_files import check_apart
-    from llmcli.commands.options import report
     from llmcli.commands.pareto import table
     from llmcli.commands.pareto.page import build_charts, build_page
     from llmcli.model_loader import quantize_file
@@ -60,7 +58,7 @@ def pareto(
     from llmcli.workflows.pareto.plans import build_plans
 
     config, ui = start_command(json or output == "json", offline, reading.allow_pickle)
-    report.check_report_path(report_file)
+    reporting.check_path()
     workers.join(ui)
     model = quantize_file.find_model(ref, config, ui, keep_source=True)
     source = quantize_file.open_source(
@@ -69,7 +67,9 @@ def pareto(
         pre=reading.pre,
         allow_pickle=reading.allow_pickle,
     )
-    check_apart([report_file], [*source.files, settings.imatrix, settings.moments, measuring.text])
+    check_apart(
+        [reporting.report_file], [*source.files, settings.imatrix, settings.moments, measuring.text]
+    )
     plans = build_plans(source, settings, measuring.threads, config, ui)
     _print_notes(source, plans, ui)
     text_content, text_name = read_evaluation_text(measuring.text)
@@ -91,10 +91,10 @@ def pareto(
         ui.result(table.build_document(request, points, dominated))
     else:
         ui.text((table.format_csv if output == "csv" else table.format_markdown)(points, dominated))
-    report.show_report(
+    show_report(
         lambda: build_page(request, points, dominated),
         lambda: build_charts(points, dominated)[:1],
-        (report_file, chart),
+        reporting,
         ui,
     )
 

@@ -26,9 +26,9 @@ from llmcli.commands.options.arguments import (
     Unified,
 )
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.options.report import ChartSwitch, ReportFile
+from llmcli.commands.options.report import ReportOptions, show_report
+from llmcli.commands.options.rpc import RpcOptions
 from llmcli.errors import UsageError, UserError
-from llmcli.model_loader.rpc_workers import RpcWorkers
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -60,18 +60,16 @@ def plan(
     quant: Quant = None,
     model_draft: Draft = None,
     measure: Measure = False,
-    report_file: ReportFile = None,
-    chart: ChartSwitch = None,
+    *,
+    reporting: ReportOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network connection.")] = False,
     json: Json = False,
-    *,
-    workers: RpcWorkers,
+    workers: RpcOptions,
 ) -> None:
     """Print the memory that a run takes before it is allocated.
 
     The plan lists every byte, and whether the run fits.
     """
-    from llmcli.commands.options import report
     from llmcli.commands.plan import alternatives as others
     from llmcli.commands.plan import page, receipt
     from llmcli.model_loader.header_only import planned_file
@@ -80,7 +78,7 @@ def plan(
 
     config, ui = start_command(json, offline)
     workers.join(ui)
-    report.check_report_path(report_file)
+    reporting.check_path()
     if measure and model_draft:
         raise UsageError(
             "--measure does not support a draft model", hint="leave out --measure or -md"
@@ -146,10 +144,10 @@ def plan(
             is_quantized=subject.is_quantized,
         )
     charts = page.build_charts(receipt_plan, measured)
-    report.show_report(
+    show_report(
         lambda: page.build_page(title, receipt_plan, measured, alternatives),
         lambda: charts,
-        (report_file, chart),
+        reporting,
         ui,
     )
 

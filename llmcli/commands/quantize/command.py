@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.commands.command_context import start_command
+from llmcli.commands.options.arguments import Json
 from llmcli.commands.options.file_type import with_type_flags
-from llmcli.commands.options.files import OutputOptions, SourceOptions
+from llmcli.commands.options.files import Offline, OutputOptions, SourceOptions
 from llmcli.commands.options.groups import with_option_groups
-from llmcli.commands.quantize.options import SplitMaxSize
+from llmcli.commands.options.rpc import RpcOptions
+from llmcli.commands.quantize.options import (
+    MethodOptions,
+    SizeOptions,
+    SplitMaxSize,
+    TensorTypeOptions,
+    VerifyOptions,
+)
 from llmcli.model_loader.pickle_hint import pickle_hint
-from llmcli.model_loader.rpc_workers import RpcWorkers
-from llmcli.workflows.certification.certify import VerifyOptions
+from llmcli.workflows.certification.certify import VerifySettings
 from llmcli.workflows.quantization.method_settings import MeasuredInputs, MethodSettings
-from llmcli.workflows.quantization.size_request import SizeRequest
-from llmcli.workflows.quantization.type_overrides import TensorTypeOptions
 
 if TYPE_CHECKING:
     from llmcli.workflows.quantization.plan_mix import PlanBuilder
@@ -44,14 +49,16 @@ def quantize(
             "-t", "--type", metavar="TYPE", help=f"The file type; default: {DEFAULT_TYPE}."
         ),
     ] = None,
-    steering: MethodSettings,
+    steering: MethodOptions,
     mixing: TensorTypeOptions,
     split_max_size: SplitMaxSize = None,
-    sizing: SizeRequest,
+    sizing: SizeOptions,
     verifying: VerifyOptions,
     reading: SourceOptions,
     writing: OutputOptions,
-    workers: RpcWorkers,
+    offline: Offline = False,
+    json: Json = False,
+    workers: RpcOptions,
 ) -> None:
     """Quantize a checkpoint folder or a GGUF.
 
@@ -66,7 +73,7 @@ def quantize(
     from quant.quantize import write as road
     from quant.recipes import file_types, tensor_types
 
-    config, ui = start_command(writing.json, writing.offline, reading.allow_pickle)
+    config, ui = start_command(json, offline, reading.allow_pickle)
     how, wish = planning.method_by_name(steering.method), verifying.build_request(writing.threads)
     steering.validate(how, sizing)
     dry_run = (
@@ -111,7 +118,7 @@ def quantize(
     if steering.needs_running_model(how):
         quantize_file.require_output_path(model, writing.out)
         plan_mix.validate(sizing, making(steering.placeholder_inputs), kind.name, wishes)
-    known = steering.collect_inputs(how, opened, writing, config, ui, dry_run=dry_run)
+    known = steering.collect_inputs(how, opened, writing.threads, config, ui, dry_run=dry_run)
     plan, told = plan_mix.build_plan(sizing, making(known), kind.name, wishes, config, ui)
     if known.imatrix or known.moments or not writing.dry_run:
         plan = apply_folds.apply_folds(plan, steering.fold, writing.threads, ui)
@@ -133,7 +140,7 @@ def quantize(
         make = (
             quantize_file.write_with_progress
             if not steering.sequential
-            else steering.blockwise_writer(how, opened, writing, config)
+            else steering.blockwise_writer(how, opened, writing.threads, config)
         )
         report = (
             None
@@ -148,7 +155,7 @@ def _plan_builder(
     source: "Source",
     method: "Method",
     steering: MethodSettings,
-    verifying: VerifyOptions,
+    verifying: VerifySettings,
     max_shard_bytes: int,
     threads: int,
     inputs: MeasuredInputs,
@@ -160,7 +167,7 @@ def _plan_builder(
 
     return PlanBuilder(
         source,
-        lambda name, wishes: planning.plan(
+        lambda name, wishes: planning.plan_quantization(
             source,
             name,
             wishes,

@@ -1,11 +1,9 @@
-"""The `--verify` options of commands that write a model file, and the verification they request."""
+"""The verification of a written model file, if it is requested."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -18,27 +16,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyOptions:
+class VerifySettings:
     """Whether and how the finished file is compared with its source."""
 
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="Evaluate the finished file against SRC and write a certificate into it.",
-        ),
-    ] = False
-    verify_text: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="UTF-8 text to verify with; default: the beginning of the built-in text.",
-        ),
-    ] = None
-    verify_chunks: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Chunks of 512 tokens to verify with; default: 32."),
-    ] = None
+    verify: bool = False
+    verify_text: Path | None = None
+    verify_chunks: int | None = None
 
     def build_request(self, threads: int) -> "VerifyRequest | None":
         """Return the verification request, None without --verify; raises UsageError."""

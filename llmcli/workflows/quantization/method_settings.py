@@ -4,13 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from llmcli.commands.options.files import OutputOptions
-from llmcli.commands.options.fold import Fold
-from llmcli.commands.quantize.options import _METHODS
 from llmcli.workflows.quantization.size_request import SizeRequest
 
 if TYPE_CHECKING:
@@ -51,52 +46,19 @@ class MeasuredInputs:
 class MethodSettings:
     """How codes are chosen, and the statistics for it."""
 
-    method: Annotated[
-        str,
-        typer.Option(metavar="NAME", help=f"How codes are chosen. {_METHODS}.", show_default=True),
-    ] = "ggml"
-    imatrix: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Importance matrix for the rounding, as written by llama-imatrix.",
-        ),
-    ] = None
-    moments: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Second moments, as written by calibrate --moments; they include an imatrix. "
-            "Statistics that a method or fold needs are collected from the built-in text, and "
-            "kept.",
-        ),
-    ] = None
-    sequential: Annotated[
-        bool,
-        typer.Option(
-            "--sequential",
-            help="With --method gptq: quantize block by block, each with second moments collected "
-            "behind the blocks that are already quantized. Reads the text once per block.",
-        ),
-    ] = False
-    calibration: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="UTF-8 text to collect statistics from, instead of the built-in text; repeatable.",
-        ),
-    ] = None
-    calibration_chunks: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Collect from at most N chunks of the text."),
-    ] = None
-    fold: Fold = "none"
+    method: str = "ggml"
+    imatrix: Path | None = None
+    moments: Path | None = None
+    sequential: bool = False
+    calibration: list[Path] | None = None
+    calibration_chunks: int | None = None
+    fold: str = "none"
 
     def collect_inputs(
         self,
         method: "Method",
         source: "Source",
-        writing: OutputOptions,
+        threads: int,
         config: "Config",
         ui: "UI",
         *,
@@ -115,7 +77,7 @@ class MethodSettings:
         if self.needs_running_model(method):
             from llmcli.workflows.calibration import ensure_statistics
 
-            wish = self.build_request(method, source, writing, dry_run=dry_run)
+            wish = self.build_request(method, source, threads, dry_run=dry_run)
             if self.missing_statistics(method):
                 sums, second = ensure_statistics.ensure_statistics(wish, sums, config, ui)
             if self.sequential:
@@ -137,7 +99,7 @@ class MethodSettings:
         )
 
     def blockwise_writer(
-        self, method: "Method", source: "Source", writing: OutputOptions, config: "Config"
+        self, method: "Method", source: "Source", threads: int, config: "Config"
     ) -> "Callable[..., WriteReport]":
         """Return the function that writes a plan with --sequential.
 
@@ -146,7 +108,7 @@ class MethodSettings:
         from llmcli.workflows.quantization import sequential
 
         return partial(
-            sequential.write_blockwise, self.build_request(method, source, writing), config
+            sequential.write_blockwise, self.build_request(method, source, threads), config
         )
 
     def needs_running_model(self, method: "Method") -> bool:
@@ -192,7 +154,7 @@ class MethodSettings:
             )
 
     def build_request(
-        self, method: "Method", source: "Source", writing: OutputOptions, *, dry_run: bool = False
+        self, method: "Method", source: "Source", threads: int, *, dry_run: bool = False
     ) -> "ensure_statistics.StatisticsRequest":
         """Return the request for the missing statistics; with --sequential, those of the whole
         model that are collected first.
@@ -203,7 +165,7 @@ class MethodSettings:
         text = tuple(path.expanduser() for path in self.calibration or ())
         why = self.missing_statistics(method) or "--sequential"
         return StatisticsRequest(
-            source, why, moments, writing.threads, dry_run, text, self.calibration_chunks
+            source, why, moments, threads, dry_run, text, self.calibration_chunks
         )
 
     @property

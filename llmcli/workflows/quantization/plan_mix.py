@@ -46,7 +46,9 @@ class PlanBuilder:
 
     def plain_mix_plan(self, types: Mapping[str, str]) -> Plan:
         """Return the plan of a mix without method and importance."""
-        return planning.plan_quantization(self.source, self.nominal_type(types), TypeOverrides(mix=types))
+        return planning.plan_quantization(
+            self.source, self.nominal_type(types), TypeOverrides(mix=types)
+        )
 
     def nominal_type(self, types: Mapping[str, str]) -> str:
         """Return the file type that a mix is reported as."""

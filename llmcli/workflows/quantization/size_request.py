@@ -1,10 +1,8 @@
-"""The options of `quantize` that request a size instead of a file type."""
+"""A request for a size instead of a file type."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from llmcli.errors import UsageError
 
@@ -17,79 +15,18 @@ UNIT_BYTES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 class SizeRequest:
     """A size for the file, the types to choose from, and how their cost is measured."""
 
-    target_bpw: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="Choose a type for each tensor so that the file has at most X bits per weight.",
-        ),
-    ] = None
-    target_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Like --target-bpw, for at most SIZE: 90M, 0.5G, or bytes."
-        ),
-    ] = None
-    fit: Annotated[
-        bool,
-        typer.Option(
-            "--fit", help="Like --target-bpw, for the largest file that fits into free memory."
-        ),
-    ] = False
-    types: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="With a target: the types to choose from, as q4_k,q6_k,q8_0."
-        ),
-    ] = None
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="With a target: text to measure on; default: the built-in text."
-        ),
-    ] = None
-    probe: Annotated[
-        Literal["tensor", "group"] | None,
-        typer.Option(
-            help=f"With a target: what is measured at a time, default {DEFAULT_PROBE}; "
-            "group joins q with k, and gate with up."
-        ),
-    ] = None
-    probe_chunks: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help=f"With a target: chunks of 512 tokens in each measurement, default {DEFAULT_CHUNKS}.",
-        ),
-    ] = None
-    swaps: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help=f"With a target: alternative mixes to try on held-out text, default {DEFAULT_SWAPS}.",
-        ),
-    ] = None
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="With a target: use only the error of the weights; no model is run."
-        ),
-    ] = False
-    sensitivity: Annotated[
-        bool,
-        typer.Option(
-            "--sensitivity",
-            help="With a target: print a table of every tensor's SpQR-style sensitivity.",
-        ),
-    ] = False
-    plan_out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the type of every tensor to a plan file."),
-    ] = None
-    plan: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Give every tensor its type from this plan file."),
-    ] = None
+    target_bpw: float | None = None
+    target_size: str | None = None
+    fit: bool = False
+    types: str | None = None
+    text: Path | None = None
+    probe: Literal["tensor", "group"] | None = None
+    probe_chunks: int | None = None
+    swaps: int | None = None
+    quick: bool = False
+    sensitivity: bool = False
+    plan_out: Path | None = None
+    plan: Path | None = None
 
     @property
     def has_target(self) -> bool:

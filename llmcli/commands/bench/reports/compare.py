@@ -3,7 +3,6 @@ speeds.
 """
 
 import math
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from llmcli.bench.plots import pairs
 from llmcli.bench.plots.pairs import Ratio
 from llmcli.charts.chart import Axis, Chart, Row, Rows, Value
 from llmcli.charts.scale import figure
-from llmcli.commands.options import report
+from llmcli.commands.options.report import ReportSettings, show_report
 
 if TYPE_CHECKING:
     from llmcli.bench.compare.run import ComparisonResult
@@ -22,17 +21,13 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 
-def print_result(
-    result: "ComparisonResult", report_and_chart: tuple[Path | None, bool | None], ui: "UI"
-) -> None:
+def print_result(result: "ComparisonResult", reporting: ReportSettings, ui: "UI") -> None:
     """Print the comparison, then its charts."""
     if ui.json:
         ui.result(run.build_document(result))
     else:
         run.print_comparison(result, ui)
-    report.show_report(
-        lambda: build_page(result), lambda: build_charts(result)[:1], report_and_chart, ui
-    )
+    show_report(lambda: build_page(result), lambda: build_charts(result)[:1], reporting, ui)
 
 
 def build_charts(result: "ComparisonResult") -> list[Chart]:

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.bench import report_page
@@ -12,12 +11,13 @@ from llmcli.bench.load.metrics import DEFINITIONS, Figures
 from llmcli.bench.load.slo import Slo
 from llmcli.bench.plots import load as drawing
 from llmcli.charts.chart import Chart, Table
-from llmcli.commands.options import report
+from llmcli.commands.options.report import ReportSettings, show_report
 from llmcli.ui import put, visible
 
 if TYPE_CHECKING:
     from llmcli.bench.load.ab_comparison import Ratio, Versus
     from llmcli.bench.load.max_load import Edge, Rules
+    from llmcli.bench.load.request import LoadRequest
     from llmcli.bench.load.result import LoadResult
     from llmcli.charts.html_page import Page
     from llmcli.ui import UI
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 def print_results(
     result: "LoadResult",
+    request: "LoadRequest",
     output_format: str,
-    slo: Slo | None,
-    search: "Rules | None",
-    report_and_chart: tuple[Path | None, bool | None],
+    reporting: ReportSettings,
     ui: "UI",
 ) -> None:
     """Print the results, then their charts."""
+    slo, search = request.search.limits, request.search_rules
     if output_format == "md":
         _print_tables(result, search, ui)
     elif output_format == "json":
         ui.result(build_document(result, search))
     else:
         put(sys.stdout, visible(output.text(result_rows(result), output_format)) + "\n")
-    report.show_report(
+    show_report(
         lambda: build_page(result, slo, search),
         lambda: build_charts(result, slo, search),
-        report_and_chart,
+        reporting,
         ui,
     )
 
