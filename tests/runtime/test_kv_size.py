@@ -198,7 +198,9 @@ def test_compressed_keys_and_the_windows_of_other_families(tmp_path, name):
     pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
     (case,) = (case for case in families.cases() if case.name == name)
     folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1
+    )
     form = check_tiny(out)
     assert form.is_latent == name.startswith("deepseek")
 

@@ -172,7 +172,9 @@ def test_a_damaged_file_never_reaches_llama_cpp(
         for more in [{key: value} for key, values in strange.items() for value in values]:
             raw = json.dumps({**head, **more}).encode()
             damaged.append(whole[:8] + len(raw).to_bytes(4, "little") + raw + whole[12 + size :])
-        monkeypatch.setattr(runner.context, "put_state", lambda *_: pytest.fail("it came through"))
+        monkeypatch.setattr(
+            runner.context, "write_state", lambda *_: pytest.fail("it came through")
+        )
         for number, raw in enumerate(damaged):
             file.write_bytes(raw)
             with (

@@ -43,7 +43,9 @@ DEPTHS = 5
 def made(folder: Path, kind: str) -> Path:
     """A checkpoint quantized."""
     out = folder.with_suffix(f".{kind}.gguf")
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), kind), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), kind), out, threads=1
+    )
     return out
 
 
@@ -301,12 +303,13 @@ ALONE = """
 import sys
 from pathlib import Path
 from llmcli import config
-from llmcli.runtime.binding.context import ContextOptions, open_context
+from llmcli.runtime.binding.context_options import ContextOptions
+from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.model import open_model
 from tests.runtime.test_reproducible import feed, words
 
 config.one_kernel()
-options = ContextOptions(256, 256, 256, 1, 1, 1, "q8_0", "q8_0", "on", whole=True)
+options = ContextOptions(256, 256, 256, 1, 1, 1, "q8_0", "q8_0", "on", swa_full=True)
 with open_model(Path(sys.argv[1]), gpu_layers=0, repack=False) as model, open_context(model, options) as context:
     whole = feed(context, words(60), 60)
     for chunk in (1, 4, 7, 9):

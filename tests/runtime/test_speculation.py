@@ -41,7 +41,9 @@ def runner(
     place = tmp_path_factory.mktemp("grown")
     folder, file = tiny_checkpoint.grown(stories, place / "folder", layers=2), place / "model.gguf"
     write.write_model(
-        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), request.param), file, threads=1
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), request.param),
+        file,
+        threads=1,
     )
     options = reproducible.with_required_options(RunOptions(ctx_size=1024, threads=2))
     with open_runner(file, options, raw=True, drafting=DraftSettings()) as opened:

@@ -123,7 +123,7 @@ class GreedyNative(GreedyChain):
         unchanged row.
         """
         return float(
-            row.context.log_sum_exp.with_strands(row.logits, row.address, near, self._strands)
+            row.context.log_sum_exp.with_maxima(row.logits, row.address, near, self._strands)
         )
 
     def draw(self, row: Any, tokens: list[int]) -> int:
@@ -232,7 +232,7 @@ class NativeChain:
         if not self._few:
             return float(row.log_sum(near))
         return float(
-            row.context.log_sum_exp.with_strands(row.logits, row.address, near, self._strands)
+            row.context.log_sum_exp.with_maxima(row.logits, row.address, near, self._strands)
         )
 
     def draw(self, row: Any, tokens: list[int]) -> int:

@@ -33,15 +33,15 @@ SIZES = {
 RUN = """
 import sys
 from pathlib import Path
-from llmcli.bench.kernel import subject
-from llmcli.runtime.request import Request, RunOptions
+from llmcli.bench.speed.measure import subject
+from llmcli.runtime.requests.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
-from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sampling import default_sampling
 
 for flash in ("on", "off"):
     options = RunOptions(ctx_size=64, threads=1, batch_size=64, flash_attn=flash)
     with open_runner(Path(sys.argv[1]), options) as runner:
-        reply = runner.reply(Request((1, 5, 6), defaults().with_values({"temp": 0}), max_tokens=3))
+        reply = runner.reply(Request((1, 5, 6), default_sampling().with_values({"temp": 0}), max_tokens=3))
         assert len(list(reply)) >= 1
 with subject(Path(sys.argv[1]), 0):
     print("ran")
@@ -77,7 +77,9 @@ def test_reproducible_covers_compressed_keys_and_refuses_experts_by_name(
     folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "experts.gguf"
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out
+    )
     with pytest.raises(
         UserError, match=r"needs quantized weights: blk\.1\.ffn_gate_inp\.weight is F32"
     ):
@@ -87,7 +89,8 @@ def test_reproducible_covers_compressed_keys_and_refuses_experts_by_name(
         v2("no experts", **SIZES | small, first_k_dense_replace=2), tmp_path / "dense"
     )
     write.write_model(
-        plan.plan_quantization(checkpoint_source.open_checkpoint(dense), "Q8_0"), out := tmp_path / "dense.gguf"
+        plan.plan_quantization(checkpoint_source.open_checkpoint(dense), "Q8_0"),
+        out := tmp_path / "dense.gguf",
     )
     assert read_header.read_header(out).has_latent_attention
     said = []

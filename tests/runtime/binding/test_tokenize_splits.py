@@ -53,7 +53,7 @@ def test_parts_have_the_tokens_of_the_whole(
         whole = model.tokenize(text, special=special, add_special=True)
         with monkeypatch.context() as patched:
             size = rng.choice((1, 9, 40))
-            patched.setattr(binding, "SLICE", size)
+            patched.setattr(binding, "SLICE_BYTES", size)
             patched.setattr(tokenize_splits, "SLICE_BYTES", size)
             assert model.tokenize(text, special=special, add_special=True) == whole, text
             parts = list(model._seams.split_text(text.encode(), special))

@@ -72,14 +72,14 @@ def test_both_engines_allow_the_same_tokens_at_every_step(name: str, both) -> No
         one, other = (sorted(set(legal(matcher, model.n_vocab)) - odd) for matcher in matchers)
         # Of several cuts of forced text llguidance takes the tokenizer's own.
         assert one == other or (len(one) == 1 and set(one) < set(other))
-        assert matchers[0].accepting == matchers[1].accepting == any(map(model.ends, one))
+        assert matchers[0].is_accepting == matchers[1].is_accepting == any(map(model.is_end, one))
         if token is not None:
             assert token in other
             assert matchers[0].allows(token) or len(one) == 1
             for matcher in matchers:
                 assert matcher.allows(token)
                 matcher.accept(token)
-    assert matchers[0].accepting
+    assert matchers[0].is_accepting
     for matcher in matchers:
         matcher.rewind(len(tokens) - 1)
         assert matcher.allows(tokens[1])

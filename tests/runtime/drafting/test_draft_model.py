@@ -106,7 +106,9 @@ def test_drafts_that_fail_are_given_up_and_tried_again_later():
 @pytest.fixture(scope="module")
 def stories_q8(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("q8") / "stories.gguf"
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(stories), "Q8_0"), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(stories), "Q8_0"), out, threads=1
+    )
     return out
 
 

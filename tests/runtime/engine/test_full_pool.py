@@ -73,7 +73,7 @@ def alone(request: Request) -> tuple[list[int], str]:
         ({}, Schedule(max_gap_seconds=0.05)),
         ({}, Schedule(max_running=4, max_chunk_rows=8, swap_bytes=0)),
         ({}, Schedule(share_prefixes=False, max_rows=16)),
-        ({"recurrent": True}, Schedule()),
+        ({"is_recurrent": True}, Schedule()),
         ({"n_swa": 24}, Schedule(max_gap_seconds=0.05)),
         ({}, Schedule(max_idle_cells=20)),
         ({}, Schedule(min_offload_rows=8)),
@@ -99,7 +99,7 @@ def test_in_a_full_pool_everybody_says_what_they_would_say_alone_and_nobody_fail
 def test_where_nothing_is_forgotten_while_others_go_on_everybody_ends_too(whole):
     rng = random.Random(2)
     asked = requests(20, rng, beams=False)
-    machine, context = engine(Schedule(), keeps=False, whole_states=whole)
+    machine, context = engine(Schedule(), keeps=False, has_complete_states=whole)
     made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
     assert made.preempted
     assert [said(made.answers[number]) for number in range(20)] == [
@@ -139,7 +139,7 @@ def test_who_stepped_aside_and_cannot_come_back_is_computed_anew(monkeypatch):
     asked = requests(12, rng, beams=False)
     machine, context = engine(Schedule(min_offload_rows=4))
     refused: list[int] = []
-    monkeypatch.setattr(context, "put_state", lambda slot, *_, **__: bool(refused.append(slot)))
+    monkeypatch.setattr(context, "write_state", lambda slot, *_, **__: bool(refused.append(slot)))
     made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
     assert refused
     assert [said(made.answers[number]) for number in range(len(asked))] == [
@@ -341,7 +341,7 @@ def talk(
     return answer, (*tokens, *(token.id for token in answer.tokens), 1, 2, 3)
 
 
-@pytest.mark.parametrize("memory", [{}, {"recurrent": True}], ids=str)
+@pytest.mark.parametrize("memory", [{}, {"is_recurrent": True}], ids=str)
 def test_what_finished_answers_leave_lies_outside_the_pool_and_comes_back_for_who_goes_on(memory):
     machine, context = engine(Schedule(max_idle_cells=10), **memory)
     talks = [tuple(bytes([65 + number]) * 40) for number in range(3)]

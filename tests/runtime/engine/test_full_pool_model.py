@@ -57,7 +57,9 @@ def weights(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1
     )
     out = folder.with_suffix(".Q8_0.gguf")
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1
+    )
     return out
 
 

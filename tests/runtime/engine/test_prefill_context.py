@@ -172,7 +172,7 @@ def test_what_lies_scattered_is_read_with_the_whole_pool(
         taken_apart.append(sequence)
         return extract_sequence(pool, sequence)
 
-    monkeypatch.setattr(sequence_state, "cut", counted)
+    monkeypatch.setattr(sequence_state, "extract_sequence", counted)
     fill(runner.context, 0, words(30))
     fill(runner.context, 1, words(30))
     alone = bytes(runner.context.read_state(0))
@@ -187,7 +187,9 @@ def test_what_lies_scattered_is_read_with_the_whole_pool(
 
 
 def test_without_room_at_home_a_sequence_keeps_what_it_held(stories_gguf: Path) -> None:
-    with open_runner(stories_gguf, replace(HOME, ctx_size=256, prefill_cells=256), slots=2) as runner:
+    with open_runner(
+        stories_gguf, replace(HOME, ctx_size=256, prefill_cells=256), slots=2
+    ) as runner:
         home, away = runner.context, reader(runner).context
         fill(home, 0, words(200, 2))
         fill(home, 1, words(20))

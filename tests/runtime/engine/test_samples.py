@@ -44,7 +44,7 @@ def said(answer: Answer) -> tuple[list[int], str]:
         {"n_seq_max": 4},
         {"n_seq_max": 2},
         {"n_seq_max": 1},
-        {"n_seq_max": 4, "recurrent": True},
+        {"n_seq_max": 4, "is_recurrent": True},
         {"n_seq_max": 4, "n_swa": 64},
         {"n_seq_max": 4, "n_batch": 5},
         {"n_seq_max": 4, "n_batch": 5, "abort_at": 1},

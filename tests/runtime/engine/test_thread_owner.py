@@ -6,7 +6,7 @@ from llmcli.runtime.requests.request import Request
 from llmcli.runtime.sampling import default_sampling
 from tests.fixtures.fakes import FakeContext, fake_runner
 
-OWNED = ("decode", "trim", "copy", "first", "last")
+OWNED = ("decode", "trim", "copy", "first_position", "last_position")
 
 
 def test_only_the_owner_calls_the_context_while_another_thread_stops_the_answer() -> None:

@@ -191,7 +191,7 @@ def test_a_prompt_may_leave_out_several_pieces():
     ledger.check()
 
 
-@pytest.mark.parametrize("can", [{"can_shift": False}, {"recurrent": True, "can_shift": False}])
+@pytest.mark.parametrize("can", [{"can_shift": False}, {"is_recurrent": True, "can_shift": False}])
 def test_where_cells_cannot_move_they_are_computed_anew(can: dict[str, bool]):
     memory = FakeContext(**can)
     ledger = Ledger(memory)

@@ -59,7 +59,7 @@ def test_a_short_loop_may_still_end():
     ("more", "finish"),
     [
         ({}, "repetition"),
-        ({"endless": True}, "context_full"),
+        ({"allow_repetition": True}, "context_full"),
         ({"ignore_eos": True}, "context_full"),
     ],
 )

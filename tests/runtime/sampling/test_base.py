@@ -55,7 +55,7 @@ def test_every_step_is_pure_and_keeps_at_least_one_token(kind):
 @pytest.mark.parametrize("kind", step_types(), ids=lambda kind: kind.name)
 def test_a_neutral_step_changes_nothing(kind):
     step = kind(**{f.name: NEUTRAL[f.name] for f in fields(kind) if f.name in NEUTRAL})
-    assert step.neutral
+    assert step.is_neutral
     assert np.array_equal(step(logits(1), [1, 2, 3]), logits(1))
 
 

@@ -204,11 +204,11 @@ def test_a_stop_string_cuts_what_is_then_not_whole() -> None:
 
 def test_the_grammar_begins_behind_the_thinking_and_no_answer_ends_within() -> None:
     said = b'Let me see.</think>{"name": "Lily", "age": 7}'
-    answer = search(schema(CALL), reply=said, after="</think>", max_tokens=80, beams=3)
+    answer = search(schema(CALL), reply=said, grammar_after="</think>", max_tokens=80, beams=3)
     assert answer.text == said.decode()
     for one in answer.beams:
         jsonschema.validate(json.loads(one.text.partition("</think>")[2]), CALL)
-    thinking = search(schema(CALL), reply=b"Hm", after="</think>", max_tokens=9, beams=2)
+    thinking = search(schema(CALL), reply=b"Hm", grammar_after="</think>", max_tokens=9, beams=2)
     assert [one.is_complete for one in thinking.beams] == [False, False]
 
 

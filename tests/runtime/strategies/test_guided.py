@@ -148,7 +148,7 @@ def test_a_document_goes_on_where_the_context_moves_on(jump: str, strategy: str)
     more = {
         "overflow": AttentionSinks(3),
         "strategy": strategy,
-        "after": "see.",
+        "grammar_after": "see.",
         "settings": {"temp": 0},
     }
     thought, _, _ = answer(schema(CALL, jump), n_ctx=26, prompt=b"asked", **more)

@@ -28,7 +28,7 @@ def fed(pieces: list[str], inside: ThinkingTags | None = None) -> tuple[str, str
     return tuple("".join(p.text for p in found if p.is_thinking is kind) for kind in (True, False))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("tags", THINKING_TAGS, ids=lambda tags: tags.opens)
+@pytest.mark.parametrize("tags", THINKING_TAGS, ids=lambda tags: tags.opening)
 def test_every_way_of_cutting_a_stream_gives_the_same(tags: ThinkingTags) -> None:
     thought, said = (
         f"\n{tags.opening}Well < [ ◁ </ {tags.closing[:-1]}.{tags.closing}",
@@ -46,7 +46,7 @@ def test_every_way_of_cutting_a_stream_gives_the_same(tags: ThinkingTags) -> Non
     assert split_thinking(text) == (thought, said.lstrip())
 
 
-@pytest.mark.parametrize("tags", THINKING_TAGS, ids=lambda tags: tags.opens)
+@pytest.mark.parametrize("tags", THINKING_TAGS, ids=lambda tags: tags.opening)
 def test_a_prompt_that_opens_the_tags_is_seen_and_a_closed_one_is_not(tags: ThinkingTags) -> None:
     assert find_opened_tags(f"<|assistant|>{tags.opening}\n") is tags
     assert find_opened_tags(f"<|assistant|>{tags.opening}\n\n{tags.closing}\n\n") is None
@@ -109,7 +109,7 @@ def test_tags_that_are_control_tokens_are_text_of_the_answer() -> None:
                 return names[token] if special or token in self.shown else b""
             return super().piece(token, special=special)
 
-        def show(self, token: int) -> None:
+        def show_as_text(self, token: int) -> None:
             self.shown.add(token)
 
     said = [258, *b"Hm.", 259, *b"Four.", EOS]

@@ -110,15 +110,15 @@ def test_our_exponential_is_within_two_units_in_the_last_place(own):
     values = np.concatenate([np.linspace(-87, 88, 4001), np.linspace(-0.4, 0.4, 1001)]).astype(
         np.float32
     )
-    found = [own.total(values[at:].ctypes.data, 1, 0.0, None) for at in range(len(values))]
+    found = [own.sum_exp(values[at:].ctypes.data, 1, 0.0, None) for at in range(len(values))]
     exact = np.exp(values.astype(np.float64))
     assert np.all(np.abs(found - exact) <= 2 * np.spacing(exact.astype(np.float32)))
     far = np.array([-np.inf, -1e30, -87.5, 88.8, 500], np.float32)
-    found = [own.total(far[at:].ctypes.data, 1, 0.0, None) for at in range(len(far))]
+    found = [own.sum_exp(far[at:].ctypes.data, 1, 0.0, None) for at in range(len(far))]
     assert found == pytest.approx([0, 0, 0, np.inf, np.inf], abs=1e-37)
     beyond = np.array([1e30, np.inf, np.nan], np.float32)
     assert not np.isfinite(
-        [own.total(beyond[at:].ctypes.data, 1, 0.0, None) for at in range(len(beyond))]
+        [own.sum_exp(beyond[at:].ctypes.data, 1, 0.0, None) for at in range(len(beyond))]
     ).any()
 
 
@@ -128,24 +128,24 @@ def test_our_likeliest_are_the_likeliest_and_all_that_reach_their_least(own, siz
     for seed, few in ((1, 40), (2, 1), (3, 256)):
         logits = np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
         logits[::7] = -np.inf
-        largest = np.empty(own.strands(size), np.float32)
+        largest = np.empty(own.count_maxima(size), np.float32)
         for known in (0, 1):
             row = logits.ctypes.data, size, largest.ctypes.data, known
-            assert own.likeliest(*row) == logits.argmax()
-            count = own.few(*row, few, table.ctypes.data, len(table))
+            assert own.find_likeliest(*row) == logits.argmax()
+            count = own.find_few(*row, few, table.ctypes.data, len(table))
             if size < 4096 and not count:
                 continue  # fewer strands than wanted
             assert few <= count <= (size if size < 30_000 else 2 * few + 10)
             (expected,) = (logits >= table["logit"][:count].min()).nonzero()
             assert np.array_equal(table["id"][:count], expected)
             assert np.array_equal(table["logit"][:count], logits[expected])
-            assert own.few(*row, few, table.ctypes.data, count - 1) == 0
+            assert own.find_few(*row, few, table.ctypes.data, count - 1) == 0
 
 
 def test_our_likeliest_of_equal_and_of_impossible_tokens(own):
     table, largest = (
         np.zeros(4096, sampler.CANDIDATE_DTYPE),
-        np.empty(own.strands(9000), np.float32),
+        np.empty(own.count_maxima(9000), np.float32),
     )
 
     def row(logits):
@@ -153,13 +153,20 @@ def test_our_likeliest_of_equal_and_of_impossible_tokens(own):
 
     same, none = np.zeros(9000, np.float32), np.full(9000, -np.inf, np.float32)
     for few in (1, 40):
-        assert [own.few(*row(odd), few, table.ctypes.data, 4096) for odd in (same, none)] == [0, 0]
-    assert own.likeliest(*row(same)) == 0
-    assert own.likeliest(*row(none)) == own.likeliest(*row(np.full(9000, np.nan, np.float32))) == -1
+        assert [own.find_few(*row(odd), few, table.ctypes.data, 4096) for odd in (same, none)] == [
+            0,
+            0,
+        ]
+    assert own.find_likeliest(*row(same)) == 0
+    assert (
+        own.find_likeliest(*row(none))
+        == own.find_likeliest(*row(np.full(9000, np.nan, np.float32)))
+        == -1
+    )
     same[[4097, 4098, 8000]] = 1
-    assert own.likeliest(*row(same)) == 4097
+    assert own.find_likeliest(*row(same)) == 4097
     same[4095] = 1
-    assert own.likeliest(*row(same)) == 4095
+    assert own.find_likeliest(*row(same)) == 4095
 
 
 def test_an_answer_and_its_log_probabilities_are_the_same_every_way(own, stories_gguf, monkeypatch):
