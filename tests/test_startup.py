@@ -60,6 +60,7 @@ def test_every_word_is_registered_by_the_module_that_is_said_to() -> None:
     folder = ROOT / "llmcli" / "commands"
     files = {path: path.stem for path in folder.glob("*.py")}
     files |= {path: path.parent.name for path in folder.glob("*/__init__.py")}
+    files |= {path: f"{path.parent.name}.command" for path in folder.glob("*/command.py")}
     register = "def register(app: typer.Typer) -> None:"
     assert set(COMMANDS_OF_MODULE) == {
         name for path, name in files.items() if register in path.read_text(encoding="utf-8")
@@ -175,7 +176,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "module", ["root", "models"]
+    "module", ["cli", "models"]
 )  # before a command is known, and while it is loaded
 def test_ctrl_c_while_the_program_is_still_loading_is_no_traceback(module: str) -> None:
     command = [

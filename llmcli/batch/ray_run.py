@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llmcli.batch.job import BatchRules
     from llmcli.batch.journal import BatchJournal
     from llmcli.batch.ray_actors import ClusterCounts
+    from llmcli.batch.run import BatchResult
     from llmcli.config import Config
     from llmcli.model_loader.run_flags import RunFlags
     from llmcli.runtime.runner import Runner
@@ -69,11 +70,8 @@ def run_on_cluster(
     survey: "LineSurvey",
     out: "Path",
     force: bool,
-) -> None:
-    """Answer the lines on the cluster and write the output file.
-
-    Raises UserError, and typer.Exit if the run was stopped or lines have no answer.
-    """
+) -> "BatchResult":
+    """Answer the lines on the cluster and write the output file. Raises UserError."""
     from llmcli.batch import run
     from llmcli.batch.job import batch_id
     from llmcli.batch.journal import BatchJournal
@@ -110,7 +108,7 @@ def run_on_cluster(
                 counts,
             )
 
-        run.run_or_resume(counts, journal, batch_id(identity), answer, force, request.ui)
+        return run.run_or_resume(counts, journal, batch_id(identity), answer, force, request.ui)
 
 
 def _store_answers(

@@ -1,21 +1,19 @@
 """A batch on one model: journal, progress, summary."""
 
-import json as json_module
-import shlex
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from llmcli.model_loader.run_flags import RunFlags
 
 if TYPE_CHECKING:
     from llmcli.api.server_settings import ServerSettings
     from llmcli.batch.executor import BatchExecutor
+    from llmcli.batch.input_lines import BatchInput, LineSurvey
     from llmcli.batch.job import BatchRules
     from llmcli.batch.journal import BatchJournal
     from llmcli.batch.ray_actors import ClusterCounts
@@ -26,6 +24,39 @@ if TYPE_CHECKING:
 PROGRESS_SECONDS = 60.0  # seconds between two progress lines if no bar is visible
 
 
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What a run of a batch did.
+
+    - `lines`: all lines; `n_finished`: those in the journal.
+    - `resumed_lines`: lines that an earlier run finished; `was_complete`: an earlier run finished
+      the output file.
+    - `failed`: lines without an answer; None if the run was stopped.
+    - `seconds`, `tokens`, `prompt_tokens`, `cached_tokens`: of this run.
+    """
+
+    out: Path
+    lines: int
+    n_finished: int
+    resumed_lines: int
+    was_complete: bool
+    failed: int | None
+    tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    seconds: float
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was stopped before its end."""
+        return self.failed is None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The speed of this run."""
+        return self.tokens / self.seconds
+
+
 def run_or_resume(
     counts: "BatchExecutor | ClusterCounts",
     journal: "BatchJournal",
@@ -33,11 +64,11 @@ def run_or_resume(
     answer_missing: Callable[[], None],
     force: bool,
     ui: "UI",
-) -> None:
+) -> BatchResult:
     """Run a batch, or resume it from its journal, and write the output file.
 
     `batch_id` identifies the batch; `answer_missing` answers the missing lines; `counts` has the
-    number of tokens. Raises typer.Exit if the run was stopped or lines have no answer.
+    number of tokens.
     """
     from llmcli.batch.job import count_failed
 
@@ -52,9 +83,17 @@ def run_or_resume(
                 answer_missing()
             if not counts.is_stopped:
                 journal.finish()
-    failures = None if counts.is_stopped else count_failed(batch_id, journal.out, journal.count)
-    _print_summary(
-        counts, journal, failures, (resumed, present, time.perf_counter() - started_at), ui
+    return BatchResult(
+        journal.out,
+        journal.count,
+        journal.n_finished,
+        resumed,
+        present,
+        None if counts.is_stopped else count_failed(batch_id, journal.out, journal.count),
+        counts.tokens,
+        counts.prompt_tokens,
+        counts.cached_tokens,
+        time.perf_counter() - started_at,
     )
 
 
@@ -95,36 +134,22 @@ def build_settings(hosted: "ServerModel", run_flags: RunFlags, seed: int) -> "Se
     )
 
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from llmcli.batch.executor import BatchExecutor
-    from llmcli.batch.input_lines import BatchInput, LineSurvey
-    from llmcli.batch.job import BatchRules
-    from llmcli.batch.journal import BatchJournal
-    from llmcli.batch.ray_actors import ClusterCounts
-    from llmcli.model_loader.open_server_model import ServerModel
-    from llmcli.ui import UI
-
-
-def _run_batch(
+def run_batch(
     hosted: "ServerModel",
     rules: "BatchRules",
     source: "BatchInput",
     survey: "LineSurvey",
     out: Path,
-    parallel_and_force: tuple[int, bool],
     ui: "UI",
-) -> None:
-    """Answer the lines with an open model and write the output file.
-
-    Raises typer.Exit if the run was stopped or lines have no answer.
-    """
+    *,
+    parallel: int,
+    force: bool,
+) -> BatchResult:
+    """Answer the lines with an open model, `parallel` at once, and write the output file."""
     from llmcli.batch.executor import BatchExecutor
     from llmcli.batch.job import BatchJob, batch_identity
     from llmcli.batch.journal import BatchJournal
 
-    parallel, force = parallel_and_force
     batch_fingerprint = batch_identity(hosted.runner, rules, survey)
     job, journal = (
         BatchJob(hosted.runner, rules, batch_fingerprint),
@@ -141,7 +166,7 @@ def _run_batch(
         for name in sorted(job.other_models)[:3]:
             ui.note(f"lines that name the model {name[:100]} are answered by {hosted.name}")
 
-    run_or_resume(work, journal, job.id, answer, force, ui)
+    return run_or_resume(work, journal, job.id, answer, force, ui)
 
 
 def _default_fields(run_flags: RunFlags) -> "dict[str, Any]":
@@ -149,9 +174,7 @@ def _default_fields(run_flags: RunFlags) -> "dict[str, Any]":
     fields: dict[str, Any] = {"ignore_eos": True} if run_flags.ignore_eos else {}
     if run_flags.constraint:
         kind, text = run_flags.constraint.kind, run_flags.constraint.text
-        fields |= (
-            {"json_schema": json_module.loads(text)} if kind == "json_schema" else {"grammar": text}
-        )
+        fields |= {"json_schema": json.loads(text)} if kind == "json_schema" else {"grammar": text}
     return fields
 
 
@@ -187,47 +210,3 @@ def _show_progress(
         work.on_progress = update
         yield
         update()
-
-
-def _print_summary(
-    work: "BatchExecutor | ClusterCounts",
-    journal: "BatchJournal",
-    failed: int | None,
-    totals: tuple[int, bool, float],
-    ui: "UI",
-) -> None:
-    """Print the summary of a batch.
-
-    `failed`: number of lines without an answer, None if the run was stopped; `totals`: lines that
-    were finished before, whether all were, and the elapsed seconds.
-    """
-    out, count, (resumed, present, seconds) = journal.out, journal.count, totals
-    if ui.json:
-        ui.result(
-            {
-                "path": str(out),
-                "lines": count,
-                "finished": not work.is_stopped,
-                "resumed_lines": resumed,
-                "failed": failed,
-                "prompt_tokens": work.prompt_tokens,
-                "cached_tokens": work.cached_tokens,
-                "generated_tokens": work.tokens,
-                "elapsed_ms": seconds * 1000,
-                "tokens_per_second": work.tokens / seconds,
-            }
-        )
-    if work.is_stopped:
-        ui.note(
-            f"stopped after {journal.n_finished:,} of {count:,} lines; the same command resumes"
-        )
-        raise typer.Exit(130)
-    rate = f"{work.tokens:,} tokens in {seconds:,.1f} s, {work.tokens / seconds:,.1f} tokens/s"
-    ui.text(
-        f"{out}: {count:,} lines, "
-        + ("already complete; --force answers them again" if present else rate)
-    )
-    if failed:
-        command = f"grep -v '\"status_code\":200,' {shlex.quote(str(out))}"
-        ui.error(f"{failed:,} of {count:,} lines have no answer", hint=f"to see why: {command}")
-        raise typer.Exit(1)

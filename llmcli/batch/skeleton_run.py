@@ -1,25 +1,42 @@
-"""`llmcli run --skeleton`: answers one prompt by its outline, with all points in parallel."""
+"""Answers one prompt by its outline, with all points in parallel."""
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import typer
-
+from llmcli.errors import UserError
 from llmcli.model_loader.run_flags import RunFlags
 
 if TYPE_CHECKING:
+    from llmcli.api.forms.base import Document
     from llmcli.config import Config
     from llmcli.ui import UI
 
 
-def print_skeleton_answer(
-    ref: str, prompt: str, run_flags: RunFlags, config: "Config", ui: "UI"
-) -> None:
-    """Print the joined answer, or its JSON document.
+@dataclass(frozen=True, slots=True)
+class SkeletonResult:
+    """A joined answer.
 
-    Raises UserError, and typer.Exit if it was stopped.
+    `document`: the answer as an OpenAI document. `points`: its points with their texts; None if no
+    outline was generated, and the answer is a plain one. `seconds`: from the request to the answer.
     """
-    from llmcli.api.forms.base import Document
+
+    document: "Document"
+    points: list[dict[str, str]] | None
+    seed: int
+    tokens: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """The text of the answer."""
+        return str(self.document["choices"][0]["message"]["content"])
+
+
+def answer_by_skeleton(
+    ref: str, prompt: str, run_flags: RunFlags, config: "Config", ui: "UI"
+) -> SkeletonResult | None:
+    """Return the joined answer, None if the run was stopped. Raises UserError."""
     from llmcli.api.registry import forms
     from llmcli.batch import run
     from llmcli.batch.executor import BatchExecutor, BatchTask
@@ -27,7 +44,6 @@ def print_skeleton_answer(
     from llmcli.batch.skeleton_of_thought import MAX_POINTS, skeleton
     from llmcli.model_loader import open_server_model
     from llmcli.runtime.sampling.chain import resolve_seed
-    from quant.errors import UserError
 
     results: list[Document | UserError] = []
     with open_server_model.open_server_model(
@@ -42,28 +58,8 @@ def print_skeleton_answer(
         work.run(iter([task]))
         seconds = time.perf_counter() - started_at
     if work.is_stopped:
-        raise typer.Exit(130)
+        return None
     (result,) = results
     if isinstance(result, UserError):
         raise UserError(str(result), hint=result.hint) from result
-    if ui.json:
-        ui.result(
-            {
-                "text": result["choices"][0]["message"]["content"],
-                "finish": result["choices"][0]["finish_reason"],
-                "skeleton": result.get("skeleton"),
-                "seed": seed,
-                "usage": result["usage"],
-                "elapsed_ms": seconds * 1000,
-            }
-        )
-        return
-    ui.text(result["choices"][0]["message"]["content"])
-    summary = (
-        f"{len(result['skeleton'])} points at once"
-        if "skeleton" in result
-        else "no outline was generated: plain answer"
-    )
-    ui.note(
-        f"[{summary} · {work.tokens} tok in {seconds:.1f} s · {work.tokens / seconds:.1f} tok/s]"
-    )
+    return SkeletonResult(result, result.get("skeleton"), seed, work.tokens, seconds)

@@ -1,11 +1,12 @@
 """`llmcli batch`: answers many prompts from a file through one model."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.batch.run import _run_batch, build_rules, without_line_options
+from llmcli.batch.run import build_rules, run_batch, without_line_options
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options import run
 from llmcli.commands.options.arguments import REF_HELP
@@ -14,7 +15,8 @@ from llmcli.errors import UsageError, UserError
 from llmcli.units import several
 
 if TYPE_CHECKING:
-    pass
+    from llmcli.batch.run import BatchResult
+    from llmcli.ui import UI
 
 DEFAULT_PARALLEL, MAX_PARALLEL = 16, 128
 # sequences of a round in reproducible mode, per running answer: few run while the last ones end
@@ -79,10 +81,7 @@ def batch(
     from llmcli.model_loader import open_server_model
 
     given = run.parse_run_flags(ctx)
-    if given.model:
-        if lines is not None:
-            raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
-        ref, lines = given.model, ref
+    ref, lines = run.choose_model_and_argument(ref, lines, given.model)
     if ref is None or lines is None or out is None:
         raise UsageError(
             "batch needs a model, an input file and an output file",
@@ -113,20 +112,62 @@ def batch(
         )
         if target:
             request = ray_run.ClusterRequest(ref, given, config, ui, slots, parallel, skeleton)
-            ray_run.run_on_cluster(request, target, source, survey, out, force)
+            result = ray_run.run_on_cluster(request, target, source, survey, out, force)
+            _print_result(result, ui)
             return
         with open_server_model.open_server_model(
             ref, without_line_options(given), config, ui, slots, max_gap_seconds=None
         ) as hosted:
-            _run_batch(
+            result = run_batch(
                 hosted,
                 build_rules(hosted, given, skeleton),
                 source,
                 survey,
                 out,
-                (parallel, force),
                 ui,
+                parallel=parallel,
+                force=force,
             )
+    _print_result(result, ui)
+
+
+def _print_result(result: "BatchResult", ui: "UI") -> None:
+    """Print the summary of a batch; raises typer.Exit if it was stopped or lines have no answer."""
+    if ui.json:
+        ui.result(
+            {
+                "path": str(result.out),
+                "lines": result.lines,
+                "finished": not result.is_stopped,
+                "resumed_lines": result.resumed_lines,
+                "failed": result.failed,
+                "prompt_tokens": result.prompt_tokens,
+                "cached_tokens": result.cached_tokens,
+                "generated_tokens": result.tokens,
+                "elapsed_ms": result.seconds * 1000,
+                "tokens_per_second": result.tokens_per_second,
+            }
+        )
+    if result.is_stopped:
+        ui.note(
+            f"stopped after {result.n_finished:,} of {result.lines:,} lines; the same command "
+            "resumes"
+        )
+        raise typer.Exit(130)
+    speed = (
+        "already complete; --force answers them again"
+        if result.was_complete
+        else f"{result.tokens:,} tokens in {result.seconds:,.1f} s, "
+        f"{result.tokens_per_second:,.1f} tokens/s"
+    )
+    ui.text(f"{result.out}: {result.lines:,} lines, {speed}")
+    if result.failed:
+        command = f"grep -v '\"status_code\":200,' {shlex.quote(str(result.out))}"
+        ui.error(
+            f"{result.failed:,} of {result.lines:,} lines have no answer",
+            hint=f"to see why: {command}",
+        )
+        raise typer.Exit(1)
 
 
 def _check_output(out: Path, lines: str) -> Path:

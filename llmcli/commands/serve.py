@@ -10,7 +10,7 @@ from llmcli import text_input
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options import run
 from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
-from llmcli.commands.options.run import RunCommand
+from llmcli.commands.options.run import RunCommand, choose_model
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.open_server_model import DEFAULT_PARALLEL
 from llmcli.model_loader.run_flags import RunFlags
@@ -209,9 +209,7 @@ def serve(
 
 
 def _require_model(ref: str | None, run_flags: RunFlags) -> str:
-    if ref and run_flags.model:
-        raise UsageError(f"two models given: {ref} and {run_flags.model}", hint="leave out one")
-    if (model_ref := ref or run_flags.model) is None:
+    if (model_ref := choose_model(ref, run_flags.model)) is None:
         raise UsageError("no model given", hint=f"llmcli serve {DEFAULT_MODEL}")
     return model_ref
 

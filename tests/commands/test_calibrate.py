@@ -321,10 +321,10 @@ def _entered(rows: Any, matrix: int) -> Any:
 KILLED = """
 import os, sys
 from llmcli.app import main
-from llmcli.commands import calibrating
-from llmcli.runtime.activations import Activations
-from quant import interim
-interim.EVERY = interim.SHARE = 0
+from llmcli.commands import calibrate
+from llmcli.runtime.scoring.activations import Activations
+from quant.calibration import resume_file
+resume_file.SAVE_SECONDS = resume_file.SAVE_TIME_FACTOR = 0
 left, read = int(sys.argv.pop(1)), Activations.read
 def count(self, ids):
     global left

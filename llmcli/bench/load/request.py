@@ -39,7 +39,7 @@ class LevelSettings:
     burstiness: float | None = None
 
     def __post_init__(self) -> None:
-        assert self.loads
+        assert self.open_loop and self.loads  # raises for invalid words
         if self.burstiness is not None and self.arrivals != "gamma":
             raise UsageError(
                 "--burstiness needs --arrivals gamma",
@@ -226,7 +226,7 @@ class EndpointSettings:
             )
         if self.api_key and self.api_key_file:
             raise UsageError("two keys given", hint="leave out --api-key or --api-key-file")
-        assert self.extra_fields is not None
+        assert self.extra_fields is not None  # raises for invalid JSON
 
     @cached_property
     def extra_fields(self) -> dict[str, Any]:
@@ -283,7 +283,7 @@ class LoadRequest:
                 f"{self.servers[0]} is running already",
                 hint="leave out --serve",
             )
-        assert self.serve_flags is not None
+        assert self.serve_flags is not None  # raises for an unclosed quote
         if self.levels.arrivals and not (self.levels.rate or searches_rate):
             raise UsageError(
                 "--arrivals applies to an open loop, and none is measured",

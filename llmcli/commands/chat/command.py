@@ -21,6 +21,7 @@ from llmcli.model_loader.run_flags import RunFlags
 from llmcli.text_input import decoded
 
 if TYPE_CHECKING:
+    from llmcli.batch.skeleton_run import SkeletonResult
     from llmcli.chat.chat_session import Talk
     from llmcli.chat.conversation.conversation import Session
     from llmcli.chat.conversation.history import Item
@@ -49,15 +50,14 @@ def chat(
 ) -> None:
     """Chat with a model. Input from a pipe is read as one message per line."""
     given = flags.parse_run_flags(ctx)
-    if ref and given.model:
-        raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
+    ref = flags.choose_model(ref, given.model)
     if given.samples > 1:
         raise UsageError(
             "chat gives one answer at a time",
             hint="for several: llmcli run REF PROMPT --samples N",
         )
     config, ui = start_command(offline=given.offline)
-    item, ref = _find_session(resume, config) if resume else None, ref or given.model
+    item = _find_session(resume, config) if resume else None
     if item and not ref and (ref := item.read().model):
         ui.note(
             f"{item.name}: resumed with {ref} (with another model: "
@@ -90,10 +90,7 @@ def run(
     Without a prompt, on a terminal, opens the chat.
     """
     given = flags.parse_run_flags(ctx)
-    if given.model:
-        if text is not None:
-            raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
-        ref, text = given.model, ref
+    ref, text = flags.choose_model_and_argument(ref, text, given.model)
     if ref is None:
         raise UsageError(
             "no model given", hint=f"llmcli run {DEFAULT_MODEL} 'Why is the sky blue?'"
@@ -109,9 +106,12 @@ def run(
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
     if prompt is not None and skeleton:
-        from llmcli.batch import skeleton_run
+        from llmcli.batch.skeleton_run import answer_by_skeleton
 
-        skeleton_run.print_skeleton_answer(ref, prompt, given, config, ui)
+        result = answer_by_skeleton(ref, prompt, given, config, ui)
+        if result is None:
+            raise typer.Exit(130)
+        _print_skeleton_result(result, ui)
         return
     with _open_chat(ref, given, config, ui, logprobs=json, is_chat=prompt is None) as talk:
         is_complete = (
@@ -121,6 +121,31 @@ def run(
         )
     if not is_complete:
         raise typer.Exit(1)
+
+
+def _print_skeleton_result(result: "SkeletonResult", ui: "UI") -> None:
+    if ui.json:
+        ui.result(
+            {
+                "text": result.text,
+                "finish": result.document["choices"][0]["finish_reason"],
+                "skeleton": result.points,
+                "seed": result.seed,
+                "usage": result.document["usage"],
+                "elapsed_ms": result.seconds * 1000,
+            }
+        )
+        return
+    ui.text(result.text)
+    summary = (
+        "no outline was generated: plain answer"
+        if result.points is None
+        else f"{len(result.points)} points at once"
+    )
+    ui.note(
+        f"[{summary} · {result.tokens} tok in {result.seconds:.1f} s · "
+        f"{result.tokens / result.seconds:.1f} tok/s]"
+    )
 
 
 def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:

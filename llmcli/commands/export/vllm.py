@@ -95,9 +95,7 @@ def vllm(
     from llmcli.commands.export import original_weights
 
     given = run.parse_run_flags(ctx)
-    if ref and given.model:
-        raise UsageError(f"two models given: {ref} and {given.model}", hint="leave out one")
-    if not (ref := ref or given.model):
+    if not (ref := run.choose_model(ref, given.model)):
         raise UsageError("no model given", hint="llmcli export vllm qwen3:8b -o DIR")
     _refuse_unsupported(given)
     config, ui = start_command(json, given.offline)

@@ -411,6 +411,25 @@ def _refuse_parallel_drafts(typed: Mapping[str, Any], search: "BeamSettings") ->
         )
 
 
+def choose_model(ref: str | None, model: str | None) -> str | None:
+    """Return the model of REF or of -m; raises UsageError if both name one."""
+    if ref and model:
+        raise UsageError(f"two models given: {ref} and {model}", hint="leave out one")
+    return ref or model
+
+
+def choose_model_and_argument(
+    ref: str | None, argument: str | None, model: str | None
+) -> tuple[str | None, str | None]:
+    """Return the model and the argument behind it, which comes first if -m names the model.
+
+    Raises UsageError if both name a model.
+    """
+    if not model:
+        return ref, argument
+    return choose_model(ref if argument is not None else None, model), ref
+
+
 def _insert_defaults(args: list[str]) -> list[str]:
     """Insert the default values of options whose value may be left out: `--logprobs`, `--resume`,
     `--fit`.

@@ -110,4 +110,4 @@ def test_what_the_model_or_the_build_does_not_take_is_said_before_loading(
         assert "hint: " in done.err
     done = llmcli(command, str(stories_gguf), *more, "-c", "4096")
     assert done.code == 0, done.err
-    assert "longer than the 512 tokens this model was trained on" in done.err
+    assert "exceeds the 512 tokens this model was trained on" in done.err

@@ -136,7 +136,7 @@ def test_people_get_a_receipt(llmcli: Llmcli, model: Path) -> None:
     assert "512 tokens of context for 2 sequences, one pool" in done.out
     for words in ("KV cache", "difference", "it fits", "0-2", "q4_0"):
         assert words in done.out
-    assert "longer than the 64 tokens" in done.err
+    assert "exceeds the 64 tokens" in done.err
     assert "serve and batch use up to 512.0 MiB more of the free memory" in done.out
     plain = llmcli("plan", str(model)).out
     assert "whole process" in plain and "serve and batch" not in plain
@@ -328,7 +328,7 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
     from llmcli.runtime.binding.devices import Device
 
     header, options = read_header.read_header(model), planning.ContextOptions(512)
-    monkeypatch.setattr(planning.devices, "devices", lambda: [Device("CPU", "", "cpu", 1, 1)])
+    monkeypatch.setattr(planning.devices, "list_devices", lambda: [Device("CPU", "", "cpu", 1, 1)])
     assert planning.most_layers(header, options) is None
 
     @contextmanager
@@ -338,7 +338,7 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
             shares=lambda options: (planning.Share("CPU", 1, 0, 0, 0, 0, 0, None), share)
         )
 
-    monkeypatch.setattr(planning.devices, "devices", lambda: [Device("GPU0", "", "gpu", 1, 1)])
+    monkeypatch.setattr(planning.devices, "list_devices", lambda: [Device("GPU0", "", "gpu", 1, 1)])
     monkeypatch.setattr(planning, "planner", planner)
     for free, most in (  # noqa: B007, planner() reads it
         (14, 0),
