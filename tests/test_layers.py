@@ -29,10 +29,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("app",),
     ),
     "llmcli/runtime": (
-        ("interrupt", "compute_thread"),
+        ("interrupt", "compute_thread", "kv_size"),
         ("sampling", "constraint"),
         ("binding",),
-        ("kv_size", "interruptible", "model_identity"),
+        ("interruptible", "model_identity"),
         ("kv_cache", "text"),
         ("requests",),
         ("drafting",),

@@ -35,7 +35,6 @@ from llmcli.runtime.binding.positions import (
     window_survives_shift,
 )
 from llmcli.runtime.binding.shared_cells import SharedCells
-from llmcli.runtime.binding.shift_support import can_shift
 
 
 class Aborted(Exception):
@@ -49,7 +48,17 @@ class NoSlot(Exception):
 class Context:
     """An open context, made by `open_context`; unusable after its `with` block."""
 
-    def __init__(self, pointer: Any, model: Model, stop: StopFlag, options: ContextOptions) -> None:
+    def __init__(
+        self,
+        pointer: Any,
+        model: Model,
+        stop: StopFlag,
+        options: ContextOptions,
+        ask_shift: Callable[["Context"], bool],
+    ) -> None:
+        """`ask_shift`: whether cells of this model and these types can be moved to other
+        positions.
+        """
         library = lib()
         self.pointer, self.stop, self.unified = pointer, stop, options.unified
         self.n_ctx: int = library.llama_n_ctx(pointer)
@@ -66,11 +75,7 @@ class Context:
         )
         self._diffuses = model.is_diffusion
         self.has_complete_states = not (options.swa_full and model.n_swa)
-        # Moved cells keep the influence of dropped text, so they differ from what the remaining
-        # text alone would give.
-        self._ask_shift = (
-            None if options.swa_full else partial(can_shift, model, self.memory, options.type_k)
-        )
+        self._ask_shift = ask_shift
         # When a batch has several micro-batches, llama.cpp drops old cells of a window for the last
         # one before the first is computed (prepare and apply_ubatch of llama-kv-cache.cpp). If
         # cells of several sequences are mixed, the first still needs some of them, and logits are
@@ -233,9 +238,7 @@ class Context:
         """Return whether cells can be moved to other positions; the first call may run a trial
         (shift_support.py).
         """
-        return self._ask_shift is not None and self._ask_shift(
-            lib().llama_n_threads_batch(self.pointer)
-        )
+        return self._ask_shift(self)
 
     def shift(self, sequence: int, start: int, end: int, last: int) -> None:
         """Drop the positions from `start` to `end` and move the later ones down to `start`, with

@@ -1,15 +1,21 @@
 """A row of logits in llama.cpp's own memory."""
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
 
 Logits = NDArray[np.float32]
+
+
+class LogitsSource(Protocol):
+    """What a row needs of the context that computed it."""
+
+    n_vocab: int
+    log_sum_exp: LogSumExp
 
 
 class LogitsRow:
@@ -19,7 +25,7 @@ class LogitsRow:
 
     __slots__ = ("address", "context", "index", "logits")
 
-    def __init__(self, context: "Context", address: int) -> None:
+    def __init__(self, context: LogitsSource, address: int) -> None:
         array: Any = (ctypes.c_float * context.n_vocab).from_address(address)
         self.context, self.address, self.index = context, address, 0
         self.logits: Logits = np.frombuffer(array, np.float32)

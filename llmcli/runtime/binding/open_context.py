@@ -12,6 +12,7 @@ from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES, ContextOptions
 from llmcli.runtime.binding.library import last_log_lines, lib, reset_log
 from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.shift_support import can_shift
 from llmcli.runtime.interrupt import on_interrupt
 
 
@@ -59,7 +60,13 @@ def open_context(
             f"llama.cpp refuses this context: {reason}",
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
         )
-    context = Context(pointer, model, stop, options)
+
+    def ask_shift(context: Context) -> bool:
+        # Moved cells keep the influence of dropped text, so they differ from what the remaining
+        # text alone would give.
+        return not options.swa_full and can_shift(model, context, options.type_k, open_context)
+
+    context = Context(pointer, model, stop, options, ask_shift)
     try:
         yield context
     finally:

@@ -7,18 +7,21 @@ factor (YaRN, LongRoPE) are multiplied by it again, also those of other sequence
 without positions (SmolLM 3) are rotated, too.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime import kv_size
+from llmcli.runtime.binding.batch import BatchRows
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import Model
 from quant.model_file import read_header
 
-if TYPE_CHECKING:  # open_context() uses this module
-    from llmcli.runtime.binding.context import Context
+OpenContext = Callable[[Model, ContextOptions], AbstractContextManager[Context]]
 
 TRIAL_TEXT = (
     "The capital of France is Paris, and the capital of Italy is Rome. The capital of Spain is"
@@ -30,22 +33,24 @@ SHIFT_POSITIONS, N_SHIFTS = 32, 4  # positions of one shift, and their number; e
 MAX_ERROR, NOISE_FACTOR = 1e-2, 5.0
 
 
-def can_shift(model: Model, memory: Any, type_k: str, threads: int) -> bool:
-    """Return whether cells can be moved: no recurrent state, a cache that ggml can shift, and moved
-    text with the logits of recomputed text. The last is tried once per model, on a small context.
+def can_shift(model: Model, context: Context, type_k: str, open_trial: OpenContext) -> bool:
+    """Return whether cells of a context can be moved: no recurrent state, a cache that ggml can
+    shift, and moved text with the logits of recomputed text. The last is tried once per model, on a
+    small context that `open_trial` opens.
     """
     if (
         model.is_recurrent
-        or not lib().llama_memory_can_shift(memory)
-        or not _turns_at_all(model, type_k)
+        or not lib().llama_memory_can_shift(context.memory)
+        or not _can_compute_shift(model, type_k)
     ):
         return False
     if model.can_shift_keys is None:
-        model.can_shift_keys = _tried(model, threads)
+        threads = lib().llama_n_threads_batch(context.pointer)
+        model.can_shift_keys = _try_shift(model, threads, open_trial)
     return model.can_shift_keys
 
 
-def _turns_at_all(model: Model, type_k: str) -> bool:
+def _can_compute_shift(model: Model, type_k: str) -> bool:
     """Return whether a pass over shifted keys of this cache does not end the process; False for
     caches of unknown shape.
     """
@@ -65,16 +70,13 @@ def _turns_at_all(model: Model, type_k: str) -> bool:
     }
 
 
-def _tried(model: Model, threads: int) -> bool:
+def _try_shift(model: Model, threads: int, open_trial: OpenContext) -> bool:
     """Compare a text computed at high positions and moved to the front with the same text computed
     at the front; the text computed at high positions shows the effect of rounding alone.
     """
-    from llmcli.runtime.binding.context_options import ContextOptions
-    from llmcli.runtime.binding.open_context import open_context
-
     tokens = model.tokenize(TRIAL_TEXT, special=False, add_special=True)[:SHIFT_POSITIONS]
     options = ContextOptions(256, SHIFT_POSITIONS, SHIFT_POSITIONS, 1, threads, threads)
-    with open_context(model, options) as context:
+    with open_trial(model, options) as context:
         context.can_shift = True  # assumed here, because this is the trial
         front = _logits(context, tokens, 0, 0)
         moved = _logits(context, tokens, SHIFT_POSITIONS * N_SHIFTS, N_SHIFTS)
@@ -85,12 +87,10 @@ def _tried(model: Model, threads: int) -> bool:
     return error <= max(MAX_ERROR, NOISE_FACTOR * noise)
 
 
-def _logits(context: "Context", tokens: list[int], start: int, shifts: int) -> NDArray[np.float32]:
+def _logits(context: Context, tokens: list[int], start: int, shifts: int) -> NDArray[np.float32]:
     """Return the last row of a text that starts at position `start` and is moved toward the front
     before its last token.
     """
-    from llmcli.runtime.binding.batch import BatchRows
-
     context.clear()
     context._positions.set_length(
         0, start

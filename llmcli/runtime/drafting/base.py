@@ -1,18 +1,16 @@
 """What a drafter is: it guesses the next tokens and estimates how likely they are right."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.requests.request import Request
 from llmcli.runtime.requests.sequence import Sequence
 from llmcli.runtime.sampling.base import Vocabulary
-
-if TYPE_CHECKING:  # these modules import drafters
-    from llmcli.runtime.binding.context import Context
-    from llmcli.runtime.drafting.pass_cost import PassCost
 
 Probabilities = NDArray[np.float32]
 
@@ -75,7 +73,7 @@ class DrafterResources:
     """
 
     uses_ngrams: bool
-    draft_model: "tuple[Context, PassCost] | None"
+    draft_model: tuple[Context, PassCost] | None
     vocabulary: Vocabulary
 
 

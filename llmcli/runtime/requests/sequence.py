@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,47 @@ from llmcli.runtime.requests.request import (
 )
 from llmcli.runtime.sampling.chain import RowLogits
 from llmcli.runtime.sampling.top_logprobs import TokenLogprob, TokenScore, top_logprobs
-from llmcli.types import Finish, TokenTime
+from llmcli.types import Event, Finish, TokenTime
 
-if TYPE_CHECKING:  # strategies import Sequence
-    from llmcli.runtime.strategies.base import DecodingStrategy
+
+class DecodingStrategy(Protocol):
+    """How one request is answered; created when it is submitted and used until it is finished."""
+
+    slots: int  # llama.cpp sequence ids that it needs: the prompt's own and `Sequence.branch_slots`
+
+    def pending_rows(self) -> list[tuple[int, int]]:
+        """Return (slot, token) of each row of the next pass, when all tokens of the sequence are
+        computed.
+        """
+        ...
+
+    def accept(
+        self, sequence: "Sequence", rows: Iterator[RowLogits], pass_seconds: float
+    ) -> tuple[list[Event], Finish | None]:
+        """Read the rows of a pass that took `pass_seconds` seconds. Return the events of the new
+        tokens, and the finish if the answer ends.
+        """
+        ...
+
+    def on_context_shift(self, sequence: "Sequence") -> None:
+        """React to tokens that were dropped from a full context; called when `slots` is 1."""
+        ...
+
+    def apply_overflow(self, sequence: "Sequence", max_cells: int) -> None:
+        """Drop tokens from a full context, of which the sequence may use `max_cells`; called when
+        `slots` is more than 1.
+        """
+        ...
+
+    def restart(self, sequence: "Sequence") -> None:
+        """Start again, because other requests need the cells; called when `slots` is above 1."""
+        ...
+
+    def finish(self, sequence: "Sequence", finish: Finish) -> str:
+        """End the answer and return the text that was held back. Only `sequence.slot` stays
+        claimed.
+        """
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +89,7 @@ class Sequence:
 
     id: int
     request: Request
-    strategy: "DecodingStrategy"
+    strategy: DecodingStrategy
     seed: int
     start_time: float
     slot: int = -1

@@ -2,11 +2,11 @@
 
 import functools
 
-from llmcli.runtime.strategies.base import DecodingStrategy
+from llmcli.runtime.strategies.base import StrategyType
 from quant.registry import collect
 
 
 @functools.cache
-def strategies() -> dict[str, type[DecodingStrategy]]:
+def strategies() -> dict[str, StrategyType]:
     """Return every strategy by name."""
     return collect("llmcli.runtime.strategies", "STRATEGIES")

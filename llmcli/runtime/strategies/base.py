@@ -5,7 +5,7 @@ strategy decides. The ledger owns the cells and is asked for every change.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -17,9 +17,8 @@ from llmcli.runtime.drafting.base import Drafter
 from llmcli.runtime.drafting.pass_cost import PassCost
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.request import Request
-from llmcli.runtime.requests.sequence import Sequence
+from llmcli.runtime.requests.sequence import DecodingStrategy
 from llmcli.runtime.sampling.chain import NativeChainFactory, RowLogits
-from llmcli.types import Event, Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,47 +64,14 @@ class StrategyResources:
     speculation: Speculation | None = None
 
 
-class DecodingStrategy(Protocol):
-    """How one request is answered; created when it is submitted and used until it is finished."""
+class StrategyType(Protocol):
+    """A class of strategies; the registry finds it by `name`."""
 
     name: ClassVar[str]
-    slots: int  # llama.cpp sequence ids that it needs: the prompt's own and `Sequence.branch_slots`
 
-    def __init__(self, request: Request, seed: int, resources: StrategyResources) -> None: ...
-
-    def pending_rows(self) -> list[tuple[int, int]]:
-        """Return (slot, token) of each row of the next pass, when all tokens of the sequence are
-        computed.
-        """
-        ...
-
-    def accept(
-        self, sequence: Sequence, rows: Iterator[RowLogits], pass_seconds: float
-    ) -> tuple[list[Event], Finish | None]:
-        """Read the rows of a pass that took `pass_seconds` seconds. Return the events of the new
-        tokens, and the finish if the answer ends.
-        """
-        ...
-
-    def on_context_shift(self, sequence: Sequence) -> None:
-        """React to tokens that were dropped from a full context; called when `slots` is 1."""
-        ...
-
-    def apply_overflow(self, sequence: Sequence, max_cells: int) -> None:
-        """Drop tokens from a full context, of which the sequence may use `max_cells`; called when
-        `slots` is more than 1.
-        """
-        ...
-
-    def restart(self, sequence: Sequence) -> None:
-        """Start again, because other requests need the cells; called when `slots` is above 1."""
-        ...
-
-    def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """End the answer and return the text that was held back. Only `sequence.slot` stays
-        claimed.
-        """
-        ...
+    def __call__(
+        self, request: Request, seed: int, resources: StrategyResources
+    ) -> DecodingStrategy: ...
 
 
 @functools.lru_cache(maxsize=4)
