@@ -131,7 +131,7 @@ def test_a_row_that_is_no_better_keeps_the_codes_of_search(tmp_path: Path, monke
         return grids, levels
 
     sound = made("gptq", "Q4_K", rows, known)
-    monkeypatch.setattr(gptq, "solve", spoiled)
+    monkeypatch.setattr(gptq, "round_with_feedback", spoiled)
     solve = METHODS["gptq"].make_encoder(FORMATS["Q4_K"], known)
     found = solve(rows, 0)
     np.testing.assert_array_equal(found[::2], made("search", "Q4_K", rows, known)[::2])
@@ -147,7 +147,7 @@ def test_a_row_whose_error_is_no_number_keeps_the_codes_of_search(
     def unknown(off: np.ndarray, *_: object) -> np.ndarray:
         return np.full(off.shape[1], np.nan, np.float32)
 
-    monkeypatch.setattr(gptq, "lost", unknown)
+    monkeypatch.setattr(gptq, "output_errors", unknown)
     np.testing.assert_array_equal(
         made("gptq", "Q4_K", rows, known), made("search", "Q4_K", rows, known)
     )

@@ -208,5 +208,5 @@ def test_what_other_means_began_is_made_anew(tmp_path: Path, monkeypatch) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         write.write_model(plan, out, on_tensor=stop)
-    monkeypatch.setattr(type(METHODS["search"]), "means", lambda self: "an abacus")
+    monkeypatch.setattr(type(METHODS["search"]), "backend_name", lambda self: "an abacus")
     assert write.write_model(plan, out).resumed == 0

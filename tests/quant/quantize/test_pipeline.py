@@ -27,16 +27,18 @@ ROWS, COLUMNS = 64, 256
 CHILD = """
 import sys
 from pathlib import Path
-from quant import pipeline, quantize
+from quant.quantize import pipeline
+from quant.quantize.plan import plan_quantization
+from quant.quantize.write import open_gguf, write_model
 
-pipeline.SLAB, pipeline.PIECE = 16384, 2048
-plan = quantize.plan(quantize.open_gguf(Path(sys.argv[1])), "Q4_K_M")
+pipeline.SLAB_VALUES, pipeline.PIECE_VALUES = 16384, 2048
+plan = plan_quantization(open_gguf(Path(sys.argv[1])), "Q4_K_M")
 
 def watch(progress):
     print(progress.index, flush=True)
     sys.stdin.readline()  # goes on when it is told to
 
-report = quantize.run(plan, Path(sys.argv[2]), threads=2, watch=watch)
+report = write_model(plan, Path(sys.argv[2]), threads=2, on_tensor=watch)
 print(report.sha256)
 """
 
@@ -45,9 +47,10 @@ HANGING = """
 import sys, threading
 from dataclasses import replace
 from pathlib import Path
-from quant import quantize
+from quant.quantize.plan import plan_quantization
+from quant.quantize.write import open_gguf, write_model
 
-source = quantize.open_gguf(Path(sys.argv[1]))
+source = open_gguf(Path(sys.argv[1]))
 source.__dict__["fingerprint"] = source.fingerprint
 weights = list(source.weights)
 weights[3] = replace(weights[3], read=lambda first, last: threading.Event().wait())
@@ -58,7 +61,8 @@ def watch(progress):
         print(3, flush=True)
 
 try:
-    quantize.run(quantize.plan(source, "Q4_K_M"), Path(sys.argv[2]), threads=2, watch=watch)
+    plan = plan_quantization(source, "Q4_K_M")
+    write_model(plan, Path(sys.argv[2]), threads=2, on_tensor=watch)
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -78,8 +82,8 @@ def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many slabs and pieces of a small model."""
-    monkeypatch.setattr(pipeline, "SLAB", 16384)
-    monkeypatch.setattr(pipeline, "PIECE", 2048)
+    monkeypatch.setattr(pipeline, "SLAB_VALUES", 16384)
+    monkeypatch.setattr(pipeline, "PIECE_VALUES", 2048)
 
 
 def plan(model: Path, change: Callable[[Weight], Weight] = lambda weight: weight) -> Plan:
@@ -119,19 +123,19 @@ def test_threads_slabs_and_pieces_do_not_change_the_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = whole(model, tmp_path / "whole.gguf")
-    monkeypatch.setattr(pipeline, "SLAB", sizes[0])
-    monkeypatch.setattr(pipeline, "PIECE", sizes[1])
-    monkeypatch.setattr(pipeline, "ALIVE", sizes[0] * 20)
+    monkeypatch.setattr(pipeline, "SLAB_VALUES", sizes[0])
+    monkeypatch.setattr(pipeline, "PIECE_VALUES", sizes[1])
+    monkeypatch.setattr(pipeline, "MAX_BUFFERED_BYTES", sizes[0] * 20)
     write.write_model(plan(model), tmp_path / "out.gguf", threads=threads)
     assert (tmp_path / "out.gguf").read_bytes() == expected
 
 
 def test_what_is_alive_is_bounded_and_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     slab = 16 * COLUMNS
-    monkeypatch.setattr(pipeline, "SLAB", slab)
-    monkeypatch.setattr(pipeline, "PIECE", slab // 4)
+    monkeypatch.setattr(pipeline, "SLAB_VALUES", slab)
+    monkeypatch.setattr(pipeline, "PIECE_VALUES", slab // 4)
     limit = 3 * (slab * 4 + 16 * 272)
-    monkeypatch.setattr(pipeline, "ALIVE", limit)
+    monkeypatch.setattr(pipeline, "MAX_BUFFERED_BYTES", limit)
     alive, most, ahead = [], [], threading.Event()
 
     def read(first: int, last: int) -> np.ndarray:
@@ -152,7 +156,7 @@ def test_what_is_alive_is_bounded_and_read_ahead(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_slab_larger_than_all_room_goes_through_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "ALIVE", 100)
+    monkeypatch.setattr(pipeline, "MAX_BUFFERED_BYTES", 100)
     assert (
         sum(piece.last - piece.first for piece in pipeline.encode_rows(tasks(3), threads=2))
         == 3 * ROWS

@@ -24,14 +24,15 @@ from tests.quant import tiny_gguf
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from quant import quantize
+from quant.quantize.plan import plan_quantization
+from quant.quantize.write import open_gguf, write_model
 
 def watch(progress):
     if progress.index == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-plan = quantize.plan(quantize.open_gguf(Path(sys.argv[1])), "Q4_K_M")
-quantize.run(plan, Path(sys.argv[2]), threads=1, watch=watch)
+plan = plan_quantization(open_gguf(Path(sys.argv[1])), "Q4_K_M")
+write_model(plan, Path(sys.argv[2]), threads=1, on_tensor=watch)
 """
 
 
