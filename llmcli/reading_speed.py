@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PACES = {"silent reading": 250, "listening": 450, "skimming": 700}  # words a minute
-TEXT = """\
+READING_PACES = {"silent reading": 250, "listening": 450, "skimming": 700}  # words a minute
+SAMPLE_TEXT = """\
 On the morning of the market the ferry came in late, and the people who had waited on the quay \
 since six were cold and
 a little cross. "It's the fog," said the harbour master, who had been saying so for an hour. \
@@ -41,11 +41,11 @@ for it on the floor. Most people learn this twice. When the chain runs freely, a
 to each joint and
 wipe off the rest, since oil that stays outside collects sand and wears the teeth away.
 """
-WORDS = len(TEXT.split())
+SAMPLE_WORDS = len(SAMPLE_TEXT.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReadingPace:
     """A model's tokens per word, and conversions of its speeds."""
 
     tokens_per_word: float
@@ -58,19 +58,19 @@ class Pace:
         """Return the tokens per second for `words` words per minute."""
         return words * self.tokens_per_word / 60
 
-    def document(self, rate: float) -> dict[str, Any]:
+    def build_document(self, rate: float) -> dict[str, Any]:
         """Return a JSON object with the speed relative to each of READING_PACES; below 1 is slower
         than people read.
         """
         words = self.words_per_minute(rate)
-        times = {name.replace(" ", "_"): round(words / pace, 3) for name, pace in PACES.items()}
+        times = {name.replace(" ", "_"): round(words / pace, 3) for name, pace in READING_PACES.items()}
         return {
             "tokens_per_word": round(self.tokens_per_word, 4),
             "words_per_minute": round(words, 1),
             "times": times,
         }
 
-    def line(self, rates: Sequence[float]) -> str:
+    def format_line(self, rates: Sequence[float]) -> str:
         """Return the speeds as one line: `98.0 tok/s are 4,455 words a minute (1.32 tokens a word):
         18 × silent reading, …`.
         """
@@ -79,7 +79,7 @@ class Pace:
         speeds = " to ".join(f"{rate:.1f}" for rate in ends)
         words = " to ".join(f"{self.words_per_minute(rate):,.0f}" for rate in ends)
         times = ", ".join(
-            f"{_digits(self.words_per_minute(low) / pace)} × {name}" for name, pace in PACES.items()
+            f"{_digits(self.words_per_minute(low) / pace)} × {name}" for name, pace in READING_PACES.items()
         )
         slowest = "" if len(ends) == 1 else "at least "
         return (
@@ -88,12 +88,12 @@ class Pace:
         )
 
 
-def pace(tokenize: Callable[[str], Sequence[int]]) -> Pace | None:
+def measure_pace(tokenize: Callable[[str], Sequence[int]]) -> ReadingPace | None:
     """Measure a model's tokens per word over the sample text; None if its vocabulary cannot encode
     the text.
     """
-    count = len(tokenize(TEXT))
-    return Pace(count / WORDS) if count else None
+    count = len(tokenize(SAMPLE_TEXT))
+    return ReadingPace(count / SAMPLE_WORDS) if count else None
 
 
 def _digits(times: float) -> str:

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # the phase, the class or module that has the function, the function's name
-Place = tuple[str, Any, str]
+TimedFunction = tuple[str, Any, str]
 
 
 @dataclass(slots=True)
-class Probe:
+class FunctionTimers:
     """The seconds spent in each phase since the last reset. The timed functions must not call one
     another.
     """
 
     clock: Callable[[], float] = time.perf_counter
-    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with a timer around it."""
-        clock, spent = self.clock, self.spent
+        clock, spent = self.clock, self.seconds
 
         def timed(*args: Any) -> Any:
             begun = clock()
@@ -37,14 +37,14 @@ class Probe:
 
         return timed
 
-    def take(self) -> dict[str, float]:
+    def reset(self) -> dict[str, float]:
         """Return the seconds of each phase, and reset them."""
-        taken = dict(self.spent)
-        self.spent.clear()
+        taken = dict(self.seconds)
+        self.seconds.clear()
         return taken
 
     @contextmanager
-    def at(self, places: Sequence[Place]) -> Iterator[None]:
+    def install(self, places: Sequence[TimedFunction]) -> Iterator[None]:
         """Install timers around all of these functions."""
         before = [(owner, name, getattr(owner, name)) for _, owner, name in places]
         for (part, owner, name), (_, _, function) in zip(places, before, strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from llmcli.bench.function_timers import Place, Probe
+from llmcli.bench.function_timers import TimedFunction, FunctionTimers
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.sampler import GreedyNative, NativeChain
@@ -25,25 +25,25 @@ from llmcli.runtime.text.detokenizer import Detokenizer
 from llmcli.types import Event, Message
 
 PHASES = ("tokenize", "prefill", "decode", "sample", "detokenize", "screen", "python")
-PER_TOKEN = PHASES[2:]
+TOKEN_PHASES = PHASES[2:]
 COMPUTE, SAMPLE, DETOKENIZE, SCREEN = "compute", "sample", "detokenize", "screen"
-SENTENCE = "The lighthouse keeper counted ships until the fog came in, and wrote their names down. "
+PROMPT_SENTENCE = "The lighthouse keeper counted ships until the fog came in, and wrote their names down. "
 
-Parts = Mapping[str, float]
+PhaseSeconds = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class PhaseTimes:
     """The times of one answer: seconds of each of PHASES, and for each token after the first the
     seconds of each of PER_TOKEN.
     """
 
-    phases: Parts
-    tokens: tuple[Parts, ...]
+    phases: PhaseSeconds
+    tokens: tuple[PhaseSeconds, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Breakdown:
+class PhaseBreakdown:
     """The answers measured with timers.
 
     `clock_seconds`: what the timers cost per token, which is included in the phases. It is the
@@ -51,15 +51,15 @@ class Breakdown:
     """
 
     prompt_tokens: int
-    answers: tuple[Spent, ...]
-    clocks: float
+    answers: tuple[PhaseTimes, ...]
+    clock_seconds: float
 
-    def answer(self, phase: str) -> tuple[float, float, float]:
+    def answer_seconds(self, phase: str) -> tuple[float, float, float]:
         """Return a phase's seconds in an answer: median, minimum and maximum."""
         values = [answer.phases[phase] for answer in self.answers]
         return statistics.median(values), min(values), max(values)
 
-    def token(self, phase: str) -> tuple[float, float, float]:
+    def token_seconds(self, phase: str) -> tuple[float, float, float]:
         """Return a phase's seconds in a token: median, first and last decile."""
         values = [token[phase] for answer in self.answers for token in answer.tokens]
         tenths = (
@@ -68,25 +68,25 @@ class Breakdown:
         return statistics.median(values), tenths[0], tenths[-1]
 
     @property
-    def seconds(self) -> float:
+    def total_seconds(self) -> float:
         """The sum of the phases' medians, in seconds. A disturbance of one answer does not affect
         it.
         """
-        return sum(self.answer(phase)[0] for phase in PHASES)
+        return sum(self.answer_seconds(phase)[0] for phase in PHASES)
 
 
-def text(runner: Runner, tokens: int) -> str:
+def build_prompt(runner: Runner, tokens: int) -> str:
     """Return a prompt of about `tokens` tokens, at most that many if it has more than one
     sentence.
     """
-    each = max(1, len(runner.encode_text(SENTENCE * 8)) // 8)
+    each = max(1, len(runner.encode_text(PROMPT_SENTENCE * 8)) // 8)
     count = max(1, tokens // each)
-    while count > 1 and len(encode(runner, SENTENCE * count)) > tokens:
+    while count > 1 and len(encode_prompt(runner, PROMPT_SENTENCE * count)) > tokens:
         count -= 1
-    return SENTENCE * count
+    return PROMPT_SENTENCE * count
 
 
-def encode(runner: Runner, prompt: str) -> tuple[int, ...]:
+def encode_prompt(runner: Runner, prompt: str) -> tuple[int, ...]:
     """Return the token ids of a prompt, formatted with the model's chat template if there is
     one.
     """
@@ -97,7 +97,7 @@ def encode(runner: Runner, prompt: str) -> tuple[int, ...]:
     )
 
 
-def measure(
+def measure_phases(
     runner: Runner,
     prompt: str,
     sampling: Sampling,
@@ -106,30 +106,30 @@ def measure(
     show: Callable[[Event], None],
     tick: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Breakdown:
+) -> PhaseBreakdown:
     """Measure `answers` answers with timers and as many without, after a warm-up.
 
     `show` prints an event. `tick` is called after each answer.
     """
-    timed_answers: list[Spent] = []
+    timed_answers: list[PhaseTimes] = []
     with_clocks: list[float] = []
     without: list[float] = []
     n_prompt_tokens = 0
     for number in range(answers + 1):
         for has_timers in (True, False) if number % 2 else (False, True):
-            probe = Probe(clock)
+            probe = FunctionTimers(clock)
             with (
-                unending(runner, probe if has_timers else None),
-                probe.at(_places() if has_timers else ()),
+                ignore_end_tokens(runner, probe if has_timers else None),
+                probe.install(_places() if has_timers else ()),
             ):
                 times, gaps = _answer(runner, prompt, sampling, n_gen, show, probe)
             tick()
             if number:
-                n_prompt_tokens = len(encode(runner, prompt))
+                n_prompt_tokens = len(encode_prompt(runner, prompt))
                 (with_clocks if has_timers else without).extend(gaps)
                 timed_answers += [times] if has_timers else []
     cost = statistics.median(with_clocks) - statistics.median(without) if without else 0.0
-    return Breakdown(n_prompt_tokens, tuple(timed_answers), max(0.0, cost))
+    return PhaseBreakdown(n_prompt_tokens, tuple(timed_answers), max(0.0, cost))
 
 
 def _answer(
@@ -138,8 +138,8 @@ def _answer(
     sampling: Sampling,
     n_gen: int,
     show: Callable[[Event], None],
-    probe: Probe,
-) -> tuple[Spent, list[float]]:
+    probe: FunctionTimers,
+) -> tuple[PhaseTimes, list[float]]:
     """Make one answer.
 
     Returns its times, and for each token after the first the seconds outside of decode as the
@@ -148,9 +148,9 @@ def _answer(
     runner.engine.ledger.evict_idle()
     clock = probe.clock
     screen = probe.wrap(SCREEN, show)
-    probe.take()
+    probe.reset()
     begun = clock()
-    tokens = encode(runner, prompt)
+    tokens = encode_prompt(runner, prompt)
     encoded = clock()
     request = Request(
         tokens, sampling, n_gen, allow_repetition=True, start_time=time.perf_counter()
@@ -162,28 +162,28 @@ def _answer(
         screen(event)
         if event.token:
             shown_at = clock()
-            parts.append({**probe.take(), "all": shown_at - last})
+            parts.append({**probe.reset(), "all": shown_at - last})
             last = shown_at
-    parts.append({**probe.take(), "all": clock() - last})
+    parts.append({**probe.reset(), "all": clock() - last})
     rows = [
         _phases(part, "prefill" if index == 0 else "decode") for index, part in enumerate(parts)
     ]
     phases = {phase: sum(row.get(phase, 0.0) for row in rows) for phase in PHASES}
     phases["tokenize"] = encoded - begun
     gaps = [(token.ms - token.decode_ms) / 1e3 for token in reply.answer.tokens[1:]]
-    return Spent(phases, tuple(rows[1:-1])), gaps
+    return PhaseTimes(phases, tuple(rows[1:-1])), gaps
 
 
-def _phases(part: Parts, compute: str) -> dict[str, float]:
+def _phases(part: PhaseSeconds, compute: str) -> dict[str, float]:
     """Split the seconds until a token was shown into PHASES. Time that no timer measured counts as
     "python".
     """
     seen = {phase: part.get(phase, 0.0) for phase in (SAMPLE, DETOKENIZE, SCREEN)}
     seen[compute] = part.get(COMPUTE, 0.0)
-    return {**dict.fromkeys(PER_TOKEN, 0.0), **seen, "python": part["all"] - sum(seen.values())}
+    return {**dict.fromkeys(TOKEN_PHASES, 0.0), **seen, "python": part["all"] - sum(seen.values())}
 
 
-def _places() -> list[Place]:
+def _places() -> list[TimedFunction]:
     """Return the functions to time. Reading a row is part of the computation because it waits for a
     GPU.
     """
@@ -199,7 +199,7 @@ def _places() -> list[Place]:
 
 
 @contextmanager
-def unending(runner: Runner, probe: Probe | None = None) -> Iterator[None]:
+def ignore_end_tokens(runner: Runner, probe: FunctionTimers | None = None) -> Iterator[None]:
     """Check every token for the end of the answer, but never end it. `probe` times the token's
     bytes.
     """

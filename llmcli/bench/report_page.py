@@ -8,107 +8,107 @@ from pathlib import Path
 
 from llmcli import __version__
 from llmcli.bench.plots import memory, roofline, speed
-from llmcli.bench.roofline import Machine
+from llmcli.bench.roofline import MachineBandwidth
 from llmcli.bench.speed import llama_bench_output
-from llmcli.bench.speed.measure import Result, average, deviation, options
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.measure import SpeedResult, average, standard_deviation, test_context_options
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.charts.chart import Chart, Table
-from llmcli.charts.html_page import Page
-from llmcli.charts.scale import figure
+from llmcli.charts.html_page import ReportPage
+from llmcli.charts.scale import format_number
 from llmcli.hardware import host
 from llmcli.planning import memory_plan
-from llmcli.planning.memory_plan import Receipt
+from llmcli.planning.memory_plan import MemoryPlan
 from llmcli.runtime.binding import devices, library
 from llmcli.units import size
 from quant.model_file.model_header import ModelHeader
 
-MOST, LEAD = 12, 6  # bars of the memory chart, tests in the summary
+MAX_MEMORY_BARS, MAX_SUMMARY_TESTS = 12, 6  # bars of the memory chart, tests in the summary
 
 
-def charts(results: Sequence[Result], header: ModelHeader, bandwidth: float | None) -> list[Chart]:
+def build_charts(results: Sequence[SpeedResult], header: ModelHeader, bandwidth: float | None) -> list[Chart]:
     """Build the charts of the tests. `bandwidth`: memory bandwidth in bytes per second, for the
     roofline; None: unknown.
     """
-    tests = roofline.placed(results, header) if bandwidth and not _elsewhere(results) else []
+    tests = roofline.place_tests(results, header) if bandwidth and not _elsewhere(results) else []
     return [
-        *([roofline.chart(bandwidth, host.last_cache(), tests)] if tests else []),
-        *speed.charts(results),
+        *([roofline.build_chart(bandwidth, host.last_cache_bytes(), tests)] if tests else []),
+        *speed.build_charts(results),
     ]
 
 
-def of_tests(
+def build_test_page(
     name: str,
-    results: Sequence[Result],
+    results: Sequence[SpeedResult],
     header: ModelHeader,
     bandwidth: float | None,
-    more: Sequence[Chart] = (),
-) -> Page:
+    extra_charts: Sequence[Chart] = (),
+) -> ReportPage:
     """Build the report of the tests of one model, with `extra_charts` after those of the tests.
 
     The memory chart comes from a dry run of the tests' contexts, which loads no weights.
     """
-    test_charts = charts(results, header, bandwidth)
-    memory_chart = memory.chart(receipts(header, [result.test for result in results]))
-    test_charts += [*more, *([memory_chart] if memory_chart else [])]
-    subject, cpu = results[0].subject, llama_bench_output.document(results[0])["cpu_info"]
-    return Page(
+    test_charts = build_charts(results, header, bandwidth)
+    memory_chart = memory.build_chart(memory_plans(header, [result.test for result in results]))
+    test_charts += [*extra_charts, *([memory_chart] if memory_chart else [])]
+    subject, cpu = results[0].subject, llama_bench_output.build_row(results[0])["cpu_info"]
+    return ReportPage(
         f"{name} on {cpu}",
-        f"{subject.kind} · {size(subject.nbytes)} · measured {results[0].began}",
+        f"{subject.description} · {size(subject.nbytes)} · measured {results[0].start_time}",
         tuple(_lead(results, test_charts)),
         tuple(test_charts),
-        (("All rows", rows(results)),),
-        facts(results, bandwidth),
+        (("All rows", result_table(results)),),
+        page_facts(results, bandwidth),
     )
 
 
-def of_machine(machine: Machine) -> Page:
+def build_machine_page(machine: MachineBandwidth) -> ReportPage:
     """Build the report of a memory bandwidth measurement without a model."""
-    lead = () if machine.roof is None else (f"Memory gives {machine.roof / 1e9:.1f} GB/s.",)
-    return Page(
+    lead = () if machine.bandwidth is None else (f"Memory gives {machine.bandwidth / 1e9:.1f} GB/s.",)
+    return ReportPage(
         f"Memory of {machine.cpu}",
         "No model was measured.",
         lead,
-        (roofline.bandwidth(machine),),
+        (roofline.build_bandwidth_chart(machine),),
         (),
-        (("Machine", _machine(machine.cpu, machine.cache, machine.roof)),),
+        (("Machine", _machine(machine.cpu, machine.cache_bytes, machine.bandwidth)),),
     )
 
 
-def of_others(
+def build_page(
     title: str,
-    about: str,
+    subtitle: str,
     lead: Sequence[str],
-    drawn: Sequence[Chart],
+    charts: Sequence[Chart],
     tables: Sequence[tuple[str, Table]] = (),
-) -> Page:
+) -> ReportPage:
     """Build a report of any other measurement on this machine."""
-    cpu = ("CPU", host.cpu_name()), ("last cache", _size(host.last_cache()))
+    cpu = ("CPU", host.cpu_name()), ("last cache", _size(host.last_cache_bytes()))
     build = (
         ("llmcli", __version__),
         ("llama-cpp-python", library.llama_cpp_version()),
-        ("backends", llama_bench_output.backends()),
+        ("backends", llama_bench_output.backend_names()),
     )
-    return Page(
-        title, about, tuple(lead), tuple(drawn), tuple(tables), (("Machine", cpu), ("Build", build))
+    return ReportPage(
+        title, subtitle, tuple(lead), tuple(charts), tuple(tables), (("Machine", cpu), ("Build", build))
     )
 
 
-def receipts(header: ModelHeader, tests: Iterable[Test]) -> list[tuple[str, Receipt]]:
+def memory_plans(header: ModelHeader, tests: Iterable[SpeedTest]) -> list[tuple[str, MemoryPlan]]:
     """Return the memory plan of each test's context from llama.cpp's dry run. Of many contexts,
     only the longest of each kind are planned.
     """
-    contexts = {(options(test), test.n_gpu_layers): None for test in tests}
-    if len(contexts) > MOST:
+    contexts = {(test_context_options(test), test.n_gpu_layers): None for test in tests}
+    if len(contexts) > MAX_MEMORY_BARS:
         longest = sorted(contexts, key=lambda key: -key[0].n_ctx)
         contexts = dict.fromkeys(
             reversed({(replace(key[0], n_ctx=0), key[1]): key for key in longest}.values())
         )
     plans = []
     for context, layers in sorted(
-        list(contexts)[:MOST], key=lambda key: (key[0].type_k, key[0].type_v, key[0].n_ctx)
+        list(contexts)[:MAX_MEMORY_BARS], key=lambda key: (key[0].type_k, key[0].type_v, key[0].n_ctx)
     ):
-        with memory_plan.planner(header, context, layers) as planner:
-            planned = planner.receipt()
+        with memory_plan.open_memory_planner(header, context, layers) as planner:
+            planned = planner.memory_plan()
         several = "" if context.n_seq_max == 1 else f", {context.n_seq_max} sequences"
         name = f"{planned.n_ctx:,} tokens, K {context.type_k}, V {context.type_v}{several}"
         # The overhead is omitted: this process holds more than a separate run would, because it
@@ -117,9 +117,9 @@ def receipts(header: ModelHeader, tests: Iterable[Test]) -> list[tuple[str, Rece
     return list(dict(plans).items())
 
 
-def rows(results: Sequence[Result]) -> Table:
+def result_table(results: Sequence[SpeedResult]) -> Table:
     """Build the table of all tests: the settings in which they differ, speed and percentiles."""
-    settings = speed.varied(results)
+    settings = speed.varying_settings(results)
     shares = next((list(result.itl_ms) for result in results if result.itl_ms), [])
     lines = []
     for result in results:
@@ -128,12 +128,12 @@ def rows(results: Sequence[Result]) -> Table:
             (
                 result.title,
                 *(str(getattr(result.test, name)) for name in settings),
-                figure(average(result.samples_ts)),
-                figure(deviation(result.samples_ts), 2),
-                *(figure(latencies[share]) if latencies else "" for share in shares),
+                format_number(average(result.samples_ts)),
+                format_number(standard_deviation(result.samples_ts), 2),
+                *(format_number(latencies[share]) if latencies else "" for share in shares),
             )
         )
-    setting_labels = (speed.WORDS.get(name, name) for name in settings)
+    setting_labels = (speed.SETTING_LABELS.get(name, name) for name in settings)
     columns = (
         "test",
         *setting_labels,
@@ -144,27 +144,27 @@ def rows(results: Sequence[Result]) -> Table:
     return Table(columns, tuple(lines), frozenset(range(1 + len(settings), len(columns))))
 
 
-def facts(
-    results: Sequence[Result], bandwidth: float | None
+def page_facts(
+    results: Sequence[SpeedResult], bandwidth: float | None
 ) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """Return the facts of the report: model, settings that all tests share, machine and build."""
     row, subject, test = (
-        llama_bench_output.document(results[0]),
+        llama_bench_output.build_row(results[0]),
         results[0].subject,
         results[0].test,
     )
-    shared = [name for name in speed.SETTINGS if name not in speed.varied(results)]
+    shared = [name for name in speed.SETTING_FIELDS if name not in speed.varying_settings(results)]
     model = (
         ("file", str(Path(subject.filename))),
-        ("kind", subject.kind),
+        ("kind", subject.description),
         ("bytes", f"{subject.nbytes:,}"),
         ("parameters", f"{subject.n_params:,}"),
     )
     settings = (
-        *((speed.WORDS.get(name, name), str(getattr(test, name))) for name in shared),
+        *((speed.SETTING_LABELS.get(name, name), str(getattr(test, name))) for name in shared),
         ("repetitions", ", ".join(sorted({str(len(result.samples_ns)) for result in results}))),
     )
-    machine = _machine(str(row["cpu_info"]), host.last_cache(), bandwidth)
+    machine = _machine(str(row["cpu_info"]), host.last_cache_bytes(), bandwidth)
     gpus = (("GPU", str(row["gpu_info"])),) if row["gpu_info"] else ()
     build = (
         ("llmcli", __version__),
@@ -188,29 +188,29 @@ def _size(nbytes: int | None) -> str:
     return "unknown" if nbytes is None else size(nbytes)
 
 
-def _lead(results: Sequence[Result], drawn: Sequence[Chart]) -> list[str]:
+def _lead(results: Sequence[SpeedResult], drawn: Sequence[Chart]) -> list[str]:
     """Return the summary sentences: the fastest test of each kind, the roofline, and reading
     speeds.
     """
-    best: dict[str, Result] = {}
+    best: dict[str, SpeedResult] = {}
     for result in results:
         fastest = best.setdefault(result.title, result)
         if average(result.samples_ts) > average(fastest.samples_ts):
             best[result.title] = result
     sentences = [
-        f"{name}: {figure(average(result.samples_ts))} ±"
-        f" {figure(deviation(result.samples_ts), 2)} tok/s"
-        for name, result in list(best.items())[:LEAD]
+        f"{name}: {format_number(average(result.samples_ts))} ±"
+        f" {format_number(standard_deviation(result.samples_ts), 2)} tok/s"
+        for name, result in list(best.items())[:MAX_SUMMARY_TESTS]
     ]
-    sentences += [f"{len(best) - LEAD} more tests in the table below"] if len(best) > LEAD else []
-    sentences += [noise] if (noise := llama_bench_output.noise(results)) else []
-    sentences += [result.says for result in drawn if result.title == "Roofline"]
-    reading_pace = results[0].subject.pace
+    sentences += [f"{len(best) - MAX_SUMMARY_TESTS} more tests in the table below"] if len(best) > MAX_SUMMARY_TESTS else []
+    sentences += [noise] if (noise := llama_bench_output.noise_warning(results)) else []
+    sentences += [result.description for result in drawn if result.title == "Roofline"]
+    reading_pace = results[0].subject.reading_pace
     rates = [result.each_ts for result in results if result.tokens_ms and not result.test.n_prompt]
-    return [*sentences, *([reading_pace.line(rates)] if reading_pace and rates else [])]
+    return [*sentences, *([reading_pace.format_line(rates)] if reading_pace and rates else [])]
 
 
-def _elsewhere(results: Sequence[Result]) -> bool:
+def _elsewhere(results: Sequence[SpeedResult]) -> bool:
     """Return whether a GPU computed: its memory bandwidth is unknown, and the CPU's roofline does
     not apply.
     """

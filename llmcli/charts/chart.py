@@ -15,8 +15,8 @@ class Axis:
     """
 
     title: str
-    log: bool = False
-    zero: bool = True
+    is_log: bool = False
+    from_zero: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Point:
     note: str = ""
 
     @property
-    def words(self) -> str:
+    def full_label(self) -> str:
         """The label and the note as one text."""
         return f"{self.label}: {self.note}" if self.note else self.label
 
@@ -49,10 +49,10 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ReferenceLine:
     """A labeled line across the chart at one value of the x axis."""
 
-    at: float
+    position: float
     label: str
 
 
@@ -61,21 +61,21 @@ class Plot:
     """A chart of two numeric axes. `description` states the content of the chart in a sentence."""
 
     title: str
-    says: str
+    description: str
     x: Axis
     y: Axis
     series: tuple[Series, ...]
-    rules: tuple[Rule, ...] = ()
+    reference_lines: tuple[ReferenceLine, ...] = ()
 
     def __post_init__(self) -> None:
         points = [point for series in self.series for point in series.points]
         assert points and all(math.isfinite(p.x) and math.isfinite(p.y) for p in points), self.title
-        assert not self.x.log or all(p.x > 0 for p in points), self.title
-        assert not self.y.log or all(p.y > 0 for p in points), self.title
+        assert not self.x.is_log or all(p.x > 0 for p in points), self.title
+        assert not self.y.is_log or all(p.y > 0 for p in points), self.title
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class NamedValue:
     """One named value of a row, such as a percentile or a part of a stacked bar."""
 
     name: str
@@ -83,7 +83,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChartRow:
     """One labeled row of a chart.
 
     `span`: a range around the value (a deviation or an interval). `note`: text printed after the
@@ -91,56 +91,56 @@ class Row:
     """
 
     label: str
-    values: tuple[Value, ...]
+    values: tuple[NamedValue, ...]
     note: str = ""
-    span: tuple[float, float] | None = None
+    value_range: tuple[float, float] | None = None
 
     @property
-    def end(self) -> float:
+    def largest_value(self) -> float:
         """The largest value that the bar or its range reaches."""
-        ends: list[float] = [sum(value.value for value in self.values), *(self.span or ())]
+        ends: list[float] = [sum(value.value for value in self.values), *(self.value_range or ())]
         return max(ends)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowChart:
     """Rows over one common axis: stacked bars from 0, or one mark for each value if `dots` is
     set.
     """
 
     title: str
-    says: str
+    description: str
     axis: Axis
-    rows: tuple[Row, ...]
-    dots: bool = False
-    rules: tuple[Rule, ...] = ()
+    rows: tuple[ChartRow, ...]
+    draws_marks: bool = False
+    reference_lines: tuple[ReferenceLine, ...] = ()
 
     def __post_init__(self) -> None:
         values = [named.value for row in self.rows for named in row.values]
         assert values and all(math.isfinite(value) and value >= 0 for value in values), self.title
-        assert self.dots or (self.axis.zero and not self.axis.log), (
+        assert self.draws_marks or (self.axis.from_zero and not self.axis.is_log), (
             "bars need a linear axis from zero"
         )
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def value_names(self) -> tuple[str, ...]:
         """The names of the values in order, each once."""
         return tuple(dict.fromkeys(named.name for row in self.rows for named in row.values))
 
     @property
-    def reach(self) -> list[float]:
+    def axis_values(self) -> list[float]:
         """All values that the axis must include."""
-        if not self.dots:
-            return [*(row.end for row in self.rows), *(rule.at for rule in self.rules)]
+        if not self.draws_marks:
+            return [*(row.largest_value for row in self.rows), *(rule.position for rule in self.reference_lines)]
         values = [
             end
             for row in self.rows
-            for end in (*(named.value for named in row.values), *(row.span or ()))
+            for end in (*(named.value for named in row.values), *(row.value_range or ()))
         ]
-        return [*values, *(rule.at for rule in self.rules)]
+        return [*values, *(rule.position for rule in self.reference_lines)]
 
 
-Chart = Plot | Rows
+Chart = Plot | RowChart
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +149,4 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    right: frozenset[int] = frozenset()
+    right_aligned: frozenset[int] = frozenset()

@@ -1,10 +1,10 @@
 """The data table of a chart, shown below it and read by screen readers."""
 
-from llmcli.charts.chart import Chart, Plot, Rows, Table
-from llmcli.charts.scale import figure
+from llmcli.charts.chart import Chart, Plot, RowChart, Table
+from llmcli.charts.scale import format_number
 
 
-def table(chart: Chart) -> Table:
+def build_data_table(chart: Chart) -> Table:
     """Return a table of all values of a chart."""
     return _plot(chart) if isinstance(chart, Plot) else _rows(chart)
 
@@ -12,28 +12,28 @@ def table(chart: Chart) -> Table:
 def _plot(plot: Plot) -> Table:
     labelled = any(point.label for series in plot.series for point in series.points)
     rows = [
-        (series.name, figure(point.x), figure(point.y), *([point.words] if labelled else []))
+        (series.name, format_number(point.x), format_number(point.y), *([point.full_label] if labelled else []))
         for series in plot.series
         for point in series.points
     ]
-    rows += [(rule.label, figure(rule.at), "", *([""] if labelled else [])) for rule in plot.rules]
+    rows += [(rule.label, format_number(rule.position), "", *([""] if labelled else [])) for rule in plot.reference_lines]
     columns = ("", plot.x.title, plot.y.title, *(["what"] if labelled else []))
     return Table(columns, tuple(rows), frozenset((1, 2)))
 
 
-def _rows(chart: Rows) -> Table:
-    names = chart.names
-    ranged = any(row.span for row in chart.rows)
+def _rows(chart: RowChart) -> Table:
+    names = chart.value_names
+    ranged = any(row.value_range for row in chart.rows)
     # The note of a bar with a range repeats its value and deviation, which are columns already.
-    noted = (chart.dots or not ranged) and any(row.note for row in chart.rows)
+    noted = (chart.draws_marks or not ranged) and any(row.note for row in chart.rows)
     rows = []
     for row in chart.rows:
-        cells = {named.name: figure(named.value) for named in row.values}
-        span = [figure(end) for end in row.span] if row.span else ["", ""]
+        cells = {named.name: format_number(named.value) for named in row.values}
+        span = [format_number(end) for end in row.value_range] if row.value_range else ["", ""]
         extra_cells = (span if ranged else []) + ([row.note] if noted else [])
         rows.append((row.label, *(cells.get(name, "") for name in names), *extra_cells))
     blank = [""] * (len(names) - 1 + 2 * ranged + noted)
-    rows += [(rule.label, figure(rule.at), *blank) for rule in chart.rules]
+    rows += [(rule.label, format_number(rule.position), *blank) for rule in chart.reference_lines]
     first = "" if names == (chart.axis.title,) else chart.axis.title
     columns = (first, *names, *(["from", "to"] if ranged else []), *(["note"] if noted else []))
     return Table(columns, tuple(rows), frozenset(range(1, 1 + len(names) + 2 * ranged)))

@@ -7,48 +7,48 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-SIZE, LINE = 12, 16  # of text and of a line, in pixels
-NARROW, WIDE = frozenset("ijl.,:;'|!()[]tfrI "), frozenset("mwMW@%±→")
-AWAY = (10.0, 24.0, 40.0, 58.0)  # distances of a label from its mark, in pixels, nearest first
-APART = 14.0  # minimum distance of a label from the marks of other points, in pixels
-SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
+FONT_PIXELS, LINE_PIXELS = 12, 16  # of text and of a line, in pixels
+NARROW_LETTERS, WIDE_LETTERS = frozenset("ijl.,:;'|!()[]tfrI "), frozenset("mwMW@%±→")
+LABEL_DISTANCES = (10.0, 24.0, 40.0, 58.0)  # distances of a label from its mark, in pixels, nearest first
+MARK_CLEARANCE = 14.0  # minimum distance of a label from the marks of other points, in pixels
+LABEL_DIRECTIONS = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """A rectangle in pixels."""
 
-    left: float
-    top: float
-    right: float
-    bottom: float
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
 
-    def shared(self, other: "Box") -> float:
+    def overlap_area(self, other: "Box") -> float:
         """Return the area that both boxes cover."""
-        across = min(self.right, other.right) - max(self.left, other.left)
-        down = min(self.bottom, other.bottom) - max(self.top, other.top)
+        across = min(self.x_max, other.x_max) - max(self.x_min, other.x_min)
+        down = min(self.y_max, other.y_max) - max(self.y_min, other.y_min)
         return across * down if across > 0 and down > 0 else 0.0
 
-    def holds(self, other: "Box") -> bool:
+    def contains(self, other: "Box") -> bool:
         """Return whether the other box lies inside this one."""
         return (
-            self.left <= other.left
-            and self.right >= other.right
-            and self.top <= other.top
-            and self.bottom >= other.bottom
+            self.x_min <= other.x_min
+            and self.x_max >= other.x_max
+            and self.y_min <= other.y_min
+            and self.y_max >= other.y_max
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class LabelSpot:
     """The position of a label. `needs_leader`: draw a line from the mark to the label."""
 
     box: Box
-    far: bool
+    needs_leader: bool
 
 
 @dataclass(slots=True)
-class Room:
+class LabelLayout:
     """The free space of a chart area.
 
     Labels never cover the boxes of `occupied`, and avoid `lines` where possible. A label keeps its
@@ -56,53 +56,53 @@ class Room:
     """
 
     area: Box
-    taken: list[Box] = field(default_factory=list)
+    occupied: list[Box] = field(default_factory=list)
     marks: list[tuple[float, float]] = field(default_factory=list)
     lines: list[Box] = field(default_factory=list)
 
-    def place(self, text: str, x: float, y: float) -> Spot | None:
+    def place_label(self, text: str, x: float, y: float) -> LabelSpot | None:
         """Reserve space for the label of the mark at (x, y), as near to it as possible.
 
         Returns None if there is no space.
         """
-        label_width = width(text)
-        for distance in AWAY:
+        label_width = text_width(text)
+        for distance in LABEL_DISTANCES:
             free = []
-            for step_x, step_y in SIDES:
+            for step_x, step_y in LABEL_DIRECTIONS:
                 offset = distance * (0.75 if step_x and step_y else 1.0)
                 left = (
                     x
                     + step_x * offset
                     - (0.0 if step_x > 0 else label_width if step_x < 0 else label_width / 2)
                 )
-                middle = y + step_y * (offset + (LINE / 4 if not step_x else 0))
-                box = Box(left, middle - LINE / 2, left + label_width, middle + LINE / 2)
-                if self.area.holds(box) and self._free(box, x, y):
+                middle = y + step_y * (offset + (LINE_PIXELS / 4 if not step_x else 0))
+                box = Box(left, middle - LINE_PIXELS / 2, left + label_width, middle + LINE_PIXELS / 2)
+                if self.area.contains(box) and self._free(box, x, y):
                     free.append(box)
             if free:
-                chosen = min(free, key=lambda box: sum(box.shared(line) > 0 for line in self.lines))
-                self.taken.append(chosen)
-                return Spot(chosen, distance > AWAY[0])
+                chosen = min(free, key=lambda box: sum(box.shared_area(line) > 0 for line in self.lines))
+                self.occupied.append(chosen)
+                return LabelSpot(chosen, distance > LABEL_DISTANCES[0])
         return None
 
-    def mark(self, x: float, y: float, size: float = 6) -> None:
+    def add_mark(self, x: float, y: float, size: float = 6) -> None:
         """Reserve the space of a mark."""
-        self.taken.append(Box(x - size, y - size, x + size, y + size))
+        self.occupied.append(Box(x - size, y - size, x + size, y + size))
         self.marks.append((x, y))
 
     def _free(self, box: Box, x: float, y: float) -> bool:
         """Return whether the label of the mark at (x, y) may be placed in this box."""
-        near = Box(box.left - APART, box.top - APART / 2, box.right + APART, box.bottom + APART / 2)
+        near = Box(box.x_min - MARK_CLEARANCE, box.y_min - MARK_CLEARANCE / 2, box.x_max + MARK_CLEARANCE, box.y_max + MARK_CLEARANCE / 2)
         other_marks = (
             Box(mark_x, mark_y, mark_x + 0.1, mark_y + 0.1)
             for mark_x, mark_y in self.marks
             if abs(mark_x - x) + abs(mark_y - y) > 1
         )
-        return not any(box.shared(occupied) for occupied in self.taken) and not any(
-            near.shared(occupied) for occupied in other_marks
+        return not any(box.overlap_area(occupied) for occupied in self.occupied) and not any(
+            near.overlap_area(occupied) for occupied in other_marks
         )
 
-    def line(self, points: Iterable[tuple[float, float]]) -> None:
+    def add_line(self, points: Iterable[tuple[float, float]]) -> None:
         """Make labels avoid a line where possible."""
         corners = list(points)
         for (x1, y1), (x2, y2) in pairwise(corners):
@@ -112,23 +112,23 @@ class Room:
                 self.lines.append(Box(x - 1, y - 1, x + 1, y + 1))
 
 
-def width(text: str) -> float:
+def text_width(text: str) -> float:
     """Return the estimated width of a text in pixels. Widths are rather too large than too
     small.
     """
-    return SIZE * sum(_share(letter) for letter in text)
+    return FONT_PIXELS * sum(_share(letter) for letter in text)
 
 
-def cut(text: str, most: float) -> str:
+def shorten_to_width(text: str, max_width: float) -> str:
     """Return the text, shortened to `max_width` pixels with a trailing … if it is longer."""
-    if width(text) <= most:
+    if text_width(text) <= max_width:
         return text
-    while text and width(text + "…") > most:
+    while text and text_width(text + "…") > max_width:
         text = text[:-1]
     return text + "…"
 
 
-def cells(text: str) -> int:
+def terminal_columns(text: str) -> int:
     """Return the number of terminal columns that a text occupies."""
     return sum(
         0
@@ -140,13 +140,13 @@ def cells(text: str) -> int:
     )
 
 
-def fit(text: str, columns: int, more: str = "…") -> str:
+def fit_columns(text: str, columns: int, ellipsis: str = "…") -> str:
     """Return the text cut or padded to exactly `columns` terminal columns."""
-    if cells(text) > columns:
-        while text and cells(text + more) > columns:
+    if terminal_columns(text) > columns:
+        while text and terminal_columns(text + ellipsis) > columns:
             text = text[:-1]
-        text = text + more if columns >= cells(more) else ""
-    return text + " " * (columns - cells(text))
+        text = text + ellipsis if columns >= terminal_columns(ellipsis) else ""
+    return text + " " * (columns - terminal_columns(text))
 
 
 def _share(letter: str) -> float:
@@ -156,9 +156,9 @@ def _share(letter: str) -> float:
         return 1.0
     return (
         0.4
-        if letter in NARROW
+        if letter in NARROW_LETTERS
         else 0.95
-        if letter in WIDE
+        if letter in WIDE_LETTERS
         else 0.64
         if not letter.isupper()
         else 0.72

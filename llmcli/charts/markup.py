@@ -6,8 +6,8 @@ import re
 from llmcli.ui import visible
 
 # Characters that XML or UTF-8 cannot encode: surrogates and two noncharacters.
-UNFIT = re.compile("[\ud800-\udfff\ufffe\uffff]")
-VOID = ("meta", "br", "hr")  # HTML elements without an end tag
+UNENCODABLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
+VOID_ELEMENTS = ("meta", "br", "hr")  # HTML elements without an end tag
 
 
 class Markup(str):
@@ -18,10 +18,10 @@ class Markup(str):
 
 def escape(text: str) -> Markup:
     """Return any text, such as a model name or a path, escaped for HTML and XML."""
-    return Markup(html.escape(UNFIT.sub("\ufffd", visible(text)), quote=True))
+    return Markup(html.escape(UNENCODABLE.sub("\ufffd", visible(text)), quote=True))
 
 
-def element(name: str, /, *children: str | None, **attributes: str | float | None) -> Markup:
+def build_element(name: str, /, *children: str | None, **attributes: str | float | None) -> Markup:
     """Return one element. Text children and attribute values are escaped; None is omitted.
 
     `class_` becomes class, `stroke_width` becomes stroke-width.
@@ -39,10 +39,10 @@ def element(name: str, /, *children: str | None, **attributes: str | float | Non
         if child is not None
     )
     return Markup(
-        f"<{' '.join(words)}/>" if name in VOID else f"<{' '.join(words)}>{inside}</{name}>"
+        f"<{' '.join(words)}/>" if name in VOID_ELEMENTS else f"<{' '.join(words)}>{inside}</{name}>"
     )
 
 
-def join(*pieces: Markup) -> Markup:
+def join_markup(*pieces: Markup) -> Markup:
     """Concatenate markup."""
     return Markup("".join(pieces))

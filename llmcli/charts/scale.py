@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-STEPS = (1, 2, 2.5, 5, 10)  # ticks are multiples of one of these times a power of ten
-DECADE = (
+TICK_STEPS = (1, 2, 2.5, 5, 10)  # ticks are multiples of one of these times a power of ten
+DECADE_DIGITS = (
     (1,),
     (1, 3),
     (1, 2, 5),
@@ -24,29 +24,29 @@ class Scale:
     high: float
     start: float
     end: float
-    log: bool = False
+    is_log: bool = False
 
     def __call__(self, value: float) -> float:
         """Return the position of a value; values outside the limits are clamped."""
         value = min(max(value, self.low), self.high)
-        if self.log:
+        if self.is_log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
         else:
             share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Return whether the value is between the limits."""
         return self.low <= value <= self.high
 
-    def ticks(self, most: int) -> list[float]:
+    def ticks(self, max_ticks: int) -> list[float]:
         """Return round values between the limits: about `max_ticks`, at least two."""
         return (
-            log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
+            log_ticks(self.low, self.high, max_ticks) if self.is_log else linear_ticks(self.low, self.high, max_ticks)
         )
 
 
-def limits(values: Iterable[float], log: bool = False, zero: bool = True) -> tuple[float, float]:
+def axis_limits(values: Iterable[float], log: bool = False, from_zero: bool = True) -> tuple[float, float]:
     """Return the axis limits for values: from 0, or the smallest negative value, to a round number
     above the largest.
 
@@ -56,42 +56,42 @@ def limits(values: Iterable[float], log: bool = False, zero: bool = True) -> tup
     if log:
         margin = 10**0.2
         return min(numbers) / margin, max(numbers) * margin
-    low, high = (min(0.0, *numbers), max(0.0, *numbers)) if zero else (min(numbers), max(numbers))
+    low, high = (min(0.0, *numbers), max(0.0, *numbers)) if from_zero else (min(numbers), max(numbers))
     if low == high:
         return (0.0, 1.0) if low == 0 else (low - abs(low) / 10, high + abs(high) / 10)
     step = _step(high - low, 6)
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
+def linear_ticks(low: float, high: float, max_ticks: int) -> list[float]:
     """Return multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to `high`."""
-    step = _step(high - low, max(2, most))
+    step = _step(high - low, max(2, max_ticks))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) + 0.0 for number in range(first, last + 1)]
 
 
-def log_ticks(low: float, high: float, most: int) -> list[float]:
+def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
     """Return about `max_ticks` powers of ten, or multiples of them; linear ticks for a short
     range.
     """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     best: list[float] = []
-    for digits in DECADE:
+    for digits in DECADE_DIGITS:
         candidates = [
             value for e in exponents for d in digits if low <= (value := float(f"{d}e{e}")) <= high
         ]
-        if len(candidates) > max(2, most):
+        if len(candidates) > max(2, max_ticks):
             break
         best = candidates
     if len(best) >= 2:
         return best
     powers = [value for e in exponents if low <= (value := float(f"1e{e}")) <= high]
     if len(powers) > 2:
-        return powers[:: -(-len(powers) // max(2, most))]
-    return ticks(low, high, most)
+        return powers[:: -(-len(powers) // max(2, max_ticks))]
+    return linear_ticks(low, high, max_ticks)
 
 
-def figure(value: float, digits: int = 4) -> str:
+def format_number(value: float, digits: int = 4) -> str:
     """Format a number with up to `digits` significant digits, without trailing zeros: 1234567 ->
     '1,234,567', 0.51234 -> '0.5123'.
     """
@@ -106,7 +106,7 @@ def figure(value: float, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def tick_labels(values: Sequence[float]) -> list[str]:
+def format_ticks(values: Sequence[float]) -> list[str]:
     """Format the ticks of an axis, with thousands separators and no superfluous digits."""
     return [f"{value:,.10g}" if abs(value) < 1e15 else f"{value:.0e}" for value in values]
 
@@ -115,5 +115,5 @@ def _step(span: float, most: int) -> float:
     """Return the smallest round step that fits into `span` at most `most` times."""
     power = 10.0 ** math.floor(math.log10(span / most))
     return next(
-        (power * step for step in STEPS if span / (power * step) <= most + 1e-9), power * 10
+        (power * step for step in TICK_STEPS if span / (power * step) <= most + 1e-9), power * 10
     )

@@ -2,14 +2,14 @@
 contains no URL, so the page loads nothing.
 """
 
-LIGHT = """--paper:#ffffff;--ink:#1b1f24;--soft:#57606a;--grid:#dde2e7;--panel:#f5f7f9;
+LIGHT_COLORS = """--paper:#ffffff;--ink:#1b1f24;--soft:#57606a;--grid:#dde2e7;--panel:#f5f7f9;
 --c0:#0b5cad;--c1:#b4460f;--c2:#0a7a5c;--c3:#8b3fa8;--c4:#7d6200;--c5:#57606a"""
-DARK = """--paper:#14171b;--ink:#e6e9ed;--soft:#a3adb8;--grid:#30373f;--panel:#1c2126;
+DARK_COLORS = """--paper:#14171b;--ink:#e6e9ed;--soft:#a3adb8;--grid:#30373f;--panel:#1c2126;
 --c0:#6cb2ff;--c1:#ff9a5c;--c2:#4cd3a6;--c3:#d79bf0;--c4:#e0c24a;--c5:#a3adb8"""
 
-STYLE = f"""
-:root{{color-scheme:light dark;{LIGHT}}}
-@media (prefers-color-scheme:dark){{:root{{{DARK}}}}}
+STYLESHEET = f"""
+:root{{color-scheme:light dark;{LIGHT_COLORS}}}
+@media (prefers-color-scheme:dark){{:root{{{DARK_COLORS}}}}}
 *{{box-sizing:border-box}}
 body{{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}}
 main{{max-width:760px;margin:0 auto;padding:24px 16px 48px}}
@@ -58,7 +58,7 @@ dd{{margin:0;overflow-wrap:anywhere;unicode-bidi:isolate}}
 @media (max-width:640px){{.wide{{display:none}}.slim{{display:block}}}}
 @media (max-width:640px){{dl{{grid-template-columns:1fr}}dd{{margin-bottom:6px}}}}
 @media print{{
-:root{{color-scheme:light;{LIGHT}}}
+:root{{color-scheme:light;{LIGHT_COLORS}}}
 body{{font-size:11pt}}main{{max-width:none;padding:0}}
 .wide{{display:block}}.slim{{display:none}}
 figure,tr{{break-inside:avoid}}h2,summary{{break-after:avoid}}

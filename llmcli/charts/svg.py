@@ -4,15 +4,15 @@ from llmcli.charts import svg_bars, svg_plot
 from llmcli.charts.chart import Chart, Plot
 from llmcli.charts.markup import Markup
 
-WIDE, SLIM = 720, 340  # pixels
+WIDE_PIXELS, NARROW_PIXELS = 720, 340  # pixels
 
 
-def svg(chart: Chart, wide: float = WIDE, ident: str = "chart", kind: str = "") -> Markup:
+def draw_chart(chart: Chart, width_pixels: float = WIDE_PIXELS, ident: str = "chart", css_class: str = "") -> Markup:
     """Draw a chart `wide` pixels wide. `ident` must be unique on the page; `kind` is an additional
     CSS class.
     """
     return (
-        svg_plot.draw(chart, wide, ident, kind)
+        svg_plot.draw_plot(chart, width_pixels, ident, css_class)
         if isinstance(chart, Plot)
-        else svg_bars.draw(chart, wide, ident, kind)
+        else svg_bars.draw_rows(chart, width_pixels, ident, css_class)
     )

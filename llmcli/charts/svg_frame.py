@@ -8,15 +8,15 @@ dark mode and on paper.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcli.charts.label_layout import LINE, SIZE, cut, width
-from llmcli.charts.markup import Markup, element, join
-from llmcli.charts.scale import Scale, tick_labels
+from llmcli.charts.label_layout import LINE_PIXELS, FONT_PIXELS, shorten_to_width, text_width
+from llmcli.charts.markup import Markup, build_element, join_markup
+from llmcli.charts.scale import Scale, format_ticks
 
-COLOURS = 6
-SHAPES = ("circle", "square", "up", "diamond", "down", "cross")
-DASHES = (None, "7 4", "2 3", "9 3 2 3", "1 4", "12 3")
+N_COLORS = 6
+MARK_SHAPES = ("circle", "square", "up", "diamond", "down", "cross")
+LINE_DASHES = (None, "7 4", "2 3", "9 3 2 3", "1 4", "12 3")
 # The last two fills have no color: they are for the last parts of a stack, such as free memory.
-HATCHES = (
+HATCH_PATHS = (
     "",
     "M0 6L6 0",
     "M0 3H6",
@@ -26,7 +26,7 @@ HATCHES = (
     "M2 3H4",
     "M0 3H6M3 0V6",
 )
-GAP = 8.0
+GAP_PIXELS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +34,26 @@ class Frame:
     """The area in which values are drawn, inside a picture that is `width` pixels wide."""
 
     width: float
-    left: float
-    top: float
-    right: float
-    bottom: float
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
 
 
-def colour(number: int) -> str:
+def color_class(number: int) -> str:
     """Return the CSS class of a series' color."""
-    return f"c{number % COLOURS}"
+    return f"c{number % N_COLORS}"
 
 
-def mark(number: int, x: float, y: float, says: str = "", size: float = 4.5) -> Markup:
+def draw_mark(number: int, x: float, y: float, tooltip: str = "", size: float = 4.5) -> Markup:
     """Draw the mark of series `number` at (x, y). `tooltip` is shown when the pointer is over the
     mark.
     """
-    shape, s = SHAPES[number % len(SHAPES)], size
-    title = element("title", says) if says else None
-    kind = f"mark {colour(number)}" + ("" if number < len(SHAPES) else " hollow")
+    shape, s = MARK_SHAPES[number % len(MARK_SHAPES)], size
+    title = build_element("title", tooltip) if tooltip else None
+    kind = f"mark {color_class(number)}" + ("" if number < len(MARK_SHAPES) else " hollow")
     if shape == "circle":
-        return element("circle", title, class_=kind, cx=x, cy=y, r=s)
+        return build_element("circle", title, class_=kind, cx=x, cy=y, r=s)
     paths = {
         "square": f"M{x - s:.2f} {y - s:.2f}h{2 * s}v{2 * s}h{-2 * s}z",
         "up": f"M{x:.2f} {y - 1.2 * s:.2f}l{1.2 * s:.2f} {2.1 * s:.2f}h{-2.4 * s:.2f}z",
@@ -62,49 +62,49 @@ def mark(number: int, x: float, y: float, says: str = "", size: float = 4.5) -> 
         f"l{-1.3 * s:.2f} {1.3 * s:.2f}l{-1.3 * s:.2f} {-1.3 * s:.2f}z",
         "cross": f"M{x - s:.2f} {y - s:.2f}l{2 * s} {2 * s}m0 {-2 * s}l{-2 * s} {2 * s}",
     }
-    return element(
+    return build_element(
         "path", title, class_=kind + (" open" if shape == "cross" else ""), d=paths[shape]
     )
 
 
-def text(
-    words: str, x: float, y: float, anchor: str | None = None, kind: str | None = None
+def draw_text(
+    content: str, x: float, y: float, anchor: str | None = None, css_class: str | None = None
 ) -> Markup:
     """Draw text whose base line starts, ends or is centered at (x, y)."""
-    return element("text", words, x=x, y=y, text_anchor=anchor, class_=kind)
+    return build_element("text", content, x=x, y=y, text_anchor=anchor, class_=css_class)
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
+def draw_line(x1: float, y1: float, x2: float, y2: float, css_class: str) -> Markup:
     """Draw a straight line."""
-    return element("line", class_=kind, x1=x1, y1=y1, x2=x2, y2=y2)
+    return build_element("line", class_=css_class, x1=x1, y1=y1, x2=x2, y2=y2)
 
 
-def across(scale: Scale, frame: Frame, title: str) -> Markup:
+def draw_x_axis(scale: Scale, frame: Frame, title: str) -> Markup:
     """Draw the x axis: grid lines, ticks and title."""
-    max_width = frame.right - frame.left
+    max_width = frame.x_max - frame.x_min
     max_ticks = 8
     while (
         max_ticks > 2
-        and sum(width(label) + 2 * GAP for label in tick_labels(scale.ticks(max_ticks))) > max_width
+        and sum(text_width(label) + 2 * GAP_PIXELS for label in format_ticks(scale.ticks(max_ticks))) > max_width
     ):
         max_ticks -= 1
     values = scale.ticks(max_ticks)
-    pieces = [line(scale(v), frame.top, scale(v), frame.bottom, "grid") for v in values]
-    pieces.append(line(frame.left, frame.bottom, frame.right, frame.bottom, "axis"))
-    for value, label in zip(values, tick_labels(values), strict=True):
-        half = width(label) / 2
+    pieces = [draw_line(scale(v), frame.y_min, scale(v), frame.y_max, "grid") for v in values]
+    pieces.append(draw_line(frame.x_min, frame.y_max, frame.x_max, frame.y_max, "axis"))
+    for value, label in zip(values, format_ticks(values), strict=True):
+        half = text_width(label) / 2
         label_x = min(max(scale(value), half + 1), frame.width - half - 1)
-        pieces.append(text(label, label_x, frame.bottom + LINE, "middle", "tick"))
-    middle = (frame.left + frame.right) / 2
+        pieces.append(draw_text(label, label_x, frame.y_max + LINE_PIXELS, "middle", "tick"))
+    middle = (frame.x_min + frame.x_max) / 2
     half = min(middle, frame.width - middle) - 1
     pieces.append(
-        text(cut(title, 2 * half), middle, frame.bottom + 2 * LINE + 2, "middle", "title")
+        draw_text(shorten_to_width(title, 2 * half), middle, frame.y_max + 2 * LINE_PIXELS + 2, "middle", "title")
     )
-    return join(*pieces)
+    return join_markup(*pieces)
 
 
-def legend(
-    names: Sequence[str], room: float, top: float, samples: Sequence[Markup]
+def draw_legend(
+    names: Sequence[str], max_width: float, top: float, samples: Sequence[Markup]
 ) -> tuple[Markup, float]:
     """Draw the names next to their samples, in as many lines as they need.
 
@@ -113,48 +113,48 @@ def legend(
     """
     pieces, x, y = [], 0.0, top
     for name, sample in zip(names, samples, strict=True):
-        shown = cut(name, room - 28)
-        entry_width = 28 + width(shown)
-        if x and x + entry_width > room:
-            x, y = 0.0, y + LINE + 2
+        shown = shorten_to_width(name, max_width - 28)
+        entry_width = 28 + text_width(shown)
+        if x and x + entry_width > max_width:
+            x, y = 0.0, y + LINE_PIXELS + 2
         pieces.append(
-            element(
-                "g", sample, text(shown, 26, 4), transform=f"translate({x:.2f} {y + SIZE / 2:.2f})"
+            build_element(
+                "g", sample, draw_text(shown, 26, 4), transform=f"translate({x:.2f} {y + FONT_PIXELS / 2:.2f})"
             )
         )
-        x += entry_width + 2 * GAP
-    return join(*pieces), y + LINE + GAP if names else top
+        x += entry_width + 2 * GAP_PIXELS
+    return join_markup(*pieces), y + LINE_PIXELS + GAP_PIXELS if names else top
 
 
-def picture(
-    title: str, says: str, wide: float, high: float, ident: str, kind: str, *pieces: Markup
+def build_svg(
+    title: str, description: str, width_pixels: float, height_pixels: float, ident: str, css_class: str, *pieces: Markup
 ) -> Markup:
     """Return the complete SVG element with its accessible title and description."""
-    return element(
+    return build_element(
         "svg",
-        element("title", title, id=f"{ident}-t"),
-        element("desc", says, id=f"{ident}-d"),
+        build_element("title", title, id=f"{ident}-t"),
+        build_element("desc", description, id=f"{ident}-d"),
         *pieces,
         xmlns="http://www.w3.org/2000/svg",
         role="img",
-        class_=f"chart {kind}",
-        width=wide,
-        height=high,
-        viewBox=f"0 0 {wide:.0f} {high:.0f}",
+        class_=f"chart {css_class}",
+        width=width_pixels,
+        height=height_pixels,
+        viewBox=f"0 0 {width_pixels:.0f} {height_pixels:.0f}",
         aria_labelledby=f"{ident}-t {ident}-d",
     )
 
 
-def hatches(count: int, ident: str) -> Markup:
+def hatch_patterns(count: int, ident: str) -> Markup:
     """Return the fill patterns of `count` bar parts, named `ident`-0, `ident`-1, …"""
-    return element(
-        "defs", *(_hatch(number % len(HATCHES), f"{ident}-{number}") for number in range(count))
+    return build_element(
+        "defs", *(_hatch(number % len(HATCH_PATHS), f"{ident}-{number}") for number in range(count))
     )
 
 
 def _hatch(kind: int, ident: str) -> Markup:
-    lines = element("path", class_=f"hatch h{kind}", d=HATCHES[kind]) if HATCHES[kind] else None
-    ground = element("rect", class_=f"fill f{kind}", width=6, height=6)
-    return element(
+    lines = build_element("path", class_=f"hatch h{kind}", d=HATCH_PATHS[kind]) if HATCH_PATHS[kind] else None
+    ground = build_element("rect", class_=f"fill f{kind}", width=6, height=6)
+    return build_element(
         "pattern", ground, lines, id=ident, width=6, height=6, patternUnits="userSpaceOnUse"
     )

@@ -1,122 +1,122 @@
 """Charts of two numeric axes as SVG: lines, marks, and labels where there is room for them."""
 
 from llmcli.charts import svg_frame
-from llmcli.charts.chart import Plot, Rule, Series
-from llmcli.charts.label_layout import LINE, Box, Room, cut, width
-from llmcli.charts.markup import Markup, element, join
-from llmcli.charts.scale import Scale, figure, limits, tick_labels
-from llmcli.charts.svg_frame import DASHES, GAP, Frame, colour, mark, text
+from llmcli.charts.chart import Plot, ReferenceLine, Series
+from llmcli.charts.label_layout import LINE_PIXELS, Box, LabelLayout, shorten_to_width, text_width
+from llmcli.charts.markup import Markup, build_element, join_markup
+from llmcli.charts.scale import Scale, format_number, axis_limits, format_ticks
+from llmcli.charts.svg_frame import LINE_DASHES, GAP_PIXELS, Frame, color_class, draw_mark, draw_text
 
 
-def draw(plot: Plot, wide: float, ident: str, kind: str) -> Markup:
+def draw_plot(plot: Plot, width_pixels: float, ident: str, css_class: str) -> Markup:
     """Draw the plot as SVG, `wide` pixels wide."""
     points = [point for series in plot.series for point in series.points]
-    pieces = [text(cut(plot.y.title, wide), 0, 12, kind="title")]
+    pieces = [draw_text(shorten_to_width(plot.y.title, width_pixels), 0, 12, css_class="title")]
     legend_entries = [
         (number, series)
         for number, series in enumerate(plot.series)
         if len(plot.series) > 1 and series.name
     ]
-    key, top = svg_frame.legend(
+    key, top = svg_frame.draw_legend(
         [series.name for _, series in legend_entries],
-        wide,
-        LINE + 4,
+        width_pixels,
+        LINE_PIXELS + 4,
         [_sample(*series) for series in legend_entries],
     )
-    plot_height = min(340.0, max(220.0, wide * 0.5))
+    plot_height = min(340.0, max(220.0, width_pixels * 0.5))
     (x_low, x_high), (y_low, y_high) = (
-        limits([p.x for p in points] + [rule.at for rule in plot.rules], plot.x.log),
-        limits([p.y for p in points], plot.y.log),
+        axis_limits([p.x for p in points] + [rule.position for rule in plot.reference_lines], plot.x.is_log),
+        axis_limits([p.y for p in points], plot.y.is_log),
     )
-    y = Scale(y_low, y_high, top + GAP + plot_height, top + GAP, plot.y.log)
+    y = Scale(y_low, y_high, top + GAP_PIXELS + plot_height, top + GAP_PIXELS, plot.y.is_log)
     y_ticks = y.ticks(6)
-    left = max(width(label) for label in tick_labels(y_ticks)) + GAP
-    area = Frame(wide, left, top + GAP, wide - 12, top + GAP + plot_height)
-    x = Scale(x_low, x_high, area.left, area.right, plot.x.log)
-    for value, label in zip(y_ticks, tick_labels(y_ticks), strict=True):
-        pieces.append(svg_frame.line(area.left, y(value), area.right, y(value), "grid"))
-        pieces.append(text(label, area.left - 6, y(value) + 4, "end", "tick"))
-    room = Room(Box(area.left + 2, area.top + 2, area.right, area.bottom - 2))
-    pieces += [key, svg_frame.across(x, area, plot.x.title)]
-    pieces += [_rule(rule, x, area, room) for rule in plot.rules]
+    left = max(text_width(label) for label in format_ticks(y_ticks)) + GAP_PIXELS
+    area = Frame(width_pixels, left, top + GAP_PIXELS, width_pixels - 12, top + GAP_PIXELS + plot_height)
+    x = Scale(x_low, x_high, area.x_min, area.x_max, plot.x.is_log)
+    for value, label in zip(y_ticks, format_ticks(y_ticks), strict=True):
+        pieces.append(svg_frame.draw_line(area.x_min, y(value), area.x_max, y(value), "grid"))
+        pieces.append(draw_text(label, area.x_min - 6, y(value) + 4, "end", "tick"))
+    room = LabelLayout(Box(area.x_min + 2, area.y_min + 2, area.x_max, area.y_max - 2))
+    pieces += [key, svg_frame.draw_x_axis(x, area, plot.x.title)]
+    pieces += [_rule(rule, x, area, room) for rule in plot.reference_lines]
     pieces += [_series(number, series, x, y, room) for number, series in enumerate(plot.series)]
     pieces += [_labels(series, x, y, room) for series in plot.series]
-    return svg_frame.picture(
-        plot.title, plot.says, wide, area.bottom + 2 * LINE + GAP, ident, kind, *pieces
+    return svg_frame.build_svg(
+        plot.title, plot.description, width_pixels, area.y_max + 2 * LINE_PIXELS + GAP_PIXELS, ident, css_class, *pieces
     )
 
 
 def _sample(number: int, series: Series) -> Markup:
     """Draw the legend sample of a series."""
-    return join(
-        element(
+    return join_markup(
+        build_element(
             "path",
-            class_=f"line {colour(number)}",
+            class_=f"line {color_class(number)}",
             d="M0 0H22",
-            stroke_dasharray=DASHES[number % len(DASHES)],
+            stroke_dasharray=LINE_DASHES[number % len(LINE_DASHES)],
         )
         if series.line
         else Markup(),
-        mark(number, 11, 0) if series.marks else Markup(),
+        draw_mark(number, 11, 0) if series.marks else Markup(),
     )
 
 
-def _series(number: int, series: Series, x: Scale, y: Scale, room: Room) -> Markup:
+def _series(number: int, series: Series, x: Scale, y: Scale, room: LabelLayout) -> Markup:
     """Draw the line and the marks of a series, and reserve their space in `room`."""
     places = [(x(point.x), y(point.y)) for point in series.points]
     pieces = []
     if series.line and len(places) > 1:
-        room.line(places)
+        room.add_line(places)
         path = "M" + "L".join(f"{px:.2f} {py:.2f}" for px, py in places)
-        dashes = DASHES[number % len(DASHES)]
+        dashes = LINE_DASHES[number % len(LINE_DASHES)]
         pieces.append(
-            element("path", class_=f"line {colour(number)}", d=path, stroke_dasharray=dashes)
+            build_element("path", class_=f"line {color_class(number)}", d=path, stroke_dasharray=dashes)
         )
     if series.marks:
         for point, (px, py) in zip(series.points, places, strict=True):
-            says = point.words or f"{series.name}: {figure(point.x)}, {figure(point.y)}"
-            pieces.append(mark(number, px, py, says))
-            room.mark(px, py)
-    return join(*pieces)
+            says = point.full_label or f"{series.name}: {format_number(point.x)}, {format_number(point.y)}"
+            pieces.append(draw_mark(number, px, py, says))
+            room.add_mark(px, py)
+    return join_markup(*pieces)
 
 
-def _labels(series: Series, x: Scale, y: Scale, room: Room) -> Markup:
+def _labels(series: Series, x: Scale, y: Scale, room: LabelLayout) -> Markup:
     """Draw the labels of points that fit into the free space."""
     pieces = []
     for point in series.points:
         px, py = x(point.x), y(point.y)
         candidates = (
-            (words, room.place(words, px, py))
-            for words in dict.fromkeys((point.words, point.label))
+            (words, room.place_label(words, px, py))
+            for words in dict.fromkeys((point.full_label, point.label))
             if words
         )
         words, spot = next(((words, spot) for words, spot in candidates if spot), ("", None))
         if spot:
             box = spot.box
-            if spot.far:
-                nearest = min(max(px, box.left), box.right), min(max(py, box.top), box.bottom)
-                pieces.append(svg_frame.line(px, py, *nearest, "lead"))
-            pieces.append(text(words, box.left, box.bottom - 4, kind="label"))
-    return join(*pieces)
+            if spot.needs_leader:
+                nearest = min(max(px, box.x_min), box.x_max), min(max(py, box.y_min), box.y_max)
+                pieces.append(svg_frame.draw_line(px, py, *nearest, "lead"))
+            pieces.append(draw_text(words, box.x_min, box.y_max - 4, css_class="label"))
+    return join_markup(*pieces)
 
 
-def _rule(rule: Rule, x: Scale, area: Frame, room: Room) -> Markup:
+def _rule(rule: ReferenceLine, x: Scale, area: Frame, room: LabelLayout) -> Markup:
     """Draw a vertical reference line, with its label at the top on the side that has space."""
-    line_x = x(rule.at)
-    room.line([(line_x, area.top), (line_x, area.bottom)])
-    words = cut(rule.label, max(area.right - line_x, line_x - area.left) - 6)
-    label_width = width(words)
-    left = line_x + 5 if line_x + 5 + label_width <= area.right else line_x - 5 - label_width
-    y = area.top + 14
+    line_x = x(rule.position)
+    room.add_line([(line_x, area.y_min), (line_x, area.y_max)])
+    words = shorten_to_width(rule.label, max(area.x_max - line_x, line_x - area.x_min) - 6)
+    label_width = text_width(words)
+    left = line_x + 5 if line_x + 5 + label_width <= area.x_max else line_x - 5 - label_width
+    y = area.y_min + 14
     while (
         any(
-            Box(left, y - 12, left + label_width, y + 4).shared(occupied) for occupied in room.taken
+            Box(left, y - 12, left + label_width, y + 4).overlap_area(occupied) for occupied in room.occupied
         )
-        and y < area.bottom - LINE
+        and y < area.y_max - LINE_PIXELS
     ):
-        y += LINE
-    room.taken.append(Box(left, y - 12, left + label_width, y + 4))
-    return join(
-        svg_frame.line(line_x, area.top, line_x, area.bottom, "rule"),
-        text(words, left, y, kind="label"),
+        y += LINE_PIXELS
+    room.occupied.append(Box(left, y - 12, left + label_width, y + 4))
+    return join_markup(
+        svg_frame.draw_line(line_x, area.y_min, line_x, area.y_max, "rule"),
+        draw_text(words, left, y, css_class="label"),
     )

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from llmcli.runtime.binding import library
 
-INFO = Path("/proc/cpuinfo")
+CPUINFO_FILE = Path("/proc/cpuinfo")
 # ggml's name -> the names of the Linux kernel and of macOS's sysctl
-WORDS: dict[str, tuple[str, ...]] = {
+FEATURE_NAMES: dict[str, tuple[str, ...]] = {
     "SSE3": ("pni", "sse3"),
     "SSSE3": ("ssse3",),
     "AVX": ("avx", "avx1.0"),
@@ -41,22 +41,22 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class CpuFeature:
     """One feature: whether the processor has it, and whether the build uses it. None: unknown."""
 
     name: str
-    cpu: bool | None
-    build: bool | None
+    in_cpu: bool | None
+    in_build: bool | None
 
 
-def built() -> dict[str, frozenset[str]]:
+def build_features() -> dict[str, frozenset[str]]:
     """Return the features of each backend of the build: {"CPU": {"AVX2", …}}. Raises UserError if
     llama.cpp does not load.
     """
-    return parse(library.lib().llama_print_system_info().decode("utf-8", "replace"))
+    return parse_system_info(library.lib().llama_print_system_info().decode("utf-8", "replace"))
 
 
-def parse(text: str) -> dict[str, frozenset[str]]:
+def parse_system_info(text: str) -> dict[str, frozenset[str]]:
     """Parse the output of llama_print_system_info: "CPU : SSE3 = 1 | AVX2 = 0 | CUDA : ARCHS = 900
     | ".
     """
@@ -72,11 +72,11 @@ def parse(text: str) -> dict[str, frozenset[str]]:
     return {backend: frozenset(features) for backend, features in by_backend.items()}
 
 
-def words() -> frozenset[str] | None:
+def cpu_flags() -> frozenset[str] | None:
     """Return the processor's features by the operating system's names; None if they are unknown."""
-    if INFO.exists():
+    if CPUINFO_FILE.exists():
         lines = re.findall(
-            r"^(?:flags|Features)\s*:\s*(.*)$", INFO.read_text(errors="replace"), re.MULTILINE
+            r"^(?:flags|Features)\s*:\s*(.*)$", CPUINFO_FILE.read_text(errors="replace"), re.MULTILINE
         )
         return frozenset(lines[0].lower().split()) if lines else None
     return _sysctl() if platform.system() == "Darwin" else None
@@ -95,27 +95,27 @@ def _sysctl() -> frozenset[str] | None:
     return frozenset(flag.lower() for flag in flags) or None
 
 
-def compare(
-    build: Mapping[str, frozenset[str]] | None, told: frozenset[str] | None
-) -> tuple[Feature, ...]:
+def compare_features(
+    build: Mapping[str, frozenset[str]] | None, detected_flags: frozenset[str] | None
+) -> tuple[CpuFeature, ...]:
     """Return every feature that the processor has or the build uses, as far as ggml has a name for
     it.
     """
     used = None if build is None else build.get("CPU", frozenset())
     features = []
-    for name, flags in WORDS.items():
-        cpu = None if told is None else bool(told & set(flags))
+    for name, flags in FEATURE_NAMES.items():
+        cpu = None if detected_flags is None else bool(detected_flags & set(flags))
         in_build = None if used is None else name in used
         if cpu or in_build:
-            features.append(Feature(name, cpu, in_build))
+            features.append(CpuFeature(name, cpu, in_build))
     return tuple(features)
 
 
-def idle(features: tuple[Feature, ...]) -> tuple[str, ...]:
+def unused_features(features: tuple[CpuFeature, ...]) -> tuple[str, ...]:
     """Return the features that the processor has and the build does not use."""
-    return tuple(feature.name for feature in features if feature.cpu and feature.build is False)
+    return tuple(feature.name for feature in features if feature.in_cpu and feature.in_build is False)
 
 
-def missing(features: tuple[Feature, ...]) -> tuple[str, ...]:
+def unsupported_features(features: tuple[CpuFeature, ...]) -> tuple[str, ...]:
     """Return the features that the build uses and the processor does not have."""
-    return tuple(feature.name for feature in features if feature.build and feature.cpu is False)
+    return tuple(feature.name for feature in features if feature.in_build and feature.in_cpu is False)

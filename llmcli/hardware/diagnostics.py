@@ -18,7 +18,7 @@ from llmcli.catalog.sources.wheel import waiting_room
 from llmcli.config import Config, wheel_cache
 from llmcli.errors import UserError
 from llmcli.hardware import cpu_features, host, memory_limits
-from llmcli.hardware.cpu_features import Feature
+from llmcli.hardware.cpu_features import CpuFeature
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import Device
 
@@ -32,100 +32,100 @@ PACKAGES = (
     "torch",
     "ray",
 )
-BUSY = 0.5  # running programs per core above which llama.cpp's threads are slowed down
-SETUP = Path("scripts/setup")
+MAX_LOAD_PER_CORE = 0.5  # running programs per core above which llama.cpp's threads are slowed down
+SETUP_SCRIPT = Path("scripts/setup")
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class FolderSize:
     """A folder that may grow: a label, its path, the bytes and the number of its files. Links are
     not followed.
     """
 
-    what: str
+    label: str
     path: Path
     nbytes: int
     files: int
 
 
 @dataclass(frozen=True, slots=True)
-class Checkup:
+class Diagnostics:
     """All diagnostics. `load_error`: why llama.cpp does not load. `load_average`: programs that ran
     or waited in the last minute.
     """
 
     versions: dict[str, str | None]
-    features: tuple[Feature, ...]
+    features: tuple[CpuFeature, ...]
     backends: tuple[str, ...]
-    broken: str
+    load_error: str
     devices: tuple[Device, ...]
-    total: int | None
-    available: int | None
-    limit: int | None
-    addresses: int | None
-    load: float | None
-    folders: tuple[Folder, ...]
+    total_memory: int | None
+    available_memory: int | None
+    memory_limit: int | None
+    address_limit: int | None
+    load_average: float | None
+    folders: tuple[FolderSize, ...]
 
     @property
     def warnings(self) -> tuple[tuple[str, str], ...]:
         """Problems, each with the command that helps."""
         warnings = []
-        if self.broken:
-            warnings.append((f"llama.cpp does not load: {self.broken}", rebuild(self.devices)))
-        if unsupported := cpu_features.missing(self.features):
+        if self.load_error:
+            warnings.append((f"llama.cpp does not load: {self.load_error}", rebuild_command(self.devices)))
+        if unsupported := cpu_features.unsupported_features(self.features):
             warnings.append(
                 (
                     f"llama.cpp was built for {', '.join(unsupported)}, which this processor does"
                     " not support: it may end with an illegal instruction",
-                    rebuild(self.devices),
+                    rebuild_command(self.devices),
                 )
             )
-        if unused := cpu_features.idle(self.features):
+        if unused := cpu_features.unused_features(self.features):
             warnings.append(
                 (
                     f"this processor supports {', '.join(unused)}, but llama.cpp was built without:"
                     " it is slower than possible",
-                    rebuild(self.devices),
+                    rebuild_command(self.devices),
                 )
             )
-        cores = host.cores()
-        if self.load is not None and self.load > BUSY * cores:
+        cores = host.core_count()
+        if self.load_average is not None and self.load_average > MAX_LOAD_PER_CORE * cores:
             warnings.append(
                 (
-                    f"{self.load:.1f} programs ran in the last minute on {cores} cores: they slow"
+                    f"{self.load_average:.1f} programs ran in the last minute on {cores} cores: they slow"
                     " down llama.cpp's threads, which wait for each other",
-                    f"-t {max(1, cores - round(self.load))} leaves cores to the other programs",
+                    f"-t {max(1, cores - round(self.load_average))} leaves cores to the other programs",
                 )
             )
         return tuple(warnings)
 
 
-def look(config: Config) -> Checkup:
+def run_diagnostics(config: Config) -> Diagnostics:
     """Run all diagnostics."""
     load_error, build = "", None
     found_devices: tuple[Device, ...] = ()
     try:
-        build = cpu_features.built()
+        build = cpu_features.build_features()
         found_devices = tuple(devices.list_devices())
     except UserError as error:
         load_error = f"{error}; {error.hint}"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return Checkup(
-        versions(),
-        cpu_features.compare(build, cpu_features.words()),
+    return Diagnostics(
+        installed_versions(),
+        cpu_features.compare_features(build, cpu_features.cpu_flags()),
         tuple(build or ()),
         load_error,
         found_devices,
         host.total_memory(),
         host.available_memory(),
-        memory_limits.group_room(),
-        memory_limits.address_room(),
+        memory_limits.group_free_bytes(),
+        memory_limits.address_free_bytes(),
         load,
-        folders(config),
+        measure_folders(config),
     )
 
 
-def versions() -> dict[str, str | None]:
+def installed_versions() -> dict[str, str | None]:
     """Return the versions of llmcli, Python and the libraries; None: not installed."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     return {"llmcli": __version__, "python": platform.python_version(), "system": system} | {
@@ -133,23 +133,23 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def rebuild(found: tuple[Device, ...]) -> str:
+def rebuild_command(found_devices: tuple[Device, ...]) -> str:
     """Return the command that rebuilds llama.cpp for this machine, with the GPU backend that is
     present.
     """
     names = {
-        device.name.rstrip("0123456789") for device in found if device.kind in devices.GPU_KINDS
+        device.name.rstrip("0123456789") for device in found_devices if device.kind in devices.GPU_KINDS
     }
     flags = next((f"-DGGML_{name.upper()}=on" for name in ("CUDA", "Vulkan") if name in names), "")
-    if (Path(__file__).parents[2] / SETUP).exists():
-        return f"CMAKE_ARGS='{flags}' {SETUP} --again"
+    if (Path(__file__).parents[2] / SETUP_SCRIPT).exists():
+        return f"CMAKE_ARGS='{flags}' {SETUP_SCRIPT} --again"
     args = f"CMAKE_ARGS='{flags}' " if flags else ""
     requirement = f"llama-cpp-python=={_version('llama-cpp-python') or ''}".removesuffix("==")
     install = "-m pip install --force-reinstall --no-cache-dir --no-binary :all: --no-deps"
     return f"{args}{sys.executable} {install} {requirement}"
 
 
-def folders(config: Config) -> tuple[Folder, ...]:
+def measure_folders(config: Config) -> tuple[FolderSize, ...]:
     """Return the folders of llmcli, and the Hugging Face cache that it shares with other
     programs.
     """
@@ -161,10 +161,10 @@ def folders(config: Config) -> tuple[Folder, ...]:
         ("conversations and profiles", config.state),
         ("benchmark history", config.data / "bench.sqlite"),
     ]
-    return tuple(Folder(label, path, *size(path)) for label, path in labeled_paths)
+    return tuple(FolderSize(label, path, *measure_folder(path)) for label, path in labeled_paths)
 
 
-def size(path: Path) -> tuple[int, int]:
+def measure_folder(path: Path) -> tuple[int, int]:
     """Return the bytes and the number of the regular files under a path. Unreadable files do not
     count.
     """

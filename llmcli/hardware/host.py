@@ -8,12 +8,12 @@ import re
 import subprocess
 from pathlib import Path
 
-from llmcli.hardware.memory_limits import group_room
+from llmcli.hardware.memory_limits import group_free_bytes
 
-MOST_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far more threads crash the process
+MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far more threads crash the process
 
 
-def cores() -> int:
+def core_count() -> int:
     """Return the number of cores this process may use: physical ones if known, within its CPU
     affinity and a container's quota.
     """
@@ -21,7 +21,7 @@ def cores() -> int:
     return max(1, min(len(pairs), _quota() or len(pairs)))
 
 
-def cpus() -> int:
+def cpu_count() -> int:
     """Return the number of CPUs (hardware threads) this process may use, within its affinity and a
     container's quota.
     """
@@ -39,21 +39,21 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def identity() -> str:
+def machine_identity() -> str:
     """Return the identity for which a measurement is valid: processor, cores, last-level cache and
     memory.
     """
-    cache, memory = last_cache(), total_memory()
+    cache, memory = last_cache_bytes(), total_memory()
     parts = [
         cpu_name() + _stepping(),
-        f"{cores()} cores",
+        f"{core_count()} cores",
         "last cache unknown" if cache is None else f"last cache {cache >> 20} MiB",
         "memory unknown" if memory is None else f"{round(memory / 2**30)} GiB",
     ]
     return ", ".join(parts)
 
 
-def last_cache() -> int | None:
+def last_cache_bytes() -> int | None:
     """Return the total bytes of the last-level caches of the CPUs this process may use; None if
     unknown.
 
@@ -77,7 +77,7 @@ def available_memory() -> int | None:
         return _vm_stat()
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit = group_room()
+    limit = group_free_bytes()
     return available if limit is None else min(available, limit)
 
 

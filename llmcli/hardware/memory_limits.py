@@ -8,11 +8,11 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-GROUPS, OWN, SIZES = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/self/statm")
-THREAD = 72 << 20  # address space of one thread: its stack and the C library's arena
-ENDLESS = 1 << 60  # version 1 reports "no limit" as a number near 2^63
+CGROUP_ROOT, CGROUP_FILE, STATM_FILE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/self/statm")
+THREAD_BYTES = 72 << 20  # address space of one thread: its stack and the C library's arena
+UNLIMITED_BYTES = 1 << 60  # version 1 reports "no limit" as a number near 2^63
 # for each version: limit, usage, and the reclaimable pages in memory.stat
-FILES = {
+LIMIT_FILES = {
     2: ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
     1: (
         "memory.limit_in_bytes",
@@ -22,7 +22,7 @@ FILES = {
 }
 
 
-def group_room() -> int | None:
+def group_free_bytes() -> int | None:
     """Return the bytes that all control groups of this process still allow; None without a
     limit.
     """
@@ -32,7 +32,7 @@ def group_room() -> int | None:
     )
 
 
-def address_room() -> int | None:
+def address_free_bytes() -> int | None:
     """Return the bytes that may still be mapped, including a model's file; None without a limit or
     if unknown.
     """
@@ -40,7 +40,7 @@ def address_room() -> int | None:
     if limit in (resource.RLIM_INFINITY, -1):
         return None
     try:
-        pages = int(SIZES.read_text().split()[0])
+        pages = int(STATM_FILE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return None
     return max(0, limit - pages * resource.getpagesize())
@@ -49,7 +49,7 @@ def address_room() -> int | None:
 def _groups() -> Iterator[tuple[int, Path]]:
     """Yield the version and folder of each visible control group of this process."""
     try:
-        lines = OWN.read_text().splitlines()
+        lines = CGROUP_FILE.read_text().splitlines()
     except OSError:
         return
     for line in lines:
@@ -57,7 +57,7 @@ def _groups() -> Iterator[tuple[int, Path]]:
         kinds, _, name = fields.partition(":")
         if kinds and "memory" not in kinds.split(","):
             continue
-        version, root = (1, GROUPS / "memory") if kinds else (2, GROUPS)
+        version, root = (1, CGROUP_ROOT / "memory") if kinds else (2, CGROUP_ROOT)
         group = root / name.lstrip("/")
         yield from (
             (version, folder) for folder in (group, *group.parents) if folder.is_relative_to(root)
@@ -65,10 +65,10 @@ def _groups() -> Iterator[tuple[int, Path]]:
 
 
 def _room(version: int, folder: Path) -> int | None:
-    limit_name, usage_name, reclaimable = FILES[version]
+    limit_name, usage_name, reclaimable = LIMIT_FILES[version]
     try:
         limit = int((folder / limit_name).read_text())
-        if limit >= ENDLESS:
+        if limit >= UNLIMITED_BYTES:
             return None
         used = int((folder / usage_name).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.hardware.rpc_workers import gone
+from llmcli.hardware.rpc_workers import unreachable_workers
 
 OBJECT_STORE_BYTES = (
     80 << 20
@@ -46,7 +46,7 @@ def open_cluster(address: str | None, cpus: float) -> Iterator[int]:
     """
     import ray
 
-    if address and ":" in address and gone([address]):  # Ray itself would try for minutes
+    if address and ":" in address and unreachable_workers([address]):  # Ray itself would try for minutes
         raise UserError(
             f"no Ray at {address}: nothing listens there",
             hint="ray status on a machine of the cluster",

@@ -15,19 +15,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmcli.errors import UserError
-from llmcli.hardware.host import identity as host_identity
+from llmcli.hardware.host import machine_identity as host_identity
 from llmcli.runtime.binding import devices, rpc
 
-PORT = 50052  # default of ggml-rpc-server
-PROTOCOL = (7, 0)  # RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERSION of ggml-rpc.h
-PATIENCE = 5.0  # seconds until a worker counts as busy
-HELLO, DEVICE_COUNT, DEVICE_MEMORY = 14, 15, 11  # enum rpc_cmd
-CAPABILITIES = 24  # bytes; all zero means plain TCP
-MOST_DEVICES = 64  # of one worker; a larger number is invalid
+DEFAULT_PORT = 50052  # default of ggml-rpc-server
+PROTOCOL_VERSION = (7, 0)  # RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERSION of ggml-rpc.h
+TIMEOUT_SECONDS = 5.0  # seconds until a worker counts as busy
+HELLO_COMMAND, DEVICE_COUNT_COMMAND, DEVICE_MEMORY_COMMAND = 14, 15, 11  # enum rpc_cmd
+CAPABILITY_BYTES = 24  # bytes; all zero means plain TCP
+MAX_DEVICES = 64  # of one worker; a larger number is invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class RpcWorker:
     """One worker: its address, protocol version, and the free and total bytes of each device."""
 
     endpoint: str
@@ -35,7 +35,7 @@ class Worker:
     memory: tuple[tuple[int, int], ...]
 
 
-def endpoints(text: str) -> tuple[str, ...]:
+def parse_endpoints(text: str) -> tuple[str, ...]:
     """Parse "host:port,host:port" into endpoints, each with a port. Raises UserError."""
     addresses = []
     for word in (part.strip() for part in text.split(",")):
@@ -43,9 +43,9 @@ def endpoints(text: str) -> tuple[str, ...]:
         number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
         if not host or (colon and not 1 <= number <= 65535):
             raise UserError(
-                f"--rpc: invalid worker address {word!r}", hint=f"--rpc HOST:{PORT},HOST:{PORT}"
+                f"--rpc: invalid worker address {word!r}", hint=f"--rpc HOST:{DEFAULT_PORT},HOST:{DEFAULT_PORT}"
             )
-        addresses.append(f"{host}:{number or PORT}")
+        addresses.append(f"{host}:{number or DEFAULT_PORT}")
     unique = tuple(dict.fromkeys(addresses))
     if len(unique) > rpc.MAX_WORKERS:
         raise UserError(
@@ -55,28 +55,28 @@ def endpoints(text: str) -> tuple[str, ...]:
     return unique
 
 
-def join(addresses: Sequence[str], parts: Sequence[float] = ()) -> tuple[Worker, ...]:
+def add_workers(addresses: Sequence[str], proportions: Sequence[float] = ()) -> tuple[RpcWorker, ...]:
     """Register workers, so that models of this process use their devices, too.
 
     `parts`: the proportions of the devices, instead of their free memory. Raises UserError if a
     worker is not usable; none is registered then.
     """
-    workers = tuple(ask(worker) for worker in addresses if worker not in rpc.joined_workers())
+    workers = tuple(probe_worker(worker) for worker in addresses if worker not in rpc.joined_workers())
     for worker in workers:
         rpc.join_worker(worker.endpoint)
     n_devices = (
-        sum(worker.kind in devices.GPU_KINDS for worker in devices.list_devices()) if parts else 0
+        sum(worker.kind in devices.GPU_KINDS for worker in devices.list_devices()) if proportions else 0
     )
-    if len(parts) > n_devices:
+    if len(proportions) > n_devices:
         raise UserError(
-            f"--tensor-split has {len(parts)} numbers for {n_devices} devices",
+            f"--tensor-split has {len(proportions)} numbers for {n_devices} devices",
             hint="give one number for each worker's device in order, then one for each local GPU",
         )
-    devices.set_tensor_split(parts)
+    devices.set_tensor_split(proportions)
     return workers
 
 
-def ask(endpoint: str) -> Worker:
+def probe_worker(endpoint: str) -> RpcWorker:
     """Probe a worker. Raises UserError if it is not usable."""
     host, _, port = endpoint.rpartition(":")
     try:
@@ -87,11 +87,11 @@ def ask(endpoint: str) -> Worker:
             f"{host} has no IPv4 address: {error.strerror}", hint="check the name after --rpc"
         ) from None
     try:
-        with socket.create_connection((str(address[0]), int(address[1])), timeout=PATIENCE) as link:
+        with socket.create_connection((str(address[0]), int(address[1])), timeout=TIMEOUT_SECONDS) as link:
             return _ask(link, endpoint)
     except TimeoutError:
         raise UserError(
-            f"the worker at {endpoint} did not answer within {PATIENCE:.0f} seconds",
+            f"the worker at {endpoint} did not answer within {TIMEOUT_SECONDS:.0f} seconds",
             hint="a worker serves one client at a time: end the other client, or start a worker on"
             " another port",
         ) from None
@@ -102,7 +102,7 @@ def ask(endpoint: str) -> Worker:
         ) from None
 
 
-def gone(addresses: Sequence[str]) -> list[str]:
+def unreachable_workers(addresses: Sequence[str]) -> list[str]:
     """Return the addresses at which no worker listens."""
 
     def listens(endpoint: str) -> bool:
@@ -116,7 +116,7 @@ def gone(addresses: Sequence[str]) -> list[str]:
     return [address for address in addresses if not listens(address)]
 
 
-def identity() -> str:
+def machine_and_workers() -> str:
     """Return the identity for which a measurement is valid: this machine, and the workers of its
     models.
     """
@@ -124,7 +124,7 @@ def identity() -> str:
     return host_identity() + (f", workers {' '.join(workers)}" if workers else "")
 
 
-def loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Return whether an address is only reachable from this machine. Raises UserError for an
     invalid IPv4 address.
     """
@@ -137,32 +137,32 @@ def loopback(host: str) -> bool:
         ) from None
 
 
-def _ask(link: socket.socket, endpoint: str) -> Worker:
+def _ask(link: socket.socket, endpoint: str) -> RpcWorker:
     not_a_worker = UserError(
         f"the program at {endpoint} is not a llama.cpp worker", hint="check the port"
     )
     try:
-        answer = _call(link, HELLO, bytes(CAPABILITIES), 4 + CAPABILITIES)
+        answer = _call(link, HELLO_COMMAND, bytes(CAPABILITY_BYTES), 4 + CAPABILITY_BYTES)
     except EOFError:
         raise not_a_worker from None
     major, minor, patch = answer[0], answer[1], answer[2]
-    if major != PROTOCOL[0] or minor > PROTOCOL[1]:
+    if major != PROTOCOL_VERSION[0] or minor > PROTOCOL_VERSION[1]:
         raise UserError(
             f"the worker at {endpoint} uses protocol {major}.{minor}, this build"
-            f" {PROTOCOL[0]}.{PROTOCOL[1]}",
+            f" {PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}",
             hint="use the same version of llmcli on both machines",
         )
     try:
-        (count,) = struct.unpack("<I", _call(link, DEVICE_COUNT, b"", 4))
-        if not 0 < count <= MOST_DEVICES:
+        (count,) = struct.unpack("<I", _call(link, DEVICE_COUNT_COMMAND, b"", 4))
+        if not 0 < count <= MAX_DEVICES:
             raise not_a_worker
         memory = [
-            struct.unpack("<QQ", _call(link, DEVICE_MEMORY, struct.pack("<I", n), 16))
+            struct.unpack("<QQ", _call(link, DEVICE_MEMORY_COMMAND, struct.pack("<I", n), 16))
             for n in range(count)
         ]
     except EOFError:
         raise not_a_worker from None
-    return Worker(endpoint, (major, minor, patch), tuple((free, total) for free, total in memory))
+    return RpcWorker(endpoint, (major, minor, patch), tuple((free, total) for free, total in memory))
 
 
 def _call(link: socket.socket, command: int, body: bytes, size: int) -> bytes:

@@ -11,69 +11,69 @@ from collections.abc import Callable
 
 from llmcli.hardware import host, memory_limits
 from llmcli.planning import upper_bound
-from llmcli.planning.run_plan import Wish
+from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
 from quant.model_file import load_checks, read_header
 
 # bytes of the interpreter, the vocabulary, the graphs, and of prompts and answers
-PROCESS = 256 << 20
+PROCESS_BYTES = 256 << 20
 
 
-def admit(wish: Wish, fit: str, note: Callable[[str], None]) -> Wish:
+def check_memory(plan: RunPlan, fit_mode: str, note: Callable[[str], None]) -> RunPlan:
     """Return the plan itself if it fits, otherwise the nearest plan that fits, if it may be used.
 
     With `fit` "on" any change may be made. Without it, only a context whose size was not requested
     is shortened. "off" skips the check. `note` receives messages. Raises UserError with the nearest
     settings that fit.
     """
-    if fit == "off" or _plenty(wish):
-        return wish
+    if fit_mode == "off" or _plenty(plan):
+        return plan
     from llmcli.planning import nearest_fit  # rarely needed, and slow to import
 
-    load_checks.check_loadable(wish.header)
-    options = wish.options
+    load_checks.check_loadable(plan.header)
+    options = plan.options
     kv_size.check_cache(
-        wish.header.metadata,
+        plan.header.metadata,
         options.cache_type_k,
         options.cache_type_v,
         reproducible=options.reproducible,
     )
-    with nearest_fit.scales(wish) as dry_run:
-        free, disk_note = dry_run.room(wish), dry_run.slow(wish)
+    with nearest_fit.open_nearest_fit(plan) as dry_run:
+        free, disk_note = dry_run.free_after(plan), dry_run.disk_warning(plan)
         fits = free is None or free >= 0
-        if fits and (not disk_note or (wish.asked and fit != "on")):
-            return _told(wish, disk_note, note)
-        nearest = dry_run.nearest(wish)
-        may_use = nearest and (fit == "on" or (not wish.asked and wish.shortened(nearest)))
+        if fits and (not disk_note or (plan.is_ctx_requested and fit_mode != "on")):
+            return _told(plan, disk_note, note)
+        nearest = dry_run.find_nearest(plan)
+        may_use = nearest and (fit_mode == "on" or (not plan.is_ctx_requested and plan.only_shortens_to(nearest)))
         # a change from slow to slow gains nothing
-        if nearest and may_use and not (fits and dry_run.slow(nearest)):
-            label = "--fit" if fit == "on" else "limited by the available memory"
-            note(f"{label}: {wish.told(nearest)}")
-            return _told(nearest, dry_run.slow(nearest), note)
+        if nearest and may_use and not (fits and dry_run.disk_warning(nearest)):
+            label = "--fit" if fit_mode == "on" else "limited by the available memory"
+            note(f"{label}: {plan.describe(nearest)}")
+            return _told(nearest, dry_run.disk_warning(nearest), note)
         if fits:
-            return _told(wish, disk_note, note)
-        raise dry_run.refusal(wish, nearest)
+            return _told(plan, disk_note, note)
+        raise dry_run.build_error(plan, nearest)
 
 
-def _told(wish: Wish, slow: str, note: Callable[[str], None]) -> Wish:
+def _told(wish: RunPlan, slow: str, note: Callable[[str], None]) -> RunPlan:
     if slow:
         note(slow)
     return wish
 
 
-def _plenty(wish: Wish) -> bool:
+def _plenty(wish: RunPlan) -> bool:
     """Return whether an upper bound of the memory is below what is available."""
-    need = upper_bound.bound(wish.header, wish.context) + PROCESS
+    need = upper_bound.upper_bound_bytes(wish.header, wish.context) + PROCESS_BYTES
     if wish.drafting.model:
-        need += upper_bound.bound(read_header.read_header(wish.drafting.model), wish.draft)
+        need += upper_bound.upper_bound_bytes(read_header.read_header(wish.drafting.model), wish.draft_context)
     addresses, threads = (
-        memory_limits.address_room(),
+        memory_limits.address_free_bytes(),
         max(wish.context.n_threads, wish.context.n_threads_batch),
     )
     capacities = (
         host.available_memory(),
         devices.free_gpu_bytes() if wish.gpu_layers else None,
-        None if addresses is None else addresses - threads * memory_limits.THREAD,
+        None if addresses is None else addresses - threads * memory_limits.THREAD_BYTES,
     )
     return all(capacity is None or need <= capacity for capacity in capacities)

@@ -12,16 +12,16 @@ from llmcli.runtime import kv_size
 from quant.gguf import layout
 from quant.model_file.model_header import ModelHeader
 
-BLOCKS = 4
-WIDTH = 32  # of the residual stream, so that the matrix products besides attention are small
-WORDS = 32
+STUB_BLOCKS = 4
+STUB_WIDTH = 32  # of the residual stream, so that the matrix products besides attention are small
+VOCABULARY_SIZE = 32
 ALIGNMENT = 32
-EVEN = 8  # head sizes must be a multiple of this
-ARCH = "llama"
+HEAD_SIZE_MULTIPLE = 8  # head sizes must be a multiple of this
+STUB_ARCH = "llama"
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadShape:
     """The query heads and the key-value heads of a block, and the size of a head."""
 
     queries: int
@@ -29,7 +29,7 @@ class Heads:
     size: int
 
     @classmethod
-    def of(cls, header: ModelHeader, form: kv_size.CacheShape) -> Self | None:
+    def from_header(cls, header: ModelHeader, form: kv_size.CacheShape) -> Self | None:
         """Return the heads of a model's largest block.
 
         Returns None if they are unknown, if keys and values differ in size, or for unusual head
@@ -45,51 +45,51 @@ class Heads:
         ):
             return None
         size = form.k_heads[largest]
-        is_regular = size and size % EVEN == 0 and queries * size % form.k_values[largest] == 0
+        is_regular = size and size % HEAD_SIZE_MULTIPLE == 0 and queries * size % form.k_values[largest] == 0
         return cls(queries, form.k_values[largest] // size, size) if is_regular else None
 
 
-def written(heads: Heads, n_ctx: int) -> bytes:
+def build_stub_model(heads: HeadShape, n_ctx: int) -> bytes:
     """Return the complete file."""
     numbers = {
         "context_length": n_ctx,
-        "embedding_length": WIDTH,
-        "block_count": BLOCKS,
-        "feed_forward_length": WIDTH,
+        "embedding_length": STUB_WIDTH,
+        "block_count": STUB_BLOCKS,
+        "feed_forward_length": STUB_WIDTH,
         "attention.head_count": heads.queries,
         "attention.head_count_kv": heads.pairs,
         "attention.key_length": heads.size,
         "attention.value_length": heads.size,
-        "vocab_size": WORDS,
+        "vocab_size": VOCABULARY_SIZE,
     }
     entries = [
-        ("general.architecture", layout.encode_entry("string", ARCH)),
+        ("general.architecture", layout.encode_entry("string", STUB_ARCH)),
         ("tokenizer.ggml.model", layout.encode_entry("string", "no_vocab")),
         *(
-            (f"{ARCH}.{key}", layout.encode_entry("uint32", number))
+            (f"{STUB_ARCH}.{key}", layout.encode_entry("uint32", number))
             for key, number in numbers.items()
         ),
-        (f"{ARCH}.attention.layer_norm_rms_epsilon", layout.encode_entry("float32", 1e-5)),
+        (f"{STUB_ARCH}.attention.layer_norm_rms_epsilon", layout.encode_entry("float32", 1e-5)),
     ]
     matrices = {
-        "attn_q": (WIDTH, heads.queries * heads.size),
-        "attn_output": (heads.queries * heads.size, WIDTH),
-        "attn_k": (WIDTH, heads.pairs * heads.size),
-        "attn_v": (WIDTH, heads.pairs * heads.size),
-        "ffn_gate": (WIDTH, WIDTH),
-        "ffn_up": (WIDTH, WIDTH),
-        "ffn_down": (WIDTH, WIDTH),
+        "attn_q": (STUB_WIDTH, heads.queries * heads.size),
+        "attn_output": (heads.queries * heads.size, STUB_WIDTH),
+        "attn_k": (STUB_WIDTH, heads.pairs * heads.size),
+        "attn_v": (STUB_WIDTH, heads.pairs * heads.size),
+        "ffn_gate": (STUB_WIDTH, STUB_WIDTH),
+        "ffn_up": (STUB_WIDTH, STUB_WIDTH),
+        "ffn_down": (STUB_WIDTH, STUB_WIDTH),
     }
     tensors: list[tuple[str, tuple[int, ...], str]] = [
-        ("token_embd.weight", (WIDTH, WORDS), "F32"),
-        ("output_norm.weight", (WIDTH,), "F32"),
+        ("token_embd.weight", (STUB_WIDTH, VOCABULARY_SIZE), "F32"),
+        ("output_norm.weight", (STUB_WIDTH,), "F32"),
     ]
-    for block in range(BLOCKS):
+    for block in range(STUB_BLOCKS):
         tensors += [
             (f"blk.{block}.{name}.weight", shape, "F32") for name, shape in matrices.items()
         ]
         tensors += [
-            (f"blk.{block}.{name}.weight", (WIDTH,), "F32") for name in ("attn_norm", "ffn_norm")
+            (f"blk.{block}.{name}.weight", (STUB_WIDTH,), "F32") for name in ("attn_norm", "ffn_norm")
         ]
     file_layout = layout.lay_out_file(entries, tensors, ALIGNMENT)
     return file_layout.header + bytes(file_layout.nbytes - len(file_layout.header))

@@ -20,36 +20,36 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
 from llmcli.planning import attention_stub, tuned_profile
-from llmcli.planning.attention_stub import Heads
+from llmcli.planning.attention_stub import HeadShape
 from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 
-BEHIND, CELLS = 512, 2048  # tokens before an answer's next one; cells of all answers together
+DEPTH_TOKENS, MAX_CELLS = 512, 2048  # tokens before an answer's next one; cells of all answers together
 # rows of a measured prompt and of a micro-batch: without flash attention the scores of a
 # micro-batch are stored
-ROWS = 256
+PROMPT_ROWS = 256
 # prompts and tokens of one exchange, after the "chat" objective of bench tune
-EXCHANGE = 512 // ROWS, 128
+EXCHANGE_PASSES = 512 // PROMPT_ROWS, 128
 # alternating passes of each variant: token passes, prompt passes. The shortest one counts, because
 # other programs only lengthen them.
-TIMES, FEW = 12, 3
-WORTH = 0.85  # relative to the time with flash attention; the margin covers disturbances
+TOKEN_PASSES, PROMPT_PASSES = 12, 3
+MAX_PLAIN_RATIO = 0.85  # relative to the time with flash attention; the margin covers disturbances
 # maximum ratio of the median pass to the shortest one; above it the machine was busy, and the
 # result is not saved
-STEADY = 1.3
-LARGEST = 1 << 12  # maximum bytes of a saved result
+MAX_MEDIAN_RATIO = 1.3
+MAX_FILE_BYTES = 1 << 12  # maximum bytes of a saved result
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AttentionCase:
     """What the answer depends on. `parallel`: answers at a time; if there are several, their
     prompts are computed in a separate context.
     """
 
-    heads: Heads
+    heads: HeadShape
     type_k: str
     type_v: str
     threads: int
@@ -58,27 +58,27 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class AttentionTimes:
     """Seconds of one exchange with the stub model, with flash attention and without."""
 
     flash: float
     plain: float
 
     @property
-    def sooner_without(self) -> bool:
+    def is_faster_without_flash(self) -> bool:
         """Whether the variant without flash attention is clearly faster."""
-        return self.plain < WORTH * self.flash
+        return self.plain < MAX_PLAIN_RATIO * self.flash
 
 
-def sooner_without(question: Question, config: Config) -> bool:
+def is_faster_without_flash(case: AttentionCase, config: Config) -> bool:
     """Return whether answers are clearly faster without flash attention, from a saved or a new
     measurement.
     """
-    path = place(question, config)
+    path = cache_path(case, config)
     times = _read(path)
     if times is None:
         try:
-            times, steady = measure(question)
+            times, steady = measure_attention(case)
         # there is no space for the stub model or its file; the real model may still fit
         except (UserError, OSError):
             return False
@@ -86,22 +86,22 @@ def sooner_without(question: Question, config: Config) -> bool:
             # if the folder is not writable, the next run measures again
             with suppress(UserError):
                 write_whole(path, (json.dumps({"version": 1, **asdict(times)}) + "\n").encode())
-    return times.sooner_without
+    return times.is_faster_without_flash
 
 
-def place(question: Question, config: Config) -> Path:
+def cache_path(case: AttentionCase, config: Config) -> Path:
     """Return the file of a saved result for this machine and build."""
-    key = json.dumps([asdict(question), rpc_workers.identity(), tuned_profile.build()])
+    key = json.dumps([asdict(case), rpc_workers.machine_and_workers(), tuned_profile.build_identity()])
     return config.cache / "attention" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def _read(path: Path) -> Times | None:
+def _read(path: Path) -> AttentionTimes | None:
     """Return the saved result, None if there is no usable one."""
     try:
         with path.open("rb") as file:
-            stored = json.loads(file.read(LARGEST))
+            stored = json.loads(file.read(MAX_FILE_BYTES))
         return (
-            Times(float(stored["flash"]), float(stored["plain"]))
+            AttentionTimes(float(stored["flash"]), float(stored["plain"]))
             if stored["version"] == 1
             else None
         )
@@ -109,48 +109,48 @@ def _read(path: Path) -> Times | None:
         return None
 
 
-def measure(question: Question) -> tuple[Times, bool]:
+def measure_attention(case: AttentionCase) -> tuple[AttentionTimes, bool]:
     """Measure both variants alternately, and return whether the machine was quiet enough. Takes
     half a second for small heads.
     """
-    behind = min(BEHIND, CELLS // question.parallel)
-    n_ctx = (behind + 2 * TIMES) * question.parallel + ROWS
+    behind = min(DEPTH_TOKENS, MAX_CELLS // case.parallel)
+    n_ctx = (behind + 2 * TOKEN_PASSES) * case.parallel + PROMPT_ROWS
     options = ContextOptions(
         n_ctx,
-        BEHIND,
-        ROWS,
-        question.parallel + 1,
-        question.threads,
-        question.threads_batch,
-        question.type_k,
-        question.type_v,
+        DEPTH_TOKENS,
+        PROMPT_ROWS,
+        case.parallel + 1,
+        case.threads,
+        case.threads_batch,
+        case.type_k,
+        case.type_v,
     )
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "standin.gguf"
-        path.write_bytes(attention_stub.written(question.heads, n_ctx))
+        path.write_bytes(attention_stub.build_stub_model(case.heads, n_ctx))
         model = stack.enter_context(open_model(path, gpu_layers=0, latent=False))
         contexts = [
             stack.enter_context(open_context(model, replace(options, flash_attn=flash)))
             for flash in ("on", "off")
         ]
         for context in contexts:
-            _fill(context, question.parallel, behind)
+            _fill(context, case.parallel, behind)
         passes = _timed(
             contexts,
-            TIMES,
-            lambda context, number: _answer(context, question.parallel, behind + number),
+            TOKEN_PASSES,
+            lambda context, number: _answer(context, case.parallel, behind + number),
         )
-        steady = all(statistics.median(seconds) < STEADY * min(seconds) for seconds in passes)
+        steady = all(statistics.median(seconds) < MAX_MEDIAN_RATIO * min(seconds) for seconds in passes)
         answers = [min(seconds) for seconds in passes]
         # prompts are computed in a separate context, with flash attention
-        if question.parallel > 1:
-            return Times(*answers), steady
+        if case.parallel > 1:
+            return AttentionTimes(*answers), steady
         prompts = [
             min(seconds)
-            for seconds in _timed(contexts, FEW, lambda context, number: _prompt(context))
+            for seconds in _timed(contexts, PROMPT_PASSES, lambda context, number: _prompt(context))
         ]
-        n_prompts, tokens = EXCHANGE
-        return Times(
+        n_prompts, tokens = EXCHANGE_PASSES
+        return AttentionTimes(
             *(
                 n_prompts * prompt + tokens * seconds
                 for prompt, seconds in zip(prompts, answers, strict=True)
@@ -176,7 +176,7 @@ def _answer(context: Context, parallel: int, at: int) -> None:
 def _prompt(context: Context) -> None:
     spare = context.n_seq_max - 1
     context.trim(spare, 0)
-    context.decode(BatchRows([1] * ROWS, list(range(ROWS)), [spare] * ROWS, [False] * ROWS))
+    context.decode(BatchRows([1] * PROMPT_ROWS, list(range(PROMPT_ROWS)), [spare] * PROMPT_ROWS, [False] * PROMPT_ROWS))
 
 
 def _timed(

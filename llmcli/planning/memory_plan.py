@@ -24,17 +24,17 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.speculation import draft_context_options
 from quant.model_file.model_header import ModelHeader
 
-KINDS = ("f16", "q8_0", "q4_0")  # cache types for which `plan` states the largest context
+PLANNED_CACHE_TYPES = ("f16", "q8_0", "q4_0")  # cache types for which `plan` states the largest context
 # A dry run takes some 80 bytes per cell for llama.cpp's bookkeeping, so longer contexts are not
 # run.
-MOST_CELLS = 1 << 20
+MAX_CELLS = 1 << 20
 
 
-PARTS = ("weights", "repacked", "kv", "compute", "output", "droppable")
+MEMORY_PARTS = ("weights", "repacked", "kv", "compute", "output", "droppable")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class DeviceMemory:
     """The memory of one device in bytes; None: unknown.
 
     `weights`: in the mapped file or in the device's own memory. `repacked`: copies in another
@@ -56,15 +56,15 @@ class Share:
         parts = (self.weights, self.repacked, self.kv, self.compute, self.output)
         return None if None in parts else sum(part for part in parts if part)
 
-    def plus(self, other: "Share") -> "Share":
+    def combined_with(self, other: "DeviceMemory") -> "DeviceMemory":
         """Return the sum of both on one device."""
         sums: dict[str, Any] = {
-            part: _sum(getattr(self, part), getattr(other, part)) for part in PARTS
+            part: _sum(getattr(self, part), getattr(other, part)) for part in MEMORY_PARTS
         }
         return replace(self, **sums)
 
     @property
-    def held(self) -> int | None:
+    def required(self) -> int | None:
         """The bytes that must stay in memory: everything except the weights in the mapped file,
         which can be read again.
         """
@@ -78,7 +78,7 @@ class Share:
         return None if None in parts else sum(part for part in parts if part)
 
     @property
-    def left(self) -> int | None:
+    def free_after(self) -> int | None:
         """The bytes that would stay free, negative if it does not fit; a lower bound if a part is
         unknown.
         """
@@ -90,13 +90,13 @@ class Share:
     @property
     def fits(self) -> bool | None:
         """Whether everything fits without reading from the disk again."""
-        if self.left is None or (self.left >= 0 and self.total is None):
+        if self.free_after is None or (self.free_after >= 0 and self.total is None):
             return None
-        return self.left >= 0
+        return self.free_after >= 0
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class MemoryPlan:
     """The memory of one context on all devices.
 
     `overhead`: the process without the model: interpreter, libraries, vocabulary, graphs.
@@ -105,35 +105,35 @@ class Receipt:
     """
 
     n_ctx: int
-    shares: tuple[Share, ...]
+    devices: tuple[DeviceMemory, ...]
     cache: kv_size.KVCache | None
     overhead: int | None
     resident: int | None = None
     draft: int | None = None
 
-    def sum(self, part: str) -> int | None:
+    def sum_part(self, part: str) -> int | None:
         """Return the sum of a part over all devices, None if it is unknown for a device."""
-        values = [getattr(share, part) for share in self.shares]
+        values = [getattr(share, part) for share in self.devices]
         return None if None in values else sum(values)
 
     @property
-    def process(self) -> int | None:
+    def process_bytes(self) -> int | None:
         """The memory of the whole process with a full context, including mapped files, as `top`
         shows it.
         """
-        host_totals = [share.total for share in self.shares if share.device == HOST_DEVICE]
+        host_totals = [share.total for share in self.devices if share.device == HOST_DEVICE]
         if self.resident is not None or self.overhead is None or None in host_totals:
             return self.resident
         return self.overhead + sum(total for total in host_totals if total)
 
     @property
-    def runs(self) -> bool | None:
+    def can_run(self) -> bool | None:
         """Whether the run is possible at all, possibly at the speed of the disk: everything that
         must stay in memory fits.
         """
         answers = [
-            None if share.held is None or share.available is None else share.held <= share.available
-            for share in self.shares
+            None if share.required is None or share.available is None else share.required <= share.available
+            for share in self.devices
         ]
         return False if False in answers else None if None in answers else True
 
@@ -142,7 +142,7 @@ class Receipt:
         """Whether every device holds its share. None: unknown for a device, and no device is too
         small.
         """
-        answers = [share.fits for share in self.shares]
+        answers = [share.fits for share in self.devices]
         return False if False in answers else None if None in answers else True
 
 
@@ -159,18 +159,18 @@ class Planner:
         rehearsal: DryRun,
         header: ModelHeader,
         options: ContextOptions,
-        beside: "Planner | None" = None,
+        draft_planner: "Planner | None" = None,
     ) -> None:
         self._rehearsal, self._header, self.options, self._beside = (
             rehearsal,
             header,
             options,
-            beside,
+            draft_planner,
         )
         self._form = kv_size.read_shape(header.metadata)
         placed = rehearsal.tensor_buffers()
         self._mapped, self._droppable = _mapped(header, placed)
-        self.types = _types(header, placed)
+        self.bytes_by_type = _types(header, placed)
         self._free = {HOST_DEVICE: host.available_memory()}
         self._free |= {
             device.name: device.free_bytes
@@ -178,10 +178,10 @@ class Planner:
             if device.kind in devices.GPU_KINDS
         }
 
-    def receipt(self) -> Receipt:
+    def memory_plan(self) -> MemoryPlan:
         """Return the memory plan of the requested context."""
         options = self.options
-        if options.n_ctx > MOST_CELLS:
+        if options.n_ctx > MAX_CELLS:
             return self._unrehearsed()
         with self._rehearsal.open_context(options) as context:
             overhead = host.resident_memory()
@@ -196,40 +196,40 @@ class Planner:
                 if None in draft_totals or not draft
                 else sum(total for total in draft_totals if total)
             )
-            return Receipt(
-                context.n_ctx, together(shares, draft), cache, overhead, draft=draft_bytes
+            return MemoryPlan(
+                context.n_ctx, merge_devices(shares, draft), cache, overhead, draft=draft_bytes
             )
 
-    def largest(self, kind: str) -> int | None:
+    def largest_context(self, cache_type: str) -> int | None:
         """Return the longest context with K and V of one type that fits, in steps of 256 cells; 0:
         none, None: unknown.
 
         At most MAX_CELLS.
         """
-        if None in self._free.values() or not self.takes(kind):
+        if None in self._free.values() or not self.supports_cache_type(cache_type):
             return None
         step = kv_size.CELL_STEP * (1 if self.options.unified else self.options.n_seq_max)
         # the other types require flash attention
-        flash = self.options.flash_attn if kind in kv_size.FLOAT_TYPES else "auto"
+        flash = self.options.flash_attn if cache_type in kv_size.FLOAT_TYPES else "auto"
 
         def room(steps: int) -> int | None:
             options = replace(
-                self.options, n_ctx=steps * step, type_k=kind, type_v=kind, flash_attn=flash
+                self.options, n_ctx=steps * step, type_k=cache_type, type_v=cache_type, flash_attn=flash
             )
             free_bytes = [
-                share.left if share.total is not None else None for share in self.shares(options)
+                share.free_after if share.total is not None else None for share in self.device_memory(options)
             ]
             return (
                 None if None in free_bytes else min(free for free in free_bytes if free is not None)
             )
 
         try:
-            largest = last(room, MOST_CELLS // step)
+            largest = largest_fitting(room, MAX_CELLS // step)
         except UserError:  # the model does not support this type
             return None
         return None if largest is None else largest * step
 
-    def sequences(self) -> int | None:
+    def largest_sequence_count(self) -> int | None:
         """Return how many sequences of this context's length would fit at a time; 0: none, None:
         unknown.
 
@@ -242,13 +242,13 @@ class Planner:
             if self.options.can_append
             else self.options
         )
-        if None in self._free.values() or tokens_per_sequence > MOST_CELLS:
+        if None in self._free.values() or tokens_per_sequence > MAX_CELLS:
             return None
 
         def room(count: int) -> int | None:
             free_bytes = [
-                share.left if share.total is not None else None
-                for share in self.shares(
+                share.free_after if share.total is not None else None
+                for share in self.device_memory(
                     replace(
                         parallel_options,
                         n_ctx=tokens_per_sequence * count,
@@ -261,31 +261,31 @@ class Planner:
                 None if None in free_bytes else min(free for free in free_bytes if free is not None)
             )
 
-        return last(room, min(MAX_SEQUENCES, MOST_CELLS // tokens_per_sequence))
+        return largest_fitting(room, min(MAX_SEQUENCES, MAX_CELLS // tokens_per_sequence))
 
-    def shares(self, options: ContextOptions) -> tuple[Share, ...]:
+    def device_memory(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
         """Return the memory of another context on each device, the host first. Raises UserError if
         llama.cpp refuses the context.
         """
         with self._rehearsal.open_context(options) as context:
-            return together(
+            return merge_devices(
                 self._shares(context.breakdown, context.output_bytes), self._draft(options)
             )
 
-    def _draft(self, options: ContextOptions) -> tuple[Share, ...]:
-        return self._beside.shares(draft_context_options(options)) if self._beside else ()
+    def _draft(self, options: ContextOptions) -> tuple[DeviceMemory, ...]:
+        return self._beside.device_memory(draft_context_options(options)) if self._beside else ()
 
-    def takes(self, kind: str) -> bool:
+    def supports_cache_type(self, cache_type: str) -> bool:
         """Return whether the model supports this type for K and V, which depends on the head
         size.
         """
-        return self._form is None or not kv_size.find_refusal(self._form, kind, kind)
+        return self._form is None or not kv_size.find_refusal(self._form, cache_type, cache_type)
 
-    def _shares(self, allocated: MemoryBreakdown | None, output: int) -> tuple[Share, ...]:
+    def _shares(self, allocated: MemoryBreakdown | None, output: int) -> tuple[DeviceMemory, ...]:
         """Return the memory on each device, the host first."""
         if allocated is None:
             return (
-                Share(
+                DeviceMemory(
                     HOST_DEVICE,
                     self._header.tensor_bytes,
                     None,
@@ -296,7 +296,7 @@ class Planner:
                     self._free[HOST_DEVICE],
                 ),
             )
-        return shares(allocated, output, self._free, self._mapped, self._droppable)
+        return device_memory(allocated, output, self._free, self._mapped, self._droppable)
 
     def _cache(self, options: ContextOptions, n_ctx: int, nbytes: int) -> kv_size.KVCache | None:
         """Return the cache layer by layer; None if its rules are unknown or its size differs from
@@ -317,14 +317,14 @@ class Planner:
         )
         return cache if not nbytes or cache.nbytes == nbytes else None
 
-    def _unrehearsed(self) -> Receipt:
+    def _unrehearsed(self) -> MemoryPlan:
         """Return the plan of a context that is too long for a dry run: only its KV cache, by
         arithmetic.
         """
         options = self.options
         cache = self._cache(options, options.n_ctx, 0)
         kv_bytes = cache.nbytes if cache else None
-        share = Share(
+        share = DeviceMemory(
             HOST_DEVICE,
             self._header.tensor_bytes,
             None,
@@ -334,22 +334,22 @@ class Planner:
             None,
             self._free[HOST_DEVICE],
         )
-        return Receipt(options.n_ctx, (share,), cache, None)
+        return MemoryPlan(options.n_ctx, (share,), cache, None)
 
 
 @contextmanager
-def planner(
-    header: ModelHeader, options: ContextOptions, gpu_layers: int, beside: Planner | None = None
+def open_memory_planner(
+    header: ModelHeader, options: ContextOptions, gpu_layers: int, draft_planner: Planner | None = None
 ) -> Iterator[Planner]:
     """Open a dry run of a checked GGUF with resolved `options`. Raises the errors of loading it."""
     with dry_run(
         header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention
     ) as rehearsal:
-        yield Planner(rehearsal, header, options, beside)
+        yield Planner(rehearsal, header, options, draft_planner)
 
 
-def most_layers(
-    header: ModelHeader, options: ContextOptions, beside: Planner | None = None
+def largest_gpu_layers(
+    header: ModelHeader, options: ContextOptions, draft_planner: Planner | None = None
 ) -> int | None:
     """Return how many of the model's layers the GPUs hold with this context, where the output
     counts as a layer. None: no GPU, or unknown.
@@ -359,20 +359,20 @@ def most_layers(
         return None
 
     def room(number: int) -> int | None:
-        with planner(header, options, number - 1, beside) as planned:
-            shares = [share for share in planned.shares(options) if share.device in gpus]
-        free_bytes = [share.left if share.total is not None else None for share in shares]
+        with open_memory_planner(header, options, number - 1, draft_planner) as planned:
+            shares = [share for share in planned.device_memory(options) if share.device in gpus]
+        free_bytes = [share.free_after if share.total is not None else None for share in shares]
         return (
             None
             if None in free_bytes
             else min((device for device in free_bytes if device is not None), default=0)
         )
 
-    largest = last(room, (header.get_int("block_count") or 0) + 2)
+    largest = largest_fitting(room, (header.get_int("block_count") or 0) + 2)
     return None if largest is None else max(0, largest - 1)
 
 
-def measure(header: ModelHeader, options: ContextOptions, gpu_layers: int) -> Receipt:
+def measure_loaded(header: ModelHeader, options: ContextOptions, gpu_layers: int) -> MemoryPlan:
     """Return the memory plan measured on the loaded model after computing one micro-batch."""
     with (
         open_model(header.path, gpu_layers=gpu_layers, latent=header.has_latent_attention) as model,
@@ -392,8 +392,8 @@ def measure(header: ModelHeader, options: ContextOptions, gpu_layers: int) -> Re
             if device.kind in devices.GPU_KINDS
         }
         if allocated is None:
-            devices_memory: tuple[Share, ...] = (
-                Share(
+            devices_memory: tuple[DeviceMemory, ...] = (
+                DeviceMemory(
                     HOST_DEVICE,
                     None,
                     None,
@@ -405,17 +405,17 @@ def measure(header: ModelHeader, options: ContextOptions, gpu_layers: int) -> Re
                 ),
             )
         else:
-            devices_memory = shares(allocated, context.output_bytes, free, None, None)
-        return Receipt(context.n_ctx, devices_memory, None, None, resident)
+            devices_memory = device_memory(allocated, context.output_bytes, free, None, None)
+        return MemoryPlan(context.n_ctx, devices_memory, None, None, resident)
 
 
-def shares(
+def device_memory(
     allocated: MemoryBreakdown,
     output: int,
     free: dict[str, int | None],
     mapped: int | None,
     droppable: int | None,
-) -> tuple[Share, ...]:
+) -> tuple[DeviceMemory, ...]:
     """Convert llama.cpp's memory breakdown to the memory of each device.
 
     `mapped`: replaces the host weights of a dry run, because a loaded model maps them as one piece
@@ -432,7 +432,7 @@ def shares(
             buffer.model_bytes for buffer in buffers if not buffer.buffer_type.is_repacked
         )
         device_shares.append(
-            Share(
+            DeviceMemory(
                 name,
                 mapped if mapped is not None and name == HOST_DEVICE else weights,
                 sum(buffer.model_bytes for buffer in buffers if buffer.buffer_type.is_repacked),
@@ -446,12 +446,12 @@ def shares(
     return tuple(device_shares)
 
 
-def together(shares: tuple[Share, ...], others: tuple[Share, ...]) -> tuple[Share, ...]:
+def merge_devices(shares: tuple[DeviceMemory, ...], others: tuple[DeviceMemory, ...]) -> tuple[DeviceMemory, ...]:
     """Return the sum of two models' memory, device by device."""
     by_device = {share.device: share for share in shares}
     for other in others:
         by_device[other.device] = (
-            by_device[other.device].plus(other) if other.device in by_device else other
+            by_device[other.device].combined_with(other) if other.device in by_device else other
         )
     return tuple(by_device.values())
 
@@ -504,24 +504,24 @@ def _types(
     return by_device
 
 
-def last(room: Callable[[int], int | None], most: int) -> int | None:
+def largest_fitting(free_after: Callable[[int], int | None], limit: int) -> int | None:
     """Return the largest n of 1…`most` with room(n) >= 0, where room decreases; 0: none, None:
     unknown.
 
     `room` is nearly linear: the root of the secant, then its neighbor, is usually the answer.
     """
-    low, high = 1, most
-    at_low, at_high = room(low), room(high)
+    low, high = 1, limit
+    at_low, at_high = free_after(low), free_after(high)
     if at_low is None or at_high is None:
         return None
     if at_low < 0 or at_high >= 0:
-        return 0 if at_low < 0 else most
+        return 0 if at_low < 0 else limit
     guess = 0
     while high - low > 1:
         line = low + int((high - low) * at_low / (at_low - at_high))
         guess = min(max(line if line != guess else (low + high) // 2, low + 1), high - 1)
         for n in (guess, guess + 1):
-            free = room(n) if low < n < high else None
+            free = free_after(n) if low < n < high else None
             if free is not None and free >= 0:
                 low, at_low = n, free
             elif free is not None:

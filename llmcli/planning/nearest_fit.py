@@ -10,129 +10,129 @@ from contextlib import ExitStack, contextmanager
 from llmcli.errors import UserError
 from llmcli.hardware import host, memory_limits
 from llmcli.planning import upper_bound
-from llmcli.planning.memory_plan import MOST_CELLS, Planner, Share, last, planner
-from llmcli.planning.run_plan import Wish
+from llmcli.planning.memory_plan import MAX_CELLS, Planner, DeviceMemory, largest_fitting, open_memory_planner
+from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import size
 from quant.model_file import load_checks, read_header
 
-GROWTH = 64 << 20  # bytes that Python, prompts and answers take in addition
+GROWTH_BYTES = 64 << 20  # bytes that Python, prompts and answers take in addition
 # tokens; the context is not shortened below this while smaller types or fewer sequences are
 # possible
-USEFUL = 2048
-SMALLER = ("q8_0", "q4_0")  # cache types to try, in order of quality
+MIN_USEFUL_TOKENS = 2048
+SMALLER_CACHE_TYPES = ("q8_0", "q4_0")  # cache types to try, in order of quality
 
 
-class Scales:
+class NearestFit:
     """The dry run of a model with its draft model, from which the free memory of each setting
     follows.
     """
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
-        self.free = {HOST_DEVICE: host.available_memory()}
-        self.free |= {
+        self.free_by_device = {HOST_DEVICE: host.available_memory()}
+        self.free_by_device |= {
             device.name: device.free_bytes
             for device in devices.list_devices()
             if device.kind in devices.GPU_KINDS
         }
-        self._addresses = memory_limits.address_room()
+        self._addresses = memory_limits.address_free_bytes()
 
-    def shares(self, wish: Wish) -> tuple[Share, ...]:
+    def device_memory(self, plan: RunPlan) -> tuple[DeviceMemory, ...]:
         """Return the memory of both models on each device; for a context too long for a dry run
         only its KV cache.
         """
-        if wish.context.n_ctx <= MOST_CELLS:
-            return self._planner.shares(wish.context)
-        cache = upper_bound.cache(wish.header, wish.context)
+        if plan.context.n_ctx <= MAX_CELLS:
+            return self._planner.device_memory(plan.context)
+        cache = upper_bound.predict_cache(plan.header, plan.context)
         return (
-            Share(HOST_DEVICE, None, None, cache.nbytes if cache else None, None, 0, None, None),
+            DeviceMemory(HOST_DEVICE, None, None, cache.nbytes if cache else None, None, 0, None, None),
         )
 
-    def room(self, wish: Wish, *, weights: bool = False) -> int | None:
+    def free_after(self, plan: RunPlan, *, weights: bool = False) -> int | None:
         """Return the bytes that stay free on the fullest device, negative if it does not fit; None:
         unknown.
 
         With `weights`, the mapped weights that are read repeatedly must stay in memory, too.
         """
-        cache, free = upper_bound.cache(wish.header, wish.context), self.free[HOST_DEVICE]
-        if cache and free is not None and not wish.gpu_layers and cache.nbytes > free:
+        cache, free = upper_bound.predict_cache(plan.header, plan.context), self.free_by_device[HOST_DEVICE]
+        if cache and free is not None and not plan.gpu_layers and cache.nbytes > free:
             return free - cache.nbytes  # too large for a dry run
-        free_by_device = dict(self.free)
-        shares = self.shares(wish)
+        free_by_device = dict(self.free_by_device)
+        shares = self.device_memory(plan)
         for share in shares:
             needed, free = (
-                _whole(share) if weights else share.held,
+                _whole(share) if weights else share.required,
                 free_by_device.get(share.device),
             )
             free_by_device[share.device] = None if needed is None or free is None else free - needed
         free_values = [value for value in free_by_device.values() if value is not None]
         if free_by_device[HOST_DEVICE] is None or len(free_values) < len(free_by_device):
             return None
-        free_values[0] -= GROWTH
+        free_values[0] -= GROWTH_BYTES
         if self._addresses is not None:
             mapped = sum(share.total or 0 for share in shares if share.device == HOST_DEVICE)
-            threads = max(wish.context.n_threads, wish.context.n_threads_batch)
-            free_values.append(self._addresses - mapped - threads * memory_limits.THREAD)
+            threads = max(plan.context.n_threads, plan.context.n_threads_batch)
+            free_values.append(self._addresses - mapped - threads * memory_limits.THREAD_BYTES)
         return min(free_values)
 
-    def longest(self, wish: Wish, *, weights: bool) -> int:
+    def largest_context(self, plan: RunPlan, *, weights: bool) -> int:
         """Return the longest context that fits, at most the requested one; 0: none. `weights` as in
         `free_after`.
         """
-        most = min(wish.context.n_ctx, MOST_CELLS)
+        most = min(plan.context.n_ctx, MAX_CELLS)
 
         def room(steps: int) -> int | None:
-            return self.room(
-                wish.but(ctx_size=min(steps * kv_size.CELL_STEP, most)), weights=weights
+            return self.free_after(
+                plan.with_changes(ctx_size=min(steps * kv_size.CELL_STEP, most)), weights=weights
             )
 
         try:
-            return min((last(room, -(-most // kv_size.CELL_STEP)) or 0) * kv_size.CELL_STEP, most)
+            return min((largest_fitting(room, -(-most // kv_size.CELL_STEP)) or 0) * kv_size.CELL_STEP, most)
         except UserError:  # the model does not support this type
             return 0
 
-    def slow(self, wish: Wish) -> str:
+    def disk_warning(self, plan: RunPlan) -> str:
         """Return a warning if the file would be read again and again, otherwise an empty string."""
-        room, free = self.room(wish, weights=True), self.free[HOST_DEVICE]
-        if room is None or room >= -GROWTH or free is None:
+        room, free = self.free_after(plan, weights=True), self.free_by_device[HOST_DEVICE]
+        if room is None or room >= -GROWTH_BYTES or free is None:
             return ""
         weights = sum(
-            share.weights or 0 for share in self.shares(wish) if share.device == HOST_DEVICE
+            share.weights or 0 for share in self.device_memory(plan) if share.device == HOST_DEVICE
         )
         return (
             f"warning: the weights ({size(weights)}) do not fit into memory with everything else "
             f"({size(free)} are available): expect the speed of the disk"
         )
 
-    def nearest(self, wish: Wish) -> Wish | None:
+    def find_nearest(self, plan: RunPlan) -> RunPlan | None:
         """Return the nearest plan that fits: a shorter context, smaller cache types, fewer parallel
         answers; None if none does.
 
         The context is not shortened below MIN_USEFUL_TOKENS while another change suffices. The
         weights fit, too, unless they are too large for any setting.
         """
-        return self._nearest(wish, weights=True) or self._nearest(wish, weights=False)
+        return self._nearest(plan, weights=True) or self._nearest(plan, weights=False)
 
-    def _nearest(self, wish: Wish, *, weights: bool) -> Wish | None:
-        useful = min(wish.context.n_ctx, USEFUL)
-        shorter: list[Wish] = []
-        slots = wish.needed
+    def _nearest(self, wish: RunPlan, *, weights: bool) -> RunPlan | None:
+        useful = min(wish.context.n_ctx, MIN_USEFUL_TOKENS)
+        shorter: list[RunPlan] = []
+        slots = wish.required_slots
         while slots:
             for kinds in _kinds(wish):
-                candidate = wish.but(slots=slots, cache_type_k=kinds[0], cache_type_v=kinds[1])
-                longest = self.longest(candidate, weights=weights)
+                candidate = wish.with_changes(slots=slots, cache_type_k=kinds[0], cache_type_v=kinds[1])
+                longest = self.largest_context(candidate, weights=weights)
                 if longest >= useful:
-                    return candidate.but(ctx_size=longest)
-                shorter += [candidate.but(ctx_size=longest)] if longest else []
+                    return candidate.with_changes(ctx_size=longest)
+                shorter += [candidate.with_changes(ctx_size=longest)] if longest else []
             slots //= 2
         return max(shorter, key=lambda plan: plan.context.n_ctx, default=None)
 
-    def refusal(self, wish: Wish, found: Wish | None) -> UserError:
+    def build_error(self, plan: RunPlan, nearest: RunPlan | None) -> UserError:
         """Return the error that says what does not fit, with the nearest plan as its hint."""
-        shares, free = self.shares(wish), self.free[HOST_DEVICE]
+        shares, free = self.device_memory(plan), self.free_by_device[HOST_DEVICE]
         parts = {
             "KV cache": "kv",
             "weights in another layout": "repacked",
@@ -144,49 +144,49 @@ class Scales:
         sums |= {
             name: sum(getattr(share, part) or 0 for share in shares) for name, part in parts.items()
         }
-        if not sums["KV cache"] and (cache := upper_bound.cache(wish.header, wish.context)):
+        if not sums["KV cache"] and (cache := upper_bound.predict_cache(plan.header, plan.context)):
             sums["KV cache"] = cache.nbytes
-        draft_text = " and a draft model" if wish.drafting.model else ""
+        draft_text = " and a draft model" if plan.drafting.model else ""
         parts_text = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in sums.items() if nbytes)
         message = (
-            f"{wish.name} with {wish.context.n_ctx:,} tokens of context{draft_text} does not fit:"
+            f"{plan.name} with {plan.context.n_ctx:,} tokens of context{draft_text} does not fit:"
             f" {parts_text}"
         )
         available = "unknown" if free is None else size(free)
-        if len(self.free) > 1:
+        if len(self.free_by_device) > 1:
             available = ", ".join(
                 f"{size(free_bytes)} on {name}"
-                for name, free_bytes in self.free.items()
+                for name, free_bytes in self.free_by_device.items()
                 if free_bytes is not None
             )
         if self._addresses is not None:
             available += f", and {size(self._addresses)} of address space (ulimit -v)"
         hint = (
-            f"{wish.flags(found)} would fit; --fit applies this"
-            if found
-            else f"no setting of this model fits: use a smaller model (llmcli plan {wish.name}) or"
+            f"{plan.describe_flags(nearest)} would fit; --fit applies this"
+            if nearest
+            else f"no setting of this model fits: use a smaller model (llmcli plan {plan.name}) or"
             " close other programs"
         )
         return UserError(f"{message}; {available} are available", hint=hint)
 
 
 @contextmanager
-def scales(wish: Wish) -> Iterator[Scales]:
+def open_nearest_fit(plan: RunPlan) -> Iterator[NearestFit]:
     """Open the dry run of the models of a checked plan."""
     with ExitStack() as stack:
         draft = None
-        if wish.drafting.model:
-            draft_header = read_header.read_header(wish.drafting.model)
+        if plan.drafting.model:
+            draft_header = read_header.read_header(plan.drafting.model)
             load_checks.check_loadable(draft_header)
             draft = stack.enter_context(
-                planner(draft_header, wish.draft, -1 if wish.gpu_layers else 0)
+                open_memory_planner(draft_header, plan.draft_context, -1 if plan.gpu_layers else 0)
             )
-        yield Scales(
-            stack.enter_context(planner(wish.header, wish.context, wish.gpu_layers, draft))
+        yield NearestFit(
+            stack.enter_context(open_memory_planner(plan.header, plan.context, plan.gpu_layers, draft))
         )
 
 
-def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:
+def _kinds(wish: RunPlan) -> Iterator[tuple[str, str]]:
     """Yield the cache types of the plan, then smaller ones that the model supports."""
     current, cache_shape = (
         (wish.options.cache_type_k, wish.options.cache_type_v),
@@ -195,7 +195,7 @@ def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:
     yield current
     if wish.options.reproducible or wish.options.flash_attn == "off":
         return
-    for kind in SMALLER:
+    for kind in SMALLER_CACHE_TYPES:
         smaller = all(
             kv_size.BYTES_PER_32[kind] <= kv_size.BYTES_PER_32[current_kind]
             for current_kind in current
@@ -207,5 +207,5 @@ def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:
             yield kind, kind
 
 
-def _whole(share: Share) -> int | None:
+def _whole(share: DeviceMemory) -> int | None:
     return None if share.total is None else share.total - (share.droppable or 0)

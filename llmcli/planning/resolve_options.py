@@ -9,8 +9,8 @@ from dataclasses import replace
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host
-from llmcli.planning.attention_stub import Heads
-from llmcli.planning.flash_attention_probe import Question, sooner_without
+from llmcli.planning.attention_stub import HeadShape
+from llmcli.planning.flash_attention_probe import AttentionCase, is_faster_without_flash
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.cache_types import check_cache_types
@@ -21,21 +21,21 @@ from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file.model_header import ModelHeader
 
-ROOMY = 8192  # maximum of a context size that was not requested
+DEFAULT_MAX_CTX = 8192  # maximum of a context size that was not requested
 # Sequences of a chat: the current branch and the three used before it, so that returning to one of
 # them computes nothing. Each needs a row of logits, and its cells slow down the others.
-BRANCHES = 4
-SCORED = 40 << 20  # bytes of logits of scored prompts in a pass
-SWAP = Schedule().swap_bytes
-SPARE = 256 << 20  # bytes left for compute buffers and other programs
+CHAT_SEQUENCES = 4
+SCORING_BYTES = 40 << 20  # bytes of logits of scored prompts in a pass
+OFFLOAD_BYTES = Schedule().swap_bytes
+RESERVED_BYTES = 256 << 20  # bytes left for compute buffers and other programs
 # maximum number of parallel answers without flash attention
-FEW = 8
+MAX_PLAIN_ANSWERS = 8
 # bytes of a token's keys and values below which attention hardly matters and is not measured
-COUNTS = 4 << 10
-SCORES = 512 << 20  # bytes of attention scores that a pass may store
+MIN_TOKEN_BYTES = 4 << 10
+MAX_SCORE_BYTES = 512 << 20  # bytes of attention scores that a pass may store
 
 
-def decide(
+def resolve_options(
     header: ModelHeader,
     options: RunOptions,
     warn: Callable[[str], None],
@@ -49,18 +49,18 @@ def decide(
     `slots` adds the tokens that it may `predict`, and a row of logits. Raises UserError for options
     that no model supports; `check_memory` decides whether this model can run.
     """
-    check(options)
-    threads = options.threads or host.cores()
+    validate_options(options)
+    threads = options.threads or host.core_count()
     gpu = _gpu_layers(header, options)
     trained = header.context_length or 4096
-    roomy = min(trained, ROOMY)
+    roomy = min(trained, DEFAULT_MAX_CTX)
     wanted = (
         kv_size.round_up_cells(roomy + (slots - 1) * min(predict or 0, roomy))
         if slots > 1
         else roomy
     )
     size = options.ctx_size or min(
-        wanted, _fitting(header, options, slots, max(wanted, ROOMY), on_gpu=gpu != 0)
+        wanted, _fitting(header, options, slots, max(wanted, DEFAULT_MAX_CTX), on_gpu=gpu != 0)
     )
     if size > trained * slots:
         warn(f"a context of {size} exceeds the {trained} tokens this model was trained on")
@@ -70,7 +70,7 @@ def decide(
     return filled, gpu
 
 
-def attention(
+def resolve_flash_attention(
     header: ModelHeader,
     options: RunOptions,
     gpu_layers: int,
@@ -93,10 +93,10 @@ def attention(
         or not kv_size.FLOAT_TYPES.issuperset(types)
         or options.reproducible
     )
-    if decided or gpu_layers or header.has_latent_attention or parallel > FEW:
+    if decided or gpu_layers or header.has_latent_attention or parallel > MAX_PLAIN_ANSWERS:
         return options
     form, cells, free = _shape(header, options), options.ctx_size, host.available_memory()
-    heads = Heads.of(header, form) if form else None
+    heads = HeadShape.from_header(header, form) if form else None
     if form is None or heads is None or not cells or free is None or not options.threads:
         return options
     rows, reading = options.max_rows, 0
@@ -109,17 +109,17 @@ def attention(
         )
     scores = int(4 * heads.queries * rows * kv_size.round_up_cells(cells))
     cache = kv_size.predict_cache(form, cells, *types, n_ubatch=rows, n_seq_max=slots, flash=False)
-    left = free - header.tensor_bytes - cache.nbytes - SPARE
+    left = free - header.tensor_bytes - cache.nbytes - RESERVED_BYTES
     if reading:
         left -= kv_size.predict_cache(
             form, reading, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
         ).nbytes
-    if scores > min(SCORES, left // 2):
+    if scores > min(MAX_SCORE_BYTES, left // 2):
         return options
-    question = Question(
+    question = AttentionCase(
         heads, *types, options.threads, options.threads_batch or options.threads, parallel
     )
-    if cache.bytes_per_token >= COUNTS and not sooner_without(question, config):
+    if cache.bytes_per_token >= MIN_TOKEN_BYTES and not is_faster_without_flash(question, config):
         return options
     return replace(options, flash_attn="off", prefill_cells=reading)
 
@@ -132,7 +132,7 @@ def _moves(header: ModelHeader, form: kv_size.CacheShape) -> bool:
     return not form.window and sections is None
 
 
-def branches(header: ModelHeader, options: RunOptions) -> int:
+def spare_sequences(header: ModelHeader, options: RunOptions) -> int:
     """Return the number of sequences of a chat's context. `options` must be resolved.
 
     It is 1 if branches cannot share cells: with a sliding window, which needs cells for each
@@ -149,10 +149,10 @@ def branches(header: ModelHeader, options: RunOptions) -> int:
         )
     ):
         return 1
-    return BRANCHES
+    return CHAT_SEQUENCES
 
 
-def scored(header: ModelHeader) -> int:
+def scoring_outputs(header: ModelHeader) -> int:
     """Return the rows of logits that a pass of several answers reserves for scored prompts: two
     tiles, or as much as SCORING_BYTES allow; 0 if not even one tile fits.
 
@@ -160,22 +160,22 @@ def scored(header: ModelHeader) -> int:
     rows make scoring slow.
     """
     tile = 4 * _words(header) * TILE_ROWS
-    return min(2, SCORED // tile) * TILE_ROWS if tile else 0
+    return min(2, SCORING_BYTES // tile) * TILE_ROWS if tile else 0
 
 
-def outside(free: int | None) -> int:
+def offload_bytes(free_bytes: int | None) -> int:
     """Return the bytes of host memory for offloaded answers in a full pool, and the same amount for
     finished ones. Together they take at most half of the `free` bytes.
     """
-    return SWAP if free is None else min(SWAP, max(0, free) // 4)
+    return OFFLOAD_BYTES if free_bytes is None else min(OFFLOAD_BYTES, max(0, free_bytes) // 4)
 
 
-def check(options: RunOptions) -> None:
+def validate_options(options: RunOptions) -> None:
     """Raise UserError for an option value that no model supports."""
     for flag, value, limit in (
         ("--ctx-size", options.ctx_size, 2**31 - 1),
-        ("--threads", options.threads, host.MOST_THREADS),
-        ("--threads-batch", options.threads_batch, host.MOST_THREADS),
+        ("--threads", options.threads, host.MAX_THREADS),
+        ("--threads-batch", options.threads_batch, host.MAX_THREADS),
         ("--batch-size", options.batch_size, 2**31 - 1),
         ("--ubatch-size", options.ubatch_size, 2**31 - 1),
     ):
@@ -195,7 +195,7 @@ def _fitting(header: ModelHeader, options: RunOptions, slots: int, most: int, on
     cache_shape = _shape(header, options)
     if free is None or cache_shape is None:
         return most
-    available = free - header.tensor_bytes - SPARE - _output_bytes(header, slots)
+    available = free - header.tensor_bytes - RESERVED_BYTES - _output_bytes(header, slots)
     size = most
 
     def needed(cells: int) -> int:
@@ -241,5 +241,5 @@ def _gpu_layers(header: ModelHeader, options: RunOptions) -> int:
     if free is None:
         return 0  # no GPU in this build or machine
     layers = int(header.get_int(f"{header.architecture}.block_count") or 1)
-    share = (free - SPARE) * 0.9 / max(1, header.tensor_bytes)
+    share = (free - RESERVED_BYTES) * 0.9 / max(1, header.tensor_bytes)
     return -1 if share >= 1 else max(0, int(layers * share))

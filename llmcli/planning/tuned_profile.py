@@ -23,7 +23,7 @@ from llmcli.runtime.model_identity import content_hash
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file.model_header import ModelHeader
 
-FLAGS = {
+SETTING_FLAGS = {
     "threads": "-t",
     "threads_batch": "-tb",
     "ubatch_size": "-ub",
@@ -32,18 +32,18 @@ FLAGS = {
     "cache_type_v": "-ctv",
 }
 # measured together: applied together or not at all
-MODE = ("flash_attn", "cache_type_k", "cache_type_v")
-NUMBERS = {
-    "threads": host.MOST_THREADS,
-    "threads_batch": host.MOST_THREADS,
+MODE_FIELDS = ("flash_attn", "cache_type_k", "cache_type_v")
+MAX_NUMBERS = {
+    "threads": host.MAX_THREADS,
+    "threads_batch": host.MAX_THREADS,
     "ubatch_size": 2**31 - 1,
 }
-CHOSEN = tuple(FLAGS)
-LARGEST = 1 << 16  # maximum bytes of a profile
+PROFILE_FIELDS = tuple(SETTING_FLAGS)
+MAX_FILE_BYTES = 1 << 16  # maximum bytes of a profile
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class TunedProfile:
     """The fastest settings of one model.
 
     `settings`: the fields of RunOptions that differ from the defaults; empty if the defaults are as
@@ -63,24 +63,24 @@ class Profile:
     date: str = ""
 
     @property
-    def here(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the profile belongs to this machine and build."""
-        return (self.machine, self.build) == (rpc_workers.identity(), build())
+        return (self.machine, self.build) == (rpc_workers.machine_and_workers(), build_identity())
 
 
-def build() -> str:
+def build_identity() -> str:
     """Return the identity of the llama.cpp build: its version, devices and CPU features."""
     kinds = dict.fromkeys(device.name.rstrip("0123456789") for device in devices.list_devices())
     features = library.lib().llama_print_system_info().decode("utf-8", "replace").strip(" |")
     return f"{library.llama_cpp_version()} {'+'.join(kinds)}, {features}"
 
 
-def words(settings: Mapping[str, Any]) -> str:
+def format_flags(settings: Mapping[str, Any]) -> str:
     """Return settings as flags: -t 2 -ub 256."""
-    return " ".join(f"{FLAGS[name]} {settings[name]}" for name in CHOSEN if name in settings)
+    return " ".join(f"{SETTING_FLAGS[name]} {settings[name]}" for name in PROFILE_FIELDS if name in settings)
 
 
-def chosen(
+def apply_profile(
     header: ModelHeader,
     options: RunOptions,
     typed: Collection[str],
@@ -96,21 +96,21 @@ def chosen(
     profile = (
         None
         if options.reproducible or layers_typed or not _any(config, warn)
-        else find(header, config, warn)
+        else find_profile(header, config, warn)
     )
     if profile is None:
         return options
     settings = dict(profile.settings)
-    for name in CHOSEN:
+    for name in PROFILE_FIELDS:
         related = (
-            MODE if name in MODE else ("threads", "threads_batch") if name == "threads" else (name,)
+            MODE_FIELDS if name in MODE_FIELDS else ("threads", "threads_batch") if name == "threads" else (name,)
         )
         if name in typed:
             for related_name in related:
                 settings.pop(related_name, None)
     if not settings:
         return options
-    description = f"{words(settings)} (bench tune, {profile.date})"
+    description = f"{format_flags(settings)} (bench tune, {profile.date})"
     filled: dict[str, Any] = {**settings, "profile": description}
     return replace(options, **filled)
 
@@ -119,7 +119,7 @@ def _any(config: Config, warn: Callable[[str], None]) -> bool:
     """Return whether any profile exists. Only then the model file is read, which takes some
     milliseconds.
     """
-    root = folder(config)
+    root = profile_folder(config)
     try:
         return root.is_dir() and any(root.iterdir())
     except OSError as error:
@@ -127,7 +127,7 @@ def _any(config: Config, warn: Callable[[str], None]) -> bool:
         return False
 
 
-def find(header: ModelHeader, config: Config, warn: Callable[[str], None]) -> Profile | None:
+def find_profile(header: ModelHeader, config: Config, warn: Callable[[str], None]) -> TunedProfile | None:
     """Return the profile of this model on this machine. `warn` receives a message about a damaged
     one.
     """
@@ -135,9 +135,9 @@ def find(header: ModelHeader, config: Config, warn: Callable[[str], None]) -> Pr
         fingerprint = content_hash(header)
     except OSError:  # loading the model will report this error
         return None
-    path = place(config, fingerprint, rpc_workers.identity(), build())
+    path = profile_path(config, fingerprint, rpc_workers.machine_and_workers(), build_identity())
     try:
-        profile = read(path)
+        profile = read_profile(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -146,18 +146,18 @@ def find(header: ModelHeader, config: Config, warn: Callable[[str], None]) -> Pr
             " it"
         )
         return None
-    return profile if profile.here and profile.fingerprint == fingerprint else None
+    return profile if profile.is_current and profile.fingerprint == fingerprint else None
 
 
-def save(profile: Profile, config: Config) -> Path:
+def save_profile(profile: TunedProfile, config: Config) -> Path:
     """Save a profile atomically, replacing an earlier one. Raises UserError."""
-    path = place(config, profile.fingerprint, profile.machine, profile.build)
+    path = profile_path(config, profile.fingerprint, profile.machine, profile.build)
     document = {"version": 1, **asdict(profile)}
     write_whole(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
     return path
 
 
-def forget(config: Config, name: str, header: ModelHeader | None) -> list[Path]:
+def delete_profiles(config: Config, name: str, header: ModelHeader | None) -> list[Path]:
     """Delete the profiles of a model and of its quantized versions, on every machine. Raises
     UserError.
 
@@ -165,7 +165,7 @@ def forget(config: Config, name: str, header: ModelHeader | None) -> list[Path]:
     """
     start = f"{content_hash(header)[:16]}-" if header else None
     matching = [
-        path for path in paths(config) if _of(path, name) or (start and path.name.startswith(start))
+        path for path in profile_paths(config) if _of(path, name) or (start and path.name.startswith(start))
     ]
     for path in matching:
         try:
@@ -179,18 +179,18 @@ def forget(config: Config, name: str, header: ModelHeader | None) -> list[Path]:
 
 def _of(path: Path, name: str) -> bool:
     try:
-        model = read(path).model
+        model = read_profile(path).model
     except (OSError, ValueError):
         return False
     return model == name or model.startswith(f"{name}:")
 
 
-def kept(config: Config, warn: Callable[[str], None]) -> list[Profile]:
+def read_profiles(config: Config, warn: Callable[[str], None]) -> list[TunedProfile]:
     """Return every readable profile. `warn` receives messages about the others."""
     profiles = []
-    for path in paths(config):
+    for path in profile_paths(config):
         try:
-            profiles.append(read(path))
+            profiles.append(read_profile(path))
         except (OSError, ValueError) as error:
             warn(
                 f"the profile {path} cannot be read ({_why(error)}); delete it, or rewrite it with"
@@ -199,27 +199,27 @@ def kept(config: Config, warn: Callable[[str], None]) -> list[Profile]:
     return profiles
 
 
-def folder(config: Config) -> Path:
+def profile_folder(config: Config) -> Path:
     """Return the folder of the profiles."""
     return config.state / "profiles"
 
 
-def paths(config: Config) -> list[Path]:
+def profile_paths(config: Config) -> list[Path]:
     """Return the files of all profiles, sorted by name."""
-    return sorted(folder(config).glob("*.json"))
+    return sorted(profile_folder(config).glob("*.json"))
 
 
-def place(config: Config, fingerprint: str, machine: str, build: str) -> Path:
+def profile_path(config: Config, fingerprint: str, machine: str, build: str) -> Path:
     """Return the file of one model, machine and build."""
     digest = hashlib.sha256(f"{machine}\0{build}".encode()).hexdigest()
-    return folder(config) / f"{fingerprint[:16]}-{digest[:16]}.json"
+    return profile_folder(config) / f"{fingerprint[:16]}-{digest[:16]}.json"
 
 
-def read(path: Path) -> Profile:
+def read_profile(path: Path) -> TunedProfile:
     """Read a profile. Raises OSError, or ValueError with the reason."""
     with path.open("rb") as file:
-        raw = file.read(LARGEST + 1)
-    if len(raw) > LARGEST:
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
         raise ValueError("it is too large")
     try:
         document = json.loads(raw)
@@ -239,19 +239,19 @@ def read(path: Path) -> Profile:
     ):
         raise ValueError("its speeds are invalid")
     values: dict[str, Any] = {**texts, **speeds}
-    return Profile(**values, settings=_settings(document.get("settings")))
+    return TunedProfile(**values, settings=_settings(document.get("settings")))
 
 
 def _settings(stored: Any) -> dict[str, Any]:
     """Return the validated settings. Raises ValueError."""
-    if not isinstance(stored, dict) or not stored.keys() <= FLAGS.keys():
+    if not isinstance(stored, dict) or not stored.keys() <= SETTING_FLAGS.keys():
         raise ValueError("it contains unknown settings")
-    for name, most in NUMBERS.items():
+    for name, most in MAX_NUMBERS.items():
         value = stored.get(name, 1)
         if type(value) is not int or not 1 <= value <= most:
             raise ValueError(f"{name} is {value!r}")
     mode = RunOptions()
-    for name in MODE:
+    for name in MODE_FIELDS:
         if not isinstance(stored.get(name, ""), str):
             raise ValueError(f"{name} is {stored[name]!r}")
     with suppress(UserError):

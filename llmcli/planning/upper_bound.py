@@ -10,21 +10,21 @@ from llmcli.runtime.binding.batch import reserved_outputs
 from llmcli.runtime.binding.context_options import ContextOptions
 from quant.model_file.model_header import ModelHeader
 
-NOTES = 128  # bytes per cell of llama.cpp's own bookkeeping
-ACTIVATIONS = 12  # rows as wide as the widest matrix that exist at a time
-COPY = 1.25  # size of repacked weights relative to the original; AMX adds padding
+CELL_NOTE_BYTES = 128  # bytes per cell of llama.cpp's own bookkeeping
+ACTIVATION_ROWS = 12  # rows as wide as the widest matrix that exist at a time
+REPACKED_RATIO = 1.25  # size of repacked weights relative to the original; AMX adds padding
 
 
-def bound(header: ModelHeader, options: ContextOptions) -> int:
+def upper_bound_bytes(header: ModelHeader, options: ContextOptions) -> int:
     """Return an upper bound in bytes of weights (mapped and repacked), KV cache, compute and output
     buffers.
     """
     return (
-        int(header.tensor_bytes * (1 + COPY)) + _cache(header, options) + _compute(header, options)
+        int(header.tensor_bytes * (1 + REPACKED_RATIO)) + _cache(header, options) + _compute(header, options)
     )
 
 
-def cache(header: ModelHeader, options: ContextOptions) -> kv_size.KVCache | None:
+def predict_cache(header: ModelHeader, options: ContextOptions) -> kv_size.KVCache | None:
     """Return the exact KV cache; None if its rules are unknown."""
     cache_shape = kv_size.read_shape(header.metadata)
     if cache_shape is None:
@@ -45,7 +45,7 @@ def _cache(header: ModelHeader, options: ContextOptions) -> int:
     """Return the bytes of the cache, or an upper bound for this number of layers: as many key heads
     as query heads, 32 bits per value.
     """
-    exact = cache(header, options)
+    exact = predict_cache(header, options)
     if exact:
         return exact.nbytes
     layers, widest = header.get_int("block_count") or 1, _widest(header)
@@ -68,7 +68,7 @@ def _compute(header: ModelHeader, options: ContextOptions) -> int:
     heads = header.get_int("attention.head_count") or 1
     scores = rows * cells * (8 * heads + 12)  # floats, and a mask in two types
     return (
-        scores + 4 * rows * ACTIVATIONS * _widest(header) + 12 * n_vocab * outputs + NOTES * cells
+        scores + 4 * rows * ACTIVATION_ROWS * _widest(header) + 12 * n_vocab * outputs + CELL_NOTE_BYTES * cells
     )
 
 

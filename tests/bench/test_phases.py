@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmcli.bench import phases
-from llmcli.bench.function_timers import Probe
+from llmcli.bench.function_timers import FunctionTimers
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.sampler import GreedyNative
 from llmcli.runtime.requests.request import RunOptions
@@ -16,7 +16,7 @@ from llmcli.runtime.sampling import default_sampling
 from llmcli.runtime.sampling.chain import GreedyChain
 from llmcli.runtime.text.detokenizer import Detokenizer
 
-PROMPT = phases.SENTENCE * 2
+PROMPT = phases.PROMPT_SENTENCE * 2
 GREEDY = default_sampling().with_values({"temp": 0})
 
 
@@ -57,21 +57,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def measure(runner: Runner, clock: Clock, answers: int = 2) -> phases.Breakdown:
+def measure(runner: Runner, clock: Clock, answers: int = 2) -> phases.PhaseBreakdown:
     def show(event: object) -> None:
         clock.now += 0.25
 
-    return phases.measure(runner, PROMPT, GREEDY, 6, answers, show, clock=clock)
+    return phases.measure_phases(runner, PROMPT, GREEDY, 6, answers, show, clock=clock)
 
 
 def test_every_phase_gets_what_was_spent_in_it(runner: Runner, clock: Clock) -> None:
     found = measure(runner, clock)
-    assert {phase: found.answer(phase) for phase in phases.PHASES} == {
+    assert {phase: found.answer_seconds(phase) for phase in phases.PHASES} == {
         "tokenize": (7, 7, 7), "prefill": (100, 100, 100), "decode": (50, 50, 50), "sample": (18, 18, 18),
         "detokenize": (3, 3, 3), "screen": (1.75, 1.75, 1.75), "python": (0, 0, 0),
     }  # fmt: skip
-    assert found.seconds == 179.75
-    assert {phase: found.token(phase) for phase in phases.PER_TOKEN} == {
+    assert found.total_seconds == 179.75
+    assert {phase: found.token_seconds(phase) for phase in phases.TOKEN_PHASES} == {
         "decode": (10, 10, 10), "sample": (3, 3, 3), "detokenize": (0.5, 0.5, 0.5), "screen": (0.25, 0.25, 0.25),
         "python": (0, 0, 0),
     }  # fmt: skip
@@ -89,9 +89,9 @@ def test_what_no_clock_has_seen_is_python_s(
 
     monkeypatch.setattr(runner.engine, "step", slow)
     found = measure(runner, clock)
-    assert found.token("python") == (1, 1, 1)
-    assert found.answer("python") == (6, 6, 6)
-    assert found.answer("decode") == (50, 50, 50)
+    assert found.token_seconds("python") == (1, 1, 1)
+    assert found.answer_seconds("python") == (6, 6, 6)
+    assert found.answer_seconds("decode") == (50, 50, 50)
 
 
 def test_the_whole_is_its_parts_and_nothing_of_one_answer_helps_the_next(
@@ -104,7 +104,7 @@ def test_the_whole_is_its_parts_and_nothing_of_one_answer_helps_the_next(
 
 def test_the_clocks_are_taken_out_again(runner: Runner) -> None:
     before = lib().llama_decode, GreedyChain.draw, Detokenizer.feed, runner.engine.resources
-    phases.measure(runner, PROMPT, GREEDY, 3, 1, lambda event: None)
+    phases.measure_phases(runner, PROMPT, GREEDY, 3, 1, lambda event: None)
     assert before == (
         lib().llama_decode,
         GreedyChain.draw,
@@ -116,7 +116,7 @@ def test_the_clocks_are_taken_out_again(runner: Runner) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        phases.measure(runner, PROMPT, GREEDY, 3, 1, stopped)
+        phases.measure_phases(runner, PROMPT, GREEDY, 3, 1, stopped)
     assert before == (
         lib().llama_decode,
         GreedyChain.draw,
@@ -128,7 +128,7 @@ def test_the_clocks_are_taken_out_again(runner: Runner) -> None:
 
 def test_a_probe_adds_up_and_begins_anew() -> None:
     clock = Clock()
-    probe = Probe(clock)
+    probe = FunctionTimers(clock)
 
     def work(seconds: float) -> float:
         clock.now += seconds
@@ -140,11 +140,11 @@ def test_a_probe_adds_up_and_begins_anew() -> None:
     assert timed(1) + timed(2) == 3
     with pytest.raises(KeyError):
         timed(5)
-    assert probe.take() == {"work": 8}
-    assert probe.take() == {}
+    assert probe.reset() == {"work": 8}
+    assert probe.reset() == {}
 
 
 def test_the_prompt_is_no_longer_than_asked_for(runner: Runner) -> None:
-    lengths = [len(phases.encode(runner, phases.text(runner, count))) for count in (100, 200)]
+    lengths = [len(phases.encode_prompt(runner, phases.build_prompt(runner, count))) for count in (100, 200)]
     assert lengths[0] <= 100 < lengths[1] <= 200
-    assert phases.text(runner, 1) == phases.SENTENCE
+    assert phases.build_prompt(runner, 1) == phases.PROMPT_SENTENCE

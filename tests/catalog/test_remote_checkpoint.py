@@ -210,7 +210,7 @@ def test_offline_a_checkpoint_that_is_not_here_is_refused(hub: Hub, llmcli: Llmc
     done = llmcli("pull", REF, "--revision", commit, "--offline")
     assert done.code == 1
     assert (
-        "only a part of org/grown is in the Hugging Face cache (model-00001-of-00003.safetensors is not)"
+        "only a part of org/grown is in the Hugging Face cache (model-00001-of-00003.safetensors is missing)"
         in done.err
     )
 

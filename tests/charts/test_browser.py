@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmcli.charts.html_page import Page, html
+from llmcli.charts.html_page import ReportPage, render_html
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -129,7 +129,7 @@ def test_the_decoder_of_pictures_knows_every_filter() -> None:
 def page(charts, tmp_path: Path) -> Path:
     path = tmp_path / "page.html"
     path.write_text(
-        html(Page("<script>", "about", ("lead",), tuple(charts), (), ())), encoding="utf-8"
+        render_html(ReportPage("<script>", "about", ("lead",), tuple(charts), (), ())), encoding="utf-8"
     )
     return path
 

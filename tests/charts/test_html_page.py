@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 import pytest
 
 from llmcli.charts.chart import Table
-from llmcli.charts.data_table import table
-from llmcli.charts.html_page import Page, html
-from llmcli.charts.scale import figure
+from llmcli.charts.data_table import build_data_table
+from llmcli.charts.html_page import ReportPage, render_html
+from llmcli.charts.scale import format_number
 from tests.fixtures.charts import DRAWN, HOSTILE, WRITTEN
 
 VOID = ("meta", "br")
@@ -40,8 +40,8 @@ class Reader(HTMLParser):
 @pytest.fixture
 def page(charts) -> str:
     rows = (("tg128", "190.2"), (HOSTILE, "1"))
-    return html(
-        Page(
+    return render_html(
+        ReportPage(
             f"{HOSTILE} on this machine",
             "about",
             (f"lead {HOSTILE}",),
@@ -93,22 +93,22 @@ def test_every_value_stands_in_a_table(page, plot, bars, dots):
     for series in plot.series:
         for point in series.points:
             assert {
-                figure(point.x),
-                figure(point.y),
+                format_number(point.x),
+                format_number(point.y),
                 *([point.words] if point.label else []),
             } <= flat[0]
     for chart, cells in ((bars, flat[1]), (dots, flat[2])):
         for row in chart.rows:
-            assert {figure(one.value) for one in row.values} | {
-                figure(end) for end in row.span or ()
+            assert {format_number(one.value) for one in row.values} | {
+                format_number(end) for end in row.span or ()
             } <= cells
-        assert {figure(rule.at) for rule in chart.rules} <= cells
+        assert {format_number(rule.at) for rule in chart.rules} <= cells
     assert {len(row) for one in tables for row in one} == {2, 4, 5, 7}
 
 
 def test_numbers_are_right_of_their_columns_and_rows_are_whole(charts):
     for chart in charts:
-        found = table(chart)
+        found = build_data_table(chart)
         assert {len(row) for row in found.rows} == {len(found.columns)}
 
 

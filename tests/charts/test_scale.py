@@ -1,6 +1,6 @@
 import pytest
 
-from llmcli.charts.scale import Scale, figure, limits, log_ticks, tick_labels, ticks
+from llmcli.charts.scale import Scale, format_number, axis_limits, log_ticks, format_ticks, linear_ticks
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from llmcli.charts.scale import Scale, figure, limits, log_ticks, tick_labels, t
     ],
 )
 def test_ticks_are_round_numbers_within_the_limits(low, high, most, expected):
-    assert ticks(low, high, most) == pytest.approx(expected)
+    assert linear_ticks(low, high, most) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ POSITIVE = ([5.0], [3, 3], [1e-9, 2e-9], [1e12, 3e12], [4, 4096])
     ],
 )
 def test_every_axis_has_two_ticks_and_holds_its_values(values, log):
-    scale = Scale(*limits(values, log), 0, 100, log)
-    assert all(scale.holds(value) for value in values)
+    scale = Scale(*axis_limits(values, log), 0, 100, log)
+    assert all(scale.contains(value) for value in values)
     assert all(0 <= scale(value) <= 100 for value in values)
     found = scale.ticks(6)
     assert 2 <= len(found) <= 12
-    assert len(set(tick_labels(found))) == len(found)
+    assert len(set(format_ticks(found))) == len(found)
 
 
 @pytest.mark.parametrize("values", [[0.98, 1.0, 1.02], [1.0], [1.0, 1.0001], [0.5, 30]])
 def test_an_axis_of_ratios_begins_near_them(values):
-    low, high = limits(values, zero=False)
+    low, high = axis_limits(values, from_zero=False)
     assert low <= min(values) <= max(values) <= high
     assert high - low <= max(0.25, 1.7 * (max(values) - min(values)))
     assert len(Scale(low, high, 0, 1).ticks(5)) >= 2
@@ -82,4 +82,4 @@ def test_a_scale_is_even_in_differences_or_in_factors():
     ],
 )
 def test_numbers_have_the_digits_that_count(value, expected):
-    assert figure(value) == expected
+    assert format_number(value) == expected

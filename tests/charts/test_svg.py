@@ -8,18 +8,18 @@ from itertools import combinations
 
 import pytest
 
-from llmcli.charts.chart import Axis, Plot, Point, Row, Rows, Series, Value
-from llmcli.charts.label_layout import Box, width
+from llmcli.charts.chart import Axis, Plot, Point, ChartRow, RowChart, Series, NamedValue
+from llmcli.charts.label_layout import Box, text_width
 from llmcli.charts.markup import escape
-from llmcli.charts.svg import SLIM, WIDE, svg
-from llmcli.charts.terminal_chart import text
+from llmcli.charts.svg import NARROW_PIXELS, WIDE_PIXELS, draw_chart
+from llmcli.charts.terminal_chart import render_text
 from tests.fixtures.charts import DRAWN, HOSTILE
 
 NS = "{http://www.w3.org/2000/svg}"
 
 
-def parsed(chart, wide=WIDE):
-    return ElementTree.fromstring(svg(chart, wide, "a"))
+def parsed(chart, wide=WIDE_PIXELS):
+    return ElementTree.fromstring(draw_chart(chart, wide, "a"))
 
 
 def words(tree) -> list[str]:
@@ -31,12 +31,12 @@ def boxes(tree) -> list[Box]:
     found = []
     for one in tree.iter(f"{NS}text"):
         if one.get("class") == "label":
-            x, y, wide = float(one.get("x")), float(one.get("y")), width(one.text)
+            x, y, wide = float(one.get("x")), float(one.get("y")), text_width(one.text)
             found.append(Box(x, y - 12, x + wide, y + 4))
     return found
 
 
-@pytest.mark.parametrize("wide", [SLIM, WIDE])
+@pytest.mark.parametrize("wide", [NARROW_PIXELS, WIDE_PIXELS])
 def test_it_is_xml_with_words_for_those_who_do_not_see_it(charts, wide):
     for chart in charts:
         tree = parsed(chart, wide)
@@ -51,7 +51,7 @@ def test_it_is_xml_with_words_for_those_who_do_not_see_it(charts, wide):
 
 def test_hostile_names_are_text(charts):
     for chart in charts:
-        drawn = svg(chart)
+        drawn = draw_chart(chart)
         assert "<script" not in drawn
         assert not set("\x1b\x07\u202e\ud800") & set(drawn)
         drawn.encode()
@@ -59,13 +59,13 @@ def test_hostile_names_are_text(charts):
         assert '<script>alert("1")</script>' in shown
 
 
-@pytest.mark.parametrize("wide", [SLIM, WIDE])
+@pytest.mark.parametrize("wide", [NARROW_PIXELS, WIDE_PIXELS])
 def test_nothing_leaves_the_picture(charts, wide):
     for chart in charts:
         tree = parsed(chart, wide)
         high = float(tree.get("height"))
         for one in tree.iter(f"{NS}text"):
-            x, y, half = one.get("x"), float(one.get("y")), width(one.text or "")
+            x, y, half = one.get("x"), float(one.get("y")), text_width(one.text or "")
             left = float(x) - {"end": half, "middle": half / 2}.get(one.get("text-anchor"), 0)
             assert left >= -0.5, one.text
             assert left + half <= wide + 0.5, one.text
@@ -75,7 +75,7 @@ def test_nothing_leaves_the_picture(charts, wide):
                 assert float(one.get("x")) + float(one.get("width")) <= wide
 
 
-@pytest.mark.parametrize("wide", [SLIM, WIDE])
+@pytest.mark.parametrize("wide", [NARROW_PIXELS, WIDE_PIXELS])
 def test_labels_keep_off_one_another(wide):
     points = tuple(
         Point(2 + n / 50, 15 + n / 3, f"depth {512 * n}", f"{200 - n} tok/s") for n in range(6)
@@ -85,13 +85,13 @@ def test_labels_keep_off_one_another(wide):
     )
     found = boxes(tree)
     assert len(found) >= 4
-    assert not any(one.shared(other) for one, other in combinations(found, 2))
+    assert not any(one.overlap_area(other) for one, other in combinations(found, 2))
 
 
 def test_a_label_stands_at_its_own_mark_or_is_led_to_it():
     points = tuple(Point(x, 10.0, f"test {x}", "123.4 tok/s") for x in (1.0, 1.2, 1.5, 2.0, 4.0))
     tree = parsed(
-        Plot("t", "s", Axis("x", True), Axis("y"), (Series("", points, line=False),)), SLIM
+        Plot("t", "s", Axis("x", True), Axis("y"), (Series("", points, line=False),)), NARROW_PIXELS
     )
     marks = {
         point.label: float(one.get("cx"))
@@ -102,7 +102,7 @@ def test_a_label_stands_at_its_own_mark_or_is_led_to_it():
     assert len(shown) >= 3
     for one, box in zip(shown, boxes(tree), strict=True):
         own = marks[one.text.partition(":")[0]]
-        gaps = {at: max(box.left - at, at - box.right, 0) for at in marks.values()}
+        gaps = {at: max(box.x_min - at, at - box.x_max, 0) for at in marks.values()}
         assert gaps[own] == min(gaps.values()) or any(abs(own - lead) < 0.1 for lead in leads)
 
 
@@ -140,10 +140,10 @@ def test_no_series_is_told_by_colour_alone():
         if (one.get("class") or "").startswith("mark ")
     }
     assert len(shapes) >= 4
-    stack = Rows("t", "s", Axis("x"), (Row("r", tuple(Value(f"v{n}", 1) for n in range(8))),))
+    stack = RowChart("t", "s", Axis("x"), (ChartRow("r", tuple(NamedValue(f"v{n}", 1) for n in range(8))),))
     hatches = [one.find(f"{NS}path") for one in parsed(stack).iter(f"{NS}pattern")]
     assert len({None if one is None else one.get("d") for one in hatches}) == 8
-    drawn = text(stack, 80, unicode=False).split("\n")[1]
+    drawn = render_text(stack, 80, unicode=False).split("\n")[1]
     assert len(set(drawn) - set("r ")) == 8
 
 
@@ -151,7 +151,7 @@ def test_pictures_of_one_page_share_no_names(charts):
     names = [
         one.get("id")
         for number, chart in enumerate(charts * 2)
-        for one in ElementTree.fromstring(svg(chart, WIDE, f"p{number}")).iter()
+        for one in ElementTree.fromstring(draw_chart(chart, WIDE_PIXELS, f"p{number}")).iter()
         if one.get("id")
     ]
     assert len(names) == len(set(names))
@@ -164,7 +164,7 @@ def test_what_cannot_be_drawn_is_our_bug(plot):
     with pytest.raises(AssertionError):
         Plot("t", "s", Axis("x", True), Axis("y"), (Series("", (Point(0, 1),)),))
     with pytest.raises(AssertionError):
-        Rows("t", "s", Axis("x"), ())
+        RowChart("t", "s", Axis("x"), ())
 
 
 def test_the_hostile_name_is_hostile():

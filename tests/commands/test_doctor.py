@@ -23,8 +23,8 @@ Llmcli = Callable[..., Done]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine at rest, whose memory is not really read."""
-    reading = memory_bandwidth.Reading(1 << 28, 2, (2e10, 3e10))
-    monkeypatch.setattr(memory_bandwidth, "measure", lambda *sizes, **more: reading)
+    reading = memory_bandwidth.BandwidthReading(1 << 28, 2, (2e10, 3e10))
+    monkeypatch.setattr(memory_bandwidth, "measure_bandwidth", lambda *sizes, **more: reading)
     monkeypatch.setattr(diagnostics.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
@@ -78,24 +78,24 @@ def test_a_build_without_avx2_is_told_with_the_rebuild_command(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        cpu_features, "built", lambda: cpu_features.parse("CPU : SSE3 = 1 | AVX = 1 | ")
+        cpu_features, "build_features", lambda: cpu_features.parse_system_info("CPU : SSE3 = 1 | AVX = 1 | ")
     )
-    monkeypatch.setattr(cpu_features, "words", lambda: frozenset({"pni", "avx", "avx2", "fma"}))
+    monkeypatch.setattr(cpu_features, "cpu_flags", lambda: frozenset({"pni", "avx", "avx2", "fma"}))
     done = llmcli("doctor")
     assert done.code == 0
     assert "this processor supports AVX2, FMA, but llama.cpp was built without" in done.err
     assert "hint: CMAKE_ARGS='' scripts/setup --again" in done.err
     assert document(llmcli("doctor", "--json"))["cpu"]["unused"] == ["AVX2", "FMA"]
-    monkeypatch.setattr(diagnostics, "SETUP", Path("nowhere"))
+    monkeypatch.setattr(diagnostics, "SETUP_SCRIPT", Path("nowhere"))
     assert "-m pip install --force-reinstall" in llmcli("doctor").err
 
 
 def test_a_build_for_another_processor_is_told(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_features, "words", lambda: frozenset({"pni"}))
+    monkeypatch.setattr(cpu_features, "cpu_flags", lambda: frozenset({"pni"}))
     monkeypatch.setattr(
-        cpu_features, "built", lambda: cpu_features.parse("CPU : SSE3 = 1 | AVX512 = 1 | ")
+        cpu_features, "build_features", lambda: cpu_features.parse_system_info("CPU : SSE3 = 1 | AVX512 = 1 | ")
     )
     assert "AVX512, which this processor does not support" in llmcli("doctor").err
 
@@ -106,7 +106,7 @@ def test_a_library_that_does_not_load_is_told_and_the_rest_goes_on(
     def broken() -> None:
         raise UserError("llama.cpp's library does not load: libgomp.so.1", hint="install it")
 
-    monkeypatch.setattr(cpu_features, "built", broken)
+    monkeypatch.setattr(cpu_features, "build_features", broken)
     done = llmcli("doctor", "--json")
     assert done.code == 1
     assert "libgomp" in document(done)["warnings"][0]["what"]
@@ -117,7 +117,7 @@ def test_a_library_that_does_not_load_is_told_and_the_rest_goes_on(
 
 def test_a_busy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnostics.os, "getloadavg", lambda: (3.0, 0.0, 0.0))
-    monkeypatch.setattr(host, "cores", lambda: 4)
+    monkeypatch.setattr(host, "core_count", lambda: 4)
     done = llmcli("doctor")
     assert "3.0 programs ran in the last minute on 4 cores" in done.err
     assert "-t 1 leaves cores to the other programs" in done.err
@@ -128,7 +128,7 @@ def test_without_proc_and_with_little_memory_figures_are_unknown(
 ) -> None:
     for name in ("available_memory", "total_memory", "last_cache"):
         monkeypatch.setattr(host, name, lambda: None)
-    monkeypatch.setattr(cpu_features, "words", lambda: None)
+    monkeypatch.setattr(cpu_features, "cpu_flags", lambda: None)
     told = document(llmcli("doctor", "--json"))
     assert (
         told["memory"]["available_bytes"]

@@ -51,7 +51,7 @@ def worker() -> Iterator[Callable[..., str]]:
 
 def test_a_worker_tells_its_memory(worker: Callable[..., str]) -> None:
     endpoint = worker(HELLO, COUNT, *MEMORY)
-    assert rpc_workers.ask(endpoint) == rpc_workers.Worker(
+    assert rpc_workers.probe_worker(endpoint) == rpc_workers.RpcWorker(
         endpoint, (7, 0, 3), ((10, 20), (20, 40))
     )
 
@@ -60,16 +60,16 @@ def test_nobody_there(worker: Callable[..., str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
     with pytest.raises(UserError, match="no worker at") as refused:
-        rpc_workers.ask(f"127.0.0.1:{free}")
+        rpc_workers.probe_worker(f"127.0.0.1:{free}")
     assert f"--port {free}" in refused.value.hint
 
 
 def test_a_busy_worker_is_not_waited_for(
     worker: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc_workers, "PATIENCE", 0.05)
+    monkeypatch.setattr(rpc_workers, "TIMEOUT_SECONDS", 0.05)
     with pytest.raises(UserError, match="did not answer") as refused:
-        rpc_workers.ask(worker(None))
+        rpc_workers.probe_worker(worker(None))
     assert "one client at a time" in refused.value.hint
 
 
@@ -78,7 +78,7 @@ def test_another_protocol(worker: Callable[..., str], version: tuple[int, int]) 
     with pytest.raises(
         UserError, match=rf"uses protocol {version[0]}\.{version[1]}, this build 7\.0"
     ):
-        rpc_workers.ask(worker(struct.pack("<Q", 28) + bytes([*version, 0, 0]) + bytes(24)))
+        rpc_workers.probe_worker(worker(struct.pack("<Q", 28) + bytes([*version, 0, 0]) + bytes(24)))
 
 
 @pytest.mark.parametrize(
@@ -93,25 +93,25 @@ def test_another_protocol(worker: Callable[..., str], version: tuple[int, int]) 
 )
 def test_a_stranger(worker: Callable[..., str], answers: tuple[bytes, ...]) -> None:
     with pytest.raises(UserError, match=r"is not a llama\.cpp worker"):
-        rpc_workers.ask(worker(*answers))
+        rpc_workers.probe_worker(worker(*answers))
 
 
 def test_addresses() -> None:
-    assert rpc_workers.endpoints("a, b:1,a:50052") == ("a:50052", "b:1")
+    assert rpc_workers.parse_endpoints("a, b:1,a:50052") == ("a:50052", "b:1")
     for text in ("", "a,,b", ":5", "a:0", "a:99999", "a:b", "::1"):
         with pytest.raises(UserError, match="invalid worker address"):
-            rpc_workers.endpoints(text)
+            rpc_workers.parse_endpoints(text)
     with pytest.raises(UserError, match="17 workers"):
-        rpc_workers.endpoints(",".join(f"h{n}" for n in range(17)))
+        rpc_workers.parse_endpoints(",".join(f"h{n}" for n in range(17)))
 
 
 def test_what_is_this_machine_alone() -> None:
-    assert rpc_workers.loopback("127.0.0.1")
-    assert rpc_workers.loopback("localhost")
-    assert not rpc_workers.loopback("0.0.0.0")
-    assert not rpc_workers.loopback("10.0.0.1")
+    assert rpc_workers.is_loopback("127.0.0.1")
+    assert rpc_workers.is_loopback("localhost")
+    assert not rpc_workers.is_loopback("0.0.0.0")
+    assert not rpc_workers.is_loopback("10.0.0.1")
     with pytest.raises(UserError, match="IPv4 address"):
-        rpc_workers.loopback("::1")
+        rpc_workers.is_loopback("::1")
 
 
 def test_the_kernel_probes_a_link_that_was_made() -> None:

@@ -12,7 +12,7 @@ import pytest
 from llmcli.errors import UserError
 from llmcli.hardware import host, memory_limits
 from llmcli.planning import admission, memory_plan, nearest_fit, upper_bound
-from llmcli.planning.run_plan import Wish
+from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.requests.request import RunOptions
@@ -32,28 +32,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept for what grows: what fits is what is planned."""
-    monkeypatch.setattr(nearest_fit, "GROWTH", 0)
+    monkeypatch.setattr(nearest_fit, "GROWTH_BYTES", 0)
 
 
-def wish(model: Path, **changes: object) -> Wish:
-    made = Wish("tiny", read_header.read_header(model), OPTIONS, 0, NO_DRAFTING, asked=True)
+def wish(model: Path, **changes: object) -> RunPlan:
+    made = RunPlan("tiny", read_header.read_header(model), OPTIONS, 0, NO_DRAFTING, is_ctx_requested=True)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def need(wanted: Wish, part: str = "total") -> int:
+def need(wanted: RunPlan, part: str = "total") -> int:
     """What the dry run says is needed; `held`: what must stay in memory."""
-    with nearest_fit.scales(wanted) as found:
-        parts = [getattr(share, part) for share in found.shares(wanted)]
+    with nearest_fit.open_nearest_fit(wanted) as found:
+        parts = [getattr(share, part) for share in found.device_memory(wanted)]
     assert None not in parts
     return sum(parts)
 
 
 def told(
-    wanted: Wish, memory: int, monkeypatch: pytest.MonkeyPatch, fit: str = ""
-) -> tuple[Wish, list[str]]:
+    wanted: RunPlan, memory: int, monkeypatch: pytest.MonkeyPatch, fit: str = ""
+) -> tuple[RunPlan, list[str]]:
     monkeypatch.setattr(host, "available_memory", lambda: memory)
     words: list[str] = []
-    return admission.admit(wanted, fit, words.append), words
+    return admission.check_memory(wanted, fit, words.append), words
 
 
 def test_what_fits_begins_as_it_is(model, monkeypatch):
@@ -81,24 +81,24 @@ def test_the_refusal_names_the_nearest_setting_and_fit_takes_it(model, monkeypat
         told(wanted, memory, monkeypatch)
     assert caught.value.hint == f"-c {LONG // 2} would fit; --fit applies this"
     taken, words = told(wanted, memory, monkeypatch, "on")
-    assert taken == wanted.but(ctx_size=LONG // 2)
+    assert taken == wanted.with_changes(ctx_size=LONG // 2)
     assert words == [f"--fit: {LONG // 2:,} tokens of context instead of {LONG:,}"]
-    assert need(taken) <= memory < need(taken.but(ctx_size=LONG // 2 + 256))
+    assert need(taken) <= memory < need(taken.with_changes(ctx_size=LONG // 2 + 256))
 
 
 def test_smaller_types_come_before_a_context_that_is_of_no_use(model, monkeypatch):
     wanted = wish(model)
-    memory = need(wanted.but(ctx_size=nearest_fit.USEFUL, cache_type_k="q8_0", cache_type_v="q8_0"))
+    memory = need(wanted.with_changes(ctx_size=nearest_fit.MIN_USEFUL_TOKENS, cache_type_k="q8_0", cache_type_v="q8_0"))
     taken, words = told(wanted, memory, monkeypatch, "on")
     assert (taken.options.cache_type_k, taken.options.cache_type_v) == ("q8_0", "q8_0")
-    assert taken.options.ctx_size == nearest_fit.USEFUL
+    assert taken.options.ctx_size == nearest_fit.MIN_USEFUL_TOKENS
     assert words == [
         "--fit: 2,048 tokens of context instead of 65,536, a q8_0 KV cache instead of f16"
     ]
     with pytest.raises(UserError) as caught:
         told(wanted, memory, monkeypatch)
     assert caught.value.hint.startswith("-c 2048 -ctk q8_0 -ctv q8_0 would fit")
-    least = need(wanted.but(ctx_size=256, cache_type_k="q4_0", cache_type_v="q4_0"), "held")
+    least = need(wanted.with_changes(ctx_size=256, cache_type_k="q4_0", cache_type_v="q4_0"), "held")
     assert told(wanted, least, monkeypatch, "on")[0].options.cache_type_k == "q4_0"
     with pytest.raises(UserError) as caught:
         told(wanted, least - 1, monkeypatch, "on")
@@ -132,8 +132,8 @@ def test_fewer_sequences_where_each_has_state_of_its_own(tmp_path, monkeypatch):
 def test_branches_of_a_chat_go_first(model, monkeypatch):
     options = replace(OPTIONS, ctx_size=512)
     wanted = wish(model, options=options, slots=64, asked=False)
-    taken, words = told(wanted, need(wanted.but(slots=1)), monkeypatch)
-    assert taken == wanted.but(slots=1)
+    taken, words = told(wanted, need(wanted.with_changes(slots=1)), monkeypatch)
+    assert taken == wanted.with_changes(slots=1)
     assert words == [
         "limited by the available memory: one branch of the chat; other branches are computed again"
     ]
@@ -145,7 +145,7 @@ def test_a_build_that_tells_nothing_is_left_to_try(model, monkeypatch):
     """
     monkeypatch.setattr(Context, "memory_breakdown", lambda self: None)
     wanted = wish(model)
-    cache = upper_bound.cache(wanted.header, wanted.context)
+    cache = upper_bound.predict_cache(wanted.header, wanted.context)
     assert cache
     assert told(wanted, cache.nbytes, monkeypatch) == (wanted, [])
     with pytest.raises(UserError, match="does not fit: KV cache"):
@@ -193,7 +193,7 @@ def test_a_cache_beyond_all_measure_is_refused_by_arithmetic(model, monkeypatch)
         told(huge, 1 << 28, monkeypatch)
     assert "would fit" in caught.value.hint
     monkeypatch.setattr(host, "available_memory", lambda: None)
-    assert admission.admit(huge, "", print) == huge  # a machine that tells nothing: nobody guesses
+    assert admission.check_memory(huge, "", print) == huge  # a machine that tells nothing: nobody guesses
 
 
 @pytest.mark.parametrize("make", [tiny_gguf.llama, tiny_gguf.gemma3, tiny_gguf.mamba])
@@ -207,10 +207,10 @@ def test_the_bound_is_above_the_truth(tmp_path, make, flash):
             4096, 64, 64, 16, type_k="f32", flash_attn=flash, unified=False, n_outputs=16
         ),
     ):
-        with memory_plan.planner(header, options, 0) as planner:
-            total = planner.receipt().sum("total")
+        with memory_plan.open_memory_planner(header, options, 0) as planner:
+            total = planner.memory_plan().sum_part("total")
         assert total is not None
-        assert total <= upper_bound.bound(header, options)
+        assert total <= upper_bound.upper_bound_bytes(header, options)
 
 
 @pytest.mark.model
@@ -221,8 +221,8 @@ def test_the_bound_is_above_the_truth_for_real_models(smollm2, gemma3):
             ContextOptions(8192, n_seq_max=4),
             ContextOptions(1024, flash_attn="off", n_outputs=16),
         ):
-            with memory_plan.planner(header, options, 0) as planner:
-                assert (planner.receipt().sum("total") or 0) <= upper_bound.bound(header, options)
+            with memory_plan.open_memory_planner(header, options, 0) as planner:
+                assert (planner.memory_plan().sum_part("total") or 0) <= upper_bound.upper_bound_bytes(header, options)
 
 
 LIMITED = """
@@ -259,7 +259,7 @@ def test_a_limit_on_addresses_is_kept_for_real(stories_gguf: Path, home: Path):
 def test_addresses_are_counted(model, monkeypatch):
     wanted = wish(model)
     monkeypatch.setattr(host, "available_memory", lambda: 1 << 40)
-    monkeypatch.setattr(memory_limits, "address_room", lambda: memory_limits.THREAD + 8_000_000)
+    monkeypatch.setattr(memory_limits, "address_free_bytes", lambda: memory_limits.THREAD_BYTES + 8_000_000)
     with pytest.raises(UserError, match="ulimit -v"):
-        admission.admit(wanted, "", print)
-    assert (admission.admit(wanted, "on", lambda words: None).options.ctx_size or LONG) < LONG
+        admission.check_memory(wanted, "", print)
+    assert (admission.check_memory(wanted, "on", lambda words: None).options.ctx_size or LONG) < LONG

@@ -40,18 +40,18 @@ def packed(tmp_path_factory) -> Path:
     return folder / "q4_0.gguf"
 
 
-def compare(path: Path, options: ContextOptions) -> memory_plan.Receipt:
+def compare(path: Path, options: ContextOptions) -> memory_plan.MemoryPlan:
     header = read_header.read_header(path)
-    with memory_plan.planner(header, options, 0) as planner:
-        told = planner.receipt()
-    found = memory_plan.measure(header, options, 0)
-    assert (told.n_ctx, told.sum("total")) == (found.n_ctx, found.sum("total"))
+    with memory_plan.open_memory_planner(header, options, 0) as planner:
+        told = planner.memory_plan()
+    found = memory_plan.measure_loaded(header, options, 0)
+    assert (told.n_ctx, told.sum_part("total")) == (found.n_ctx, found.sum_part("total"))
     for part in PARTS:
-        assert told.sum(part) == found.sum(part), part
+        assert told.sum_part(part) == found.sum_part(part), part
     if told.cache:
-        assert told.cache.nbytes == found.sum("kv")
-    assert told.process
-    assert found.process
+        assert told.cache.nbytes == found.sum_part("kv")
+    assert told.process_bytes
+    assert found.process_bytes
     return told
 
 
@@ -61,7 +61,7 @@ def test_a_llama_whose_weights_are_laid_out_anew(packed, options):
     assert told.cache is not None
     assert told.fits
     header = read_header.read_header(packed)
-    (share,) = told.shares
+    (share,) = told.devices
     assert share.weights is not None
     assert share.droppable is not None
     assert share.weights <= header.path.stat().st_size
@@ -80,7 +80,7 @@ def test_a_sliding_window(tmp_path, options):
 def test_state_that_is_not_a_cache_is_counted_and_has_no_layers(tmp_path):
     told = compare(tiny_gguf.mamba(tmp_path / "m.gguf"), ContextOptions(512))
     assert told.cache is None
-    assert told.sum("kv")
+    assert told.sum_part("kv")
 
 
 def test_several_files_are_mapped_each_from_its_first_tensor_to_its_last(tmp_path):
@@ -117,12 +117,12 @@ def test_nothing_is_allocated(packed):
     """A cache of a gibibyte is planned within a tenth of it."""
     header, before = read_header.read_header(packed), host.resident_memory()
     assert before
-    with memory_plan.planner(header, ContextOptions(1 << 20), 0) as planner:
-        told = planner.receipt()
+    with memory_plan.open_memory_planner(header, ContextOptions(1 << 20), 0) as planner:
+        told = planner.memory_plan()
     after = host.resident_memory()
     assert after
-    assert (told.sum("kv") or 0) > 1 << 30
-    assert after - before < (told.sum("kv") or 0) / 10
+    assert (told.sum_part("kv") or 0) > 1 << 30
+    assert after - before < (told.sum_part("kv") or 0) / 10
 
 
 @pytest.mark.parametrize(
@@ -131,66 +131,66 @@ def test_nothing_is_allocated(packed):
 def test_the_largest_context_fits_and_the_next_does_not(packed, monkeypatch, options):
     header = read_header.read_header(packed)
     monkeypatch.setattr(host, "available_memory", lambda: 24 << 20)
-    with memory_plan.planner(header, options, 0) as planner:
-        longest = {kind: planner.largest(kind) for kind in memory_plan.KINDS}
+    with memory_plan.open_memory_planner(header, options, 0) as planner:
+        longest = {kind: planner.largest_context(kind) for kind in memory_plan.PLANNED_CACHE_TYPES}
     assert all(longest.values())
     assert longest["f16"] < longest["q8_0"] < longest["q4_0"]  # type: ignore[operator]
     step = 256 * (1 if options.unified else options.n_seq_max)
     for kind, cells in longest.items():
         for more, fits in ((0, True), (step, False)):
             wanted = replace(options, n_ctx=cells + more, type_k=kind, type_v=kind)  # type: ignore[operator]
-            with memory_plan.planner(header, wanted, 0) as planner:
-                assert planner.receipt().fits is fits, (kind, cells, more)
+            with memory_plan.open_memory_planner(header, wanted, 0) as planner:
+                assert planner.memory_plan().fits is fits, (kind, cells, more)
 
 
 def test_where_nothing_fits_the_largest_context_is_none(packed, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: 1000)
-    with memory_plan.planner(read_header.read_header(packed), ContextOptions(512), 0) as planner:
-        assert planner.largest("f16") == 0
-        assert planner.receipt().fits is False
+    with memory_plan.open_memory_planner(read_header.read_header(packed), ContextOptions(512), 0) as planner:
+        assert planner.largest_context("f16") == 0
+        assert planner.memory_plan().fits is False
 
 
 def test_a_type_that_the_heads_do_not_fill_has_no_largest_context(stories_gguf):
-    with memory_plan.planner(
+    with memory_plan.open_memory_planner(
         read_header.read_header(stories_gguf), ContextOptions(256), 0
     ) as planner:
-        assert [planner.takes(kind) for kind in memory_plan.KINDS] == [True, False, False]
-        assert planner.largest("q8_0") is None
+        assert [planner.supports_cache_type(kind) for kind in memory_plan.PLANNED_CACHE_TYPES] == [True, False, False]
+        assert planner.largest_context("q8_0") is None
 
 
 def test_what_this_build_does_not_tell_is_unknown_and_never_a_guess(packed, monkeypatch):
     monkeypatch.setattr(Context, "memory_breakdown", lambda self: None)
     monkeypatch.setattr(dry_run.DryRun, "tensor_buffers", lambda self: None)
     header = read_header.read_header(packed)
-    with memory_plan.planner(header, ContextOptions(512), 0) as planner:
-        told = planner.receipt()
-        assert planner.largest("f16") is None
-    assert [told.sum(part) for part in ("repacked", "compute", "total")] == [None] * 3
-    assert (told.sum("weights"), told.process, told.fits) == (header.tensor_bytes, None, None)
+    with memory_plan.open_memory_planner(header, ContextOptions(512), 0) as planner:
+        told = planner.memory_plan()
+        assert planner.largest_context("f16") is None
+    assert [told.sum_part(part) for part in ("repacked", "compute", "total")] == [None] * 3
+    assert (told.sum_part("weights"), told.process_bytes, told.fits) == (header.tensor_bytes, None, None)
     assert told.cache is not None
     monkeypatch.setattr(host, "available_memory", lambda: header.tensor_bytes - 1)
-    with memory_plan.planner(header, ContextOptions(512), 0) as planner:
-        assert planner.receipt().fits is False  # what is known is too much already
+    with memory_plan.open_memory_planner(header, ContextOptions(512), 0) as planner:
+        assert planner.memory_plan().fits is False  # what is known is too much already
 
 
 def test_without_proc_the_machine_s_figures_are_unknown(packed, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: None)
     monkeypatch.setattr(host, "resident_memory", lambda: None)
-    with memory_plan.planner(read_header.read_header(packed), ContextOptions(512), 0) as planner:
-        told = planner.receipt()
-        assert planner.largest("f16") is None
-    assert (told.overhead, told.process, told.fits) == (None, None, None)
-    assert told.sum("total")
+    with memory_plan.open_memory_planner(read_header.read_header(packed), ContextOptions(512), 0) as planner:
+        told = planner.memory_plan()
+        assert planner.largest_context("f16") is None
+    assert (told.overhead, told.process_bytes, told.fits) == (None, None, None)
+    assert told.sum_part("total")
 
 
 def test_a_context_too_long_to_rehearse_is_told_by_arithmetic(packed):
-    with memory_plan.planner(
+    with memory_plan.open_memory_planner(
         read_header.read_header(packed), ContextOptions(2_000_000_000), 0
     ) as planner:
-        told = planner.receipt()
+        told = planner.memory_plan()
     assert told.cache is not None
-    assert told.sum("kv") == told.cache.nbytes
-    assert told.sum("compute") is None
+    assert told.sum_part("kv") == told.cache.nbytes
+    assert told.sum_part("compute") is None
 
 
 def test_the_last_step_with_room_is_found_wherever_the_line_bends():
@@ -203,4 +203,4 @@ def test_the_last_step_with_room_is_found_wherever_the_line_bends():
             return start - flat * n - steep * max(0, n - bend)  # noqa: B023
 
         expected = max([n for n in range(1, most + 1) if room(n) >= 0], default=0)
-        assert memory_plan.last(room, most) == expected
+        assert memory_plan.largest_fitting(room, most) == expected

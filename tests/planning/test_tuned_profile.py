@@ -11,7 +11,7 @@ from llmcli import config
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning import tuned_profile
-from llmcli.planning.tuned_profile import Profile
+from llmcli.planning.tuned_profile import TunedProfile
 from llmcli.runtime.model_identity import content_hash
 from llmcli.runtime.requests.request import RunOptions
 from quant.model_file import read_header
@@ -29,20 +29,20 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> ModelHeader:
 
 
 @pytest.fixture
-def made(header: ModelHeader, home: Path) -> Profile:
+def made(header: ModelHeader, home: Path) -> TunedProfile:
     """A profile of this model and machine, saved."""
-    world = host.identity(), tuned_profile.build()
-    one = Profile("tiny", content_hash(header), *world, "chat", FOUND, 1.2, 1.1, 1.3, "2026-11-22")
-    tuned_profile.save(one, config.load())
+    world = host.machine_identity(), tuned_profile.build_identity()
+    one = TunedProfile("tiny", content_hash(header), *world, "chat", FOUND, 1.2, 1.1, 1.3, "2026-11-22")
+    tuned_profile.save_profile(one, config.load())
     return one
 
 
 def chosen(header: ModelHeader, options: RunOptions, *typed: str) -> tuple[RunOptions, list[str]]:
     warnings: list[str] = []
-    return tuned_profile.chosen(header, options, typed, config.load(), warnings.append), warnings
+    return tuned_profile.apply_profile(header, options, typed, config.load(), warnings.append), warnings
 
 
-def test_what_was_not_typed_is_the_profile_s(header: ModelHeader, made: Profile) -> None:
+def test_what_was_not_typed_is_the_profile_s(header: ModelHeader, made: TunedProfile) -> None:
     options, warnings = chosen(header, RunOptions())
     assert not warnings
     told = "-t 1 -tb 2 -ub 128 -fa off (bench tune, 2026-11-22)"
@@ -63,14 +63,14 @@ def test_what_was_not_typed_is_the_profile_s(header: ModelHeader, made: Profile)
     ],
 )
 def test_what_was_typed_wins(
-    header: ModelHeader, made: Profile, typed: dict[str, Any], left: str
+    header: ModelHeader, made: TunedProfile, typed: dict[str, Any], left: str
 ) -> None:
     options, _ = chosen(header, RunOptions(**typed), *typed)
     assert {name: getattr(options, name) for name in typed} == typed
     assert options.profile.partition(" (")[0] == left
 
 
-def test_the_reproducible_mode_is_left_alone(header: ModelHeader, made: Profile) -> None:
+def test_the_reproducible_mode_is_left_alone(header: ModelHeader, made: TunedProfile) -> None:
     options = RunOptions(reproducible=True)
     assert chosen(header, options) == (options, [])
 
@@ -79,15 +79,15 @@ def test_the_reproducible_mode_is_left_alone(header: ModelHeader, made: Profile)
     "other", [{"machine": "another"}, {"build": "older"}, {"fingerprint": "0" * 64}]
 )
 def test_a_profile_of_something_else_is_not_used(
-    header: ModelHeader, made: Profile, other: dict[str, str]
+    header: ModelHeader, made: TunedProfile, other: dict[str, str]
 ) -> None:
-    (path,) = tuned_profile.paths(config.load())
+    (path,) = tuned_profile.profile_paths(config.load())
     path.unlink()
     moved = replace(made, **other)
-    tuned_profile.save(moved, config.load())
+    tuned_profile.save_profile(moved, config.load())
     assert chosen(header, RunOptions()) == (RunOptions(), [])
-    tuned_profile.save(moved, config.load())
-    tuned_profile.paths(config.load())[0].rename(path)  # nor under the name of the right one
+    tuned_profile.save_profile(moved, config.load())
+    tuned_profile.profile_paths(config.load())[0].rename(path)  # nor under the name of the right one
     assert chosen(header, RunOptions()) == (RunOptions(), [])
 
 
@@ -115,9 +115,9 @@ def test_a_profile_of_something_else_is_not_used(
     ],
 )
 def test_a_damaged_profile_is_one_warning(
-    header: ModelHeader, made: Profile, damage: bytes | dict[str, Any]
+    header: ModelHeader, made: TunedProfile, damage: bytes | dict[str, Any]
 ) -> None:
-    (path,) = tuned_profile.paths(config.load())
+    (path,) = tuned_profile.profile_paths(config.load())
     if isinstance(damage, dict):
         damage = json.dumps({**json.loads(path.read_text()), **damage}).encode()
     path.write_bytes(damage)
@@ -127,39 +127,39 @@ def test_a_damaged_profile_is_one_warning(
     assert str(path) in warning
     assert "\n" not in warning
     told: list[str] = []
-    assert tuned_profile.kept(config.load(), told.append) == []
+    assert tuned_profile.read_profiles(config.load(), told.append) == []
     assert len(told) == 1
 
 
 def test_a_profile_is_written_whole_or_not_at_all(
-    header: ModelHeader, made: Profile, monkeypatch: pytest.MonkeyPatch
+    header: ModelHeader, made: TunedProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UserError, match="No space left"):
-        tuned_profile.save(replace(made, ratio=2.0), config.load())
-    assert tuned_profile.kept(config.load(), print) == [made]
-    assert [path.suffix for path in tuned_profile.folder(config.load()).iterdir()] == [".json"]
+        tuned_profile.save_profile(replace(made, ratio=2.0), config.load())
+    assert tuned_profile.read_profiles(config.load(), print) == [made]
+    assert [path.suffix for path in tuned_profile.profile_folder(config.load()).iterdir()] == [".json"]
 
 
 def test_a_model_s_profiles_are_forgotten_those_of_others_stay(
-    header: ModelHeader, made: Profile
+    header: ModelHeader, made: TunedProfile
 ) -> None:
-    tuned_profile.save(replace(made, machine="another"), config.load())
-    tuned_profile.save(replace(made, fingerprint="0" * 64, model="big"), config.load())
-    tuned_profile.save(replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load())
-    assert len(tuned_profile.forget(config.load(), "./renamed.gguf", header)) == 2
-    assert [one.model for one in tuned_profile.kept(config.load(), print)] == ["big", "big:Q4_K_M"]
+    tuned_profile.save_profile(replace(made, machine="another"), config.load())
+    tuned_profile.save_profile(replace(made, fingerprint="0" * 64, model="big"), config.load())
+    tuned_profile.save_profile(replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load())
+    assert len(tuned_profile.delete_profiles(config.load(), "./renamed.gguf", header)) == 2
+    assert [one.model for one in tuned_profile.read_profiles(config.load(), print)] == ["big", "big:Q4_K_M"]
     assert (
-        len(tuned_profile.forget(config.load(), "big", None)) == 2
+        len(tuned_profile.delete_profiles(config.load(), "big", None)) == 2
     )  # its file is not here any more
-    assert tuned_profile.kept(config.load(), print) == []
+    assert tuned_profile.read_profiles(config.load(), print) == []
 
 
 def test_a_folder_that_cannot_be_read_is_a_warning(
-    header: ModelHeader, made: Profile, monkeypatch: pytest.MonkeyPatch
+    header: ModelHeader, made: TunedProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(path: Path) -> None:
         raise PermissionError(13, "Permission denied")

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 
-from llmcli.bench.speed.measure import Subject, measure
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.measure import ModelUnderTest, measure_test
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import RandomPasses, run_passes
 from llmcli.bench.statistics import paired_test
 from llmcli.bench.statistics.paired_test import Comparison, Design, Measure
-from llmcli.planning.memory_plan import Share, planner
+from llmcli.planning.memory_plan import DeviceMemory, open_memory_planner
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.context import Aborted, Context
 from llmcli.runtime.binding.context_options import ContextOptions
@@ -29,39 +29,39 @@ from llmcli.runtime.interrupt import on_interrupt
 from llmcli.types import Watcher
 from quant.model_file import load_checks, read_header
 
-SETTLING = 0.05  # seconds after a switch until the speed is stable again
-MOST_SETTLING = 16  # tokens, or prompts
-TIMED = 2  # timed tokens per settling token
-SHORT = 512  # up to this number of tokens, the KV cache is small compared with the weights
-LONG = 10 * SETTLING  # seconds; a measurement that takes this long needs no settling
+SETTLING_SECONDS = 0.05  # seconds after a switch until the speed is stable again
+MAX_SETTLING_PASSES = 16  # tokens, or prompts
+TIMED_PER_SETTLING = 2  # timed tokens per settling token
+SHORT_DEPTH_TOKENS = 512  # up to this number of tokens, the KV cache is small compared with the weights
+LONG_SECONDS = 10 * SETTLING_SECONDS  # seconds; a measurement that takes this long needs no settling
 
 Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ModelTest:
     """A model file and the test to run on it. Both sides of a comparison have the same prompt,
     tokens and depth.
     """
 
     path: Path
-    test: Test
+    test: SpeedTest
 
     @property
-    def loaded(self) -> tuple[Path, int]:
+    def weights_key(self) -> tuple[Path, int]:
         """What two sides must have in common to share their weights: the file and the GPU
         layers.
         """
         return self.path, self.test.n_gpu_layers
 
-    def options(self) -> ContextOptions:
+    def context_options(self) -> ContextOptions:
         """Return the options of the context in which the side is measured."""
         test = self.test
         cells = (
             test.n_depth
             + test.n_prompt
             + test.n_gen
-            + MOST_SETTLING * (1 + TIMED) * bool(test.n_gen)
+            + MAX_SETTLING_PASSES * (1 + TIMED_PER_SETTLING) * bool(test.n_gen)
         )
         return ContextOptions(
             cells,
@@ -77,74 +77,74 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class MeasurementSize:
     """The size of one measurement: tokens (or prompts) to settle, which are not timed, then timed
     ones.
     """
 
-    settling: int
-    timed: int
+    n_settling: int
+    n_timed: int
 
 
-class Generation:
+class GenerationMeasurement:
     """Measures generation (tg). Every call times the next few tokens; after the last one it rewinds
     to the depth.
     """
 
-    def __init__(self, context: Context, model: Model, test: Test, slot: Slot) -> None:
-        self.context, self.depth, self.slot = context, test.n_depth, slot
-        passes, length = RandomPasses(context, model), slot.settling + slot.timed
-        self.before = passes.prompt(0, test.n_depth)
-        self.steps = passes.steps(test.n_depth, math.ceil(test.n_gen / length) * length)
-        self.at = 0
-        rewind(context, 0, self.before)
+    def __init__(self, context: Context, model: Model, test: SpeedTest, slot: MeasurementSize) -> None:
+        self.context, self.depth, self.size = context, test.n_depth, slot
+        passes, length = RandomPasses(context, model), slot.n_settling + slot.n_timed
+        self.depth_passes = passes.prompt_passes(0, test.n_depth)
+        self.token_passes = passes.token_passes(test.n_depth, math.ceil(test.n_gen / length) * length)
+        self.next_pass = 0
+        rewind(context, 0, self.depth_passes)
 
     def __call__(self) -> float:
         """Return the tokens per second."""
-        if self.at == len(self.steps):
-            rewind(self.context, self.depth, self.before)
-            self.at = 0
-        middle = self.at + self.slot.settling
-        end = middle + self.slot.timed
-        run_passes(self.steps[self.at : middle])
-        began, *_, ended = run_passes(self.steps[middle:end])
-        self.at = end
-        return self.slot.timed * 1e9 / (ended - began)
+        if self.next_pass == len(self.token_passes):
+            rewind(self.context, self.depth, self.depth_passes)
+            self.next_pass = 0
+        middle = self.next_pass + self.size.n_settling
+        end = middle + self.size.n_timed
+        run_passes(self.token_passes[self.next_pass : middle])
+        began, *_, ended = run_passes(self.token_passes[middle:end])
+        self.next_pass = end
+        return self.size.n_timed * 1e9 / (ended - began)
 
 
-class Prompt:
+class PromptMeasurement:
     """Measures prompts (pp). Every call times one prompt."""
 
-    def __init__(self, context: Context, model: Model, test: Test, slot: Slot) -> None:
-        self.context, self.test, self.slot = context, test, slot
+    def __init__(self, context: Context, model: Model, test: SpeedTest, slot: MeasurementSize) -> None:
+        self.context, self.test, self.size = context, test, slot
         passes = RandomPasses(context, model)
-        self.before = passes.prompt(0, test.n_depth)
-        self.steps = passes.prompt(test.n_depth, test.n_prompt)
-        rewind(context, 0, self.before)
+        self.depth_passes = passes.prompt_passes(0, test.n_depth)
+        self.prompt_passes = passes.prompt_passes(test.n_depth, test.n_prompt)
+        rewind(context, 0, self.depth_passes)
 
     def __call__(self) -> float:
         """Return the tokens per second."""
-        for _ in range(self.slot.settling):
+        for _ in range(self.size.n_settling):
             self._nanoseconds()
         return self.test.n_prompt * 1e9 / self._nanoseconds()
 
     def _nanoseconds(self) -> int:
-        rewind(self.context, self.test.n_depth, self.before)
-        began, *_, ended = run_passes(self.steps)
+        rewind(self.context, self.test.n_depth, self.depth_passes)
+        began, *_, ended = run_passes(self.prompt_passes)
         return ended - began
 
 
-def rewind(context: Context, depth: int, before: Sequence[Callable[[], None]]) -> None:
+def rewind(context: Context, depth: int, depth_passes: Sequence[Callable[[], None]]) -> None:
     """Restore the context to the tokens that `before` computes: by trimming if its memory can,
     otherwise by computing them again.
     """
     if not (depth and context.trim(0, depth)):
         context.clear()
-        run_passes(before)
+        run_passes(depth_passes)
 
 
-def run(
-    pairs: Sequence[tuple[Side, Side]], design: Design, watcher: Watcher, apart: bool | None = None
+def compare_tests(
+    pairs: Sequence[tuple[ModelTest, ModelTest]], design: Design, watcher: Watcher, in_turn: bool | None = None
 ) -> list[Comparison]:
     """Compare two sides in each of several tests; the error probability of `design` covers all
     tests.
@@ -161,43 +161,43 @@ def run(
                 read_header.read_header(side.path).metadata, side.test.type_k, side.test.type_v
             )
     test_design = replace(design, confidence=1 - (1 - design.confidence) / len(pairs))
-    if apart is None:
-        apart = not all(fit(*pair) for pair in pairs)
-    if apart:
+    if in_turn is None:
+        in_turn = not all(fit_in_memory(*pair) for pair in pairs)
+    if in_turn:
         watcher.note(
             "the models do not fit into memory at the same time: each one is loaded"
-            f" {test_design.least} times in turn"
+            f" {test_design.min_pairs} times in turn"
         )
     comparisons = []
     with watcher.bar("compare", len(pairs), "tests") as bar, ExitStack() as stack:
-        models = {} if apart else _models(pairs, stack)
+        models = {} if in_turn else _models(pairs, stack)
         for a, b in pairs:
             bar.describe(f"compare {a.test.name}")
             with (
                 _reloaded(a, b)
-                if apart
-                else together(models[a.loaded], models[b.loaded], a, b) as (
+                if in_turn
+                else open_pair(models[a.weights_key], models[b.weights_key], a, b) as (
                     measure_a,
                     measure_b,
                     tick,
                 )
             ):
                 comparisons.append(
-                    paired_test.compare(measure_a, measure_b, test_design, tick=tick)
+                    paired_test.compare_pairs(measure_a, measure_b, test_design, tick=tick)
                 )
             bar.advance(1)
     return comparisons
 
 
-def _models(pairs: Sequence[tuple[Side, Side]], stack: ExitStack) -> dict[tuple[Path, int], Model]:
+def _models(pairs: Sequence[tuple[ModelTest, ModelTest]], stack: ExitStack) -> dict[tuple[Path, int], Model]:
     stack.enter_context(gemm.enabled(gemm.MIN_PROMPT_ROWS))
-    wanted = dict.fromkeys(side.loaded for pair in pairs for side in pair)
+    wanted = dict.fromkeys(side.weights_key for pair in pairs for side in pair)
     return {key: stack.enter_context(open_model(key[0], gpu_layers=key[1])) for key in wanted}
 
 
 @contextmanager
-def together(
-    model_a: Model, model_b: Model, a: Side, b: Side
+def open_pair(
+    model_a: Model, model_b: Model, a: ModelTest, b: ModelTest
 ) -> Iterator[tuple[Measure, Measure, Tick]]:
     """Open both sides in contexts that exist at the same time, and warm them up. Yields a
     measurement of each side, and a function to call between pairs.
@@ -212,7 +212,7 @@ def together(
     with ExitStack() as stack:
         order = ((model_a, a), (model_b, b), (model_b, b), (model_a, a))
         contexts = [
-            stack.enter_context(open_context(model, side.options())) for model, side in order
+            stack.enter_context(open_context(model, side.context_options())) for model, side in order
         ]
 
         def stop() -> None:
@@ -231,27 +231,27 @@ def together(
                 for context, (model, side) in zip(contexts, order, strict=True)
             )
             ready = (a_first, b_first, a_last, b_last)
-            slot = plan_slot(a, b, max(warm(*opened) for opened in ready))
+            slot = plan_measurement(a, b, max(warm_up(*opened) for opened in ready))
             measures = [
-                (Generation if opened[2].n_gen else Prompt)(*opened, slot) for opened in ready
+                (GenerationMeasurement if opened[2].n_gen else PromptMeasurement)(*opened, slot) for opened in ready
             ]
-            yield in_turn(measures[::2]), in_turn(measures[1::2]), tick
+            yield alternate(measures[::2]), alternate(measures[1::2]), tick
         except Aborted:
             raise KeyboardInterrupt from None
 
 
-def in_turn(measures: Sequence[Measure]) -> Measure:
+def alternate(measures: Sequence[Measure]) -> Measure:
     """Return a measurement whose calls go to each of `measures` in turn."""
     turns = cycle(measures)
     return lambda: next(turns)()
 
 
-def warm(context: Context, model: Model, test: Test) -> float:
+def warm_up(context: Context, model: Model, test: SpeedTest) -> float:
     """Compute a prompt or a few tokens twice. Returns the seconds of the second prompt or of its
     last token.
     """
     passes = RandomPasses(context, model)
-    work = passes.steps(0, 4) if test.n_gen else passes.prompt(0, test.n_prompt)
+    work = passes.token_passes(0, 4) if test.n_gen else passes.prompt_passes(0, test.n_prompt)
     run_passes(work)
     context.clear()
     *_, before, after = run_passes(work)
@@ -259,34 +259,34 @@ def warm(context: Context, model: Model, test: Test) -> float:
     return (after - before) / 1e9 * (1 if test.n_gen else len(work))
 
 
-def plan_slot(a: Side, b: Side, seconds: float) -> Slot:
+def plan_measurement(a: ModelTest, b: ModelTest, seconds: float) -> MeasurementSize:
     """Choose how many tokens to settle and to time, if the slower side takes `seconds` for one
     token (or one prompt).
     """
     alike = (
-        a.loaded == b.loaded and a.test.n_threads == b.test.n_threads and a.test.n_depth <= SHORT
+        a.weights_key == b.weights_key and a.test.n_threads == b.test.n_threads and a.test.n_depth <= SHORT_DEPTH_TOKENS
     )
-    settling = 0 if seconds >= LONG else min(MOST_SETTLING, math.ceil(SETTLING / seconds))
+    settling = 0 if seconds >= LONG_SECONDS else min(MAX_SETTLING_PASSES, math.ceil(SETTLING_SECONDS / seconds))
     if a.test.n_prompt:
-        return Slot(0 if alike else settling, 1)
-    return Slot(0, 1) if alike else Slot(max(1, settling), max(1, TIMED * settling))
+        return MeasurementSize(0 if alike else settling, 1)
+    return MeasurementSize(0, 1) if alike else MeasurementSize(max(1, settling), max(1, TIMED_PER_SETTLING * settling))
 
 
 @contextmanager
-def _reloaded(a: Side, b: Side) -> Iterator[tuple[Measure, Measure, Tick]]:
+def _reloaded(a: ModelTest, b: ModelTest) -> Iterator[tuple[Measure, Measure, Tick]]:
     """Yield measurements that load their side for every call and run its whole test, after its
     warm-up.
     """
 
-    def once(side: Side) -> float:
+    def once(side: ModelTest) -> float:
         with open_model(side.path, gpu_layers=side.test.n_gpu_layers) as model:
-            about = Subject(str(side.path), "", 0, 0)
-            return measure(model, about, side.test, 1).samples_ts[0]
+            about = ModelUnderTest(str(side.path), "", 0, 0)
+            return measure_test(model, about, side.test, 1).samples_ts[0]
 
     yield lambda: once(a), lambda: once(b), lambda: None
 
 
-def fit(a: Side, b: Side) -> bool:
+def fit_in_memory(a: ModelTest, b: ModelTest) -> bool:
     """Return whether every device can hold both sides at once, according to the memory plan; True
     if that is unknown.
     """
@@ -294,17 +294,17 @@ def fit(a: Side, b: Side) -> bool:
     free: dict[str, int] = {}
     for number, side in enumerate((a, b)):
         header = read_header.read_header(side.path)
-        with planner(header, side.options(), side.test.n_gpu_layers) as plan:
-            shares = plan.receipt().shares
+        with open_memory_planner(header, side.context_options(), side.test.n_gpu_layers) as plan:
+            shares = plan.memory_plan().devices
         for share in shares:
-            nbytes = _bytes(share, weights=not number or a.loaded != b.loaded)
+            nbytes = _bytes(share, weights=not number or a.weights_key != b.weights_key)
             needed[share.device] = needed.get(share.device, 0) + nbytes
             if share.available is not None:
                 free[share.device] = min(share.available, free.get(share.device, share.available))
     return all(needed[device] <= available for device, available in free.items())
 
 
-def _bytes(share: Share, weights: bool) -> int:
+def _bytes(share: DeviceMemory, weights: bool) -> int:
     """Return the bytes of a side's two contexts, and of its weights if the other side does not
     share them.
     """

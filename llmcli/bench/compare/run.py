@@ -11,12 +11,12 @@ from typing import Any
 
 from llmcli.bench.compare import interleaved as measuring
 from llmcli.bench.compare import saved_runs as keeping
-from llmcli.bench.compare.interleaved import Side
-from llmcli.bench.compare.saved_runs import Saved
-from llmcli.bench.history.history import History, path
+from llmcli.bench.compare.interleaved import ModelTest
+from llmcli.bench.compare.saved_runs import SavedRuns
+from llmcli.bench.history.history import History, history_path
 from llmcli.bench.speed import parameter_grid
-from llmcli.bench.speed.parameter_grid import Test
-from llmcli.bench.statistics.paired_test import Comparison, Design, tenths, wander
+from llmcli.bench.speed.parameter_grid import SpeedTest
+from llmcli.bench.statistics.paired_test import Comparison, Design, decile_rates, decile_ratio
 from llmcli.config import Config
 from llmcli.errors import UsageError, UserError
 from llmcli.hardware import host
@@ -46,7 +46,7 @@ class ComparedSide:
     name: str
     path: str | None
     settings: str
-    sides: tuple[Side, ...] = ()
+    sides: tuple[ModelTest, ...] = ()
 
     @property
     def label(self) -> str:
@@ -71,15 +71,15 @@ class ComparisonResult:
     differences: tuple[tuple[tuple[str, Any, Any], ...], ...] = ()
 
 
-def load_saved_runs(a: str, b: str | None, config: Config, ui: UI) -> tuple[Saved, Saved] | None:
+def load_saved_runs(a: str, b: str | None, config: Config, ui: UI) -> tuple[SavedRuns, SavedRuns] | None:
     """Return the saved runs that both arguments name, None if they name models.
 
     Raises UsageError if only one is a saved run.
     """
 
-    def named(text: str | None) -> Saved | None:
+    def named(text: str | None) -> SavedRuns | None:
         return (
-            keeping.read(text, lambda number: History(path(config), ui).find(number).document)
+            keeping.read_saved_runs(text, lambda number: History(history_path(config), ui).find_run(number).document)
             if text
             else None
         )
@@ -105,19 +105,19 @@ def refuse_measuring_options(options: Sequence[object]) -> None:
 
 
 def compare_saved_runs(
-    a: Saved, b: Saved, confidence: float, anyway: bool, ui: UI
+    a: SavedRuns, b: SavedRuns, confidence: float, anyway: bool, ui: UI
 ) -> ComparisonResult:
     """Compare two saved runs."""
-    pairs = keeping.match(a, b, anyway)
+    pairs = keeping.match_tests(a, b, anyway)
     test_confidence = 1 - (1 - confidence) / len(pairs)
     comparisons = tuple(
-        keeping.compare(pair.a["samples_ts"], pair.b["samples_ts"], test_confidence)
+        keeping.compare_rates(pair.a["samples_ts"], pair.b["samples_ts"], test_confidence)
         for pair in pairs
     )
     ui.note("saved runs were not interleaved: changes of the machine widen the interval")
-    names = tuple(_join_names(keeping.name(pair.a), keeping.name(pair.b)) for pair in pairs)
-    side_a, side_b = (ComparedSide(side.name, None, side.about) for side in (a, b))
-    differing = tuple(tuple(pair.differing()) for pair in pairs)
+    names = tuple(_join_names(keeping.test_name(pair.a), keeping.test_name(pair.b)) for pair in pairs)
+    side_a, side_b = (ComparedSide(side.name, None, side.origin) for side in (a, b))
+    differing = tuple(tuple(pair.differences()) for pair in pairs)
     return ComparisonResult(
         side_a, side_b, names, comparisons, Design(confidence=confidence), False, differing
     )
@@ -125,16 +125,16 @@ def compare_saved_runs(
 
 def build_tests(
     prompts: Sequence[str] | None, gens: Sequence[str] | None, depths: Sequence[str] | None
-) -> list[Test]:
+) -> list[SpeedTest]:
     """Return the tests to run, with llama-bench's defaults for all settings; raises UserError if
     there are none.
     """
-    base = Test(0, 0, 0, 2048, 512, "f16", "f16", host.cores(), -1, "auto")
-    lengths = [(count, 0) for count in parameter_grid.numbers("-p", prompts or ["512"]) if count]
-    lengths += [(0, count) for count in parameter_grid.numbers("-n", gens or ["128"]) if count]
+    base = SpeedTest(0, 0, 0, 2048, 512, "f16", "f16", host.core_count(), -1, "auto")
+    lengths = [(count, 0) for count in parameter_grid.parse_numbers("-p", prompts or ["512"]) if count]
+    lengths += [(0, count) for count in parameter_grid.parse_numbers("-n", gens or ["128"]) if count]
     built = [
         replace(base, n_prompt=prompt, n_gen=gen, n_depth=depth)
-        for depth in parameter_grid.numbers("-d", depths or ["0"])
+        for depth in parameter_grid.parse_numbers("-d", depths or ["0"])
         for prompt, gen in lengths
     ]
     if not built:
@@ -146,11 +146,11 @@ def build_tests(
 
 
 def with_side_settings(
-    requested_tests: Sequence[Test],
+    requested_tests: Sequence[SpeedTest],
     shared_settings: Mapping[str, str | None],
     flag: str,
     side_settings: str,
-) -> list[Test]:
+) -> list[SpeedTest]:
     """Return the tests with the shared settings and those of one side, the text that followed
     `flag`.
 
@@ -169,7 +169,7 @@ def with_side_settings(
 
 
 def build_side(
-    ref: str, side_settings: str, tests: Sequence[Test], config: Config, ui: UI
+    ref: str, side_settings: str, tests: Sequence[SpeedTest], config: Config, ui: UI
 ) -> ComparedSide:
     """Prepare a model for all its tests; raises UserError."""
     model = prepare_model(ref, None, config, ui)
@@ -177,7 +177,7 @@ def build_side(
         model.name,
         str(model.path),
         side_settings.strip(),
-        tuple(Side(model.path, test) for test in tests),
+        tuple(ModelTest(model.path, test) for test in tests),
     )
 
 
@@ -195,7 +195,7 @@ def measure(
 ) -> ComparisonResult:
     """Measure both sides in turn and compare them."""
     pairs = list(zip(a.sides, b.sides, strict=True))
-    comparisons = tuple(measuring.run(pairs, design, ui, in_turn or None))
+    comparisons = tuple(measuring.compare_tests(pairs, design, ui, in_turn or None))
     return ComparisonResult(
         a, b, tuple(side.test.name for side in a.sides), comparisons, design, True
     )
@@ -213,8 +213,8 @@ def build_document(result: ComparisonResult) -> dict[str, Any]:
             "differs": comparison.differs,
             "resolution": _finite(comparison.resolution),
             "settled": comparison.settled,
-            "noisy": comparison.noisy,
-            "verdict": comparison.words(),
+            "noisy": comparison.is_noisy,
+            "verdict": comparison.describe(),
             "pairs": _n_pairs(comparison, result),
             "a_median_ts": median(comparison.a),
             "b_median_ts": median(comparison.b),
@@ -268,15 +268,15 @@ def print_comparison(result: ComparisonResult, ui: UI) -> None:
     ui.table(columns, rows, right=columns[1:])
     ui.text()
     for name, one in zip(result.tests, result.comparisons, strict=True):
-        ui.text(f"{name}: {one.words()}")
+        ui.text(f"{name}: {one.describe()}")
     certain = (
         "all intervals are correct" if len(result.comparisons) > 1 else "the interval is correct"
     )
     ui.text(f"{certain} with a probability of {result.design.confidence:.4g}".rstrip("0"))
     for name, one in zip(result.tests, result.comparisons, strict=True):
-        if one.noisy:
-            side, rates = max(("A", one.a), ("B", one.b), key=lambda named: wander(named[1]))
-            low, high = tenths(rates)
+        if one.is_noisy:
+            side, rates = max(("A", one.a), ("B", one.b), key=lambda named: decile_ratio(named[1]))
+            low, high = decile_rates(rates)
             ui.warn(
                 f"{name}: noisy machine: {side} alone ran at {low:.3g} to {high:.3g} tok/s, "
                 "which widens the interval"
@@ -328,14 +328,14 @@ def _parse_value(name: str, text: str) -> int | str:
     flag = SETTING_FLAGS[name][1]
     values: Sequence[int | str]
     if name in ("type_k", "type_v", "flash"):
-        values = parameter_grid.words(
+        values = parameter_grid.parse_words(
             flag, [text], list(FLASH_MODES if name == "flash" else KV_TYPES)
         )
     elif name == "gpu_layers" and text.strip() in ("-1", "all", "auto"):
         return -1
     else:
-        max_value = host.MOST_THREADS if name == "threads" else 2**31 - 1
-        values = parameter_grid.numbers(flag, [text], 0 if name == "gpu_layers" else 1, max_value)
+        max_value = host.MAX_THREADS if name == "threads" else 2**31 - 1
+        values = parameter_grid.parse_numbers(flag, [text], 0 if name == "gpu_layers" else 1, max_value)
     if len(values) > 1:
         raise UserError(
             f"{flag} has several values: {text}", hint="set one for A and one for B: --a and --b"

@@ -15,24 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.statistics.paired_test import Comparison
-from llmcli.bench.statistics.student_t import student
+from llmcli.bench.statistics.student_t import student_t_quantile
 from llmcli.errors import UserError
 
 # minimum standard deviation of the logarithm of a run's speed, on a quiet machine
-DRIFT = 0.03
-MOST_BYTES = 1 << 26  # of a file with runs
+MIN_DRIFT = 0.03
+MAX_FILE_BYTES = 1 << 26  # of a file with runs
 
-Row = Mapping[str, Any]
+SavedRow = Mapping[str, Any]
 
 # llama-bench's fields. Two tests are the same if their TEST fields are; the MACHINE fields may only
 # differ with --anyway.
-TEST = ("n_prompt", "n_gen", "n_depth", "n_parallel", "sampling", "load", "mix", "shared")
-MACHINE = ("cpu_info", "gpu_info", "backends")
-SETTINGS = ("n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
-ABOUT = ("model_filename", "model_type", "model_size", "model_n_params", "build_commit", *SETTINGS)
-ABSENT = {
+TEST_FIELDS = ("n_prompt", "n_gen", "n_depth", "n_parallel", "sampling", "load", "mix", "shared")
+MACHINE_FIELDS = ("cpu_info", "gpu_info", "backends")
+SETTING_FIELDS = ("n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
+COMPARED_FIELDS = ("model_filename", "model_type", "model_size", "model_n_params", "build_commit", *SETTING_FIELDS)
+FIELD_DEFAULTS = {
     "n_depth": 0,
     "n_parallel": 1,
     "sampling": False,
@@ -40,59 +40,59 @@ ABSENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedRuns:
     """The rows of one run, or of one file with runs."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[SavedRow, ...]
 
     @property
-    def about(self) -> str:
+    def origin(self) -> str:
         """The model file and the time of the first row."""
         values = [self.rows[0].get(field) for field in ("model_filename", "test_time")]
         return ", ".join(text for text in values if isinstance(text, str))
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class MatchedTest:
     """One test that both runs contain."""
 
-    a: Row
-    b: Row
+    a: SavedRow
+    b: SavedRow
 
-    def differing(
-        self, fields: Sequence[str] = (*TEST, *MACHINE, *ABOUT)
+    def differences(
+        self, fields: Sequence[str] = (*TEST_FIELDS, *MACHINE_FIELDS, *COMPARED_FIELDS)
     ) -> list[tuple[str, Any, Any]]:
         """Return those of `fields` that differ, with A's and B's value."""
-        values = [(field, value(self.a, field), value(self.b, field)) for field in fields]
+        values = [(field, field_value(self.a, field), field_value(self.b, field)) for field in fields]
         return [difference for difference in values if difference[1] != difference[2]]
 
 
-def read(text: str, find: Callable[[int], Row]) -> Saved | None:
+def read_saved_runs(text: str, find: Callable[[int], SavedRow]) -> SavedRuns | None:
     """Read a run of the history by its number, or a file of `bench -o json` or jsonl.
 
     Returns None if `text` is neither. Raises UserError if the file cannot be read or contains no
     run.
     """
     if text.isdecimal() and text.isascii() and len(text) < 19:
-        return Saved(f"run {text}", (checked(find(int(text)), f"run {text}"),))
+        return SavedRuns(f"run {text}", (validate_row(find(int(text)), f"run {text}"),))
     path = Path(text)
     if path.suffix not in (".json", ".jsonl"):
         return None
-    rows = tuple(checked(row, text) for row in _documents(path))
+    rows = tuple(validate_row(row, text) for row in _documents(path))
     if not rows:
         raise UserError(
             f"{text} contains no run", hint="create such a file: llmcli bench REF -o json > FILE"
         )
-    return Saved(path.name, rows)
+    return SavedRuns(path.name, rows)
 
 
-def checked(row: Any, where: str) -> Row:
+def validate_row(row: Any, where: str) -> SavedRow:
     """Return the row if it is a valid run. Raises UserError otherwise."""
     rates = row.get("samples_ts") if isinstance(row, Mapping) else None
     is_valid = isinstance(rates, list) and rates and all(_rate(rate) for rate in rates)
     if is_valid:
-        values = [row[field] for field in (*TEST, *MACHINE, *ABOUT) if row.get(field) is not None]
+        values = [row[field] for field in (*TEST_FIELDS, *MACHINE_FIELDS, *COMPARED_FIELDS) if row.get(field) is not None]
         is_valid = all(
             type(row.get(field)) is int and 0 <= row[field] < 2**31
             for field in ("n_prompt", "n_gen")
@@ -100,49 +100,49 @@ def checked(row: Any, where: str) -> Row:
         is_valid = is_valid and all(
             isinstance(number, str | int) or _finite(number) for number in values
         )
-        is_valid = is_valid and isinstance(value(row, "n_depth"), int)
+        is_valid = is_valid and isinstance(field_value(row, "n_depth"), int)
     if not is_valid:
         raise UserError(
             f"{where} contains an entry that is not a run of bench",
             hint="create such a file: llmcli bench REF -o json > FILE",
         )
-    valid_row: Row = row
+    valid_row: SavedRow = row
     return valid_row
 
 
-def value(row: Row, field: str) -> Any:
+def field_value(row: SavedRow, field: str) -> Any:
     """Return a field, or its default if it is missing."""
     stored = row.get(field)
-    return ABSENT.get(field) if stored is None else stored
+    return FIELD_DEFAULTS.get(field) if stored is None else stored
 
 
-def name(row: Row) -> str:
+def test_name(row: SavedRow) -> str:
     """Return the name of the test. Load tests store their own name."""
     if row.get("load") is not None and isinstance(stored_name := row.get("test"), str):
         return stored_name
-    test = Test(row["n_prompt"], row["n_gen"], int(value(row, "n_depth")), 0, 0, "", "", 0, 0, "")
-    n_parallel = value(row, "n_parallel")
+    test = SpeedTest(row["n_prompt"], row["n_gen"], int(field_value(row, "n_depth")), 0, 0, "", "", 0, 0, "")
+    n_parallel = field_value(row, "n_parallel")
     return (
         test.name
         + (f" x{n_parallel}" if n_parallel != 1 else "")
-        + (" sampled" if value(row, "sampling") else "")
+        + (" sampled" if field_value(row, "sampling") else "")
     )
 
 
-def match(a: Saved, b: Saved, anyway: bool) -> list[Match]:
+def match_tests(a: SavedRuns, b: SavedRuns, ignore_differences: bool) -> list[MatchedTest]:
     """Return the tests that both runs contain. If a test occurs several times, its settings must
     agree, too.
 
     Raises UserError if there is no such test, or if different machines measured them.
     `ignore_differences`: compare single runs regardless of these.
     """
-    matches = list(_pairs(a.rows, b.rows, TEST))
+    matches = list(_pairs(a.rows, b.rows, TEST_FIELDS))
     if not _single(matches):
-        matches = list(_pairs(a.rows, b.rows, (*TEST, *SETTINGS)))
-    if not matches and anyway and len(a.rows) == len(b.rows) == 1:
-        matches = [Match(a.rows[0], b.rows[0])]
+        matches = list(_pairs(a.rows, b.rows, (*TEST_FIELDS, *SETTING_FIELDS)))
+    if not matches and ignore_differences and len(a.rows) == len(b.rows) == 1:
+        matches = [MatchedTest(a.rows[0], b.rows[0])]
     if not matches or not _single(matches):
-        tests = [", ".join(dict.fromkeys(name(row) for row in side.rows)) for side in (a, b)]
+        tests = [", ".join(dict.fromkeys(test_name(row) for row in side.rows)) for side in (a, b)]
         why = "were measured several times" if matches else "have no test in common"
         hint = (
             "--anyway compares two single runs of different tests"
@@ -150,8 +150,8 @@ def match(a: Saved, b: Saved, anyway: bool) -> list[Match]:
             else "name single runs: llmcli bench history"
         )
         raise UserError(f"{a.name} ({tests[0]}) and {b.name} ({tests[1]}) {why}", hint=hint)
-    machine_differences = [difference for pair in matches for difference in pair.differing(MACHINE)]
-    if machine_differences and not anyway:
+    machine_differences = [difference for pair in matches for difference in pair.differences(MACHINE_FIELDS)]
+    if machine_differences and not ignore_differences:
         field, value_a, value_b = machine_differences[0]
         raise UserError(
             f"different machines: {field} is {value_a!r} in {a.name} and {value_b!r} in {b.name}",
@@ -160,7 +160,7 @@ def match(a: Saved, b: Saved, anyway: bool) -> list[Match]:
     return matches
 
 
-def compare(a: Sequence[float], b: Sequence[float], confidence: float) -> Comparison:
+def compare_rates(a: Sequence[float], b: Sequence[float], confidence: float) -> Comparison:
     """Return how fast B is relative to A, from the rates of each repetition. The interval is
     infinite if a side has only one.
     """
@@ -172,12 +172,12 @@ def compare(a: Sequence[float], b: Sequence[float], confidence: float) -> Compar
         variances = [
             spread / len(side_logs) for spread, side_logs in zip(spreads, logs, strict=True)
         ]
-        error, drift = sum(variances), sum(max(DRIFT**2, spread) for spread in spreads)
+        error, drift = sum(variances), sum(max(MIN_DRIFT**2, spread) for spread in spreads)
         weight = sum(
             part**2 / (len(side_logs) - 1) for part, side_logs in zip(variances, logs, strict=True)
         )
         tail = (1 + confidence) / 2
-        factor = student(tail, error**2 / weight) if weight else 0.0
+        factor = student_t_quantile(tail, error**2 / weight) if weight else 0.0
         half = math.sqrt(factor**2 * error + NormalDist().inv_cdf(tail) ** 2 * drift)
     return Comparison(
         math.exp(middle),
@@ -191,7 +191,7 @@ def compare(a: Sequence[float], b: Sequence[float], confidence: float) -> Compar
 
 def _documents(path: Path) -> list[Any]:
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_FILE_BYTES:
             raise UserError(
                 f"{path} is too large for a file with runs of bench",
                 hint="create such a file: llmcli bench REF -o json > FILE",
@@ -222,14 +222,14 @@ def _rate(rate: Any) -> bool:
     return type(rate) in (int, float) and 0 < rate < 1e300
 
 
-def _pairs(a: Sequence[Row], b: Sequence[Row], fields: Sequence[str]) -> Iterator[Match]:
+def _pairs(a: Sequence[SavedRow], b: Sequence[SavedRow], fields: Sequence[str]) -> Iterator[MatchedTest]:
     for row_a in a:
         for row_b in b:
-            if all(value(row_a, field) == value(row_b, field) for field in fields):
-                yield Match(row_a, row_b)
+            if all(field_value(row_a, field) == field_value(row_b, field) for field in fields):
+                yield MatchedTest(row_a, row_b)
 
 
-def _single(matches: Sequence[Match]) -> bool:
+def _single(matches: Sequence[MatchedTest]) -> bool:
     """Return whether no run is part of two pairs."""
     sides = ([id(pair.a) for pair in matches], [id(pair.b) for pair in matches])
     return all(len(set(side)) == len(side) for side in sides)

@@ -14,42 +14,42 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 1 << 20  # values per numpy call (4 MiB), so that the cost of the call does not matter
-ROUNDS, SECONDS = 5, 0.1  # a round repeats its read for this many seconds
+CHUNK_VALUES = 1 << 20  # values per numpy call (4 MiB), so that the cost of the call does not matter
+ROUNDS, ROUND_SECONDS = 5, 0.1  # a round repeats its read for this many seconds
 # reading this many times the cache's size in order evicts everything the last round read
-BEYOND = 2
+MIN_CACHE_FACTOR = 2
 
 I32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class BandwidthReading:
     """The read bandwidth of one buffer size with one number of threads: bytes per second of each
     round.
     """
 
     nbytes: int
     threads: int
-    rates: tuple[float, ...]
+    round_rates: tuple[float, ...]
 
     @property
-    def best(self) -> float:
+    def best_rate(self) -> float:
         """The rate of the fastest round, in bytes per second."""
-        return max(self.rates)
+        return max(self.round_rates)
 
 
-def sizes(cache: int | None, available: int | None) -> list[int]:
+def buffer_sizes(cache_bytes: int | None, available_bytes: int | None) -> list[int]:
     """Return the buffer sizes to read: half of the last-level cache, and two sizes beyond it, at
     most a quarter of the available memory.
 
     If the cache size is unknown, the sizes exceed the caches of most machines. All sizes in bytes.
     """
-    large = max(256 << 20, BEYOND * (cache or 0))
-    most = (available or 4 << 30) // 4
-    return sorted({min(size, most) for size in ((cache or 32 << 20) // 2, large, 2 * large)})
+    large = max(256 << 20, MIN_CACHE_FACTOR * (cache_bytes or 0))
+    most = (available_bytes or 4 << 30) // 4
+    return sorted({min(size, most) for size in ((cache_bytes or 32 << 20) // 2, large, 2 * large)})
 
 
-def measure(nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = SECONDS) -> Reading:
+def measure_bandwidth(nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = ROUND_SECONDS) -> BandwidthReading:
     """Measure the bandwidth of reading `nbytes` bytes with `threads` threads at once, `rounds`
     times.
     """
@@ -85,20 +85,20 @@ def measure(nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = SE
     gate.wait()
     for worker in workers:
         worker.join()
-    return Reading(4 * count * threads, threads, rates)
+    return BandwidthReading(4 * count * threads, threads, rates)
 
 
-def roof(readings: Sequence[Reading], cache: int | None) -> Reading | None:
+def memory_roof(readings: Sequence[BandwidthReading], cache_bytes: int | None) -> BandwidthReading | None:
     """Return the fastest reading that no cache can have served.
 
     Returns None if the cache size is unknown or no reading exceeds it enough.
     """
     beyond = [
-        reading for reading in readings if cache is not None and reading.nbytes >= BEYOND * cache
+        reading for reading in readings if cache_bytes is not None and reading.nbytes >= MIN_CACHE_FACTOR * cache_bytes
     ]
-    return max(beyond, key=lambda reading: reading.best, default=None)
+    return max(beyond, key=lambda reading: reading.best_rate, default=None)
 
 
 def _read(piece: I32) -> None:
-    for start in range(0, len(piece), CHUNK):
-        piece[start : start + CHUNK].max()
+    for start in range(0, len(piece), CHUNK_VALUES):
+        piece[start : start + CHUNK_VALUES].max()

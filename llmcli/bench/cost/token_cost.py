@@ -13,17 +13,17 @@ from llmcli.runtime import kv_size
 from quant.gguf.header import TensorInfo
 from quant.model_file.model_header import ModelHeader
 
-LOOKUPS = (
+LOOKUP_TENSORS = (
     "token_embd.weight",
     "per_layer_token_embd.weight",
     "position_embd.weight",
     "token_types.weight",
 )
-EXPERTS = "_exps."
+EXPERT_MARK = "_exps."
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TokenCost:
     """The cost of one token. One multiplication with its addition counts as two operations.
 
     `weight_bytes`: by type. `kv_bytes`: bytes of the KV cache. `weight_operations`: operations on
@@ -32,27 +32,27 @@ class Work:
     some of the experts.
     """
 
-    weights: Mapping[str, int]
-    kv: int | None
-    operations: int
-    head: int
-    attention: int | None
-    chosen: bool = False
+    weight_bytes: Mapping[str, int]
+    kv_bytes: int | None
+    weight_operations: int
+    head_operations: int
+    attention_operations: int | None
+    has_routed_experts: bool = False
 
     @property
     def nbytes(self) -> int | None:
         """All bytes that must be read."""
-        return None if self.kv is None else sum(self.weights.values()) + self.kv
+        return None if self.kv_bytes is None else sum(self.weight_bytes.values()) + self.kv_bytes
 
     @property
     def intensity(self) -> float | None:
         """Operations per byte for a single sequence."""
-        if self.nbytes is None or self.attention is None:
+        if self.nbytes is None or self.attention_operations is None:
             return None
-        return (self.operations + self.attention) / self.nbytes
+        return (self.weight_operations + self.attention_operations) / self.nbytes
 
 
-def work(header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f16") -> Work:
+def token_cost(header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f16") -> TokenCost:
     """Return the cost of the token after `depth` others."""
     read: dict[str, int] = {}
     n_values = head = 0
@@ -66,7 +66,7 @@ def work(header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f1
             head += tensor.elements if tensor.name in ("output.weight", "token_embd.weight") else 0
     cache_shape = kv_size.read_shape(header.metadata)
     if cache_shape is None:
-        return Work(read, None, 2 * n_values, 2 * head, None, expert_share < 1)
+        return TokenCost(read, None, 2 * n_values, 2 * head, None, expert_share < 1)
     heads = header.get_int("attention.head_count") or 0
     cells = [
         min(depth, cache_shape.window) if windowed and cache_shape.window else depth
@@ -80,17 +80,17 @@ def work(header: ModelHeader, depth: int, type_k: str = "f16", type_v: str = "f1
         2 * n * heads * (k + v)
         for n, k, v in zip(cells, cache_shape.k_heads, cache_shape.v_heads, strict=False)
     )
-    return Work(read, nbytes, 2 * n_values, 2 * head, attention, expert_share < 1)
+    return TokenCost(read, nbytes, 2 * n_values, 2 * head, attention, expert_share < 1)
 
 
-def prefill(header: ModelHeader, tokens: int) -> int | None:
+def prompt_operations(header: ModelHeader, tokens: int) -> int | None:
     """Return the operations of a prompt: every weight for each token, the head for the last token,
     and attention to the preceding tokens.
     """
-    last = work(header, tokens // 2)
-    if last.attention is None:
+    last = token_cost(header, tokens // 2)
+    if last.attention_operations is None:
         return None
-    return tokens * (last.operations - last.head + last.attention) + last.head
+    return tokens * (last.weight_operations - last.head_operations + last.attention_operations) + last.head_operations
 
 
 def _used(header: ModelHeader) -> float:
@@ -103,7 +103,7 @@ def _share(tensor: TensorInfo, names: set[str], used: float, header: ModelHeader
     """Return the share of a tensor that a token reads."""
     if _lookup(tensor, names):
         return 1 / tensor.rows
-    if EXPERTS in tensor.name:
+    if EXPERT_MARK in tensor.name:
         return used
     return 0.0 if _idle(tensor.name, header) else 1.0
 
@@ -112,7 +112,7 @@ def _lookup(tensor: TensorInfo, names: set[str]) -> bool:
     """Return whether only one row is read. An embedding that is also the head is read
     completely.
     """
-    return tensor.name in LOOKUPS and (tensor.name != LOOKUPS[0] or "output.weight" in names)
+    return tensor.name in LOOKUP_TENSORS and (tensor.name != LOOKUP_TENSORS[0] or "output.weight" in names)
 
 
 def _idle(name: str, header: ModelHeader) -> bool:

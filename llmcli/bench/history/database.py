@@ -11,9 +11,9 @@ from pathlib import Path
 
 from llmcli.errors import UserError
 
-SCHEMA = 1
-WAIT = 10.0  # seconds to wait for another writer
-TABLES = (
+SCHEMA_VERSION = 1
+LOCK_SECONDS = 10.0  # seconds to wait for another writer
+TABLE_STATEMENTS = (
     """CREATE TABLE runs (
         id INTEGER PRIMARY KEY AUTOINCREMENT, time TEXT NOT NULL, machine TEXT NOT NULL,
         build TEXT NOT NULL, model TEXT NOT NULL, sha256 TEXT, content TEXT NOT NULL,
@@ -21,7 +21,7 @@ TABLES = (
     "CREATE TABLE bandwidth (machine TEXT PRIMARY KEY, time TEXT NOT NULL, rate REAL)",
 )
 # Errors that prevent access at the moment and do not mean that the file is damaged.
-NOW_ONLY = {
+TEMPORARY_ERRORS = {
     sqlite3.SQLITE_BUSY: "another program is using it",
     sqlite3.SQLITE_LOCKED: "another program is using it",
     sqlite3.SQLITE_READONLY: "it is read-only",
@@ -34,12 +34,12 @@ NOW_ONLY = {
 }
 
 
-class Damaged(Exception):
+class DatabaseDamagedError(Exception):
     """The file is not an SQLite database or is damaged."""
 
 
 @contextmanager
-def opened(path: Path, *, make: bool = False, torn: bool = False) -> Iterator[sqlite3.Connection]:
+def open_database(path: Path, *, create: bool = False, tolerate_truncation: bool = False) -> Iterator[sqlite3.Connection]:
     """Open the database. It has no tables before the first write.
 
     `create`: create a missing file. `tolerate_truncation`: open a file that is shorter than its
@@ -48,55 +48,55 @@ def opened(path: Path, *, make: bool = False, torn: bool = False) -> Iterator[sq
     """
     try:
         # Readers open read-write, too: SQLite then rolls back what a killed writer left.
-        name = f"{path.absolute().as_uri()}?mode={'rwc' if make else 'rw'}"
-        with closing(sqlite3.connect(name, uri=True, timeout=WAIT, isolation_level=None)) as db:
+        name = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+        with closing(sqlite3.connect(name, uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as db:
             db.text_factory = lambda raw: raw.decode("utf-8", "replace")
             db.execute("PRAGMA trusted_schema = OFF")
             # otherwise SQLite refuses a truncated file entirely (btree.c, lockBtree)
-            if torn:
+            if tolerate_truncation:
                 db.execute("PRAGMA writable_schema = ON")
-            if version(db) > SCHEMA:
+            if schema_version(db) > SCHEMA_VERSION:
                 raise UserError(
-                    f"{path} was written by a newer llmcli (schema {version(db)}; this version"
-                    f" supports {SCHEMA})",
+                    f"{path} was written by a newer llmcli (schema {schema_version(db)}; this version"
+                    f" supports {SCHEMA_VERSION})",
                     hint="update llmcli, or set LLMCLI_HOME to another folder",
                 )
             yield db
     # the second one is raised by a garbled schema
     except (sqlite3.Error, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        if code not in NOW_ONLY:
-            raise Damaged(str(error)) from None
+        if code not in TEMPORARY_ERRORS:
+            raise DatabaseDamagedError(str(error)) from None
         raise UserError(
-            f"the history {path} cannot be used now: {NOW_ONLY[code]}",
+            f"the history {path} cannot be used now: {TEMPORARY_ERRORS[code]}",
             hint="try again, or check the folder's free space and permissions",
         ) from None
 
 
-def changed(path: Path, change: Callable[[sqlite3.Connection], list[int]]) -> list[int]:
+def run_transaction(path: Path, change: Callable[[sqlite3.Connection], list[int]]) -> list[int]:
     """Run `change` in one transaction and return its result. Waits for other writers; raises the
     errors of `open_database`.
     """
-    with opened(path, make=True) as db:
+    with open_database(path, create=True) as db:
         db.execute("BEGIN IMMEDIATE")
         # Without this check, a row could be written that no later query finds.
         if (damage := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise Damaged(" ".join(str(damage).split()))
-        if not version(db):
-            for table in TABLES:
+            raise DatabaseDamagedError(" ".join(str(damage).split()))
+        if not schema_version(db):
+            for table in TABLE_STATEMENTS:
                 db.execute(table)
-            db.execute(f"PRAGMA user_version = {SCHEMA}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         result = change(db)
         db.execute("COMMIT")
         return result
 
 
-def version(db: sqlite3.Connection) -> int:
+def schema_version(db: sqlite3.Connection) -> int:
     """Return the schema version of the database, 0 if it has no schema yet."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def free_name(path: Path) -> Path:
+def unused_name(path: Path) -> Path:
     """Return an unused name next to the file, for moving a damaged file away."""
     stem = f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     names = (path.with_name(stem + (f"-{count}" if count else "")) for count in range(1000))

@@ -17,7 +17,7 @@ from typing import Any
 
 from llmcli import file_lock
 from llmcli.atomic_files import make_folder
-from llmcli.bench.history.database import Damaged, changed, free_name, opened, version
+from llmcli.bench.history.database import DatabaseDamagedError, run_transaction, unused_name, open_database, schema_version
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import Watcher
@@ -26,7 +26,7 @@ COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchRun:
     """One measured test.
 
     `model`: the model's name as typed. `sha256`: the hash of its file, if known. `content`: the
@@ -56,21 +56,21 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Salvage:
+class SalvagedRuns:
     """What a damaged file still contains: its readable runs, oldest first, and the highest number
     ever assigned.
     """
 
-    runs: tuple[Run, ...]
-    highest: int
+    runs: tuple[BenchRun, ...]
+    highest_id: int
 
 
-def path(config: Config) -> Path:
+def history_path(config: Config) -> Path:
     """Return the path of the history file."""
     return config.data / "bench.sqlite"
 
 
-def now() -> str:
+def format_current_time() -> str:
     """Return the current time in the format of the history and of llama-bench."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -81,13 +81,13 @@ class History:
     def __init__(self, path: Path, watcher: Watcher) -> None:
         self.path, self.watcher = path, watcher
 
-    def append(self, runs: Sequence[Run]) -> list[int]:
+    def append(self, runs: Sequence[BenchRun]) -> list[int]:
         """Save all runs or none, and return their numbers. Raises UserError; the file is unchanged
         then.
         """
         return self._write(lambda db: [_insert(db, run) for run in runs])
 
-    def runs(self, *, model: str | None = None, last: int | None = None) -> list[Run]:
+    def runs(self, *, model: str | None = None, last: int | None = None) -> list[BenchRun]:
         """Return saved runs, oldest first: the last `last` of those whose model name contains
         `model` or whose hash starts with it.
 
@@ -95,7 +95,7 @@ class History:
         """
         return self._read(lambda run: model is None or _named(run, model), last)
 
-    def find(self, number: int) -> Run:
+    def find_run(self, number: int) -> BenchRun:
         """Return the run with this number. Raises UserError if it does not exist."""
         is_valid = number < 2**63  # SQLite's largest integer
         runs = (
@@ -115,10 +115,10 @@ class History:
         if not self.path.exists():
             return None
         try:
-            with opened(self.path) as db:
+            with open_database(self.path) as db:
                 query = "SELECT rate FROM bandwidth WHERE machine = ?"
-                row = db.execute(query, (machine,)).fetchone() if version(db) else None
-        except Damaged:
+                row = db.execute(query, (machine,)).fetchone() if schema_version(db) else None
+        except DatabaseDamagedError:
             return None
         if row is None or not (
             row[0] is None or (isinstance(row[0], float) and 0 < row[0] < math.inf)
@@ -126,9 +126,9 @@ class History:
             return None
         return (row[0],)
 
-    def keep_bandwidth(self, machine: str, rate: float | None) -> None:
+    def save_bandwidth(self, machine: str, rate: float | None) -> None:
         """Save a bandwidth in bytes per second, replacing an earlier one. Raises UserError."""
-        row = (machine, now(), rate)
+        row = (machine, format_current_time(), rate)
         self._write(
             lambda db: [
                 db.execute("INSERT OR REPLACE INTO bandwidth VALUES (?, ?, ?)", row).rowcount
@@ -137,22 +137,22 @@ class History:
 
     def _read(
         self,
-        wanted: Callable[[Run], bool],
+        wanted: Callable[[BenchRun], bool],
         last: int | None,
         where: str = "",
         values: tuple[int, ...] = (),
-    ) -> list[Run]:
+    ) -> list[BenchRun]:
         if not self.path.exists():
             return []
-        runs: list[Run] = []
+        runs: list[BenchRun] = []
         try:
-            with opened(self.path) as db:
+            with open_database(self.path) as db:
                 for run in _rows(db, "DESC", where, values):
                     if wanted(run):
                         runs.append(run)
                     if len(runs) == last:
                         break
-        except Damaged as error:
+        except DatabaseDamagedError as error:
             self.watcher.note(
                 f"warning: {self.path} is damaged ({error}); some runs may be missing"
             )
@@ -162,24 +162,24 @@ class History:
     def _write(self, change: Callable[[sqlite3.Connection], list[int]]) -> list[int]:
         make_folder(self.path.parent)
         try:
-            return changed(self.path, change)
-        except Damaged:
+            return run_transaction(self.path, change)
+        except DatabaseDamagedError:
             # Only one process replaces the file; others then find the new file under the lock.
             with file_lock.locked(
                 self.path.with_name(f"{self.path.name}.lock"), self.watcher, "the history"
             ):
                 try:
-                    return changed(self.path, change)
-                except Damaged as error:
+                    return run_transaction(self.path, change)
+                except DatabaseDamagedError as error:
                     self._set_aside(str(error))
-                    return changed(self.path, change)
+                    return run_transaction(self.path, change)
 
     def _set_aside(self, why: str) -> None:
         """Rename the damaged file, and create a new one with the runs that can still be read."""
-        renamed, salvaged = free_name(self.path), _salvage(self.path)
+        renamed, salvaged = unused_name(self.path), _salvage(self.path)
         fresh = self.path.with_name(f".{self.path.name}.new")
         fresh.unlink(missing_ok=True)
-        changed(fresh, lambda db: _restore(db, salvaged))
+        run_transaction(fresh, lambda db: _restore(db, salvaged))
         # these files belong to the damaged file and would corrupt the new one
         for suffix in ("-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
@@ -194,7 +194,7 @@ class History:
         )
 
 
-def _insert(db: sqlite3.Connection, run: Run) -> int:
+def _insert(db: sqlite3.Connection, run: BenchRun) -> int:
     document = json.dumps(dict(run.document))
     # a file name may not be valid UTF-8
     model = run.model.encode("utf-8", "backslashreplace").decode()
@@ -217,26 +217,26 @@ def _insert(db: sqlite3.Connection, run: Run) -> int:
     )
 
 
-def _restore(db: sqlite3.Connection, saved: Salvage) -> list[int]:
+def _restore(db: sqlite3.Connection, saved: SalvagedRuns) -> list[int]:
     for run in saved.runs:
         _insert(db, run)
     db.execute("DELETE FROM sqlite_sequence WHERE name = 'runs'")
-    db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('runs', ?)", (saved.highest,))
+    db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('runs', ?)", (saved.highest_id,))
     return []
 
 
 def _rows(
     db: sqlite3.Connection, order: str, where: str = "", values: tuple[int, ...] = ()
-) -> Iterator[Run]:
+) -> Iterator[BenchRun]:
     """Yield all rows that are valid runs, and skip the others."""
-    if version(db):
+    if schema_version(db):
         for row in db.execute(f"SELECT {COLUMNS} FROM runs {where} ORDER BY id {order}", values):
             run = _run(*row)
             if run is not None:
                 yield run
 
 
-def _run(number: Any, *row: Any) -> Run | None:
+def _run(number: Any, *row: Any) -> BenchRun | None:
     *before, sha256, content, test, document = row
     if type(number) is not int or not all(
         isinstance(text, str) for text in (*before, content, test, document)
@@ -247,7 +247,7 @@ def _run(number: Any, *row: Any) -> Run | None:
         file_hash = sha256 if isinstance(sha256, str) else None
         parsed = json.loads(document)
         json.dumps(parsed, allow_nan=False)  # JSON documents must not contain NaN or infinity
-        run = Run(moment, machine, build, model, file_hash, content, test, parsed, number)
+        run = BenchRun(moment, machine, build, model, file_hash, content, test, parsed, number)
         rates = run.samples_ts
         is_valid = (
             all(0 < rate < math.inf for rate in rates) and len(rates) == len(run.samples_ns) > 0
@@ -257,24 +257,24 @@ def _run(number: Any, *row: Any) -> Run | None:
     return run if is_valid else None
 
 
-def _named(run: Run, text: str) -> bool:
+def _named(run: BenchRun, text: str) -> bool:
     hashes = (run.sha256 or "", run.content)
     return text.lower() in run.model.lower() or (
         len(text) >= 6 and any(file_hash.startswith(text) for file_hash in hashes)
     )
 
 
-def _salvage(path: Path) -> Salvage:
+def _salvage(path: Path) -> SalvagedRuns:
     """Read as many runs as possible from both ends of a damaged file."""
-    by_number: dict[int, Run] = {}
+    by_number: dict[int, BenchRun] = {}
     highest = 0
     for order in ("ASC", "DESC"):
-        with suppress(Damaged), opened(path, torn=True) as db:
+        with suppress(DatabaseDamagedError), open_database(path, tolerate_truncation=True) as db:
             for run in _rows(db, order):
                 by_number[run.id or 0] = run
-    with suppress(Damaged), opened(path, torn=True) as db:
+    with suppress(DatabaseDamagedError), open_database(path, tolerate_truncation=True) as db:
         row = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'runs'").fetchone()
         highest = row[0] if type(row[0]) is int and row[0] < 2**62 else 0
-    return Salvage(
+    return SalvagedRuns(
         tuple(by_number[number] for number in sorted(by_number)), max([highest, *by_number])
     )

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.bench.load.generator import Length, Load, Run
-from llmcli.bench.load.metrics import RANKS, TIMES, Figures, figures, seconds_of
-from llmcli.bench.load.session import Session
+from llmcli.bench.load.generator import LoadLength, Load, LoadRun
+from llmcli.bench.load.metrics import PERCENTILES, TIME_METRICS, LoadMetrics, compute_metrics, metric_seconds
+from llmcli.bench.load.session import ServerSession
 from llmcli.bench.load.slo import Slo
 from llmcli.bench.statistics import paired_test
 from llmcli.bench.statistics.paired_test import Comparison, Design
 from llmcli.runtime.requests.request import percentile
 
-DRAWS = 1000  # of the bootstrap
+BOOTSTRAP_DRAWS = 1000  # of the bootstrap
 CONFIDENCE = 0.95
-TURNS = 8  # turns of each server; at least 6 are needed for an interval with CONFIDENCE
+DEFAULT_TURNS = 8  # turns of each server; at least 6 are needed for an interval with CONFIDENCE
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class MetricRatio:
     """B relative to A, with its interval; None: too few turns for an interval."""
 
     name: str
@@ -38,42 +38,42 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
+class ServerComparison:
     """The metrics of both servers under one load over all turns, and their ratios. Higher is better
     for tok/s, lower for times.
     """
 
-    a: Figures
-    b: Figures
-    ratios: tuple[Ratio, ...]
+    a: LoadMetrics
+    b: LoadMetrics
+    ratios: tuple[MetricRatio, ...]
     turns: int
 
 
-async def versus(
-    sides: tuple[Session, Session],
+async def compare_servers(
+    sessions: tuple[ServerSession, ServerSession],
     load: Load,
-    length: Length,
+    length: LoadLength,
     turns: int,
     slo: Slo | None,
     number: int,
     tick: Callable[[], None],
-) -> Versus:
+) -> ServerComparison:
     """Measure `turns` turns of each server; both servers of a turn get the same new prompts."""
-    coin, runs = random.Random(number), ([], [])  # type: tuple[random.Random, tuple[list[Run], list[Run]]]
+    coin, runs = random.Random(number), ([], [])  # type: tuple[random.Random, tuple[list[LoadRun], list[LoadRun]]]
     for turn in range(turns):
         for index in (0, 1) if coin.random() < 0.5 else (1, 0):
-            runs[index].append(await sides[index].run(load, length, number + turn))
+            runs[index].append(await sessions[index].run_load(load, length, number + turn))
             tick()
-    return compared(runs[0], runs[1], slo)
+    return compare_runs(runs[0], runs[1], slo)
 
 
-def compared(a: Sequence[Run], b: Sequence[Run], slo: Slo | None = None) -> Versus:
+def compare_runs(a: Sequence[LoadRun], b: Sequence[LoadRun], slo: Slo | None = None) -> ServerComparison:
     """Return the comparison of pairs of runs."""
-    metrics_a, metrics_b = figures(a, slo), figures(b, slo)
+    metrics_a, metrics_b = compute_metrics(a, slo), compute_metrics(b, slo)
     ratios = [_rate(metrics_a, metrics_b)]
-    for name in TIMES:
+    for name in TIME_METRICS:
         if name in metrics_a.times and name in metrics_b.times:
-            ranks = metrics_a.times[name].ranks, metrics_b.times[name].ranks
+            ranks = metrics_a.times[name].percentiles, metrics_b.times[name].percentiles
             ratios += [
                 _time(name, rank, a, b)
                 for rank in ("p50", "p99")
@@ -81,17 +81,17 @@ def compared(a: Sequence[Run], b: Sequence[Run], slo: Slo | None = None) -> Vers
             ]
     # a ratio to a time of zero does not exist
     finite = [ratio for ratio in ratios if ratio.a > 0]
-    return Versus(metrics_a, metrics_b, tuple(finite), len(a))
+    return ServerComparison(metrics_a, metrics_b, tuple(finite), len(a))
 
 
-def _rate(metrics_a: Figures, metrics_b: Figures) -> Ratio:
+def _rate(metrics_a: LoadMetrics, metrics_b: LoadMetrics) -> MetricRatio:
     """Return the ratio of output tokens per second, with the signed-rank interval of the pairs."""
-    comparison = paired_test.judge(
-        metrics_a.samples, metrics_b.samples, Design(confidence=CONFIDENCE, allowance=0.0)
+    comparison = paired_test.estimate_ratio(
+        metrics_a.repetition_rates, metrics_b.repetition_rates, Design(confidence=CONFIDENCE, allowance=0.0)
     )
     assert isinstance(comparison, Comparison)
     has_interval = comparison.low > 0 and comparison.high < np.inf
-    return Ratio(
+    return MetricRatio(
         "output tok/s",
         metrics_a.output_rate,
         metrics_b.output_rate,
@@ -101,14 +101,14 @@ def _rate(metrics_a: Figures, metrics_b: Figures) -> Ratio:
     )
 
 
-def _time(name: str, rank: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
+def _time(name: str, rank: str, a: Sequence[LoadRun], b: Sequence[LoadRun]) -> MetricRatio:
     """Return the ratio of a percentile over all requests of each server. Its interval is a
     bootstrap over turns, in pairs.
     """
-    share = RANKS[rank][0]
+    share = PERCENTILES[rank][0]
     times = [
         [
-            np.asarray(seconds_of(name, [value_a for value_a in run.measured if value_a.good]))
+            np.asarray(metric_seconds(name, [value_a for value_a in run.measured_answers if value_a.is_complete]))
             for run in side
         ]
         for side in (a, b)
@@ -123,7 +123,7 @@ def _time(name: str, rank: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
     value_a, value_b = at(range(len(a)))
     rng, ratios = random.Random(0), []
     if len(a) >= 6 and value_a > 0:
-        for _ in range(DRAWS):
+        for _ in range(BOOTSTRAP_DRAWS):
             low, high = at(rng.choices(range(len(a)), k=len(a)))
             ratios.append(high / low if low else np.inf)
     tail = (1 - CONFIDENCE) / 2
@@ -132,7 +132,7 @@ def _time(name: str, rank: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
         if ratios
         else (None, None)
     )
-    return Ratio(
+    return MetricRatio(
         f"{name} {rank}", value_a * 1e3, value_b * 1e3, value_b / value_a if value_a else 0.0, *span
     )
 

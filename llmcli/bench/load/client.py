@@ -17,44 +17,44 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from llmcli.bench.load import sse
-from llmcli.bench.load.records import Answer, Job
+from llmcli.bench.load.records import LoadAnswer, LoadJob
 from llmcli.errors import UserError
 
 if TYPE_CHECKING:
     import aiohttp
 
-MOST_BODY = 1 << 22  # bytes read of an answer that is not a stream
+MAX_BODY_BYTES = 1 << 22  # bytes read of an answer that is not a stream
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class LoadTarget:
     """A server, and how to send requests to it.
 
     `base`: the URL before /chat/completions. `extra`: additional fields of each request body.
     `timeout`: seconds.
     """
 
-    base: str
+    base_url: str
     model: str = ""
-    key: str | None = None
+    api_key: str | None = None
     chat: bool = True
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra_fields: Mapping[str, Any] = field(default_factory=dict)
     cacert: Path | None = None
     insecure: bool = False
-    timeout: float = 600.0
+    timeout_seconds: float = 600.0
 
     @property
     def url(self) -> str:
         """The URL of the endpoint."""
-        return self.base + ("/chat/completions" if self.chat else "/completions")
+        return self.base_url + ("/chat/completions" if self.chat else "/completions")
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the server runs on this machine."""
-        return (urlsplit(self.base).hostname or "") in ("127.0.0.1", "localhost", "::1")
+        return (urlsplit(self.base_url).hostname or "") in ("127.0.0.1", "localhost", "::1")
 
 
-def base(url: str) -> str:
+def parse_base_url(url: str) -> str:
     """Return the base URL of an API from http://host:8080, …/v1 or …/v1/chat/completions. Raises
     UserError.
     """
@@ -77,15 +77,15 @@ class Client:
     """Sends requests to one server."""
 
     def __init__(
-        self, server: Server, session: "aiohttp.ClientSession", fresh: "aiohttp.ClientSession"
+        self, server: LoadTarget, session: "aiohttp.ClientSession", fresh: "aiohttp.ClientSession"
     ) -> None:
         # `fresh` opens a new connection for each request
         self.server, self.session, self.fresh = server, session, fresh
         self.headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        if server.key:
-            self.headers["Authorization"] = f"Bearer {server.key}"
+        if server.api_key:
+            self.headers["Authorization"] = f"Bearer {server.api_key}"
 
-    def body(self, job: Job, streamed: bool = True) -> bytes:
+    def request_body(self, job: LoadJob, streamed: bool = True) -> bytes:
         """Return the request body of a job."""
         server = self.server
         body: dict[str, Any] = {
@@ -104,21 +104,21 @@ class Client:
                 job.text,
             ]
             body["prompt"] = "\n".join(word for word in texts if word)
-        return json.dumps({**body, **server.extra}).encode()
+        return json.dumps({**body, **server.extra_fields}).encode()
 
-    async def ask(self, job: Job, answer: Answer) -> None:
+    async def send(self, job: LoadJob, answer: LoadAnswer) -> None:
         """Send a job and fill in its answer, including errors. If the request is canceled, the
         answer has no end time.
         """
         import aiohttp
 
-        body = self.body(job)
+        body = self.request_body(job)
         answer.sent = time.perf_counter()
         try:
-            async with asyncio.timeout(self.server.timeout):
+            async with asyncio.timeout(self.server.timeout_seconds):
                 async with await self._post(body) as response:
                     if response.status != 200:
-                        answer.error, answer.says = (
+                        answer.error, answer.error_message = (
                             f"http {response.status}",
                             await _complaint(response),
                         )
@@ -129,12 +129,12 @@ class Client:
                         await _read(response, job, answer)
         except TimeoutError:
             answer.error = "timeout"
-        except sse.BadStream as error:
-            answer.error, answer.says = "bad stream", str(error)
+        except sse.BadStreamError as error:
+            answer.error, answer.error_message = "bad stream", str(error)
         except aiohttp.ClientConnectorError as error:
-            answer.error, answer.says = "no connection", str(error)
+            answer.error, answer.error_message = "no connection", str(error)
         except (aiohttp.ClientError, OSError) as error:
-            answer.error, answer.says = "broken off", str(error) or type(error).__name__
+            answer.error, answer.error_message = "broken off", str(error) or type(error).__name__
         answer.ended = time.perf_counter()
 
     async def _post(self, body: bytes) -> "aiohttp.ClientResponse":
@@ -163,13 +163,13 @@ class Client:
             self.server.url, data=body, headers=self.headers, allow_redirects=False
         )
 
-    async def once(self, job: Job) -> dict[str, Any]:
+    async def complete(self, job: LoadJob) -> dict[str, Any]:
         """Return the complete answer to a job without streaming. Raises UserError."""
-        return await self._json(self.server.url, self.body(job, streamed=False))
+        return await self._json(self.server.url, self.request_body(job, streamed=False))
 
-    async def models(self) -> list[str]:
+    async def list_models(self) -> list[str]:
         """Return the model names of the server. Raises UserError."""
-        data = (await self._json(self.server.base + "/models")).get("data")
+        data = (await self._json(self.server.base_url + "/models")).get("data")
         entries = data if isinstance(data, list) else []
         return [
             entry["id"]
@@ -181,7 +181,7 @@ class Client:
         import aiohttp
 
         try:
-            async with asyncio.timeout(self.server.timeout):
+            async with asyncio.timeout(self.server.timeout_seconds):
                 method = "GET" if body is None else "POST"
                 async with self.fresh.request(
                     method, url, data=body, headers=self.headers, allow_redirects=False
@@ -191,11 +191,11 @@ class Client:
                         raise UserError(
                             f"{url} answers {response.status}: {says}", hint=_hint(response.status)
                         )
-                    return sse.parsed(await _bytes(response))
+                    return sse.parse_event(await _bytes(response))
         except aiohttp.ClientConnectorCertificateError as error:
             hint = "--cacert FILE trusts its issuer, --insecure skips the check"
             raise UserError(f"{url}: {error.certificate_error}", hint=hint) from None
-        except sse.BadStream as error:
+        except sse.BadStreamError as error:
             hint = "the address is http://HOST:PORT or …/v1 of a server with OpenAI's API"
             raise UserError(f"{url} does not use OpenAI's API: {error}", hint=hint) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -206,13 +206,13 @@ class Client:
 
 
 @asynccontextmanager
-async def opened(server: Server) -> AsyncIterator[Client]:
+async def open_client(server: LoadTarget) -> AsyncIterator[Client]:
     """Open a client with its connections, and close them at the end. Raises UserError for a
     certificate that cannot be read.
     """
     import aiohttp
 
-    tls = _tls(server) if server.base.startswith("https") else False
+    tls = _tls(server) if server.base_url.startswith("https") else False
 
     def session(force_close: bool) -> aiohttp.ClientSession:
         # The session's own timeouts would end long answers; `send` limits the whole request.
@@ -223,39 +223,39 @@ async def opened(server: Server) -> AsyncIterator[Client]:
         yield Client(server, reusing, fresh)
 
 
-async def _read(response: "aiohttp.ClientResponse", job: Job, answer: Answer) -> None:
+async def _read(response: "aiohttp.ClientResponse", job: LoadJob, answer: LoadAnswer) -> None:
     """Record a time stamp for every piece of text, until the end of the answer or until the job is
     to be canceled.
     """
-    events, done = sse.Events(), False
+    events, done = sse.EventDecoder(), False
     async for piece in response.content.iter_any():
         now = time.perf_counter()
         for data in events.feed(piece):
-            if data == sse.DONE:
+            if data == sse.DONE_MARK:
                 done = True
                 continue
-            chunk = sse.parsed(data)
-            if says := sse.complaint(chunk):
-                answer.error, answer.says = "error in the stream", says
+            chunk = sse.parse_event(data)
+            if says := sse.read_error_message(chunk):
+                answer.error, answer.error_message = "error in the stream", says
                 return
-            count, finish = sse.tokens(chunk)
+            count, finish = sse.count_tokens(chunk)
             if count:
-                answer.stamps.append(now)
-                answer.counts.append(count)
-            answer.finish = finish or answer.finish
-            if token_usage := sse.usage(chunk):
+                answer.arrival_times.append(now)
+                answer.token_counts.append(count)
+            answer.finish_reason = finish or answer.finish_reason
+            if token_usage := sse.read_usage(chunk):
                 answer.prompt_tokens, answer.output_tokens, answer.cached_tokens = (
                     token_usage.prompt,
                     token_usage.output,
                     token_usage.cached,
                 )
-        if job.cancel_after is not None and len(answer.stamps) >= job.cancel_after and not done:
+        if job.cancel_after is not None and len(answer.arrival_times) >= job.cancel_after and not done:
             answer.cancelled = True
             response.close()
             return
-    if not (done or answer.finish):
+    if not (done or answer.finish_reason):
         answer.error = "broken off"
-    elif not answer.stamps:
+    elif not answer.arrival_times:
         answer.error = "no text"
 
 
@@ -263,16 +263,16 @@ async def _bytes(response: "aiohttp.ClientResponse") -> bytes:
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
-        if len(body) > MOST_BODY:
-            raise sse.BadStream("the answer is too long")
+        if len(body) > MAX_BODY_BYTES:
+            raise sse.BadStreamError("the answer is too long")
     return bytes(body)
 
 
 async def _complaint(response: "aiohttp.ClientResponse") -> str:
     body = await _bytes(response)
     try:
-        return sse.complaint(sse.parsed(body)) or body[:200].decode("utf-8", "replace")
-    except sse.BadStream:
+        return sse.read_error_message(sse.parse_event(body)) or body[:200].decode("utf-8", "replace")
+    except sse.BadStreamError:
         return body[:200].decode("utf-8", "replace")
 
 
@@ -286,7 +286,7 @@ def _hint(status: int) -> str:
     )
 
 
-def _tls(server: Server) -> ssl.SSLContext:
+def _tls(server: LoadTarget) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=server.cacert)
     except (OSError, ssl.SSLError):

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmcli.bench.load import saturation
-from llmcli.bench.load.records import Answer, Job
+from llmcli.bench.load.records import LoadAnswer, LoadJob
 
-Ask = Callable[[Job, Answer], Awaitable[None]]
+SendRequest = Callable[[LoadJob, LoadAnswer], Awaitable[None]]
 Arrivals = Literal["closed", "poisson", "gamma", "constant"]
-ARRIVALS: tuple[Arrivals, ...] = ("poisson", "gamma", "constant")
-BLOCK = 40  # an open loop keeps its rate exactly over each block of this many requests
-HEARTBEAT = 0.02  # seconds between checks of the event loop's lateness
+ARRIVAL_KINDS: tuple[Arrivals, ...] = ("poisson", "gamma", "constant")
+BLOCK_REQUESTS = 40  # an open loop keeps its rate exactly over each block of this many requests
+HEARTBEAT_SECONDS = 0.02  # seconds between checks of the event loop's lateness
 # maximum number of open requests in an open loop; more would give no further information
-MOST_WAITING = 4096
+MAX_OPEN_REQUESTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +41,21 @@ class Load:
     seed: int = 0
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether a new request waits for an answer."""
         return self.arrivals == "closed"
 
     @property
     def name(self) -> str:
         """A readable name of the load."""
-        if self.closed:
+        if self.is_closed:
             return f"{self.level:g} at once"
         shape = f"gamma({self.burstiness:g})" if self.arrivals == "gamma" else self.arrivals
         return f"{self.level:g}/s {shape}"
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class LoadLength:
     """The length of a measurement: until `requests` requests are sent and `seconds` have passed,
     whichever are set.
 
@@ -67,15 +67,15 @@ class Length:
     seconds: float | None = None
     warmup: int | None = None
 
-    def first(self, load: Load) -> int:
+    def warmup_requests(self, load: Load) -> int:
         """Return the number of requests that do not count."""
         if self.warmup is not None:
             return self.warmup
-        return int(load.level) if load.closed else min(20, math.ceil(2 * load.level))
+        return int(load.level) if load.is_closed else min(20, math.ceil(2 * load.level))
 
 
 @dataclass(slots=True)
-class Run:
+class LoadRun:
     """The result of one load. Times are seconds of the performance counter.
 
     `answers`: all answers, including those that do not count. `began`: when the first counted
@@ -86,33 +86,33 @@ class Run:
     """
 
     load: Load
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[LoadAnswer] = field(default_factory=list)
     began: float = 0.0
     ended: float = 0.0
-    late: list[float] = field(default_factory=list)
-    cpu: float = 0.0
-    stopped: bool = False
+    lateness: list[float] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+    was_stopped: bool = False
 
     @property
-    def measured(self) -> list[Answer]:
+    def measured_answers(self) -> list[LoadAnswer]:
         """The answers that count."""
         return [answer for answer in self.answers if answer.measured]
 
     @property
-    def saturated(self) -> bool:
+    def is_saturated(self) -> bool:
         """Whether requests arrived faster than they were answered (open loop only)."""
-        answers = [answer for answer in self.measured if answer.stamps]
-        return not self.load.closed and saturation.growing(
+        answers = [answer for answer in self.measured_answers if answer.arrival_times]
+        return not self.load.is_closed and saturation.is_falling_behind(
             [answer.scheduled for answer in answers],
-            [float(answer.beside) for answer in answers],
+            [float(answer.open_requests) for answer in answers],
             [answer.ttft for answer in answers],
         )
 
 
-Enough = Callable[[Run, Answer], bool]
+StopCheck = Callable[[LoadRun, LoadAnswer], bool]
 
 
-class Driver:
+class LoadGenerator:
     """Generates one load on one server, counts the open requests and ends the run.
 
     `should_stop` receives each counted answer, and ends the run early by returning True. `tick` is
@@ -121,28 +121,28 @@ class Driver:
 
     def __init__(
         self,
-        ask: Ask,
-        jobs: Iterator[Job],
+        ask: SendRequest,
+        jobs: Iterator[LoadJob],
         load: Load,
-        length: Length,
-        enough: Enough,
+        length: LoadLength,
+        enough: StopCheck,
         tick: Callable[[], None],
     ) -> None:
-        self.ask, self.jobs, self.load, self.length = ask, jobs, load, length
-        self.enough, self.tick = enough, tick
-        self.run = Run(load)
-        self.first = length.first(load)
-        self.sent = self.counted = self.open = self.left = 0
-        self.over = asyncio.Event()
+        self.send, self.jobs, self.load, self.length = ask, jobs, load, length
+        self.should_stop, self.tick = enough, tick
+        self.run = LoadRun(load)
+        self.warmup_requests = length.warmup_requests(load)
+        self.sent = self.n_counted = self.n_open = self.n_unanswered = 0
+        self.finished = asyncio.Event()
 
-    async def measure(self) -> Run:
+    async def measure(self) -> LoadRun:
         """Generate the load until all counted requests are answered; the remaining ones are
         canceled.
         """
         began = time.process_time()
-        loads = self._closed() if self.load.closed else [self._open_loop()]
+        loads = self._closed() if self.load.is_closed else [self._open_loop()]
         tasks = [asyncio.create_task(load_task) for load_task in (self._watch(), *loads)]
-        waiting = asyncio.create_task(self.over.wait())
+        waiting = asyncio.create_task(self.finished.wait())
         try:
             done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {waiting}:
@@ -152,7 +152,7 @@ class Driver:
                 task.cancel()
             await asyncio.gather(waiting, *tasks, return_exceptions=True)
         self.run.ended = self._ended()
-        self.run.cpu = time.process_time() - began
+        self.run.cpu_seconds = time.process_time() - began
         return self.run
 
     def _ended(self) -> float:
@@ -163,7 +163,7 @@ class Driver:
         answers end one after another would otherwise be charged for prompts whose answers have
         hardly begun, unlike a server whose answers end together.
         """
-        end_times = [answer.ended for answer in self.run.measured if answer.ended]
+        end_times = [answer.ended for answer in self.run.measured_answers if answer.ended]
         if not end_times:
             return time.perf_counter()
         all_end_times = sorted(
@@ -173,7 +173,7 @@ class Driver:
         )
         return (
             all_end_times[len(end_times) - 1]
-            if self.load.closed and len(all_end_times) >= len(end_times)
+            if self.load.is_closed and len(all_end_times) >= len(end_times)
             else max(end_times)
         )
 
@@ -188,54 +188,54 @@ class Driver:
         rng = random.Random(self.load.seed)
         due = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            for gap in gaps(self.load, rng):
+            for gap in arrival_gaps(self.load, rng):
                 due += gap
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                if self.open >= MOST_WAITING:
-                    self.run.stopped = True
-                    self.over.set()
+                if self.n_open >= MAX_OPEN_REQUESTS:
+                    self.run.was_stopped = True
+                    self.finished.set()
                     await asyncio.sleep(math.inf)
                 group.create_task(self._one(due))
 
     async def _one(self, due: float) -> None:
         """Send one request at its time. The last counted answer ends the run."""
-        answer = Answer(due, beside=self.open)
+        answer = LoadAnswer(due, open_requests=self.n_open)
         answer.measured = self._counts(due)
         self.run.answers.append(answer)
         self.sent += 1
-        self.open += 1
+        self.n_open += 1
         try:
-            await self.ask(next(self.jobs), answer)
+            await self.send(next(self.jobs), answer)
         finally:
-            self.open -= 1
+            self.n_open -= 1
         if answer.measured:
-            self.left -= 1
+            self.n_unanswered -= 1
             self.tick()
-            if self.enough(self.run, answer):
-                self.run.stopped = True
-                self.over.set()
-            elif not self.left and self._complete(time.perf_counter()):
-                self.over.set()
+            if self.should_stop(self.run, answer):
+                self.run.was_stopped = True
+                self.finished.set()
+            elif not self.n_unanswered and self._complete(time.perf_counter()):
+                self.finished.set()
         if answer.error:
             # do not flood a server that refuses immediately
             await asyncio.sleep(0.01)
 
     def _counts(self, due: float) -> bool:
         """Return whether a request that is due now counts."""
-        if self.sent < self.first:
+        if self.sent < self.warmup_requests:
             return False
-        if not self.counted:
+        if not self.n_counted:
             self.run.began = due
         elif self._complete(due):
             return False
-        self.counted += 1
-        self.left += 1
+        self.n_counted += 1
+        self.n_unanswered += 1
         return True
 
     def _complete(self, now: float) -> bool:
         """Return whether all requests that count were sent."""
         length = self.length
-        return self.counted >= (length.requests or 1) and now - self.run.began >= (
+        return self.n_counted >= (length.requests or 1) and now - self.run.began >= (
             length.seconds or 0
         )
 
@@ -244,16 +244,16 @@ class Driver:
         whose time is over.
         """
         while True:
-            due = time.perf_counter() + HEARTBEAT
-            await asyncio.sleep(HEARTBEAT)
-            if self.counted:
+            due = time.perf_counter() + HEARTBEAT_SECONDS
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if self.n_counted:
                 now = time.perf_counter()
-                self.run.late.append(now - due)
-                if not self.left and self._complete(now):
-                    self.over.set()
+                self.run.lateness.append(now - due)
+                if not self.n_unanswered and self._complete(now):
+                    self.finished.set()
 
 
-def gaps(load: Load, rng: random.Random) -> Iterator[float]:
+def arrival_gaps(load: Load, rng: random.Random) -> Iterator[float]:
     """Yield the seconds between requests endlessly, 1/level on average.
 
     Each block of BLOCK_REQUESTS takes exactly BLOCK_REQUESTS / level seconds. Otherwise 40 requests
@@ -261,8 +261,8 @@ def gaps(load: Load, rng: random.Random) -> Iterator[float]:
     and two searches for the largest rate would not agree.
     """
     while True:
-        block = [_gap(load, rng) for _ in range(BLOCK)]
-        scale = BLOCK / load.level / sum(block)
+        block = [_gap(load, rng) for _ in range(BLOCK_REQUESTS)]
+        scale = BLOCK_REQUESTS / load.level / sum(block)
         yield from (gap * scale for gap in block)
 
 
@@ -277,14 +277,14 @@ def _gap(load: Load, rng: random.Random) -> float:
             return rng.expovariate(1.0)
 
 
-async def drive(
-    ask: Ask,
-    jobs: Iterator[Job],
+async def generate_load(
+    send: SendRequest,
+    jobs: Iterator[LoadJob],
     load: Load,
-    length: Length,
+    length: LoadLength,
     *,
-    enough: Enough = lambda run, answer: False,
+    should_stop: StopCheck = lambda run, answer: False,
     tick: Callable[[], None] = lambda: None,
-) -> Run:
+) -> LoadRun:
     """Generate a load on a server, and return its result."""
-    return await Driver(ask, jobs, load, length, enough, tick).measure()
+    return await LoadGenerator(send, jobs, load, length, should_stop, tick).measure()

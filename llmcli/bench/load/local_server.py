@@ -16,12 +16,12 @@ from typing import IO
 from llmcli import config
 from llmcli.errors import UserError
 
-STOPPING = 20.0  # seconds to wait for the server to stop
-MOST_LOG = 1 << 20  # bytes of its log that are read
+STOP_SECONDS = 20.0  # seconds to wait for the server to stop
+MAX_LOG_BYTES = 1 << 20  # bytes of its log that are read
 
 
 @contextmanager
-def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
+def open_local_server(ref: str, flags: Sequence[str]) -> Iterator[str]:
     """Start a server, and yield its address when it is ready. Raises UserError with its last
     message if it does not start.
     """
@@ -57,7 +57,7 @@ def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
                 )
             yield str(json.loads(ready_line)["url"])
         finally:
-            stop(process)
+            stop_process(process)
             process.stdin.close()
             process.stdout.close()
 
@@ -79,11 +79,11 @@ def _leaving_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def stop(process: "subprocess.Popen[bytes]") -> None:
+def stop_process(process: "subprocess.Popen[bytes]") -> None:
     """Terminate a process, and kill it if it does not end."""
     process.terminate()
     try:
-        process.wait(STOPPING)
+        process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -93,7 +93,7 @@ def _last(log: IO[bytes]) -> str:
     """Return the last error message of the log, or its last line."""
     log.seek(0)
     lines = [
-        line for line in log.read(MOST_LOG).decode("utf-8", "replace").splitlines() if line.strip()
+        line for line in log.read(MAX_LOG_BYTES).decode("utf-8", "replace").splitlines() if line.strip()
     ]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["no output"])[-1].removeprefix("error: ")

@@ -11,28 +11,28 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmcli.bench.load import level_search
-from llmcli.bench.load.generator import Arrivals, Length, Load, Run
-from llmcli.bench.load.metrics import Figures, figures
-from llmcli.bench.load.records import Answer
-from llmcli.bench.load.session import Session
+from llmcli.bench.load.generator import Arrivals, LoadLength, Load, LoadRun
+from llmcli.bench.load.metrics import LoadMetrics, compute_metrics
+from llmcli.bench.load.records import LoadAnswer
+from llmcli.bench.load.session import ServerSession
 from llmcli.bench.load.slo import Slo
-from llmcli.bench.load.threshold_fit import CLIP, Seen
+from llmcli.bench.load.threshold_fit import MAX_EXCESS, Observation
 
-Kind = Literal["concurrency", "rate"]
-LEAST = 40  # requests of a level
-ROUNDS = 2  # requests of each user
-SECONDS = 20.0  # of an open loop
-FILLING = 10.0  # seconds after which a growing queue is no longer just the server filling up
-CLEAR = 10  # minimum number of answers, all below half of the limits, to end a level early
-ALONE = Length(6, warmup=3)
-AGAIN = 10
+LoadKind = Literal["concurrency", "rate"]
+MIN_REQUESTS = 40  # requests of a level
+REQUESTS_PER_USER = 2  # requests of each user
+OPEN_LOOP_SECONDS = 20.0  # of an open loop
+FILLING_SECONDS = 10.0  # seconds after which a growing queue is no longer just the server filling up
+MIN_CLEAR_ANSWERS = 10  # minimum number of answers, all below half of the limits, to end a level early
+SINGLE_USER_LENGTH = LoadLength(6, warmup=3)
+SINGLE_USER_INTERVAL = 10
 # minimum ratio, and minimum difference in seconds, between waiting times of a single user that
 # count as drift
-DRIFTED, SECONDS_OFF = 1.1, 0.02
+MIN_DRIFT_RATIO, MIN_DRIFT_SECONDS = 1.1, 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class MaxLoadSettings:
     """When a level holds, and how levels are measured.
 
     A level holds if `share` of its requests are within `slo` and no queue grows. A level has at
@@ -42,31 +42,31 @@ class Rules:
     """
 
     slo: Slo
-    share: float = 0.95
-    requests: int = LEAST
+    required_share: float = 0.95
+    requests: int = MIN_REQUESTS
     seconds: float | None = None
     warmup: int | None = None
-    most: int = level_search.MOST
+    max_measurements: int = level_search.MAX_MEASUREMENTS
     arrivals: Arrivals = "poisson"
     burstiness: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LevelMeasurement:
     """One measurement of one level. `excess`: see `Observation`."""
 
     level: float
     excess: float
-    figures: Figures
+    metrics: LoadMetrics
 
     @property
-    def held(self) -> bool:
+    def keeps_limits(self) -> bool:
         """Whether this measurement kept the limits."""
         return self.excess <= 0
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class MaxLoadResult:
     """The result of a search for the largest load.
 
     `level`: the largest level that holds, None: not even the lowest. `next_level`: the next
@@ -76,26 +76,26 @@ class Edge:
     `single_user_seconds`: how long a single user waited for a complete answer, in order of time.
     """
 
-    kind: Kind
+    kind: LoadKind
     level: float | None
-    above: float | None
+    next_level: float | None
     low: float | None
     high: float | None
     steps: int
-    points: tuple[Point, ...]
-    best: Figures | None
-    alone: tuple[float, ...]
+    measurements: tuple[LevelMeasurement, ...]
+    best_metrics: LoadMetrics | None
+    single_user_seconds: tuple[float, ...]
 
     @property
     def drift(self) -> float | None:
         """The ratio of the longest to the shortest waiting time of a single user; None if they do
         not differ significantly.
         """
-        if len(self.alone) < 2 or min(self.alone) <= 0:
+        if len(self.single_user_seconds) < 2 or min(self.single_user_seconds) <= 0:
             return None
-        ratio = max(self.alone) / min(self.alone)
+        ratio = max(self.single_user_seconds) / min(self.single_user_seconds)
         return (
-            ratio if ratio > DRIFTED and max(self.alone) - min(self.alone) > SECONDS_OFF else None
+            ratio if ratio > MIN_DRIFT_RATIO and max(self.single_user_seconds) - min(self.single_user_seconds) > MIN_DRIFT_SECONDS else None
         )
 
 
@@ -103,40 +103,40 @@ class Edge:
 class _Search:
     """One search on one server. `runs`: by level index."""
 
-    session: Session
-    kind: Kind
-    rules: Rules
+    session: ServerSession
+    kind: LoadKind
+    rules: MaxLoadSettings
     levels: Sequence[float]
     number: int
     tick: Callable[[str], None]
-    seen: list[Seen] = field(default_factory=list)
-    points: list[Point] = field(default_factory=list)
-    runs: dict[int, list[Run]] = field(default_factory=dict)
+    seen: list[Observation] = field(default_factory=list)
+    points: list[LevelMeasurement] = field(default_factory=list)
+    runs: dict[int, list[LoadRun]] = field(default_factory=dict)
     alone: list[float] = field(default_factory=list)
 
-    async def edge(self, first: float | None) -> Edge:
-        single_user = await self.user()
+    async def search(self, first: float | None) -> MaxLoadResult:
+        single_user = await self.measure_single_user()
         first_level = first or (1.0 if self.kind == "concurrency" else single_user.request_rate)
-        start = level_search.nearest(self.levels, first_level)
+        start = level_search.nearest_index(self.levels, first_level)
         while (
-            index := level_search.following(self.levels, start, self.seen, self.rules.most)
+            index := level_search.choose_next_level(self.levels, start, self.seen, self.rules.max_measurements)
         ) is not None:
-            await self.measure(index)
-            if len(self.seen) % AGAIN == 0:
-                await self.user()
-        await self.user()
-        return self.told(level_search.found(self.levels, self.seen))
+            await self.measure_level(index)
+            if len(self.seen) % SINGLE_USER_INTERVAL == 0:
+                await self.measure_single_user()
+        await self.measure_single_user()
+        return self.build_result(level_search.estimate_edge(self.levels, self.seen))
 
-    async def user(self) -> Figures:
+    async def measure_single_user(self) -> LoadMetrics:
         """Measure a single user."""
         self.tick("one alone")
-        run = await self.session.run(Load("closed", 1), ALONE, self.number + 500 + len(self.alone))
-        metrics = figures([run])
+        run = await self.session.run_load(Load("closed", 1), SINGLE_USER_LENGTH, self.number + 500 + len(self.alone))
+        metrics = compute_metrics([run])
         if "e2el" in metrics.times:
-            self.alone.append((metrics.times["e2el"].ranks["p50"] or 0.0) / 1e3)
+            self.alone.append((metrics.times["e2el"].percentiles["p50"] or 0.0) / 1e3)
         return metrics
 
-    async def measure(self, at: int) -> None:
+    async def measure_level(self, at: int) -> None:
         level, rules = self.levels[at], self.rules
         load = (
             Load("closed", level)
@@ -144,18 +144,18 @@ class _Search:
             else Load(rules.arrivals, level, rules.burstiness)
         )
         self.tick(load.name)
-        seconds = rules.seconds if load.closed else rules.seconds or SECONDS
+        seconds = rules.seconds if load.is_closed else rules.seconds or OPEN_LOOP_SECONDS
         count = max(
-            rules.requests, math.ceil(level * ROUNDS if load.closed else level * (seconds or 0.0))
+            rules.requests, math.ceil(level * REQUESTS_PER_USER if load.is_closed else level * (seconds or 0.0))
         )
         watch = _Watch(rules, load, count)
-        length = Length(count, seconds if load.closed else None, self.warmup(level, load.closed))
-        run = await self.session.run(
+        length = LoadLength(count, seconds if load.is_closed else None, self.warmup(level, load.is_closed))
+        run = await self.session.run_load(
             load, length, self.number + len(self.points), enough=watch, may_fail=True
         )
         excess = watch.excess(run)
-        self.seen.append(Seen(at, excess))
-        self.points.append(Point(level, excess, figures([run], rules.slo)))
+        self.seen.append(Observation(at, excess))
+        self.points.append(LevelMeasurement(level, excess, compute_metrics([run], rules.slo)))
         self.runs.setdefault(at, []).append(run)
 
     def warmup(self, level: float, closed: bool) -> int | None:
@@ -164,23 +164,23 @@ class _Search:
         """
         if self.rules.warmup is not None or closed:
             return self.rules.warmup
-        return math.ceil(level * min(SECONDS, max(2.0, 3 * max(self.alone, default=0.0))))
+        return math.ceil(level * min(OPEN_LOOP_SECONDS, max(2.0, 3 * max(self.alone, default=0.0))))
 
-    def told(self, estimate: level_search.Found) -> Edge:
-        levels, largest = self.levels, estimate.at
+    def build_result(self, estimate: level_search.LoadEstimate) -> MaxLoadResult:
+        levels, largest = self.levels, estimate.level_index
         runs = self.runs.get(largest, [])
         # None: the measurements or the levels ran out
         above = min((index for index in self.runs if index > largest), default=None)
         within = largest >= 0 and above is not None
-        return Edge(
+        return MaxLoadResult(
             self.kind,
             levels[largest] if largest >= 0 else None,
             None if above is None else levels[above],
-            level_search.between(levels, estimate.low) if within else None,
-            level_search.between(levels, estimate.high) if within else None,
+            level_search.level_at(levels, estimate.low) if within else None,
+            level_search.level_at(levels, estimate.high) if within else None,
             estimate.steps,
             tuple(self.points),
-            figures(runs, self.rules.slo) if runs else None,
+            compute_metrics(runs, self.rules.slo) if runs else None,
             tuple(self.alone),
         )
 
@@ -191,67 +191,67 @@ class _Watch:
     result, as an excess.
     """
 
-    rules: Rules
+    rules: MaxLoadSettings
     load: Load
     count: int
-    clear: float | None = None
+    clear_excess: float | None = None
     done: int = 0
-    half: int = 0  # answers below half of the limits
-    lost: int = 0  # answers above twice the limits
-    look: int = 10  # number of answers at the next check for a growing queue
+    n_below_half: int = 0  # answers below half of the limits
+    n_above_twice: int = 0  # answers above twice the limits
+    next_check: int = 10  # number of answers at the next check for a growing queue
 
     @property
     def allowed(self) -> int:
-        return math.floor((1 - self.rules.share) * self.count + 1e-9)
+        return math.floor((1 - self.rules.required_share) * self.count + 1e-9)
 
-    def __call__(self, run: Run, answer: Answer) -> bool:
+    def __call__(self, run: LoadRun, answer: LoadAnswer) -> bool:
         if answer.cancelled:
             return False
-        ratio = self.rules.slo.ratio(answer)
+        ratio = self.rules.slo.worst_ratio(answer)
         self.done += 1
-        self.half += ratio <= 0.5
-        self.lost += ratio >= 2
-        if self.lost > self.allowed:
-            self.clear = CLIP
-        elif self.load.closed and self.half == self.done >= max(CLEAR, ROUNDS * self.load.level):
-            self.clear = -CLIP
-        elif self.done >= self.look and answer.scheduled - run.began > FILLING:
-            self.look = math.ceil(1.2 * self.done)  # the check takes time, too
-            if run.saturated:
-                self.clear = CLIP
-        return self.clear is not None
+        self.n_below_half += ratio <= 0.5
+        self.n_above_twice += ratio >= 2
+        if self.n_above_twice > self.allowed:
+            self.clear_excess = MAX_EXCESS
+        elif self.load.is_closed and self.n_below_half == self.done >= max(MIN_CLEAR_ANSWERS, REQUESTS_PER_USER * self.load.level):
+            self.clear_excess = -MAX_EXCESS
+        elif self.done >= self.next_check and answer.scheduled - run.began > FILLING_SECONDS:
+            self.next_check = math.ceil(1.2 * self.done)  # the check takes time, too
+            if run.is_saturated:
+                self.clear_excess = MAX_EXCESS
+        return self.clear_excess is not None
 
-    def excess(self, run: Run) -> float:
+    def excess(self, run: LoadRun) -> float:
         """Return the excess of the run: the logarithm of the ratio to the limits that `share` of
         its requests did not exceed.
         """
-        if self.clear is not None:
-            return self.clear
-        if run.stopped or run.saturated:
-            return CLIP
+        if self.clear_excess is not None:
+            return self.clear_excess
+        if run.was_stopped or run.is_saturated:
+            return MAX_EXCESS
         ratios = sorted(
-            self.rules.slo.ratio(answer)
-            for answer in run.measured
+            self.rules.slo.worst_ratio(answer)
+            for answer in run.measured_answers
             if answer.ended is not None and not answer.cancelled
         )
         if not ratios:
-            return CLIP  # all requests were canceled
+            return MAX_EXCESS  # all requests were canceled
         return math.log(
-            max(1e-9, ratios[max(0, math.ceil(self.rules.share * len(ratios) - 1e-9) - 1)])
+            max(1e-9, ratios[max(0, math.ceil(self.rules.required_share * len(ratios) - 1e-9) - 1)])
         )
 
 
-async def find(
-    session: Session,
-    kind: Kind,
-    rules: Rules,
+async def find_max_load(
+    session: ServerSession,
+    kind: LoadKind,
+    rules: MaxLoadSettings,
     first: float | None,
     number: int,
     tick: Callable[[str], None],
-) -> Edge:
+) -> MaxLoadResult:
     """Search from a level near `first` (None: one user, or the request rate of a single user).
 
     `number`: number of the first prompt sequence. `tick` receives the name of each measurement.
     """
-    levels = level_search.users() if kind == "concurrency" else level_search.rates()
-    return await _Search(session, kind, rules, levels, number, tick).edge(first)
+    levels = level_search.user_levels() if kind == "concurrency" else level_search.rate_levels()
+    return await _Search(session, kind, rules, levels, number, tick).search(first)

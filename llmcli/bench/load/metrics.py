@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from llmcli.bench.load.generator import Load, Run
-from llmcli.bench.load.records import Answer
+from llmcli.bench.load.generator import Load, LoadRun
+from llmcli.bench.load.records import LoadAnswer
 from llmcli.bench.load.slo import Slo
 from llmcli.runtime.requests.request import percentile
 
 # Each percentile with the minimum number of values: with fewer, it would be one of the largest
 # values.
-RANKS = {
+PERCENTILES = {
     "p50": (0.5, 1),
     "p90": (0.9, 10),
     "p95": (0.95, 20),
     "p99": (0.99, 100),
     "p99.9": (0.999, 1000),
 }
-TIMES = ("ttft", "tpot", "itl", "e2el")
-BEHIND = 0.010  # seconds of lateness of the client (p99) from which its results are doubtful
-BUSY = 0.7  # of one CPU; above this the client may be the limit
-DEFINITIONS = {
+TIME_METRICS = ("ttft", "tpot", "itl", "e2el")
+MAX_LATE_SECONDS = 0.010  # seconds of lateness of the client (p99) from which its results are doubtful
+MAX_CLIENT_CPU = 0.7  # of one CPU; above this the client may be the limit
+METRIC_DEFINITIONS = {
     "ttft": "time to first token: from the due time (closed loop: sending) to the first text, "
     "including queueing and prefill",
     "tpot": "time per output token: (last text - first text) / (output tokens - 1), one value per "
@@ -41,19 +41,19 @@ DEFINITIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class TimeSummary:
     """Summary of one latency metric in milliseconds. A percentile is None if there are too few
     values.
     """
 
     count: int
     mean: float
-    most: float
-    ranks: dict[str, float | None]
+    largest: float
+    percentiles: dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LoadMetrics:
     """The metrics of one load.
 
     `answered`, `failed` (by kind; `error_examples`: a message for each kind) and `cancelled` count
@@ -69,21 +69,21 @@ class Figures:
     answered: int
     cancelled: int
     failed: dict[str, int]
-    says: dict[str, str]
+    error_examples: dict[str, str]
     prompt_tokens: float
     output_tokens: float
-    cached: float | None
+    cached_share: float | None
     output_rate: float
     total_rate: float
     request_rate: float
-    kept: int | None
-    times: dict[str, Spread]
-    bundled: float
+    kept_slo: int | None
+    times: dict[str, TimeSummary]
+    bundled_share: float
     late_ms: tuple[float, float]
-    client: float
+    client_cpu: float
     saturated: bool
     stopped: bool
-    samples: tuple[float, ...]
+    repetition_rates: tuple[float, ...]
 
     @property
     def requests(self) -> int:
@@ -93,27 +93,27 @@ class Figures:
     @property
     def goodput(self) -> float | None:
         """Requests per second within the limits."""
-        return None if self.kept is None or not self.seconds else self.kept / self.seconds
+        return None if self.kept_slo is None or not self.seconds else self.kept_slo / self.seconds
 
     @property
-    def share(self) -> float | None:
+    def slo_share(self) -> float | None:
         """The share of the requests within the limits."""
-        return None if self.kept is None else self.kept / max(1, self.requests)
+        return None if self.kept_slo is None else self.kept_slo / max(1, self.requests)
 
     @property
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Reasons to doubt the measured times."""
         warnings = []
-        if self.late_ms[1] > BEHIND * 1e3:
+        if self.late_ms[1] > MAX_LATE_SECONDS * 1e3:
             warnings.append(
                 f"the client was late by {self.late_ms[1]:.1f} ms (p99): times are too long by as"
                 " much"
             )
-        if self.client > BUSY:
-            warnings.append(f"the client used {self.client:.0%} of a CPU: it may be the limit")
-        if self.bundled > 0.05:
+        if self.client_cpu > MAX_CLIENT_CPU:
+            warnings.append(f"the client used {self.client_cpu:.0%} of a CPU: it may be the limit")
+        if self.bundled_share > 0.05:
             warnings.append(
-                f"{self.bundled:.0%} of the tokens arrived bundled: ITL is measured between chunks,"
+                f"{self.bundled_share:.0%} of the tokens arrived bundled: ITL is measured between chunks,"
                 " TPOT uses the server's token count"
             )
         if self.saturated:
@@ -124,40 +124,40 @@ class Figures:
         return warnings
 
 
-def spread(values: Sequence[float]) -> Spread | None:
+def summarize_times(values: Sequence[float]) -> TimeSummary | None:
     """Summarize times in seconds; None if there are none."""
     if not values:
         return None
     ms = [value * 1e3 for value in values]
     ranks = {
         name: percentile(ms, share) if len(ms) >= least else None
-        for name, (share, least) in RANKS.items()
+        for name, (share, least) in PERCENTILES.items()
     }
-    return Spread(len(ms), fmean(ms), max(ms), ranks)
+    return TimeSummary(len(ms), fmean(ms), max(ms), ranks)
 
 
-def figures(runs: Sequence[Run], slo: Slo | None = None) -> Figures:
+def compute_metrics(runs: Sequence[LoadRun], slo: Slo | None = None) -> LoadMetrics:
     """Compute the metrics of one load, which may have been run several times: times are pooled,
     rates are over the total seconds.
     """
-    measured = [one for run in runs for one in run.measured]
-    good = [one for one in measured if one.good]
+    measured = [one for run in runs for one in run.measured_answers]
+    good = [one for one in measured if one.is_complete]
     failed = Counter(one.error for one in measured if one.error)
     seconds = max(sum(run.ended - run.began for run in runs), 1e-9)
     output, prompts, ended = (
         sum(column) for column in zip(*(_inside(run) for run in runs), strict=True)
     )
-    times = {name: spread(seconds_of(name, good)) for name in TIMES}
+    times = {name: summarize_times(metric_seconds(name, good)) for name in TIME_METRICS}
     tokens = sum(one.tokens for one in good)
     known = [one for one in good if one.prompt_tokens and one.cached_tokens is not None]
-    late = [value * 1e3 for run in runs for value in run.late]
-    return Figures(
+    late = [value * 1e3 for run in runs for value in run.lateness]
+    return LoadMetrics(
         runs[0].load,
         seconds,
         len(good),
         sum(one.cancelled for one in measured),
         {kind: count for kind, count in failed.most_common() if kind},
-        {one.error: one.says for one in measured if one.error and one.says},
+        {one.error: one.error_message for one in measured if one.error and one.error_message},
         _mean([one.prompt_tokens for one in good]),
         _mean([one.tokens for one in good]),
         sum(one.cached_tokens or 0 for one in known) / sum(one.prompt_tokens or 0 for one in known)
@@ -166,18 +166,18 @@ def figures(runs: Sequence[Run], slo: Slo | None = None) -> Figures:
         output / seconds,
         (output + prompts) / seconds,
         ended / seconds,
-        None if slo is None else sum(slo.keeps(one) for one in measured),
+        None if slo is None else sum(slo.is_met_by(one) for one in measured),
         {name: told for name, told in times.items() if told},
-        max(0.0, 1 - sum(len(one.stamps) for one in good) / tokens) if tokens else 0.0,
+        max(0.0, 1 - sum(len(one.arrival_times) for one in good) / tokens) if tokens else 0.0,
         (percentile(late, 0.5), percentile(late, 0.99)),
-        sum(run.cpu for run in runs) / seconds,
-        any(run.saturated for run in runs),
-        any(run.stopped for run in runs),
+        sum(run.cpu_seconds for run in runs) / seconds,
+        any(run.is_saturated for run in runs),
+        any(run.was_stopped for run in runs),
         tuple(_inside(run)[0] / max(run.ended - run.began, 1e-9) for run in runs),
     )
 
 
-def seconds_of(name: str, good: Sequence[Answer]) -> list[float]:
+def metric_seconds(name: str, good: Sequence[LoadAnswer]) -> list[float]:
     """Return the seconds of one of TIME_METRICS for complete answers."""
     match name:
         case "ttft":
@@ -190,7 +190,7 @@ def seconds_of(name: str, good: Sequence[Answer]) -> list[float]:
             return [answer.e2el for answer in good]
 
 
-def _inside(run: Run) -> tuple[float, float, float]:
+def _inside(run: LoadRun) -> tuple[float, float, float]:
     """Return what arrived during the measurement: output tokens, prompt tokens of answers that
     began, and answers that ended.
     """
@@ -198,25 +198,25 @@ def _inside(run: Run) -> tuple[float, float, float]:
     prompts = sum(
         answer.prompt_tokens or 0
         for answer in run.answers
-        if answer.stamps and began <= answer.stamps[0] <= ended
+        if answer.arrival_times and began <= answer.arrival_times[0] <= ended
     )
     done = sum(
-        answer.good and answer.ended is not None and began <= answer.ended <= ended
+        answer.is_complete and answer.ended is not None and began <= answer.ended <= ended
         for answer in run.answers
     )
     return sum(_arrived(answer, began, ended) for answer in run.answers), prompts, done
 
 
-def _arrived(answer: Answer, began: float, ended: float) -> float:
+def _arrived(answer: LoadAnswer, began: float, ended: float) -> float:
     """Return the tokens of an answer that arrived in the interval. If the server's count differs
     from the chunks', its count is distributed proportionally.
     """
     arrived = sum(
         count
-        for time, count in zip(answer.stamps, answer.counts, strict=True)
+        for time, count in zip(answer.arrival_times, answer.token_counts, strict=True)
         if began <= time <= ended
     )
-    total = sum(answer.counts)
+    total = sum(answer.token_counts)
     return arrived * answer.tokens / total if total else 0.0
 
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from llmcli.bench.load.metrics import DEFINITIONS, RANKS, TIMES, Figures
-from llmcli.bench.load.mixes import Shape
+from llmcli.bench.load.metrics import METRIC_DEFINITIONS, PERCENTILES, TIME_METRICS, LoadMetrics
+from llmcli.bench.load.mixes import RequestLengths
 
-FORMATS = ("md", "csv", "json", "jsonl")
-SHOWN = ("p50", "p90", "p99")
+OUTPUT_FORMATS = ("md", "csv", "json", "jsonl")
+TABLE_PERCENTILES = ("p50", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class LoadEnvironment:
     """The circumstances of a load: server, model, prompts, limits, build, processor, time and
     seed.
     """
@@ -26,90 +26,90 @@ class World:
     server: str
     model: str
     mix: str
-    shape: Shape
+    lengths: RequestLengths
     endpoint: str
     slo: str
     build: str
     cpu: str
-    began: str
+    start_time: str
     seed: int
 
 
-def title(world: World, told: Figures) -> str:
+def test_title(environment: LoadEnvironment, metrics: LoadMetrics) -> str:
     """Return the name of the test for the history."""
     lengths = (
-        f"{world.shape.prompt}+{world.shape.output}"
-        if world.mix in ("fixed", "sonnet")
-        else world.mix
+        f"{environment.lengths.prompt_tokens}+{environment.lengths.output_tokens}"
+        if environment.mix in ("fixed", "sonnet")
+        else environment.mix
     )
-    return f"load {lengths} {told.load.name}"
+    return f"load {lengths} {metrics.load.name}"
 
 
-def document(world: World, told: Figures) -> dict[str, Any]:
+def build_row(environment: LoadEnvironment, metrics: LoadMetrics) -> dict[str, Any]:
     """Return one result row. Field names follow vLLM's `bench serve` and llama-bench; times are in
     milliseconds.
     """
-    load, shape = told.load, world.shape
+    load, shape = metrics.load, environment.lengths
     times = {
         name: None
-        if (summary := told.times.get(name)) is None
-        else {"count": summary.count, "mean": summary.mean, "max": summary.most, **summary.ranks}
-        for name in TIMES
+        if (summary := metrics.times.get(name)) is None
+        else {"count": summary.count, "mean": summary.mean, "max": summary.largest, **summary.percentiles}
+        for name in TIME_METRICS
     }
     return {
-        "test": title(world, told),
-        "build_commit": world.build,
-        "cpu_info": world.cpu,
+        "test": test_title(environment, metrics),
+        "build_commit": environment.build,
+        "cpu_info": environment.cpu,
         "gpu_info": "",
         "backends": "http",
-        "model_filename": world.model,
-        "server": world.server,
-        "endpoint": world.endpoint,
-        "test_time": world.began,
+        "model_filename": environment.model,
+        "server": environment.server,
+        "endpoint": environment.endpoint,
+        "test_time": environment.start_time,
         "load": load.name,
         "arrivals": load.arrivals,
         "level": load.level,
-        "n_parallel": int(load.level) if load.closed else 0,
-        "mix": world.mix,
-        "seed": world.seed,
-        "n_prompt": shape.prompt,
-        "n_gen": shape.output,
+        "n_parallel": int(load.level) if load.is_closed else 0,
+        "mix": environment.mix,
+        "seed": environment.seed,
+        "n_prompt": shape.prompt_tokens,
+        "n_gen": shape.output_tokens,
         "n_depth": 0,
         "sampling": True,
-        "shared": shape.shared,
-        "cancel": shape.cancel,
-        "duration": told.seconds,
-        "completed": told.answered,
-        "failed": sum(told.failed.values()),
-        "failed_by_kind": told.failed,
-        "failed_says": told.says,
-        "cancelled": told.cancelled,
-        "prompt_tokens_mean": _known(told.prompt_tokens),
-        "output_tokens_mean": _known(told.output_tokens),
-        "cached_share": told.cached,
-        "request_throughput": told.request_rate,
-        "output_throughput": told.output_rate,
-        "total_token_throughput": told.total_rate,
-        "slo": world.slo or None,
-        "request_goodput": told.goodput,
-        "slo_share": told.share,
+        "shared": shape.shared_fraction,
+        "cancel": shape.cancelled_fraction,
+        "duration": metrics.seconds,
+        "completed": metrics.answered,
+        "failed": sum(metrics.failed.values()),
+        "failed_by_kind": metrics.failed,
+        "failed_says": metrics.error_examples,
+        "cancelled": metrics.cancelled,
+        "prompt_tokens_mean": _known(metrics.prompt_tokens),
+        "output_tokens_mean": _known(metrics.output_tokens),
+        "cached_share": metrics.cached_share,
+        "request_throughput": metrics.request_rate,
+        "output_throughput": metrics.output_rate,
+        "total_token_throughput": metrics.total_rate,
+        "slo": environment.slo or None,
+        "request_goodput": metrics.goodput,
+        "slo_share": metrics.slo_share,
         **{f"{name}_ms": summary for name, summary in times.items()},
-        "bundled_share": told.bundled,
-        "client_late_p50_ms": told.late_ms[0],
-        "client_late_p99_ms": told.late_ms[1],
-        "client_cpu_share": told.client,
-        "saturated": told.saturated,
-        "stopped_early": told.stopped,
-        "samples_ts": [round(rate, 4) for rate in told.samples],
-        "samples_ns": [round(told.seconds * 1e9 / len(told.samples))] * len(told.samples),
+        "bundled_share": metrics.bundled_share,
+        "client_late_p50_ms": metrics.late_ms[0],
+        "client_late_p99_ms": metrics.late_ms[1],
+        "client_cpu_share": metrics.client_cpu,
+        "saturated": metrics.saturated,
+        "stopped_early": metrics.stopped,
+        "samples_ts": [round(rate, 4) for rate in metrics.repetition_rates],
+        "samples_ns": [round(metrics.seconds * 1e9 / len(metrics.repetition_rates))] * len(metrics.repetition_rates),
     }
 
 
-def text(rows: Sequence[dict[str, Any]], form: str) -> str:
+def format_rows(rows: Sequence[dict[str, Any]], output_format: str) -> str:
     """Format all rows in one of the OUTPUT_FORMATS except md."""
-    if form == "json":
+    if output_format == "json":
         return json.dumps(rows, indent=2, allow_nan=False)
-    if form == "jsonl":
+    if output_format == "jsonl":
         return "\n".join(json.dumps(row, allow_nan=False) for row in rows)
     flat = [_flat(row) for row in rows]
     out = io.StringIO()
@@ -119,11 +119,11 @@ def text(rows: Sequence[dict[str, Any]], form: str) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def table(
-    found: Sequence[Figures],
+def build_table(
+    loads: Sequence[LoadMetrics],
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
     """Return columns, rows, and right-aligned columns of the table with one row per load."""
-    has_slo = any(metrics.goodput is not None for metrics in found)
+    has_slo = any(metrics.goodput is not None for metrics in loads)
     columns = (
         "load",
         "answered",
@@ -131,7 +131,7 @@ def table(
         "output tok/s",
         "total tok/s",
         "requests/s",
-        *(f"{name} {rank}" for name in TIMES for rank in SHOWN),
+        *(f"{name} {rank}" for name in TIME_METRICS for rank in TABLE_PERCENTILES),
         *(("goodput", "kept") if has_slo else ()),
     )
     rows = [
@@ -142,42 +142,42 @@ def table(
             f"{metrics.output_rate:.1f}",
             f"{metrics.total_rate:.1f}",
             f"{metrics.request_rate:.2f}",
-            *(cell(metrics, name, rank) for name in TIMES for rank in SHOWN),
-            *((f"{metrics.goodput or 0:.2f}", f"{metrics.share or 0:.0%}") if has_slo else ()),
+            *(format_percentile(metrics, name, rank) for name in TIME_METRICS for rank in TABLE_PERCENTILES),
+            *((f"{metrics.goodput or 0:.2f}", f"{metrics.slo_share or 0:.0%}") if has_slo else ()),
         )
-        for metrics in found
+        for metrics in loads
     ]
     return columns, rows, columns[1:]
 
 
-def times(one: Figures) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
+def build_percentile_table(metrics: LoadMetrics) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
     """Return columns, rows, and right-aligned columns of all percentiles of one load in
     milliseconds; - for too few values.
     """
-    columns = ("ms", "values", "mean", *RANKS, "max")
+    columns = ("ms", "values", "mean", *PERCENTILES, "max")
     rows = [
         (
             name.upper(),
             f"{summary.count:,}",
             f"{summary.mean:.1f}",
-            *(cell(one, name, rank) for rank in RANKS),
-            f"{summary.most:.1f}",
+            *(format_percentile(metrics, name, rank) for rank in PERCENTILES),
+            f"{summary.largest:.1f}",
         )
-        for name, summary in one.times.items()
+        for name, summary in metrics.times.items()
     ]
     return columns, rows, columns[1:]
 
 
-def cell(one: Figures, name: str, rank: str) -> str:
+def format_percentile(metrics: LoadMetrics, name: str, rank: str) -> str:
     """Format a percentile for a table."""
-    summary = one.times.get(name)
-    value = summary.ranks[rank] if summary else None
+    summary = metrics.times.get(name)
+    value = summary.percentiles[rank] if summary else None
     return "-" if value is None else f"{value:.1f}"
 
 
-def definitions() -> list[str]:
+def definition_lines() -> list[str]:
     """Return the definition of each metric as one line."""
-    return [f"{name}: {meaning}" for name, meaning in DEFINITIONS.items()]
+    return [f"{name}: {meaning}" for name, meaning in METRIC_DEFINITIONS.items()]
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -186,9 +186,9 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         if name in ("samples_ts", "samples_ns", "failed_says"):
             continue
-        if name.endswith("_ms") and name[:-3] in TIMES:
+        if name.endswith("_ms") and name[:-3] in TIME_METRICS:
             flat_row[f"{name[:-3]}_count"] = (value or {}).get("count")
-            for rank in ("mean", "max", *RANKS):
+            for rank in ("mean", "max", *PERCENTILES):
                 flat_row[f"{name[:-3]}_{rank}_ms"] = (value or {}).get(rank)
         elif name == "failed_by_kind":
             flat_row[name] = "; ".join(f"{kind}: {count}" for kind, count in value.items())

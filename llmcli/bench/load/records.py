@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LoadJob:
     """A request to send. `shared`: a system prompt common to several requests. `messages`: sent
     instead of the text if set.
 
@@ -23,7 +23,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Answer:
+class LoadAnswer:
     """The answer to one request, filled in by the client that sends it.
 
     `scheduled`: when the request was due. `sent`: when it was sent. `arrival_times`: of chunks with
@@ -35,42 +35,42 @@ class Answer:
     scheduled: float
     sent: float = 0.0
     ended: float | None = None
-    stamps: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    arrival_times: list[float] = field(default_factory=list)
+    token_counts: list[int] = field(default_factory=list)
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
-    finish: str | None = None
+    finish_reason: str | None = None
     error: str | None = None
-    says: str = ""
+    error_message: str = ""
     cancelled: bool = False
     measured: bool = False
-    beside: int = 0  # requests that were running when this one was due
+    open_requests: int = 0  # requests that were running when this one was due
 
     @property
-    def good(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the answer is complete."""
         return (
             self.ended is not None
             and self.error is None
             and not self.cancelled
-            and bool(self.stamps)
+            and bool(self.arrival_times)
         )
 
     @property
     def tokens(self) -> int:
         """Tokens of the answer: the server's count, otherwise the sum over the chunks."""
-        return sum(self.counts) if self.output_tokens is None else self.output_tokens
+        return sum(self.token_counts) if self.output_tokens is None else self.output_tokens
 
     @property
     def ttft(self) -> float:
         """Seconds from the due time to the first text."""
-        return self.stamps[0] - self.scheduled
+        return self.arrival_times[0] - self.scheduled
 
     @property
     def tpot(self) -> float | None:
         """Seconds per token after the first one; None for a single token."""
-        return (self.stamps[-1] - self.stamps[0]) / (self.tokens - 1) if self.tokens > 1 else None
+        return (self.arrival_times[-1] - self.arrival_times[0]) / (self.tokens - 1) if self.tokens > 1 else None
 
     @property
     def e2el(self) -> float:
@@ -81,4 +81,4 @@ class Answer:
     @property
     def gaps(self) -> list[float]:
         """Seconds between arrivals of text."""
-        return [after - before for before, after in pairwise(self.stamps)]
+        return [after - before for before, after in pairwise(self.arrival_times)]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from llmcli.bench.load.generator import Arrivals, Length, Load
-    from llmcli.bench.load.max_load import Kind, Rules
-    from llmcli.bench.load.session import Asked
+    from llmcli.bench.load.generator import Arrivals, LoadLength, Load
+    from llmcli.bench.load.max_load import LoadKind, MaxLoadSettings
+    from llmcli.bench.load.session import PromptShape
     from llmcli.bench.load.slo import Slo
 
 DEFAULT_CONCURRENCY = "8"
@@ -52,10 +52,10 @@ class LevelSettings:
         from llmcli.bench.load import generator
 
         word = self.arrivals or "poisson"
-        if word not in generator.ARRIVALS:
+        if word not in generator.ARRIVAL_KINDS:
             raise UsageError(
                 f"--arrivals {word!r} is unknown",
-                hint=f"--arrivals takes: {' '.join(generator.ARRIVALS)}",
+                hint=f"--arrivals takes: {' '.join(generator.ARRIVAL_KINDS)}",
             )
         arrivals: Arrivals = next(kind for kind in get_args(generator.Arrivals) if kind == word)
         load = generator.Load(arrivals, 1.0)
@@ -65,10 +65,10 @@ class LevelSettings:
     def loads(self) -> "tuple[Load, ...]":
         """The loads of --concurrency, then those of --rate."""
         from llmcli.bench.load.generator import Load
-        from llmcli.bench.speed.parameter_grid import numbers
+        from llmcli.bench.speed.parameter_grid import parse_numbers
 
         texts = self.concurrency or ([] if self.rate else [DEFAULT_CONCURRENCY])
-        counts = numbers("--concurrency", texts, 1, MAX_CONCURRENCY) if texts else []
+        counts = parse_numbers("--concurrency", texts, 1, MAX_CONCURRENCY) if texts else []
         return (
             *(Load("closed", count) for count in counts),
             *(replace(self.open_loop, level=rate) for rate in self._rates),
@@ -102,7 +102,7 @@ class SearchSettings:
     percent: float | None = None
 
     def __post_init__(self) -> None:
-        from llmcli.bench.load.slo import HINT
+        from llmcli.bench.load.slo import SLO_HINT
 
         limits = self.limits
         if self.find_max is None:
@@ -118,17 +118,17 @@ class SearchSettings:
                 hint=f"--find-max takes: {' '.join(MAX_LOAD_KINDS)}",
             )
         if limits is None:
-            raise UsageError("--find-max needs --slo", hint=HINT)
+            raise UsageError("--find-max needs --slo", hint=SLO_HINT)
 
     @cached_property
     def limits(self) -> "Slo | None":
         """The limits of --slo."""
-        from llmcli.bench.load.slo import parse
+        from llmcli.bench.load.slo import parse_slo
 
-        return parse(self.slo) if self.slo else None
+        return parse_slo(self.slo) if self.slo else None
 
     @property
-    def kinds(self) -> "tuple[Kind, ...]":
+    def kinds(self) -> "tuple[LoadKind, ...]":
         """The loads of which the largest is searched."""
         match self.find_max:
             case None:
@@ -156,12 +156,12 @@ class LengthSettings:
     repetitions: int | None = None
 
     @property
-    def load_length(self) -> "Length":
+    def load_length(self) -> "LoadLength":
         """The length of one measurement."""
-        from llmcli.bench.load.generator import Length
+        from llmcli.bench.load.generator import LoadLength
 
-        requests = self.requests or (None if self.seconds else Length().requests)
-        return Length(requests, self.seconds, self.warmup)
+        requests = self.requests or (None if self.seconds else LoadLength().requests)
+        return LoadLength(requests, self.seconds, self.warmup)
 
     def total_requests(self, n_loads: int, n_runs: int) -> int | None:
         """Return the requests of all measurements, None if their seconds decide."""
@@ -189,17 +189,17 @@ class PromptSettings:
     @property
     def is_generated(self) -> bool:
         """Whether the prompts are generated, and not read from a file."""
-        from llmcli.bench.load.mixes import mixes
+        from llmcli.bench.load.mixes import load_mixes
 
-        return self.mix in mixes()
+        return self.mix in load_mixes()
 
-    def source(self, seed: int) -> "Asked":
+    def source(self, seed: int) -> "PromptShape":
         """Return the source of the prompts."""
-        from llmcli.bench.load.mixes import Shape
-        from llmcli.bench.load.session import Asked
+        from llmcli.bench.load.mixes import RequestLengths
+        from llmcli.bench.load.session import PromptShape
 
-        shape = Shape(self.n_prompt, self.n_gen, self.shared, self.cancel)
-        return Asked(self.mix, shape, seed)
+        shape = RequestLengths(self.n_prompt, self.n_gen, self.shared, self.cancel)
+        return PromptShape(self.mix, shape, seed)
 
 
 @dataclass(frozen=True)
@@ -314,20 +314,20 @@ class LoadRequest:
             ) from None
 
     @property
-    def search_rules(self) -> "Rules | None":
+    def search_rules(self) -> "MaxLoadSettings | None":
         """The rules of the search, None without --find-max."""
         from llmcli.bench.load import level_search, max_load
 
         if self.search.limits is None or not self.search.find_max:
             return None
         loop = self.levels.open_loop
-        return max_load.Rules(
+        return max_load.MaxLoadSettings(
             self.search.limits,
             self.search.fraction,
-            self.length.requests or max_load.LEAST,
+            self.length.requests or max_load.MIN_REQUESTS,
             self.length.seconds,
             self.length.warmup,
-            self.length.repetitions or level_search.MOST,
+            self.length.repetitions or level_search.MAX_MEASUREMENTS,
             loop.arrivals,
             loop.burstiness,
         )

@@ -12,32 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.bench.load import mixes
-from llmcli.bench.load.mixes import Shape
-from llmcli.bench.load.records import Job
+from llmcli.bench.load.mixes import RequestLengths
+from llmcli.bench.load.records import LoadJob
 from llmcli.errors import UserError
 
-MOST_BYTES = 1 << 30
-ROLES = {
+MAX_FILE_BYTES = 1 << 30
+ROLE_NAMES = {
     "human": "user",
     "user": "user",
     "gpt": "assistant",
     "assistant": "assistant",
     "system": "system",
 }
-HINT = (
+FORMAT_HINT = (
     'each line is {"prompt": "…"}, {"messages": […]}, {"conversations": […]}, '
     "or a line of OpenAI's batch format"
 )
 
 
-def read(path: Path, shape: Shape) -> list[Job]:
+def read_requests(path: Path, shape: RequestLengths) -> list[LoadJob]:
     """Return the requests of a file in order. `shape.output_tokens` applies to lines without a
     length. Raises UserError.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_FILE_BYTES:
             raise UserError(
-                f"{path} is larger than {MOST_BYTES >> 30} GiB",
+                f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB",
                 hint="use fewer lines: head -n 10000",
             )
         text = path.read_text("utf-8-sig")
@@ -48,16 +48,16 @@ def read(path: Path, shape: Shape) -> list[Job]:
         ) from None
     jobs = [_job(row, shape, f"{path}:{number}") for number, row in _rows(text, path)]
     if not jobs:
-        raise UserError(f"{path} contains no request", hint=HINT)
+        raise UserError(f"{path} contains no request", hint=FORMAT_HINT)
     return jobs
 
 
-def replayed(found: Sequence[Job], shape: Shape, seed: int) -> Iterator[Job]:
+def replay_requests(jobs: Sequence[LoadJob], shape: RequestLengths, seed: int) -> Iterator[LoadJob]:
     """Yield the jobs in random order endlessly: every job once, then all again."""
     rng = random.Random(f"{seed} file")
     while True:
-        for job in rng.sample(found, len(found)):
-            yield replace(job, cancel_after=mixes.leaves(shape, job.max_tokens, rng))
+        for job in rng.sample(jobs, len(jobs)):
+            yield replace(job, cancel_after=mixes.draw_cancellation(shape, job.max_tokens, rng))
 
 
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
@@ -70,39 +70,39 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
         try:
             row = json.loads(piece)
         except (ValueError, RecursionError):
-            raise UserError(f"{path}:{number} is not valid JSON", hint=HINT) from None
+            raise UserError(f"{path}:{number} is not valid JSON", hint=FORMAT_HINT) from None
         yield from enumerate(row, 1) if is_array and isinstance(row, list) else [(number, row)]
 
 
-def _job(row: Any, shape: Shape, where: str) -> Job:
+def _job(row: Any, shape: RequestLengths, where: str) -> LoadJob:
     if isinstance(row, str):  # as accepted by `batch`
-        return Job(row, shape.output)
+        return LoadJob(row, shape.output_tokens)
     body = row.get("body", row) if isinstance(row, dict) else None
     if not isinstance(body, dict):
-        raise UserError(f"{where} is not a request", hint=HINT)
+        raise UserError(f"{where} is not a request", hint=FORMAT_HINT)
     length = body.get("max_completion_tokens", body.get("max_tokens", body.get("output_tokens")))
-    output = length if type(length) is int and length > 0 else shape.output
+    output = length if type(length) is int and length > 0 else shape.output_tokens
     if isinstance(body.get("prompt"), str):
-        return Job(body["prompt"], output)
+        return LoadJob(body["prompt"], output)
     if isinstance(body.get("conversations"), list):
-        return Job("", output, messages=_talk(body["conversations"], where))
+        return LoadJob("", output, messages=_talk(body["conversations"], where))
     if isinstance(body.get("turns"), list) and body["turns"]:
-        return Job(str(body["turns"][0]), output)
+        return LoadJob(str(body["turns"][0]), output)
     messages = body.get("messages")
     if (
         isinstance(messages, list)
         and messages
         and all(isinstance(message, dict) for message in messages)
     ):
-        return Job("", output, messages=messages)
-    raise UserError(f"{where} is not a request", hint=HINT)
+        return LoadJob("", output, messages=messages)
+    raise UserError(f"{where} is not a request", hint=FORMAT_HINT)
 
 
 def _talk(turns: list[Any], where: str) -> list[dict[str, str]]:
     """Return a conversation up to the last user message; the model writes what follows."""
     messages = []
     for turn in turns:
-        role = ROLES.get(str(turn.get("from"))) if isinstance(turn, dict) else None
+        role = ROLE_NAMES.get(str(turn.get("from"))) if isinstance(turn, dict) else None
         if role is None or not isinstance(turn.get("value"), str):
             raise UserError(
                 f"{where} contains an invalid turn", hint='{"from": "human", "value": "…"}'
@@ -111,5 +111,5 @@ def _talk(turns: list[Any], where: str) -> list[dict[str, str]]:
     while messages and messages[-1]["role"] != "user":
         messages.pop()
     if not messages:
-        raise UserError(f"{where} contains no user message", hint=HINT)
+        raise UserError(f"{where} contains no user message", hint=FORMAT_HINT)
     return messages

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 from llmcli.bench.load import output
-from llmcli.bench.load.ab_comparison import Versus
-from llmcli.bench.load.max_load import Edge
-from llmcli.bench.load.metrics import Figures
+from llmcli.bench.load.ab_comparison import ServerComparison
+from llmcli.bench.load.max_load import MaxLoadResult
+from llmcli.bench.load.metrics import LoadMetrics
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     """Everything that one run measured."""
 
-    environments: tuple[output.World, ...]
-    measured: tuple[Figures, ...] = ()
-    max_loads: tuple[Edge, ...] = ()
-    comparisons: tuple[Versus, ...] = ()
+    environments: tuple[output.LoadEnvironment, ...]
+    measured: tuple[LoadMetrics, ...] = ()
+    max_loads: tuple[MaxLoadResult, ...] = ()
+    comparisons: tuple[ServerComparison, ...] = ()

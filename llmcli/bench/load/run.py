@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 from llmcli.bench.history import history
 from llmcli.bench.load import ab_comparison, max_load, output, session
 from llmcli.bench.load import client as clients
-from llmcli.bench.load.ab_comparison import Versus
-from llmcli.bench.load.client import Server
-from llmcli.bench.load.local_server import served
-from llmcli.bench.load.max_load import Edge, Rules
-from llmcli.bench.load.metrics import Figures, figures
+from llmcli.bench.load.ab_comparison import ServerComparison
+from llmcli.bench.load.client import LoadTarget
+from llmcli.bench.load.local_server import open_local_server
+from llmcli.bench.load.max_load import MaxLoadResult, MaxLoadSettings
+from llmcli.bench.load.metrics import LoadMetrics, compute_metrics
 from llmcli.bench.load.request import LoadRequest
 from llmcli.bench.load.result import LoadResult
-from llmcli.bench.load.session import Session
+from llmcli.bench.load.session import ServerSession
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host
@@ -43,12 +43,12 @@ def run_load(request: LoadRequest, config: Config, ui: UI) -> LoadResult:
     return result
 
 
-async def _measured(servers: Sequence[Server], request: LoadRequest, ui: UI) -> LoadResult:
-    began, rules = history.now(), request.search_rules
+async def _measured(servers: Sequence[LoadTarget], request: LoadRequest, ui: UI) -> LoadResult:
+    began, rules = history.format_current_time(), request.search_rules
     async with AsyncExitStack() as stack:
         open_ = [
             await stack.enter_async_context(
-                session.opened(server, request.prompts.source(request.seed))
+                session.open_session(server, request.prompts.source(request.seed))
             )
             for server in servers
         ]
@@ -62,7 +62,7 @@ async def _measured(servers: Sequence[Server], request: LoadRequest, ui: UI) -> 
         return LoadResult(worlds, tuple(await _points(open_[0], request, ui)))
 
 
-async def _points(server_session: Session, request: LoadRequest, ui: UI) -> list[Figures]:
+async def _points(server_session: ServerSession, request: LoadRequest, ui: UI) -> list[LoadMetrics]:
     loads, length = request.levels.loads, request.length
     found, turns = [], length.repetitions or 1
     total = length.total_requests(len(loads), turns)
@@ -70,21 +70,21 @@ async def _points(server_session: Session, request: LoadRequest, ui: UI) -> list
         for at, load in enumerate(loads):
             bar.describe(f"load {server_session.model}: {load.name}")
             runs = [
-                await server_session.run(
+                await server_session.run_load(
                     load, length.load_length, 1 + at * turns + turn, tick=_ticks(bar)
                 )
                 for turn in range(turns)
             ]
-            found.append(figures(runs, request.search.limits))
+            found.append(compute_metrics(runs, request.search.limits))
     return found
 
 
-async def _beside(sides: tuple[Session, Session], request: LoadRequest, ui: UI) -> list[Versus]:
+async def _beside(sides: tuple[ServerSession, ServerSession], request: LoadRequest, ui: UI) -> list[ServerComparison]:
     loads, length = request.levels.loads, request.length
-    turns = length.repetitions or ab_comparison.TURNS
+    turns = length.repetitions or ab_comparison.DEFAULT_TURNS
     with ui.bar("compare", 2 * turns * len(loads), "tests") as bar:
         return [
-            await ab_comparison.versus(
+            await ab_comparison.compare_servers(
                 sides,
                 load,
                 length.load_length,
@@ -97,8 +97,8 @@ async def _beside(sides: tuple[Session, Session], request: LoadRequest, ui: UI) 
         ]
 
 
-async def _edges(server_session: Session, rules: Rules, request: LoadRequest, ui: UI) -> list[Edge]:
-    found: list[Edge] = []
+async def _edges(server_session: ServerSession, rules: MaxLoadSettings, request: LoadRequest, ui: UI) -> list[MaxLoadResult]:
+    found: list[MaxLoadResult] = []
     with ui.bar(f"search {server_session.model}", None, "tests") as bar:
 
         def tick(name: str) -> None:
@@ -107,16 +107,16 @@ async def _edges(server_session: Session, rules: Rules, request: LoadRequest, ui
 
         for kind in request.search.kinds:
             # the request rate at the largest concurrency is close to the largest rate
-            before = found[0].best if found else None
+            before = found[0].best_metrics if found else None
             first = before.request_rate if before else None
             found.append(
-                await max_load.find(server_session, kind, rules, first, 1 + 1000 * len(found), tick)
+                await max_load.find_max_load(server_session, kind, rules, first, 1 + 1000 * len(found), tick)
             )
     return found
 
 
 @contextmanager
-def _server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator[Server]:
+def _server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator[LoadTarget]:
     """Yield a server by its address, or start one for a model. Raises UserError."""
     target = request.target
     extra = {
@@ -124,7 +124,7 @@ def _server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator
         **({"ignore_eos": True} if request.prompts.is_generated else {}),
         **target.extra_fields,
     }
-    server = Server(
+    server = LoadTarget(
         "",
         target.model,
         target.read_key(),
@@ -135,31 +135,31 @@ def _server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator
         target.timeout,
     )
     if "://" in name:
-        server = replace(server, base=clients.base(name))
-        if config.offline and not server.here:
+        server = replace(server, base_url=clients.parse_base_url(name))
+        if config.offline and not server.is_local:
             raise UserError(f"{name} is not this machine", hint="leave out --offline")
         yield server
         return
-    with served(name, request.serve_flags) as url:
+    with open_local_server(name, request.serve_flags) as url:
         ui.note(f"{name} is served at {url} during the measurement")
-        yield replace(server, base=clients.base(url))
+        yield replace(server, base_url=clients.parse_base_url(url))
 
 
 def _ticks(bar: Bar) -> Callable[[], None]:
     return lambda: bar.advance(1)
 
 
-def _environment(server_session: Session, request: LoadRequest, began: str) -> output.World:
+def _environment(server_session: ServerSession, request: LoadRequest, began: str) -> output.LoadEnvironment:
     server = server_session.client.server
-    parts = urlsplit(server.base)
+    parts = urlsplit(server.base_url)
     where = (
-        f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path}" if parts.port else server.base
+        f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path}" if parts.port else server.base_url
     )
-    return output.World(
+    return output.LoadEnvironment(
         where,
         server.model,
         request.prompts.mix,
-        request.prompts.source(request.seed).shape,
+        request.prompts.source(request.seed).lengths,
         request.target.endpoint,
         str(request.search.limits or ""),
         "http",
@@ -171,31 +171,31 @@ def _environment(server_session: Session, request: LoadRequest, began: str) -> o
 
 def _keep(result: LoadResult, config: Config, ui: UI) -> None:
     """Save every load to the history; if that fails, print a warning and keep the results."""
-    machine = host.identity()
+    machine = host.machine_identity()
     rows = [(result.environments[0], one) for one in result.measured]
     rows += [
         (world, one)
         for pair in result.comparisons
         for world, one in zip(result.environments, (pair.a, pair.b), strict=True)
     ]
-    rows += [(result.environments[0], best) for one in result.max_loads if (best := one.best)]
+    rows += [(result.environments[0], best) for one in result.max_loads if (best := one.best_metrics)]
     runs = [
-        history.Run(
-            world.began,
+        history.BenchRun(
+            world.start_time,
             machine,
             world.build,
             world.model,
             None,
             world.server,
-            output.title(world, one),
-            output.document(world, one),
+            output.test_title(world, one),
+            output.build_row(world, one),
         )
         for world, one in rows
-        if all(rate > 0 for rate in one.samples)
+        if all(rate > 0 for rate in one.repetition_rates)
     ]
     if not runs:
         return
     try:
-        history.History(history.path(config), ui).append(runs)
+        history.History(history.history_path(config), ui).append(runs)
     except UserError as error:
         ui.warn(f"these results were not saved: {error} ({error.hint})")

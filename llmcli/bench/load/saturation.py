@@ -15,23 +15,23 @@ from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean
 
-from llmcli.bench.statistics.student_t import student
+from llmcli.bench.statistics.student_t import student_t_quantile
 
-BINS = 10
-LEAST = 30  # fewer requests give no result
+N_BINS = 10
+MIN_REQUESTS = 30  # fewer requests give no result
 CONFIDENCE = 0.99
 # the fitted line must end at this many times its start: a significant slope may still be small
-GROWTH = 1.5
+MIN_GROWTH = 1.5
 
 
-def growing(times: Sequence[float], waiting: Sequence[float], ttft: Sequence[float]) -> bool:
+def is_falling_behind(times: Sequence[float], waiting: Sequence[float], ttft: Sequence[float]) -> bool:
     """Return whether the requests, ordered by their due time, met more and more open requests and
     waited longer and longer.
 
     `times`: due times in seconds. `waiting`: open requests at that time. `ttft`: seconds to the
     first token.
     """
-    if len(times) < LEAST:
+    if len(times) < MIN_REQUESTS:
         return False
     order = sorted(range(len(times)), key=times.__getitem__)
     return all(
@@ -41,8 +41,8 @@ def growing(times: Sequence[float], waiting: Sequence[float], ttft: Sequence[flo
 
 
 def _rises(times: Sequence[float], values: Sequence[float]) -> bool:
-    size = len(times) / BINS
-    cuts = [round(number * size) for number in range(BINS + 1)]
+    size = len(times) / N_BINS
+    cuts = [round(number * size) for number in range(N_BINS + 1)]
     bins = list(pairwise(cuts))
     x, y = ([fmean(series[start:end]) for start, end in bins] for series in (times, values))
     middle, mean = fmean(x), fmean(y)
@@ -52,11 +52,11 @@ def _rises(times: Sequence[float], values: Sequence[float]) -> bool:
     slope = sum((a - middle) * (b - mean) for a, b in zip(x, y, strict=True)) / spread
     line = [mean + slope * (bin_time - middle) for bin_time in x]
     squares = sum((b - fit) ** 2 for b, fit in zip(y, line, strict=True))
-    error = math.sqrt(squares / (BINS - 2) / spread)
+    error = math.sqrt(squares / (N_BINS - 2) / spread)
     certain = slope > _quantile() * error
-    return certain and line[-1] > GROWTH * max(line[0], 1e-9)
+    return certain and line[-1] > MIN_GROWTH * max(line[0], 1e-9)
 
 
 @lru_cache(maxsize=1)
 def _quantile() -> float:
-    return student(CONFIDENCE, BINS - 2)
+    return student_t_quantile(CONFIDENCE, N_BINS - 2)

@@ -11,75 +11,75 @@ from random import Random
 
 from llmcli.bench.load import client as clients
 from llmcli.bench.load import mixes, request_file
-from llmcli.bench.load.client import Client, Server
-from llmcli.bench.load.generator import Enough, Length, Load, Run, drive
-from llmcli.bench.load.mixes import Fit, Shape
-from llmcli.bench.load.records import Job
-from llmcli.bench.load.sse import usage
+from llmcli.bench.load.client import Client, LoadTarget
+from llmcli.bench.load.generator import StopCheck, LoadLength, Load, LoadRun, generate_load
+from llmcli.bench.load.mixes import UnitTokens, RequestLengths
+from llmcli.bench.load.records import LoadJob
+from llmcli.bench.load.sse import read_usage
 from llmcli.errors import UserError
 
-SETTLE = 0.2  # seconds after a run in which the server notices that its clients disconnected
+SETTLE_SECONDS = 0.2  # seconds after a run in which the server notices that its clients disconnected
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptShape:
     """The source of prompts: a mix by its name, or a file with requests; and the seed."""
 
     mix: str = "fixed"
-    shape: Shape = field(default_factory=Shape)
+    lengths: RequestLengths = field(default_factory=RequestLengths)
     seed: int = 1
 
     @property
-    def file(self) -> bool:
+    def is_file(self) -> bool:
         """Whether the mix is a file."""
-        return self.mix not in mixes.mixes()
+        return self.mix not in mixes.load_mixes()
 
 
-class Session:
+class ServerSession:
     """A server whose model is known and whose prompt lengths are calibrated in tokens.
     `unit_tokens` None: the requests come from a file.
     """
 
-    def __init__(self, client: Client, asked: Asked, fit: Fit | None) -> None:
-        self.client, self.asked, self.fit = client, asked, fit
-        self.told = request_file.read(Path(asked.mix), asked.shape) if fit is None else []
+    def __init__(self, client: Client, asked: PromptShape, fit: UnitTokens | None) -> None:
+        self.client, self.prompts, self.unit_tokens = client, asked, fit
+        self.file_jobs = request_file.read_requests(Path(asked.mix), asked.lengths) if fit is None else []
 
     @property
     def model(self) -> str:
         """The model name sent in requests."""
         return self.client.server.model
 
-    def jobs(self, number: int) -> Iterator[Job]:
+    def jobs(self, number: int) -> Iterator[LoadJob]:
         """Yield jobs endlessly, with different prompts for each number."""
-        asked, seed = self.asked, self.asked.seed * 1_000_003 + number
-        if self.fit is None:
-            return request_file.replayed(self.told, asked.shape, seed)
-        return mixes.jobs(mixes.mixes()[asked.mix], asked.shape, self.fit, seed)
+        asked, seed = self.prompts, self.prompts.seed * 1_000_003 + number
+        if self.unit_tokens is None:
+            return request_file.replay_requests(self.file_jobs, asked.lengths, seed)
+        return mixes.generate_jobs(mixes.load_mixes()[asked.mix], asked.lengths, self.unit_tokens, seed)
 
-    async def run(
+    async def run_load(
         self,
         load: Load,
-        length: Length,
+        length: LoadLength,
         number: int,
         *,
-        enough: Enough = lambda run, answer: False,
+        enough: StopCheck = lambda run, answer: False,
         tick: Callable[[], None] = lambda: None,
         may_fail: bool = False,
-    ) -> Run:
+    ) -> LoadRun:
         """Apply a load to the server. `number` selects its prompts.
 
         Raises UserError if every request failed, unless `may_fail`: a server may refuse all
         requests of an excessive load.
         """
-        load = replace(load, seed=self.asked.seed * 1_000_003 + number)
-        run = await drive(
-            self.client.ask, self.jobs(number), load, length, enough=enough, tick=tick
+        load = replace(load, seed=self.prompts.seed * 1_000_003 + number)
+        run = await generate_load(
+            self.client.send, self.jobs(number), load, length, should_stop=enough, tick=tick
         )
-        await asyncio.sleep(SETTLE)
-        measured = run.measured
+        await asyncio.sleep(SETTLE_SECONDS)
+        measured = run.measured_answers
         if not may_fail and measured and all(answer.error for answer in measured):
             first = measured[0]
-            message = f"{first.error}: {first.says}" if first.says else str(first.error)
+            message = f"{first.error}: {first.error_message}" if first.error_message else str(first.error)
             raise UserError(f"every request failed ({message})", hint=_hint(str(first.error)))
         return run
 
@@ -98,26 +98,26 @@ def _hint(error: str) -> str:
 
 
 @asynccontextmanager
-async def opened(server: Server, asked: Asked) -> AsyncIterator[Session]:
+async def open_session(server: LoadTarget, prompts: PromptShape) -> AsyncIterator[ServerSession]:
     """Open a session with a server. Raises UserError if it does not answer."""
-    async with clients.opened(server) as client:
+    async with clients.open_client(server) as client:
         if not server.model:
             client.server = server = replace(server, model=await _only(client))
-        fit = None if asked.file else await _fitted(client, asked)
-        yield Session(client, asked, fit)
+        fit = None if prompts.is_file else await _fitted(client, prompts)
+        yield ServerSession(client, prompts, fit)
 
 
 async def _only(client: Client) -> str:
-    names = await client.models()
+    names = await client.list_models()
     if not names:
-        raise UserError(f"{client.server.base} lists no model", hint="--model NAME")
+        raise UserError(f"{client.server.base_url} lists no model", hint="--model NAME")
     return names[0]
 
 
-async def _fitted(client: Client, asked: Asked) -> Fit:
+async def _fitted(client: Client, asked: PromptShape) -> UnitTokens:
     """Ask the server for the token counts of two prompts."""
-    mix, rng, counts = mixes.mixes()[asked.mix], Random(f"probe {asked.seed}"), []
-    for units in mix.probes:
-        token_usage = usage(await client.once(Job(mix.text(units, rng), 1)))
+    mix, rng, counts = mixes.load_mixes()[asked.mix], Random(f"probe {asked.seed}"), []
+    for units in mix.probe_units:
+        token_usage = read_usage(await client.complete(LoadJob(mix.text(units, rng), 1)))
         counts.append(token_usage.prompt if token_usage else None)
-    return mixes.fitted(mix, *counts)
+    return mixes.fit_units(mix, *counts)

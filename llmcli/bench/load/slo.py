@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmcli.bench.load.records import Answer
+from llmcli.bench.load.records import LoadAnswer
 from llmcli.errors import UserError
 
-NAMES = ("ttft", "tpot", "e2el")
-HINT = "--slo ttft:2000,tpot:100 (milliseconds; also e2el)"
+SLO_METRICS = ("ttft", "tpot", "e2el")
+SLO_HINT = "--slo ttft:2000,tpot:100 (milliseconds; also e2el)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +20,21 @@ class Slo:
     def __str__(self) -> str:
         return ",".join(f"{name}:{most:g}" for name, most in self.limits.items())
 
-    def keeps(self, answer: Answer) -> bool:
+    def is_met_by(self, answer: LoadAnswer) -> bool:
         """Return whether an answer is within all limits."""
-        return self.ratio(answer) <= 1
+        return self.worst_ratio(answer) <= 1
 
-    def ratio(self, answer: Answer) -> float:
+    def worst_ratio(self, answer: LoadAnswer) -> float:
         """Return the largest ratio of a measured time to its limit; inf for a failed answer. The
         TPOT of a single token is 0.
         """
-        if not answer.good:
+        if not answer.is_complete:
             return math.inf
         seconds = {"ttft": answer.ttft, "tpot": answer.tpot or 0.0, "e2el": answer.e2el}
         return max(seconds[name] * 1e3 / most for name, most in self.limits.items())
 
 
-def parse(text: str) -> Slo:
+def parse_slo(text: str) -> Slo:
     """Parse the value of --slo. Raises UserError."""
     limits: dict[str, float] = {}
     for word in text.replace(",", " ").split():
@@ -43,9 +43,9 @@ def parse(text: str) -> Slo:
             most = float(number)
         except ValueError:
             most = -1.0
-        if name not in NAMES or not 0 < most < 1e12:
-            raise UserError(f"--slo: invalid limit {word!r}", hint=HINT)
+        if name not in SLO_METRICS or not 0 < most < 1e12:
+            raise UserError(f"--slo: invalid limit {word!r}", hint=SLO_HINT)
         limits[name] = most
     if not limits:
-        raise UserError("--slo contains no limit", hint=HINT)
+        raise UserError("--slo contains no limit", hint=SLO_HINT)
     return Slo(limits)

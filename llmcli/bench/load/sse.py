@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-MOST = 1 << 22  # of one event
-DONE = b"[DONE]"
+MAX_EVENT_BYTES = 1 << 22  # of one event
+DONE_MARK = b"[DONE]"
 
 
-class BadStream(Exception):
+class BadStreamError(Exception):
     """The data is not a stream in OpenAI's format. The message is for users."""
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """The token counts reported by the server."""
 
     prompt: int | None
@@ -26,20 +26,20 @@ class Usage:
     cached: int | None
 
 
-class Events:
+class EventDecoder:
     """Splits received bytes into the data of complete events."""
 
     def __init__(self) -> None:
-        self.rest = b""
+        self.buffer = b""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """Yield the data of each completed event. Raises BadStreamError."""
-        buffer = self.rest + piece
+        buffer = self.buffer + piece
         if b"\r" in buffer:
             buffer = buffer.replace(b"\r\n", b"\n")
-        *complete, self.rest = buffer.split(b"\n\n")
-        if len(self.rest) > MOST:
-            raise BadStream("an event of the stream does not end")
+        *complete, self.buffer = buffer.split(b"\n\n")
+        if len(self.buffer) > MAX_EVENT_BYTES:
+            raise BadStreamError("an event of the stream does not end")
         for event in complete:
             if event.startswith(b"data:") and b"\n" not in event:
                 yield event[5:].strip()
@@ -49,18 +49,18 @@ class Events:
                 yield b"\n".join(data)
 
 
-def parsed(data: bytes) -> dict[str, Any]:
+def parse_event(data: bytes) -> dict[str, Any]:
     """Return the JSON object of one event. Raises BadStreamError."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise BadStream(f"the stream contains invalid JSON: {data[:80]!r}") from None
+        raise BadStreamError(f"the stream contains invalid JSON: {data[:80]!r}") from None
     if not isinstance(value, dict):
-        raise BadStream(f"the stream contains an entry that is not an object: {data[:80]!r}")
+        raise BadStreamError(f"the stream contains an entry that is not an object: {data[:80]!r}")
     return value
 
 
-def tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
+def count_tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
     """Return the number of tokens with text in a chunk, and the finish reason. A chunk without text
     (role, usage) has 0 tokens.
 
@@ -87,7 +87,7 @@ def tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
     return (len(ids) if isinstance(ids, list) else 1), finish
 
 
-def usage(chunk: dict[str, Any]) -> Usage | None:
+def read_usage(chunk: dict[str, Any]) -> TokenUsage | None:
     """Return the token counts of an answer or of the last chunk of a stream; None if it has
     none.
     """
@@ -96,12 +96,12 @@ def usage(chunk: dict[str, Any]) -> Usage | None:
         return None
     details = counts.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(
+    return TokenUsage(
         _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), _count(cached)
     )
 
 
-def complaint(body: dict[str, Any]) -> str:
+def read_error_message(body: dict[str, Any]) -> str:
     """Return the message of an error object; empty if there is none."""
     error = body.get("error")
     if isinstance(error, dict):

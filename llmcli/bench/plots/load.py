@@ -5,15 +5,15 @@ of a search.
 from collections.abc import Sequence
 from itertools import groupby
 
-from llmcli.bench.load.ab_comparison import Versus
-from llmcli.bench.load.max_load import Edge
-from llmcli.bench.load.metrics import RANKS, TIMES, Figures
+from llmcli.bench.load.ab_comparison import ServerComparison
+from llmcli.bench.load.max_load import MaxLoadResult
+from llmcli.bench.load.metrics import PERCENTILES, TIME_METRICS, LoadMetrics
 from llmcli.bench.load.slo import Slo
 from llmcli.bench.plots import pairs
-from llmcli.charts.chart import Axis, Chart, Plot, Point, Row, Rows, Rule, Series, Value
-from llmcli.charts.scale import figure
+from llmcli.charts.chart import Axis, Chart, Plot, Point, ChartRow, RowChart, ReferenceLine, Series, NamedValue
+from llmcli.charts.scale import format_number
 
-WORDS = {
+METRIC_LABELS = {
     "ttft": "time to first token",
     "tpot": "time per token",
     "itl": "gaps between tokens",
@@ -21,12 +21,12 @@ WORDS = {
 }
 
 
-def charts(found: Sequence[Figures], slo: Slo | None = None) -> list[Chart]:
+def build_charts(loads: Sequence[LoadMetrics], slo: Slo | None = None) -> list[Chart]:
     """Build the charts of one or several loads."""
     drawn: list[Chart] = []
     for closed, group in groupby(
-        sorted(found, key=lambda metrics: not metrics.load.closed),
-        lambda metrics: metrics.load.closed,
+        sorted(loads, key=lambda metrics: not metrics.load.is_closed),
+        lambda metrics: metrics.load.is_closed,
     ):
         by_level = sorted(group, key=lambda metrics: metrics.load.level)
         if len({metrics.load.level for metrics in by_level}) > 1:
@@ -35,47 +35,47 @@ def charts(found: Sequence[Figures], slo: Slo | None = None) -> list[Chart]:
                 _latency(by_level, axis, name) for name in ("ttft", "tpot") if _has(by_level, name)
             ]
             drawn.append(_throughput(by_level, axis))
-    answered = [metrics for metrics in found if metrics.times]
+    answered = [metrics for metrics in loads if metrics.times]
     if answered:
         drawn.append(_rates(answered))
-        drawn += [_percentiles(answered, name, slo) for name in TIMES if _has(answered, name)]
+        drawn += [_percentiles(answered, name, slo) for name in TIME_METRICS if _has(answered, name)]
     return drawn
 
 
-def searched(edge: Edge, share: float) -> list[Chart]:
+def build_search_charts(max_load: MaxLoadResult, required_share: float) -> list[Chart]:
     """Build the chart of all measurements of a search: the share of requests within the limits at
     each level.
     """
-    shares = [(point, point.figures.share) for point in edge.points]
-    unit = "requests at once" if edge.kind == "concurrency" else "requests a second"
+    shares = [(point, point.metrics.slo_share) for point in max_load.measurements]
+    unit = "requests at once" if max_load.kind == "concurrency" else "requests a second"
     series = [
         Series(
             name,
             tuple(
                 Point(point.level, 100 * kept)
                 for point, kept in shares
-                if kept is not None and point.held is held
+                if kept is not None and point.keeps_limits is held
             ),
             line=False,
         )
         for name, held in (("holds", True), ("does not hold", False))
     ]
     edge_at = (
-        f" The largest load is between {edge.low:.3g} and {edge.high:.3g} (90 % confidence)."
-        if edge.low and edge.high
+        f" The largest load is between {max_load.low:.3g} and {max_load.high:.3g} (90 % confidence)."
+        if max_load.low and max_load.high
         else ""
     )
     says = (
-        f"Required: {share:.0%} of the requests within the limits.{edge_at} Measurements far from"
+        f"Required: {required_share:.0%} of the requests within the limits.{edge_at} Measurements far from"
         " the limits are ended early."
     )
-    rules = () if edge.level is None else (Rule(edge.level, "largest"),)
+    rules = () if max_load.level is None else (ReferenceLine(max_load.level, "largest"),)
     shown = tuple(line for line in series if line.points)
     return [
         Plot(
             "What the search measured",
             says,
-            Axis(unit, log=True),
+            Axis(unit, is_log=True),
             Axis("% that kept the promise"),
             shown,
             rules,
@@ -83,20 +83,20 @@ def searched(edge: Edge, share: float) -> list[Chart]:
     ]
 
 
-def beside(name: str, found: Versus) -> list[Chart]:
+def build_comparison_charts(name: str, comparison: ServerComparison) -> list[Chart]:
     """Build the chart of the ratios of two servers."""
     ratios = [
-        pairs.Ratio(ratio.name, ratio.ratio, ratio.low, ratio.high, f"{ratio.ratio:.3f}")
-        for ratio in found.ratios
+        pairs.SpeedRatio(ratio.name, ratio.ratio, ratio.low, ratio.high, f"{ratio.ratio:.3f}")
+        for ratio in comparison.ratios
     ]
     says = (
-        f"{found.turns} turns of each server. Above 1 is better for tok/s, below 1 for times."
+        f"{comparison.turns} turns of each server. Above 1 is better for tok/s, below 1 for times."
         " Intervals of 95 %."
     )
-    return [pairs.chart(f"B in units of A, {name}", says, "B / A", ratios)]
+    return [pairs.build_chart(f"B in units of A, {name}", says, "B / A", ratios)]
 
 
-def _latency(loads: Sequence[Figures], axis: Axis, name: str) -> Plot:
+def _latency(loads: Sequence[LoadMetrics], axis: Axis, name: str) -> Plot:
     series = []
     for rank in ("p50", "p99"):
         points = [
@@ -107,59 +107,59 @@ def _latency(loads: Sequence[Figures], axis: Axis, name: str) -> Plot:
         if points:
             series.append(Series(rank, tuple(points)))
     low, high = series[0].points[0], series[0].points[-1]
-    says = f"Median: {figure(low.y)} ms at {low.x:g}, {figure(high.y)} ms at {high.x:g}."
-    return Plot(f"{WORDS[name].capitalize()} over load", says, axis, Axis("ms"), tuple(series))
+    says = f"Median: {format_number(low.y)} ms at {low.x:g}, {format_number(high.y)} ms at {high.x:g}."
+    return Plot(f"{METRIC_LABELS[name].capitalize()} over load", says, axis, Axis("ms"), tuple(series))
 
 
-def _throughput(loads: Sequence[Figures], axis: Axis) -> Plot:
+def _throughput(loads: Sequence[LoadMetrics], axis: Axis) -> Plot:
     points = tuple(
-        Point(metrics.load.level, metrics.output_rate, figure(metrics.output_rate))
+        Point(metrics.load.level, metrics.output_rate, format_number(metrics.output_rate))
         for metrics in loads
     )
     best = max(points, key=lambda point: point.y)
-    says = f"Maximum: {figure(best.y)} output tokens a second at {best.x:g}."
+    says = f"Maximum: {format_number(best.y)} output tokens a second at {best.x:g}."
     return Plot(
         "Throughput over load", says, axis, Axis("output tokens a second"), (Series("", points),)
     )
 
 
-def _rates(loads: Sequence[Figures]) -> Rows:
+def _rates(loads: Sequence[LoadMetrics]) -> RowChart:
     rows = [
-        Row(
+        ChartRow(
             metrics.load.name,
-            (Value("output tokens a second", metrics.output_rate),),
-            figure(metrics.output_rate),
+            (NamedValue("output tokens a second", metrics.output_rate),),
+            format_number(metrics.output_rate),
             _span(metrics),
         )
         for metrics in loads
     ]
     says = "Tokens of all requests that arrived during the measurement."
-    return Rows("Throughput", says, Axis("output tokens a second"), tuple(rows))
+    return RowChart("Throughput", says, Axis("output tokens a second"), tuple(rows))
 
 
-def _percentiles(loads: Sequence[Figures], name: str, slo: Slo | None) -> Rows:
+def _percentiles(loads: Sequence[LoadMetrics], name: str, slo: Slo | None) -> RowChart:
     rows = []
     for metrics in loads:
-        ranks = metrics.times[name].ranks.items() if name in metrics.times else ()
-        if values := tuple(Value(rank, ms) for rank, ms in ranks if ms is not None):
-            rows.append(Row(metrics.load.name, values))
+        ranks = metrics.times[name].percentiles.items() if name in metrics.times else ()
+        if values := tuple(NamedValue(rank, ms) for rank, ms in ranks if ms is not None):
+            rows.append(ChartRow(metrics.load.name, values))
     limit = None if slo is None else slo.limits.get(name)
     all_values = [value.value for row in rows for value in row.values]
     log = min(all_values) > 0 and max(all_values) > 8 * min(all_values)
-    says = f"{', '.join(RANKS)} where there are enough values; smaller is better."
-    rules = () if limit is None else (Rule(limit, "promised"),)
-    return Rows(
-        WORDS[name].capitalize(), says, Axis("ms", log), tuple(rows), dots=True, rules=rules
+    says = f"{', '.join(PERCENTILES)} where there are enough values; smaller is better."
+    rules = () if limit is None else (ReferenceLine(limit, "promised"),)
+    return RowChart(
+        METRIC_LABELS[name].capitalize(), says, Axis("ms", log), tuple(rows), draws_marks=True, reference_lines=rules
     )
 
 
-def _span(metrics: Figures) -> tuple[float, float] | None:
-    return (min(metrics.samples), max(metrics.samples)) if len(metrics.samples) > 1 else None
+def _span(metrics: LoadMetrics) -> tuple[float, float] | None:
+    return (min(metrics.repetition_rates), max(metrics.repetition_rates)) if len(metrics.repetition_rates) > 1 else None
 
 
-def _has(loads: Sequence[Figures], name: str) -> bool:
+def _has(loads: Sequence[LoadMetrics], name: str) -> bool:
     return any(name in metrics.times for metrics in loads)
 
 
-def _at(metrics: Figures, name: str, rank: str) -> float | None:
-    return metrics.times[name].ranks[rank] if name in metrics.times else None
+def _at(metrics: LoadMetrics, name: str, rank: str) -> float | None:
+    return metrics.times[name].percentiles[rank] if name in metrics.times else None

@@ -4,39 +4,39 @@ free.
 
 from collections.abc import Sequence
 
-from llmcli.charts.chart import Axis, Row, Rows, Rule, Value
-from llmcli.planning.memory_plan import Receipt, Share
+from llmcli.charts.chart import Axis, ChartRow, RowChart, ReferenceLine, NamedValue
+from llmcli.planning.memory_plan import MemoryPlan, DeviceMemory
 from llmcli.runtime.binding.devices import HOST_DEVICE
 from llmcli.units import size
 
-MIB = 2**20
-PARTS = (
+MIB_BYTES = 2**20
+MEMORY_PARTS = (
     ("weights", "weights"),
     ("weights in another layout", "repacked"),
     ("KV cache", "kv"),
     ("compute buffers", "compute"),
     ("output buffer", "output"),
 )
-OVERHEAD, FREE = "interpreter, libraries", "free"
-LARGE = 2  # free memory is drawn if it is at most this many times the used memory
+OVERHEAD_LABEL, FREE_LABEL = "interpreter, libraries", "free"
+MAX_FREE_RATIO = 2  # free memory is drawn if it is at most this many times the used memory
 
 
-def chart(receipts: Sequence[tuple[str, Receipt]]) -> Rows | None:
+def build_chart(receipts: Sequence[tuple[str, MemoryPlan]]) -> RowChart | None:
     """Build a bar for each context and device; None if nothing is known."""
-    several = any(len(receipt.shares) > 1 for _, receipt in receipts)
+    several = any(len(receipt.devices) > 1 for _, receipt in receipts)
     rows = [
         _row(f"{name}, {share.device}" if several else name, share, receipt.overhead)
         for name, receipt in receipts
-        for share in receipt.shares
+        for share in receipt.devices
     ]
     rows = [row for row in rows if row.values]
     if not rows:
         return None
     says = f"{_verdict(receipts)} What llama.cpp maps and allocates, from its dry run."
-    return Rows("Memory", says, Axis("MiB"), tuple(rows))
+    return RowChart("Memory", says, Axis("MiB"), tuple(rows))
 
 
-def types(rows: Sequence[tuple[str, int, str]], available: int | None) -> Rows | None:
+def build_type_chart(rows: Sequence[tuple[str, int, str]], available: int | None) -> RowChart | None:
     """Build a bar for each weight type: what llama.cpp would map and allocate.
 
     `rows`: name, bytes, and a note for each type.
@@ -44,51 +44,51 @@ def types(rows: Sequence[tuple[str, int, str]], available: int | None) -> Rows |
     if not rows:
         return None
     bars = tuple(
-        Row(name, (Value("MiB", nbytes / MIB),), f"{size(nbytes)}, {word}")
+        ChartRow(name, (NamedValue("MiB", nbytes / MIB_BYTES),), f"{size(nbytes)}, {word}")
         for name, nbytes, word in rows
     )
-    is_near = available is not None and available <= LARGE * max(nbytes for _, nbytes, _ in rows)
+    is_near = available is not None and available <= MAX_FREE_RATIO * max(nbytes for _, nbytes, _ in rows)
     rules = (
-        (Rule(available / MIB, f"available: {size(available)}"),)
+        (ReferenceLine(available / MIB_BYTES, f"available: {size(available)}"),)
         if available is not None and is_near
         else ()
     )
     available_text = "unknown memory" if available is None else size(available)
-    return Rows(
+    return RowChart(
         "In other types",
         f"Everything that llama.cpp would hold; available: {available_text}.",
         Axis("MiB"),
         bars,
-        rules=rules,
+        reference_lines=rules,
     )
 
 
-def _verdict(receipts: Sequence[tuple[str, Receipt]]) -> str:
+def _verdict(receipts: Sequence[tuple[str, MemoryPlan]]) -> str:
     verdicts = {receipt.fits for _, receipt in receipts}
     if False in verdicts:
         return "Not all of it fits." if len(verdicts) > 1 else "It does not fit."
     return "Whether it fits is not known." if None in verdicts else "It fits."
 
 
-def _row(name: str, share: Share, overhead: int | None) -> Row:
+def _row(name: str, share: DeviceMemory, overhead: int | None) -> ChartRow:
     """Build the row of one device. Unknown parts are omitted and named in the note.
 
     `overhead` None: omit the memory of the process itself.
     """
-    parts = [(label, getattr(share, part)) for label, part in PARTS]
+    parts = [(label, getattr(share, part)) for label, part in MEMORY_PARTS]
     if share.device == HOST_DEVICE and overhead is not None:
-        parts.append((OVERHEAD, overhead))
+        parts.append((OVERHEAD_LABEL, overhead))
     unknown_labels = [label for label, value in parts if value is None]
     used = sum(value for _, value in parts if value)
-    free = share.left
-    if free is not None and 0 < free <= LARGE * used:
-        parts.append((FREE, free))
+    free = share.free_after
+    if free is not None and 0 < free <= MAX_FREE_RATIO * used:
+        parts.append((FREE_LABEL, free))
     note = (
         f"{size(used)}, "
         + _left(free)
         + (f" ({', '.join(unknown_labels)}: unknown)" if unknown_labels else "")
     )
-    return Row(name, tuple(Value(label, value / MIB) for label, value in parts if value), note)
+    return ChartRow(name, tuple(NamedValue(label, value / MIB_BYTES) for label, value in parts if value), note)
 
 
 def _left(left: int | None) -> str:

@@ -4,21 +4,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcli.charts.chart import Axis, Row, Rows, Rule, Value
+from llmcli.charts.chart import Axis, ChartRow, RowChart, ReferenceLine, NamedValue
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class SpeedRatio:
     """A speed in units of another. `low` and `high` None: no interval. `words`: the verdict."""
 
     name: str
     ratio: float
     low: float | None = None
     high: float | None = None
-    words: str = ""
+    verdict: str = ""
 
 
-def chart(title: str, says: str, axis: str, ratios: Sequence[Ratio]) -> Rows:
+def build_chart(title: str, description: str, axis: str, ratios: Sequence[SpeedRatio]) -> RowChart:
     """Build a row for each ratio with its interval. Infinite intervals are not drawn."""
     rows = []
     for ratio in ratios:
@@ -33,7 +33,7 @@ def chart(title: str, says: str, axis: str, ratios: Sequence[Ratio]) -> Rows:
             if has_interval and ratio.low is not None and ratio.high is not None
             else None
         )
-        rows.append(Row(ratio.name, (Value("ratio", ratio.ratio),), ratio.words, span))
-    return Rows(
-        title, says, Axis(axis, zero=False), tuple(rows), dots=True, rules=(Rule(1.0, "as fast"),)
+        rows.append(ChartRow(ratio.name, (NamedValue("ratio", ratio.ratio),), ratio.verdict, span))
+    return RowChart(
+        title, description, Axis(axis, from_zero=False), tuple(rows), draws_marks=True, reference_lines=(ReferenceLine(1.0, "as fast"),)
     )

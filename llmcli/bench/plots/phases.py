@@ -2,33 +2,33 @@
 
 from collections.abc import Mapping
 
-from llmcli.bench.phases import PER_TOKEN, PHASES, Breakdown
-from llmcli.charts.chart import Axis, Chart, Row, Rows, Value
-from llmcli.charts.scale import figure
+from llmcli.bench.phases import TOKEN_PHASES, PHASES, PhaseBreakdown
+from llmcli.charts.chart import Axis, Chart, ChartRow, RowChart, NamedValue
+from llmcli.charts.scale import format_number
 
 
-def charts(found: Breakdown, names: Mapping[str, str]) -> list[Chart]:
+def build_charts(breakdown: PhaseBreakdown, names: Mapping[str, str]) -> list[Chart]:
     """Build the chart of an answer's milliseconds by phase and of a token's microseconds.
 
     `names`: longer labels of some phases.
     """
-    phase_ms = {phase: found.answer(phase)[0] * 1e3 for phase in PHASES}
+    phase_ms = {phase: breakdown.answer_seconds(phase)[0] * 1e3 for phase in PHASES}
     largest = max(phase_ms, key=lambda phase: phase_ms[phase])
-    share = phase_ms[largest] / found.seconds / 1e3
-    says = f"{figure(found.seconds * 1e3)} ms, of which {names.get(largest, largest)} {share:.1%}."
-    parts = tuple(Value(names.get(phase, phase), ms) for phase, ms in phase_ms.items())
-    answer = Rows(
-        "An answer", says, Axis("ms"), (Row("median", parts, f"{figure(found.seconds * 1e3)} ms"),)
+    share = phase_ms[largest] / breakdown.total_seconds / 1e3
+    says = f"{format_number(breakdown.total_seconds * 1e3)} ms, of which {names.get(largest, largest)} {share:.1%}."
+    parts = tuple(NamedValue(names.get(phase, phase), ms) for phase, ms in phase_ms.items())
+    answer = RowChart(
+        "An answer", says, Axis("ms"), (ChartRow("median", parts, f"{format_number(breakdown.total_seconds * 1e3)} ms"),)
     )
     rows = []
-    for phase in PER_TOKEN:
-        middle, low, high = (value * 1e6 for value in found.token(phase))
+    for phase in TOKEN_PHASES:
+        middle, low, high = (value * 1e6 for value in breakdown.token_seconds(phase))
         if low > 0:  # a logarithmic axis has no 0
-            marks = (Value("p10", low), Value("p50", middle), Value("p90", high))
-            rows.append(Row(names.get(phase, phase), marks))
+            marks = (NamedValue("p10", low), NamedValue("p50", middle), NamedValue("p90", high))
+            rows.append(ChartRow(names.get(phase, phase), marks))
     says_token = "For each phase: the median token, and the first and the last tenth."
     token = (
-        Rows("A token", says_token, Axis("µs a token", log=True), tuple(rows), dots=True)
+        RowChart("A token", says_token, Axis("µs a token", is_log=True), tuple(rows), draws_marks=True)
         if rows
         else None
     )

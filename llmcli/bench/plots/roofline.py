@@ -10,20 +10,20 @@ Source: Williams, Waterman and Patterson 2009.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcli.bench.cost.token_cost import Work, work
-from llmcli.bench.plots.speed import names
-from llmcli.bench.roofline import Machine
-from llmcli.bench.speed.measure import Result, average
-from llmcli.charts.chart import Axis, Plot, Point, Row, Rows, Rule, Series, Value
-from llmcli.charts.scale import figure
+from llmcli.bench.cost.token_cost import TokenCost, token_cost
+from llmcli.bench.plots.speed import test_names
+from llmcli.bench.roofline import MachineBandwidth
+from llmcli.bench.speed.measure import SpeedResult, average
+from llmcli.charts.chart import Axis, Plot, Point, ChartRow, RowChart, ReferenceLine, Series, NamedValue
+from llmcli.charts.scale import format_number
 from llmcli.units import size
 from quant.model_file.model_header import ModelHeader
 
-GIGA = 1e9
+BYTES_PER_GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class RooflineTest:
     """A test on the roofline.
 
     `each`: operations per token. `nbytes`: bytes read for one pass over the weights. `tokens`:
@@ -32,30 +32,30 @@ class Placed:
 
     name: str
     rate: float
-    each: float
-    nbytes: float
-    tokens: float
-    prompt: bool
+    operations_per_token: float
+    bytes_per_pass: float
+    tokens_per_pass: float
+    is_prompt: bool
 
     @property
     def intensity(self) -> float:
         """Operations per byte read."""
-        return self.each * self.tokens / self.nbytes
+        return self.operations_per_token * self.tokens_per_pass / self.bytes_per_pass
 
     @property
-    def operations(self) -> float:
+    def operations_per_second(self) -> float:
         """Operations per second."""
-        return self.rate * self.each
+        return self.rate * self.operations_per_token
 
-    def attainable(self, roof: float, peak: float | None) -> float:
+    def attainable_rate(self, memory_bandwidth: float, peak_operations: float | None) -> float:
         """Return the tokens per second that memory (`roof`, bytes per second) and arithmetic
         (`peak`, operations per second) allow.
         """
-        most = roof * self.intensity
-        return (most if peak is None else min(most, peak)) / self.each
+        most = memory_bandwidth * self.intensity
+        return (most if peak_operations is None else min(most, peak_operations)) / self.operations_per_token
 
 
-def placed(results: Sequence[Result], header: ModelHeader) -> list[Placed]:
+def place_tests(results: Sequence[SpeedResult], header: ModelHeader) -> list[RooflineTest]:
     """Place the tests on the roofline whose bytes and operations are known. Tests that mix prompt
     and generation are left out.
     """
@@ -63,13 +63,13 @@ def placed(results: Sequence[Result], header: ModelHeader) -> list[Placed]:
     prompts = [result for result in results if not result.test.n_gen]
     generations = [result for result in results if not result.test.n_prompt]
     for result, name in [
-        *zip(prompts, names(prompts), strict=True),
-        *zip(generations, names(generations), strict=True),
+        *zip(prompts, test_names(prompts), strict=True),
+        *zip(generations, test_names(generations), strict=True),
     ]:
         test, rate = result.test, average(result.samples_ts)
         middle = test.n_depth + (test.n_prompt + test.n_gen) // 2  # cost in the middle of the test
-        cost = work(header, middle, test.type_k, test.type_v)
-        if cost.attention is None or cost.kv is None:
+        cost = token_cost(header, middle, test.type_k, test.type_v)
+        if cost.attention_operations is None or cost.kv_bytes is None:
             continue
         placed_tests.append(
             _prompt(result, name, rate, cost)
@@ -79,91 +79,91 @@ def placed(results: Sequence[Result], header: ModelHeader) -> list[Placed]:
     return [result for result in placed_tests if result]
 
 
-def _generation(result: Result, name: str, rate: float, cost: Work) -> Placed | None:
+def _generation(result: SpeedResult, name: str, rate: float, cost: TokenCost) -> RooflineTest | None:
     """Place a generation test: each pass reads the weights once for all sequences, and the cache of
     each sequence.
 
     Returns None if the experts that several sequences choose are unknown.
     """
     count = result.test.n_parallel
-    if count > 1 and cost.chosen:
+    if count > 1 and cost.has_routed_experts:
         return None  # unknown: which experts several sequences choose
-    assert cost.kv is not None and cost.attention is not None, name
-    nbytes = sum(cost.weights.values()) + count * cost.kv
-    return Placed(name, rate, cost.operations + cost.attention, nbytes, count, prompt=False)
+    assert cost.kv_bytes is not None and cost.attention_operations is not None, name
+    nbytes = sum(cost.weight_bytes.values()) + count * cost.kv_bytes
+    return RooflineTest(name, rate, cost.weight_operations + cost.attention_operations, nbytes, count, is_prompt=False)
 
 
-def _prompt(result: Result, name: str, rate: float, cost: Work) -> Placed | None:
+def _prompt(result: SpeedResult, name: str, rate: float, cost: TokenCost) -> RooflineTest | None:
     """Place a prompt test: each micro-batch reads the weights and its sequences' caches once; the
     output head is computed only for the last token.
     """
-    if cost.chosen:
+    if cost.has_routed_experts:
         return None
-    assert cost.kv is not None and cost.attention is not None, name
+    assert cost.kv_bytes is not None and cost.attention_operations is not None, name
     test = result.test
     count = min(test.n_ubatch, test.n_batch, test.n_prompt * test.n_parallel)
     caches = -(-count // test.n_prompt)
-    each = cost.operations - cost.head + cost.attention + cost.head / test.n_prompt
-    return Placed(
-        name, rate, each, sum(cost.weights.values()) + caches * cost.kv, count, prompt=True
+    each = cost.weight_operations - cost.head_operations + cost.attention_operations + cost.head_operations / test.n_prompt
+    return RooflineTest(
+        name, rate, each, sum(cost.weight_bytes.values()) + caches * cost.kv_bytes, count, is_prompt=True
     )
 
 
-def chart(roof: float | None, cache: int | None, tests: Sequence[Placed]) -> Plot:
+def build_chart(memory_bandwidth: float | None, cache: int | None, tests: Sequence[RooflineTest]) -> Plot:
     """Build the roofline chart. `roof`: memory bandwidth in bytes per second, None: unknown.
     `cache`: bytes of the last-level cache.
     """
-    peak = max((test.operations for test in tests if test.prompt), default=None)
-    series = [] if roof is None else [_line(roof, peak, tests)]
+    peak = max((test.operations_per_second for test in tests if test.is_prompt), default=None)
+    series = [] if memory_bandwidth is None else [_line(memory_bandwidth, peak, tests)]
     for name, prompt in (("generation", False), ("prompts", True)):
-        points = tuple(_point(test, roof, peak) for test in tests if test.prompt == prompt)
+        points = tuple(_point(test, memory_bandwidth, peak) for test in tests if test.is_prompt == prompt)
         series += [Series(name, points, line=False)] if points else []
-    ridge = None if roof is None or peak is None else peak / roof
-    rules = () if ridge is None else (Rule(ridge, f"ridge: {figure(ridge, 3)} op/byte"),)
+    ridge = None if memory_bandwidth is None or peak is None else peak / memory_bandwidth
+    rules = () if ridge is None else (ReferenceLine(ridge, f"ridge: {format_number(ridge, 3)} op/byte"),)
     return Plot(
         "Roofline",
-        _says(roof, cache, tests, peak),
-        Axis("operations a byte read", log=True),
-        Axis("G operations a second", log=True),
+        _says(memory_bandwidth, cache, tests, peak),
+        Axis("operations a byte read", is_log=True),
+        Axis("G operations a second", is_log=True),
         tuple(series),
         rules,
     )
 
 
-def _line(roof: float, peak: float | None, tests: Sequence[Placed]) -> Series:
+def _line(roof: float, peak: float | None, tests: Sequence[RooflineTest]) -> Series:
     intensities = [test.intensity for test in tests] + ([peak / roof] if peak else [])
     first, last = min(intensities) / 2, max(intensities) * 2
     corner = [last] if peak is None else [peak / roof, last]
-    points = [Point(at, min(roof * at, peak or roof * at) / GIGA) for at in (first, *corner)]
+    points = [Point(at, min(roof * at, peak or roof * at) / BYTES_PER_GB) for at in (first, *corner)]
     return Series("what memory and arithmetic allow", tuple(points), marks=False)
 
 
-def _point(test: Placed, roof: float | None, peak: float | None) -> Point:
+def _point(test: RooflineTest, roof: float | None, peak: float | None) -> Point:
     share = (
-        "" if roof is None or test.prompt else f", {test.rate / test.attainable(roof, peak):.0%}"
+        "" if roof is None or test.is_prompt else f", {test.rate / test.attainable_rate(roof, peak):.0%}"
     )
     return Point(
-        test.intensity, test.operations / GIGA, test.name, f"{figure(test.rate)} tok/s{share}"
+        test.intensity, test.operations_per_second / BYTES_PER_GB, test.name, f"{format_number(test.rate)} tok/s{share}"
     )
 
 
 def _says(
-    roof: float | None, cache: int | None, tests: Sequence[Placed], peak: float | None
+    roof: float | None, cache: int | None, tests: Sequence[RooflineTest], peak: float | None
 ) -> str:
     """Describe the roofline and the share of it that generation reached."""
     if roof is None:
         return "The memory bandwidth is unknown, so no roofline is drawn."
-    sentences = [f"Memory gives {figure(roof / GIGA, 3)} GB/s"]
+    sentences = [f"Memory gives {format_number(roof / BYTES_PER_GB, 3)} GB/s"]
     if peak is not None:
-        sentences.append(f"prompts reach {figure(peak / GIGA, 3)} G operations a second")
-    shares = [test.rate / test.attainable(roof, peak) for test in tests if not test.prompt]
+        sentences.append(f"prompts reach {format_number(peak / BYTES_PER_GB, 3)} G operations a second")
+    shares = [test.rate / test.attainable_rate(roof, peak) for test in tests if not test.is_prompt]
     if shares:
         low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
         sentences.append(
             f"generation {low if low == high else f'{low} to {high}'} of what they allow"
         )
     fits_cache = cache is not None and any(
-        not test.prompt and test.nbytes <= cache for test in tests
+        not test.is_prompt and test.bytes_per_pass <= cache for test in tests
     )
     cache_note = (
         f" The data of a token may fit the last-level cache ({size(cache or 0)}): then more than"
@@ -172,26 +172,26 @@ def _says(
     return ", ".join(sentences) + "." + (cache_note if fits_cache else "")
 
 
-def bandwidth(machine: Machine) -> Rows:
+def build_bandwidth_chart(machine: MachineBandwidth) -> RowChart:
     """Build the chart of the measured memory bandwidth: the best round of each size, with the
     slowest as its range.
     """
     rows = []
     for reading in machine.readings:
-        best, slowest = reading.best / GIGA, min(reading.rates) / GIGA
+        best, slowest = reading.best_rate / BYTES_PER_GB, min(reading.round_rates) / BYTES_PER_GB
         threads = f"{reading.threads} thread{'s' * (reading.threads != 1)}"
         rows.append(
-            Row(
+            ChartRow(
                 f"{size(reading.nbytes)}, {threads}",
-                (Value("GB/s", best),),
-                figure(best),
+                (NamedValue("GB/s", best),),
+                format_number(best),
                 (slowest, best),
             )
         )
     cache = (
         "The size of the last-level cache is unknown."
-        if machine.cache is None
-        else f"The last-level cache holds {size(machine.cache)}."
+        if machine.cache_bytes is None
+        else f"The last-level cache holds {size(machine.cache_bytes)}."
     )
     says = f"{cache} The best round of each size; whiskers reach to the slowest round."
-    return Rows("Reading memory", says, Axis("GB/s"), tuple(rows))
+    return RowChart("Reading memory", says, Axis("GB/s"), tuple(rows))

@@ -4,13 +4,13 @@ llama-bench.
 Computing a long prompt anew before each repetition would take longer than the measurements.
 """
 
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import RandomPasses, run_passes
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
 
 
-class Depths:
+class DepthStates:
     """The saved state of one sequence of one model at the last requested depth. It may be as large
     as the KV cache.
     """
@@ -19,7 +19,7 @@ class Depths:
         self._of: tuple[object, ...] = ()
         self._state: memoryview | None = None
 
-    def bring(self, context: Context, model: Model, test: Test) -> None:
+    def fill_sequences(self, context: Context, model: Model, test: SpeedTest) -> None:
         """Fill every sequence of an empty context with the same `test.n_depth` tokens."""
         if not test.n_depth:
             return
@@ -38,4 +38,4 @@ class Depths:
                 return
 
     def _compute(self, context: Context, model: Model, count: int, sequences: int) -> None:
-        run_passes(RandomPasses(context, model, sequences).prompt(0, count))
+        run_passes(RandomPasses(context, model, sequences).prompt_passes(0, count))

@@ -8,16 +8,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from llmcli.bench.speed.measure import Extra, Result, average, deviation
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.measure import SamplingCost, SpeedResult, average, standard_deviation
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.hardware import host
 from llmcli.runtime.binding import devices, library
 from llmcli.runtime.binding.cache_types import FLASH_MODES
 from llmcli.runtime.binding.kernels import gemm
 
-FORMATS = ("md", "csv", "json", "jsonl")
+OUTPUT_FORMATS = ("md", "csv", "json", "jsonl")
 # Settings become columns of the table if they differ from these defaults or between the rows.
-DEFAULTS: dict[str, Any] = {
+DEFAULT_SETTINGS: dict[str, Any] = {
     "n_batch": 2048,
     "n_ubatch": 512,
     "type_k": "f16",
@@ -26,16 +26,16 @@ DEFAULTS: dict[str, Any] = {
     "n_parallel": 1,
     "sampling": False,
 }
-TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa", "n_parallel": "np"}
+COLUMN_TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa", "n_parallel": "np"}
 # how much longer the slowest repetition takes than the fastest when other programs disturb it; 0.02
 # to 0.03 on a quiet machine
-NOISY = 0.1
+NOISY_SPREAD = 0.1
 # lists and objects, which are omitted from CSV
-LISTS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading")
-FLASH_WORDS = {value: word for word, value in FLASH_MODES.items()}
+NON_CSV_FIELDS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading")
+FLASH_NAMES = {value: word for word, value in FLASH_MODES.items()}
 
 
-def document(result: Result) -> dict[str, Any]:
+def build_row(result: SpeedResult) -> dict[str, Any]:
     """Return a test as llama-bench's JSON object with additional fields. Unknown and missing values
     are null.
     """
@@ -50,9 +50,9 @@ def document(result: Result) -> dict[str, Any]:
         "build_number": 0,
         "cpu_info": host.cpu_name(),
         "gpu_info": ", ".join(gpus),
-        "backends": backends(),
+        "backends": backend_names(),
         "model_filename": subject.filename,
-        "model_type": subject.kind,
+        "model_type": subject.description,
         "model_size": subject.nbytes,
         "model_n_params": subject.n_params,
         "n_batch": test.n_batch,
@@ -65,45 +65,45 @@ def document(result: Result) -> dict[str, Any]:
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
-        "test_time": result.began,
+        "test_time": result.start_time,
         "avg_ns": round(average(times)),
-        "stddev_ns": round(deviation(times)),
+        "stddev_ns": round(standard_deviation(times)),
         "avg_ts": round(average(rates), 6),
-        "stddev_ts": round(deviation(rates), 6),
+        "stddev_ts": round(standard_deviation(rates), 6),
         "samples_ns": list(result.samples_ns),
         "samples_ts": [round(rate, 4) for rate in rates],
         "n_parallel": test.n_parallel,
         "avg_ts_each": round(result.each_ts, 6),
-        "sampling": result.extra is not None,
+        "sampling": result.sampling_cost is not None,
         "sampling_extra": _extra(result),
         "itl_ms": result.itl_ms,
         "read_bandwidth_bytes_per_second": result.bandwidth,
-        "roofline_fraction": result.reached,
-        "reading": subject.pace.document(result.each_ts)
-        if subject.pace and _written(test)
+        "roofline_fraction": result.bandwidth_share,
+        "reading": subject.reading_pace.build_document(result.each_ts)
+        if subject.reading_pace and _written(test)
         else None,
         "id": result.id,
     }
 
 
-def _extra(result: Result) -> dict[str, Any] | None:
+def _extra(result: SpeedResult) -> dict[str, Any] | None:
     """Return the time that sampling adds per token, its 95 % interval, and its share of decoding
     alone.
     """
-    extra = result.extra
+    extra = result.sampling_cost
     if extra is None:
         return None
     return {"ms_per_token": extra.ms, "low": extra.low, "high": extra.high, "share": extra.share}
 
 
-def _written(test: Test) -> bool:
+def _written(test: SpeedTest) -> bool:
     """Return whether the test only generates tokens, one after another, as a reader would see
     them.
     """
     return test.n_gen > 0 and not test.n_prompt
 
 
-def backends() -> str:
+def backend_names() -> str:
     """Return the kinds of devices of this build, as llama-bench does: CPU, or for example CUDA.
     "BF16" is added if llmcli's own matrix products are available.
     """
@@ -118,21 +118,21 @@ def backends() -> str:
     return ",".join(dict.fromkeys(names)) or "CPU"
 
 
-def text(results: Sequence[Result], form: str) -> str:
+def format_results(results: Sequence[SpeedResult], output_format: str) -> str:
     """Format all results in one of the OUTPUT_FORMATS."""
-    rows = [document(result) for result in results]
-    if form == "json":
+    rows = [build_row(result) for result in results]
+    if output_format == "json":
         return json.dumps(rows, indent=2)
-    if form == "jsonl":
+    if output_format == "jsonl":
         return "\n".join(json.dumps(row) for row in rows)
-    return _csv(rows) if form == "csv" else _markdown(rows, results)
+    return _csv(rows) if output_format == "csv" else _markdown(rows, results)
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
     """Format the rows as llama-bench's CSV: every value quoted, booleans as 0 and 1, no samples."""
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    names = [name for name in rows[0] if name not in LISTS]
+    names = [name for name in rows[0] if name not in NON_CSV_FIELDS]
     out.write(",".join(names) + "\n")
     for row in rows:
         writer.writerow(
@@ -141,15 +141,15 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
+def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[SpeedResult]) -> str:
     lead_name = "n_threads" if devices.free_gpu_bytes() is None else "n_gpu_layers"
     second_name = "n_gpu_layers" if lead_name == "n_threads" else "n_threads"
     shown_settings = [
-        name for name, value in DEFAULTS.items() if any(row[name] != value for row in rows)
+        name for name, value in DEFAULT_SETTINGS.items() if any(row[name] != value for row in rows)
     ]
     shown_settings += [second_name] if len({row[second_name] for row in rows}) > 1 else []
     each = ["t/s each"] if "n_parallel" in shown_settings else []
-    names = [TITLES[lead_name], *(TITLES.get(name, name) for name in shown_settings)]
+    names = [COLUMN_TITLES[lead_name], *(COLUMN_TITLES.get(name, name) for name in shown_settings)]
     header = ["model", "size", "params", "backend", *names, "test", "t/s", *each]
     table = [
         [
@@ -189,40 +189,40 @@ def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
 
 def _cell(name: str, value: Any) -> str:
     if name == "flash_attn":
-        return FLASH_WORDS[value]
+        return FLASH_NAMES[value]
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _words(results: Sequence[Result]) -> list[str]:
+def _words(results: Sequence[SpeedResult]) -> list[str]:
     """Return the lines below the table: the cost of sampling, the share of the memory bandwidth,
     and reading speeds.
     """
     lines = []
     for result in results:
-        if result.extra:
+        if result.sampling_cost:
             lines.append(
-                f"{result.test.title}: sampling and detokenizing add {_added(result.extra)}"
+                f"{result.test.title}: sampling and detokenizing add {_added(result.sampling_cost)}"
             )
     shares = [
-        f"{result.reached:.0%} ({result.title})"
+        f"{result.bandwidth_share:.0%} ({result.title})"
         for result in results
-        if result.reached is not None and not result.extra
+        if result.bandwidth_share is not None and not result.sampling_cost
     ]
     if shares and results[0].bandwidth:
         lines.append(
             f"memory gives {results[0].bandwidth / 1e9:.1f} GB/s; share used: {', '.join(shares)}"
         )
-        if any(result.reached and result.reached > 1 for result in results):
+        if any(result.bandwidth_share and result.bandwidth_share > 1 for result in results):
             lines.append(
                 "above 100%: the last-level cache helps, or other programs used memory while it was"
                 " measured (--remeasure)"
             )
-    reading_pace = results[0].subject.pace
+    reading_pace = results[0].subject.reading_pace
     rates = [result.each_ts for result in results if _written(result.test)]
-    return [*lines, reading_pace.line(rates)] if reading_pace and rates else lines
+    return [*lines, reading_pace.format_line(rates)] if reading_pace and rates else lines
 
 
-def _added(extra: Extra) -> str:
+def _added(extra: SamplingCost) -> str:
     if extra.low is None or extra.high is None:
         span = " (too few repetitions for an interval)"
     else:
@@ -231,10 +231,10 @@ def _added(extra: Extra) -> str:
     return f"{extra.ms:.3f} ms a step{span}, {extra.share:.1%} of decoding alone"
 
 
-def noise(results: Sequence[Result]) -> str | None:
+def noise_warning(results: Sequence[SpeedResult]) -> str | None:
     """Return a warning if the repetitions differ much, otherwise None."""
     worst = max(results, key=lambda result: result.spread)
-    if worst.spread < NOISY or len(worst.samples_ns) < 3:
+    if worst.spread < NOISY_SPREAD or len(worst.samples_ns) < 3:
         return None
     return (
         f"the repetitions of {worst.title} differ by {worst.spread:.0%}: other programs use this"

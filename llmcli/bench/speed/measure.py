@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
-from llmcli.bench.speed.depth_states import Depths
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.depth_states import DepthStates
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import RandomPasses, run_passes
-from llmcli.reading_speed import Pace, pace
+from llmcli.reading_speed import ReadingPace, measure_pace
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.binding.kernels import gemm
@@ -27,18 +27,18 @@ from llmcli.runtime.requests.request import percentile
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ModelUnderTest:
     """The measured model: llama-bench's model columns."""
 
     filename: str
-    kind: str
+    description: str
     nbytes: int
     n_params: int
-    pace: Pace | None = None  # tokens per word, to express the speed in reading speeds
+    reading_pace: ReadingPace | None = None  # tokens per word, to express the speed in reading speeds
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
+class SamplingCost:
     """The time that sampling and detokenizing add per token, in milliseconds, with a 95 % interval.
 
     `low` and `high` None: too few pairs. `share`: relative to the time of decoding alone.
@@ -51,7 +51,7 @@ class Extra:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SpeedResult:
     """The samples of one test.
 
     `samples_ns`: nanoseconds of each repetition. `tokens_ms`: milliseconds of each step, which is
@@ -61,14 +61,14 @@ class Result:
     history.
     """
 
-    subject: Subject
-    test: Test
-    began: str
+    subject: ModelUnderTest
+    test: SpeedTest
+    start_time: str
     samples_ns: tuple[int, ...]
     tokens_ms: tuple[float, ...]
-    extra: Extra | None = None
+    sampling_cost: SamplingCost | None = None
     bandwidth: float | None = None
-    reached: float | None = None
+    bandwidth_share: float | None = None
     id: int | None = None
 
     @property
@@ -88,7 +88,7 @@ class Result:
         """llama-bench's name of the test, with the number of sequences and " sampled" if sampling
         was measured.
         """
-        return self.test.title + (" sampled" if self.extra else "")
+        return self.test.title + (" sampled" if self.sampling_cost else "")
 
     @property
     def spread(self) -> float:
@@ -108,7 +108,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Repetition:
     """One repetition: its nanoseconds, and the milliseconds of each generated token."""
 
     ns: int
@@ -120,56 +120,56 @@ def average(values: list[float]) -> float:
     return statistics.fmean(values)
 
 
-def deviation(values: list[float]) -> float:
+def standard_deviation(values: list[float]) -> float:
     """Return the sample standard deviation; 0 for a single value, as in llama-bench."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 @contextmanager
-def subject(path: Path, gpu_layers: int) -> Iterator[tuple[Model, Subject]]:
+def open_model_under_test(path: Path, gpu_layers: int) -> Iterator[tuple[Model, ModelUnderTest]]:
     """Load a model for measuring, and describe it."""
     with gemm.enabled(gemm.MIN_PROMPT_ROWS), open_model(path, gpu_layers=gpu_layers) as model:
-        reading_pace = pace(lambda text: model.tokenize(text, special=False))
+        reading_pace = measure_pace(lambda text: model.tokenize(text, special=False))
         yield (
             model,
-            Subject(str(path), model.description, model.nbytes, model.n_params, reading_pace),
+            ModelUnderTest(str(path), model.description, model.nbytes, model.n_params, reading_pace),
         )
 
 
-class Trial:
+class SpeedTrial:
     """One test in its own context, which can be repeated. Created by `open_trial`."""
 
-    def __init__(self, context: Context, model: Model, test: Test, depths: Depths) -> None:
+    def __init__(self, context: Context, model: Model, test: SpeedTest, depths: DepthStates) -> None:
         self.context, self.model, self.test, self.depths = context, model, test, depths
         # Prepared before the clock starts: the loop of llama-bench costs almost nothing, a Python
         # loop would.
         self.passes = RandomPasses(context, model, test.n_parallel)
-        self.prompt = self.passes.prompt(test.n_depth, test.n_prompt)
-        self.steps = self.passes.steps(test.n_depth + test.n_prompt, test.n_gen)
+        self.prompt = self.passes.prompt_passes(test.n_depth, test.n_prompt)
+        self.steps = self.passes.token_passes(test.n_depth + test.n_prompt, test.n_gen)
 
-    def warm(self) -> None:
+    def warm_up(self) -> None:
         """Warm up as llama-bench does: with the whole prompt for a prompt test, with one token for
         a generation.
         """
         self.context.clear()
-        run_passes(self.passes.prompt(0, self.test.n_prompt))
-        run_passes(self.passes.steps(self.test.n_prompt, min(self.test.n_gen, 1)))
+        run_passes(self.passes.prompt_passes(0, self.test.n_prompt))
+        run_passes(self.passes.token_passes(self.test.n_prompt, min(self.test.n_gen, 1)))
 
-    def run(self) -> Sample:
+    def measure_once(self) -> Repetition:
         """Measure one repetition."""
-        self.bring()
+        self.restore_depth()
         start = time.perf_counter_ns()
         run_passes(self.prompt)
         stamps = run_passes(self.steps)
-        return Sample(time.perf_counter_ns() - start, gaps(stamps))
+        return Repetition(time.perf_counter_ns() - start, milliseconds_between(stamps))
 
-    def bring(self) -> None:
+    def restore_depth(self) -> None:
         """Clear the context, and fill its sequences to their depth."""
         self.context.clear()
-        self.depths.bring(self.context, self.model, self.test)
+        self.depths.fill_sequences(self.context, self.model, self.test)
 
 
-def options(test: Test) -> ContextOptions:
+def test_context_options(test: SpeedTest) -> ContextOptions:
     """Return the options of the context in which a test is measured."""
     cells = (test.n_prompt + test.n_gen + test.n_depth) * test.n_parallel
     return ContextOptions(
@@ -187,58 +187,58 @@ def options(test: Test) -> ContextOptions:
 
 
 @contextmanager
-def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Trial]:
+def open_trial(model: Model, test: SpeedTest, depths: DepthStates | None = None) -> Iterator[SpeedTrial]:
     """Open a test in its own context. Ctrl-C ends a pass within milliseconds and raises
     KeyboardInterrupt.
     """
     gemm_rows = gemm.choose_min_rows("auto", test.n_parallel, has_drafts=False)
     with (
         gemm.enabled(gemm_rows),
-        open_context(model, options(test)) as context,
+        open_context(model, test_context_options(test)) as context,
         interruptible(context),
     ):
-        yield Trial(context, model, test, depths or Depths())
+        yield SpeedTrial(context, model, test, depths or DepthStates())
 
 
-def measure(
+def measure_test(
     model: Model,
-    about: Subject,
-    test: Test,
+    subject: ModelUnderTest,
+    test: SpeedTest,
     repetitions: int,
     *,
     warmup: bool = True,
-    depths: Depths | None = None,
-    tick: Callable[[int], None] = lambda number: None,
-) -> Result:
+    depths: DepthStates | None = None,
+    on_repetition: Callable[[int], None] = lambda number: None,
+) -> SpeedResult:
     """Measure `repetitions` of one test after a warm-up.
 
     `depths`: the KV state of an earlier test's depth, reused for an equal depth. `tick`: called
     before each repetition with its number.
     """
-    began = moment()
+    began = format_current_time()
     samples = []
-    with ready(model, test, depths) as trial:
+    with open_trial(model, test, depths) as trial:
         if warmup:
-            trial.warm()
+            trial.warm_up()
         for number in range(repetitions):
-            tick(number)
-            samples.append(trial.run())
-    return result(about, test, began, samples)
+            on_repetition(number)
+            samples.append(trial.measure_once())
+    return build_result(subject, test, began, samples)
 
 
-def result(
-    about: Subject, test: Test, began: str, samples: list[Sample], extra: Extra | None = None
-) -> Result:
+def build_result(
+    subject: ModelUnderTest, test: SpeedTest, began: str, samples: list[Repetition], sampling_cost: SamplingCost | None = None
+) -> SpeedResult:
     """Combine the samples of a test into one result."""
     gaps_ms = tuple(ms for sample in samples for ms in sample.tokens_ms)
-    return Result(about, test, began, tuple(sample.ns for sample in samples), gaps_ms, extra)
+    return SpeedResult(subject, test, began, tuple(sample.ns for sample in samples), gaps_ms, sampling_cost)
 
 
-def moment() -> str:
+def format_current_time() -> str:
     """Return the current time in llama-bench's format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def gaps(stamps: list[int]) -> tuple[float, ...]:
+def milliseconds_between(stamps: list[int]) -> tuple[float, ...]:
     """Return the milliseconds between consecutive nanosecond time stamps."""
     return tuple((after - before) / 1e6 for before, after in pairwise(stamps))

@@ -4,8 +4,8 @@ be misleading.
 
 from collections.abc import Sequence
 
-from llmcli.bench.speed.measure import options
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.measure import test_context_options
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning import upper_bound
@@ -15,7 +15,7 @@ from llmcli.units import size
 from quant.model_file.model_header import ModelHeader
 
 
-def check(header: ModelHeader, tests: Sequence[Test], watcher: Watcher) -> None:
+def require_memory(header: ModelHeader, tests: Sequence[SpeedTest], watcher: Watcher) -> None:
     """Raise UserError if a test's KV cache is larger than the free memory: the system would kill
     the process.
 
@@ -52,11 +52,11 @@ def check(header: ModelHeader, tests: Sequence[Test], watcher: Watcher) -> None:
         )
 
 
-def _cache(header: ModelHeader, test: Test) -> int:
+def _cache(header: ModelHeader, test: SpeedTest) -> int:
     """Return the bytes of the KV cache, and of the saved copy of one sequence if there is a depth;
     0: unknown.
     """
-    cache = upper_bound.cache(header, options(test))
+    cache = upper_bound.predict_cache(header, test_context_options(test))
     if cache is None:
         return 0
     return cache.nbytes + (cache.nbytes // test.n_parallel if test.n_depth else 0)

@@ -10,12 +10,12 @@ from itertools import product
 
 from llmcli.errors import UserError
 
-RANGE = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
-LONGEST = 10_000
+RANGE_PATTERN = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+MAX_VALUES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class SpeedTest:
     """One row of the results table: the numbers of prompt, generated and depth tokens of each of
     `n_parallel` sequences, and the settings.
     """
@@ -54,11 +54,11 @@ class Test:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class ParameterGrid:
     """All values of all settings. `pairs`: the prompt and generation lengths of -pg."""
 
     prompts: Sequence[int]
-    gens: Sequence[int]
+    generations: Sequence[int]
     pairs: Sequence[tuple[int, int]]
     depths: Sequence[int]
     batches: Sequence[int]
@@ -70,11 +70,11 @@ class Grid:
     flash: Sequence[str]
     parallel: Sequence[int] = (1,)
 
-    def tests(self) -> Iterator[Test]:
+    def tests(self) -> Iterator[SpeedTest]:
         """Yield the cross product. Settings that require reloading the model change slowest."""
         runs = (
             [(p, 0) for p in self.prompts if p]
-            + [(0, g) for g in self.gens if g]
+            + [(0, g) for g in self.generations if g]
             + list(self.pairs)
         )
         for layers, batch, ubatch, k, v, flash, threads, depth, parallel in product(
@@ -89,18 +89,18 @@ class Grid:
             self.parallel,
         ):
             for n_prompt, n_gen in runs:
-                yield Test(
+                yield SpeedTest(
                     n_prompt, n_gen, depth, batch, ubatch, k, v, threads, layers, flash, parallel
                 )
 
 
-def numbers(flag: str, texts: Sequence[str], lowest: int = 0, most: int = 2**31 - 1) -> list[int]:
+def parse_numbers(flag: str, texts: Sequence[str], lowest: int = 0, highest: int = 2**31 - 1) -> list[int]:
     """Return the numbers of comma-separated lists and ranges. Raises UserError, which names the
     flag.
     """
     values: list[int] = []
     for part in ",".join(texts).split(","):
-        match = RANGE.fullmatch(part.strip())
+        match = RANGE_PATTERN.fullmatch(part.strip())
         if match is None:
             raise UserError(
                 f"{flag}: invalid value {part!r}",
@@ -109,14 +109,14 @@ def numbers(flag: str, texts: Sequence[str], lowest: int = 0, most: int = 2**31 
         first, last, sign, step = match.groups()
         values += _spread(flag, int(first), int(last or first), sign or "+", int(step or 1))
     for number in values:
-        if not lowest <= number <= most:
+        if not lowest <= number <= highest:
             raise UserError(
-                f"{flag} is {number}", hint=f"{flag} takes whole numbers from {lowest} to {most}"
+                f"{flag} is {number}", hint=f"{flag} takes whole numbers from {lowest} to {highest}"
             )
     return values
 
 
-def words(flag: str, texts: Sequence[str], known: Sequence[str]) -> list[str]:
+def parse_words(flag: str, texts: Sequence[str], allowed: Sequence[str]) -> list[str]:
     """Return the words of comma-separated lists, each one of `allowed`. Raises UserError, which
     names the flag.
     """
@@ -124,18 +124,18 @@ def words(flag: str, texts: Sequence[str], known: Sequence[str]) -> list[str]:
     # the spelling of older llama.cpp versions
     values = [{"0": "off", "1": "on"}.get(word, word) for word in values]
     for word in values:
-        if word not in known:
+        if word not in allowed:
             raise UserError(
-                f"{flag}: unknown value {word!r}", hint=f"{flag} takes: {' '.join(known)}"
+                f"{flag}: unknown value {word!r}", hint=f"{flag} takes: {' '.join(allowed)}"
             )
     return values
 
 
-def pairs(texts: Sequence[str]) -> list[tuple[int, int]]:
+def parse_pairs(texts: Sequence[str]) -> list[tuple[int, int]]:
     """Return the values of -pg: one `PP,TG` pair per flag. Raises UserError."""
     values = []
     for text in texts:
-        lengths = numbers("-pg", [text])
+        lengths = parse_numbers("-pg", [text])
         if len(lengths) != 2 or not sum(lengths):
             raise UserError(
                 f"-pg: invalid value {text!r}",
@@ -160,5 +160,5 @@ def _spread(flag: str, first: int, last: int, sign: str, step: int) -> Iterator[
     while value <= last:
         yield value
         value, count = following(value), count + 1
-        if count > LONGEST:
-            raise UserError(f"{flag}: more than {LONGEST} values", hint="use a larger step")
+        if count > MAX_VALUES:
+            raise UserError(f"{flag}: more than {MAX_VALUES} values", hint="use a larger step")

@@ -17,10 +17,10 @@ from llmcli.runtime.binding.model import Model
 
 SEED = 0x11
 
-Pass = Callable[[], None]
+PreparedPass = Callable[[], None]
 
 
-def run_passes(passes: Sequence[Pass]) -> list[int]:
+def run_passes(passes: Sequence[PreparedPass]) -> list[int]:
     """Run the passes in order, and return the time stamps before the first and after each pass, in
     nanoseconds.
     """
@@ -38,10 +38,10 @@ class RandomPasses:
     def __init__(self, context: Context, model: Model, sequences: int = 1) -> None:
         self.context, self.n_batch, self.n_vocab = context, context.n_batch, context.n_vocab
         self.sequences = range(sequences)
-        self.first = model.bos if model.add_bos else None
+        self.bos_token = model.bos if model.add_bos else None
         self.random = random.Random(SEED)
 
-    def prompt(self, start: int, count: int) -> list[Pass]:
+    def prompt_passes(self, start: int, count: int) -> list[PreparedPass]:
         """Prepare a prompt of `count` tokens for each sequence from position `start`, one batch per
         pass.
         """
@@ -53,27 +53,27 @@ class RandomPasses:
             )
             needs_logits = [position == start + count - 1 for position in positions]
             needs_logits[-1] = True  # llama-bench requests logits for the last token of every batch
-            tokens = [self.token(position) for position in positions]
+            tokens = [self.choose_token(position) for position in positions]
             passes.append(
                 self.context.prepare(BatchRows(tokens, positions, sequences, needs_logits))
             )
         return passes
 
-    def steps(self, start: int, count: int) -> list[Pass]:
+    def token_passes(self, start: int, count: int) -> list[PreparedPass]:
         """Prepare `count` passes from position `start`, each with one token of every sequence."""
         return [
-            self.context.prepare(self.step(position)) for position in range(start, start + count)
+            self.context.prepare(self.step_rows(position)) for position in range(start, start + count)
         ]
 
-    def step(self, position: int) -> BatchRows:
+    def step_rows(self, position: int) -> BatchRows:
         """Return the batch rows of one such pass."""
-        tokens = tuple(self.token(position) for _ in self.sequences)
+        tokens = tuple(self.choose_token(position) for _ in self.sequences)
         return BatchRows(
             tokens, (position,) * len(tokens), tuple(self.sequences), (True,) * len(tokens)
         )
 
-    def token(self, position: int) -> int:
+    def choose_token(self, position: int) -> int:
         """Return BOS at position 0 if the model uses it, otherwise a random token."""
-        if position == 0 and self.first is not None:
-            return self.first
+        if position == 0 and self.bos_token is not None:
+            return self.bos_token
         return self.random.randrange(self.n_vocab)

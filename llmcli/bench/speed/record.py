@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmcli.bench.history.history import History, Run
-from llmcli.bench.speed.llama_bench_output import document
-from llmcli.bench.speed.measure import Result
+from llmcli.bench.history.history import History, BenchRun
+from llmcli.bench.speed.llama_bench_output import build_row
+from llmcli.bench.speed.measure import SpeedResult
 from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class ModelName:
     """A model in the history: its name as typed, the sha256 of its file if known, and its content
     fingerprint.
     """
@@ -22,37 +22,37 @@ class Name:
     content: str
 
 
-class Keeper:
+class HistoryRecorder:
     """Saves results to the history one by one. The first failure is reported, and later results are
     not saved.
     """
 
-    def __init__(self, history: History, name: Name, warn: Callable[[str], None]) -> None:
-        self.history, self.name, self.warn = history, name, warn
-        self.machine = rpc_workers.identity()
-        self.numbers: list[int] = []
+    def __init__(self, history: History, name: ModelName, warn: Callable[[str], None]) -> None:
+        self.history, self.model_name, self.warn = history, name, warn
+        self.machine = rpc_workers.machine_and_workers()
+        self.run_numbers: list[int] = []
         self._failed = False
 
-    def keep(self, result: Result) -> Result:
+    def save(self, result: SpeedResult) -> SpeedResult:
         """Save the result, and return it with its number in the history if it was saved."""
         if self._failed:
             return result
         try:
-            (number,) = self.history.append([self.run(result)])
+            (number,) = self.history.append([self.build_run(result)])
         except UserError as error:
             self._failed = True
             self.warn(f"results are not saved: {error} ({error.hint})")
             return result
-        self.numbers.append(number)
+        self.run_numbers.append(number)
         return replace(result, id=number)
 
-    def run(self, result: Result) -> Run:
+    def build_run(self, result: SpeedResult) -> BenchRun:
         """Return the result as a run of the history."""
-        row: dict[str, Any] = document(result)
+        row: dict[str, Any] = build_row(result)
         del row["id"]
-        name = self.name
-        return Run(
-            result.began,
+        name = self.model_name
+        return BenchRun(
+            result.start_time,
             self.machine,
             row["build_commit"],
             name.model,

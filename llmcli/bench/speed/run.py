@@ -7,10 +7,10 @@ from pathlib import Path
 
 from llmcli.bench.speed import measure as kernel
 from llmcli.bench.speed import memory_check, sampling_overhead, sweep
-from llmcli.bench.speed.bandwidth_share import reached
-from llmcli.bench.speed.depth_states import Depths
-from llmcli.bench.speed.measure import Result, Subject
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.bandwidth_share import bandwidth_share
+from llmcli.bench.speed.depth_states import DepthStates
+from llmcli.bench.speed.measure import SpeedResult, ModelUnderTest
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.model import Model
@@ -19,7 +19,7 @@ from quant.model_file import load_checks, read_header
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class SpeedSettings:
     """How tests are measured.
 
     `is_sweep`: the tests are compared with each other, so all are measured in every round, and
@@ -29,18 +29,18 @@ class How:
 
     repetitions: int = 5
     warmup: bool = True
-    swept: bool = False
-    sampling: bool = False
+    is_sweep: bool = False
+    with_sampling: bool = False
     bandwidth: float | None = None
 
 
-def run(
+def run_tests(
     path: Path,
-    tests: list[Test],
-    how: How,
+    tests: list[SpeedTest],
+    settings: SpeedSettings,
     watcher: Watcher,
-    done: Callable[[Result], Result] = lambda result: result,
-) -> list[Result]:
+    on_result: Callable[[SpeedResult], SpeedResult] = lambda result: result,
+) -> list[SpeedResult]:
     """Measure the tests in order. Raises UserError for a damaged file or an empty list of tests.
 
     `on_result` receives every result as soon as it is measured; the result that it returns is kept.
@@ -49,30 +49,30 @@ def run(
         raise UserError("no test to run", hint="give -p or -n a number above 0, e.g. -p 512 -n 128")
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
-    if how.swept:
-        tests = sweep.allowed(tests, header.metadata)
+    if settings.is_sweep:
+        tests = sweep.allowed_tests(tests, header.metadata)
     for test in tests:
         kv_size.check_cache(header.metadata, test.type_k, test.type_v)
-    memory_check.check(header, tests, watcher)
-    results: list[Result] = []
+    memory_check.require_memory(header, tests, watcher)
+    results: list[SpeedResult] = []
     with watcher.bar(
-        f"bench {path.name}", len(tests) * (how.repetitions if how.swept else 1), "tests"
+        f"bench {path.name}", len(tests) * (settings.repetitions if settings.is_sweep else 1), "tests"
     ) as bar:
         for layers, group in groupby(tests, key=lambda test: test.n_gpu_layers):
-            with kernel.subject(path, layers) as (model, about):
-                for measured in _measured(list(group), how, _Bench(model, about, how, bar)):
+            with kernel.open_model_under_test(path, layers) as (model, about):
+                for measured in _measured(list(group), settings, _Bench(model, about, settings, bar)):
                     complete = replace(
                         measured,
-                        bandwidth=how.bandwidth,
-                        reached=reached(header, measured, how.bandwidth),
+                        bandwidth=settings.bandwidth,
+                        bandwidth_share=bandwidth_share(header, measured, settings.bandwidth),
                     )
-                    results.append(done(complete))
+                    results.append(on_result(complete))
     return results
 
 
-def _measured(tests: list[Test], settings: How, bench: "_Bench") -> Iterator[Result]:
-    if settings.swept:
-        yield from sweep.rounds(tests, settings.repetitions, bench.once)
+def _measured(tests: list[SpeedTest], settings: SpeedSettings, bench: "_Bench") -> Iterator[SpeedResult]:
+    if settings.is_sweep:
+        yield from sweep.measure_rounds(tests, settings.repetitions, bench.once)
         return
     for test in tests:
         yield from bench.measure(test)
@@ -81,48 +81,48 @@ def _measured(tests: list[Test], settings: How, bench: "_Bench") -> Iterator[Res
 class _Bench:
     """One loaded model, whose tests are measured one after another."""
 
-    def __init__(self, model: Model, about: Subject, settings: How, bar: Bar) -> None:
+    def __init__(self, model: Model, about: ModelUnderTest, settings: SpeedSettings, bar: Bar) -> None:
         self.model, self.about, self.how, self.bar = model, about, settings, bar
-        self.depths = Depths()
+        self.depths = DepthStates()
 
-    def measure(self, test: Test) -> tuple[Result, ...]:
+    def measure(self, test: SpeedTest) -> tuple[SpeedResult, ...]:
         """Measure all repetitions of a test: decoding alone, and also with sampling if requested
         and tokens are generated.
         """
         settings, tick = self.how, self._tick(test, self.how.repetitions)
-        if settings.sampling and test.n_gen:
-            results: tuple[Result, ...] = sampling_overhead.measure(
+        if settings.with_sampling and test.n_gen:
+            results: tuple[SpeedResult, ...] = sampling_overhead.measure_with_sampling(
                 self.model,
                 self.about,
                 test,
                 settings.repetitions,
                 warmup=settings.warmup,
                 depths=self.depths,
-                tick=tick,
+                on_repetition=tick,
             )
         else:
             results = (self._alone(test, settings.repetitions, tick),)
         self.bar.advance(1)
         return results
 
-    def once(self, test: Test) -> Result:
+    def once(self, test: SpeedTest) -> SpeedResult:
         """Measure one repetition of one test of a sweep."""
         result = self._alone(test, 1, self._tick(test, 1))
         self.bar.advance(1)
         return result
 
-    def _alone(self, test: Test, count: int, tick: Callable[[int], None]) -> Result:
-        return kernel.measure(
+    def _alone(self, test: SpeedTest, count: int, tick: Callable[[int], None]) -> SpeedResult:
+        return kernel.measure_test(
             self.model,
             self.about,
             test,
             count,
             warmup=self.how.warmup,
             depths=self.depths,
-            tick=tick,
+            on_repetition=tick,
         )
 
-    def _tick(self, test: Test, count: int) -> Callable[[int], None]:
+    def _tick(self, test: SpeedTest, count: int) -> Callable[[int], None]:
         """Return a callback that shows the test and the current repetition."""
         return lambda number: self.bar.describe(
             f"bench {test.title}" + (f", {number + 1} of {count}" if count > 1 else "")

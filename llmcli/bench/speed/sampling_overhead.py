@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from statistics import fmean, median
 
-from llmcli.bench.speed.depth_states import Depths
+from llmcli.bench.speed.depth_states import DepthStates
 from llmcli.bench.speed.measure import (
-    Extra,
-    Result,
-    Sample,
-    Subject,
-    Trial,
-    gaps,
-    moment,
-    ready,
-    result,
+    SamplingCost,
+    SpeedResult,
+    Repetition,
+    ModelUnderTest,
+    SpeedTrial,
+    milliseconds_between,
+    format_current_time,
+    open_trial,
+    build_result,
 )
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import SEED, run_passes
-from llmcli.bench.statistics.paired_test import shift
+from llmcli.bench.statistics.paired_test import signed_rank_interval
 from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.sampler import NativeChains
@@ -34,39 +34,39 @@ from llmcli.runtime.sampling.chain import make_chain
 from llmcli.runtime.strategies.base import ModelVocabulary, refuse_nan
 from llmcli.runtime.text.detokenizer import Detokenizer
 
-STRETCH = 16  # consecutive tokens whose mean time forms one side of a pair
-ERROR = 0.05
+PAIR_TOKENS = 16  # consecutive tokens whose mean time forms one side of a pair
+ERROR_PROBABILITY = 0.05
 
 
-def measure(
+def measure_with_sampling(
     model: Model,
-    about: Subject,
-    test: Test,
+    subject: ModelUnderTest,
+    test: SpeedTest,
     repetitions: int,
     *,
     warmup: bool = True,
-    depths: Depths | None = None,
-    tick: Callable[[int], None] = lambda number: None,
-) -> tuple[Result, Result]:
+    depths: DepthStates | None = None,
+    on_repetition: Callable[[int], None] = lambda number: None,
+) -> tuple[SpeedResult, SpeedResult]:
     """Measure decoding alone and with sampling, `repetitions` of each, in alternating order.
     Otherwise like `measure_test`.
     """
-    began = moment()
-    alone: list[Sample] = []
-    sampled: list[Sample] = []
-    with ready(model, test, depths) as trial:
+    began = format_current_time()
+    alone: list[Repetition] = []
+    sampled: list[Repetition] = []
+    with open_trial(model, test, depths) as trial:
         if warmup:
-            trial.warm()
-            sample(trial)
+            trial.warm_up()
+            measure_sampled(trial)
         for number in range(repetitions):
-            tick(number)
+            on_repetition(number)
             for samples in (alone, sampled) if number % 2 == 0 else (sampled, alone):
-                samples.append(trial.run() if samples is alone else sample(trial))
-    extra = compare(alone, sampled)
-    return result(about, test, began, alone), result(about, test, began, sampled, extra)
+                samples.append(trial.measure_once() if samples is alone else measure_sampled(trial))
+    extra = compute_sampling_cost(alone, sampled)
+    return build_result(subject, test, began, alone), build_result(subject, test, began, sampled, extra)
 
 
-def sample(trial: Trial) -> Sample:
+def measure_sampled(trial: SpeedTrial) -> Repetition:
     """Measure one repetition with sampling."""
     model, test = trial.model, trial.test
     vocabulary = ModelVocabulary(model.piece, model.is_end, model.n_vocab)
@@ -78,10 +78,10 @@ def sample(trial: Trial) -> Sample:
             )
             for sequence in range(test.n_parallel)
         ]
-        trial.bring()
+        trial.restore_depth()
         start = time.perf_counter_ns()
         run_passes(trial.prompt)
-        rows = trial.passes.step(test.n_depth + test.n_prompt)
+        rows = trial.passes.step_rows(test.n_depth + test.n_prompt)
         stamps = [time.perf_counter_ns()]
         texts: list[list[int]] = [[] for _ in chains]
         decoders = [Detokenizer() for _ in chains]
@@ -102,32 +102,32 @@ def sample(trial: Trial) -> Sample:
                 rows.wants_logits,
             )
             stamps.append(time.perf_counter_ns())
-        return Sample(stamps[-1] - start, gaps(stamps))
+        return Repetition(stamps[-1] - start, milliseconds_between(stamps))
 
 
-def compare(alone: Sequence[Sample], sampled: Sequence[Sample]) -> Extra:
+def compute_sampling_cost(decode_samples: Sequence[Repetition], sampled: Sequence[Repetition]) -> SamplingCost:
     """Return the time that sampling adds per token, from pairs at the same position of the same
     repetition.
     """
     pairs = [
         pair
-        for plain_sample, sampled_sample in zip(alone, sampled, strict=True)
+        for plain_sample, sampled_sample in zip(decode_samples, sampled, strict=True)
         for pair in _stretches(plain_sample, sampled_sample)
     ]
-    middle, low, high = shift([with_it - without for without, with_it in pairs], ERROR)
+    middle, low, high = signed_rank_interval([with_it - without for without, with_it in pairs], ERROR_PROBABILITY)
     has_interval = low != -float("inf")
     plain = median(without for without, _ in pairs)
-    return Extra(
+    return SamplingCost(
         middle, low if has_interval else None, high if has_interval else None, middle / plain
     )
 
 
-def _stretches(plain: Sample, sampled: Sample) -> Iterator[tuple[float, float]]:
+def _stretches(plain: Repetition, sampled: Repetition) -> Iterator[tuple[float, float]]:
     """Yield the mean milliseconds per token of both sides for each stretch of PAIR_TOKENS
     tokens.
     """
-    for start in range(0, len(plain.tokens_ms), STRETCH):
+    for start in range(0, len(plain.tokens_ms), PAIR_TOKENS):
         yield (
-            fmean(plain.tokens_ms[start : start + STRETCH]),
-            fmean(sampled.tokens_ms[start : start + STRETCH]),
+            fmean(plain.tokens_ms[start : start + PAIR_TOKENS]),
+            fmean(sampled.tokens_ms[start : start + PAIR_TOKENS]),
         )

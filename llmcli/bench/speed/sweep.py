@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmcli.bench.speed.measure import Result, average, deviation
-from llmcli.bench.speed.parameter_grid import Test
-from llmcli.bench.statistics.paired_test import Comparison, Design, judge
+from llmcli.bench.speed.measure import SpeedResult, average, standard_deviation
+from llmcli.bench.speed.parameter_grid import SpeedTest
+from llmcli.bench.statistics.paired_test import Comparison, Design, estimate_ratio
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache_types
@@ -24,61 +24,61 @@ SWEEPS = {
     "kv_sweep": ("type_k", "type_v"),
     "fa_sweep": ("flash",),
 }
-EACH = 8  # threads: every number up to this one
-UBATCHES = tuple(64 << power for power in range(6))  # 64 to 2048 tokens
-FLAGS = {
+MAX_CONSECUTIVE_THREADS = 8  # threads: every number up to this one
+UBATCH_SIZES = tuple(64 << power for power in range(6))  # 64 to 2048 tokens
+OPTION_FLAGS = {
     "threads": "threads",
     "ubatch": "ubatch-size",
     "type_k": "cache-type-k",
     "type_v": "cache-type-v",
     "flash": "flash-attn",
 }
-SHOWN = {"threads_sweep": "threads", "ubatch_sweep": "ubatch", "kv_sweep": "KV", "fa_sweep": "fa"}
+COLUMN_TITLES = {"threads_sweep": "threads", "ubatch_sweep": "ubatch", "kv_sweep": "KV", "fa_sweep": "fa"}
 CONFIDENCE = 0.95
 # with fewer rounds, the fastest of nine values could not be distinguished from the others
-ROUNDS = 10
+DEFAULT_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SweepEntry:
     """One value of a sweep.
 
     `comparison`: its speed relative to the fastest value, None for the fastest. `mark`: "fastest",
     "level" (not distinguishable from the fastest), or empty.
     """
 
-    result: Result
-    against: Comparison | None
+    result: SpeedResult
+    comparison: Comparison | None
     mark: str
 
 
-def values(sweep: str, cpus: int, cores: int, most: int) -> list[str]:
+def sweep_values(sweep: str, cpus: int, cores: int, max_ubatch: int) -> list[str]:
     """Return the values of a sweep: threads up to the number of CPUs, micro-batches up to
     `max_ubatch` tokens, all cache types, or flash attention on and off.
     """
     if sweep == "threads_sweep":
-        return [str(count) for count in threads(cpus, cores)]
+        return [str(count) for count in thread_counts(cpus, cores)]
     if sweep == "ubatch_sweep":
-        return [str(size) for size in UBATCHES if size <= most] or [str(most)]
+        return [str(size) for size in UBATCH_SIZES if size <= max_ubatch] or [str(max_ubatch)]
     return list(KV_TYPES) if sweep == "kv_sweep" else ["on", "off"]
 
 
-def threads(cpus: int, cores: int) -> list[int]:
+def thread_counts(cpus: int, cores: int) -> list[int]:
     """Return every number up to eight, then steps of a half and a third; always including the cores
     and the CPUs.
     """
     steps = {count << power for count in (8, 12) for power in range(cpus.bit_length())}
-    return sorted({count for count in {*range(1, EACH + 1), *steps, cores, cpus} if count <= cpus})
+    return sorted({count for count in {*range(1, MAX_CONSECUTIVE_THREADS + 1), *steps, cores, cpus} if count <= cpus})
 
 
-def allowed(tests: Sequence[Test], metadata: Mapping[str, Any]) -> list[Test]:
+def allowed_tests(tests: Sequence[SpeedTest], metadata: Mapping[str, Any]) -> list[SpeedTest]:
     """Return the tests that can run: with the same type for K and V, as far as the model and flash
     attention support it.
     """
     return [test for test in tests if test.type_k == test.type_v and not _refused(test, metadata)]
 
 
-def _refused(test: Test, metadata: Mapping[str, Any]) -> bool:
+def _refused(test: SpeedTest, metadata: Mapping[str, Any]) -> bool:
     try:
         check_cache_types(test.type_k, test.type_v, test.flash_attn)
         kv_size.check_cache(metadata, test.type_k, test.type_v)
@@ -87,19 +87,19 @@ def _refused(test: Test, metadata: Mapping[str, Any]) -> bool:
     return False
 
 
-def rounds(
-    tests: Sequence[Test], repetitions: int, measured: Callable[[Test], Result]
-) -> list[Result]:
+def measure_rounds(
+    tests: Sequence[SpeedTest], repetitions: int, measure: Callable[[SpeedTest], SpeedResult]
+) -> list[SpeedResult]:
     """Measure each test `repetitions` times, all of them in every round. A test that llama.cpp
     refuses is left out.
     """
-    measured_results: list[list[Result]] = [[] for _ in tests]
+    measured_results: list[list[SpeedResult]] = [[] for _ in tests]
     remaining = list(range(len(tests)))
     for number in range(repetitions):
         random.shuffle(remaining)
         for index in remaining:
             try:
-                measured_results[index].append(measured(tests[index]))
+                measured_results[index].append(measure(tests[index]))
             except UserError:
                 if number:
                     raise
@@ -107,7 +107,7 @@ def rounds(
     return [_together(results) for results in measured_results if results]
 
 
-def _together(results: Sequence[Result]) -> Result:
+def _together(results: Sequence[SpeedResult]) -> SpeedResult:
     """Combine several measurements of one test."""
     samples = tuple(ns for result in results for ns in result.samples_ns)
     return replace(
@@ -117,41 +117,41 @@ def _together(results: Sequence[Result]) -> Result:
     )
 
 
-def standings(results: Sequence[Result]) -> Iterator[list[Standing]]:
+def rank_results(results: Sequence[SpeedResult]) -> Iterator[list[SweepEntry]]:
     """Yield the ranked values of each kind of test (pp512, tg128, …), in their original order."""
-    kinds: dict[str, list[Result]] = {}
+    kinds: dict[str, list[SpeedResult]] = {}
     for result in results:
         kinds.setdefault(result.test.title, []).append(result)
     yield from map(_ranked, kinds.values())
 
 
-def _ranked(results: list[Result]) -> list[Standing]:
+def _ranked(results: list[SpeedResult]) -> list[SweepEntry]:
     best = max(results, key=lambda result: average(result.samples_ts))
     # Bonferroni: each comparison gets an equal part of the error probability.
     design = Design(confidence=1 - (1 - CONFIDENCE) / max(1, len(results) - 1))
     against = [
-        None if result is best else judge(best.samples_ts, result.samples_ts, design)
+        None if result is best else estimate_ratio(best.samples_ts, result.samples_ts, design)
         for result in results
     ]
     level = [comparison is not None and comparison.high >= 1 for comparison in against]
     best_mark = "level" if any(level) else "fastest"
     return [
-        Standing(
+        SweepEntry(
             result, comparison, best_mark if comparison is None else "level" if is_level else ""
         )
         for result, comparison, is_level in zip(results, against, level, strict=True)
     ]
 
 
-def table(
-    results: Sequence[Result], swept: Sequence[str]
+def build_table(
+    results: Sequence[SpeedResult], sweep_names: Sequence[str]
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Return the columns, the rows and the right-aligned columns of the table of a sweep."""
-    columns = ["test", *(SHOWN[name] for name in swept), "tok/s", "of the fastest", ""]
+    columns = ["test", *(COLUMN_TITLES[name] for name in sweep_names), "tok/s", "of the fastest", ""]
     rows = []
-    for group in standings(results):
+    for group in rank_results(results):
         for entry in group:
-            test, rates, against = entry.result.test, entry.result.samples_ts, entry.against
+            test, rates, against = entry.result.test, entry.result.samples_ts, entry.comparison
             values_by_sweep = {
                 "threads_sweep": test.n_threads,
                 "ubatch_sweep": test.n_ubatch,
@@ -159,11 +159,11 @@ def table(
                 "fa_sweep": test.flash_attn,
             }
             relative_speed = "" if against is None else f"{against.ratio:.3f} ({_span(against)})"
-            speed = f"{average(rates):.2f} ± {deviation(rates):.2f}"
+            speed = f"{average(rates):.2f} ± {standard_deviation(rates):.2f}"
             rows.append(
                 [
                     test.title,
-                    *(str(values_by_sweep[name]) for name in swept),
+                    *(str(values_by_sweep[name]) for name in sweep_names),
                     speed,
                     relative_speed,
                     entry.mark,

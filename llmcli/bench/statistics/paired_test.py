@@ -27,13 +27,13 @@ Measure = Callable[[], float]
 
 # Interim analyses: share of the time, and share of the error probability that the analysis may
 # spend. The last one gets most of it.
-LOOKS = ((1 / 8, 0.1), (1 / 4, 0.15), (1 / 2, 0.25), (1.0, 0.5))
+INTERIM_ANALYSES = ((1 / 8, 0.1), (1 / 4, 0.15), (1 / 2, 0.25), (1.0, 0.5))
 # above this number of pairs, means of consecutive pairs are used, since all pairwise means are
 # sorted
-MANY = 1500
-EXACT = 300  # up to this number of pairs, the signed-rank distribution is computed exactly
+MAX_SORTED_VALUES = 1500
+MAX_EXACT_PAIRS = 300  # up to this number of pairs, the signed-rank distribution is computed exactly
 # ratio of the fast to the slow tenth of a side's rates above which the machine was busy
-NOISY = 1.3
+NOISY_RATIO = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Design:
     seconds: float = 8.0
     precision: float = 0.01
     confidence: float = 0.99
-    least: int = 12
+    min_pairs: int = 12
     allowance: float = 0.002
 
 
@@ -84,11 +84,11 @@ class Comparison:
         return math.sqrt(self.high / self.low) - 1 if self.low else math.inf
 
     @property
-    def noisy(self) -> bool:
+    def is_noisy(self) -> bool:
         """Whether the rates of one side vary so much that the machine must have been busy."""
-        return any(wander(rates) > NOISY for rates in (self.a, self.b))
+        return any(decile_ratio(rates) > NOISY_RATIO for rates in (self.a, self.b))
 
-    def words(self, a: str = "A", b: str = "B") -> str:
+    def describe(self, a: str = "A", b: str = "B") -> str:
         """Return the verdict as one line."""
         span = (
             f"{self.low:.3g}-{self.high:.3g}"
@@ -106,7 +106,7 @@ class Comparison:
         return f"no significant difference: ratio {ratio} ({span}); {undetected}"
 
 
-def compare(
+def compare_pairs(
     a: Measure,
     b: Measure,
     design: Design = Design(),
@@ -123,8 +123,8 @@ def compare(
     """
     coin = coin or random.Random()
     rates: tuple[list[float], list[float]] = ([], [])
-    least = max(design.least, math.ceil(1 - math.log2((1 - design.confidence) * LOOKS[-1][1])))
-    early, began = list(LOOKS[:-1]), clock()
+    least = max(design.min_pairs, math.ceil(1 - math.log2((1 - design.confidence) * INTERIM_ANALYSES[-1][1])))
+    early, began = list(INTERIM_ANALYSES[:-1]), clock()
     while True:
         for index in (0, 1) if coin.random() < 0.5 else (1, 0):
             rates[index].append((a, b)[index]())
@@ -135,13 +135,13 @@ def compare(
         if not (last or due):
             continue
         early = early[len(due) :]  # a skipped analysis spends nothing
-        share = LOOKS[-1][1] if last else due[-1]
-        result = judge(*rates, design, share, last=last)
+        share = INTERIM_ANALYSES[-1][1] if last else due[-1]
+        result = estimate_ratio(*rates, design, share, last=last)
         if result is not None:
             return result
 
 
-def judge(
+def estimate_ratio(
     a: Sequence[float], b: Sequence[float], design: Design, share: float = 1.0, *, last: bool = True
 ) -> Comparison | None:
     """Return the comparison of the pairs measured so far. Returns None if this is not the `last`
@@ -151,7 +151,7 @@ def judge(
     pairs that was fixed in advance.
     """
     logs = np.log(np.asarray(b, float)) - np.log(np.asarray(a, float))
-    middle, low, high = shift(logs, (1 - design.confidence) * share)
+    middle, low, high = signed_rank_interval(logs, (1 - design.confidence) * share)
     low, high = low - design.allowance, high + design.allowance
     settled = (high - low) / 2 <= max(design.precision, abs(middle) / 5)
     if not (settled or last):
@@ -160,7 +160,7 @@ def judge(
     return Comparison(ratio, least, most, design.confidence, tuple(a), tuple(b), settled)
 
 
-def shift(
+def signed_rank_interval(
     values: Sequence[float] | NDArray[np.float64], error: float
 ) -> tuple[float, float, float]:
     """Return the median of `values`, and an interval that misses it with a probability of at most
@@ -172,7 +172,7 @@ def shift(
     Source: Hodges and Lehmann's estimate, Wilcoxon's signed-rank interval.
     """
     array = np.asarray(values, float)
-    group_size = -(-len(array) // MANY)
+    group_size = -(-len(array) // MAX_SORTED_VALUES)
     if group_size > 1:  # means of consecutive values are symmetric and independent, too
         array = array[: len(array) // group_size * group_size].reshape(-1, group_size).mean(axis=1)
     count = len(array)
@@ -187,13 +187,13 @@ def shift(
     )
 
 
-def wander(rates: Sequence[float]) -> float:
+def decile_ratio(rates: Sequence[float]) -> float:
     """Return the ratio of a side's fast tenth to its slow tenth; 1 for a single measurement."""
-    low, high = tenths(rates)
+    low, high = decile_rates(rates)
     return high / low
 
 
-def tenths(rates: Sequence[float]) -> tuple[float, float]:
+def decile_rates(rates: Sequence[float]) -> tuple[float, float]:
     """Return the rate at which the slow tenth ends, and the one at which the fast tenth begins."""
     low, high = np.quantile(rates, (0.1, 0.9))
     return float(low), float(high)
@@ -204,7 +204,7 @@ def _cut(count: int, tail: float) -> int:
     """Return how many of the smallest signed-rank sums have a total probability of at most
     `tail`.
     """
-    if count <= EXACT:
+    if count <= MAX_EXACT_PAIRS:
         return int(np.searchsorted(np.cumsum(_ranks(count)), tail, side="right"))
     mean, deviation = count * (count + 1) / 4, math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
     return max(0, math.floor(mean + NormalDist().inv_cdf(tail) * deviation - 0.5))

@@ -17,23 +17,23 @@ from functools import partial
 from itertools import product
 from typing import Protocol
 
-from llmcli.bench.statistics.paired_test import Comparison, Design, compare, judge
+from llmcli.bench.statistics.paired_test import Comparison, Design, compare_pairs, estimate_ratio
 from llmcli.errors import UserError
 
 # prompt tokens and generated tokens whose total time is minimized
 OBJECTIVES = {"chat": (512, 128), "prompts": (2048, 0), "answers": (0, 128)}
 # lengths of a measurement: prompt tokens, generated tokens
-SIZES = ((2048, 1024, 512, 256, 128, 64), (32, 16, 8))
-SEARCH = 0.5  # share of the time for the search; the rest is for the final comparison
-FEWEST, MOST = 6, 20  # minimum rounds of the last two values, maximum rounds between two halvings
-EARN = Design(confidence=0.9, allowance=0.01)  # a value is adopted if it gains more than 1 %
-FINAL = Design(precision=0.005, least=10)
+SAMPLE_TOKENS = ((2048, 1024, 512, 256, 128, 64), (32, 16, 8))
+SEARCH_SHARE = 0.5  # share of the time for the search; the rest is for the final comparison
+MIN_ROUNDS, MAX_ROUNDS = 6, 20  # minimum rounds of the last two values, maximum rounds between two halvings
+MIN_GAIN_DESIGN = Design(confidence=0.9, allowance=0.01)  # a value is adopted if it gains more than 1 %
+FINAL_DESIGN = Design(precision=0.005, min_pairs=10)
 Clock = Callable[[], float]
 Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSetting:
     """How a model is run. `cache`: the type of K and V."""
 
     threads: int
@@ -44,7 +44,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class SearchSpace:
     """The values to try. `modes`: combinations of flash attention and cache type."""
 
     threads: Sequence[int]
@@ -52,7 +52,7 @@ class Space:
     modes: Sequence[tuple[str, str]]
 
 
-class Trial(Protocol):
+class TuningTrial(Protocol):
     """Times one setting at a time.
 
     `settling`: seconds that may pass before each measurement. Generated tokens come after a prompt
@@ -61,21 +61,21 @@ class Trial(Protocol):
 
     settling: float
 
-    def pace(self, setting: Setting) -> tuple[float, float]:
+    def estimate_pace(self, setting: RunSetting) -> tuple[float, float]:
         """Return the approximate seconds of a prompt token and of a generated token."""
         ...
 
-    def prompt(self, setting: Setting, tokens: int) -> float:
+    def time_prompt(self, setting: RunSetting, tokens: int) -> float:
         """Return the seconds of a prompt of `tokens` tokens."""
         ...
 
-    def decode(self, setting: Setting, tokens: int, behind: int) -> float:
+    def time_decode(self, setting: RunSetting, tokens: int, depth: int) -> float:
         """Return the seconds of generating `tokens` tokens after a prompt."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TuningWorkload:
     """The tokens of one measurement.
 
     `tokens`: measured prompt and generated tokens. `objective_tokens`: those of the objective.
@@ -84,16 +84,16 @@ class Work:
     """
 
     tokens: tuple[int, int]
-    wanted: tuple[int, int]
+    objective_tokens: tuple[int, int]
     pace: tuple[float, float]
     settling: float = 0.0
-    behind: int = 0
+    depth: int = 0
 
-    def part(self, index: int) -> "Work":
+    def single_phase(self, phase: int) -> "TuningWorkload":
         """Return the workload of the prompt (0) or of the generation (1) alone."""
         tokens, wanted = ([0, 0], [0, 0])
-        tokens[index], wanted[index] = self.tokens[index], self.wanted[index]
-        return replace(self, tokens=(tokens[0], tokens[1]), wanted=(wanted[0], wanted[1]))
+        tokens[phase], wanted[phase] = self.tokens[phase], self.objective_tokens[phase]
+        return replace(self, tokens=(tokens[0], tokens[1]), objective_tokens=(wanted[0], wanted[1]))
 
     @property
     def seconds(self) -> float:
@@ -101,67 +101,67 @@ class Work:
         parts = zip(self.tokens, self.pace, strict=True)
         return sum(count * each + self.settling for count, each in parts if count)
 
-    def rate(self, trial: Trial, setting: Setting, tick: Tick) -> float:
+    def measure_rate(self, trial: TuningTrial, setting: RunSetting, tick: Tick) -> float:
         """Measure how many times per second a setting completes the objective."""
         spent = 0.0
         prompt, generated = self.tokens
         if prompt:
-            spent += self.wanted[0] / prompt * trial.prompt(setting, prompt)
+            spent += self.objective_tokens[0] / prompt * trial.time_prompt(setting, prompt)
             tick()
         if generated:
-            spent += self.wanted[1] / generated * trial.decode(setting, generated, self.behind)
+            spent += self.objective_tokens[1] / generated * trial.time_decode(setting, generated, self.depth)
             tick()
         return 1 / spent
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedSetting:
     """One tried value of an option: its speed relative to the best setting before, and the number
     of rounds.
     """
 
     option: str
-    setting: Setting
+    setting: RunSetting
     ratio: float
     rounds: int
     taken: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TuningResult:
     """The result of a search. `comparison`: the speed of `best` relative to the defaults, None if
     `best` is the default setting.
     """
 
-    default: Setting
-    best: Setting
-    tried: tuple[Tried, ...]
-    work: Work
+    default: RunSetting
+    best: RunSetting
+    tried: tuple[TriedSetting, ...]
+    workload: TuningWorkload
     seconds: float
     comparison: Comparison | None
 
     @property
-    def faster(self) -> bool:
+    def is_faster(self) -> bool:
         """Whether `best` is significantly faster than the defaults."""
         return self.comparison is not None and self.comparison.low > 1
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> RunSetting:
         """The setting to use: `best` if it is faster, otherwise the default."""
-        return self.best if self.faster else self.default
+        return self.best if self.is_faster else self.default
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class TuningRound:
     """The search of one option: its values, applied to the best setting so far, and the workload
     that it affects.
     """
 
     option: str
-    values: Callable[[Setting], Sequence[Setting]]
-    work: Work
+    values: Callable[[RunSetting], Sequence[RunSetting]]
+    workload: TuningWorkload
 
-    def cost(self, setting: Setting) -> float:
+    def cost(self, setting: RunSetting) -> float:
         """Return the approximate seconds of the minimum rounds. Settings with fewer threads take
         longer.
         """
@@ -171,48 +171,48 @@ class Board:
             for value in values
         ]
         return (
-            self.work.seconds * (2 * sum(slower) + FEWEST + math.log2(2 + len(values)))
+            self.workload.seconds * (2 * sum(slower) + MIN_ROUNDS + math.log2(2 + len(values)))
             if values
             else 0.0
         )
 
 
-def threads(cores: int, cpus: int) -> list[int]:
+def thread_counts(cores: int, cpus: int) -> list[int]:
     """Return the numbers of threads to try: cores, CPUs, a half, three quarters, and one if there
     are at most four cores.
     """
     return sorted({cores, cpus, -(-cores // 2), -(-3 * cores // 4), *([1] if cores <= 4 else [])})
 
 
-def find(
-    trial: Trial,
-    space: Space,
-    default: Setting,
+def tune_settings(
+    trial: TuningTrial,
+    space: SearchSpace,
+    default: RunSetting,
     objective: str,
     seconds: float,
     *,
     clock: Clock = time.monotonic,
     tick: Tick = lambda: None,
     coin: random.Random | None = None,
-) -> Found:
+) -> TuningResult:
     """Search for the fastest setting. Raises UserError if the time is too short for this model.
 
     `tick` is called after each measurement.
     """
     coin = coin or random.Random()
     began = clock()
-    objective_work = Work((0, 0), OBJECTIVES[objective], trial.pace(default), trial.settling)
+    objective_work = TuningWorkload((0, 0), OBJECTIVES[objective], trial.estimate_pace(default), trial.settling)
     work = _sized(objective_work, space, default, seconds)
     boards = [
-        board for board in _boards(space, work) if board.work.seconds and board.values(default)
+        board for board in _boards(space, work) if board.workload.seconds and board.values(default)
     ]
     best = default
-    tried: list[Tried] = []
+    tried: list[TriedSetting] = []
     for index, board in enumerate(boards):
         time_share = board.cost(best) / sum(setting.cost(best) for setting in boards[index:])
-        deadline = clock() + (SEARCH * seconds - (clock() - began)) * time_share
-        rates = halve(
-            partial(board.work.rate, trial, tick=tick),
+        deadline = clock() + (SEARCH_SHARE * seconds - (clock() - began)) * time_share
+        rates = halve_values(
+            partial(board.workload.measure_rate, trial, tick=tick),
             best,
             board.values(best),
             deadline,
@@ -223,40 +223,40 @@ def find(
         tried += tried_values
     comparison = None
     if best != default:
-        sides = [partial(work.rate, trial, setting, tick) for setting in (default, best)]
-        design = replace(FINAL, seconds=max(1.0, seconds - (clock() - began)))
-        comparison = compare(sides[0], sides[1], design, clock=clock, coin=coin)
-    return Found(default, best, tuple(tried), work, clock() - began, comparison)
+        sides = [partial(work.measure_rate, trial, setting, tick) for setting in (default, best)]
+        design = replace(FINAL_DESIGN, seconds=max(1.0, seconds - (clock() - began)))
+        comparison = compare_pairs(sides[0], sides[1], design, clock=clock, coin=coin)
+    return TuningResult(default, best, tuple(tried), work, clock() - began, comparison)
 
 
-def halve(
-    rate: Callable[[Setting], float],
-    before: Setting,
-    values: Sequence[Setting],
+def halve_values(
+    rate: Callable[[RunSetting], float],
+    best: RunSetting,
+    values: Sequence[RunSetting],
     deadline: float,
     clock: Clock,
     coin: random.Random,
-) -> dict[Setting, list[tuple[float, float]]]:
+) -> dict[RunSetting, list[tuple[float, float]]]:
     """Measure rounds of `values` together with `best`, and drop the slower half at equal intervals
     until `deadline`.
 
     Returns pairs of rates for each value, the rate of `best` first. The last remaining value has at
     least MIN_ROUNDS pairs.
     """
-    rates: dict[Setting, list[tuple[float, float]]] = {value: [] for value in values}
+    rates: dict[RunSetting, list[tuple[float, float]]] = {value: [] for value in values}
     remaining, began = list(values), clock()
     rungs = len(remaining).bit_length()
     for rung in range(1, rungs + 1):
-        for _ in range(MOST):
+        for _ in range(MAX_ROUNDS):
             started = clock()
             round_rates = {
                 value: rate(value)
-                for value in coin.sample([before, *remaining], len(remaining) + 1)
+                for value in coin.sample([best, *remaining], len(remaining) + 1)
             }
             for value in remaining:
-                rates[value].append((round_rates[before], round_rates[value]))
+                rates[value].append((round_rates[best], round_rates[value]))
             over = 2 * clock() - started > began + (deadline - began) * rung / rungs
-            if over and (rung < rungs or len(rates[remaining[0]]) >= FEWEST):
+            if over and (rung < rungs or len(rates[remaining[0]]) >= MIN_ROUNDS):
                 break
         if rung < rungs:
             remaining = sorted(remaining, key=lambda value: -_gain(rates[value]))[
@@ -271,26 +271,26 @@ def _gain(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _taken(
-    option: str, before: Setting, rates: dict[Setting, list[tuple[float, float]]]
-) -> tuple[Setting, list[Tried]]:
+    option: str, before: RunSetting, rates: dict[RunSetting, list[tuple[float, float]]]
+) -> tuple[RunSetting, list[TriedSetting]]:
     """Return the last remaining value if its gain is sufficient, otherwise the previous setting,
     and all tried values.
     """
     survivor = max(rates, key=lambda value: (len(rates[value]), _gain(rates[value])))
     old, new = zip(*rates[survivor], strict=True)
-    verdict = judge(old, new, EARN)
+    verdict = estimate_ratio(old, new, MIN_GAIN_DESIGN)
     adopted = survivor if verdict is not None and verdict.low > 1 else before
     tried = [
-        Tried(option, value, math.exp(_gain(pairs)), len(pairs), value == adopted)
+        TriedSetting(option, value, math.exp(_gain(pairs)), len(pairs), value == adopted)
         for value, pairs in rates.items()
     ]
     return adopted, sorted(tried, key=lambda value: -value.ratio)
 
 
-def _boards(space: Space, work: Work) -> list[Board]:
-    prompt, decode = work.part(0), work.part(1)
+def _boards(space: SearchSpace, work: TuningWorkload) -> list[TuningRound]:
+    prompt, decode = work.single_phase(0), work.single_phase(1)
 
-    def ubatches(best: Setting) -> list[Setting]:
+    def ubatches(best: RunSetting) -> list[RunSetting]:
         # All sizes that cover the whole measured prompt behave the same.
         sizes = [size for size in space.ubatches if size <= prompt.tokens[0] or size <= best.ubatch]
         alike = min(best.ubatch, prompt.tokens[0])
@@ -299,20 +299,20 @@ def _boards(space: Space, work: Work) -> list[Board]:
         ]
 
     return [
-        Board(
+        TuningRound(
             "threads",
             lambda best: [replace(best, threads=n) for n in space.threads if n != best.threads],
             decode,
         ),
-        Board(
+        TuningRound(
             "threads_batch",
             lambda best: [
                 replace(best, threads_batch=n) for n in space.threads if n != best.threads_batch
             ],
             prompt,
         ),
-        Board("ubatch", ubatches, prompt),
-        Board(
+        TuningRound("ubatch", ubatches, prompt),
+        TuningRound(
             "mode",
             lambda best: [
                 replace(best, flash=flash, cache=cache)
@@ -324,19 +324,19 @@ def _boards(space: Space, work: Work) -> list[Board]:
     ]
 
 
-def _sized(wanted: Work, space: Space, default: Setting, seconds: float) -> Work:
+def _sized(wanted: TuningWorkload, space: SearchSpace, default: RunSetting, seconds: float) -> TuningWorkload:
     """Return the workload with the longest measurements for which the time suffices. Raises
     UserError.
     """
     least = math.inf
     sizes = (
         [size for size in lengths if size <= most] or [0]
-        for lengths, most in zip(SIZES, wanted.wanted, strict=True)
+        for lengths, most in zip(SAMPLE_TOKENS, wanted.objective_tokens, strict=True)
     )
     for prompt, generated in product(*sizes):
-        work = replace(wanted, tokens=(prompt, generated), behind=prompt)
+        work = replace(wanted, tokens=(prompt, generated), depth=prompt)
         search_seconds = sum(board.cost(default) for board in _boards(space, work))
-        needed = max(search_seconds / SEARCH, 2 * FINAL.least * work.seconds / (1 - SEARCH))
+        needed = max(search_seconds / SEARCH_SHARE, 2 * FINAL_DESIGN.min_pairs * work.seconds / (1 - SEARCH_SHARE))
         if needed <= seconds:
             return work
         least = min(least, needed)

@@ -167,7 +167,7 @@ def test_a_server_scores_a_prompt_by_tiles_of_rows(
         assert len(reply.answer.prompt_scores) == 299
         assert sum(passes) == 300 and len(passes) == 3
     rows = {
-        words: resolve_options.scored(
+        words: resolve_options.scoring_outputs(
             SimpleNamespace(tensors=[SimpleNamespace(name="token_embd.weight", shape=(64, words))])
         )
         for words in (32_000, 128_256, 262_144)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcli.bench.compare.saved_runs import Saved, compare, match, name, read
-from llmcli.bench.statistics.student_t import student
+from llmcli.bench.compare.saved_runs import SavedRuns, compare_rates, match_tests, test_name, read_saved_runs
+from llmcli.bench.statistics.student_t import student_t_quantile
 from llmcli.errors import UserError
 
 ROW: dict[str, Any] = {
@@ -42,8 +42,8 @@ def none(number: int) -> Mapping[str, Any]:
     raise UserError(f"the history has no run {number}")
 
 
-def side(name: str, *rows: dict[str, Any]) -> Saved:
-    return Saved(name, tuple({**ROW, **row} for row in rows))
+def side(name: str, *rows: dict[str, Any]) -> SavedRuns:
+    return SavedRuns(name, tuple({**ROW, **row} for row in rows))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def side(name: str, *rows: dict[str, Any]) -> Saved:
     ],
 )
 def test_student_s_table(share: float, freedom: float, t: float):
-    assert student(share, freedom) == pytest.approx(t, abs=6e-4)
+    assert student_t_quantile(share, freedom) == pytest.approx(t, abs=6e-4)
 
 
 def test_runs_that_drift_apart_are_not_told_apart_too_often():
@@ -65,7 +65,7 @@ def test_runs_that_drift_apart_are_not_told_apart_too_often():
     rng, missed, naive = np.random.default_rng(2), 0, 0
     for _ in range(200):
         a, b = (np.exp(rng.normal(0, 0.03) + 0.01 * rng.standard_normal(5)) * 100 for _ in range(2))
-        found = compare(a.tolist(), b.tolist(), 0.99)
+        found = compare_rates(a.tolist(), b.tolist(), 0.99)
         missed += not found.low <= 1 <= found.high
         error = math.sqrt(sum(np.log(one).var(ddof=1) / 5 for one in (a, b)))
         naive += abs(math.log(found.ratio)) > 3.36 * error
@@ -74,24 +74,24 @@ def test_runs_that_drift_apart_are_not_told_apart_too_often():
 
 
 def test_a_noisy_run_is_worth_less_and_a_single_repetition_nothing():
-    steady = compare([100, 101, 99], [120, 121, 119], 0.99)
-    noisy = compare([100, 150, 60], [120, 180, 70], 0.99)
+    steady = compare_rates([100, 101, 99], [120, 121, 119], 0.99)
+    noisy = compare_rates([100, 150, 60], [120, 180, 70], 0.99)
     assert steady.differs and steady.ratio == pytest.approx(1.2, rel=0.001)
     assert not noisy.differs and noisy.resolution > steady.resolution
-    assert compare([100], [200, 201], 0.99).high == math.inf
-    assert compare([100, 100], [150, 150], 0.99).low > 1.3
+    assert compare_rates([100], [200, 201], 0.99).high == math.inf
+    assert compare_rates([100, 100], [150, 150], 0.99).low > 1.3
 
 
 def test_a_number_is_a_run_of_the_history_and_json_a_file(tmp_path: Path):
-    assert read("12", lambda number: {**ROW, "n_gen": number}) == side("run 12", {"n_gen": 12})
+    assert read_saved_runs("12", lambda number: {**ROW, "n_gen": number}) == side("run 12", {"n_gen": 12})
     lines, whole = tmp_path / "a.jsonl", tmp_path / "b.json"
     lines.write_text(json.dumps(ROW) + "\n\n" + json.dumps(ROW) + "\n")
     whole.write_text(json.dumps([ROW]))
-    assert read(str(lines), none) == side("a.jsonl", {}, {})
-    assert read(str(whole), none) == side("b.json", {})
-    assert read("smollm2:135m", none) is None
+    assert read_saved_runs(str(lines), none) == side("a.jsonl", {}, {})
+    assert read_saved_runs(str(whole), none) == side("b.json", {})
+    assert read_saved_runs("smollm2:135m", none) is None
     with pytest.raises(UserError, match="no run 7"):
-        read("7", none)
+        read_saved_runs("7", none)
 
 
 @pytest.mark.parametrize(
@@ -122,29 +122,29 @@ def test_what_is_no_file_of_runs_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "x.json"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match=r"x\.json"):
-        read(str(file), none)
+        read_saved_runs(str(file), none)
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path):
     with pytest.raises(UserError, match="cannot read"):
-        read(str(tmp_path / "none.json"), none)
+        read_saved_runs(str(tmp_path / "none.json"), none)
 
 
 def test_the_same_tests_are_compared_and_what_differs_is_told():
     a = side("a", {}, {"n_prompt": 512, "n_gen": 0}, {"n_depth": 4096})
     b = side("b", {"n_threads": 1}, {"n_prompt": 512, "n_gen": 0, "n_threads": 1})
-    found = match(a, b, False)
-    assert [name(one.a) for one in found] == ["tg128", "pp512"]
-    assert found[0].differing() == [("n_threads", 2, 1)]
+    found = match_tests(a, b, False)
+    assert [test_name(one.a) for one in found] == ["tg128", "pp512"]
+    assert found[0].differences() == [("n_threads", 2, 1)]
 
 
 def test_several_settings_in_both_are_matched_by_their_settings():
     grid = [{"n_threads": 1}, {"n_threads": 2}]
     newer = [{**row, "build_commit": "y"} for row in grid]
-    found = match(side("a", *grid), side("b", *newer), False)
+    found = match_tests(side("a", *grid), side("b", *newer), False)
     assert [(one.a["n_threads"], one.b["n_threads"]) for one in found] == [(1, 1), (2, 2)]
     with pytest.raises(UserError, match="several times"):
-        match(side("a", *grid, *grid), side("b", *grid), True)
+        match_tests(side("a", *grid, *grid), side("b", *grid), True)
 
 
 def test_other_tests_and_machines_are_refused_unless_wanted():
@@ -152,16 +152,16 @@ def test_other_tests_and_machines_are_refused_unless_wanted():
     with pytest.raises(
         UserError, match=r"a \(tg128\) and b \(tg128 @ d512\) have no test in common"
     ):
-        match(a, deep, False)
+        match_tests(a, deep, False)
     with pytest.raises(UserError, match="cpu_info is 'cpu' in a and 'another' in c"):
-        match(a, other, False)
-    assert match(a, deep, True)[0].differing() == [("n_depth", 0, 512)]
-    assert match(a, other, True)[0].differing() == [("cpu_info", "cpu", "another")]
+        match_tests(a, other, False)
+    assert match_tests(a, deep, True)[0].differences() == [("n_depth", 0, 512)]
+    assert match_tests(a, other, True)[0].differences() == [("cpu_info", "cpu", "another")]
     with pytest.raises(UserError, match="no test in common"):
-        match(side("a", {}, {}), side("b", {"sampling": True}), True)
+        match_tests(side("a", {}, {}), side("b", {"sampling": True}), True)
 
 
 def test_what_llama_bench_does_not_write_is_what_it_measures():
     bare = {field: value for field, value in ROW.items() if field != "n_depth"}
     ours = {**ROW, "n_parallel": 1, "sampling": False}
-    assert match(Saved("a", (bare,)), Saved("b", (ours,)), False)[0].differing() == []
+    assert match_tests(SavedRuns("a", (bare,)), SavedRuns("b", (ours,)), False)[0].differences() == []

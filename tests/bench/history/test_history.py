@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench.history import database
-from llmcli.bench.history.history import History, Run
+from llmcli.bench.history.history import History, BenchRun
 from llmcli.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -37,9 +37,9 @@ def history(tmp_path, listener):
     return History(tmp_path / "data" / "bench.sqlite", listener)
 
 
-def run(model: str = "tiny", rate: float = 50.0, pad: int = 0) -> Run:
+def run(model: str = "tiny", rate: float = 50.0, pad: int = 0) -> BenchRun:
     document = {"samples_ts": [rate, rate], "samples_ns": [10**9, 10**9], "pad": "x" * pad}
-    return Run(
+    return BenchRun(
         "2026-11-22T04:00:00Z",
         "a machine",
         "a build",
@@ -222,7 +222,7 @@ def test_a_newer_form_is_left_alone(history):
 
 def test_a_lock_that_is_not_let_go_is_told(history, monkeypatch):
     history.append([run()])
-    monkeypatch.setattr(database, "WAIT", 0.05)
+    monkeypatch.setattr(database, "LOCK_SECONDS", 0.05)
     other = sqlite3.connect(history.path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(UserError, match="another program is using it"):

@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 
 from llmcli.bench.load import client as clients
-from llmcli.bench.load.client import Server
-from llmcli.bench.load.records import Answer, Job
+from llmcli.bench.load.client import LoadTarget
+from llmcli.bench.load.records import LoadAnswer, LoadJob
 from llmcli.errors import UserError
 from tests.fixtures.load_server import Scripted, counted, plain, streamed, text
 
-JOB = Job("tell me", 8)
+JOB = LoadJob("tell me", 8)
 Servers = Callable[..., Scripted]
 
 
-def asked(server: Server, job: Job = JOB, count: int = 1) -> list[Answer]:
-    async def all_of_them() -> list[Answer]:
-        async with clients.opened(server) as client:
-            answers = [Answer(0.0) for _ in range(count)]
+def asked(server: LoadTarget, job: LoadJob = JOB, count: int = 1) -> list[LoadAnswer]:
+    async def all_of_them() -> list[LoadAnswer]:
+        async with clients.open_client(server) as client:
+            answers = [LoadAnswer(0.0) for _ in range(count)]
             for answer in answers:
-                await client.ask(job, answer)
+                await client.send(job, answer)
             return answers
 
     return asyncio.run(all_of_them())
@@ -37,15 +37,15 @@ def test_tokens_are_what_the_server_counted_not_the_chunks(scripted: Servers) ->
             counted(20, 5, 12),
         )
     )
-    (one,) = asked(Server(made.url + "/v1", "m"))
-    assert (one.good, one.tokens, one.counts, one.finish) == (True, 5, [1, 1], "length")
+    (one,) = asked(LoadTarget(made.url + "/v1", "m"))
+    assert (one.is_complete, one.tokens, one.token_counts, one.finish_reason) == (True, 5, [1, 1], "length")
     assert (one.prompt_tokens, one.cached_tokens) == (20, 12)
-    assert one.sent <= one.stamps[0] <= one.stamps[1] <= (one.ended or 0)
+    assert one.sent <= one.arrival_times[0] <= one.arrival_times[1] <= (one.ended or 0)
 
 
 def test_what_is_sent_is_openais(scripted: Servers) -> None:
     made = scripted(streamed("a"))
-    server = Server(made.url + "/v1", "m", "secret", extra={"temperature": 0})
+    server = LoadTarget(made.url + "/v1", "m", "secret", extra_fields={"temperature": 0})
     asked(server, replace(JOB, shared="be short"))
     asked(replace(server, chat=False), replace(JOB, shared="be short"))
     chat, completion = made.bodies
@@ -92,29 +92,29 @@ def test_what_goes_wrong_is_an_error_of_its_kind(
     scripted: Servers, reply: bytes, kind: str, says: str
 ) -> None:
     made = scripted(reply)
-    (one,) = asked(Server(made.url + "/v1", "m"))
-    assert (one.good, one.error) == (False, kind)
-    assert one.says.startswith(says)
+    (one,) = asked(LoadTarget(made.url + "/v1", "m"))
+    assert (one.is_complete, one.error) == (False, kind)
+    assert one.error_message.startswith(says)
     assert one.ended is not None
 
 
 def test_a_server_that_is_not_there_or_says_nothing_in_time(scripted: Servers) -> None:
     made = scripted(streamed("a"))
-    gone = Server("http://127.0.0.1:1/v1", "m")
+    gone = LoadTarget("http://127.0.0.1:1/v1", "m")
     assert asked(gone)[0].error == "no connection"
-    assert asked(Server(made.url + "/v1", "m", timeout=0.0))[0].error == "timeout"
+    assert asked(LoadTarget(made.url + "/v1", "m", timeout_seconds=0.0))[0].error == "timeout"
 
 
 def test_a_kept_connection_that_the_server_closed_costs_no_request(scripted: Servers) -> None:
     made = scripted(streamed("a"))  # each connection ends with its answer
-    assert [one.error for one in asked(Server(made.url + "/v1", "m"), count=5)] == [None] * 5
+    assert [one.error for one in asked(LoadTarget(made.url + "/v1", "m"), count=5)] == [None] * 5
 
 
 @pytest.mark.parametrize(("after", "stamps"), [(0, 0), (2, 3)])
 def test_a_client_may_go_away(scripted: Servers, after: int, stamps: int) -> None:
     made = scripted(streamed("a", "b", "c", counted(9, 3), done=False))
-    (one,) = asked(Server(made.url + "/v1", "m"), replace(JOB, cancel_after=after))
-    assert (one.cancelled, one.good, one.error, len(one.stamps)) == (True, False, None, stamps)
+    (one,) = asked(LoadTarget(made.url + "/v1", "m"), replace(JOB, cancel_after=after))
+    assert (one.cancelled, one.is_complete, one.error, len(one.arrival_times)) == (True, False, None, stamps)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_a_client_may_go_away(scripted: Servers, after: int, stamps: int) -> Non
     ],
 )
 def test_an_address_is_taken_as_people_type_it(typed: str, base: str) -> None:
-    assert clients.base(typed) == base
+    assert clients.parse_base_url(typed) == base
 
 
 @pytest.mark.parametrize("typed", ["ftp://h", "http://", "http://h:99999", "http://[::1"])
 def test_what_is_no_address_is_refused(typed: str) -> None:
     with pytest.raises(UserError, match="is not a server address"):
-        clients.base(typed)
+        clients.parse_base_url(typed)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from llmcli.bench.load import generator
-from llmcli.bench.load.generator import Length, Load, Run
-from llmcli.bench.load.records import Answer, Job
+from llmcli.bench.load.generator import LoadLength, Load, LoadRun
+from llmcli.bench.load.records import LoadAnswer, LoadJob
 
 Jump = Callable[[Any], Any]
 
 
-def jobs() -> Iterator[Job]:
+def jobs() -> Iterator[LoadJob]:
     while True:
-        yield Job("x", 1)
+        yield LoadJob("x", 1)
 
 
 class Slow:
@@ -29,14 +29,14 @@ class Slow:
         self.seconds, self.places = seconds, asyncio.Semaphore(at_once)
         self.open = self.most = 0
 
-    async def __call__(self, job: Job, answer: Answer) -> None:
+    async def __call__(self, job: LoadJob, answer: LoadAnswer) -> None:
         self.open += 1
         self.most = max(self.most, self.open)
         try:
             async with self.places:
                 answer.sent = generator.time.perf_counter()
                 await asyncio.sleep(self.seconds)
-                answer.stamps, answer.counts = [generator.time.perf_counter()], [1]
+                answer.arrival_times, answer.token_counts = [generator.time.perf_counter()], [1]
                 answer.ended = generator.time.perf_counter()
         finally:
             self.open -= 1
@@ -44,10 +44,10 @@ class Slow:
 
 def test_a_closed_loop_keeps_so_many_open_and_leaves_the_first_out(jumping: Jump) -> None:
     server = Slow()
-    run: Run = jumping(generator.drive(server, jobs(), Load("closed", 3), Length(6, warmup=3)))
+    run: LoadRun = jumping(generator.generate_load(server, jobs(), Load("closed", 3), LoadLength(6, warmup=3)))
     assert (server.most, server.open) == (3, 0)
     assert [one.measured for one in run.answers[:9]] == [False] * 3 + [True] * 6
-    assert all(one.e2el == pytest.approx(1) for one in run.measured)
+    assert all(one.e2el == pytest.approx(1) for one in run.measured_answers)
     # The third round keeps the server full while the second is measured, and is then left.
     assert all(one.ended is None for one in run.answers[9:])
     assert (run.ended - run.began) == pytest.approx(2)
@@ -60,64 +60,64 @@ def test_users_in_step_and_users_one_after_the_other_are_measured_for_as_long(
     class Apart(Slow):
         came = 0
 
-        async def __call__(self, job: Job, answer: Answer) -> None:
+        async def __call__(self, job: LoadJob, answer: LoadAnswer) -> None:
             self.came += 1
             await asyncio.sleep(apart * (self.came - 1) if self.came <= 4 else 0)
             await super().__call__(job, answer)
 
-    run: Run = jumping(generator.drive(Apart(), jobs(), Load("closed", 4), Length(8, warmup=4)))
+    run: LoadRun = jumping(generator.generate_load(Apart(), jobs(), Load("closed", 4), LoadLength(8, warmup=4)))
     assert (run.ended - run.began) == pytest.approx(2)
-    assert all(one.ended for one in run.measured)
+    assert all(one.ended for one in run.measured_answers)
 
 
 def test_an_open_loop_does_not_wait_and_counts_from_when_a_request_was_due(jumping: Jump) -> None:
     stalled = Slow(seconds=1.0, at_once=1)  # one a second, two a second are due
-    run: Run = jumping(
-        generator.drive(stalled, jobs(), Load("constant", 2.0), Length(40, warmup=0))
+    run: LoadRun = jumping(
+        generator.generate_load(stalled, jobs(), Load("constant", 2.0), LoadLength(40, warmup=0))
     )
-    due = [one.scheduled for one in run.measured]
+    due = [one.scheduled for one in run.measured_answers]
     assert [after - before for before, after in pairwise(due)] == pytest.approx([0.5] * 39)
-    assert [one.ttft for one in run.measured] == pytest.approx([1 + 0.5 * at for at in range(40)])
-    assert run.saturated
-    quick: Run = jumping(
-        generator.drive(Slow(), jobs(), Load("constant", 2.0), Length(40, warmup=0))
+    assert [one.ttft for one in run.measured_answers] == pytest.approx([1 + 0.5 * at for at in range(40)])
+    assert run.is_saturated
+    quick: LoadRun = jumping(
+        generator.generate_load(Slow(), jobs(), Load("constant", 2.0), LoadLength(40, warmup=0))
     )
-    assert [one.ttft for one in quick.measured] == pytest.approx([1.0] * 40)
-    assert not quick.saturated
+    assert [one.ttft for one in quick.measured_answers] == pytest.approx([1.0] * 40)
+    assert not quick.is_saturated
 
 
 def test_seconds_are_enough_also_where_nobody_is_open_when_they_are_over(jumping: Jump) -> None:
-    run: Run = jumping(
-        generator.drive(Slow(0.1), jobs(), Load("constant", 1.0), Length(None, 5.5, warmup=0))
+    run: LoadRun = jumping(
+        generator.generate_load(Slow(0.1), jobs(), Load("constant", 1.0), LoadLength(None, 5.5, warmup=0))
     )
-    assert len(run.measured) == 6
-    both: Run = jumping(
-        generator.drive(Slow(), jobs(), Load("closed", 2), Length(3, 4.5, warmup=0))
+    assert len(run.measured_answers) == 6
+    both: LoadRun = jumping(
+        generator.generate_load(Slow(), jobs(), Load("closed", 2), LoadLength(3, 4.5, warmup=0))
     )
-    assert len(both.measured) == 10
+    assert len(both.measured_answers) == 10
 
 
 def test_a_run_ends_when_enough_is_known(jumping: Jump) -> None:
-    def third(run: Run, answer: Answer) -> bool:
-        return sum(one.ended is not None for one in run.measured) >= 3
+    def third(run: LoadRun, answer: LoadAnswer) -> bool:
+        return sum(one.ended is not None for one in run.measured_answers) >= 3
 
-    run: Run = jumping(generator.drive(Slow(), jobs(), Load("closed", 1), Length(50), enough=third))
-    assert run.stopped
-    assert sum(one.ended is not None for one in run.measured) == 3
+    run: LoadRun = jumping(generator.generate_load(Slow(), jobs(), Load("closed", 1), LoadLength(50), should_stop=third))
+    assert run.was_stopped
+    assert sum(one.ended is not None for one in run.measured_answers) == 3
 
 
 def test_a_queue_without_end_is_left(jumping: Jump, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "MOST_WAITING", 20)
-    run: Run = jumping(generator.drive(Slow(1e6), jobs(), Load("constant", 5.0), Length(100)))
-    assert run.stopped
+    monkeypatch.setattr(generator, "MAX_OPEN_REQUESTS", 20)
+    run: LoadRun = jumping(generator.generate_load(Slow(1e6), jobs(), Load("constant", 5.0), LoadLength(100)))
+    assert run.was_stopped
 
 
 def test_a_bug_in_the_client_is_no_silence(jumping: Jump) -> None:
-    async def broken(job: Job, answer: Answer) -> None:
+    async def broken(job: LoadJob, answer: LoadAnswer) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        jumping(generator.drive(broken, jobs(), Load("closed", 1), Length(1)))
+        jumping(generator.generate_load(broken, jobs(), Load("closed", 1), LoadLength(1)))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_gaps_have_the_mean_and_the_bursts_that_were_asked_for(
     arrivals: Any, variation: float
 ) -> None:
     found = list(
-        islice(generator.gaps(Load(arrivals, 5.0, burstiness=4.0), random.Random(1)), 20_000)
+        islice(generator.arrival_gaps(Load(arrivals, 5.0, burstiness=4.0), random.Random(1)), 20_000)
     )
     assert fmean(found) == pytest.approx(0.2, rel=0.05)
     assert pstdev(found) / fmean(found) == pytest.approx(variation, rel=0.06)

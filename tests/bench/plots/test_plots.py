@@ -6,28 +6,28 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench import report_page
-from llmcli.bench.cost.memory_bandwidth import Reading
+from llmcli.bench.cost.memory_bandwidth import BandwidthReading
 from llmcli.bench.plots import memory, pairs, roofline, speed
-from llmcli.bench.roofline import Machine
+from llmcli.bench.roofline import MachineBandwidth
 from llmcli.bench.speed import parameter_grid
-from llmcli.bench.speed.measure import Result, Subject
+from llmcli.bench.speed.measure import SpeedResult, ModelUnderTest
 from llmcli.charts import terminal_chart
-from llmcli.charts.chart import Plot, Rows
-from llmcli.planning.memory_plan import Receipt, Share
-from llmcli.reading_speed import Pace
+from llmcli.charts.chart import Plot, RowChart
+from llmcli.planning.memory_plan import MemoryPlan, DeviceMemory
+from llmcli.reading_speed import ReadingPace
 from quant.model_file import model_header, read_header
 from tests.quant import tiny_gguf
 
-BASE = parameter_grid.Test(0, 0, 0, 512, 512, "f16", "f16", 2, 0, "auto")
-SUBJECT = Subject("/models/<b>.gguf", "llama <b>", 1000, 2000, Pace(1.5))
+BASE = parameter_grid.SpeedTest(0, 0, 0, 512, 512, "f16", "f16", 2, 0, "auto")
+SUBJECT = ModelUnderTest("/models/<b>.gguf", "llama <b>", 1000, 2000, ReadingPace(1.5))
 
 
-def result(ms: float = 10.0, repetitions: int = 3, **changes: object) -> Result:
+def result(ms: float = 10.0, repetitions: int = 3, **changes: object) -> SpeedResult:
     """A test whose tokens all took `ms`, but the last one twice that."""
     test = replace(BASE, **changes)
     tokens = tuple([ms] * (test.n_gen - 1) + [2 * ms]) * repetitions if test.n_gen else ()
     count = test.n_prompt + test.n_gen
-    return Result(
+    return SpeedResult(
         SUBJECT, test, "2026-01-01T00:00:00Z", tuple([int(count * ms * 1e6)] * repetitions), tokens
     )
 
@@ -39,23 +39,23 @@ def header(tmp_path_factory: pytest.TempPathFactory):
     )
 
 
-def by_title(charts) -> dict[str, Plot | Rows]:
+def by_title(charts) -> dict[str, Plot | RowChart]:
     return {chart.title: chart for chart in charts}
 
 
 def test_generation_stands_beside_what_people_read():
-    found = speed.generation([result(n_gen=8), result(20.0, n_gen=8, n_depth=64)])
+    found = speed.build_generation_chart([result(n_gen=8), result(20.0, n_gen=8, n_depth=64)])
     assert [(row.label, row.values[0].value) for row in found.rows] == [
         ("tg8", 100.0),
         ("tg8 @ d64", 50.0),
     ]
-    assert [rule.at for rule in found.rules] == [
+    assert [rule.position for rule in found.reference_lines] == [
         6.25,
         11.25,
         17.5,
     ]  # 250, 450, 700 words of 1.5 tokens a minute
-    assert found.rules[0].label == "silent reading (250 words a minute)"
-    assert "8 times the first" in found.says
+    assert found.reference_lines[0].label == "silent reading (250 words a minute)"
+    assert "8 times the first" in found.description
 
 
 def test_rows_are_told_apart_by_the_settings_that_differ():
@@ -63,12 +63,12 @@ def test_rows_are_told_apart_by_the_settings_that_differ():
         result(n_gen=4, n_threads=1, type_k="q8_0"),
         result(n_gen=4, n_threads=2, type_k="q8_0"),
     ]
-    assert speed.names(results) == ["tg4 threads 1", "tg4 threads 2"]
-    assert speed.names(results[:1]) == ["tg4"]
+    assert speed.test_names(results) == ["tg4 threads 1", "tg4 threads 2"]
+    assert speed.test_names(results[:1]) == ["tg4"]
 
 
 def test_time_of_a_token_goes_over_depths_where_there_are_several():
-    found = speed.latency(
+    found = speed.build_latency_chart(
         [result(10 + depth / 10, n_gen=4, n_depth=depth) for depth in (100, 0, 50)]
     )
     assert [series.name for series in found.series] == ["p50", "p99"]
@@ -77,7 +77,7 @@ def test_time_of_a_token_goes_over_depths_where_there_are_several():
         (50, 15),
         (100, 20),
     ]
-    along = speed.latency([result(10, n_gen=4, n_depth=7)])
+    along = speed.build_latency_chart([result(10, n_gen=4, n_depth=7)])
     assert [(point.x, point.y) for point in along.series[0].points] == [
         (7, 10),
         (8, 10),
@@ -92,16 +92,16 @@ def test_many_settings_leave_lines_that_can_be_told_apart():
         for depth in (0, 8)
         for count in range(1, 10)
     ]
-    found = speed.latency(results)
+    found = speed.build_latency_chart(results)
     assert len(found.series) == 6
-    assert "first 6 of 9" in found.says
+    assert "first 6 of 9" in found.description
 
 
 def test_percentiles_are_the_results():
-    found = speed.percentiles([result(n_gen=8), result(1.0, n_gen=8, n_depth=4)])
+    found = speed.build_percentile_chart([result(n_gen=8), result(1.0, n_gen=8, n_depth=4)])
     assert [value.name for value in found.rows[0].values] == ["p50", "p90", "p95", "p99", "max"]
     assert [value.value for value in found.rows[0].values] == [10, 20, 20, 20, 20]
-    assert found.axis.log  # 1 to 20 ms
+    assert found.axis.is_log  # 1 to 20 ms
 
 
 @pytest.mark.parametrize(
@@ -110,63 +110,63 @@ def test_percentiles_are_the_results():
 @pytest.mark.parametrize("repetitions", [1, 3])
 def test_whatever_was_measured_is_drawn(kinds, repetitions, header):
     results = [result(repetitions=repetitions, **changes) for changes in kinds]
-    assert report_page.charts(results, header, None)
-    assert report_page.rows(results).rows[0][0] == results[0].test.name
+    assert report_page.build_charts(results, header, None)
+    assert report_page.result_table(results).rows[0][0] == results[0].test.name
 
 
 def test_the_roof_is_the_lesser_of_reading_and_computing(header):
-    tests = roofline.placed([result(n_gen=8), result(1.0, n_prompt=64)], header)
-    prompt, generation = sorted(tests, key=lambda one: not one.prompt)
+    tests = roofline.place_tests([result(n_gen=8), result(1.0, n_prompt=64)], header)
+    prompt, generation = sorted(tests, key=lambda one: not one.is_prompt)
     assert prompt.intensity > 16 * generation.intensity
-    found = roofline.chart(1e9, None, tests)
+    found = roofline.build_chart(1e9, None, tests)
     line = found.series[0].points
-    ridge = prompt.operations / 1e9
+    ridge = prompt.operations_per_second / 1e9
     assert (
-        [point.x for point in line][1] == pytest.approx(ridge) == pytest.approx(found.rules[0].at)
+        [point.x for point in line][1] == pytest.approx(ridge) == pytest.approx(found.reference_lines[0].position)
     )
-    assert [point.y for point in line][1:] == pytest.approx([prompt.operations / 1e9] * 2)
+    assert [point.y for point in line][1:] == pytest.approx([prompt.operations_per_second / 1e9] * 2)
     assert line[0].y == pytest.approx(line[0].x)
-    share = generation.operations / min(1e9 * generation.intensity, prompt.operations)
-    assert generation.rate / generation.attainable(1e9, prompt.operations) == pytest.approx(share)
+    share = generation.operations_per_second / min(1e9 * generation.intensity, prompt.operations_per_second)
+    assert generation.rate / generation.attainable_rate(1e9, prompt.operations_per_second) == pytest.approx(share)
     assert [point.label.split(":")[0] for series in found.series for point in series.points][
         3:
     ] == ["tg8", "pp64"]
-    assert "last-level cache" in roofline.chart(1e9, 1 << 40, tests).says
+    assert "last-level cache" in roofline.build_chart(1e9, 1 << 40, tests).description
 
 
 def test_sequences_share_the_weights_and_read_their_own_caches(header: model_header.ModelHeader):
     tests = [result(n_gen=8, n_depth=64, n_parallel=count) for count in (1, 4)]
-    alone, four = roofline.placed(tests, header)
+    alone, four = roofline.place_tests(tests, header)
     weights = (
-        2 * alone.nbytes - roofline.placed([result(n_gen=8, n_depth=132)], header)[0].nbytes
+        2 * alone.bytes_per_pass - roofline.place_tests([result(n_gen=8, n_depth=132)], header)[0].bytes_per_pass
     )  # 68 and 136 cells
-    assert four.nbytes == weights + 4 * (alone.nbytes - weights)
-    assert four.intensity == pytest.approx(4 * alone.each / four.nbytes)
-    one, two = roofline.placed([result(n_prompt=32, n_parallel=count) for count in (1, 2)], header)
-    assert (one.tokens, two.tokens) == (32, 64)
-    assert weights < one.nbytes < two.nbytes
+    assert four.bytes_per_pass == weights + 4 * (alone.bytes_per_pass - weights)
+    assert four.intensity == pytest.approx(4 * alone.operations_per_token / four.bytes_per_pass)
+    one, two = roofline.place_tests([result(n_prompt=32, n_parallel=count) for count in (1, 2)], header)
+    assert (one.tokens_per_pass, two.tokens_per_pass) == (32, 64)
+    assert weights < one.bytes_per_pass < two.bytes_per_pass
 
 
 def test_an_unknown_memory_has_no_roof(header):
-    tests = roofline.placed([result(n_gen=8)], header)
-    found = roofline.chart(None, None, tests)
+    tests = roofline.place_tests([result(n_gen=8)], header)
+    found = roofline.build_chart(None, None, tests)
     assert [series.name for series in found.series] == ["generation"]
-    assert "is unknown" in found.says
-    assert "Roofline" not in by_title(report_page.charts([result(n_gen=8)], header, None))
+    assert "is unknown" in found.description
+    assert "Roofline" not in by_title(report_page.build_charts([result(n_gen=8)], header, None))
 
 
 def test_readings_are_bars_that_tell_their_slowest_round():
-    machine = Machine(
-        "cpu", 1 << 20, (Reading(1 << 26, 1, (4e9, 5e9)), Reading(1 << 27, 2, (8e9, 6e9)))
+    machine = MachineBandwidth(
+        "cpu", 1 << 20, (BandwidthReading(1 << 26, 1, (4e9, 5e9)), BandwidthReading(1 << 27, 2, (8e9, 6e9)))
     )
-    found = roofline.bandwidth(machine)
-    assert [(row.label, row.values[0].value, row.span) for row in found.rows] == [
+    found = roofline.build_bandwidth_chart(machine)
+    assert [(row.label, row.values[0].value, row.value_range) for row in found.rows] == [
         ("64.0 MiB, 1 thread", 5.0, (4.0, 5.0)),
         ("128.0 MiB, 2 threads", 8.0, (6.0, 8.0)),
     ]
 
 
-def share(available: int | None, **changes: int | None) -> Share:
+def share(available: int | None, **changes: int | None) -> DeviceMemory:
     parts = {
         "weights": 90 << 20,
         "repacked": 10 << 20,
@@ -174,15 +174,15 @@ def share(available: int | None, **changes: int | None) -> Share:
         "compute": 5 << 20,
         **changes,
     }
-    return Share("CPU", output=1 << 20, droppable=0, available=available, **parts)  # type: ignore[arg-type]
+    return DeviceMemory("CPU", output=1 << 20, droppable=0, available=available, **parts)  # type: ignore[arg-type]
 
 
 def test_memory_shows_every_part_and_what_stays_free():
     near, far = (
-        Receipt(512, (share(200 << 20),), None, 30 << 20),
-        Receipt(512, (share(9 << 30),), None, None),
+        MemoryPlan(512, (share(200 << 20),), None, 30 << 20),
+        MemoryPlan(512, (share(9 << 30),), None, None),
     )
-    found = memory.chart([("near", near), ("far", far)])
+    found = memory.build_chart([("near", near), ("far", far)])
     assert [(one.name, one.value) for one in found.rows[0].values] == [
         ("weights", 90),
         ("weights in another layout", 10),
@@ -196,29 +196,29 @@ def test_memory_shows_every_part_and_what_stays_free():
         one.name for one in found.rows[1].values
     ]  # it would leave no room for the parts
     assert "8.9 GiB free" in found.rows[1].note
-    assert found.says.startswith("It fits.")
+    assert found.description.startswith("It fits.")
 
 
 def test_memory_says_what_is_not_known_and_what_does_not_fit():
-    found = memory.chart([("a", Receipt(512, (share(None, compute=None),), None, None))])
+    found = memory.build_chart([("a", MemoryPlan(512, (share(None, compute=None),), None, None))])
     assert "compute buffers: unknown" in found.rows[0].note
-    assert found.says.startswith("Whether it fits is not known.")
-    full = memory.chart([("a", Receipt(512, (share(1 << 20),), None, None))])
-    assert full.says.startswith("It does not fit.")
+    assert found.description.startswith("Whether it fits is not known.")
+    full = memory.build_chart([("a", MemoryPlan(512, (share(1 << 20),), None, None))])
+    assert full.description.startswith("It does not fit.")
     assert "too much" in full.rows[0].note
 
 
 def test_ratios_stand_around_1_with_their_intervals():
     ratios = [
-        pairs.Ratio("a", 1.02, 1.01, 1.03),
-        pairs.Ratio("b", 0.9, 0.0, float("inf")),
-        pairs.Ratio("c", 0.97),
+        pairs.SpeedRatio("a", 1.02, 1.01, 1.03),
+        pairs.SpeedRatio("b", 0.9, 0.0, float("inf")),
+        pairs.SpeedRatio("c", 0.97),
     ]
-    found = pairs.chart("t", "s", "B / A", ratios)
-    assert [row.span for row in found.rows] == [(1.01, 1.03), None, None]
-    assert [rule.at for rule in found.rules] == [1.0]
-    assert not found.axis.zero
-    lines = terminal_chart.text(found, 60).split("\n")
+    found = pairs.build_chart("t", "s", "B / A", ratios)
+    assert [row.value_range for row in found.rows] == [(1.01, 1.03), None, None]
+    assert [rule.position for rule in found.reference_lines] == [1.0]
+    assert not found.axis.from_zero
+    lines = terminal_chart.render_text(found, 60).split("\n")
     assert lines[1].index("●") > lines[3].index("●") > lines[2].index("●")
     assert lines[2].index("│") == lines[3].index("│")  # 1
 
@@ -230,18 +230,18 @@ def test_contexts_are_rehearsed_once_each(header: model_header.ModelHeader):
         replace(BASE, n_prompt=300),
         replace(BASE, n_gen=8, type_k="q8_0"),
     ]
-    found = report_page.receipts(header, tests)
+    found = report_page.memory_plans(header, tests)
     assert [name for name, _ in found] == [
         "256 tokens, K f16, V f16",
         "512 tokens, K f16, V f16",
         "256 tokens, K q8_0, V f16",
     ]
-    assert all(receipt.overhead is None and receipt.sum("kv") for _, receipt in found)
+    assert all(receipt.overhead is None and receipt.sum_part("kv") for _, receipt in found)
 
 
 def test_a_noisy_machine_and_many_tests_are_said_first(header: model_header.ModelHeader):
     slow = replace(result(n_gen=8), samples_ns=(10**8, 2 * 10**8, 10**8))
-    lead = report_page.of_tests(
+    lead = report_page.build_test_page(
         "x", [slow, *(result(n_gen=count) for count in range(9, 20))], header, None
     ).lead
     assert "6 more tests in the table below" in lead
@@ -250,7 +250,7 @@ def test_a_noisy_machine_and_many_tests_are_said_first(header: model_header.Mode
 
 def test_a_model_whose_cache_is_not_known_has_no_roof(tmp_path: Path):
     header = read_header.read_header(tiny_gguf.mamba(tmp_path / "mamba.gguf"))
-    made = report_page.of_tests("mamba", [result(n_gen=8), result(n_prompt=16)], header, 1e9)
+    made = report_page.build_test_page("mamba", [result(n_gen=8), result(n_prompt=16)], header, 1e9)
     assert "Roofline" not in by_title(made.charts)
     assert "Memory" in by_title(made.charts)
 
@@ -259,7 +259,7 @@ def test_the_page_has_all_rows_and_names_the_machine(
     header: model_header.ModelHeader, tmp_path: Path
 ):
     results = [result(n_gen=8, n_threads=count) for count in (1, 2)]
-    made = report_page.of_tests("<i>", results, header, 1e9)
+    made = report_page.build_test_page("<i>", results, header, 1e9)
     assert [chart.title for chart in made.charts] == [
         "Roofline",
         "Generation beside reading",

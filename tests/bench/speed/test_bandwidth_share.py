@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from llmcli.bench.cost import memory_bandwidth
-from llmcli.bench.cost.memory_bandwidth import Reading
-from llmcli.bench.cost.token_cost import work
+from llmcli.bench.cost.memory_bandwidth import BandwidthReading
+from llmcli.bench.cost.token_cost import token_cost
 from llmcli.bench.history.history import History
 from llmcli.bench.speed import bandwidth_share
-from llmcli.bench.speed.measure import Result, Subject
-from llmcli.bench.speed.parameter_grid import Test as Case
+from llmcli.bench.speed.measure import SpeedResult, ModelUnderTest
+from llmcli.bench.speed.parameter_grid import SpeedTest as Case
 from llmcli.hardware import host
 from llmcli.ui import UI
 from quant.model_file import read_header
@@ -19,9 +19,9 @@ from tests.quant import tiny_gguf
 CASE = Case(0, 16, 100, 2048, 512, "f16", "f16", 1, -1, "auto")
 
 
-def result(case: Case, steps_per_second: float) -> Result:
+def result(case: Case, steps_per_second: float) -> SpeedResult:
     ns = round(case.n_gen / steps_per_second * 1e9)
-    return Result(Subject("a.gguf", "llama", 1, 1), case, "", (ns, ns), ())
+    return SpeedResult(ModelUnderTest("a.gguf", "llama", 1, 1), case, "", (ns, ns), ())
 
 
 @pytest.fixture
@@ -32,27 +32,27 @@ def header(tmp_path):
 
 
 def test_a_step_reads_the_weights_once_and_the_kv_of_every_sequence(header):
-    cost = work(header, 108)
-    weights = sum(cost.weights.values())
-    assert bandwidth_share.reached(
-        header, result(CASE, 50), 50.0 * (weights + cost.kv)
+    cost = token_cost(header, 108)
+    weights = sum(cost.weight_bytes.values())
+    assert bandwidth_share.bandwidth_share(
+        header, result(CASE, 50), 50.0 * (weights + cost.kv_bytes)
     ) == pytest.approx(1)
     together = replace(CASE, n_parallel=8)
-    assert bandwidth_share.reached(
-        header, result(together, 50), 100.0 * (weights + 8 * cost.kv)
+    assert bandwidth_share.bandwidth_share(
+        header, result(together, 50), 100.0 * (weights + 8 * cost.kv_bytes)
     ) == pytest.approx(0.5)
 
 
 def test_what_is_not_known_is_none(header, tmp_path):
-    assert bandwidth_share.reached(header, result(CASE, 50), None) is None
-    assert bandwidth_share.reached(header, result(replace(CASE, n_prompt=8), 50), 1e9) is None
+    assert bandwidth_share.bandwidth_share(header, result(CASE, 50), None) is None
+    assert bandwidth_share.bandwidth_share(header, result(replace(CASE, n_prompt=8), 50), 1e9) is None
     experts = read_header.read_header(
         tiny_gguf.llama(tmp_path / "e.gguf", hidden=64, ff=128, layers=2, experts=8)
     )
-    assert bandwidth_share.reached(experts, result(CASE, 50), 1e9)
-    assert bandwidth_share.reached(experts, result(replace(CASE, n_parallel=2), 50), 1e9) is None
+    assert bandwidth_share.bandwidth_share(experts, result(CASE, 50), 1e9)
+    assert bandwidth_share.bandwidth_share(experts, result(replace(CASE, n_parallel=2), 50), 1e9) is None
     recurrent = read_header.read_header(tiny_gguf.mamba(tmp_path / "r.gguf"))
-    assert bandwidth_share.reached(recurrent, result(CASE, 50), 1e9) is None
+    assert bandwidth_share.bandwidth_share(recurrent, result(CASE, 50), 1e9) is None
 
 
 @pytest.fixture
@@ -63,10 +63,10 @@ def measured(monkeypatch):
 
     def measure(nbytes, threads, rounds, seconds):
         asked.append(nbytes)
-        return Reading(nbytes, threads, tuple(rates))
+        return BandwidthReading(nbytes, threads, tuple(rates))
 
-    monkeypatch.setattr(memory_bandwidth, "measure", measure)
-    monkeypatch.setattr(host, "last_cache", lambda: 32 << 20)
+    monkeypatch.setattr(memory_bandwidth, "measure_bandwidth", measure)
+    monkeypatch.setattr(host, "last_cache_bytes", lambda: 32 << 20)
     return asked, rates
 
 
@@ -74,25 +74,25 @@ def test_memory_is_read_once_for_a_machine_and_again_when_asked_or_elsewhere(
     tmp_path, measured, monkeypatch
 ):
     history, (asked, rates) = History(tmp_path / "h.sqlite", UI()), measured
-    assert [bandwidth_share.known(history, UI()) for _ in range(3)] == [1e10] * 3
+    assert [bandwidth_share.machine_bandwidth(history, UI()) for _ in range(3)] == [1e10] * 3
     assert asked == [256 << 20]
     rates[:] = [2e10]
-    assert bandwidth_share.known(history, UI(), again=True) == 2e10
-    assert bandwidth_share.known(history, UI()) == 2e10
-    monkeypatch.setattr(host, "identity", lambda: "another machine")
-    assert bandwidth_share.known(history, UI()) == 2e10
+    assert bandwidth_share.machine_bandwidth(history, UI(), remeasure=True) == 2e10
+    assert bandwidth_share.machine_bandwidth(history, UI()) == 2e10
+    monkeypatch.setattr(host, "machine_identity", lambda: "another machine")
+    assert bandwidth_share.machine_bandwidth(history, UI()) == 2e10
     assert len(asked) == 3
 
 
 def test_a_disturbed_reading_is_not_kept(tmp_path, measured):
     history, (asked, rates) = History(tmp_path / "h.sqlite", UI()), measured
     rates[:] = [1e10, 5e9]
-    assert [bandwidth_share.known(history, UI()) for _ in range(2)] == [1e10] * 2
+    assert [bandwidth_share.machine_bandwidth(history, UI()) for _ in range(2)] == [1e10] * 2
     assert len(asked) == 2
 
 
 def test_a_cache_that_is_not_known_leaves_it_unknown(tmp_path, measured, monkeypatch):
     history, (asked, _) = History(tmp_path / "h.sqlite", UI()), measured
-    monkeypatch.setattr(host, "last_cache", lambda: None)
-    assert bandwidth_share.known(history, UI()) is None
+    monkeypatch.setattr(host, "last_cache_bytes", lambda: None)
+    assert bandwidth_share.machine_bandwidth(history, UI()) is None
     assert asked == []

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from llmcli.bench.speed.llama_bench_output import text
-from llmcli.bench.speed.parameter_grid import Grid
-from llmcli.bench.speed.run import How, run
+from llmcli.bench.speed.llama_bench_output import format_results
+from llmcli.bench.speed.parameter_grid import ParameterGrid
+from llmcli.bench.speed.run import SpeedSettings, run_tests
 from llmcli.errors import UserError
 from llmcli.ui import UI
 
@@ -22,12 +22,12 @@ FIELDS = (  # noqa: SIM905
 
 @pytest.fixture(scope="module")
 def results(stories_gguf):
-    grid = Grid([40], [6], [], [0, 8], [16], [16], ["f16"], ["f16"], [1], [-1], ["auto"])
-    return run(stories_gguf, list(grid.tests()), How(3), UI())
+    grid = ParameterGrid([40], [6], [], [0, 8], [16], [16], ["f16"], ["f16"], [1], [-1], ["auto"])
+    return run_tests(stories_gguf, list(grid.tests()), SpeedSettings(3), UI())
 
 
 def test_json_has_llama_bench_s_fields_and_its_numbers_agree(results):
-    rows = json.loads(text(results, "json"))
+    rows = json.loads(format_results(results, "json"))
     assert [(row["n_prompt"], row["n_gen"], row["n_depth"]) for row in rows] == [
         (40, 0, 0),
         (0, 6, 0),
@@ -50,18 +50,18 @@ def test_json_has_llama_bench_s_fields_and_its_numbers_agree(results):
             assert read["words_per_minute"] == pytest.approx(
                 row["avg_ts"] * 60 / read["tokens_per_word"], rel=1e-3
             )
-    assert [json.loads(line) for line in text(results, "jsonl").splitlines()] == rows
+    assert [json.loads(line) for line in format_results(results, "jsonl").splitlines()] == rows
 
 
 def test_csv_quotes_every_value_and_reads_back(results):
-    lines = text(results, "csv").splitlines()
+    lines = format_results(results, "csv").splitlines()
     assert all(part.startswith('"') for part in lines[1].split('","')[0:1])
-    rows = list(csv.DictReader(io.StringIO(text(results, "csv"))))
+    rows = list(csv.DictReader(io.StringIO(format_results(results, "csv"))))
     assert [row["n_gen"] for row in rows] == ["0", "6", "0", "6"]
 
 
 def test_the_table_has_llama_bench_s_columns_and_test_names(results):
-    head, _, *rows = text(results, "md").splitlines()
+    head, _, *rows = format_results(results, "md").splitlines()
     columns = [cell.strip() for cell in head.strip("|").split("|")]
     assert columns == [
         "model",
@@ -88,4 +88,4 @@ def test_percentiles_are_in_order(results):
 
 def test_nothing_to_run_is_said(stories_gguf):
     with pytest.raises(UserError, match="no test"):
-        run(stories_gguf, [], How(1), UI())
+        run_tests(stories_gguf, [], SpeedSettings(1), UI())

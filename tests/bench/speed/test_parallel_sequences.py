@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from llmcli.bench.speed import depth_states, measure
-from llmcli.bench.speed.depth_states import Depths
-from llmcli.bench.speed.parameter_grid import Grid
-from llmcli.bench.speed.parameter_grid import Test as Case
+from llmcli.bench.speed.depth_states import DepthStates
+from llmcli.bench.speed.parameter_grid import ParameterGrid
+from llmcli.bench.speed.parameter_grid import SpeedTest as Case
 from llmcli.bench.speed.random_passes import RandomPasses
-from llmcli.bench.speed.run import How, run
+from llmcli.bench.speed.run import SpeedSettings, run_tests
 from llmcli.runtime.binding.batch import BatchRows
 from llmcli.runtime.binding.model import open_model
 from llmcli.ui import UI
@@ -38,7 +38,7 @@ def recorded():
 
 def test_prompts_stand_behind_one_another_and_each_has_its_last_row():
     context, passes = recorded()
-    passes.prompt(0, 5)
+    passes.prompt_passes(0, 5)
     places = [
         (s, p) for rows in context.rows for s, p in zip(rows.sequences, rows.positions, strict=True)
     ]
@@ -66,17 +66,17 @@ def test_prompts_stand_behind_one_another_and_each_has_its_last_row():
 
 def test_a_step_has_a_token_of_every_sequence():
     context, passes = recorded()
-    passes.steps(5, 2)
+    passes.token_passes(5, 2)
     assert [(rows.sequences, rows.positions, rows.wants_logits) for rows in context.rows] == [
         ((0, 1, 2), (5, 5, 5), (True,) * 3), ((0, 1, 2), (6, 6, 6), (True,) * 3),
     ]  # fmt: skip
 
 
 def test_tokens_of_all_sequences_count(stories_gguf):
-    grid = Grid(
+    grid = ParameterGrid(
         [24], [4], [(8, 2)], [0, 16], [32], [16], ["f16"], ["f16"], [1], [-1], ["auto"], [1, 3]
     )
-    results = run(stories_gguf, list(grid.tests()), How(2), UI())
+    results = run_tests(stories_gguf, list(grid.tests()), SpeedSettings(2), UI())
     assert [one.title for one in results] == [
         "pp24",
         "tg4",
@@ -103,8 +103,8 @@ def test_a_window_and_a_recurrent_state_take_several_sequences_and_depths(tmp_pa
         tiny_gguf.gemma3(tmp_path / "g.gguf", hidden=64, layers=6),
         tiny_gguf.mamba(tmp_path / "m.gguf"),
     ):
-        grid = Grid([20], [3], [], [0, 40], [64], [32], ["f16"], ["f16"], [1], [-1], ["auto"], [2])
-        assert len(run(made, list(grid.tests()), How(2), UI())) == 4
+        grid = ParameterGrid([20], [3], [], [0, 40], [64], [32], ["f16"], ["f16"], [1], [-1], ["auto"], [2])
+        assert len(run_tests(made, list(grid.tests()), SpeedSettings(2), UI())) == 4
 
 
 @pytest.fixture
@@ -116,25 +116,25 @@ def test_a_depth_is_computed_once_for_all_repetitions_sequences_and_tests(
     stories_gguf, case, monkeypatch
 ):
     computed: list[tuple[int, int]] = []
-    compute = Depths._compute
+    compute = DepthStates._compute
 
     def counted(self, context, model, count, sequences):
         computed.append((count, sequences))
         compute(self, context, model, count, sequences)
 
-    monkeypatch.setattr(depth_states.Depths, "_compute", counted)
-    grid = Grid([8], [2], [], [40], [32], [32], ["f16"], ["f16", "f32"], [1], [-1], ["on"], [2])
-    run(stories_gguf, list(grid.tests()), How(3), UI())
+    monkeypatch.setattr(depth_states.DepthStates, "_compute", counted)
+    grid = ParameterGrid([8], [2], [], [40], [32], [32], ["f16"], ["f16", "f32"], [1], [-1], ["on"], [2])
+    run_tests(stories_gguf, list(grid.tests()), SpeedSettings(3), UI())
     assert computed == [(40, 1)] * 2  # once for each cache type
 
 
 def test_what_is_put_back_is_what_was_computed(stories_gguf, case):
-    depths = Depths()
-    with open_model(stories_gguf) as model, measure.ready(model, case, depths) as trial:
+    depths = DepthStates()
+    with open_model(stories_gguf) as model, measure.open_trial(model, case, depths) as trial:
         rows = BatchRows([5, 5], [40, 40], [0, 1], [True, True])
         seen = []
         for _ in range(2):
-            trial.bring()
+            trial.restore_depth()
             assert [trial.context.last_position(one) for one in (0, 1)] == [39, 39]
             seen.append([row.logits.copy() for row in trial.context.decode(rows)])
         for one in (seen[0][1], *seen[1]):
@@ -142,10 +142,10 @@ def test_what_is_put_back_is_what_was_computed(stories_gguf, case):
 
 
 def test_a_state_that_is_refused_is_computed_again(stories_gguf, case):
-    depths = Depths()
-    with open_model(stories_gguf) as model, measure.ready(model, case, depths) as trial:
-        trial.bring()
+    depths = DepthStates()
+    with open_model(stories_gguf) as model, measure.open_trial(model, case, depths) as trial:
+        trial.restore_depth()
         depths._state = depths._state[: len(depths._state) // 2]
-        trial.bring()
+        trial.restore_depth()
         assert [trial.context.last_position(one) for one in (0, 1)] == [39, 39]
-        trial.run()
+        trial.measure_once()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmcli.bench.speed.parameter_grid import Grid, numbers, pairs, words
+from llmcli.bench.speed.parameter_grid import ParameterGrid, parse_numbers, parse_pairs, parse_words
 from llmcli.errors import UserError
 
 
@@ -18,7 +18,7 @@ from llmcli.errors import UserError
     ],
 )
 def test_lists_ranges_and_repeated_flags(texts, values):
-    assert numbers("-p", texts) == values
+    assert parse_numbers("-p", texts) == values
 
 
 @pytest.mark.parametrize(
@@ -26,28 +26,28 @@ def test_lists_ranges_and_repeated_flags(texts, values):
 )
 def test_what_is_no_number_is_one_clear_error(text):
     with pytest.raises(UserError, match="-p") as caught:
-        numbers("-p", [text])
+        parse_numbers("-p", [text])
     assert caught.value.hint
 
 
 def test_what_llamacpp_cannot_take_is_refused_before_it_crashes():
-    assert numbers("-t", ["512"], 1, 512) == [512]
+    assert parse_numbers("-t", ["512"], 1, 512) == [512]
     with pytest.raises(UserError, match="-t is 513"):
-        numbers("-t", ["512,513"], 1, 512)
+        parse_numbers("-t", ["512,513"], 1, 512)
 
 
 def test_pairs_and_words():
-    assert pairs(["512,128"]) == [(512, 128)]
-    assert words("-fa", ["on,0"], ["auto", "off", "on"]) == ["on", "off"]
+    assert parse_pairs(["512,128"]) == [(512, 128)]
+    assert parse_words("-fa", ["on,0"], ["auto", "off", "on"]) == ["on", "off"]
     for wrong in ("512", "1,2,3"):
         with pytest.raises(UserError, match="-pg"):
-            pairs([wrong])
+            parse_pairs([wrong])
     with pytest.raises(UserError, match="f17"):
-        words("-ctk", ["f17"], ["f16"])
+        parse_words("-ctk", ["f17"], ["f16"])
 
 
 def test_the_tests_are_the_cross_product_with_the_model_reloaded_least():
-    grid = Grid(
+    grid = ParameterGrid(
         [64], [8], [(16, 4)], [0, 32], [512], [512], ["f16"], ["f16"], [1, 2], [-1], ["auto"]
     )
     tests = list(grid.tests())

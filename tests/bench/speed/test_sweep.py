@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from llmcli.bench.speed import sweep
-from llmcli.bench.speed.measure import Result, Subject
-from llmcli.bench.speed.parameter_grid import Test as Case
+from llmcli.bench.speed.measure import SpeedResult, ModelUnderTest
+from llmcli.bench.speed.parameter_grid import SpeedTest as Case
 from llmcli.errors import UserError
 
-ABOUT = Subject("a.gguf", "llama", 1, 1)
+ABOUT = ModelUnderTest("a.gguf", "llama", 1, 1)
 CASE = Case(0, 16, 0, 2048, 512, "f16", "f16", 1, -1, "auto")
 
 
@@ -19,10 +19,10 @@ def machine(speeds: dict[int, float], noise: float, seed: int = 1):
     """Measures by threads; noise that drifts, and is the same at every run."""
     numbers, drift = np.random.default_rng(seed), [0.0]
 
-    def measured(test: Case) -> Result:
+    def measured(test: Case) -> SpeedResult:
         drift[0] = 0.9 * drift[0] + noise * numbers.standard_normal()
         seconds = 16 / speeds[test.n_threads] * np.exp(drift[0] + noise * numbers.standard_normal())
-        return Result(ABOUT, test, "", (int(seconds * 1e9),), (seconds / 16 * 1e3,) * 16)
+        return SpeedResult(ABOUT, test, "", (int(seconds * 1e9),), (seconds / 16 * 1e3,) * 16)
 
     return measured
 
@@ -33,8 +33,8 @@ def cases(counts: list[int]) -> list[Case]:
 
 def swept(speeds: dict[int, float], noise: float) -> dict[int, str]:
     random.seed(2)
-    found = sweep.rounds(cases(list(speeds)), sweep.ROUNDS, machine(speeds, noise))
-    (group,) = sweep.standings(found)
+    found = sweep.measure_rounds(cases(list(speeds)), sweep.DEFAULT_ROUNDS, machine(speeds, noise))
+    (group,) = sweep.rank_results(found)
     return {one.result.test.n_threads: one.mark for one in group}
 
 
@@ -48,8 +48,8 @@ def test_values_that_the_noise_does_not_tell_apart_are_level():
 
 
 def test_few_rounds_tell_nothing():
-    found = sweep.rounds(cases([1, 2]), 3, machine({1: 50, 2: 100}, 0.001))
-    columns, rows, _ = sweep.table(found, ["threads_sweep"])
+    found = sweep.measure_rounds(cases([1, 2]), 3, machine({1: 50, 2: 100}, 0.001))
+    columns, rows, _ = sweep.build_table(found, ["threads_sweep"])
     assert columns == ["test", "threads", "tok/s", "of the fastest", ""]
     assert [row[-1] for row in rows] == ["level", "level"]
     assert "too few rounds" in rows[0][3]
@@ -59,12 +59,12 @@ def test_every_round_has_every_test_and_their_order_changes():
     seen: list[int] = []
     measured = machine({1: 1, 2: 2, 3: 3}, 0.1)
 
-    def told(test: Case) -> Result:
+    def told(test: Case) -> SpeedResult:
         seen.append(test.n_threads)
         return measured(test)
 
     random.seed(3)
-    (first, _, last) = sweep.rounds(cases([1, 2, 3]), 12, told)
+    (first, _, last) = sweep.measure_rounds(cases([1, 2, 3]), 12, told)
     rounds = [tuple(seen[at : at + 3]) for at in range(0, 36, 3)]
     assert all(sorted(one) == [1, 2, 3] for one in rounds)
     assert len(set(rounds)) > 2
@@ -75,12 +75,12 @@ def test_every_round_has_every_test_and_their_order_changes():
 def test_what_llama_cpp_refuses_is_left_out():
     measured = machine({1: 1, 2: 2, 3: 3}, 0.1)
 
-    def refusing(test: Case) -> Result:
+    def refusing(test: Case) -> SpeedResult:
         if test.n_threads == 2:
             raise UserError("llama.cpp refuses this context", hint="")
         return measured(test)
 
-    found = sweep.rounds(cases([1, 2, 3]), 2, refusing)
+    found = sweep.measure_rounds(cases([1, 2, 3]), 2, refusing)
     assert [one.test.n_threads for one in found] == [1, 3]
 
 
@@ -95,13 +95,13 @@ def test_what_llama_cpp_refuses_is_left_out():
     ],
 )
 def test_threads_reach_from_one_to_all(cpus: int, cores: int, counts: list[int]):
-    assert sweep.threads(cpus, cores) == counts
+    assert sweep.thread_counts(cpus, cores) == counts
 
 
 def test_micro_batches_are_no_longer_than_what_is_computed():
-    assert sweep.values("ubatch_sweep", 1, 1, 2048) == ["64", "128", "256", "512", "1024", "2048"]
-    assert sweep.values("ubatch_sweep", 1, 1, 300) == ["64", "128", "256"]
-    assert sweep.values("ubatch_sweep", 1, 1, 20) == ["20"]
+    assert sweep.sweep_values("ubatch_sweep", 1, 1, 2048) == ["64", "128", "256", "512", "1024", "2048"]
+    assert sweep.sweep_values("ubatch_sweep", 1, 1, 300) == ["64", "128", "256"]
+    assert sweep.sweep_values("ubatch_sweep", 1, 1, 20) == ["20"]
 
 
 def test_cache_types_are_those_that_go_with_flash_attention():
@@ -111,5 +111,5 @@ def test_cache_types_are_those_that_go_with_flash_attention():
         for k in ("f16", "q8_0", "bf16")
         for v in ("f16", "q8_0", "bf16")
     ]
-    kept = [(one.type_k, one.flash_attn) for one in sweep.allowed(every, {})]
+    kept = [(one.type_k, one.flash_attn) for one in sweep.allowed_tests(every, {})]
     assert kept == [("f16", "on"), ("q8_0", "on"), ("bf16", "on"), ("f16", "off"), ("bf16", "off")]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmcli.bench.statistics.paired_test import Comparison, Design, compare, judge, shift, wander
+from llmcli.bench.statistics.paired_test import Comparison, Design, compare_pairs, estimate_ratio, signed_rank_interval, decile_ratio
 
 DESIGN = Design(seconds=4, allowance=0)
 RUNS = 150
@@ -45,7 +45,7 @@ class Machine:
 
     def compare(self, speed: float, design: Design = DESIGN) -> Comparison:
         coin = random.Random(int(self.random.integers(2**32)))
-        return compare(self.side(), self.side(speed), design, clock=lambda: self.now, coin=coin)
+        return compare_pairs(self.side(), self.side(speed), design, clock=lambda: self.now, coin=coin)
 
 
 def runs(speed: float, noise: float = 0.04) -> Iterator[Comparison]:
@@ -78,7 +78,7 @@ def test_what_is_clear_early_ends_early_and_noise_takes_the_time_there_is():
 def test_looking_is_paid_for():
     """The same pairs judged as one look of several have a wider interval than as the only one."""
     pairs = np.random.default_rng(3).normal(size=(2, 60)) / 10
-    alone, among = (judge(*np.exp(pairs), DESIGN, share) for share in (1.0, 0.1))
+    alone, among = (estimate_ratio(*np.exp(pairs), DESIGN, share) for share in (1.0, 0.1))
     assert alone and among
     assert among.low < alone.low <= alone.ratio == among.ratio <= alone.high < among.high
 
@@ -96,17 +96,17 @@ def test_a_slow_side_is_measured_often_enough_to_tell():
 
         return measure
 
-    found = compare(side(1.0), side(1.5), DESIGN, clock=lambda: now[0], coin=random.Random(1))
-    assert len(found.a) == DESIGN.least
+    found = compare_pairs(side(1.0), side(1.5), DESIGN, clock=lambda: now[0], coin=random.Random(1))
+    assert len(found.a) == DESIGN.min_pairs
     assert found.differs and found.ratio == pytest.approx(1.5)
     surer = replace(DESIGN, confidence=1 - 1e-6)
-    assert compare(side(1.0), side(1.5), surer, clock=lambda: now[0], coin=random.Random(1)).differs
+    assert compare_pairs(side(1.0), side(1.5), surer, clock=lambda: now[0], coin=random.Random(1)).differs
 
 
 def test_each_side_is_first_about_as_often_and_a_pair_has_both():
     order: list[str] = []
     clock = iter(range(10**6))
-    compare(
+    compare_pairs(
         lambda: order.append("a") or 1.0,
         lambda: order.append("b") or 1.0,
         Design(seconds=400, precision=0),
@@ -124,7 +124,7 @@ def test_the_interval_of_published_data():
     """
     before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
     after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
-    middle, low, high = shift(np.subtract(after, before), 20 / 512)
+    middle, low, high = signed_rank_interval(np.subtract(after, before), 20 / 512)
     assert (middle, low, high) == pytest.approx((-0.46, -0.786, -0.010))
 
 
@@ -133,7 +133,7 @@ def test_many_values_take_the_normal_curve_where_counting_ends():
     values = np.random.default_rng(7).normal(size=302)
     widths = []
     for count in (300, 301, 302):
-        _, low, high = shift(values[:count], 0.01)
+        _, low, high = signed_rank_interval(values[:count], 0.01)
         widths.append(high - low)
     assert max(widths) / min(widths) < 1.03
 
@@ -141,29 +141,29 @@ def test_many_values_take_the_normal_curve_where_counting_ends():
 def test_of_very_many_values_some_in_a_row_count_as_one():
     """Ten times as many values give an interval a third as wide, and still know the middle."""
     values = 0.3 + np.random.default_rng(11).normal(size=15_007)
-    (_, low, high), (middle, lowest, highest) = shift(values[:1500], 0.01), shift(values, 0.01)
+    (_, low, high), (middle, lowest, highest) = signed_rank_interval(values[:1500], 0.01), signed_rank_interval(values, 0.01)
     assert lowest < 0.3 < highest and middle == pytest.approx(0.3, abs=0.03)
     assert (highest - lowest) / (high - low) == pytest.approx(0.316, rel=0.1)
 
 
 def test_too_few_say_so():
-    found = judge([1.0, 1.1, 1.2], [2.0, 2.1, 2.2], DESIGN)
+    found = estimate_ratio([1.0, 1.1, 1.2], [2.0, 2.1, 2.2], DESIGN)
     assert found and not found.differs
     assert (found.low, found.high, found.resolution) == (0, math.inf, math.inf)
-    assert found.words().startswith("too few measurements")
+    assert found.describe().startswith("too few measurements")
 
 
 def test_the_words_of_a_verdict():
     pairs = (1.0,) * 20
     assert (
-        Comparison(1.07, 1.05, 1.09, 0.99, pairs, pairs).words()
+        Comparison(1.07, 1.05, 1.09, 0.99, pairs, pairs).describe()
         == "B is 1.070x as fast as A (1.050-1.090)"
     )
     assert (
-        Comparison(0.5, 0.45, 0.55, 0.99, pairs, pairs).words("x", "y")
+        Comparison(0.5, 0.45, 0.55, 0.99, pairs, pairs).describe("x", "y")
         == "y is 0.50x as fast as x (0.45-0.55)"
     )
-    assert Comparison(1.01, 0.97, 1.05, 0.99, pairs, pairs).words() == (
+    assert Comparison(1.01, 0.97, 1.05, 0.99, pairs, pairs).describe() == (
         "no significant difference: ratio 1.01 (0.97-1.05); "
         "differences below 4.0 % are not detectable"
     )
@@ -171,6 +171,6 @@ def test_the_words_of_a_verdict():
 
 def test_a_noisy_machine_is_known_by_one_side_alone():
     steady, restless = (100.0, 101.0, 99.0, 100.5), (100.0, 200.0, 97.0, 180.0)
-    assert not Comparison(1, 0.9, 1.1, 0.99, steady, steady).noisy
-    assert Comparison(1, 0.9, 1.1, 0.99, steady, restless).noisy
-    assert wander((5.0,)) == 1
+    assert not Comparison(1, 0.9, 1.1, 0.99, steady, steady).is_noisy
+    assert Comparison(1, 0.9, 1.1, 0.99, steady, restless).is_noisy
+    assert decile_ratio((5.0,)) == 1

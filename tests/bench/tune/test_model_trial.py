@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from llmcli.bench.tune.model_trial import OnModel
-from llmcli.bench.tune.tune import Setting
+from llmcli.bench.tune.model_trial import ModelTrial
+from llmcli.bench.tune.tune import RunSetting
 from llmcli.hardware import host
 from llmcli.runtime.binding.model import Model, open_model
 from tests.quant import tiny_gguf
 
-SETTING = Setting(1, 1, 64)
+SETTING = RunSetting(1, 1, 64)
 
 
 @pytest.fixture(scope="module")
@@ -23,27 +23,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield opened
 
 
-def contexts(trial: OnModel) -> list[tuple[int, str, str]]:
+def contexts(trial: ModelTrial) -> list[tuple[int, str, str]]:
     return list(trial._ready)
 
 
 def test_prompts_and_answers_are_timed(model: Model) -> None:
-    with OnModel(model, 256) as trial:
-        assert min(trial.pace(SETTING)) > 0
-        assert trial.prompt(SETTING, 256) > 0
-        assert trial.decode(SETTING, 16) > 0
-        assert trial.decode(replace(SETTING, cache="bf16"), 4) > 0
-        assert trial.decode(SETTING, 16, behind=100) > 0
+    with ModelTrial(model, 256) as trial:
+        assert min(trial.estimate_pace(SETTING)) > 0
+        assert trial.time_prompt(SETTING, 256) > 0
+        assert trial.time_decode(SETTING, 16) > 0
+        assert trial.time_decode(replace(SETTING, cache="bf16"), 4) > 0
+        assert trial.time_decode(SETTING, 16, depth=100) > 0
         context = list(trial._ready.values())[-1].context
         assert context.last_position(0) == 115
     assert contexts(trial) == []
 
 
 def test_threads_need_no_other_context_the_rest_does(model: Model) -> None:
-    with OnModel(model, 64) as trial:
-        for setting in (SETTING, Setting(2, 1, 64), Setting(1, 2, 64), Setting(1, 1, 32, "off")):
-            trial.prompt(setting, 64)
-            trial.decode(setting, 2)
+    with ModelTrial(model, 64) as trial:
+        for setting in (SETTING, RunSetting(2, 1, 64), RunSetting(1, 2, 64), RunSetting(1, 1, 32, "off")):
+            trial.time_prompt(setting, 64)
+            trial.time_decode(setting, 2)
         assert contexts(trial) == [(64, "auto", "f16"), (32, "off", "f16")]
         (context, *_) = [ready.context for ready in trial._ready.values()]
         assert context.n_ubatch == 64
@@ -53,12 +53,12 @@ def test_contexts_that_would_fill_the_memory_are_closed(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "available_memory", lambda: 1000)
-    with OnModel(model, 64) as trial:
+    with ModelTrial(model, 64) as trial:
         for size in (16, 32, 64, 32):
-            assert trial.prompt(replace(SETTING, ubatch=size), 64) > 0
+            assert trial.time_prompt(replace(SETTING, ubatch=size), 64) > 0
             assert contexts(trial) == [(size, "auto", "f16")]
     monkeypatch.setattr(host, "available_memory", lambda: None)
-    with OnModel(model, 64) as trial:
+    with ModelTrial(model, 64) as trial:
         for size in (16, 32, 64):
-            trial.prompt(replace(SETTING, ubatch=size), 64)
+            trial.time_prompt(replace(SETTING, ubatch=size), 64)
         assert contexts(trial) == [(32, "auto", "f16"), (64, "auto", "f16")]

@@ -86,7 +86,7 @@ def test_a_type_that_fits_two_files_is_answered_with_both_and_their_sizes(hub, g
         UserError, match=r"matches Q4_K_M \(a-Q4_K_M.gguf, .*KiB\), Q4_K_M \(b-"
     ) as raised:
         fetch.obtain(f"{REPO}:Q4_K_M", load(), notes)
-    assert raised.value.hint == f"name one: {REPO}:a-Q4_K_M.gguf"
+    assert raised.value.hint == f"choose one: {REPO}:a-Q4_K_M.gguf"
 
 
 def test_all_shards_of_a_split_model_are_fetched_and_the_first_is_named(hub, gguf, notes):

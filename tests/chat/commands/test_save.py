@@ -168,7 +168,7 @@ def test_copy_uses_the_first_program_that_takes_the_text(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(clipboard, "PROGRAMS", (("is-not-here",), ("fails",), ("works", "--now")))
-    assert clipboard.copy("grün") == "works"
+    assert clipboard.copy_text("grün") == "works"
     assert out.read_text(encoding="utf-8") == "grün"
     monkeypatch.setattr(clipboard, "PROGRAMS", (("fails",),))
-    assert clipboard.copy("grün") is None
+    assert clipboard.copy_text("grün") is None

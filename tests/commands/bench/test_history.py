@@ -3,7 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmcli import config
-from llmcli.bench.history.history import History, Run, path
+from llmcli.bench.history.history import History, BenchRun, history_path
 from llmcli.ui import UI
 from tests.fixtures.cli import Done
 
@@ -13,10 +13,10 @@ Llmcli = Callable[..., Done]
 def keep(*models: str) -> None:
     told = {"n_threads": 2, "samples_ts": [10.0, 12.0], "samples_ns": [100, 120], "sampling": False}
     runs = [
-        Run("2026-11-22T04:00:00Z", "a machine", "b", name, None, "c" * 64, "tg128", told)
+        BenchRun("2026-11-22T04:00:00Z", "a machine", "b", name, None, "c" * 64, "tg128", told)
         for name in models
     ]
-    History(path(config.load()), UI()).append(runs)
+    History(history_path(config.load()), UI()).append(runs)
 
 
 def test_runs_are_listed_oldest_first_and_filtered(llmcli: Llmcli) -> None:
@@ -42,7 +42,7 @@ def test_a_newer_form_is_one_clear_line(llmcli: Llmcli) -> None:
     import sqlite3
 
     keep("one")
-    with sqlite3.connect(path(config.load())) as db:
+    with sqlite3.connect(history_path(config.load())) as db:
         db.execute("PRAGMA user_version = 9")
     db.close()
     done = llmcli("bench", "history")

@@ -23,7 +23,7 @@ SMALL = ("-p", "24", "-n", "4", "--requests", "6", "--warmup", "0")
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LLMCLI_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(session, "SETTLE", 0.0)
+    monkeypatch.setattr(session, "SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture

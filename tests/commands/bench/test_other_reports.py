@@ -8,7 +8,7 @@ import pytest
 
 from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.bench.tune import tune
-from llmcli.bench.tune.tune import Found, Setting, Tried, Work
+from llmcli.bench.tune.tune import TuningResult, RunSetting, TriedSetting, TuningWorkload
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 
@@ -84,20 +84,20 @@ def test_tune_draws_what_was_tried(
     monkeypatch: pytest.MonkeyPatch,
     told: Comparison | None,
 ) -> None:
-    default, best = Setting(1, 1), Setting(2, 2)
+    default, best = RunSetting(1, 1), RunSetting(2, 2)
     tried = (
-        Tried("threads", best, 1.2, 6, True),
-        Tried("mode", Setting(1, 1, flash="off"), 0.9, 3, False),
+        TriedSetting("threads", best, 1.2, 6, True),
+        TriedSetting("mode", RunSetting(1, 1, flash="off"), 0.9, 3, False),
     )
-    found = Found(
+    found = TuningResult(
         default,
         best if told else default,
         tried,
-        Work((512, 32), (512, 128), (0.001, 0.01)),
+        TuningWorkload((512, 32), (512, 128), (0.001, 0.01)),
         9.0,
         told,
     )
-    monkeypatch.setattr(tune, "find", lambda *words, **more: found)
+    monkeypatch.setattr(tune, "tune_settings", lambda *words, **more: found)
     done = llmcli("bench", "tune", str(stories_gguf), "--report", str(out))
     assert done.code == 0
     assert titles(out) == [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench.cost import memory_bandwidth
-from llmcli.bench.cost.memory_bandwidth import Reading
+from llmcli.bench.cost.memory_bandwidth import BandwidthReading
 from llmcli.hardware import host
 from llmcli.ui import UI
 from tests.fixtures.cli import Done
@@ -26,15 +26,15 @@ FAST = ("-r", "1", "-t", "1")
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that gives 10 GB/s; short prompts."""
-    monkeypatch.setattr(host, "last_cache", lambda: 16)
-    monkeypatch.setattr(memory_bandwidth, "sizes", lambda cache, available: [64, 256])
+    monkeypatch.setattr(host, "last_cache_bytes", lambda: 16)
+    monkeypatch.setattr(memory_bandwidth, "buffer_sizes", lambda cache, available: [64, 256])
     monkeypatch.setattr(
         memory_bandwidth,
-        "measure",
-        lambda size, threads, *more: Reading(size, threads, (8e9, 1e10)),
+        "measure_bandwidth",
+        lambda size, threads, *more: BandwidthReading(size, threads, (8e9, 1e10)),
     )
-    monkeypatch.setattr("llmcli.bench.roofline.PROMPT", 16)
-    monkeypatch.setattr("llmcli.bench.roofline.GENERATED", 4)
+    monkeypatch.setattr("llmcli.bench.roofline.PROMPT_TOKENS", 16)
+    monkeypatch.setattr("llmcli.bench.roofline.GENERATED_TOKENS", 4)
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def test_a_path_that_cannot_be_written_is_told_before_anything_is_measured(
     def never(*args: object, **more: object) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(memory_bandwidth, "measure", never)
-    monkeypatch.setattr("llmcli.bench.speed.measure.measure", never)
+    monkeypatch.setattr(memory_bandwidth, "measure_bandwidth", never)
+    monkeypatch.setattr("llmcli.bench.speed.measure.measure_test", never)
     (tmp_path / "file").write_text("a file")
     for path, why in (
         (tmp_path, "it is a folder"),

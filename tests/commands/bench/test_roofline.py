@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench.cost import memory_bandwidth
-from llmcli.bench.cost.memory_bandwidth import Reading
+from llmcli.bench.cost.memory_bandwidth import BandwidthReading
 from llmcli.hardware import host
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
@@ -16,13 +16,13 @@ Llmcli = Callable[..., Done]
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that gives 10 GB/s to all threads, behind a cache of 16 bytes; and short prompts."""
-    monkeypatch.setattr(host, "last_cache", lambda: 16)
-    monkeypatch.setattr(memory_bandwidth, "sizes", lambda cache, available: [64, 256])
+    monkeypatch.setattr(host, "last_cache_bytes", lambda: 16)
+    monkeypatch.setattr(memory_bandwidth, "buffer_sizes", lambda cache, available: [64, 256])
     monkeypatch.setattr(
-        memory_bandwidth, "measure", lambda size, threads, *how: Reading(size, threads, (8e9, 1e10))
+        memory_bandwidth, "measure_bandwidth", lambda size, threads, *how: BandwidthReading(size, threads, (8e9, 1e10))
     )
-    monkeypatch.setattr("llmcli.bench.roofline.PROMPT", 16)
-    monkeypatch.setattr("llmcli.bench.roofline.GENERATED", 4)
+    monkeypatch.setattr("llmcli.bench.roofline.PROMPT_TOKENS", 16)
+    monkeypatch.setattr("llmcli.bench.roofline.GENERATED_TOKENS", 4)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_memory_alone_needs_no_model(llmcli: Llmcli, monkeypatch: pytest.MonkeyP
         "readings",
         "gpus",
     }
-    monkeypatch.setattr(host, "last_cache", lambda: None)
+    monkeypatch.setattr(host, "last_cache_bytes", lambda: None)
     assert "the memory bandwidth is unknown" in llmcli("bench", "roofline").out
     assert (
         json.loads(llmcli("bench", "roofline", "--json").out)["read_bandwidth_bytes_per_second"]
@@ -73,7 +73,7 @@ def test_memory_alone_needs_no_model(llmcli: Llmcli, monkeypatch: pytest.MonkeyP
 
 def test_a_noisy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        memory_bandwidth, "measure", lambda size, threads, *how: Reading(size, threads, (1e9, 1e10))
+        memory_bandwidth, "measure_bandwidth", lambda size, threads, *how: BandwidthReading(size, threads, (1e9, 1e10))
     )
     assert "something else uses this machine" in llmcli("bench", "roofline").err
 
@@ -83,7 +83,7 @@ def test_what_was_read_is_what_bench_sets_its_rows_beside(
 ) -> None:
     llmcli("bench", "roofline")
     monkeypatch.setattr(
-        memory_bandwidth, "measure", lambda size, threads, *how: Reading(size, threads, (1e9, 2e10))
+        memory_bandwidth, "measure_bandwidth", lambda size, threads, *how: BandwidthReading(size, threads, (1e9, 2e10))
     )
     llmcli("bench", "roofline")  # disturbed: not kept
     (row,) = json.loads(

@@ -9,7 +9,7 @@ import pytest
 
 from llmcli import config
 from llmcli.bench.history import database
-from llmcli.bench.history.history import path
+from llmcli.bench.history.history import history_path
 from llmcli.bench.speed import bandwidth_share
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
@@ -21,7 +21,7 @@ WORDS = ("-p", "8", "-n", "4", "-r", "2", "-t", "1")
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        bandwidth_share, "known", lambda history, watcher, again: 2e10 if again else 1e10
+        bandwidth_share, "machine_bandwidth", lambda history, watcher, again: 2e10 if again else 1e10
     )
 
 
@@ -93,7 +93,7 @@ def test_more_than_memory_gives_is_explained(
     words = "above 100%: the last-level cache helps"
     for bandwidth, told in ((1.0, True), (1e15, False)):
         monkeypatch.setattr(
-            bandwidth_share, "known", lambda history, watcher, again, rate=bandwidth: rate
+            bandwidth_share, "machine_bandwidth", lambda history, watcher, again, rate=bandwidth: rate
         )
         assert (words in llmcli("bench", str(model), *WORDS).out) is told
 
@@ -102,8 +102,8 @@ def test_a_history_in_use_is_a_warning_and_the_results_are_there(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows(llmcli("bench", str(model), *WORDS, "--json"))
-    monkeypatch.setattr(database, "WAIT", 0.05)
-    other = sqlite3.connect(path(config.load()), isolation_level=None)
+    monkeypatch.setattr(database, "LOCK_SECONDS", 0.05)
+    other = sqlite3.connect(history_path(config.load()), isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     done = llmcli("bench", str(model), *WORDS, "--json")
     other.close()
@@ -116,7 +116,7 @@ def test_a_damaged_history_is_set_aside_and_the_results_are_kept(
     llmcli: Llmcli, model: Path
 ) -> None:
     rows(llmcli("bench", str(model), *WORDS, "--json"))
-    file = path(config.load())
+    file = history_path(config.load())
     file.write_bytes(b"garbled" * 1000)
     done = llmcli("bench", str(model), *WORDS, "--json")
     assert [row["id"] for row in rows(done)] == [1, 2]
@@ -134,12 +134,12 @@ def test_repetitions_that_are_far_apart_are_told(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "llmcli.bench.speed.measure.Result.spread",
+        "llmcli.bench.speed.measure.SpeedResult.spread",
         property(lambda one: 0.5 if one.test.n_gen else 0.01),
     )
     err = llmcli("bench", str(model), "-p", "8", "-n", "4", "-r", "3", "-t", "1").err
     assert "the repetitions of tg4 differ by 50%" in err
-    monkeypatch.setattr("llmcli.bench.speed.measure.Result.spread", property(lambda one: 0.01))
+    monkeypatch.setattr("llmcli.bench.speed.measure.SpeedResult.spread", property(lambda one: 0.01))
     assert (
         "differ" not in llmcli("bench", str(model), "-p", "8", "-n", "4", "-r", "3", "-t", "1").err
     )
@@ -169,14 +169,14 @@ def test_ctrl_c_leaves_what_was_finished_in_the_history(
 ) -> None:
     from llmcli.bench.speed import measure as kernel
 
-    measure = kernel.measure
+    measure = kernel.measure_test
 
     def interrupted(model, about, test, *more, **how):  # type: ignore[no-untyped-def]
         if test.n_gen:
             raise KeyboardInterrupt
         return measure(model, about, test, *more, **how)
 
-    monkeypatch.setattr(kernel, "measure", interrupted)
+    monkeypatch.setattr(kernel, "measure_test", interrupted)
     done = llmcli("bench", str(model), *WORDS)
     assert done.code == 130
     assert "saved 1 result" in done.err

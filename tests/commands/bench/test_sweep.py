@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench.cost import memory_bandwidth
-from llmcli.bench.cost.memory_bandwidth import Reading
+from llmcli.bench.cost.memory_bandwidth import BandwidthReading
 from tests.fixtures.cli import Done
 from tests.quant import tiny_gguf
 
@@ -17,9 +17,9 @@ Llmcli = Callable[..., Done]
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that need not be read."""
-    monkeypatch.setattr(memory_bandwidth, "sizes", lambda cache, available: [64])
+    monkeypatch.setattr(memory_bandwidth, "buffer_sizes", lambda cache, available: [64])
     monkeypatch.setattr(
-        memory_bandwidth, "measure", lambda size, threads: Reading(size, threads, (1e10,))
+        memory_bandwidth, "measure_bandwidth", lambda size, threads: BandwidthReading(size, threads, (1e10,))
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from llmcli import config
 from llmcli.bench.statistics.paired_test import Comparison
 from llmcli.bench.tune import tune
-from llmcli.bench.tune.tune import Found, Setting, Tried, Work
+from llmcli.bench.tune.tune import TuningResult, RunSetting, TriedSetting, TuningWorkload
 from llmcli.hardware import host
 from llmcli.planning import tuned_profile
 from tests.fixtures.cli import Done
@@ -24,37 +24,37 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Let the search find `best`, so many times as fast as the defaults; the spaces that were
     searched.
     """
-    monkeypatch.setattr(host, "cores", lambda: 2)
-    monkeypatch.setattr(host, "cpus", lambda: 2)
+    monkeypatch.setattr(host, "core_count", lambda: 2)
+    monkeypatch.setattr(host, "cpu_count", lambda: 2)
     seen: list[Any] = []
 
-    def install(best: Setting, ratio: float = 1.2, half: float = 0.05) -> list[Any]:
+    def install(best: RunSetting, ratio: float = 1.2, half: float = 0.05) -> list[Any]:
         def find(
-            trial: Any, space: Any, default: Setting, objective: str, seconds: float, **_: Any
-        ) -> Found:
+            trial: Any, space: Any, default: RunSetting, objective: str, seconds: float, **_: Any
+        ) -> TuningResult:
             seen.append((space, objective, seconds))
-            tried = (Tried("threads", best, ratio, 6, ratio > 1),)
-            work = Work((512, 32), tune.OBJECTIVES[objective], (0.001, 0.01))
+            tried = (TriedSetting("threads", best, ratio, 6, ratio > 1),)
+            work = TuningWorkload((512, 32), tune.OBJECTIVES[objective], (0.001, 0.01))
             if best == default:
-                return Found(default, best, tried, work, 9.0, None)
+                return TuningResult(default, best, tried, work, 9.0, None)
             told = Comparison(
                 ratio, ratio - half, ratio + half, 0.99, (1.0, 1.01, 1.0), (ratio, ratio, ratio)
             )
-            return Found(default, best, tried, work, 9.0, told)
+            return TuningResult(default, best, tried, work, 9.0, told)
 
-        monkeypatch.setattr(tune, "find", find)
+        monkeypatch.setattr(tune, "tune_settings", find)
         return seen
 
     return install
 
 
-def setting(*numbers: int, cache: str = "f16") -> Setting:
+def setting(*numbers: int, cache: str = "f16") -> RunSetting:
     """One with attention as it usually is on a CPU."""
-    return Setting(*numbers, flash="off", cache=cache)
+    return RunSetting(*numbers, flash="off", cache=cache)
 
 
 def kept() -> list[dict[str, Any]]:
-    return [dict(one.settings) for one in tuned_profile.kept(config.load(), print)]
+    return [dict(one.settings) for one in tuned_profile.read_profiles(config.load(), print)]
 
 
 def test_what_is_faster_is_kept_and_used_by_run(
@@ -76,7 +76,7 @@ def test_what_is_faster_is_kept_and_used_by_run(
     [(setting(1, 1), "the defaults are as fast"), (setting(2, 2), "no tried setting")],
 )
 def test_what_is_no_faster_leaves_the_defaults(
-    llmcli: Llmcli, stories_gguf: Path, plant: Plant, best: Setting, words: str
+    llmcli: Llmcli, stories_gguf: Path, plant: Plant, best: RunSetting, words: str
 ) -> None:
     plant(best, 1.02)
     done = llmcli("bench", "tune", str(stories_gguf))
@@ -122,10 +122,10 @@ def test_ctrl_c_keeps_what_was_there(
     plant(setting(1, 1))
     llmcli("bench", "tune", str(stories_gguf))
 
-    def stopped(*_: Any, **__: Any) -> Found:
+    def stopped(*_: Any, **__: Any) -> TuningResult:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tune, "find", stopped)
+    monkeypatch.setattr(tune, "tune_settings", stopped)
     done = llmcli("bench", "tune", str(stories_gguf))
     assert done.code == 130
     assert "stopped: no profile was written" in done.err

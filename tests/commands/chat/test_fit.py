@@ -8,7 +8,7 @@ import pytest
 
 from llmcli.hardware import host
 from llmcli.planning import nearest_fit
-from llmcli.planning.memory_plan import planner
+from llmcli.planning.memory_plan import open_memory_planner
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.context_options import ContextOptions
 from quant.model_file import read_header
@@ -65,9 +65,9 @@ def test_samples_that_do_not_fit_become_fewer(
     """A recurrent model keeps state for each."""
     model = tiny_gguf.mamba(tmp_path / "mamba.gguf")
     words = ("run", str(model), "ab", *RUN, "-c", "512", "--samples", "64", "-n", "2", "--json")
-    with planner(read_header.read_header(model), ContextOptions(512, 2048, 64, 20), 0) as planned:
-        room = planned.receipt().sum("total")
-    monkeypatch.setattr(nearest_fit, "GROWTH", 0)
+    with open_memory_planner(read_header.read_header(model), ContextOptions(512, 2048, 64, 20), 0) as planned:
+        room = planned.memory_plan().sum_part("total")
+    monkeypatch.setattr(nearest_fit, "GROWTH_BYTES", 0)
     monkeypatch.setattr(host, "available_memory", lambda: room)
     refused = llmcli(*words)
     assert refused.code == 1, refused.err
@@ -110,4 +110,4 @@ def test_what_the_model_or_the_build_does_not_take_is_said_before_loading(
         assert "hint: " in done.err
     done = llmcli(command, str(stories_gguf), *more, "-c", "4096")
     assert done.code == 0, done.err
-    assert "exceeds the 512 tokens this model was trained on" in done.err
+    assert "the 512 tokens this model was trained on" in done.err

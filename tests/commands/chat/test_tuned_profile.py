@@ -9,7 +9,7 @@ import pytest
 from llmcli import config
 from llmcli.hardware import host
 from llmcli.planning import tuned_profile
-from llmcli.planning.tuned_profile import Profile
+from llmcli.planning.tuned_profile import TunedProfile
 from llmcli.runtime.model_identity import content_hash
 from quant.model_file import read_header
 from tests.fixtures.cli import Done
@@ -23,12 +23,12 @@ def tuned(stories_gguf: Path, home: Path) -> Path:
     """A model with a profile; the path of the profile."""
     world = (
         content_hash(read_header.read_header(stories_gguf)),
-        host.identity(),
-        tuned_profile.build(),
+        host.machine_identity(),
+        tuned_profile.build_identity(),
     )
     settings = {"threads": 1, "ubatch_size": 64}
-    return tuned_profile.save(
-        Profile("stories", *world, "chat", settings, 1.2, 1.1, 1.3, "2026-11-22"), config.load()
+    return tuned_profile.save_profile(
+        TunedProfile("stories", *world, "chat", settings, 1.2, 1.1, 1.3, "2026-11-22"), config.load()
     )
 
 

@@ -136,7 +136,7 @@ def test_people_get_a_receipt(llmcli: Llmcli, model: Path) -> None:
     assert "512 tokens of context for 2 sequences, one pool" in done.out
     for words in ("KV cache", "difference", "it fits", "0-2", "q4_0"):
         assert words in done.out
-    assert "exceeds the 64 tokens" in done.err
+    assert "the 64 tokens this model was trained on" in done.err
     assert "serve and batch use up to 512.0 MiB more of the free memory" in done.out
     plain = llmcli("plan", str(model)).out
     assert "whole process" in plain and "serve and batch" not in plain
@@ -167,7 +167,7 @@ def test_the_context_that_reads_for_several_is_told_to_the_byte(
 def test_what_scoring_takes_is_told(llmcli: Llmcli, model: Path) -> None:
     words = ("plan", str(model), "-c", "512", "-t", "1", "--json")
     told, taken = json.loads(llmcli(*words, "-np", "3", "-fa", "on").out)["scored_bytes"], []
-    rows = resolve_options.scored(read_header.read_header(model))
+    rows = resolve_options.scoring_outputs(read_header.read_header(model))
     for scored in (0, rows):
         options = RunOptions(ctx_size=512, threads=1, flash_attn="on", scoring_outputs=scored)
         with open_runner(model, options, slots=3) as runner:
@@ -329,17 +329,17 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
 
     header, options = read_header.read_header(model), planning.ContextOptions(512)
     monkeypatch.setattr(planning.devices, "list_devices", lambda: [Device("CPU", "", "cpu", 1, 1)])
-    assert planning.most_layers(header, options) is None
+    assert planning.largest_gpu_layers(header, options) is None
 
     @contextmanager
     def planner(header: Any, options: Any, layers: int, beside: Any) -> Iterator[Any]:
-        share = planning.Share("GPU0", 100 * layers, 0, 10, 5, 0, 0, free)
+        share = planning.DeviceMemory("GPU0", 100 * layers, 0, 10, 5, 0, 0, free)
         yield SimpleNamespace(
-            shares=lambda options: (planning.Share("CPU", 1, 0, 0, 0, 0, 0, None), share)
+            shares=lambda options: (planning.DeviceMemory("CPU", 1, 0, 0, 0, 0, 0, None), share)
         )
 
     monkeypatch.setattr(planning.devices, "list_devices", lambda: [Device("GPU0", "", "gpu", 1, 1)])
-    monkeypatch.setattr(planning, "planner", planner)
+    monkeypatch.setattr(planning, "open_memory_planner", planner)
     for free, most in (  # noqa: B007, planner() reads it
         (14, 0),
         (15, 0),
@@ -348,7 +348,7 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
         (415, 4),
         (10**6, 4),
     ):
-        assert planning.most_layers(header, options) == most
+        assert planning.largest_gpu_layers(header, options) == most
 
 
 def test_what_is_not_quantized_yet_is_planned_as_if_it_were(

@@ -170,7 +170,7 @@ def test_a_long_prompt_is_computed_without_the_cells_of_answers_that_go_on(monke
 
 def _agree(machine: Engine, context: FakeContext) -> None:
     assert machine.stats.used_cells == context.used
-    assert machine.scheduler.swap.nbytes <= machine.scheduler.schedule.swap_bytes
+    assert machine.scheduler.offload_store.nbytes <= machine.scheduler.schedule.offload_bytes
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -168,10 +168,10 @@ def test_every_protocol_takes_room_from_one_account(
     monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", 1)
     monkeypatch.setattr(body_budget, "RESERVE_SECONDS", 0)
     served = serve(max_body=len(LARGE) + 1000, **({"grpc_port": 0} if send is over_grpc else {}))
-    room = served.server.config.app.state.service.room
+    budget = served.server.config.app.state.service.body_budget
     assert [send(served, large) for _ in range(3)] == ["done"] * 3  # each gave its room back
-    held = asyncio.run(room.take(len(LARGE)))
+    reservation = asyncio.run(budget.reserve(len(LARGE)))
     assert (send(served, large), send(served, "y")) == ("busy", "done")
     assert post(served, LARGE, "/v1/completions")[0] == 503
-    held.leave()
+    reservation.release()
     assert send(served, large) == "done"

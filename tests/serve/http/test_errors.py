@@ -249,7 +249,7 @@ def test_a_bug_of_ours_is_the_servers_mistake_and_it_goes_on(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve()
-    monkeypatch.setattr("llmcli.api.forms.conversation.messages", lambda fields: fields.at(1 // 0))
+    monkeypatch.setattr("llmcli.api.forms.conversation.read_messages", lambda fields: 1 // 0)
     status, _, found = post(served, json.dumps({"messages": HELLO}).encode())
     assert (status, found["error"]["type"]) == (500, "server_error")
     assert post(served, b"", "/health", "GET")[0] == 200

@@ -136,7 +136,7 @@ def test_no_more_large_messages_lie_here_than_there_is_room_for(
         first.send(b"small")  # needs no room
         await turns()
         assert first.heard[1]["text"] == "small" and not first.heard[1][RESERVATION_KEY].size
-        first.heard[0][RESERVATION_KEY].leave()
+        first.heard[0][RESERVATION_KEY].release()
         await turns()
         assert [one.transport.paused for one in others] == [False, True, True, True]
         others[0].wire.connection_lost(None)  # who leaves in the middle gives it back
@@ -167,7 +167,7 @@ def test_what_a_message_does_not_need_is_given_back(monkeypatch: pytest.MonkeyPa
         await turns()
         assert one.heard[1][RESERVATION_KEY].size == SMALL_BODY_BYTES + 2
         assert other.transport.paused
-        one.heard[1][RESERVATION_KEY].leave()
+        one.heard[1][RESERVATION_KEY].release()
         await turns()
         assert not other.transport.paused
 
@@ -184,9 +184,10 @@ def test_what_a_message_does_not_need_is_given_back(monkeypatch: pytest.MonkeyPa
 def test_who_finds_no_room_or_takes_too_long_is_sent_away(
     monkeypatch: pytest.MonkeyPatch, name: str, value: float, code: int
 ) -> None:
-    monkeypatch.setattr(
-        {"bodies": body_budget, "wire": websocket_connection}[name], "PATIENCE", value
-    )
+    if name == "bodies":
+        monkeypatch.setattr(body_budget, "RESERVE_SECONDS", value)
+    else:
+        monkeypatch.setattr(websocket_connection, "MESSAGE_SECONDS", value)
     monkeypatch.setattr(body_budget, "MAX_LARGEST_BODIES", int(name == "wire"))
 
     async def story(room: BodyBudget) -> None:

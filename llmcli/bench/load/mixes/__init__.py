@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from llmcli.bench.load.records import Job
+from llmcli.bench.load.records import LoadJob
 from quant.registry import collect
 
 
-class Mix(Protocol):
+class PromptMix(Protocol):
     """A generator of text in units: words or lines.
 
     The token counts of two prompts of `probe_units` units give the tokens per unit; `guess` is used
@@ -22,8 +22,8 @@ class Mix(Protocol):
     """
 
     name: str
-    probes: tuple[int, int]
-    guess: float
+    probe_units: tuple[int, int]
+    default_unit_tokens: float
 
     def text(self, units: int, rng: random.Random) -> str:
         """Return `units` units of random text."""
@@ -31,58 +31,58 @@ class Mix(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RequestLengths:
     """Lengths of prompts and answers in tokens. `shared_fraction` (0 to 1) of each prompt is common
     to all; `cancelled_fraction` of the requests are canceled early.
     """
 
-    prompt: int = 512
-    output: int = 128
-    shared: float = 0.0
-    cancel: float = 0.0
+    prompt_tokens: int = 512
+    output_tokens: int = 128
+    shared_fraction: float = 0.0
+    cancelled_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class UnitTokens:
     """Tokens of a prompt as a linear function of its units: `base` for the template, `each` per
     unit.
     """
 
-    base: float
-    each: float
+    template_tokens: float
+    tokens_per_unit: float
 
-    def units(self, tokens: int) -> int:
+    def count_units(self, tokens: int) -> int:
         """Return the units for a number of tokens, at least one."""
-        return max(1, round((tokens - self.base) / self.each))
+        return max(1, round((tokens - self.template_tokens) / self.tokens_per_unit))
 
 
-def mixes() -> dict[str, Mix]:
+def load_mixes() -> dict[str, PromptMix]:
     """Return all mixes by name."""
     return collect("llmcli.bench.load.mixes", "MIXES")
 
 
-def jobs(mix: Mix, shape: Shape, fit: Fit, seed: int) -> Iterator[Job]:
+def generate_jobs(mix: PromptMix, lengths: RequestLengths, unit_tokens: UnitTokens, seed: int) -> Iterator[LoadJob]:
     """Yield jobs endlessly; the same ones for the same seed."""
-    units = fit.units(shape.prompt)
-    common = round(units * shape.shared)
+    units = unit_tokens.count_units(lengths.prompt_tokens)
+    common = round(units * lengths.shared_fraction)
     # The shared part depends only on the mix and its length, so that all seeds of a load share it.
     prefix = mix.text(common, random.Random(f"shared {mix.name} {common}")) if common else ""
     rng = random.Random(f"{seed} {mix.name}")
     while True:
         text = mix.text(max(1, units - common), rng)
-        yield Job(text, shape.output, prefix, cancel_after=leaves(shape, shape.output, rng))
+        yield LoadJob(text, lengths.output_tokens, prefix, cancel_after=draw_cancellation(lengths, lengths.output_tokens, rng))
 
 
-def leaves(shape: Shape, output: int, rng: random.Random) -> int | None:
+def draw_cancellation(lengths: RequestLengths, output: int, rng: random.Random) -> int | None:
     """Return the chunk after which this request is canceled; None: it is not."""
-    return rng.randrange(output) if shape.cancel and rng.random() < shape.cancel else None
+    return rng.randrange(output) if lengths.cancelled_fraction and rng.random() < lengths.cancelled_fraction else None
 
 
-def fitted(mix: Mix, few: int | None, many: int | None) -> Fit:
+def fit_units(mix: PromptMix, fewer_tokens: int | None, more_tokens: int | None) -> UnitTokens:
     """Return the line through the token counts of two prompts of `probe_units` units, or the mix's
     guess if there are no counts.
     """
-    if few is None or many is None or many <= few:
-        return Fit(0, mix.guess)
-    each = (many - few) / (mix.probes[1] - mix.probes[0])
-    return Fit(max(0.0, few - mix.probes[0] * each), each)
+    if fewer_tokens is None or more_tokens is None or more_tokens <= fewer_tokens:
+        return UnitTokens(0, mix.default_unit_tokens)
+    each = (more_tokens - fewer_tokens) / (mix.probe_units[1] - mix.probe_units[0])
+    return UnitTokens(max(0.0, fewer_tokens - mix.probe_units[0] * each), each)

@@ -8,25 +8,25 @@ import random
 from functools import lru_cache
 from pathlib import Path
 
-FILE = Path(__file__).with_name("sonnet.txt")
+SONNET_FILE = Path(__file__).with_name("sonnet.txt")
 
 
-class Sonnet:
+class SonnetMix:
     """Prompts whose unit is a line."""
 
     name = "sonnet"
-    probes = (1, 9)
-    guess = 12.0
+    probe_units = (1, 9)
+    default_unit_tokens = 12.0
 
     def text(self, units: int, rng: random.Random) -> str:
         """Return `units` lines in random order."""
-        return "\n".join(rng.choices(lines(), k=units))
+        return "\n".join(rng.choices(sonnet_lines(), k=units))
 
 
 @lru_cache(maxsize=1)
-def lines() -> tuple[str, ...]:
+def sonnet_lines() -> tuple[str, ...]:
     """Return all lines that are not empty."""
-    return tuple(line for line in FILE.read_text("utf-8").splitlines() if line.strip())
+    return tuple(line for line in SONNET_FILE.read_text("utf-8").splitlines() if line.strip())
 
 
-MIXES = (Sonnet(),)
+MIXES = (SonnetMix(),)

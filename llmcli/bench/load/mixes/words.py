@@ -2,7 +2,7 @@
 
 import random
 
-WORDS = """
+COMMON_WORDS = """
 about after again air all along also always animal another answer any around ask away back because
 been before began below best better between big book both boy call came can car carry change
 children city close come could country cut day different does done door down each early earth eat
@@ -20,16 +20,16 @@ were what when where which while white who why will with wood word work world wo
 """.split()  # noqa: SIM905 - three hundred words are more readable as text
 
 
-class Words:
+class WordMix:
     """Prompts whose unit is a word."""
 
     name = "fixed"
-    probes = (8, 72)
-    guess = 1.3
+    probe_units = (8, 72)
+    default_unit_tokens = 1.3
 
     def text(self, units: int, rng: random.Random) -> str:
         """Return `units` words in random order."""
-        return " ".join(rng.choices(WORDS, k=units))
+        return " ".join(rng.choices(COMMON_WORDS, k=units))
 
 
-MIXES = (Words(),)
+MIXES = (WordMix(),)

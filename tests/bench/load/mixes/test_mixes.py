@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from llmcli.bench.load import mixes, request_file
-from llmcli.bench.load.mixes import Fit, Shape
+from llmcli.bench.load.mixes import UnitTokens, RequestLengths
 from llmcli.errors import UserError
 
-ALL = mixes.mixes()
+ALL = mixes.load_mixes()
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_prompts_are_as_long_as_asked_distinct_and_the_same_for_a_seed(name: str) -> None:
-    fit, shape = Fit(20, 1.5), Shape(320, 16)
+    fit, shape = UnitTokens(20, 1.5), RequestLengths(320, 16)
     first, again, other = (
-        list(islice(mixes.jobs(ALL[name], shape, fit, seed), 20)) for seed in (1, 1, 2)
+        list(islice(mixes.generate_jobs(ALL[name], shape, fit, seed), 20)) for seed in (1, 1, 2)
     )
     assert first == again
     texts = [job.text for job in first + other]
@@ -31,8 +31,8 @@ def test_prompts_are_as_long_as_asked_distinct_and_the_same_for_a_seed(name: str
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_shared_is_the_same_in_all_and_of_that_length(name: str) -> None:
-    fit, shape = Fit(0, 1), Shape(100, 16, shared=0.75)
-    found = [job for seed in (1, 2) for job in islice(mixes.jobs(ALL[name], shape, fit, seed), 5)]
+    fit, shape = UnitTokens(0, 1), RequestLengths(100, 16, shared_fraction=0.75)
+    found = [job for seed in (1, 2) for job in islice(mixes.generate_jobs(ALL[name], shape, fit, seed), 5)]
     assert len({job.shared for job in found}) == 1
     assert len(found[0].shared.split("\n" if "\n" in found[0].shared else None)) == 75
     assert len({job.text for job in found}) == 10
@@ -41,7 +41,7 @@ def test_what_is_shared_is_the_same_in_all_and_of_that_length(name: str) -> None
 def test_some_clients_go_away_at_any_time() -> None:
     found = [
         job.cancel_after
-        for job in islice(mixes.jobs(ALL["fixed"], Shape(10, 8, cancel=0.5), Fit(0, 1), 1), 400)
+        for job in islice(mixes.generate_jobs(ALL["fixed"], RequestLengths(10, 8, cancelled_fraction=0.5), UnitTokens(0, 1), 1), 400)
     ]
     gone = [after for after in found if after is not None]
     assert 150 < len(gone) < 250
@@ -50,9 +50,9 @@ def test_some_clients_go_away_at_any_time() -> None:
 
 def test_two_probes_tell_the_length_of_a_prompt() -> None:
     mix = ALL["fixed"]
-    fit = mixes.fitted(mix, *(30 + 2 * units for units in mix.probes))
-    assert (fit, fit.units(530), fit.units(3)) == (Fit(30, 2), 250, 1)
-    assert mixes.fitted(mix, None, None).units(130) == 100
+    fit = mixes.fit_units(mix, *(30 + 2 * units for units in mix.probe_units))
+    assert (fit, fit.count_units(530), fit.count_units(3)) == (UnitTokens(30, 2), 250, 1)
+    assert mixes.fit_units(mix, None, None).count_units(130) == 100
 
 
 LINES = [
@@ -74,13 +74,13 @@ LINES = [
 def test_files_of_requests_are_read_in_every_form(tmp_path: Path, array: bool) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(json.dumps(LINES) if array else "\n\n".join(map(json.dumps, LINES)))
-    found = request_file.read(path, Shape(output=9))
+    found = request_file.read_requests(path, RequestLengths(output_tokens=9))
     said = [job.text or job.messages[-1]["content"] for job in found if job.text or job.messages]
     assert said == ["one", "two", "three", "four", "five", "six"]
     assert [job.max_tokens for job in found] == [5, 6, 9, 9, 9, 9]
-    order = list(islice(request_file.replayed(found, Shape(), 1), 12))
+    order = list(islice(request_file.replay_requests(found, RequestLengths(), 1), 12))
     assert sorted(map(str, order[:6])) == sorted(map(str, order[6:])) == sorted(map(str, found))
-    assert order == list(islice(request_file.replayed(found, Shape(), 1), 12))
+    assert order == list(islice(request_file.replay_requests(found, RequestLengths(), 1), 12))
 
 
 def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
     path.write_text(
         '\ufeff{"prompt": "one\u2028two\x85three"}\r\n{"prompt": "four"}\r\n', encoding="utf-8"
     )
-    assert [job.text for job in request_file.read(path, Shape())] == [
+    assert [job.text for job in request_file.read_requests(path, RequestLengths())] == [
         "one\u2028two\x85three",
         "four",
     ]
@@ -109,9 +109,9 @@ def test_what_is_no_request_is_told_with_its_line(tmp_path: Path, text: str, mes
     path = tmp_path / "requests.jsonl"
     path.write_text(text)
     with pytest.raises(UserError, match=message):
-        request_file.read(path, Shape())
+        request_file.read_requests(path, RequestLengths())
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
-        request_file.read(tmp_path / "none.jsonl", Shape())
+        request_file.read_requests(tmp_path / "none.jsonl", RequestLengths())

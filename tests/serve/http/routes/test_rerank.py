@@ -79,7 +79,7 @@ def test_what_is_certainly_too_long_is_told_without_cutting_it_into_tokens(tiny:
     text = "Once upon a time there was a cat. " * 1000
     assert embedder.max_tokens < embedder.min_tokens(text) < len(embedder.encode(text))
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("encode", "pair"):
+        for name in ("encode", "encode_pair"):
             patch.setattr(embedder, name, lambda *_: pytest.fail("it is cut into tokens"))
         for cut, words in (
             (lambda: embeddings.encode_texts([text], embedder), r"input\[0\] has"),

@@ -9,15 +9,15 @@ from tests.fixtures.server import Served
 from tests.serve.http.test_errors import post
 
 KEY = "secret"
-PATHS = sorted(path for path, route in routes.routes().items() if not route.socket)
+PATHS = sorted(path for path, route in routes.routes().items() if not route.is_websocket)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_route_needs_the_key_unless_it_is_open(path: str, serve: Callable[..., Served]) -> None:
     served, route = serve(keys=(KEY,)), routes.routes()[path]
-    for address in (path, *route.paths):
+    for address in (path, *route.further_paths):
         status, _, _ = post(served, b"", address.replace("{name:path}", "tiny"), route.methods[0])
-        assert (status == 401) == (not route.open)
+        assert (status == 401) == (not route.is_public)
 
 
 @pytest.mark.parametrize("path", PATHS)
