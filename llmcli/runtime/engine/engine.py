@@ -115,12 +115,7 @@ class Engine:
     @schedule.setter
     def schedule(self, schedule: Schedule) -> None:
         self.scheduler.schedule = schedule
-        for kept in (
-            self.scheduler.swap,
-            self.scheduler.idle_offload,
-            self.scheduler.decode_offload,
-        ):
-            kept.max_bytes = schedule.swap_bytes
+        self.scheduler.offload_store.max_bytes = schedule.offload_bytes
 
     def check(self) -> None:
         """Assert that the ledger agrees with llama.cpp's own positions."""

@@ -23,8 +23,7 @@ class Schedule:
       exceed.
     - `share_prefixes`: whether clients share cached prefixes. The response time then reveals
       whether another client sent the same prompt.
-    - `swap_bytes`: bytes of host memory for preempted answers; beyond it they are recomputed. Idle
-      and running answers that are offloaded get as much again.
+    - `swap_bytes`: half of the bytes of host memory for offloaded answers (`offload_bytes`).
     - `max_idle_cells`: cells that finished answers may hold in the pool while another runs
       (kv_cache/offload.py).
     - `min_offload_rows`: rows of prompts from which they are computed in separate passes, in turn
@@ -43,6 +42,13 @@ class Schedule:
     max_idle_cells: int | None = None
     min_offload_rows: int | None = None
     min_prefill_rows: int | None = None
+
+    @property
+    def offload_bytes(self) -> int:
+        """Return the bytes of host memory for the states of all offloaded answers. Finished answers
+        take at most half of them (kv_cache/offload.py).
+        """
+        return 2 * self.swap_bytes
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_rows", "max_chunk_rows"):

@@ -21,10 +21,13 @@ from llmcli.runtime.engine.schedule import Schedule
 from llmcli.runtime.engine.waiting_queue import WaitingQueue
 from llmcli.runtime.kv_cache.common_prefix import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
-from llmcli.runtime.kv_cache.decode_offload import DecodeOffload
-from llmcli.runtime.kv_cache.idle_offload import IdleOffload
 from llmcli.runtime.kv_cache.ledger import Ledger
-from llmcli.runtime.kv_cache.preemption_swap import PreemptionSwap
+from llmcli.runtime.kv_cache.offload import (
+    DecodeOffload,
+    IdleOffload,
+    OffloadStore,
+    PreemptionSwap,
+)
 from llmcli.runtime.requests.context_overflow import OverflowPolicy
 from llmcli.runtime.requests.sequence import Sequence
 
@@ -47,11 +50,10 @@ class Scheduler:
         self.context, self.ledger, self.schedule = context, ledger, schedule
         self.running: dict[int, Sequence] = {}
         self.waiting = WaitingQueue()
-        self.swap, self.idle_offload = (
-            PreemptionSwap(ledger, schedule.swap_bytes),
-            IdleOffload(ledger, schedule.swap_bytes),
-        )
-        self.decode_offload = DecodeOffload(ledger, schedule.swap_bytes)
+        self.offload_store = OffloadStore(ledger, schedule.offload_bytes)
+        self.swap = PreemptionSwap(self.offload_store)
+        self.idle_offload = IdleOffload(self.offload_store)
+        self.decode_offload = DecodeOffload(self.offload_store)
         self.n_passes = self.n_preemptions = 0
         self.row_seconds = 0.0  # moving average of seconds per row, over passes with many rows
         self.last_was_prefill = False  # whether the last pass computed prompts only

@@ -231,7 +231,7 @@ def _generation() -> Any:
     from jinja2 import nodes
     from jinja2.ext import Extension
 
-    class Generation(Extension):
+    class GenerationBlock(Extension):
         tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
         def parse(self, parser: Any) -> Any:
@@ -240,7 +240,7 @@ def _generation() -> Any:
             # like transformers: variables set inside are not visible after the block
             return nodes.Scope(body, lineno=line)
 
-    return Generation
+    return GenerationBlock
 
 
 def _pay_for(budget: TemplateBudget, operator: str, left: Any, right: Any) -> None:

@@ -40,7 +40,7 @@ def build_cache_report(runner: Runner, check: bool = False) -> dict[str, Any]:
         "outside": {
             "swapped_bytes": scheduler.swap.nbytes,
             "finished_bytes": scheduler.idle_offload.nbytes,
-            "most_bytes": 2 * engine.schedule.swap_bytes,
+            "most_bytes": engine.schedule.offload_bytes,
         },
         "running": load.n_running,
         "waiting": load.n_waiting,
