@@ -1,13 +1,13 @@
-"""Tokens per second of the engine with many answers at once, and where a step's time goes.
+"""Measure the engine's tokens per second with several answers at once, and where a step's time
+goes.
 
-usage: .venv/bin/python scripts/benchmarks/batch.py MODEL.gguf [--counts 1,2,4,8,16]
-[--tokens 96]
+usage: .venv/bin/python scripts/benchmarks/batch.py MODEL.gguf [--counts 1,2,4,8,16] [--tokens 96]
        [--prompt 64] [--rounds 3] [--threads 2] [--kv f16] [--shared] [--profile]
 
-Each round asks for as many answers as are counted, all at once, through the engine (no HTTP), the
-counts in turns; the best round of each is told, and all beside it. `decode` is the time inside
-llama.cpp, `ours` everything else in steps. `raw` is the ceiling: the same rows through the context
-alone, without sampling, scheduler or books.
+Each round sends `count` requests at once through the engine, without HTTP; the counts run in turn.
+The best round of each count is printed, with all rounds in parentheses. `decode` is the time inside
+llama.cpp, `ours` everything else in a step. `raw` is the upper bound: the same rows through the
+context alone, without sampling, scheduler or ledger.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from llmcli.runtime.sampling import default_sampling
 def asked(
     runner: Runner, count: int, given: argparse.Namespace, rng: random.Random
 ) -> list[Request]:
-    """Prompts of random tokens, alike but for the last four where they are to be shared."""
+    """Return requests with random prompts; with --shared only the last four tokens differ."""
     words = range(300, min(20_000, runner.model.n_vocab))
     stem = rng.choices(words, k=given.prompt)
     made = []
@@ -47,8 +47,8 @@ def asked(
 
 
 def through_engine(runner: Runner, requests: list[Request]) -> tuple[float, float, float, int]:
-    """Seconds of all; of the passes after the last prompt, and inside llama.cpp of those; and how
-    many those are.
+    """Return the seconds of all passes, of those after the last prompt, of those inside llama.cpp,
+    and their number.
     """
     engine, inside = runner.engine, 0.0
     decode = runner.context.decode
@@ -77,7 +77,7 @@ def through_engine(runner: Runner, requests: list[Request]) -> tuple[float, floa
 
 
 def raw(context: Context, requests: list[Request], tokens: int) -> float:
-    """Tokens per second of the rows alone, prompts not counted."""
+    """Return the tokens per second of the rows alone, without prompts."""
     context.clear()
     for slot, request in enumerate(requests):
         ids = list(request.tokens)
@@ -94,7 +94,7 @@ def raw(context: Context, requests: list[Request], tokens: int) -> float:
 
 
 def main() -> None:
-    """Measure the counts in turns."""
+    """Measure the counts in turn."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""How often `llmcli bench compare` calls a difference: of a model and itself, and where one side is
-slowed down.
+"""Count how often `llmcli bench compare` reports a difference, with and without a real one.
 
 usage: .venv/bin/python scripts/benchmarks/bench_compare.py MODEL.gguf
        [--runs 20] [--slowdown 5] [--seconds 8] [--tokens 128] [--prompt 0] [--threads N]
        [--verbose]
 
-Every run opens its own contexts and is what `llmcli bench compare MODEL MODEL` does, with its
-defaults. Runs of the two kinds alternate. The slowdown is planted in B: after each of its passes
-the thread spins for that share of the processor time it took, within what is timed. (Of the time on
-the clock it would be more than that share wherever others use the machine: waiting is no work.)
-Wanted: of 20 runs of a thing and itself at most 1 calls a difference, of 20 with 5 % planted at
-least 18 do, and name the slower one. Printed too: how many intervals hold the true ratio.
+Every run opens its own contexts and does the same as `llmcli bench compare MODEL MODEL`. Runs of a
+model against itself alternate with runs in which B is slowed down: after each of B's passes the
+thread spins for a share of the CPU time that the pass took. (A share of wall time would be more
+than that share when other programs use the CPU.) Goals: at most 1 of 20 runs of equal sides reports
+a difference, and at least 18 of 20 runs with a 5 % slowdown report one and name the slower side.
+The script also prints how many intervals contain the true ratio.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from pathlib import Path
 from unittest import mock
 
 from llmcli.bench.compare import interleaved
-from llmcli.bench.compare.interleaved import Side
+from llmcli.bench.compare.interleaved import ModelTest
 from llmcli.bench.speed import parameter_grid
 from llmcli.bench.statistics.paired_test import Comparison, Design
 from llmcli.ui import UI
@@ -35,7 +34,7 @@ Pass = Callable[[], None]
 
 
 def slowed(forward: Pass, share: float) -> Pass:
-    """A pass that takes longer by a share of its own time, whatever that is this time."""
+    """Return a pass that takes longer by a share of its own CPU time."""
 
     def work() -> None:
         began = time.thread_time_ns()
@@ -50,7 +49,7 @@ def slowed(forward: Pass, share: float) -> Pass:
 
 @contextmanager
 def planted(share: float) -> Iterator[None]:
-    """Let the second of two sides be slower by `share`: each side has two contexts, made in turn."""
+    """Slow down the second of two sides by `share`. Each side has two contexts, made in turn."""
     made: list[object] = []
 
     def plant(kind: type) -> Callable[..., object]:
@@ -64,7 +63,9 @@ def planted(share: float) -> Iterator[None]:
         return make
 
     with mock.patch.multiple(
-        interleaved, Generation=plant(interleaved.Generation), Prompt=plant(interleaved.Prompt)
+        interleaved,
+        Generation=plant(interleaved.GenerationMeasurement),
+        Prompt=plant(interleaved.PromptMeasurement),
     ):
         yield
     assert made and not len(made) % 2
@@ -79,13 +80,13 @@ class Tally:
         self.seconds: list[float] = []
 
     def text(self) -> str:
-        """Counts, and how long and how precise a run was."""
+        """Return the counts, and the duration and precision of the runs."""
         found = self.found
         called = [one for one in found if one.differs]
         right = [one for one in called if (one.ratio < 1) == (self.truth < 1)]
         held = sum(one.low <= self.truth <= one.high for one in found)
-        words = f"{len(called)} of {len(found)} called a difference"
-        words += f", {len(right)} of them the right way" if self.truth != 1 else ""
+        words = f"{len(called)} of {len(found)} report a difference"
+        words += f", {len(right)} of them with the right sign" if self.truth != 1 else ""
         ratios = sorted(one.ratio for one in found)
         half = statistics.median(one.resolution for one in found)
         pairs, seconds = (
@@ -94,14 +95,14 @@ class Tally:
         )
         span = f"{ratios[0]:.4f} to {ratios[-1]:.4f}"
         return (
-            f"{self.name}: {words}; {held} intervals hold {self.truth:.4f}, ratios {span}\n"
-            f"    median: half an interval {half:.2%}, {pairs:.0f} pairs, {seconds:.1f} s a run; "
-            f"{sum(one.noisy for one in found)} called the machine noisy"
+            f"{self.name}: {words}; {held} intervals contain {self.truth:.4f}, ratios {span}\n"
+            f"    median: half an interval {half:.2%}, {pairs:.0f} pairs, {seconds:.1f} s per run; "
+            f"{sum(one.noisy for one in found)} report a noisy machine"
         )
 
 
 def main() -> None:
-    """Measure and print; exit 1 where the counts are not what is wanted."""
+    """Measure and print; exit with 1 if a goal is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -111,16 +112,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=Design().seconds)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument(
-        "--prompt", type=int, default=0, help="measure prompts of so many tokens instead"
+        "--prompt", type=int, default=0, help="measure prompts of this many tokens instead"
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--verbose", action="store_true", help="a line for each run")
+    parser.add_argument("--verbose", action="store_true", help="print a line for each run")
     asked = parser.parse_args()
     share = asked.slowdown / 100
     tokens = 0 if asked.prompt else asked.tokens
-    side = Side(
+    side = ModelTest(
         asked.model,
-        parameter_grid.Test(
+        parameter_grid.SpeedTest(
             asked.prompt, tokens, 0, 2048, 512, "f16", "f16", asked.threads, -1, "auto"
         ),
     )
@@ -129,16 +130,19 @@ def main() -> None:
     for number in range(asked.runs):
         for tally, plant in zip(tallies, (0.0, share), strict=True):
             began = time.monotonic()
-            with planted(plant), redirect_stderr(io.StringIO()):  # a line of progress each
-                (one,) = interleaved.run([(side, side)], Design(seconds=asked.seconds), quiet)
+            with planted(plant), redirect_stderr(io.StringIO()):  # each would print its progress
+                (one,) = interleaved.compare_tests(
+                    [(side, side)], Design(seconds=asked.seconds), quiet
+                )
             tally.seconds.append(time.monotonic() - began)
             tally.found.append(one)
             if asked.verbose:
                 print(
-                    f"{number + 1:2} {tally.name}: {one.words()} ({len(one.a)} pairs)", flush=True
+                    f"{number + 1:2} {tally.name}: {one.describe()} ({len(one.a)} pairs)",
+                    flush=True,
                 )
     print(
-        f"{asked.model.name}, {side.test.name}, {asked.threads} threads, {asked.seconds:g} s a run"
+        f"{asked.model.name}, {side.test.name}, {asked.threads} threads, {asked.seconds:g} s per run"
     )
     for tally in tallies:
         print(tally.text())

@@ -1,17 +1,15 @@
 #!/usr/bin/env python3
-"""What holding answers to JSON schemas gives and costs: schemas accepted, documents finished and
-valid, speed.
+"""Measure JSON-schema constraints: accepted schemas, finished and valid documents, cost per token.
 
 usage: .venv/bin/python scripts/benchmarks/constraints.py MODEL.gguf
-       [--schemas ../shared/assets/json-schema] [--count 300] [--timed 60] [--tokens 512] [--temp
-       0.8] [--threads N]
+       [--schemas ../shared/assets/json-schema] [--count 300] [--timed 60] [--tokens 512]
+       [--temp 0.8] [--threads N]
 
-Each schema is one question (its own where it has one, the schema with it) and one answer of at most
---tokens tokens; jsonschema judges what came. For --timed of them the same question is then answered
-without a schema, to as many tokens, and with the schema but without jumping over forced text; the
-three take turns at being first, after the prompt is in the cache. Printed are medians of ratios of
-time a token, with 95% bootstrap intervals. All of it takes about ten minutes for a model of 135
-million parameters on two cores; --count takes fewer schemas, evenly spread.
+Each schema is one question (its own, if it has one) and one answer of at most --tokens tokens;
+jsonschema validates the document. For --timed of them the same question is also answered without a
+schema, to the same number of tokens, and with the schema but without forced text. The three answers
+change places after the prompt is in the cache. The script prints medians of ratios of the time per
+token, with 95% bootstrap intervals. --count uses fewer schemas, evenly spread.
 """
 
 import argparse
@@ -53,13 +51,13 @@ class Case:
 
     @property
     def message(self) -> Message:
-        """What the model is told."""
+        """Return the message to the model."""
         asked = "Answer with a short JSON document of this schema"
         return Message("user", f"{self.question}\n{asked}: {json.dumps(self.schema)}")
 
 
 def cases(folder: Path, count: int) -> list[Case]:
-    """`count` of the schemas, evenly spread over all."""
+    """Return `count` schemas, evenly spread."""
     rows = [
         json.loads(line)
         for name in ("functions", "suite")
@@ -72,14 +70,14 @@ def cases(folder: Path, count: int) -> list[Case]:
 
 
 def answer(runner: Runner, request: Request) -> Answer:
-    """One answer, to its end."""
+    """Return one complete answer."""
     reply = runner.reply(request)
     list(reply)
     return reply.answer
 
 
 def verdict(case: Case, made: Answer) -> str:
-    """What became of a document: valid, INVALID, or why it has no end."""
+    """Return "valid", "INVALID", or why the document has no end."""
     if made.finish != "stop":
         return made.finish
     own = jsonschema.validators.validator_for(case.schema, jsonschema.Draft202012Validator)
@@ -88,18 +86,18 @@ def verdict(case: Case, made: Answer) -> str:
 
 
 def pattern(_: Any, wanted: str, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    """jsonschema's own, but for its expressions: Python's know no classes of Unicode."""
+    """Validate `pattern` with regex; Python's re has no Unicode classes."""
     if isinstance(value, str) and not regex.search(wanted, value):
         yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
 
 
 def milliseconds(made: Answer) -> float:
-    """Time a token after the first, which is the prompt's."""
+    """Return the time per token after the first, which belongs to the prompt."""
     return made.generate_ms / max(1, len(made.tokens) - 1)
 
 
 def timed(runner: Runner, request: Request, length: int, turn: int) -> dict[str, Answer]:
-    """The same question answered in each way, the first place changing."""
+    """Answer the same question in each way, starting with another way each turn."""
     assert request.grammar
     off = runner.grammars(replace(request.grammar.constraint, jump="off"))
     asked = {
@@ -137,7 +135,7 @@ def main() -> None:
 
 
 def told(runner: Runner, wanted: list[Case], sampling: Sampling, asked: argparse.Namespace) -> None:
-    """Ask everything; print as it comes, then the sums."""
+    """Answer all questions; print each result, then the sums."""
     verdicts, refused, tokens, forced = Counter[str](), 0, 0, 0
     ratios: dict[str, list[float]] = {"off / free": [], "lossless / free": [], "lossless / off": []}
     bill: list[float] = []
@@ -174,7 +172,7 @@ def told(runner: Runner, wanted: list[Case], sampling: Sampling, asked: argparse
         f"finished within {asked.tokens} tokens: {(verdicts['valid'] + verdicts['INVALID']) / accepted:.1%}"
     )
     print(
-        f"tokens: {tokens}, {forced / tokens:.1%} forced; grammar: median {statistics.median(bill):.3f} ms a token,"
+        f"tokens: {tokens}, {forced / tokens:.1%} forced; grammar: median {statistics.median(bill):.3f} ms per token,"
         f" mean {statistics.mean(bill):.3f}, most {max(bill):.1f}"
     )
     for pair, values in ratios.items():

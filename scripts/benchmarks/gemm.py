@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Our own products of many rows beside ggml's: how long a pass takes, by its rows.
+"""Compare this project's matrix products of many rows with ggml's, by the number of rows.
 
-usage: .venv/bin/python scripts/benchmarks/gemm.py FILE.gguf ... [--rows
-4,8,16,32,64,128,512] [--behind 0]
-       [--rounds 7] [--threads 2]
+usage: .venv/bin/python scripts/benchmarks/gemm.py FILE.gguf ... [--rows 4,8,16,32,64,128,512]
+       [--behind 0] [--rounds 7] [--threads 2]
 
-Two contexts of one model are open at once, and by turns each computes a pass of so many rows: up to
-16 of them as that many answers' next tokens, each behind `behind` tokens of its own; more as one
-prompt. Printed, a line for each file and number of rows: tokens a second of both, their ratio (ours
-/ ggml's, medians) with the least and the largest of the rounds' own, and the squared error of our
-logits against ggml's, relative: that ggml rounds inputs to 8 bits is nearly all of it
+Two contexts of one model are open at once and compute a pass in turn. Up to 16 rows are the next
+tokens of that many answers, each after `behind` tokens; more rows are one prompt. For each file and
+number of rows the script prints the tokens per second of both, their ratio (ours / ggml, medians)
+with the lowest and highest ratio of a round, and the relative squared error of our logits against
+ggml's. Most of that error comes from ggml, which rounds inputs to 8 bits
 (tests/runtime/binding/kernels/test_gemm.py).
 """
 
@@ -28,7 +27,7 @@ from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 
-ANSWERS = 16  # as many rows are answers; more are a prompt
+ANSWERS = 16  # up to this number, each row is an answer; more rows are a prompt
 
 
 def main() -> None:
@@ -40,16 +39,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
-    print(
-        "file                 rows   tokens/s ours    ggml   ratio (of the rounds)   logits apart"
-    )
+    print("file                 rows   tokens/s ours    ggml   ratio (of the rounds)   logit error")
     for path in given.files:
         for count in (int(word) for word in given.rows.split(",")):
             compare(path, count, given)
 
 
 def compare(path: Path, count: int, given: argparse.Namespace) -> None:
-    """One file and number of rows."""
+    """Measure one file and number of rows."""
     answers = count if count <= ANSWERS else 1
     cells = (given.behind + 8) * answers + count
     options = ContextOptions(
@@ -88,7 +85,9 @@ def compare(path: Path, count: int, given: argparse.Namespace) -> None:
 def once(
     context: Context, count: int, answers: int, behind: int, words: int
 ) -> tuple[float, NDArray[np.float64]]:
-    """Seconds of a pass of so many rows, behind others that are not timed, and its last logits."""
+    """Return the seconds of a pass and its last logits; the `behind` tokens before it are not
+    timed.
+    """
     context.clear()
     for sequence in range(answers if behind else 0):
         tokens = [(11 + 37 * place + sequence) % words for place in range(behind)]

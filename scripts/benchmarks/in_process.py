@@ -1,14 +1,13 @@
-"""Both programs' ways in one process: contexts as `llmcli bench` opens them, and as llama-bench
-does.
+"""`llmcli bench` and llama-bench in one process: contexts and measurements of both.
 
-The machine's speed changes by tens of percent from second to second, which whole processes in turn
-do not cancel: ten pairs cannot tell 2 % (two-core Xeon, 2026-11). Here both compute over the same
-loaded weights, a few tokens or a prompt each, in the order A B B A, then B A A B. Each side has two
-contexts, opened A B B A: one that is opened later lies elsewhere in memory, which alone makes half
-a percent. The library is the one that `llmcli` uses.
+The machine's speed changes by tens of percent within seconds, which alternating processes do not
+cancel. Here both sides compute over the same loaded weights, a few tokens or a prompt each, in the
+order A B B A, then B A A B. Each side has two contexts, opened in the order A B B A, because a
+context's place in memory alone changes its speed by half a percent. The library is the one that
+`llmcli` uses.
 
-Theirs follows tools/llama-bench/llama-bench.cpp: to_llama_cparams, the thread pool, test_prompt,
-test_gen.
+Source: tools/llama-bench/llama-bench.cpp (to_llama_cparams, the thread pool, test_prompt,
+test_gen).
 """
 
 import ctypes
@@ -23,36 +22,38 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from llmcli.bench.speed.measure import Trial, ready
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.measure import SpeedTrial, open_trial
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.bench.speed.random_passes import run_passes
 from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import Model, open_model
 
-PIECE = 8  # generated tokens until the other's turn
-PROMPTS = 1.4  # of the time of a line goes to those with prompts, the rest to the others
+PIECE = 8  # generated tokens per turn
+PROMPTS = 1.4  # tests with prompts get this share of time relative to the others
 DRAWS = 4000  # of the bootstrap
 
 
 class Side(Protocol):
-    """One context, and how it is computed in."""
+    """One context and its measurement."""
 
     def begin(self) -> None:
-        """Empty it."""
+        """Empty the context."""
         ...
 
     def piece(self, start: int, end: int) -> float:
-        """Seconds of the tokens generated from `start` to `end`; of the prompt where none are."""
+        """Return the seconds of the tokens from `start` to `end`, or of the prompt if there are
+        none.
+        """
         ...
 
 
 class Ours:
-    """As bench measures: its own passes between its own stamps."""
+    """The measurement of `llmcli bench`: its passes and its timestamps."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: SpeedTrial) -> None:
         self.trial = trial
-        trial.warm()
+        trial.warm_up()
 
     def begin(self) -> None:
         self.trial.context.clear()
@@ -76,9 +77,9 @@ class Pool(ctypes.Structure):
 
 
 class Theirs:
-    """As llama-bench measures: nothing between two calls of llama.cpp but a random token."""
+    """The measurement of llama-bench: only a random token between two calls of llama.cpp."""
 
-    def __init__(self, pointer: Any, model: Model, test: Test) -> None:
+    def __init__(self, pointer: Any, model: Model, test: SpeedTest) -> None:
         self.pointer, self.test, self.library = pointer, test, lib()
         self.memory = self.library.llama_get_memory(pointer)
         self.n_vocab, self.first = model.n_vocab, model.bos if model.add_bos else None
@@ -105,12 +106,14 @@ class Theirs:
         )
 
     def _prompt(self) -> float:
-        """test_prompt: batches without a word on outputs, of which llama.cpp gives the last."""
+        """Time test_prompt: batches without output flags, for which llama.cpp computes the last
+        row.
+        """
         library, test = self.library, self.test
         ids = [self._token(place) for place in range(test.n_prompt)]
         tokens: Any = (ctypes.c_int32 * test.n_prompt)(
             *ids
-        )  # drawing 512 takes Python longer than C
+        )  # drawing 512 numbers is slower in Python than in C
         begun = time.perf_counter()
         library.llama_set_n_threads(self.pointer, test.n_threads, test.n_threads)
         for at in range(0, test.n_prompt, test.n_batch):
@@ -122,7 +125,7 @@ class Theirs:
         return time.perf_counter() - begun
 
     def _tokens(self, start: int, end: int) -> float:
-        """test_gen: one token a batch, its logits wanted; waiting after each."""
+        """Time test_gen: one token per batch with logits, and a synchronize after each."""
         library, pointer, batch = self.library, self.pointer, self.batch
         ids = [self._token(place) for place in range(start, end)]
         library.llama_set_n_threads(pointer, self.test.n_threads, self.test.n_threads)
@@ -138,8 +141,8 @@ class Theirs:
 
 
 @contextmanager
-def theirs(model: Model, test: Test) -> Iterator[Theirs]:
-    """A context with llama-bench's parameters, warm as its own."""
+def theirs(model: Model, test: SpeedTest) -> Iterator[Theirs]:
+    """Open a context with llama-bench's parameters and warm it up."""
     library = lib()
     params = library.llama_context_default_params()
     params.n_ctx = test.n_prompt + test.n_gen + test.n_depth
@@ -161,7 +164,7 @@ def theirs(model: Model, test: Test) -> Iterator[Theirs]:
     base.ggml_threadpool_params_default.restype = Pool
     cpu.ggml_threadpool_new.restype = ctypes.c_void_p
     wanted = base.ggml_threadpool_params_default(ctypes.c_int(test.n_threads))
-    assert wanted.n_threads == test.n_threads, "struct ggml_threadpool_params is another"
+    assert wanted.n_threads == test.n_threads, "struct ggml_threadpool_params has another layout"
     wanted.poll = 50
     pool = ctypes.c_void_p(cpu.ggml_threadpool_new(ctypes.byref(wanted)))
     llama.llama_attach_threadpool(ctypes.cast(pointer, ctypes.c_void_p), pool, None)
@@ -176,14 +179,14 @@ def theirs(model: Model, test: Test) -> Iterator[Theirs]:
 
 @dataclass(slots=True)
 class Paired:
-    """Seconds of each turn of both sides, theirs and ours beside one another."""
+    """Seconds of each turn of both sides, in pairs."""
 
     tokens: int
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
 
     def ratio(self) -> tuple[float, float, float]:
-        """Our speed over theirs, a ratio of medians, with its 95 % interval: turns are drawn again."""
+        """Return our speed over theirs as a ratio of medians, with its 95 % bootstrap interval."""
         both = np.array([self.ours, self.theirs])  # [2, turns]
         draws = np.random.default_rng(1).integers(0, both.shape[1], (DRAWS, both.shape[1]))
         ours, others = np.median(both[:, draws], axis=2)
@@ -195,18 +198,18 @@ class Paired:
         )
 
     def speeds(self) -> tuple[float, float]:
-        """Tokens per second, ours and theirs."""
+        """Return the tokens per second of both sides."""
         return self.tokens / statistics.median(self.ours), self.tokens / statistics.median(
             self.theirs
         )
 
 
-def compare(model: Model, test: Test, seconds: float) -> Paired:
-    """Turns of both sides for about so many seconds."""
+def compare(model: Model, test: SpeedTest, seconds: float) -> Paired:
+    """Measure both sides in turn for about `seconds`."""
     with ExitStack() as stack:
         made: list[Side] = []
         for mine in (True, False, False, True):
-            way = ready(model, test) if mine else theirs(model, test)
+            way = open_trial(model, test) if mine else theirs(model, test)
             opened: Any = stack.enter_context(way)
             made.append(Ours(opened) if mine else opened)
         first, one, other, last = made
@@ -230,11 +233,11 @@ def compare(model: Model, test: Test, seconds: float) -> Paired:
 
 def measure(
     path: Path, threads: list[int], prompt: int, gen: int, seconds: float
-) -> Iterator[tuple[Test, Paired]]:
-    """Every test of a model, each for about `seconds`."""
+) -> Iterator[tuple[SpeedTest, Paired]]:
+    """Measure every test of a model, each for about `seconds`."""
     with open_model(path) as model:
         for count in threads:
             for n_prompt, n_gen, share in ((prompt, 0, PROMPTS), (0, gen, 2 - PROMPTS)):
                 if n_prompt or n_gen:
-                    test = Test(n_prompt, n_gen, 0, 2048, 512, "f16", "f16", count, -1, "auto")
+                    test = SpeedTest(n_prompt, n_gen, 0, 2048, 512, "f16", "f16", count, -1, "auto")
                     yield test, compare(model, test, share * seconds)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""The KV cache's bytes as predicted from the header against those llama.cpp allocates: the
-difference is 0.
+"""Compare the predicted bytes of the KV cache with the bytes that llama.cpp allocates.
 
 usage: .venv/bin/python scripts/benchmarks/kv_size.py [MODEL ...] [--all] [--no-families]
 
-MODEL is a name of the catalog or a GGUF (smollm2:135m and gemma3:270m unless given). After them a
-tiny random model of every family, made with transformers and converted by us, and of other caches:
-one key head, as many as query heads, odd heads, an odd compressed key. Each with thirteen pairs of
-types, one pool and a stream a sequence, three contexts, three pairs of sequences and micro-batches.
-What we say llama.cpp refuses must be refused by it. Prints the rows that differ and a line a model;
---all prints every row. Exits with 1 on any difference.
+MODEL is a name of the catalog or a GGUF (default: smollm2:135m and gemma3:270m). A tiny random
+model of every family follows, made with transformers and converted here, and models with unusual
+caches: one key head, as many key heads as query heads, odd heads, an odd compressed key. Each model
+runs with thirteen pairs of types, one pool and one stream per sequence, three context sizes, and
+three pairs of sequences and micro-batches. Contexts that the prediction refuses must be refused by
+llama.cpp, too. The script prints the rows that differ and a line per model; --all prints every row.
+It exits with 1 if anything differs.
 """
 
 import argparse
@@ -62,8 +62,8 @@ MORE = [
 
 @dataclass(frozen=True)
 class Row:
-    """One context. `allocated` None: refused by llama.cpp; `predicted` None: by us; -1: no
-    prediction.
+    """One context. `allocated` is None if llama.cpp refuses it; `predicted` is None if we do, -1 if
+    there is no prediction.
     """
 
     model: str
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def difference(self) -> int | None:
-        """Bytes; None where one side refuses and the other does not."""
+        """Return the difference in bytes, or None if only one side refuses."""
         if self.predicted is None or self.allocated is None:
             return 0 if self.predicted == self.allocated else None
         return self.predicted - self.allocated
@@ -91,7 +91,7 @@ class Row:
 def measure(
     name: str, model: Model, form: kv_size.CacheShape | None, options: ContextOptions
 ) -> Row:
-    """Predict, then open a context and ask it."""
+    """Predict the size, then open a context and read its size."""
     predicted: int | None = -1
     if form:
         predicted = None
@@ -109,14 +109,14 @@ def measure(
     try:
         with open_context(model, options) as context:
             held = context.memory_breakdown()
-            assert held, "this build does not tell what it allocated"
+            assert held, "this build of llama.cpp does not report its memory"
             return Row(name, options, predicted, held.context_bytes)
     except UserError:
         return Row(name, options, predicted, None)
 
 
 def rows(name: str, path: Path) -> Iterator[Row]:
-    """Every context of one file."""
+    """Yield a row for every context of one file."""
     form = kv_size.read_shape(read_header.read_header(path).metadata)
     with open_model(path) as model:
         for (type_k, type_v, flash), unified, n_ctx, (sequences, n_ubatch) in product(
@@ -128,7 +128,7 @@ def rows(name: str, path: Path) -> Iterator[Row]:
                 and form
                 and any(head % 32 for head in form.k_heads)
             ):
-                continue  # refused by us alone: llama.cpp computes nonsense there
+                continue  # refused only by the prediction: llama.cpp computes wrong results for it
             options = ContextOptions(
                 n_ctx, 512, n_ubatch, sequences, 1, 1, type_k, type_v, flash, unified
             )
@@ -136,7 +136,7 @@ def rows(name: str, path: Path) -> Iterator[Row]:
 
 
 def files(names: list[str], tiny: bool) -> Iterator[tuple[str, Path]]:
-    """Names and files; a tiny one lasts until the next is asked for."""
+    """Yield names and files; a tiny file exists until the next one is yielded."""
     for name in names:
         yield name, prepare_model(name, None, config.load(), UI(color=False)).path
     seen: set[str] = set()

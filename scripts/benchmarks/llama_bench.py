@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""Set `llmcli bench` beside llama.cpp's llama-bench: the same tests, the same flags, in turn.
+"""Compare `llmcli bench` with llama.cpp's llama-bench: the same tests and flags in turn.
 
-usage: .venv/bin/python scripts/benchmarks/llama_bench.py MODEL [MODEL ...] --llama-bench PATH [--pairs 10]
-[--repetitions 2]
-       [--threads 1,2] [--prompt 512] [--gen 128] .venv/bin/python scripts/benchmarks/llama_bench.py MODEL
-       [MODEL ...] --inside [--seconds 40] [--threads 1,2] …
+usage: .venv/bin/python scripts/benchmarks/llama_bench.py MODEL [MODEL ...] --llama-bench PATH
+       [--pairs 10] [--repetitions 2] [--threads 1,2] [--prompt 512] [--gen 128]
+       .venv/bin/python scripts/benchmarks/llama_bench.py MODEL [MODEL ...] --inside [--seconds 40]
+       [--threads 1,2] …
 
-A pair is one process of each, the first place changing; a process runs pp512 and tg128 with each
-number of threads, after llama-bench's warm-up, and the median of its repetitions counts. Printed
-are medians over the pairs, the median of the ratios with a 95% bootstrap interval, and whether it
-reaches 0.98. The machine should be otherwise idle. Three small models take about 12 minutes on two
-cores.
+A pair is one process of each program, in alternating order. A process runs pp512 and tg128 with
+each number of threads, after llama-bench's warm-up, and the median of its repetitions counts. The
+script prints medians over the pairs, the median of the ratios with a 95% bootstrap interval, and
+whether it reaches 0.98. Run it on an idle machine.
 
---inside compares both ways in one process (scripts/benchmarks/in_process.py), a line taking --seconds: contexts as
-bench opens them and as llama-bench does, in turn over the same weights. Told is the ratio of
-medians over the turns, with its interval. Three models take 9 minutes.
+--inside compares both in one process (scripts/benchmarks/in_process.py), each line for --seconds:
+contexts as bench opens them and as llama-bench does, in turn over the same weights. It prints the
+ratio of medians over the turns with its interval.
 """
 
 import argparse
@@ -34,7 +33,7 @@ Rates = dict[tuple[int, str], float]
 
 
 def rates(command: list[str], model: str, asked: argparse.Namespace) -> Rates:
-    """Tokens per second by threads and test, of one process."""
+    """Return the tokens per second of one process by threads and test."""
     flags = [
         "-p",
         str(asked.prompt),
@@ -56,7 +55,7 @@ def rates(command: list[str], model: str, asked: argparse.Namespace) -> Rates:
 
 
 def pairs(model: str, asked: argparse.Namespace) -> dict[str, list[Rates]]:
-    """Both programs' rates, pair by pair."""
+    """Return the speeds of both programs for every pair."""
     sides = {"bench": [*LLMCLI, "bench", "--no-history"], "llama-bench": [asked.llama_bench]}
     found: dict[str, list[Rates]] = {name: [] for name in sides}
     for number in range(asked.pairs):
@@ -66,7 +65,7 @@ def pairs(model: str, asked: argparse.Namespace) -> dict[str, list[Rates]]:
 
 
 def tell(found: dict[str, list[Rates]]) -> bool:
-    """One line for each test; whether all reach the goal."""
+    """Print a line for each test; return whether all reach the goal."""
     good = True
     for threads, test in sorted(found["bench"][0]):
         ours, theirs = (
@@ -85,7 +84,7 @@ def tell(found: dict[str, list[Rates]]) -> bool:
 
 
 def within(model: Path, asked: argparse.Namespace) -> bool:
-    """Both ways in this process, a line for each test; whether all reach the goal."""
+    """Measure both in this process, a line for each test; return whether all reach the goal."""
     good = True
     threads = [int(count) for count in asked.threads.split(",")]
     for test, paired in in_process.measure(model, threads, asked.prompt, asked.gen, asked.seconds):
@@ -101,17 +100,17 @@ def within(model: Path, asked: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    """Measure and print; the exit code is 1 where a median misses the goal."""
+    """Measure and print; exit with 1 if a median misses the goal."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+", metavar="MODEL")
     way = parser.add_mutually_exclusive_group(required=True)
-    way.add_argument("--llama-bench", help="llama.cpp's own tool, built from the same source")
-    way.add_argument("--inside", action="store_true", help="both ways in this process")
+    way.add_argument("--llama-bench", help="llama.cpp's tool, built from the same source")
+    way.add_argument("--inside", action="store_true", help="measure both in this process")
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=40, help="of each line, with --inside")
-    parser.add_argument("--repetitions", type=int, default=2, help="of each test, in each process")
+    parser.add_argument("--seconds", type=float, default=40, help="per line, with --inside")
+    parser.add_argument("--repetitions", type=int, default=2, help="per test and process")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--gen", type=int, default=128)

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""`llmcli serve` beside llama-server: the same model, flags, prompts and users, in turns.
+"""Compare `llmcli serve` with llama-server: the same model, flags, prompts and users, in turn.
 
 usage: .venv/bin/python scripts/benchmarks/llama_server.py MODEL.gguf LLAMA_SERVER
        [--users 1,2,4,8,16] [--prompts 32,512] [--shared 0,0.9] [--gen 96] [--threads N] [--turns 6]
        [--rounds 2] [--least 18] [--completions] [--ours '…'] [--theirs '…'] [-o FILE.jsonl]
        [--skip-full] [--only-full]
 
-Both servers run all the time, and only one of them is asked. A turn of a cell (users, prompt,
-shared part) is a closed loop of `rounds` requests a user, `least` at least, with prompts that both
-get and that nobody had before; a fair coin says who begins. Printed, a line a cell: output tokens a
-second of both, their ratio (ours / theirs) with its 95 % interval, TTFT p50 and p99 of both with
-their ratios, failures, CPU milliseconds a token of each server's process (which other programs on
-the machine disturb less than the clock), and what part of the prompts each had in its cache. A p99
-needs 100 requests: turns times requests of a turn. Wanted: tokens a second >= 1.0 everywhere, >=
-1.15 at 4 and 8 users, p99 TTFT <= 1.0.
+Both servers run all the time, and only one of them gets requests. A turn of a cell (users, prompt,
+shared part) is a closed loop of `rounds` requests per user, at least `least`, with new prompts that
+both servers get; a fair coin decides the order. For each cell the script prints the output tokens
+per second of both, their ratio (ours / theirs) with its 95 % interval, TTFT p50 and p99 with
+ratios, failures, CPU milliseconds per token of each process (which other programs disturb less than
+wall time), and the share of the prompts that was cached. A p99 needs 100 requests (turns times
+requests per turn). Goals: tokens per second >= 1.0 everywhere and >= 1.15 at 4 and 8 users, p99
+TTFT <= 1.0.
 
-Then the full cache: both with a pool for about three of eight users; wanted are 0 failed requests.
+The last test is a full cache: a pool for about three of eight users. The goal is 0 failed requests.
 """
 
 import argparse
@@ -37,12 +37,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmcli.bench.load import session
-from llmcli.bench.load.ab_comparison import Versus, compared
-from llmcli.bench.load.client import Server, base
-from llmcli.bench.load.generator import Length, Load, Run
-from llmcli.bench.load.local_server import stop
-from llmcli.bench.load.mixes import Shape
-from llmcli.bench.load.session import Asked, Session
+from llmcli.bench.load.ab_comparison import ServerComparison, compare_runs
+from llmcli.bench.load.client import LoadTarget, parse_base_url
+from llmcli.bench.load.generator import Load, LoadLength, LoadRun
+from llmcli.bench.load.local_server import stop_process
+from llmcli.bench.load.mixes import RequestLengths
+from llmcli.bench.load.session import PromptShape, ServerSession
 from llmcli.errors import UserError
 from llmcli.hardware import host
 
@@ -53,23 +53,23 @@ GREEDY = {"temperature": 0, "ignore_eos": True, "cache_prompt": True}
 
 @dataclass(slots=True)
 class Side:
-    """One server that runs: its address, its process, CPU seconds while it was asked."""
+    """A running server: its address, its process, and the CPU seconds of its turns."""
 
     name: str
     url: str
     process: "subprocess.Popen[bytes]"
     cpu: float = 0.0
-    runs: list[Run] = field(default_factory=list)
+    runs: list[LoadRun] = field(default_factory=list)
 
     def spent(self) -> float:
-        """CPU seconds of the process until now."""
+        """Return the CPU seconds of the process so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 @contextmanager
 def running(name: str, command: list[str], port: int, log: Path) -> Iterator[Side]:
-    """A server from when it answers until the block ends."""
+    """Run a server; yield once it answers."""
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as words:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=words, stderr=words)
@@ -82,18 +82,18 @@ def running(name: str, command: list[str], port: int, log: Path) -> Iterator[Sid
                 time.sleep(0.2)
             yield Side(name, url, process)
         finally:
-            stop(process)
+            stop_process(process)
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def ready(url: str) -> bool:
-    """Whether it answers."""
+    """Return whether the server answers."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -103,7 +103,7 @@ def ready(url: str) -> bool:
 
 @contextmanager
 def both(given: argparse.Namespace, slots: int, cells: int) -> Iterator[tuple[Side, Side]]:
-    """Ours and theirs with the same model, threads, slots and pool."""
+    """Run both servers with the same model, threads, slots and pool."""
     same = ["-c", str(cells), "-np", str(slots), "-t", str(given.threads)]
     ports = free_port(), free_port()
     ours = [
@@ -140,52 +140,63 @@ def both(given: argparse.Namespace, slots: int, cells: int) -> Iterator[tuple[Si
         yield two[0], two[1]
 
 
-def _server(side: Side, given: argparse.Namespace) -> Server:
-    return Server(base(side.url), extra=GREEDY, timeout=PATIENCE, chat=not given.completions)
+def _server(side: Side, given: argparse.Namespace) -> LoadTarget:
+    return LoadTarget(
+        parse_base_url(side.url),
+        extra_fields=GREEDY,
+        timeout_seconds=PATIENCE,
+        chat=not given.completions,
+    )
 
 
 async def turns(
     sides: Sequence[Side],
-    open_: Sequence[Session],
+    open_: Sequence[ServerSession],
     load: Load,
-    length: Length,
+    length: LoadLength,
     count: int,
     number: int,
 ) -> None:
-    """So many turns of each side."""
+    """Run `count` turns of each side."""
     coin = random.Random(number)
     for side in sides:
         side.runs, side.cpu = [], 0.0
     for turn in range(count):
         for at in (0, 1) if coin.random() < 0.5 else (1, 0):
             before = sides[at].spent()
-            sides[at].runs.append(await open_[at].run(load, length, number + turn))
+            sides[at].runs.append(await open_[at].run_load(load, length, number + turn))
             sides[at].cpu += sides[at].spent() - before
 
 
 async def cell(
-    sides: tuple[Side, Side], shape: Shape, users: int, given: argparse.Namespace, number: int
-) -> Versus:
-    """One cell of the table."""
-    asked = Asked("fixed", shape, number)
+    sides: tuple[Side, Side],
+    shape: RequestLengths,
+    users: int,
+    given: argparse.Namespace,
+    number: int,
+) -> ServerComparison:
+    """Measure one cell of the table."""
+    asked = PromptShape("fixed", shape, number)
     async with AsyncExitStack() as stack:
         open_ = [
-            await stack.enter_async_context(session.opened(_server(side, given), asked))
+            await stack.enter_async_context(session.open_session(_server(side, given), asked))
             for side in sides
         ]
-        length = Length(max(given.least, given.rounds * users), warmup=users)
+        length = LoadLength(max(given.least, given.rounds * users), warmup=users)
         await turns(sides, open_, Load("closed", users), length, given.turns, 1)
-    return compared(sides[0].runs, sides[1].runs)
+    return compare_runs(sides[0].runs, sides[1].runs)
 
 
-def told(sides: tuple[Side, Side], found: Versus, shape: Shape, users: int) -> dict[str, object]:
-    """A cell as a row; A is theirs, B ours."""
+def told(
+    sides: tuple[Side, Side], found: ServerComparison, shape: RequestLengths, users: int
+) -> dict[str, object]:
+    """Return a cell as a row; A is theirs, B ours."""
     ratios = {one.name: one for one in found.ratios}
     row: dict[str, object] = {
         "users": users,
-        "prompt": shape.prompt,
-        "shared": shape.shared,
-        "gen": shape.output,
+        "prompt": shape.prompt_tokens,
+        "shared": shape.shared_fraction,
+        "gen": shape.output_tokens,
     }
     for name in ("output tok/s", "ttft p50", "ttft p99", "tpot p50", "itl p99"):
         one = ratios.get(name)
@@ -203,14 +214,14 @@ def told(sides: tuple[Side, Side], found: Versus, shape: Shape, users: int) -> d
     for side, figures in zip(sides, (found.a, found.b), strict=True):
         tokens = figures.output_rate * figures.seconds
         row[f"{side.name} failed"] = figures.failed
-        row[f"{side.name} cached"] = figures.cached
+        row[f"{side.name} cached"] = figures.cached_share
         row[f"{side.name} cpu ms a token"] = side.cpu * 1e3 / max(1.0, tokens)
         row[f"{side.name} answered"] = figures.answered
     return row
 
 
 def line(row: dict[str, object]) -> str:
-    """A cell for people."""
+    """Return a cell as text."""
 
     def pair(name: str) -> str:
         one = row[name]
@@ -231,19 +242,21 @@ def line(row: dict[str, object]) -> str:
 
 
 async def full(sides: tuple[Side, Side], given: argparse.Namespace) -> list[str]:
-    """Eight users where three fit: what each of them says."""
-    lines, shape = [], Shape(128, 96)
+    """Serve eight users where three fit; return the outcome of each server."""
+    lines, shape = [], RequestLengths(128, 96)
     for side in sides:
-        async with session.opened(_server(side, given), Asked("fixed", shape, 7)) as one:
+        async with session.open_session(
+            _server(side, given), PromptShape("fixed", shape, 7)
+        ) as one:
             try:
-                run = await one.run(Load("closed", 8), Length(24, warmup=0), 1)
+                run = await one.run_load(Load("closed", 8), LoadLength(24, warmup=0), 1)
             except UserError as error:
                 lines.append(f"{side.name}: {error}")
                 continue
         kinds: dict[str, int] = {}
-        for answer in run.measured:
+        for answer in run.measured_answers:
             kinds[answer.error or "answered"] = kinds.get(answer.error or "answered", 0) + 1
-        says = {answer.says for answer in run.measured if answer.says}
+        says = {answer.error_message for answer in run.measured_answers if answer.error_message}
         lines.append(
             f"{side.name}: {kinds} {sorted(says)[:2]}; process {side.process.poll() or 'runs'}"
         )
@@ -251,13 +264,14 @@ async def full(sides: tuple[Side, Side], given: argparse.Namespace) -> list[str]
 
 
 def numbers(text: str) -> list[float]:
-    """Comma-separated."""
+    """Parse comma-separated numbers."""
     return [float(one) for one in text.split(",")]
 
 
 def main() -> int:
-    """All cells, then the full cache."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with it
+    """Measure all cells, then the full cache."""
+    # so that the servers end with this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -267,7 +281,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=numbers, default=[32, 512])
     parser.add_argument("--shared", type=numbers, default=[0.0, 0.9])
     parser.add_argument("--gen", type=int, default=96)
-    parser.add_argument("--threads", type=int, default=host.cores())
+    parser.add_argument("--threads", type=int, default=host.core_count())
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--least", type=int, default=18)
@@ -289,7 +303,7 @@ def main() -> int:
             for prompt in given.prompts:
                 for shared in given.shared:
                     for users in given.users:
-                        shape = Shape(int(prompt), given.gen, shared)
+                        shape = RequestLengths(int(prompt), given.gen, shared)
                         found = asyncio.run(cell(sides, shape, int(users), given, number))
                         row = told(sides, found, shape, int(users))
                         number += 1

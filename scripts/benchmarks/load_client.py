@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
-"""What the client of `llmcli bench load` can take itself: requests and chunks a second, and the
-error of its clocks.
+"""Measure the limits of the client of `llmcli bench load`: requests and chunks per second, clock
+errors.
 
 usage: .venv/bin/python scripts/benchmarks/load_client.py [--seconds 5] [--users 1,16,64,256]
-[--find-max URL ...]
+       [--find-max URL ...]
 
-A server of this script's own, in another process, answers at once: bytes made beforehand, written
-without looking at the request. Three tests, each for some numbers of users:
-  requests  answers of one token: requests a second chunks    answers of 512 tokens, as fast as they
-  are read: chunks a second clocks    answers of 64 tokens, one every 20 ms, each with the server's
-  own time in it (CLOCK_MONOTONIC is one for all
-            processes of a machine): what the client's stamps add, p50 and p99, and TTFT and ITL
-            against what was sent
-The client's figures are good for servers well below these. `--find-max URL` searches three times
-for the largest concurrency on a server and tells whether the three agree within one step (one level
-of the grid, or the more that the searches said their noise allows); what follows URL is passed on.
+A server in another process answers at once with prepared bytes. Three tests run with each number of
+users:
+
+    requests  answers of one token: requests per second
+    chunks    answers of 512 tokens, as fast as they are read: chunks per second
+    clocks    answers of 64 tokens, one every 20 ms, with the server's timestamps (CLOCK_MONOTONIC
+    is
+              the same in all processes): delay of the client's timestamps, p50 and p99, and TTFT
+              and
+              ITL against what was sent
+
+The client's figures are valid for servers well below these limits. `--find-max URL` searches three
+times for the largest concurrency of a server. It reports whether the results agree within one step:
+one level of the grid, or more if the searches report more noise. Arguments after URL are passed on.
 """
 
 import argparse
@@ -30,10 +34,10 @@ from itertools import repeat
 from multiprocessing.synchronize import Event
 
 from llmcli.bench.load import level_search, sse
-from llmcli.bench.load.client import Server, base, opened
-from llmcli.bench.load.generator import Length, Load, Run, drive
-from llmcli.bench.load.metrics import figures
-from llmcli.bench.load.records import Job
+from llmcli.bench.load.client import LoadTarget, open_client, parse_base_url
+from llmcli.bench.load.generator import Load, LoadLength, LoadRun, generate_load
+from llmcli.bench.load.metrics import compute_metrics
+from llmcli.bench.load.records import LoadJob
 from llmcli.runtime.requests.request import percentile
 
 GAP = 0.020
@@ -41,17 +45,17 @@ PACED, LONG = 64, 512
 
 
 def chunked(data: bytes) -> bytes:
-    """One piece of a body whose length is not told."""
+    """Return one chunk of a chunked body."""
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
 def event(document: object) -> bytes:
-    """A chunk of a stream."""
+    """Return a stream event."""
     return chunked(b"data: " + json.dumps(document).encode() + b"\n\n")
 
 
 def token(**more: object) -> bytes:
-    """One token, as llama-server and others send it."""
+    """Return the event of one token, as llama-server and others send it."""
     about = {
         "id": "chatcmpl-0123456789abcdef",
         "object": "chat.completion.chunk",
@@ -68,7 +72,7 @@ def token(**more: object) -> bytes:
 
 
 def end(count: int) -> bytes:
-    """What follows the last token."""
+    """Return the events after the last token."""
     last = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
     usage = event({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": count}})
     return last + usage + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
@@ -79,32 +83,30 @@ SHORT = HEAD + token() + end(1)
 
 
 class Instant(asyncio.Protocol):
-    """Answers when the last byte of a request is there; `max_tokens` says which of the three tests
-    it is.
-    """
+    """A server protocol that answers at once; `max_tokens` of the request selects the test."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
+        """Start a connection."""
         assert isinstance(transport, asyncio.Transport)
         self.transport, self.got = transport, b""
         self.free, self.work = asyncio.Event(), set[asyncio.Task[None]]()
         self.free.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It has gone: nobody reads what would be written."""
+        """Stop writing."""
         for task in self.work:
             task.cancel()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we write."""
+        """Wait: the client reads more slowly than the server writes."""
         self.free.clear()
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Resume writing."""
         self.free.set()
 
     def data_received(self, data: bytes) -> None:
-        """Answer every request that is whole."""
+        """Answer every complete request."""
         self.got += data
         head, found, rest = self.got.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
@@ -120,7 +122,7 @@ class Instant(asyncio.Protocol):
             task.add_done_callback(self.work.discard)
 
     async def long(self) -> None:
-        """Tokens one by one, as fast as they are read."""
+        """Send tokens as fast as they are read."""
         piece = token()
         self.transport.write(HEAD)
         for _ in range(LONG):
@@ -130,7 +132,7 @@ class Instant(asyncio.Protocol):
         self.transport.write(end(LONG))
 
     async def paced(self) -> None:
-        """Tokens at their times, with the time of sending in each."""
+        """Send tokens at fixed times, each with its time of sending."""
         self.transport.write(HEAD)
         due = time.perf_counter()
         for _ in range(PACED):
@@ -141,7 +143,7 @@ class Instant(asyncio.Protocol):
 
 
 def serve(listening: socket.socket, ready: Event) -> None:
-    """The server's process."""
+    """Run the server's process."""
 
     async def run() -> None:
         server = await asyncio.get_running_loop().create_server(Instant, sock=listening)
@@ -151,17 +153,17 @@ def serve(listening: socket.socket, ready: Event) -> None:
     asyncio.run(run())
 
 
-def jobs(count: int) -> Iterator[Job]:
-    """The same question again and again, some 300 words long."""
-    return repeat(Job("word " * 300, count))
+def jobs(count: int) -> Iterator[LoadJob]:
+    """Yield the same question of about 300 words `count` times."""
+    return repeat(LoadJob("word " * 300, count))
 
 
 async def measure(url: str, users: list[int], seconds: float) -> None:
-    """The three tests."""
+    """Run the three tests."""
     sent: list[
         tuple[float, float]
-    ] = []  # the server's time and ours, of each token of the paced test
-    read = sse.parsed
+    ] = []  # times of the server and the client for each token of the paced test
+    read = sse.parse_event
 
     def noted(data: bytes) -> dict[str, object]:
         found = read(data)
@@ -169,36 +171,38 @@ async def measure(url: str, users: list[int], seconds: float) -> None:
             sent.append((float(found["sent"]), time.perf_counter()))
         return found
 
-    sse.parsed = noted  # type: ignore[assignment]
-    length = Length(None, seconds, 1)
-    async with opened(Server(base(url), "m")) as client:
+    sse.parse_event = noted  # type: ignore[assignment]
+    length = LoadLength(None, seconds, 1)
+    async with open_client(LoadTarget(parse_base_url(url), "m")) as client:
         for name, count in (("requests", 1), ("chunks", LONG), ("clocks", PACED)):
             for number in users:
                 sent.clear()
-                run = await drive(client.ask, jobs(count), Load("closed", number), length)
+                run = await generate_load(client.send, jobs(count), Load("closed", number), length)
                 tell(name, number, run, sent)
 
 
-def tell(name: str, users: int, run: Run, sent: list[tuple[float, float]]) -> None:
-    """One line of a test."""
-    told = figures([run])
+def tell(name: str, users: int, run: LoadRun, sent: list[tuple[float, float]]) -> None:
+    """Print one line of a test."""
+    told = compute_metrics([run])
     assert not told.failed, told
     line = f"{name:8} {users:4} users: {told.request_rate:8.0f} requests/s {told.output_rate:8.0f} chunks/s, "
-    line += f"{told.client:4.0%} of a CPU"
+    line += f"{told.client_cpu:4.0%} of a CPU"
     if name == "clocks":
         off = [(ours - theirs) * 1e3 for theirs, ours in sent]
-        itl = told.times["itl"].ranks
+        itl = told.times["itl"].percentiles
         asked = users * PACED / (PACED * GAP)
-        line += f"; stamps late by {percentile(off, 0.5):.2f} ms (p50) {percentile(off, 0.99):.2f} (p99)"
-        line += f"; ITL {itl['p50']:.2f} p99 {itl['p99']:.2f} of {GAP * 1e3:.0f} ms sent; {asked:.0f} chunks/s were due"
-    elif told.client > 0:
-        line += f"; alone on a core {told.request_rate / told.client:.0f} requests/s, "
-        line += f"{told.output_rate / told.client:.0f} chunks/s"
+        line += f"; timestamps late by {percentile(off, 0.5):.2f} ms (p50) {percentile(off, 0.99):.2f} (p99)"
+        line += f"; ITL {itl['p50']:.2f} p99 {itl['p99']:.2f} of {GAP * 1e3:.0f} ms sent; {asked:.0f} chunks/s expected"
+    elif told.client_cpu > 0:
+        line += f"; alone on a core {told.request_rate / told.client_cpu:.0f} requests/s, "
+        line += f"{told.output_rate / told.client_cpu:.0f} chunks/s"
     print(line, flush=True)
 
 
 def agree(words: list[str], times: int = 3) -> bool:
-    """Search several times on one server; whether the largest levels are neighbours in the grid."""
+    """Search several times on one server; return whether the largest levels are neighbors in the
+    grid.
+    """
     command = [
         sys.executable,
         "-m",
@@ -227,7 +231,7 @@ def agree(words: list[str], times: int = 3) -> bool:
             print(f"search {number + 1}: {kind} {one['level']} ({told})", flush=True)
     good = True
     for kind, levels in found.items():
-        grid = level_search.users() if kind == "concurrency" else level_search.rates()
+        grid = level_search.user_levels() if kind == "concurrency" else level_search.rate_levels()
         places = [-1 if level is None else grid.index(level) for level in levels]
         apart = max(places) - min(places)
         good = good and apart <= steps[kind]
@@ -236,7 +240,7 @@ def agree(words: list[str], times: int = 3) -> bool:
 
 
 def main() -> int:
-    """The client's own limits; or three searches."""
+    """Measure the client's limits, or run three searches."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

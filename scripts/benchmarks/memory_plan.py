@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""The plan against reality: every part of a run's memory as planned, and as it is when the context
-is full.
+"""Compare the planned memory of a run with the actual memory when the context is full.
 
-usage: .venv/bin/python scripts/benchmarks/memory_plan.py [MODEL ...] [--contexts 512,2048,4096] [--types
-f16,q8_0,q4_0] [-t N]
+usage: .venv/bin/python scripts/benchmarks/memory_plan.py [MODEL ...] [--contexts 512,2048,4096]
+       [--types f16,q8_0,q4_0] [-t N]
 
-MODEL is a name of the catalog or a GGUF (smollm2:135m and gemma3:270m unless given; NAME@256,1024
-gives one contexts of its own). Each case, contexts × KV types × one pool or a stream a sequence, of
-two sequences, is planned in one process and loaded in another, which fills every cell with random
-tokens and then weighs itself. Goals: weights and KV differ by 0 bytes, compute and output buffers
-by at most 1 %, the whole process by at most 3 %. Exits with 1 where one is missed.
+MODEL is a name of the catalog or a GGUF (default: smollm2:135m and gemma3:270m; NAME@256,1024 gives
+a model its own contexts). A case is a context size, a KV type, and one pool or one stream per
+sequence, for two sequences. It is planned in one process and loaded in another, which fills every
+cell with random tokens and then reads its memory. Goals: weights and KV differ by 0 bytes, compute
+and output buffers by at most 1 %, the whole process by at most 3 %. The script exits with 1 if a
+goal is missed.
 """
 
 import argparse
@@ -52,13 +52,13 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One model in one context."""
+    """One model with one context."""
 
     path: str
     options: ContextOptions
 
     def ask(self, what: str) -> dict[str, Any]:
-        """Have a process of its own plan or load it."""
+        """Plan or load the model in another process."""
         words = [sys.executable, __file__, f"--{what}", self.path, json.dumps(asdict(self.options))]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -71,20 +71,20 @@ class Case:
 
 
 def planned(path: Path, options: ContextOptions) -> dict[str, Any]:
-    """The receipt, nothing loaded."""
+    """Return the planned bytes by part, without loading the model."""
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
-    with memory_plan.planner(header, options, 0) as planner:
-        told = planner.receipt()
-    return {part: told.sum(part) for part in PARTS[:5]} | {
+    with memory_plan.open_memory_planner(header, options, 0) as planner:
+        told = planner.memory_plan()
+    return {part: told.sum_part(part) for part in PARTS[:5]} | {
         "interpreter": told.overhead,
-        "process": told.process,
+        "process": told.process_bytes,
     }
 
 
 def loaded(path: Path, options: ContextOptions) -> dict[str, Any]:
-    """The same of the model really loaded, its context full; `file` is what of the mapped file is
-    in memory.
+    """Return the actual bytes by part with a full context; `file`: bytes of the mapped file in
+    memory.
     """
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
@@ -93,15 +93,17 @@ def loaded(path: Path, options: ContextOptions) -> dict[str, Any]:
         fill(context)
         resident = host.resident_memory()
         held = context.memory_breakdown()
-        assert held and resident, "this build, or this machine, does not tell"
-        (share,) = memory_plan.shares(held, context.output_bytes, {}, None, None)
+        assert held and resident, "llama.cpp or this machine does not report its memory"
+        (share,) = memory_plan.device_memory(held, context.output_bytes, {}, None, None)
         parts: dict[str, Any] = {part: getattr(share, part) for part in PARTS[:5]}
         rest = resident - sum(parts.values())
         return parts | {"interpreter": rest, "process": resident, "file": mapped(path)}
 
 
 def fill(context: Context) -> None:
-    """Random tokens into every cell, a sequence after the other; each one's last row gives logits."""
+    """Fill every cell with random tokens, one sequence after the other, with logits of each last
+    row.
+    """
     chance = random.Random(0)
     each = context.n_ctx // SEQUENCES
     for sequence in range(SEQUENCES):
@@ -115,7 +117,7 @@ def fill(context: Context) -> None:
 
 
 def mapped(path: Path) -> int:
-    """Bytes of the model's file that are in this process's memory."""
+    """Return the bytes of the model's file in this process's memory."""
     nbytes, ours = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
@@ -126,7 +128,7 @@ def mapped(path: Path) -> int:
 
 
 def cases(asked: argparse.Namespace) -> Iterator[Case]:
-    """Every model in every context."""
+    """Yield every model in every context."""
     for word in asked.models:
         name, _, own = word.partition("@")
         path = prepare_model(name, None, config.load(), UI(color=False)).path
@@ -141,7 +143,7 @@ def cases(asked: argparse.Namespace) -> Iterator[Case]:
 
 
 def share(told: int, found: int) -> float:
-    """How far the plan is off, as a part of what is."""
+    """Return the error of the plan relative to the actual bytes."""
     return abs(told - found) / found if found else float(told != found)
 
 
@@ -153,7 +155,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", default=["smollm2:135m", "gemma3:270m"])
     parser.add_argument("--contexts", default="512,2048,4096")
     parser.add_argument("--types", default="f16,q8_0,q4_0")
-    parser.add_argument("-t", "--threads", type=int, default=host.cores())
+    parser.add_argument("-t", "--threads", type=int, default=host.core_count())
     asked = parser.parse_args()
     worst: dict[str, tuple[float, int, str]] = {}
     print(

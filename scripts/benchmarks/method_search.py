@@ -1,17 +1,14 @@
 #!/usr/bin/env python3
-"""Time and weighted error of `--method search` against ggml's search: per type here, whole runs
-against llama-quantize.
+"""Compare time and weighted error of `--method search` with ggml's search, and with llama-quantize.
 
-usage: .venv/bin/python scripts/benchmarks/method_search.py                                  per type,
-synthetic rows, one thread
-       .venv/bin/python scripts/benchmarks/method_search.py MODEL.gguf --imatrix FILE --llama-quantize PATH
-                                                  [-t TYPE …] [--rounds 5] [--threads N] [--pure]
-                                                  [--numpy]
+usage: .venv/bin/python scripts/benchmarks/method_search.py
+           each type, synthetic rows, one thread
+       .venv/bin/python scripts/benchmarks/method_search.py MODEL.gguf --imatrix FILE
+           --llama-quantize PATH [-t TYPE …] [--rounds 5] [--threads N] [--pure] [--numpy]
 
-Both sides run in turn, the first place changing from round to round; the ratio is the median of the
-rounds' ratios, above 1 where ours is faster. The error is the sum of importance times squared
-difference over all tensors that both quantized, ours by theirs. --numpy leaves our C out. The model
-must be of floats.
+Both sides run in turn, in alternating order. The ratio is the median of the rounds' ratios, above 1
+if ours is faster. The error is the sum of importance times squared difference over all tensors that
+both quantized, ours relative to theirs. --numpy disables our C code. MODEL must have float weights.
 """
 
 import argparse
@@ -41,16 +38,16 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS, COLUMNS = 512, 2048
 PROGRAM = """
 import sys
-from quant import native
+from quant.native import ggml
 if sys.argv.pop(1) == "1":
-    native.searches = lambda: None
+    ggml.native_search = lambda: None
 from llmcli.app import main
 main()
 """
 
 
 def main() -> None:
-    """Measure what was asked for and print a line each."""
+    """Measure and print a line for each type."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -74,7 +71,7 @@ def main() -> None:
         return
     if not (asked.imatrix and asked.llama_quantize):
         parser.error(
-            "name the importance matrix with --imatrix and llama.cpp's tool with --llama-quantize"
+            "pass the importance matrix with --imatrix and llama.cpp's tool with --llama-quantize"
         )
     with tempfile.TemporaryDirectory() as place:
         for name in asked.type:
@@ -84,7 +81,7 @@ def main() -> None:
 def in_turn(
     ours: Callable[[], float], theirs: Callable[[], float], rounds: int
 ) -> tuple[float, float, float]:
-    """Medians of the seconds of both, and of the rounds' ratios theirs / ours."""
+    """Return the medians of both sides' seconds, and of the rounds' ratios theirs / ours."""
     pairs = []
     for turn in range(rounds):
         if turn % 2:
@@ -98,8 +95,8 @@ def in_turn(
 
 
 def per_type(name: str, rounds: int) -> None:
-    """One thread on Student-t rows with one value in a hundred eight times as large, log-normal
-    importance.
+    """Measure one type with one thread on Student-t rows (one value in a hundred is eight times as
+    large) and log-normal importance.
     """
     rng = np.random.default_rng(0)
     rows = rng.standard_t(5, (ROWS, COLUMNS)) * 0.02
@@ -142,7 +139,7 @@ def per_type(name: str, rounds: int) -> None:
 
 
 def whole_run(asked: argparse.Namespace, name: str, place: Path) -> None:
-    """Process against process, from the same file, with the same importance."""
+    """Measure whole processes with the same file and the same importance matrix."""
     ours, theirs = place / "ours.gguf", place / "theirs.gguf"
     pure = ["--pure"] if asked.pure else []
     own_words = [
@@ -176,7 +173,7 @@ def whole_run(asked: argparse.Namespace, name: str, place: Path) -> None:
         name,
         asked.threads,
     ]
-    seconds_of(own_words, ours)  # untimed: Python keeps what it compiled, as it does for a user
+    seconds_of(own_words, ours)  # not timed: Python writes its bytecode
     own, other, ratio = in_turn(
         lambda: seconds_of(own_words, ours), lambda: seconds_of(words, theirs), asked.rounds
     )
@@ -196,7 +193,7 @@ def whole_run(asked: argparse.Namespace, name: str, place: Path) -> None:
 
 
 def seconds_of(words: list[object], out: Path) -> float:
-    """A command from its start to its end, after what is to be written is on the disk."""
+    """Return the seconds of a command, after pending writes reached the disk."""
     out.unlink(missing_ok=True)
     os.sync()
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -210,7 +207,7 @@ def seconds_of(words: list[object], out: Path) -> float:
 
 
 def lost_by(source: Path, made: Path, sums: imatrix.Imatrix) -> dict[str, float]:
-    """By tensor the importance-weighted squares of what quantizing changed."""
+    """Return the importance-weighted squared error of every tensor."""
     before = {weight.name: weight for weight in write.open_gguf(source).weights}
     lost = {}
     for tensor in read_header.read_header(made).tensors:

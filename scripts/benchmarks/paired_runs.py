@@ -1,6 +1,4 @@
-"""What the scripts share that set one program beside another: documents of processes, intervals of
-ratios.
-"""
+"""Helpers of scripts that compare programs: documents of processes, and intervals of ratios."""
 
 import json
 import random
@@ -15,7 +13,7 @@ LLMCLI = [str(Path(sys.executable).with_name("llmcli"))]
 
 
 def document(command: Sequence[str]) -> Any:
-    """The JSON document a command prints; the script ends where it fails."""
+    """Run a command and return its JSON document. Raises SystemExit if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
@@ -23,12 +21,12 @@ def document(command: Sequence[str]) -> Any:
 
 
 def model_path(ref: str) -> str:
-    """The file of a model: a path as it is, a name after it was pulled."""
+    """Return the file of a model: a path unchanged, a name after pulling it."""
     return ref if Path(ref).exists() else str(document([*LLMCLI, "pull", ref, "--json"])["path"])
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """95% bootstrap interval of the median."""
+    """Return the 95% bootstrap interval of the median."""
     rng = random.Random(1)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
     return medians[100], medians[3899]

@@ -1,14 +1,15 @@
-"""Quantizes a checkpoint straight from a hub on loopback, and after downloading it; with and
-without faults.
+"""Quantize a checkpoint directly from a hub on loopback and after a download, with and without
+faults.
 
-    .venv/bin/python scripts/benchmarks/pull.py [FOLDER] [--megabytes 400] [-t Q4_K_M] [--share 0.05]
-    [--seed 1] [--kills 5]
+    .venv/bin/python scripts/benchmarks/pull.py [FOLDER] [--megabytes 400] [-t Q4_K_M] [--share
+    0.05]
+        [--seed 1] [--kills 5]
 
-FOLDER is a checkpoint; without one a llama of random BF16 weights is made. With faults the hub
-drops, stalls or truncates `--share` of all its answers. Prints a line a way: seconds, requests, the
-peak of disk and memory, and the sha256 of what was made; fails unless all four are the same file
-and the peak of disk is at most 1.1 of it. With `--kills` a fifth pull is killed so many times at
-random moments, each time gone on with by the next.
+FOLDER is a checkpoint; by default a Llama of random BF16 weights is made. With faults the hub
+drops, stalls or truncates `--share` of its answers. For each way the script prints seconds,
+requests, peaks of disk and memory, and the sha256 of the file. It fails unless all four files are
+equal and the peak of disk is at most 1.1 times the file. With `--kills` another pull is killed that
+many times at random moments and resumed each time.
 """
 
 import argparse
@@ -37,7 +38,7 @@ main()
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way to the file: `disk` and `memory` are peaks in bytes."""
+    """One way to the file; `disk` and `memory` are peaks in bytes."""
 
     seconds: float
     requests: int
@@ -51,7 +52,7 @@ class Outcome:
 def pull(
     url: str, home: Path, words: list[str], patience: float
 ) -> tuple[float, int, int, dict[str, object]]:
-    """Run one pull in a process of its own; seconds, peak disk, peak memory, and the document."""
+    """Run one pull in another process; return seconds, peak disk, peak memory and the document."""
     env = {
         **os.environ,
         "HF_ENDPOINT": url,
@@ -87,8 +88,8 @@ def pull(
 def killed(
     folder: Path, words: list[str], args: argparse.Namespace, seconds: float
 ) -> tuple[list[int], str]:
-    """A pull that is killed again and again, then left in peace: bytes done after each kill, and
-    the sha256.
+    """Kill a pull repeatedly, then let it finish; return the bytes done at each kill, and the
+    sha256.
     """
     from tests.fixtures.fake_hub import Faults, Hub
 
@@ -117,7 +118,7 @@ def killed(
             ) as process:
                 time.sleep(chance.uniform(0.2, 0.8) * seconds)
                 if process.poll() is not None:
-                    break  # it was done before
+                    break  # it ended before the kill
                 process.kill()
             notes = [
                 json.loads(line)
@@ -130,18 +131,18 @@ def killed(
 
 
 def taken(home: Path) -> int:
-    """Bytes of the disk under a folder, as the file system counts them."""
+    """Return the disk bytes of a folder, as the file system counts them."""
     total = 0
     for path in list(home.rglob("*")):
         try:
             total += path.lstat().st_blocks * 512
         except FileNotFoundError:
-            continue  # renamed meanwhile
+            continue  # renamed in the meantime
     return total
 
 
 def resident(pid: int) -> int:
-    """The most memory the process has held; 0 where the system does not tell."""
+    """Return the peak memory of a process, or 0 if the system does not report it."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -152,7 +153,7 @@ def resident(pid: int) -> int:
 def measure(
     folder: Path, words: list[str], seed: int | None, share: float, patience: float
 ) -> Outcome:
-    """One hub, one home, one pull."""
+    """Run one pull with a new hub and a new home."""
     from tests.fixtures.fake_hub import Faults, Hub
 
     with Hub() as hub, tempfile.TemporaryDirectory() as home:
@@ -167,7 +168,7 @@ def measure(
 
 
 def made(megabytes: int, target: Path) -> Path:
-    """A checkpoint of about so many megabytes."""
+    """Write a random checkpoint of about this size."""
     from tests.quant import tiny_checkpoint
 
     hidden = 1024
@@ -178,7 +179,7 @@ def made(megabytes: int, target: Path) -> Path:
 
 
 def main() -> None:
-    """Go all four ways and compare."""
+    """Run all four ways and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--megabytes", type=int, default=400)
@@ -190,7 +191,7 @@ def main() -> None:
         "--patience",
         type=float,
         default=5.0,
-        help="seconds after which a silent answer has stalled",
+        help="seconds without a byte after which an answer counts as stalled",
     )
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
@@ -203,7 +204,7 @@ def main() -> None:
         )
         outcomes = []
         for seed in (None, args.seed):
-            for name, more in (("straight", []), ("download, then quantize", ["--keep-source"])):
+            for name, more in (("direct", []), ("download, then quantize", ["--keep-source"])):
                 done = measure(
                     folder, ["--quant", args.type, *more], seed, args.share, args.patience
                 )
@@ -224,7 +225,9 @@ def main() -> None:
             hashes.add(sha256)
     same = len(hashes) == 1
     slim = all(done.disk <= 1.1 * done.nbytes for done in outcomes[::2])
-    print(f"the same file: {same}; straight, the disk never held more than 1.1 of it: {slim}")
+    print(
+        f"the same file: {same}; direct, the disk never held more than 1.1 times the file: {slim}"
+    )
     raise SystemExit(not (same and slim))
 
 

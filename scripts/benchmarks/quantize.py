@@ -1,17 +1,15 @@
 #!/usr/bin/env python3
-"""Time, memory and disk of `llmcli quantize FOLDER` against writing a BF16 GGUF first and
-quantizing that.
+"""Compare time, memory and disk of `llmcli quantize FOLDER` with a BF16 GGUF and llama-quantize.
 
-usage: .venv/bin/python scripts/benchmarks/quantize.py FOLDER --llama-quantize PATH [--convert SCRIPT]
-[-t Q4_K_M]
-                                                    [--threads N] [--rounds 3] [--work FOLDER]
+usage: .venv/bin/python scripts/benchmarks/quantize.py FOLDER --llama-quantize PATH
+       [--convert SCRIPT] [-t Q4_K_M] [--threads N] [--rounds 3] [--work FOLDER]
        .venv/bin/python scripts/benchmarks/quantize.py FOLDER --ours-only
 
-The BF16 file is written by llama.cpp's own converter where --convert names its
-convert_hf_to_gguf.py, else by this project. Both ways run in turn, the first place changing; every
-run starts after a sync. Printed: medians of wall time, the processor's time, the largest resident
-memory of a process, and disk beyond the finished file; then how many tensors have equal bytes. The
-checkpoint itself counts on neither side.
+The BF16 file is written by llama.cpp's converter if --convert names its convert_hf_to_gguf.py, else
+by this project. Both ways run in turn, in alternating order; every run starts after a sync. The
+script prints medians of wall time, CPU time, the largest resident memory of a process, and disk
+beyond the finished file; then the number of tensors with equal bytes. The checkpoint itself is not
+counted.
 """
 
 import argparse
@@ -28,12 +26,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parents[2]))
-POLL = 0.02  # seconds between two looks at the disk
+POLL = 0.02  # seconds between two reads of the disk usage
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a way took: seconds, seconds of processors, and peaks in bytes."""
+    """The cost of one way: seconds, CPU seconds, and peaks in bytes."""
 
     wall: float
     cpu: float
@@ -55,11 +53,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--work", type=Path, help="where the files go; a folder of the system's unless told"
+        "--work", type=Path, help="folder for the files; default: a temporary folder"
     )
     asked = parser.parse_args()
     if not asked.ours_only and not asked.llama_quantize:
-        parser.error("name llama.cpp's tool with --llama-quantize, or say --ours-only")
+        parser.error("pass llama.cpp's tool with --llama-quantize, or --ours-only")
     costs: dict[str, list[Cost]] = (
         {"one pass": []} if asked.ours_only else {"one pass": [], "two steps": []}
     )
@@ -79,7 +77,7 @@ def main() -> None:
 
 
 def one_pass(asked: argparse.Namespace, out: Path) -> Cost:
-    """Our way; says what part of the time the encoders were at work."""
+    """Run `llmcli quantize`; print the share of time in which the encoders run."""
     words = [
         sys.executable,
         "-m",
@@ -97,12 +95,12 @@ def one_pass(asked: argparse.Namespace, out: Path) -> Cost:
     busy = (
         sum(row["elapsed_ms"] or 0 for row in document["types"].values()) / document["elapsed_ms"]
     )
-    print(f"  {'':10} encoders at work {busy:.0%} of {document['elapsed_ms'] / 1000:.1f} s")
+    print(f"  {'':10} encoders busy {busy:.0%} of {document['elapsed_ms'] / 1000:.1f} s")
     return cost
 
 
 def two_steps(asked: argparse.Namespace, out: Path) -> Cost:
-    """A BF16 file, and llama.cpp's tool on it."""
+    """Write a BF16 file and run llama-quantize on it."""
     middle = out.with_name("middle.gguf")
     if asked.convert:
         first = run(
@@ -135,7 +133,7 @@ def two_steps(asked: argparse.Namespace, out: Path) -> Cost:
 
 
 def run(words: list[object], out: Path, *, sync: bool = True) -> Cost:
-    """Run a command to its end; disk is what its folder held at most beyond the finished `out`."""
+    """Run a command; `disk` is the most its folder contained beyond the finished `out`."""
     if sync:
         os.sync()
     others, most, over = (
@@ -174,23 +172,23 @@ def run(words: list[object], out: Path, *, sync: bool = True) -> Cost:
 
 
 def other(out: Path) -> str:
-    """The stem of the other way's finished file."""
+    """Return the stem of the other way's finished file."""
     return "theirs" if out.stem == "ours" else "ours"
 
 
 def held(folder: Path, others: list[Path], only: Path | None = None) -> int:
-    """Bytes that a folder's files take on the disk, or one of them."""
+    """Return the disk bytes of a folder's files, or of one of them."""
     total = 0
     for file in folder.iterdir() if only is None else [only]:
         try:
             total += 0 if file in others else file.stat().st_blocks * 512
         except FileNotFoundError:
-            continue  # it was renamed or removed since
+            continue  # it was renamed or removed in the meantime
     return total
 
 
 def line(cost: Cost) -> str:
-    """One way's figures."""
+    """Return one way's figures as text."""
     return (
         f"wall {cost.wall:7.1f} s   cpu {cost.cpu:7.1f} s   resident {cost.resident / 1e6:7.0f} MB"
         f"   extra disk {cost.disk / 1e6:7.0f} MB"
@@ -198,8 +196,8 @@ def line(cost: Cost) -> str:
 
 
 def report(costs: dict[str, list[Cost]]) -> None:
-    """Medians, and the ratio of the walls round by round: what else the machine does hits both
-    sides of a round.
+    """Print medians and the ratio of wall times per round, because other load affects both sides of
+    a round.
     """
     middle = {
         way: Cost(
@@ -220,11 +218,11 @@ def report(costs: dict[str, list[Cost]]) -> None:
             f"wall {statistics.median(walls):.2f} of the two steps' (rounds: {', '.join(f'{x:.2f}' for x in walls)})",
             end="",
         )
-        print(f", processors' time {cpu:.2f}")
+        print(f", CPU time {cpu:.2f}")
 
 
 def same(ours: Path, theirs: Path) -> None:
-    """Say how many tensors have equal bytes; 1 where one differs."""
+    """Print the number of tensors with equal bytes; exit with 1 if one differs."""
     from scripts.reference.quantize import compare
 
     equal, total, differing = compare(ours, theirs)

@@ -1,19 +1,16 @@
 #!/usr/bin/env python3
-"""How much the batch shows in the logits: one text cut in many ways, and how far the logits are
-apart.
+"""Measure how much the batch changes the logits, and what the reproducible mode costs.
 
-usage: .venv/bin/python scripts/benchmarks/reproducible.py MODEL.gguf [MODEL.gguf ...] [--cache q8_0]
-[--as-is]
-       [--depths 100,700] [--chunks 1,2,3,4,7,16,63,64,65,128] [--sequences 2,3,4,5,8] [--layout
-       best|file] [--tiled]
+usage: .venv/bin/python scripts/benchmarks/reproducible.py MODEL.gguf [MODEL.gguf ...]
+       [--cache q8_0] [--as-is] [--depths 100,700] [--chunks 1,2,3,4,7,16,63,64,65,128]
+       [--sequences 2,3,4,5,8] [--layout best|file] [--tiled]
 
-Printed are the largest |Δlogit| over the prompt's last token and four more, against the same text
-computed alone, at once and with one thread: for prompts in chunks, two threads, other
-micro-batches, sequences in one batch, cells behind a hole that was filled. Then milliseconds of
-this process's own CPU time for 512 prompt tokens and for one more. --as-is leaves the reproducible
-mode (llmcli/runtime/reproducible.py) out: the cache and kernels that llama.cpp takes by itself.
---layout file keeps the matrices as the file has them, --tiled lets k-quants have their tiled
-kernel.
+The script prints the largest |Δlogit| over the prompt's last token and four more, against the same
+text computed alone, in one pass, with one thread: for prompts in chunks, two threads, other
+micro-batches, several sequences in a batch, and cells after a gap that was filled. Then it prints
+the CPU milliseconds of 512 prompt tokens and of one more token. --as-is leaves out the reproducible
+mode (llmcli/runtime/reproducible.py) and uses llama.cpp's default cache and kernels. --layout file
+keeps the matrices as the file has them, --tiled enables the tiled kernel of k-quants.
 """
 
 import argparse
@@ -34,13 +31,13 @@ from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 from quant.model_file import read_header
 
-MORE = 4  # tokens behind the prompt, one by one
+MORE = 4  # tokens after the prompt, one per pass
 Found = list[NDArray[np.float32]]
 
 
 def feed(context: Context, tokens: list[int], chunk: int, slot: int = 0, start: int = 0) -> Found:
-    """The logits of the prompt's last token and of a few more; the first `start` tokens are there
-    already.
+    """Return the logits of the prompt's last token and a few more; the first `start` tokens are
+    cached.
     """
     end, found = len(tokens) - MORE, []
     pieces = [(at, min(at + chunk, end)) for at in range(start, end, chunk)] + [
@@ -54,12 +51,12 @@ def feed(context: Context, tokens: list[int], chunk: int, slot: int = 0, start: 
 
 
 def apart(one: Found, other: Found) -> float:
-    """The largest difference of any logit."""
+    """Return the largest difference of any logit."""
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
 def together(context: Context, texts: list[list[int]]) -> list[Found]:
-    """As many sequences, their last tokens in the same passes."""
+    """Compute several sequences whose last tokens share their passes."""
     ends = [len(text) - MORE for text in texts]
     found: list[Found] = []
     for slot, (text, end) in enumerate(zip(texts, ends, strict=True)):
@@ -77,7 +74,7 @@ def together(context: Context, texts: list[list[int]]) -> list[Found]:
 
 
 def behind_a_hole(context: Context, tokens: list[int]) -> Found:
-    """The text begun behind another that then leaves: its end fills the cells before its beginning."""
+    """Compute a text whose cells are split by a gap: another text was removed before its end."""
     half = len(tokens) // 2
     other = tokens[: half // 2]
     context.decode(BatchRows(other, range(len(other)), [1] * len(other), [False] * len(other)))
@@ -87,7 +84,7 @@ def behind_a_hole(context: Context, tokens: list[int]) -> Found:
 
 
 def cases(path: Path, asked: argparse.Namespace, depth: int) -> Iterator[tuple[str, float]]:
-    """Every way of cutting, and the largest difference."""
+    """Yield every way to split the text, and its largest difference."""
     text = words(path, depth + MORE + 9 * max(asked.sequences))
     tokens = text[: depth + MORE]
     fit = kv_size.round_up_cells(depth + MORE)
@@ -125,7 +122,7 @@ def opened(
     n_ubatch: int = 512,
     slots: int = 1,
 ) -> Iterator[Context]:
-    """A context as the mode makes it, or (--as-is, --layout file) without its choice of a layout."""
+    """Open a context in the reproducible mode, or with --as-is or --layout file without it."""
     kind = ContextOptions(
         n_ctx, 2048, n_ubatch, slots, threads, threads, asked.cache, asked.cache, "on"
     )
@@ -142,7 +139,7 @@ def opened(
 
 
 def words(path: Path, count: int) -> list[int]:
-    """Tokens of a real text, as many as wanted."""
+    """Return tokens of a real text."""
     text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     with open_model(path, vocab_only=True) as model:
         ids = model.tokenize(text, special=False, add_special=model.add_bos)
@@ -150,8 +147,8 @@ def words(path: Path, count: int) -> list[int]:
 
 
 def cost(path: Path, asked: argparse.Namespace) -> tuple[float, float]:
-    """Milliseconds of CPU time for 512 tokens of a prompt and for one token behind it, the least of
-    four.
+    """Return the CPU milliseconds of 512 prompt tokens and of one more token, the minimum of four
+    runs.
     """
     tokens = words(path, 512 + 16)
     prompt, single = [], []
@@ -169,7 +166,7 @@ def cost(path: Path, asked: argparse.Namespace) -> tuple[float, float]:
 
 
 def numbers(text: str) -> list[int]:
-    """'1,2,3'."""
+    """Parse '1,2,3'."""
     return [int(part) for part in text.split(",")]
 
 
@@ -190,7 +187,7 @@ def main() -> None:
     if not asked.as_is and not asked.tiled:
         config.one_kernel()
     for path in asked.models:
-        how = "as it is" if asked.as_is else "reproducible"
+        how = "default" if asked.as_is else "reproducible"
         print(f"{path.name}  {how}, {asked.cache} cache, {asked.layout} layout", flush=True)
         for depth in asked.depths:
             for case, difference in cases(path, asked, depth):

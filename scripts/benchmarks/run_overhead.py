@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What `llmcli run` costs around llama.cpp's forward passes, measured inside one process.
+"""Measure what `llmcli run` costs around llama.cpp's forward passes, inside one process.
 
 usage: .venv/bin/python scripts/benchmarks/run_overhead.py MODEL.gguf
        [--answers 10] [--tokens 256] [--stretch 16] [--threads N]
 
-Two processes of one program differ by several percent here, so 1% cannot be seen between them. In
-one process an answer (sampler, detokenizer, log-probability and times of every token, as `run
---json`) and the passes that `bench` times advance in turn over one loaded model, a stretch of
-tokens each at the same positions, the first place changing: drift hits both sides of a pair.
-Printed: the median ratio of speeds over all stretches with a 95% bootstrap interval.
+Processes of one program differ by several percent, so a difference of 1% is invisible between them.
+In one process an answer (with sampler, detokenizer, log-probabilities and times, as `run --json`)
+and the passes of `bench` advance in turn over one loaded model, a stretch of tokens each at the
+same positions, in alternating order, so that drift affects both sides. The script prints the median
+ratio of speeds over all stretches with a 95% bootstrap interval.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PROMPT = "Once upon a time"
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long `work` takes."""
+    """Return the seconds that `work` takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -43,18 +43,18 @@ def seconds(work: Callable[[], object]) -> float:
 def answer(
     runner: Runner, passes: RandomPasses, tokens: int, stretch: int, turn: int
 ) -> list[float]:
-    """Ratios of speeds, run over bench, stretch by stretch of one answer."""
+    """Return the ratios of speeds, run over bench, for each stretch of one answer."""
     prompt = runner.encode_text(PROMPT)
     greedy = default_sampling().with_values({"temp": 0})
     reply = runner.reply(
         Request(prompt, greedy, max_tokens=tokens + 1, ignore_eos=True, logprobs=True)
     )
     events = iter(reply)
-    next(events)  # the prompt's own token: its time is the prompt's
-    run_passes(passes.prompt(0, len(prompt)))
+    next(events)  # the first token's time belongs to the prompt
+    run_passes(passes.prompt_passes(0, len(prompt)))
     ratios = []
     for start in range(0, tokens, stretch):
-        ready = passes.steps(len(prompt) + start, stretch)
+        ready = passes.token_passes(len(prompt) + start, stretch)
         sides = {
             "run": lambda: list(islice(events, stretch)),
             "bench": lambda steps=ready: run_passes(steps),

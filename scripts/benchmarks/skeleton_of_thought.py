@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Skeleton-of-Thought beside the plain answer: time and tokens of each question, in turns, on one
-open model.
+"""Compare Skeleton-of-Thought with plain answers: time and tokens of each question on one open
+model.
 
-usage: .venv/bin/python scripts/benchmarks/skeleton_of_thought.py REF QUESTIONS.jsonl [--questions
-10] [--predict 256]
-       [--threads N] [--parallel 10]
+usage: .venv/bin/python scripts/benchmarks/skeleton_of_thought.py REF QUESTIONS.jsonl
+       [--questions 10] [--predict 256] [--threads N] [--parallel 10]
 
-QUESTIONS.jsonl has a question a line: {"turns": ["…"]} (as vicuna_bench_question.jsonl), {"prompt":
-"…"} or "…". Each is asked plainly and by its skeleton, greedily, the one that goes first taking
-turns, each with an empty cache. Prints a line a question and the medians; plain and skeleton may
-come to texts of different length, so tokens stand beside.
+QUESTIONS.jsonl has one question per line: {"turns": ["…"]} (as vicuna_bench_question.jsonl),
+{"prompt": "…"} or "…". Each question is answered plainly and by its skeleton, greedily, in
+alternating order, with an empty cache. The script prints a line per question and the medians. The
+texts may differ in length, so the tokens are printed, too.
 """
 
 import argparse
@@ -36,7 +35,7 @@ PLANS = {"plain": plans.plain, "skeleton": skeleton_of_thought.skeleton}
 
 @dataclass(frozen=True)
 class Row:
-    """What one way of answering took; `points` 0: no outline came."""
+    """The cost of one answer; `points` is 0 if there was no outline."""
 
     seconds: float
     tokens: int
@@ -44,7 +43,7 @@ class Row:
 
 
 def main() -> None:
-    """Ask, and tell."""
+    """Answer all questions and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,7 +70,7 @@ def main() -> None:
             ratio = plain.seconds / parts.seconds
             print(f"{told} {parts.points:2} points  {ratio:5.2f}x  {question[:60]}", flush=True)
     outlined = [row for row in rows if row["skeleton"].points]
-    print(f"{len(outlined)} of {len(rows)} came to an outline; of those:")
+    print(f"{len(outlined)} of {len(rows)} have an outline; of those:")
     for name in PLANS:
         each = [row[name] for row in outlined]
         rate = sum(row.tokens for row in each) / sum(row.seconds for row in each)
@@ -86,7 +85,7 @@ def main() -> None:
 def ask(
     hosted: open_server_model.ServerModel, given: RunFlags, question: str, name: str, parallel: int
 ) -> Row:
-    """One question, one way, from an empty cache."""
+    """Answer one question in one way from an empty cache."""
     hosted.runner.engine.ledger.evict_idle()
     body = {"messages": [{"role": "user", "content": question}]}
     came: list[Any] = []
@@ -102,7 +101,7 @@ def ask(
 
 
 def read(path: Path, count: int) -> list[str]:
-    """The first questions of a file."""
+    """Return the first questions of a file."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:count]]
     return [
         row if isinstance(row, str) else row["turns"][0] if "turns" in row else row["prompt"]

@@ -1,29 +1,27 @@
 #!/usr/bin/env python3
-"""What guessing tokens wins: speculative against plain decoding, a few passes of one and of the
-other in turn.
+"""Compare speculative with plain decoding, a few passes of each in turn.
 
-usage: .venv/bin/python scripts/benchmarks/speculation.py MODEL.gguf [--draft DRAFT.gguf] [--prompts
-FOLDER]
-       [--tokens 128] [--rounds 3] [--most 6] [--worst 20] [--tasks 20] [--only 2,14] [--groups
-       leaning,free,known] [--cache q8_0] [--threads N]
+usage: .venv/bin/python scripts/benchmarks/speculation.py MODEL.gguf [--draft DRAFT.gguf]
+       [--prompts FOLDER] [--tokens 128] [--rounds 3] [--most 6] [--worst 20] [--tasks 20]
+       [--only 2,14] [--groups leaning,free,known] [--cache q8_0] [--threads N]
 
-Twenty tasks whose answers lean on their input (copies, edits, extractions, summaries of sonnets and
-of lists of questions) and twenty free questions, out of FOLDER (default: ../shared/assets/prompts
-beside the repository), are answered greedily. The machine's speed changes by tens of percent from
-second to second, so both kinds of decoding walk through the same answer side by side, each in a
-context of its own over one loaded model: a few passes of one, then the other up to the same token,
-the first place changing. In a third context as many tokens are held, and after every second stretch
-passes of one and of m rows are timed there: T(m) / T(1) of the same second. The contexts change
-their sides from round to round. Of each eighth of an answer the median over the rounds counts; the
-interval (95%) is bootstrapped over rounds. A task is walked --rounds times, the --worst free ones
-on until the interval is within 1.5% or --most times (--groups free --rounds 2 --worst 5 --most 16:
-where it might be lost, in about five minutes).
+Twenty tasks whose answers repeat their input (copies, edits, extractions, summaries of sonnets and
+lists of questions) and twenty free questions are answered greedily. They come from FOLDER (default:
+../shared/assets/prompts beside the repository). The machine's speed changes by tens of percent
+within seconds, so both kinds of decoding advance through the same answer side by side, each in its
+own context over one loaded model: a few passes of one, then the other up to the same token, in
+alternating order. A third context holds the same number of tokens; after every second stretch it
+times passes of one and of m rows, which gives T(m) / T(1) of the same moment. Contexts change sides
+every round. For each eighth of an answer the median over the rounds counts; the 95% interval is
+bootstrapped over rounds. A task runs --rounds times. The --worst free tasks continue until the
+interval is within 1.5% or --most rounds (--groups free --rounds 2 --worst 5 --most 16 looks for
+losses in about five minutes).
 
-Told for each: the ratio of speeds, the share of tokens that were guessed right, and the bound: the
-ratio if each pass took T(m) and nothing else took time. The text must be the same (with quantized
-weights and --cache q8_0 it is, to the last bit). Last, guesses by a drafter that knows the plain
-answers and spoils one in twenty: acceptance a = 0.95, against max over g of (1 - a^(g+1)) / (1 - a)
-/ (T(g+1) / T(1)).
+For each task the script prints the ratio of speeds, the share of tokens that were drafted
+correctly, and the bound: the ratio if each pass took T(m) and nothing else took time. The texts
+must be equal (with quantized weights and --cache q8_0 they are). The last group uses a drafter that
+has the plain answers and spoils one token in twenty: acceptance a = 0.95, against the maximum over
+g of (1 - a^(g+1)) / (1 - a) / (T(g+1) / T(1)).
 """
 
 import argparse
@@ -76,26 +74,26 @@ ON_LISTS = (
 )
 RIGHT = 0.95
 SIDES = ("plain", "speculative")
-STRETCH, PASSES = 16, 4  # tokens, and passes with guesses, before the other side's turn
-PARTS = 8  # of an answer, whose times are compared
-NARROW = 0.015  # half of a free task's interval
+STRETCH, PASSES = 16, 4  # tokens, and passes with drafts, before the other side's turn
+PARTS = 8  # parts of an answer whose times are compared
+NARROW = 0.015  # half width of a free task's interval
 
 
 @dataclass
 class Walk:
-    """One answer on its way: tokens, and the seconds since the first one at which each was there."""
+    """One answer in progress: tokens, and the seconds after the first one at which each arrived."""
 
     runner: Runner
     request: Request
     times: list[float] = field(default_factory=lambda: [0.0])
     passes: list[tuple[int, int]] = field(
         default_factory=list
-    )  # with guesses: how many, and how many were right
+    )  # number of drafted and of accepted tokens
     answer: Answer | None = None
 
     def __post_init__(self) -> None:
         engine = self.runner.engine
-        engine.ledger.evict_idle()  # where the cells lie is the same for both
+        engine.ledger.evict_idle()  # so that both sides use the same cells
         self.id = engine.submit(self.request)
         self.sequence = engine._live[self.id]
         while not (events := engine.step()):
@@ -104,7 +102,7 @@ class Walk:
             self.answer = engine.pop_answer(self.id)
 
     def to(self, place: int) -> None:
-        """Go on until so many tokens are there."""
+        """Advance to `place` tokens."""
         engine, sequence, times, passes = self.runner.engine, self.sequence, self.times, self.passes
         spent, last = times[-1], time.perf_counter()
         while len(times) < place and self.answer is None:
@@ -114,7 +112,7 @@ class Walk:
             made = sum(event.token is not None for event in events)
             if guessed:
                 passes.append((guessed, min(guessed, made - 1)))
-            # A pass's tokens are there at once; each has its share.
+            # The tokens of a pass arrive together; each gets an equal share of its time.
             times += [spent + (now - last) * (index + 1) / made for index in range(made)]
             spent, last = spent + now - last, now
             if events and events[-1].finish is not None:
@@ -123,14 +121,14 @@ class Walk:
 
 @dataclass
 class Ruler:
-    """A context that holds as many tokens as an answer, in which passes are timed: llama.cpp alone."""
+    """A context with as many tokens as an answer, which times passes of llama.cpp alone."""
 
     context: Context
     held: int = 0
     turns: Iterator[int] = field(default_factory=count)
 
     def at(self, held: int) -> tuple[int, float]:
-        """Rows of a pass, each time others, and T(rows) / T(1) behind `held` tokens."""
+        """Return a number of rows, another one each time, and T(rows) / T(1) after `held` tokens."""
         if held < self.held:
             self.context.trim(0, held)
             self.held = held
@@ -143,7 +141,9 @@ class Ruler:
         return width, taken[width] / taken[1]
 
     def _timed(self, rows: int) -> float:
-        """The first pass after another kind lays the graph out anew, and is left out."""
+        """Time a pass; a first pass with another number of rows rebuilds the graph and is not
+        timed.
+        """
         times = []
         for _ in range(2 if rows > 1 else 3):
             times.append(self._pass(rows, [True])[1])
@@ -162,8 +162,8 @@ class Ruler:
 
 @dataclass
 class Task:
-    """One prompt, and what was measured of it: for each round and side the seconds of each part of
-    the answer.
+    """One prompt and its measurements: for each round and side the seconds of each part of the
+    answer.
     """
 
     prompt: tuple[int, ...]
@@ -177,26 +177,26 @@ class Task:
 
     @property
     def tokens(self) -> int:
-        """Of the answer."""
+        """Return the number of tokens of the answer."""
         return len(self.answers["plain"].tokens)
 
     @property
     def drafted(self) -> float:
-        """Tokens guessed in a round."""
+        """Return the number of drafted tokens per round."""
         return sum(drafted for drafted, _ in self.passes) / self.rounds
 
     @property
     def right(self) -> float:
-        """And how many of them came true."""
+        """Return the number of accepted tokens per round."""
         return sum(right for _, right in self.passes) / self.rounds
 
     @property
     def same(self) -> bool:
-        """Whether both said the same."""
+        """Return whether both sides gave the same text."""
         return len({answer.text for answer in self.answers.values()}) == 1
 
     def ratio(self) -> tuple[float, float, float]:
-        """Of speeds, speculative over plain, and its interval."""
+        """Return the ratio of speeds, speculative over plain, with its interval."""
         plain, other = (np.array(self.seconds[side]) for side in SIDES)  # [rounds, parts]
         draws = np.random.default_rng(1).integers(0, len(plain), (2000, *plain.shape))
         several = [
@@ -211,7 +211,7 @@ class Task:
         )
 
     def bound(self, curve: dict[int, float]) -> float:
-        """The ratio if passes were all that takes time; the first token is the prompt's."""
+        """Return the ratio if only passes took time; the first token belongs to the prompt."""
         made = sum(right + 1 for _, right in self.passes) / self.rounds
         spent = sum(
             curve[min(width for width in PASS_ROWS if width > drafted)]
@@ -221,7 +221,7 @@ class Task:
 
 
 def curve(tasks: Iterable[Task]) -> dict[int, float]:
-    """T(m) / T(1) of all that was timed."""
+    """Return T(m) / T(1) over all timed passes."""
     timed: dict[int, list[float]] = {}
     for task in tasks:
         for width, prices in task.prices.items():
@@ -241,7 +241,7 @@ class Bench:
     asked: argparse.Namespace
 
     def walk(self, task: Task, tokens: int) -> None:
-        """One round."""
+        """Run one round."""
         swapped = task.rounds % 2
         walks = {
             side: Walk(
@@ -275,7 +275,7 @@ class Bench:
         task.rounds += 1
 
     def use(self, drafters: Iterable[Drafter]) -> None:
-        """Let these guess from now on."""
+        """Use these drafters from now on."""
         for runner in self.runners:
             means = runner.engine.resources
             assert means.speculation
@@ -284,7 +284,7 @@ class Bench:
             )
 
     def task(self, text: str) -> Task:
-        """A prompt as `chat` would send it."""
+        """Return a task with the prompt as `chat` would send it."""
         runner = self.runners[0]
         return Task(
             runner.encode_chat([Message("user", text)])
@@ -294,7 +294,7 @@ class Bench:
 
 
 def tasks(folder: Path, number: int) -> tuple[list[str], list[str]]:
-    """Prompts that lean on their input, and free ones."""
+    """Return prompts whose answers repeat their input, and free ones."""
     poems = [
         poem.strip()
         for poem in re.split(r"\n\s*\n", (folder / "sonnet.txt").read_text())
@@ -318,8 +318,8 @@ def tasks(folder: Path, number: int) -> tuple[list[str], list[str]]:
 
 
 def group(bench: Bench, name: str, texts: list[str]) -> None:
-    """Measure and tell one group of tasks: each, then those that went worst until their intervals
-    are narrow.
+    """Measure and print one group of tasks; the worst ones continue until their intervals are
+    narrow.
     """
     asked, found = bench.asked, {}
     for number, text in enumerate(texts, 1):
@@ -348,18 +348,18 @@ def group(bench: Bench, name: str, texts: list[str]) -> None:
 
 
 def line(name: str, number: int, task: Task) -> None:
-    """One task's figures."""
+    """Print one task's figures."""
     ratio, low, high = task.ratio()
     print(
         f"  {name} {number}: {task.tokens} tokens, ratio {ratio:.3f} ({low:.3f} to {high:.3f}, {task.rounds} rounds), "
-        f"bound {task.bound(curve([task])):.3f}, guessed {task.drafted:.0f}, right {task.right:.0f}"
+        f"bound {task.bound(curve([task])):.3f}, drafted {task.drafted:.0f}, accepted {task.right:.0f}"
         f"{'' if task.same else ', ANOTHER TEXT'}",
         flush=True,
     )
 
 
 def told(name: str, found: list[Task]) -> None:
-    """The figures of a group."""
+    """Print the figures of a group."""
     if not found:
         raise SystemExit(f"{name}: no answer was long enough to measure")
     prices = curve(found)
@@ -378,7 +378,7 @@ def told(name: str, found: list[Task]) -> None:
     print(f"  of bound median {statistics.median(shares):.3f}, least {min(shares):.3f}")
     share = right / max(1, drafted)
     print(
-        f"  guessed  {drafted:.0f}, right {right:.0f} ({share:.0%}), {right / made:.0%} of the text",
+        f"  drafted  {drafted:.0f}, accepted {right:.0f} ({share:.0%}), {right / made:.0%} of the text",
         flush=True,
     )
 
@@ -388,7 +388,7 @@ def _rounded(prices: dict[int, float]) -> str:
 
 
 def known(bench: Bench, texts: list[str]) -> None:
-    """Acceptance 0.95 by a drafter that knows."""
+    """Measure acceptance 0.95 with a drafter that has the answers."""
     asked, found = bench.asked, []
     for number, text in enumerate(texts, 1):
         task = bench.task(text)
@@ -400,7 +400,8 @@ def known(bench: Bench, texts: list[str]) -> None:
         if len(plain.answer.tokens) < 64:
             continue
         ids, n_vocab = [token.id for token in plain.answer.tokens], bench.runners[0].model.n_vocab
-        bench.use([Knowing(ids, RIGHT, n_vocab=n_vocab, seed=number)])  # each has luck of its own
+        # each task has its own random seed
+        bench.use([Knowing(ids, RIGHT, n_vocab=n_vocab, seed=number)])
         for _ in range(max(2, asked.rounds // 2)):
             bench.walk(task, 2 * asked.tokens)
         found.append(task)
@@ -422,7 +423,7 @@ def known(bench: Bench, texts: list[str]) -> None:
 
 @contextmanager
 def opened(asked: argparse.Namespace) -> Iterator[tuple[Bench, Speculation]]:
-    """The model, and three contexts."""
+    """Open the model with three contexts."""
     options = RunOptions(
         ctx_size=1024, threads=asked.threads, cache_type_k=asked.cache, cache_type_v=asked.cache
     )
@@ -444,7 +445,7 @@ def opened(asked: argparse.Namespace) -> Iterator[tuple[Bench, Speculation]]:
     ):
         found = runner.engine.resources.speculation
         assert found, (
-            "guessing cannot pay here: no pass of several rows is cheaper than as many passes"
+            "speculation cannot pay on this machine: no pass of several rows is cheaper than separate passes"
         )
         other = Runner(
             runner.header, runner.model, second, options, runner.template, 0.0, True, found, "on"
@@ -468,7 +469,7 @@ def main() -> None:
     )
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument(
-        "--only", default="", help="numbers of tasks, e.g. 2,14: to look at some of them longer"
+        "--only", default="", help="numbers of tasks, e.g. 2,14, to measure only these"
     )
     parser.add_argument("--groups", default="leaning,free,known")
     parser.add_argument("--cache", default="q8_0")

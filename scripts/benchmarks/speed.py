@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Compare `llmcli run`, `llmcli bench` and llama.cpp's llama-bench, side by side in one run.
+"""Compare `llmcli run`, `llmcli bench` and llama.cpp's llama-bench in one run.
 
-usage: scripts/benchmarks/speed.py [MODEL.gguf] [--llama-bench PATH] [--pairs 15] [--repetitions 1]
-[--tokens 256]
-       [--threads N]
+usage: .venv/bin/python scripts/benchmarks/speed.py [MODEL.gguf] [--llama-bench PATH] [--pairs 15]
+       [--repetitions 1] [--tokens 256] [--threads N]
 
-Each round runs all of them once, in an order that changes from round to round, each in a process of
-its own. Printed are medians, and for each pair the median ratio with a 95% bootstrap interval: the
-machine's drift hits both sides of a pair, so ratios hold where seconds do not. Run it on an
-otherwise idle machine, and with many short pairs (--pairs 100 --tokens 64) where processes of one
-program differ by several percent.
+Each round runs every program once in its own process, in an order that changes from round to round.
+The script prints medians, and for each pair the median ratio with a 95% bootstrap interval: drift
+of the machine affects both sides of a pair, so ratios are stable where seconds are not. Run it on
+an idle machine, with many short pairs (--pairs 100 --tokens 64) if processes of one program differ
+by several percent.
 """
 
 import argparse
@@ -24,8 +23,8 @@ from scripts.benchmarks.paired_runs import LLMCLI, document, interval, model_pat
 
 
 def run_speed(model: str, tokens: int, threads: int) -> float:
-    """Tokens per second of `llmcli run --json`: sampler, detokenizer and every token's times
-    included.
+    """Return the tokens per second of `llmcli run --json`, with sampler, detokenizer and token
+    times.
     """
     answer = document(
         [
@@ -54,7 +53,7 @@ def run_speed(model: str, tokens: int, threads: int) -> float:
 def bench_speed(
     command: list[str], model: str, tokens: int, threads: int, repetitions: int
 ) -> float:
-    """Tokens per second of a tg test: the median of its repetitions after the warm-up."""
+    """Return the tokens per second of a tg test: the median of its repetitions after the warm-up."""
     flags = ["-p", "0", "-n", str(tokens), "-r", str(repetitions), "-t", str(threads), "-o", "json"]
     return statistics.median(document([*command, "-m", model, *flags])[0]["samples_ts"])
 
@@ -65,10 +64,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="smollm2:135m")
-    parser.add_argument("--llama-bench", help="llama.cpp's own tool, built from the same source")
+    parser.add_argument("--llama-bench", help="llama.cpp's tool, built from the same source")
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument(
-        "--repetitions", type=int, default=1, help="of the bench tests, in each process"
+        "--repetitions", type=int, default=1, help="of the bench tests, per process"
     )
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

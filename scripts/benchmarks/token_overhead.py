@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""What a token costs above llama.cpp's llama_decode, and what of it goes where.
+"""Measure what a token costs beyond llama.cpp's llama_decode, and which parts take that time.
 
-usage: .venv/bin/python scripts/benchmarks/token_overhead.py MODEL.gguf [MODEL.gguf ...] [--answers 4] [--tokens
-128] [--threads N]
-       [--chain greedy,default] [--numpy]
+usage: .venv/bin/python scripts/benchmarks/token_overhead.py MODEL.gguf [MODEL.gguf ...]
+       [--answers 4] [--tokens 128] [--threads N] [--chain greedy,default] [--numpy]
 
-One sequence, as `run` and `chat` answer it, the screen included (text goes to /dev/null). A token's
-gap less what it spent inside llama_decode is ours: its median and mean are measured with that one
-call timed, the parts in answers of their own, because each clock read costs some, too. Chains:
-greedy, and llama.cpp's default one (top-k, top-p, min-p, temperature 0.8); each with
-log-probabilities and without. Forward passes leave nothing of ours in the caches: what a part costs
-here is several times what it costs in a loop of its own.
+One sequence is answered as by `run` and `chat`, with the display (text goes to /dev/null). The cost
+is the time between two tokens without the time inside llama_decode. Its median and mean are
+measured with only that call timed; the parts are measured in separate answers, because reading a
+clock costs time, too. Chains are greedy and llama.cpp's default (top-k, top-p, min-p, temperature
+0.8), each with and without log-probabilities. Forward passes empty the CPU caches, so a part costs
+several times what it costs in a loop of its own.
 """
 
 import argparse
@@ -20,8 +19,8 @@ import statistics
 import time
 from pathlib import Path
 
-from llmcli.bench.function_timers import Place, Probe
-from llmcli.bench.phases import unending
+from llmcli.bench.function_timers import FunctionTimers, TimedFunction
+from llmcli.bench.phases import ignore_end_tokens
 from llmcli.chat.display.stream_writer import Stream
 from llmcli.runtime.binding.batch import Batch
 from llmcli.runtime.binding.context import Context
@@ -38,7 +37,7 @@ from llmcli.runtime.text.detokenizer import Detokenizer
 
 PROMPT = "Once upon a time"
 DECODE = "llama_decode"
-PARTS: tuple[Place, ...] = (
+PARTS: tuple[TimedFunction, ...] = (
     ("plan", Engine, "_next_token"),
     ("checks", Context, "_check"),
     ("batch fill", Batch, "fill"),
@@ -56,9 +55,9 @@ PARTS: tuple[Place, ...] = (
 
 
 def answer(
-    runner: Runner, sampling: Sampling, tokens: int, logprobs: bool, probe: Probe
+    runner: Runner, sampling: Sampling, tokens: int, logprobs: bool, probe: FunctionTimers
 ) -> list[dict[str, float]]:
-    """One answer: for each token after the first its gap, and the seconds of each part in it."""
+    """Return for each token after the first its gap and the seconds of each part."""
     runner.engine.ledger.evict_idle()
     request = Request(
         runner.encode_text(PROMPT), sampling, tokens + 1, allow_repetition=True, logprobs=logprobs
@@ -70,7 +69,7 @@ def answer(
         for event in runner.reply(request):
             stream.show(event)
             now = time.perf_counter()
-            spent = probe.take()
+            spent = probe.reset()
             if last and event.token:
                 found.append({"gap": now - last, **spent})
             last = time.perf_counter()
@@ -78,28 +77,28 @@ def answer(
 
 
 def ours(row: dict[str, float]) -> float:
-    """Microseconds of a gap outside llama_decode."""
+    """Return the microseconds of a gap outside llama_decode."""
     return (row["gap"] - row[DECODE]) * 1e6
 
 
 def measure(runner: Runner, sampling: Sampling, logprobs: bool, asked: argparse.Namespace) -> None:
-    """One line for the whole, one for its parts."""
+    """Print a line for the total and one for the parts."""
     call = (DECODE, lib(), "llama_decode")
     whole: list[dict[str, float]] = []
     parts: list[dict[str, float]] = []
     for number in range(asked.answers + 1):
         for rows, places in ((whole, [call]), (parts, [call, *PARTS])):
-            probe = Probe()
-            with probe.at(places):
+            probe = FunctionTimers()
+            with probe.install(places):
                 found = answer(runner, sampling, asked.tokens, logprobs, probe)
-            if number:  # the first warms up
+            if number:  # the first answer is a warm-up
                 rows += found
     cost = [ours(row) for row in whole]
     gap = statistics.median(row["gap"] for row in whole) * 1e3
     name = "greedy " if sampling.is_greedy else "default"
     tenths = statistics.quantiles(cost, n=10)
     print(
-        f"  {name} {'with' if logprobs else 'no  '} logprobs: {statistics.median(cost):6.0f} µs a token, mean "
+        f"  {name} {'with' if logprobs else 'no  '} logprobs: {statistics.median(cost):6.0f} µs per token, mean "
         f"{statistics.fmean(cost):.0f}, p10 {tenths[0]:.0f}, p90 {tenths[-1]:.0f}  (of {gap:.2f} ms)",
         flush=True,
     )
@@ -121,7 +120,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--chain", default="greedy,default")
     parser.add_argument(
-        "--numpy", action="store_true", help="the numpy chain instead of llama.cpp's samplers"
+        "--numpy", action="store_true", help="use the numpy chain instead of llama.cpp's samplers"
     )
     asked = parser.parse_args()
     options = RunOptions(ctx_size=512, threads=asked.threads)
@@ -132,7 +131,7 @@ def main() -> None:
     for path in asked.models:
         with (
             open_runner(path, options, native_sampling=not asked.numpy) as runner,
-            unending(runner),
+            ignore_end_tokens(runner),
         ):
             print(
                 f"{path.name}, vocabulary {runner.model.n_vocab:,}, {asked.threads} threads",

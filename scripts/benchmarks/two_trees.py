@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Measures two source trees of llmcli in pairs: start-up, decode, prefill and time to first token.
+"""Measure two source trees of llmcli in pairs: start-up, decode, prefill and time to first token.
 
-usage: scripts/benchmarks/two_trees.py A B [--model GGUF] [--startup-pairs 30] [--model-pairs 15]
-       [--prompt-tokens 512] [--predict 128] [--threads N] [--confidence 95] [--json]
+usage: .venv/bin/python scripts/benchmarks/two_trees.py A B [--model GGUF] [--startup-pairs 30]
+       [--model-pairs 15] [--prompt-tokens 512] [--predict 128] [--threads N] [--confidence 95]
+       [--json]
 
 Start-up is the wall time of `--help` in a new process. With --model, each tree answers one raw
-prompt with `run --json`; its document has the other three figures. A coin decides which tree of a
-pair runs first, so drift of the machine meets both alike. Flash attention is on and drafts are off:
-nothing that a tree would measure for itself decides how it computes.
+prompt with `run --json`, whose document has the other three figures. A coin decides which tree of a
+pair runs first, so drift of the machine affects both. Flash attention is on and drafts are off, so
+that no measurement of a tree changes how it computes.
 
-For each figure it prints both medians, the median of the pairs' ratios B/A, and the signed-rank
-interval of the ratio (llmcli/bench/statistics/paired_test.py). An interval that contains 1 is no
-difference that the noise supports. Both trees run in this Python through PYTHONPATH, with bytecode
+For each figure the script prints both medians, the median of the pairs' ratios B/A, and the
+signed-rank interval of the ratio (llmcli/bench/statistics/paired_test.py). If the interval contains
+1, the noise supports no difference. Both trees run in this Python through PYTHONPATH, with bytecode
 and LLMCLI_HOME in temporary folders.
 """
 
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmcli.bench.statistics.paired_test import Design, judge
+from llmcli.bench.statistics.paired_test import Design, estimate_ratio
 
 PROGRAM = "import sys; sys.argv[0] = 'llmcli'; from llmcli.app import main; main()"
 LOCATION = "import llmcli; print(llmcli.__file__)"
@@ -145,7 +146,7 @@ def pairs(
 
 def summary(label: str, a: list[float], b: list[float], confidence: float) -> dict[str, Any]:
     """Return the medians of both sides, the median ratio and its interval."""
-    result = judge(a, b, Design(confidence=confidence))
+    result = estimate_ratio(a, b, Design(confidence=confidence))
     assert result
     return {
         "figure": label,

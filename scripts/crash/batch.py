@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Kills a batch at random moments, again and again until it finishes, and compares with an unbroken
+"""Kill a batch at random moments until it finishes, and compare its output with an uninterrupted
 run.
 
 usage: .venv/bin/python scripts/crash/batch.py REF IN.jsonl [--kills 20] [--seed 0]
-[--work FOLDER]
-       [-- FLAGS of batch]
+       [--work FOLDER] [-- FLAGS of batch]
 
-The unbroken run comes first and tells how long one takes. Then the same command is started and
-killed with SIGKILL as often as asked, by turns after a random time (up to a fifth of the whole
-beside the start) and a random moment after so many more lines are in the journal; then it is given
-once more to end by itself. Where a run ends before it is killed, the next round begins. Each file's
-sha256 must be the unbroken run's. Prints a line a kill and exits with 1 if one differs. Without
---reproducible among FLAGS near ties may fall otherwise (runtime/reproducible.py).
+The uninterrupted run comes first and is timed. Then the same command is started and killed with
+SIGKILL. Kills alternate between a random time (start-up plus up to a fifth of the remaining time)
+and a random moment after a few more lines are in the journal. Finally the command runs to its end.
+If a run ends before it is killed, the next round begins. Each output's sha256 must equal that of
+the uninterrupted run. The script prints a line per kill and exits with 1 if an output differs.
+Without --reproducible among FLAGS, near ties may be decided differently
+(llmcli/runtime/reproducible.py).
 """
 
 import argparse
@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# a run that is to be killed gets up to a fifth of the whole time, so that one file is killed
-# several times
+# Only a fifth of the whole time, so that one file is killed several times.
 SHARE = 5
 
 
 def main() -> None:
-    """Run, kill, go on, compare."""
+    """Run, kill, resume and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,7 +40,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--work", type=Path, help="where the files go; a folder of the system's unless told"
+        "--work", type=Path, help="folder for the files; default: a temporary folder"
     )
     asked, flags = parser.parse_known_args()
     flags = [word for word in flags if word != "--"]
@@ -62,7 +61,7 @@ def main() -> None:
         longest = time.monotonic() - began
         start = longest - document["elapsed_ms"] / 1000
         print(
-            f"unbroken: {document['lines']} lines, {longest:.1f} s, {start:.1f} of them start, sha256 {whole}"
+            f"uninterrupted: {document['lines']} lines, {longest:.1f} s, {start:.1f} s of them start-up, sha256 {whole}"
         )
         while kills < asked.kills:
             rounds += 1
@@ -79,7 +78,7 @@ def main() -> None:
             good += same
             left = [file.name for file in Path(place).iterdir() if file.name.startswith(".")]
             print(
-                f"round {rounds}: {'same' if same else 'DIFFERS'}, {kills} kills so far, the last run took up "
+                f"round {rounds}: {'same' if same else 'DIFFERS'}, {kills} kills so far, the last run resumed "
                 f"{document['resumed_lines']} lines {left or ''}",
                 flush=True,
             )
@@ -90,15 +89,17 @@ def main() -> None:
 def killed(
     words: list[str], out: Path, times: tuple[float, float], chance: random.Random, most: int
 ) -> int:
-    """Start and kill until a run ends by itself or `most` were killed; how many were."""
+    """Start and kill until a run ends by itself or `most` runs were killed; return the number of
+    kills.
+    """
     start, span = times
     for number in range(most):
         child = subprocess.Popen(
             words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         if number % 2:
-            more = there(out) + chance.randint(1, 12)
-            while child.poll() is None and there(out) < more:
+            more = journal_lines(out) + chance.randint(1, 12)
+            while child.poll() is None and journal_lines(out) < more:
                 time.sleep(0.01)
             seconds = chance.uniform(0, 0.5)
         else:
@@ -108,20 +109,20 @@ def killed(
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-            print(f"  killed; {there(out)} lines are there", flush=True)
+            print(f"  killed; the journal has {journal_lines(out)} lines", flush=True)
         else:
             return number
     return most
 
 
-def there(out: Path) -> int:
-    """Lines that the journal holds."""
+def journal_lines(out: Path) -> int:
+    """Return the number of answers in the journal."""
     journal = out.with_name(f".{out.name}.journal")
     return max(0, journal.read_bytes().count(b"\n") - 1) if journal.exists() else 0
 
 
 def finish(words: list[str], out: Path) -> tuple[str, dict[str, Any]]:
-    """Run to the end; the file's sha256 and what the run said."""
+    """Run to the end; return the output's sha256 and the printed document."""
     done = subprocess.run(
         [*words, "-o", str(out)], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Kills what measures a model (calibrate, --target-bpw with --sensitivity, gptq --sequential,
---verify) at random moments, again and again until it finishes, and compares with an unbroken run.
+"""Kill commands that measure a model at random moments, and compare with an uninterrupted run.
 
-usage: .venv/bin/python scripts/crash/calibrate.py MODEL.gguf --text FILE [--rounds
-10] [--threads N]
-       [--bpw 5] [--seed 0] [--work FOLDER] [--only calibrate,sensitivity,sequential,verify]
+usage: .venv/bin/python scripts/crash/calibrate.py MODEL.gguf --text FILE [--rounds 10]
+       [--threads N] [--bpw 5] [--seed 0] [--work FOLDER]
+       [--only calibrate,sensitivity,sequential,verify]
 
-MODEL is of floats. A round starts the command, kills it with SIGKILL after a random time up to what
-an unbroken run takes, and gives it again until one ends by itself; what it left must be the
-unbroken run's: calibrate's importance matrix and moments byte for byte, the others' file by its
-sha256, with the types and figures told, but no times. Every round has a home of its own. A round
-that was through before it was killed begins anew. Prints a line a round, and exits with 1 if one
+The commands are calibrate, --target-bpw with --sensitivity, gptq --sequential, and --verify. MODEL
+has float weights. A round starts the command, kills it with SIGKILL after a random time of at most
+the uninterrupted duration, and repeats it until a run ends by itself. The result must equal the
+uninterrupted one: byte for byte for calibrate's importance matrix and moments, by sha256, types and
+figures (without times) for the others. Every round has its own home folder. A round that finishes
+before it is killed starts again. The script prints a line per round and exits with 1 if one
 differs.
 """
 
@@ -27,8 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What differs from run to run: times, places, and what is told of those tensors only that a run
-# made itself.
+# Keys that differ between runs: times, paths, and figures of tensors that only an unbroken run
+# quantizes itself.
 TIMES = {
     "elapsed_ms",
     "seconds",
@@ -48,7 +48,7 @@ TIMES = {
 
 
 def main() -> None:
-    """Run, kill, resume, compare, command by command."""
+    """Run, kill, resume and compare each command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -56,10 +56,10 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--bpw", default="5", help="bits a weight of what --sensitivity goes with")
+    parser.add_argument("--bpw", default="5", help="bits per weight for --sensitivity")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--work", type=Path, help="where the files go; a folder of the system's unless told"
+        "--work", type=Path, help="folder for the files; default: a temporary folder"
     )
     parser.add_argument("--only", default="calibrate,sensitivity,sequential,verify")
     asked = parser.parse_args()
@@ -88,7 +88,8 @@ def main() -> None:
     }
     chance, wrong = random.Random(asked.seed), 0
     with tempfile.TemporaryDirectory(dir=asked.work) as place:
-        made = Path(place, "made")  # one importance matrix for all rounds: files tell its place
+        # one importance matrix for all rounds, because files contain its path
+        made = Path(place, "made")
         until_finished(
             ["calibrate", model, "-o", "../sums.gguf", "--text", text, *threads], made, None, chance
         )
@@ -96,7 +97,7 @@ def main() -> None:
             began = time.monotonic()
             expected = until_finished(commands[name], Path(place, name, "whole"), None, chance)[1]
             longest = time.monotonic() - began
-            print(f"{name}: unbroken {longest:.1f} s", flush=True)
+            print(f"{name}: uninterrupted {longest:.1f} s", flush=True)
             for number in range(1, asked.rounds + 1):
                 kills, found = until_finished(
                     commands[name], Path(place, name, str(number)), longest, chance
@@ -109,15 +110,17 @@ def main() -> None:
                 wrong += bool(other)
                 verdict = f"DIFFERS: {', '.join(other)}" if other else "same"
                 print(f"{number:3}  killed {kills} times  {verdict}", flush=True)
-    print(f"{wrong} differ" if wrong else "all the same")
+    print(f"{wrong} differ" if wrong else "all are the same")
     raise SystemExit(bool(wrong))
 
 
 def until_finished(
     words: list[str], place: Path, longest: float | None, chance: random.Random
 ) -> tuple[int, dict[str, object]]:
-    """Start in a folder, and kill where `longest` is told, until a run that was killed before ends
-    by itself: how often, and what it left.
+    """Run a command in a folder until it ends; return the number of kills and the result.
+
+    With `longest`, kill it after random times of at most that many seconds; a run that was never
+    killed is repeated from scratch.
     """
     place.mkdir(parents=True)
     env = os.environ | {"LLMCLI_HOME": str(place / "home")}
@@ -140,17 +143,20 @@ def until_finished(
                 )
             if kills or longest is None:
                 return kills, left(place, json.loads(said.read()))
-        shutil.rmtree(place)  # it was through before its time had come: once more, from nothing
+        shutil.rmtree(place)  # It ended before its kill time: start again with an empty folder.
         place.mkdir()
 
 
 def left(place: Path, document: dict[str, Any]) -> dict[str, object]:
-    """What a run left behind and told, but for times. A certificate holds some, and so does its
-    file, whose tensors' sha256 it tells.
+    """Return a run's files and document without times.
+
+    A certificate contains times, and so does the file that embeds it; its tensors' sha256 values
+    are compared instead.
     """
     files = sorted(file for file in place.iterdir() if file.is_file())
     found: dict[str, object] = {"files": [file.name for file in files]}
-    if "certificate" in document:  # of the types nothing is told where the file was finished before
+    # a file that was finished before the run says nothing about types
+    if "certificate" in document:
         document = document["certificate"]
     else:
         found |= {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
@@ -158,7 +164,7 @@ def left(place: Path, document: dict[str, Any]) -> dict[str, object]:
 
 
 def timeless(value: Any) -> Any:
-    """A document without what differs from run to run."""
+    """Return a document without the values that differ between runs."""
     if isinstance(value, dict):
         return {key: timeless(inner) for key, inner in value.items() if key not in TIMES}
     return [timeless(inner) for inner in value] if isinstance(value, list) else value

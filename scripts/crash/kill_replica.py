@@ -1,17 +1,17 @@
-"""One of two models killed under load: what became of every request, and of every line of a batch.
-Needs llmcli[ray].
+"""Kill one of two models under load and count what happens to every request or batch line.
 
-    scripts/crash/kill_replica.py serve|batch [REF] [--requests 60] [--clients 6] [--samples 1]
+    .venv/bin/python scripts/crash/kill_replica.py serve|batch [REF] [--requests 60] [--clients 6]
+        [--samples 1]
 
-`serve` serves REF (default: smollm2:135m) with two replicas on loopback, lets clients ask without
-pause, half of them for streams, each for so many samples, and kills a replica's process with
-SIGKILL at a third of the requests. Then it counts. Every answer must come whole, those of streams
-that had begun among them; "told" are streams that ended in an error event, "lost" requests without
-a whole answer and without a word about it.
+It needs llmcli[ray]. `serve` serves REF (default: smollm2:135m) with two replicas on loopback. The
+clients send requests without a pause, half of them as streams, each with `--samples` answers. A
+replica's process is killed with SIGKILL after a third of the requests. Every answer must be
+complete, also in streams that had already begun. "told" counts streams that ended in an error
+event, "lost" counts requests without a complete answer and without an error.
 
-`batch` answers as many lines with `--reproducible` on one model without Ray, then on two through
-Ray Data, one of whose processes is killed once a part is there. The two files must be the same
-bytes.
+`batch` answers the same number of lines with `--reproducible` on one model without Ray, then on two
+models through Ray Data. One of its processes is killed after a part of the output exists. The two
+outputs must have the same bytes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from scripts.crash.under_load import load, told
 
 
 def main() -> int:
-    """Run it; 1 where a request was lost."""
+    """Run one test; return 1 if a request was lost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("serve", "batch"))
     parser.add_argument("ref", nargs="?", default="smollm2:135m")
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def served(given: argparse.Namespace) -> int:
-    """Requests over two replicas."""
+    """Send requests to two replicas."""
     words = (
         "serve",
         given.ref,
@@ -65,7 +65,7 @@ def served(given: argparse.Namespace) -> int:
         try:
             assert server.stdout
             url = json.loads(server.stdout.readline())["url"]
-            print(f"two replicas are there after {time.monotonic() - began:.1f} s")
+            print(f"two replicas are ready after {time.monotonic() - began:.1f} s")
             counted = asyncio.run(
                 load(url, given.requests, given.clients, given.tokens, killed, given.samples)
             )
@@ -77,12 +77,12 @@ def served(given: argparse.Namespace) -> int:
 
 
 async def killed() -> None:
-    """What happens in the middle of the load."""
+    """Kill a replica in the middle of the load."""
     print(f"killed replica {kill_one()}")
 
 
 def batched(given: argparse.Namespace) -> int:
-    """Lines over two models."""
+    """Answer a batch with two models."""
     with tempfile.TemporaryDirectory() as folder:
         lines, one, two = (Path(folder) / name for name in ("in.jsonl", "one.jsonl", "two.jsonl"))
         with lines.open("w") as file:
@@ -120,7 +120,7 @@ def batched(given: argparse.Namespace) -> int:
 
 
 def kill_one(name: bytes = b"ray::ServeReplica") -> int:
-    """SIGKILL for the first process that holds a model."""
+    """Kill the first process that serves a model."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and name in (entry / "cmdline").read_bytes():
             os.kill(int(entry.name), signal.SIGKILL)

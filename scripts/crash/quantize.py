@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Kills a quantize at random moments, again and again until it finishes, and compares with an
-unbroken run.
+"""Kill a quantization at random moments until it finishes, and compare with an uninterrupted run.
 
-usage: .venv/bin/python scripts/crash/quantize.py SRC [-t Q4_K_M] [--rounds 30] [--threads N] [--seed
-0] [--work FOLDER]
+usage: .venv/bin/python scripts/crash/quantize.py SRC [-t Q4_K_M] [--rounds 30] [--threads N]
+       [--seed 0] [--work FOLDER]
 
 SRC is a checkpoint folder or a GGUF. A round starts `llmcli quantize`, kills it with SIGKILL after
-a random time up to what an unbroken run takes, and gives the same command again, until one ends by
-itself; its file's sha256 must be the unbroken run's. Prints a line a round, and exits with 1 if one
-differs.
+a random time of at most the uninterrupted duration, and repeats the command until a run ends by
+itself. The file's sha256 must equal that of the uninterrupted run. The script prints a line per
+round and exits with 1 if one differs.
 """
 
 import argparse
@@ -26,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
-    """Run, kill, resume, compare."""
+    """Run, kill, resume and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -36,7 +35,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--work", type=Path, help="where the files go; a folder of the system's unless told"
+        "--work", type=Path, help="folder for the files; default: a temporary folder"
     )
     asked = parser.parse_args()
     chance, good = random.Random(asked.seed), 0
@@ -56,9 +55,9 @@ def main() -> None:
         said = subprocess.run([*words, whole], cwd=ROOT, check=True, capture_output=True).stdout
         longest = time.monotonic() - began
         expected = digest(whole)
-        assert json.loads(said)["sha256"] == expected, "the run itself says another sha256"
+        assert json.loads(said)["sha256"] == expected, "the command prints another sha256"
         print(
-            f"unbroken: {longest:.1f} s, {whole.stat().st_size / 1e6:.0f} MB, sha256 {expected}",
+            f"uninterrupted: {longest:.1f} s, {whole.stat().st_size / 1e6:.0f} MB, sha256 {expected}",
             flush=True,
         )
         for number in range(1, asked.rounds + 1):
@@ -67,22 +66,20 @@ def main() -> None:
             same = digest(out) == expected == document["sha256"]
             good += same
             left = [file.name for file in Path(place).iterdir() if file not in (whole, out)]
-            resumed = f"{document['resumed_bytes'] / 1e6:.1f} MB taken up by the last run"
+            resumed = f"{document['resumed_bytes'] / 1e6:.1f} MB resumed by the last run"
             print(
                 f"{number:3}  killed {kills} times  {resumed}  {'same' if same else 'DIFFERS'} {left or ''}",
                 flush=True,
             )
             out.unlink()
-    print(f"{good} of {asked.rounds} the same")
+    print(f"{good} of {asked.rounds} are the same")
     raise SystemExit(good != asked.rounds)
 
 
 def until_finished(
     words: list[str | Path], longest: float, chance: random.Random
 ) -> tuple[int, dict[str, object]]:
-    """Start and kill until a run ends by itself; how often it was killed, and what the last one
-    said.
-    """
+    """Start and kill until a run ends by itself; return the number of kills and the last document."""
     kills = 0
     while True:
         with tempfile.TemporaryFile() as said:
@@ -99,11 +96,11 @@ def until_finished(
                 raise SystemExit(f"the run ended with {child.returncode}: {said.read().decode()}")
             if kills:
                 return kills, json.loads(said.read())
-        words[-1].unlink()  # it was through before its time had come: once more
+        words[-1].unlink()  # it ended before its kill time: run it again
 
 
 def digest(file: Path) -> str:
-    """A file's sha256."""
+    """Return a file's sha256."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

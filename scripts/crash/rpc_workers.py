@@ -1,17 +1,19 @@
-"""A model over two workers says what it says here, and what that costs.
+"""Compare a model over two RPC workers with the same model in this process: tokens, logits, speed.
 
-    scripts/crash/rpc_workers.py MODEL.gguf [--tokens 64] [--prompt 128] [--rounds 3]
+    .venv/bin/python scripts/crash/rpc_workers.py MODEL.gguf [--tokens 64] [--prompt 128] [--rounds
+    3]
 
-Two worker processes on loopback; then, as root and with `ip`, one in each of two network namespaces
-of its own, behind a veth pair. Greedy tokens after a fixed prompt, a q8_0 cache, one thread
-everywhere. Three ways to compute them: "here" as `run` does it, where llama.cpp lays matrices out
-anew for this CPU; "plain", with the matrices as they stand in the file, as a worker has them; and
-over the workers. Tokens and the bits of all logits over the workers must be those of "plain": the
-same kernels ran, in another place. "here" may round otherwise, and is told. Ways take turns, and
-the median of the rounds counts. Then a worker of `serve --rpc` is killed under load and started
-again: each request comes whole, streams that had begun among them, or its status is an error
-("failed"). A stream that ended in an error event ("told") and one without a word ("lost") are
-wrong.
+Two worker processes run on loopback; then, as root and with `ip`, one runs in each of two network
+namespaces behind a veth pair. Greedy tokens follow a fixed prompt, with a q8_0 cache and one thread
+everywhere. There are three ways to compute them. "here" is `run`, where llama.cpp repacks matrices
+for this CPU. "plain" keeps the matrices as the file has them, which is what a worker does. The
+third way is over the workers. Tokens and the bits of all logits over the workers must equal
+"plain", because the same kernels run. "here" may round differently, and is reported. The ways run
+in turn, and the median of the rounds counts.
+
+Then a worker of `serve --rpc` is killed under load and restarted. Each request must be answered
+completely, also streams that had begun, or get an error status ("failed"). A stream that ends in an
+error event ("told") or without one ("lost") is a failure.
 """
 
 import argparse
@@ -38,7 +40,7 @@ NAMES = ("llmcli-rpc-a", "llmcli-rpc-b")
 
 
 def main() -> int:
-    """Run what this machine allows; 1 where anything differs."""
+    """Run the tests that this machine allows; return 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=64)
@@ -52,14 +54,14 @@ def main() -> int:
     good = compare("loopback, two processes", loopback, given)
     good &= lost(given)
     if os.geteuid() or not shutil.which("ip"):
-        print("two network namespaces: left out, they take root and `ip`")
+        print("two network namespaces: skipped, they need root and `ip`")
     else:
         good &= compare("two network namespaces", namespaces, given)
     return 0 if good else 1
 
 
 def compare(title: str, place: Any, given: argparse.Namespace) -> bool:
-    """All ways in turns; whether the workers gave the bits of "plain"."""
+    """Run all ways in turn; return whether the workers gave the bits of "plain"."""
     with place() as endpoints:
         ways = {"here": "here", "plain": "plain", "workers": ",".join(endpoints)}
         rounds: dict[str, list[Any]] = {name: [] for name in ways}
@@ -90,9 +92,7 @@ def compare(title: str, place: Any, given: argparse.Namespace) -> bool:
 
 
 def lost(given: argparse.Namespace) -> bool:
-    """`serve --rpc` under load, its worker killed and started again: whether no request went
-    without a word.
-    """
+    """Kill and restart a worker of `serve --rpc` under load; return whether no request was lost."""
     held = ExitStack()
     with held, ExitStack() as server:
         endpoint = held.enter_context(worker("127.0.0.1", 52903))
@@ -134,7 +134,7 @@ def lost(given: argparse.Namespace) -> bool:
 
 
 def inside(given: argparse.Namespace) -> dict[str, Any]:
-    """One way, in this process."""
+    """Compute one way in this process."""
     from llmcli.hardware import rpc_workers
     from llmcli.runtime.binding.batch import BatchRows
     from llmcli.runtime.binding.context_options import ContextOptions
@@ -143,7 +143,7 @@ def inside(given: argparse.Namespace) -> dict[str, Any]:
 
     far = given.inside not in ("here", "plain")
     if far:
-        rpc_workers.join(rpc_workers.endpoints(given.inside))
+        rpc_workers.add_workers(rpc_workers.parse_endpoints(given.inside))
     options = ContextOptions(1024, 512, 512, 1, 1, 1, "q8_0", "q8_0", "on")
     layers = -1 if far else 0
     with (
@@ -174,21 +174,21 @@ def inside(given: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def loopback() -> Iterator[list[str]]:
-    """Two workers here."""
+    """Start two workers on loopback."""
     with ExitStack() as stack:
         yield [stack.enter_context(worker("127.0.0.1", port)) for port in (52901, 52902)]
 
 
 @contextmanager
 def namespaces() -> Iterator[list[str]]:
-    """Two workers that share nothing with this process but a cable each."""
+    """Start two workers in network namespaces."""
     with ExitStack() as stack:
         yield [stack.enter_context(apart(name, number)) for number, name in enumerate(NAMES, 1)]
 
 
 @contextmanager
 def apart(name: str, number: int) -> Iterator[str]:
-    """A worker in a network namespace."""
+    """Start a worker in a network namespace."""
     ours, theirs = f"{SUBNET}.{number}.1", f"{SUBNET}.{number}.2"
     subprocess.run(["ip", "netns", "delete", name], capture_output=True)
     ip(f"netns add {name}")
@@ -201,17 +201,17 @@ def apart(name: str, number: int) -> Iterator[str]:
         with worker(theirs, 50052, "ip", "netns", "exec", name) as endpoint:
             yield endpoint
     finally:
-        ip(f"netns delete {name}")  # the cable goes with it
+        ip(f"netns delete {name}")  # deletes the veth pair, too
 
 
 def ip(words: str) -> None:
-    """One call of iproute2."""
+    """Run one iproute2 command."""
     subprocess.run(["ip", *words.split()], check=True)
 
 
 @contextmanager
 def worker(host: str, port: int, *where: str) -> Iterator[str]:
-    """A worker that listens."""
+    """Start a worker that listens."""
     words = (
         *where,
         sys.executable,

@@ -1,5 +1,5 @@
-"""A server under load while something happens to it: what became of every request. Used by the
-prove_ scripts.
+"""Load on a server while an event happens, with a count of the outcomes (kill_replica.py,
+rpc_workers.py).
 """
 
 import asyncio
@@ -19,8 +19,10 @@ async def load(
     event: Callable[[], Awaitable[None]],
     samples: int = 1,
 ) -> Counter[str]:
-    """What became of the requests for `samples` answers each; `event` happens at a third of them.
-    "after": `clients` more that came whole.
+    """Send requests for `samples` answers each, run `event` after a third of them, and count the
+    outcomes.
+
+    "after" counts `clients` more requests that were answered completely at the end.
     """
     counted: Counter[str] = Counter(whole=0, told=0, failed=0, lost=0)
     numbers = iter(range(requests))
@@ -46,7 +48,9 @@ async def load(
 async def ask(
     session: aiohttp.ClientSession, url: str, number: int, tokens: int, samples: int = 1
 ) -> str:
-    """One request: whole, told (an error event in its stream), failed (a status), or lost."""
+    """Send one request; return "whole", "told" (error event in its stream), "failed" (status) or
+    "lost".
+    """
     stream = number % 2 == 0
     said = [
         {"role": "system", "content": f"You are number {number % 5}."},
@@ -73,7 +77,7 @@ async def ask(
 
 
 def ended(documents: Iterable[Any]) -> set[int]:
-    """The numbers of the answers that came to their end in a response's documents."""
+    """Return the indexes of the answers that are complete in a response's documents."""
     choices = [choice for document in documents for choice in document.get("choices", ())]
     return {choice["index"] for choice in choices if choice["finish_reason"] in ("stop", "length")}
 
@@ -85,6 +89,6 @@ def _whole(text: str, whole: bool) -> str:
 
 
 def told(counted: Counter[str]) -> bool:
-    """Print it; whether no request was lost, and all is as before."""
+    """Print the counts; return whether no request was lost and the server still answers."""
     print(json.dumps(counted))
     return not counted["lost"] and counted["after"] > 0

@@ -1,6 +1,6 @@
-"""What a KV cache must hold, kept cell by cell and slowly: the reference of fuzz_context.py.
+"""A slow model of the KV cache for fuzz/context.py, kept cell by cell.
 
-It follows llama.cpp's words alone (llama.h, llama_memory_*), and knows neither the ledger nor the
+It is written from the documentation of llama_memory_* in llama.h, without the ledger and the
 binding.
 """
 
@@ -11,7 +11,7 @@ from llmcli.runtime.binding.batch import BatchRows
 
 @dataclass
 class Cell:
-    """A place of the cache. `pure`: nothing that has left since stood before it."""
+    """A cell of the cache. `pure`: no removed token precedes it."""
 
     position: int
     token: int
@@ -21,8 +21,8 @@ class Cell:
 
 @dataclass
 class Reference:
-    """What the cache must hold, kept cell by cell; `streams`: nothing is shared, each sequence has
-    `size` cells.
+    """The expected content of the cache. `streams`: sequences share no cells, and each has `size`
+    cells.
     """
 
     size: int
@@ -31,7 +31,7 @@ class Reference:
     shifts: int = 0
 
     def held(self, sequence: int) -> list[int]:
-        """The tokens of a sequence, in order of position."""
+        """Return the tokens of a sequence in order of position."""
         mine = sorted((cell.position, cell.token) for cell in self.cells if sequence in cell.owners)
         assert [position for position, _ in mine] == list(range(len(mine))), (
             "the reference itself has a gap"
@@ -39,13 +39,13 @@ class Reference:
         return [token for _, token in mine]
 
     def pure(self, sequence: int, end: int) -> bool:
-        """Whether the first `end` tokens of a sequence are as a pass over them alone makes them."""
+        """Return whether the first `end` tokens equal those of one pass over them alone."""
         return all(
             cell.pure for cell in self.cells if sequence in cell.owners and cell.position < end
         )
 
     def fits(self, rows: BatchRows) -> bool:
-        """Whether there are cells for every row."""
+        """Return whether there are cells for every row."""
         if not self.streams:
             return len(self.cells) + len(rows) <= self.size
         return all(
@@ -54,21 +54,21 @@ class Reference:
         )
 
     def put(self, rows: BatchRows) -> None:
-        """A pass has been computed."""
+        """Record a computed pass."""
         for token, position, sequence in zip(
             rows.tokens, rows.positions, rows.sequences, strict=True
         ):
             self.cells.append(Cell(position, token, {sequence}, self.pure(sequence, position)))
 
     def trim(self, sequence: int, keep: int) -> None:
-        """Positions from `keep` on are given up; a cell that nobody owns is free."""
+        """Remove positions from `keep` on; cells without an owner become free."""
         for cell in self.cells:
             if cell.position >= keep:
                 cell.owners.discard(sequence)
         self.cells = [cell for cell in self.cells if cell.owners]
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Cells are shared in a pool, and doubled between streams."""
+        """Share cells within a pool, or copy them between streams."""
         for cell in [
             cell for cell in self.cells if source in cell.owners and start <= cell.position < end
         ]:
@@ -78,12 +78,12 @@ class Reference:
                 cell.owners.add(target)
 
     def fill(self, sequence: int, tokens: list[int], pure: list[bool]) -> None:
-        """An empty sequence has been given tokens in cells of its own."""
+        """Fill an empty sequence with tokens in its own cells."""
         for at, (token, mark) in enumerate(zip(tokens, pure, strict=True)):
             self.cells.append(Cell(at, token, {sequence}, mark))
 
     def movable(self, sequence: int, end: int) -> bool:
-        """Whether nobody else holds what a sequence has from `end` on."""
+        """Return whether no other sequence shares the cells from `end` on."""
         return all(
             cell.owners == {sequence}
             for cell in self.cells
@@ -91,7 +91,7 @@ class Reference:
         )
 
     def shift(self, sequence: int, start: int, end: int) -> None:
-        """A piece is given up and what follows moves down; it keeps what it knew of the piece."""
+        """Remove a range and move the following cells down; they keep what they computed from it."""
         self.shifts += 1
         mine = [cell for cell in self.cells if sequence in cell.owners]
         for cell in mine:

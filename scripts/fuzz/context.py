@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""Throws random batches and sequence operations, most of them wrong, at a real context through our
-one door.
+"""Run random batches and sequence operations, most of them invalid, on a real context.
 
 usage: .venv/bin/python scripts/fuzz/context.py MODEL.gguf [--operations 10000] [--seed 0]
-[--streams]
+       [--streams]
 
-Half of the operations go to the context, half through the ledger, in turns of 100. A slow reference
-keeps every cell with its position, its token and its owners; it says beforehand which operations
-are legal. Illegal ones must be refused by our checks and change nothing; after legal ones the
-positions of every sequence, the tokens (the logits of some rows against a fresh pass over the
-reference's tokens) and the number of cells (the pool takes exactly as many rows as the reference
-has free) must be the reference's. An abort of llama.cpp ends this process. Prints one JSON line of
-figures. With --streams each sequence has cells of its own, and the ledger, which knows one pool, is
-left out.
+Half of the operations go to the context and half through the ledger, alternating every 100. A slow
+reference keeps every cell with its position, token and owners, and says in advance which operations
+are legal. Illegal ones must be refused and change nothing. After legal ones, the positions of every
+sequence, the tokens and the number of cells must equal the reference's. Tokens are compared through
+the logits of some rows against a fresh pass over the reference's tokens. The number of cells is
+right if the pool takes exactly as many rows as the reference has free. An abort of llama.cpp ends
+this process. The script prints one JSON line of figures. With --streams each sequence has its own
+cells, and the ledger, which supports only one pool, is left out.
 """
 
 import argparse
@@ -38,12 +37,12 @@ from scripts.fuzz import states
 from scripts.fuzz.cache_reference import Reference
 
 SEQUENCES, BATCH, UBATCH, CELLS = 4, 32, 8, 256
-TURN = 100  # operations before the other side has its turn
-CLOSE = 1e-3  # logits of one row in batches of different shapes, float32 all through
+TURN = 100  # operations before the other half has its turn
+CLOSE = 1e-3  # logits of one row in batches of different shapes, all in float32
 
 
 class Watched:
-    """The context as the ledger's memory; what it does is done to the reference, too."""
+    """The context as the ledger's memory; its operations are repeated on the reference."""
 
     def __init__(self, context: Context, reference: Reference) -> None:
         self.context, self.reference = context, reference
@@ -73,9 +72,7 @@ class Watched:
 
 
 class Fuzz:
-    """One run: the context under test, a second one for fresh passes, the reference, and the
-    counts.
-    """
+    """One run: the tested context, a second one for fresh passes, the reference, and the counts."""
 
     def __init__(self, context: Context, fresh: Context, seed: int) -> None:
         self.context, self.fresh, self.rng = context, fresh, random.Random(seed)
@@ -88,7 +85,7 @@ class Fuzz:
     # Operations on the context itself.
 
     def decode(self) -> None:
-        """Rows that go on where their sequences end, and then perhaps something wrong with them."""
+        """Decode rows that continue their sequences, sometimes with one error."""
         rows = self._legal_rows()
         if self.rng.random() < 0.45:
             self._refused(lambda: self.context.decode(self._spoiled(rows)))
@@ -96,23 +93,21 @@ class Fuzz:
             self._pass(rows)
 
     def interrupt(self) -> None:
-        """A pass that is told to stop before it begins leaves nothing, or something that can be cut
-        off.
-        """
+        """Interrupt a pass before it begins; nothing remains, or only rows that can be trimmed."""
         rows = self._legal_rows()
         if not self.reference.fits(rows):
             return
         self.context.interrupt()
         try:
             self.context.decode(rows)
-            raise SystemExit("an interrupted pass went through")
+            raise SystemExit("an interrupted pass was computed")
         except Aborted:
             for sequence in set(rows.sequences):
                 assert self.context.trim(sequence, len(self.reference.held(sequence)))
         self._legal()
 
     def brim(self) -> None:
-        """As many rows as there are free cells fit, and not one more."""
+        """Decode as many rows as there are free cells; one more must not fit."""
         sequence = self._sequence()
         before = len(self.reference.held(sequence))
         used = before if self.reference.streams else len(self.reference.cells)
@@ -122,7 +117,7 @@ class Fuzz:
         self.reference.trim(sequence, before)
 
     def trim(self) -> None:
-        """A cut anywhere, or one that makes no sense."""
+        """Trim at a random or an invalid position."""
         sequence, keep = self._sequence(), self.rng.randrange(40)
         if self.rng.random() < 0.3:
             self._refused(
@@ -136,7 +131,9 @@ class Fuzz:
         self._legal()
 
     def copy(self) -> None:
-        """A prefix for an empty sequence, or the rest of one for a sequence that has its beginning."""
+        """Copy a prefix to an empty sequence, or the continuation to a sequence with the same
+        beginning.
+        """
         source, target = self.rng.sample(range(SEQUENCES), 2)
         have, start = len(self.reference.held(source)), len(self.reference.held(target))
         if self.rng.random() < 0.3 or start >= have or (start and self.reference.streams):
@@ -152,8 +149,7 @@ class Fuzz:
             )
             self._refused(lambda: self.context.copy(*self.rng.choice((*wrong, *shifted))))
             return
-        # What a cell holds depends on all before it: the rest of one sequence only fits the same
-        # beginning.
+        # A cell depends on all tokens before it: a continuation fits only after the same beginning.
         pairs = zip(self.reference.held(source), self.reference.held(target), strict=False)
         start = next((at for at, (one, other) in enumerate(pairs) if one != other), start)
         assert self.context.trim(target, start)
@@ -164,7 +160,7 @@ class Fuzz:
         self._legal()
 
     def shift(self) -> None:
-        """A piece is taken out, and what follows moves down: only where the sequence has it alone."""
+        """Remove a range and move the rest down, which is legal only for cells that are not shared."""
         sequence = self._sequence()
         held = self.reference.held(sequence)
         start, end = sorted(self.rng.sample(range(max(4, len(held) + 2)), 2))
@@ -186,7 +182,7 @@ class Fuzz:
         self._legal()
 
     def ask(self) -> None:
-        """First and last positions, of sequences that exist and others."""
+        """Read first and last positions of valid and invalid sequences."""
         ask = self.rng.choice((self.context.first_position, self.context.last_position))
         if self.rng.random() < 0.5:
             self._refused(lambda: ask(self.rng.choice((-1, SEQUENCES, 255, 256, 1 << 20))))
@@ -195,15 +191,15 @@ class Fuzz:
             self._legal()
 
     def clear(self) -> None:
-        """Everything is forgotten."""
+        """Clear the cache."""
         self.context.clear()
         self.reference.cells.clear()
         self._legal()
 
-    # Operations through the ledger, as the engine does them.
+    # Operations through the ledger, as the engine uses it.
 
     def place(self) -> None:
-        """A prompt that begins as others did, and what is missing of it computed."""
+        """Start a prompt that shares a prefix with others, and compute the missing part."""
         start = self.rng.choice(([5, 6, 7, 8, 9, 10], [5, 6, 40], [70]))
         prompt = (*start, *(self.rng.randrange(3, 6) for _ in range(self.rng.randint(1, 30))))
         placed = self.ledger.claim_slot_for(prompt) if self.ledger.make_room(len(prompt)) else None
@@ -219,14 +215,14 @@ class Fuzz:
             self.ledger.append(slot, piece)
 
     def shorten(self) -> None:
-        """An answer is regenerated: its slot is cut."""
+        """Trim a slot, as for a regenerated answer."""
         if self.busy:
             slot = self.rng.choice(self.busy)
             self.ledger.trim(slot, self.rng.randint(0, len(self.ledger.tokens[slot])))
             self._legal()
 
     def fork(self) -> None:
-        """A beam takes the place of another, or an idle slot."""
+        """Fork a beam into another beam's slot or an idle slot."""
         if not self.busy:
             return
         source = self.rng.choice(self.busy)
@@ -242,7 +238,7 @@ class Fuzz:
         self._legal()
 
     def settle(self) -> None:
-        """A search is over: one slot stays, cut to what it shares with the answer."""
+        """End a search: one slot stays, trimmed to the prefix that it shares with the answer."""
         if len(self.busy) < 2:
             return
         some = self.rng.sample(self.busy, self.rng.randint(2, len(self.busy)))
@@ -254,7 +250,7 @@ class Fuzz:
         self._legal()
 
     def adapt(self) -> None:
-        """The oldest turn leaves: what follows moves up, where nobody else holds it."""
+        """Drop the oldest turn and move the rest up where its cells are not shared."""
         if not self.busy:
             return
         slot = self.rng.choice(self.busy)
@@ -262,36 +258,36 @@ class Fuzz:
         start, end = sorted(self.rng.choices(range(len(held) + 1), k=2))
         wanted = [*held[:start], *held[end:]]
         kept = self.ledger.apply_overflow(slot, wanted, move=self.rng.random() < 0.8)
-        assert wanted[:kept] == self.ledger.tokens[slot], "what it holds is no beginning"
+        assert wanted[:kept] == self.ledger.tokens[slot], "the slot holds no prefix of the prompt"
         self._legal()
 
     def release(self) -> None:
-        """An answer is over."""
+        """Finish an answer."""
         if self.busy:
             self.ledger.release(self.busy.pop(self.rng.randrange(len(self.busy))))
             self._legal()
 
     def forget(self) -> None:
-        """Room is made."""
+        """Evict idle cells."""
         self.ledger.make_room(self.rng.randint(0, CELLS))
         self._legal()
 
     def stop(self) -> None:
-        """Ctrl-C during a pass of one slot."""
+        """Interrupt a pass of one slot, as Ctrl-C does."""
         if self.busy and len(self.reference.cells) + 5 <= CELLS:
             slot = self.rng.choice(self.busy)
             self.context.interrupt()
             try:
                 self.context.decode(self._run(slot, 5))
-                raise SystemExit("an interrupted pass went through")
+                raise SystemExit("an interrupted pass was computed")
             except Aborted:
                 self.ledger.restore(slot)
             self._legal()
 
-    # What they share.
+    # Helpers.
 
     def turn(self, work: list[Callable[[], None]], weights: list[int], count: int) -> None:
-        """`count` operations of one side, from an empty cache."""
+        """Run `count` operations of one half, from an empty cache."""
         self.context.clear()
         self.reference.cells.clear()
         self.ledger, self.busy = Ledger(Watched(self.context, self.reference)), []
@@ -313,10 +309,10 @@ class Fuzz:
         try:
             found = self.context.decode(rows)
         except NoSlot:
-            assert not fits, "llama.cpp found no room where the reference has some"
+            assert not fits, "llama.cpp found no cells where the reference has some"
             self.counts["no room"] += 1
             return
-        assert fits, "llama.cpp found room where the reference has none"
+        assert fits, "llama.cpp found cells where the reference has none"
         self.reference.put(rows)
         self._legal()
         wanted = [index for index, want in enumerate(rows.wants_logits) if want]
@@ -347,7 +343,7 @@ class Fuzz:
         except AssertionError:
             self.counts["refused"] += 1
             return
-        raise SystemExit("an illegal operation was let through")
+        raise SystemExit("an illegal operation was accepted")
 
     def _legal(self) -> None:
         self.counts["legal"] += 1
@@ -381,7 +377,7 @@ class Fuzz:
         return BatchRows(tokens, positions, sequences, [index in wanted for index in range(count)])
 
     def _spoiled(self, rows: BatchRows) -> BatchRows:
-        """The same rows with one thing wrong."""
+        """Return the rows with one error."""
         at, many = self.rng.randrange(len(rows)), self.context.n_vocab
         tokens, positions = list(rows.tokens), list(rows.positions)
         sequences, wants = list(rows.sequences), list(rows.wants_logits)
@@ -392,13 +388,13 @@ class Fuzz:
                 sequences[at] = self.rng.choice((-1, SEQUENCES, 255, 256))
             case 2:
                 positions[at] += self.rng.choice((-1, 1, 1000, -1000))
-            case 3:  # two rows of a sequence in the wrong order, or one position too far
+            case 3:  # two rows of a sequence in the wrong order, or a position that is too high
                 same = [index for index, one in enumerate(sequences) if one == sequences[at]]
                 one, other = same[0], same[-1]
                 positions[one], positions[other] = positions[other] + (one == other), positions[one]
                 if one == other:
                     positions[one] += 1
-            case 4:  # a position twice
+            case 4:  # a duplicate position
                 for column in (tokens, positions, sequences, wants):
                     column.append(column[at])
             case 5:
@@ -414,7 +410,7 @@ class Fuzz:
 
 
 def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, object]:
-    """The figures of one run; raises where the context and the reference differ."""
+    """Return the figures of one run. Raises if the context and the reference differ."""
     cells = CELLS * (SEQUENCES if streams else 1)
     tested = ContextOptions(
         cells, BATCH, UBATCH, SEQUENCES, 1, 1, "f32", "f32", "off", unified=not streams
@@ -464,7 +460,7 @@ def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, obje
 
 
 def main() -> None:
-    """Run and print."""
+    """Run and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

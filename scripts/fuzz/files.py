@@ -1,14 +1,13 @@
-"""Mutates GGUF and safetensors files and reads them, in a process with little memory that is
-watched by a clock.
+"""Mutate GGUF and safetensors files and read them in a process with limited memory and time.
 
     .venv/bin/python scripts/fuzz/files.py [--gguf MODEL.gguf] [--safetensors FILE] [--count 2000]
-    [--seed 0]
+        [--seed 0]
 
-Bit flips, cuts, lying lengths, huge counts, JSON values of a wrong kind. Reading means: the header,
-its checks, every array and every tensor's bytes. Each file must be read right or refused in one
-line: a crash, 5 seconds or 2 GiB more than at the start are failures, and so is a refusal of what
-the formats' own readers accept (gguf_init_from_file of libggml, the safetensors library): those
-must give the same names, shapes and bytes.
+Mutations are bit flips, cuts, wrong lengths, huge counts, and JSON values of a wrong kind. Reading
+covers the header, its checks, every array and every tensor's bytes. Each file must be read
+correctly or refused in one line. A crash, more than 5 seconds, or 2 GiB more than at the start are
+failures. So is a refusal of a file that the formats' own readers accept (gguf_init_from_file of
+libggml, the safetensors library); those must give the same names, shapes and bytes.
 """
 
 import argparse
@@ -63,18 +62,17 @@ SECONDS, MEMORY = 5.0, 2 << 30
 
 @dataclass(frozen=True)
 class Outcome:
-    """One mutated file: what was done to it, and what became of it."""
+    """One mutated file: the mutation and the verdict."""
 
     how: str
     verdict: str
 
 
-# ---- the worker: one line in, one line out
-# ----------------------------------------------------------------------
+# The worker: one line in, one line out.
 
 
 def work() -> None:
-    """Read the files named on stdin; one JSON verdict a line on stdout."""
+    """Read the files named on stdin; print one JSON verdict per line."""
     ggml.open_library()
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
@@ -90,13 +88,13 @@ def work() -> None:
             verdict = {"refused": told} if clear else {"died": f"unclear: {told!r}"}
         except MemoryError:
             verdict = {"died": "more than 2 GiB"}
-        except Exception as error:  # noqa: BLE001 - a bug of ours: that is what is looked for
+        except Exception as error:  # noqa: BLE001 - any exception is a failure to report
             verdict = {"died": f"{type(error).__name__}: {error}"}
         print(json.dumps(verdict), flush=True)
 
 
 def read_gguf(path: Path) -> dict[str, Any]:
-    """Everything in a GGUF: name -> [shape, type, digest]."""
+    """Return the content of a GGUF: name -> [shape, type, digest]."""
     header = read_header.read_header(path)
     load_checks.check_loadable(header)
     for value in header.metadata.values():
@@ -115,7 +113,7 @@ def read_gguf(path: Path) -> dict[str, Any]:
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """Everything in a safetensors file: name -> [shape, dtype, digest]."""
+    """Return the content of a safetensors file: name -> [shape, dtype, digest]."""
     found = {}
     for tensor in safetensors_reader.read_safetensors(path):
         rows = 1
@@ -133,16 +131,15 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-# ---- the oracles
-# ------------------------------------------------------------------------------------------------
+# The reference readers.
 
 
 def oracle_gguf(path: Path) -> bool:
-    """Whether ggml's own reader takes the header and every tensor lies within the file."""
+    """Return whether ggml's reader accepts the header and every tensor is inside the file."""
     code = (
         "import sys, ctypes\n"
-        "from quant import native\n"
-        "lib = native.library()\n"
+        "from quant.native import ggml\n"
+        "lib = ggml.open_library()\n"
         "class P(ctypes.Structure): _fields_ = [('no_alloc', ctypes.c_bool), ('ctx', ctypes.c_void_p)]\n"
         "lib.gguf_init_from_file.argtypes = [ctypes.c_char_p, P]; lib.gguf_init_from_file.restype = ctypes.c_void_p\n"
         "for name, kind in (('gguf_get_n_tensors', ctypes.c_int64), ('gguf_get_data_offset', ctypes.c_size_t)):\n"
@@ -168,12 +165,12 @@ def oracle_gguf(path: Path) -> bool:
 
 
 def reader_gguf(path: Path) -> dict[str, Any] | None:
-    """What the gguf package reads, None where it fails: it trusts its input."""
+    """Return what the gguf package reads, or None if it fails; it trusts its input."""
     import gguf
 
     try:
         found = gguf.GGUFReader(path).tensors
-    except Exception:  # noqa: BLE001 - whatever it raises
+    except Exception:  # noqa: BLE001 - any exception is a refusal
         return None
     return {
         item.name: [
@@ -186,12 +183,12 @@ def reader_gguf(path: Path) -> dict[str, Any] | None:
 
 
 def oracle_safetensors(path: Path) -> dict[str, Any] | None:
-    """What the safetensors library reads, None where it refuses."""
+    """Return what the safetensors library reads, or None if it refuses the file."""
     import safetensors
 
     try:
         found = safetensors.deserialize(path.read_bytes())
-    except Exception:  # noqa: BLE001 - whatever it raises, it refuses
+    except Exception:  # noqa: BLE001 - any exception is a refusal
         return None
     return {
         name: [list(item["shape"]), item["dtype"], _digest(bytes(item["data"]))]
@@ -199,12 +196,11 @@ def oracle_safetensors(path: Path) -> dict[str, Any] | None:
     }
 
 
-# ---- mutations
-# --------------------------------------------------------------------------------------------------
+# Mutations.
 
 
 def mutate_safetensors(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """One mutation of a safetensors file, of its bytes or of its JSON."""
+    """Return a safetensors file with one mutation of its bytes or of its JSON, and its name."""
     length = int.from_bytes(data[:8], "little")
     how = rng.randrange(8)
     if how == 0:
@@ -243,12 +239,11 @@ def mutate_safetensors(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     return struct.pack("<Q", len(blob)) + blob + data[8 + length :], told
 
 
-# ---- the run
-# ----------------------------------------------------------------------------------------------------
+# The run.
 
 
 class Worker:
-    """A process that reads files, and is replaced when it dies or is too slow."""
+    """A process that reads files; it is replaced when it dies or is too slow."""
 
     def __init__(self) -> None:
         self._start()
@@ -264,7 +259,7 @@ class Worker:
         )
 
     def verdict(self, file: Path) -> dict[str, Any]:
-        """What became of one file."""
+        """Return the verdict for one file."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(f"{file}\n")
@@ -280,14 +275,14 @@ class Worker:
         return {"died": f"{spent:.1f} s" if spent > SECONDS else f"the process, code {code}"}
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait()
 
 
 def judge(file: Path, found: dict[str, Any]) -> str:
-    """read, refused (rightly), or what is wrong."""
+    """Return "read", "refused", or a description of the failure."""
     if "died" in found:
         return f"died: {found['died']}"
     if file.suffix == ".gguf":
@@ -298,17 +293,17 @@ def judge(file: Path, found: dict[str, Any]) -> str:
                 if theirs in (None, found["read"])
                 else "wrong: other names, shapes or bytes than gguf's"
             )
-        # What llama.cpp would abort on later is refused although the container is sound: check()'s
-        # subject.
+        # Files on which llama.cpp would abort later are refused although the container is valid
+        # (load_checks).
         try:
             read_header.read_header(file)
         except UserError:
             return (
-                f"wrong: ggml reads it, we say {found['refused']}"
+                f"wrong: ggml reads it, llmcli says {found['refused']}"
                 if oracle_gguf(file)
                 else "refused"
             )
-        return "refused by check()"
+        return "refused by load_checks"
     theirs = oracle_safetensors(file)
     if theirs is None:
         return "refused" if "refused" in found else "read although the library refuses it"
@@ -319,12 +314,14 @@ def judge(file: Path, found: dict[str, Any]) -> str:
         return "read" if same else "wrong: other names, shapes or bytes than the library's"
     unread = "is stored as" in found["refused"]
     return (
-        "refused by dtype" if unread else f"wrong: the library reads it, we say {found['refused']}"
+        "refused by dtype"
+        if unread
+        else f"wrong: the library reads it, llmcli says {found['refused']}"
     )
 
 
 def run(gguf: Path, plain: Path, count: int, seed: int) -> list[Outcome]:
-    """Mutate both files, half of `count` each."""
+    """Mutate both files, `count` times in all."""
     rng, outcomes, worker = random.Random(seed), [], Worker()
     part, data, weights = read_file_header(gguf), gguf.read_bytes(), plain.read_bytes()
     fields = [(field.key, *field.raw, field.kind) for field in part.fields]
@@ -345,11 +342,9 @@ def run(gguf: Path, plain: Path, count: int, seed: int) -> list[Outcome]:
 
 
 def main() -> None:
-    """Fuzz and print what went wrong."""
+    """Run and print the failures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--gguf", type=Path, help="a small model; the stories are converted where it is not given"
-    )
+    parser.add_argument("--gguf", type=Path, help="a small model; default: stories260K in Q8_0")
     parser.add_argument("--safetensors", type=Path, default=STORIES / "model.safetensors")
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
@@ -376,7 +371,7 @@ def main() -> None:
 
 
 def converted(out: Path) -> Path:
-    """The stories as a GGUF."""
+    """Convert stories260K to a GGUF."""
     from quant.convert import checkpoint_source
     from quant.quantize import plan, write
 

@@ -1,11 +1,10 @@
-"""Mutates the header of a GGUF and hands what our checks let pass to llama.cpp, in processes that
-may die.
+"""Mutate the header of a GGUF and load accepted files with llama.cpp in processes that may crash.
 
-    python scripts/fuzz/header.py MODEL.gguf [--count 500] [--seed 0]
+    .venv/bin/python scripts/fuzz/header.py MODEL.gguf [--count 500] [--seed 0]
 
-Whatever ends a process by a signal although quant.container.read() and check() let it pass is a
-hole in check(). Prints each with the mutation that made it, and a summary. Follows no format
-knowledge of its own: mutations are bytes, numbers in place, cuts and swaps within the header.
+If a file ends a process by a signal although read_header and check_loadable (quant/model_file)
+accepted it, a check is missing. The script prints each such mutation and a summary. Mutations are
+bit flips, numbers at random offsets, cuts, and changed fields within the header.
 """
 
 import argparse
@@ -86,9 +85,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mutated file: refused by us, survived, or the signal that ended the
-    process.
-    """
+    """The verdict on one mutated file: refused, survived, or the signal that ended the process."""
 
     mutation: str
     verdict: str
@@ -97,7 +94,10 @@ class Outcome:
 def mutate(
     data: bytes, fields: list[tuple[str, int, int, str]], end: int, rng: random.Random
 ) -> tuple[bytes, str]:
-    """One mutation of the header: `fields` are (key, first, last, kind) of scalar values."""
+    """Return the data with one mutation of the header, and its name.
+
+    `fields`: (key, first byte, last byte, kind) of scalar values.
+    """
     out, how = bytearray(data), rng.randrange(8)
     if how == 0:
         at = rng.randrange(end)
@@ -127,7 +127,7 @@ def mutate(
         value = rng.choice([0.0, -1.0, 1e30, float("nan"), float("inf"), 1e-30])
         struct.pack_into("<" + code, out, last - struct.calcsize("<" + code), value)
         return bytes(out), f"{key} = {value}"
-    if how < 6:  # the key disappears: another name of the same length
+    if how < 6:  # rename the key, keeping its length
         at = first - 1
         out[at] ^= 1
         return bytes(out), f"{key} renamed"
@@ -137,7 +137,7 @@ def mutate(
 
 
 def run(model: Path, count: int, seed: int) -> list[Outcome]:
-    """Mutate `count` times; every file our checks let pass goes through llama.cpp."""
+    """Mutate `count` times; load every accepted file with llama.cpp."""
     part, data = read_file_header(model), model.read_bytes()
     fields = [(field.key, *field.raw, field.kind) for field in part.fields]
     rng, outcomes = random.Random(seed), []
@@ -159,7 +159,9 @@ def run(model: Path, count: int, seed: int) -> list[Outcome]:
 
 
 def _load(files: list[tuple[Path, str]]) -> list[Outcome]:
-    """Load one after another in a process; a new one goes on behind the file that killed the old."""
+    """Load files one after another in a process; after a crash continue with the next file in a new
+    one.
+    """
     outcomes, at = [], 0
     while at < len(files):
         text = "".join(f"{file}\n" for file, _ in files[at:])
@@ -173,7 +175,7 @@ def _load(files: list[tuple[Path, str]]) -> list[Outcome]:
 
 
 def _worker(text: str, seconds: float) -> tuple[int, str]:
-    """How many files a process got through, and how it ended."""
+    """Return the number of files that a process loaded, and how it ended."""
     command = [sys.executable, "-c", WORKER]
     try:
         done = subprocess.run(
@@ -186,7 +188,7 @@ def _worker(text: str, seconds: float) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Fuzz one file and print what died."""
+    """Run on one file and print the crashes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--count", type=int, default=500)

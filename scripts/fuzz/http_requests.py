@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Requests with one thing wrong each: every place of a good request × every kind of value, on a
-server of its own.
+"""Send requests with one error each: every field of a valid request with every kind of value.
 
-usage: .venv/bin/python scripts/fuzz/http_requests.py FILE.gguf [--requests 0] [--at-once
-8] [--seed 0]
-       [-- FLAGS of serve]
+usage: .venv/bin/python scripts/fuzz/http_requests.py FILE.gguf [--requests 0] [--at-once 8]
+       [--seed 0] [-- FLAGS of serve]
 
-Each of the good requests below has every field that its path knows. Every place in it, however
-deep, is given every odd value (null, other types, huge, negative, no number of JSON, empty, nested,
-half characters), taken away, or said twice; `--requests N` takes N of them at random (0: all). An
-answer is right when it is 200 with a document of strict JSON (of a stream: every event), or a 4xx
-with OpenAI's error object. A 500, a connection that ends, a server that has gone or whose books are
-not right when it is idle are wrong. Prints what was found; exits with 1 if anything was.
+The script starts its own server. The valid requests below have every field that their path accepts.
+Each place in them, however deep, is set to every odd value (null, other types, huge, negative,
+invalid JSON numbers, empty, nested, half surrogate pairs), removed, or duplicated. `--requests N`
+takes N of these at random (0: all). An answer is right if it is 200 with a strict JSON document (or
+a stream of them), or a 4xx with OpenAI's error object. A 500, a broken connection, a dead server,
+or a wrong cell count when the server is idle are failures. The script prints the failures and exits
+with 1 if there are any.
 """
 
 import argparse
@@ -30,11 +29,11 @@ from typing import Any
 import httpx2
 
 ROOT = Path(__file__).resolve().parents[2]
-RAW = "\u2400"  # a text that begins so stands in the body as it is behind this, without its quotes
+RAW = "\u2400"  # the rest of such a text is put into the body verbatim, without quotes
 DEEP = 300
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"]}
 TOOL = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
-# What any place may hold instead. 1e999 is a number of JSON, but none of a machine's.
+# Values for any place. 1e999 is valid JSON, but no double.
 VALUES: list[Any] = [
     None,
     True,
@@ -99,7 +98,7 @@ VALUES: list[Any] = [
     RAW + "[" * 20_000 + "]" * 20_000,
 ]
 GONE, TWICE = object(), object()
-# The fields of an error object, and where it has fewer: Anthropic's and ollama's.
+# The fields of an error object; Anthropic's and ollama's have fewer.
 ERROR, THEIRS = (
     {"message", "type", "param", "code"},
     {"/v1/messages": {"message", "type"}, "/api/": {"message"}},
@@ -342,8 +341,7 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ),
     ("/detokenize", {"tokens": [5, 6]}),
 ]
-# A model that writes does not rank, and may fill no gaps: refused, but only once all fields have
-# been read.
+# A generating model can neither rank nor infill: refused, but only after all fields were read.
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "/v1/rerank",
@@ -372,7 +370,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a document holds something, as the keys that lead there."""
+    """Yield the places of a document as tuples of keys."""
     if not isinstance(document, dict | list):
         return
     for key, value in document.items() if isinstance(document, dict) else enumerate(document):
@@ -381,7 +379,7 @@ def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def changed(document: Any, at: tuple[Any, ...], value: Any) -> bytes:
-    """The document with another value at a place, as JSON."""
+    """Return the document as JSON with another value at one place."""
     made = deepcopy(document)
     holder = made
     for key in at[:-1]:
@@ -399,13 +397,13 @@ def changed(document: Any, at: tuple[Any, ...], value: Any) -> bytes:
 
 
 def spelled(document: Any) -> bytes:
-    """JSON, raw parts as they are."""
+    """Return JSON with raw parts verbatim."""
     parts = json.dumps(document).split(json.dumps(RAW)[:-1])
     return (parts[0] + "".join(part.replace('"', "", 1) for part in parts[1:])).encode()
 
 
 def cases() -> list[tuple[str, bytes]]:
-    """All requests."""
+    """Return all requests."""
     found = []
     for path, body in GOOD + REFUSED:
         for at in places(body):
@@ -415,7 +413,7 @@ def cases() -> list[tuple[str, bytes]]:
 
 
 def wrong(path: str, status: int, raw: bytes) -> str:
-    """What is wrong with an answer; "" for nothing."""
+    """Return what is wrong with an answer, or ""."""
     try:
         if status == 200:
             for document in answered(raw):
@@ -437,7 +435,7 @@ def wrong(path: str, status: int, raw: bytes) -> str:
 
 
 def answered(raw: bytes) -> Iterator[Any]:
-    """The document of an answer, or each of a stream's."""
+    """Yield the document of an answer, or each document of a stream."""
     if not raw.startswith((b"data:", b"event:", b":")):
         yield from map(strict, raw.splitlines() if raw.startswith(b"{") else [raw])
         return
@@ -447,24 +445,22 @@ def answered(raw: bytes) -> Iterator[Any]:
 
 
 def strict(raw: bytes) -> Any:
-    """JSON without what Python adds to it; raises ValueError."""
+    """Parse JSON without Python's extensions. Raises ValueError."""
     return json.loads(raw, parse_constant=_no_number)
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 async def fuzz(
     url: str, asked: list[tuple[str, bytes]], at_once: int
 ) -> tuple[Counter[str], list[str]]:
-    """Ask all of them; how many got which status, and what was wrong. The cells are looked at
-    afterwards.
-    """
+    """Send all requests; return the counts by status and the failures. Checks the cells at the end."""
     counts: Counter[str] = Counter()
     found: list[str] = []
     numbers = iter(asked)
-    # One of a low priority waits as long as there are others.
+    # A request of low priority waits as long as there are others.
     async with httpx2.AsyncClient(base_url=url, timeout=1800) as client:
 
         async def worker() -> None:
@@ -485,7 +481,7 @@ async def fuzz(
 
 
 async def idle(client: httpx2.AsyncClient) -> list[str]:
-    """What is left behind once nothing runs or waits: the books have been checked."""
+    """Wait until nothing runs or waits, check the cells, and return what was left behind."""
     while True:
         report = (await client.get("/v1/kv?check=true")).raise_for_status().json()
         if not report["running"] and not report["waiting"]:
@@ -500,7 +496,7 @@ def _short(body: bytes) -> str:
 
 @contextmanager
 def served(ref: str, flags: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-    """A server of its own: its address, and a list that has its exit status afterwards."""
+    """Start a server; yield its address and a list that gets its exit status."""
     words = [
         sys.executable,
         "-m",
@@ -525,7 +521,7 @@ def served(ref: str, flags: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
 
 
 def told(counts: Counter[str], found: list[str], code: int) -> int:
-    """Print it; 1 if anything is wrong."""
+    """Print the result; return 1 if anything is wrong."""
     for words, count in sorted(counts.items()):
         print(f"{count:>7,}  {words}")
     for what in found[:50]:
@@ -535,7 +531,7 @@ def told(counts: Counter[str], found: list[str], code: int) -> int:
 
 
 def main() -> int:
-    """Serve, ask, tell."""
+    """Serve, send and report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

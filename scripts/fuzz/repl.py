@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Types random keys and commands at the REPL, with Ctrl-C, resizes and pastes at random moments.
+"""Type random keys and commands at the REPL, with Ctrl-C, resizes and pastes at random moments.
 
-usage: .venv/bin/python scripts/fuzz/repl.py MODEL.gguf [--count 200] [--seed 0] [--first 0] [--keys
-40] [--verbose]
+usage: .venv/bin/python scripts/fuzz/repl.py MODEL.gguf [--count 200] [--seed 0] [--first 0]
+       [--keys 40] [--verbose]
 
-The REPL runs in this process on prompt_toolkit's own pipe input, so that the ledger can be asked
-after each sequence: nothing raised, no answer left unfinished, every cell as llama.cpp counts it,
-the conversation question by answer. A small model is best (tests/data/stories260K converted). Stops
-at the first sequence that fails, with its keys; else prints one JSON line of figures.
+The REPL runs in this process on prompt_toolkit's pipe input, so that the ledger can be checked
+after each sequence of keys: no exception, no unfinished answer, every cell as llama.cpp counts it,
+and questions and answers in turn. A small model is best (tests/data/stories260K converted). The
+script stops at the first sequence that fails and prints its keys; otherwise it prints one JSON line
+of figures.
 """
 
 import argparse
@@ -50,11 +51,11 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# Ctrl-A … Ctrl-_, without Ctrl-Z and Ctrl-\, which end or stop the process that types; arrows, Tab,
+# Ctrl-A … Ctrl-_, without Ctrl-Z and Ctrl-\, which stop or end this process; arrows, Tab,
 # Alt-Enter, F-keys.
 CONTROL = [
     chr(code) for code in (1, 2, 3, *range(5, 26), 27, 29, 30, 31, 127)
-]  # Ctrl-D comes with LEAVING
+]  # Ctrl-D is in LEAVING
 LEAVING = ("exit", "bye", "quit", "\x04")
 SPECIAL = [
     "\x1b[A",
@@ -126,14 +127,10 @@ WORDS = [
 
 
 class Screen(io.StringIO):
-    """Where a terminal would be: takes everything, says that it is one, and has a size that
-    changes.
-    """
+    """A stand-in for a terminal with a changing size; it accepts all output."""
 
     size = Size(rows=24, columns=80)
-    pipe: PipeInput | None = (
-        None  # answers where the cursor is, so that the line at the bottom is drawn
-    )
+    pipe: PipeInput | None = None  # answers cursor queries, so that the bottom line is drawn
 
     def write(self, text: str) -> int:
         if "\x1b[6n" in text and self.pipe:
@@ -146,12 +143,12 @@ class Screen(io.StringIO):
         return True
 
     def _tell(self, pipe: PipeInput) -> None:
-        with suppress(OSError):  # it was closed meanwhile
+        with suppress(OSError):  # it was closed in the meantime
             pipe.send_bytes(b"\x1b[1;1R")
 
 
 class Typist(threading.Thread):
-    """Sends the keys, waiting now and then, until the REPL has been left."""
+    """A thread that sends keys, with pauses, until the REPL ends."""
 
     def __init__(
         self, keys: list[str], pipe: PipeInput, screen: Screen, rng: random.Random
@@ -166,8 +163,8 @@ class Typist(threading.Thread):
         )
 
     def run(self) -> None:
-        """All keys, then Ctrl-C and Ctrl-D until the REPL is left."""
-        with suppress(OSError):  # the REPL was left in the middle of a paste
+        """Send all keys, then Ctrl-C and Ctrl-D until the REPL ends."""
+        with suppress(OSError):  # the REPL ended in the middle of a paste
             for key in self.keys:
                 if self.left.is_set():
                     return
@@ -194,7 +191,7 @@ class Typist(threading.Thread):
 
 
 class Fuzz:
-    """One run: the model that is open, the random numbers, the counts."""
+    """One run: the open model, the random numbers and the counts."""
 
     def __init__(self, model: Path, seed: int, folder: Path) -> None:
         self.model, self.seed, self.folder, self.counts = model, seed, folder, Counter[str]()
@@ -211,7 +208,7 @@ class Fuzz:
         }
 
     def _offered(self, talk: Talk, word: str) -> list[str]:
-        """What a command takes, as far as Tab knows; for /model the one that is here."""
+        """Return the completions of a command's argument; for /model only the given model."""
         found = [f"{first}" for _, first in offers(talk, f"/{word} ")]
         more = [
             f"{first} {then}" for first in found for _, then in offers(talk, f"/{word} {first} ")
@@ -232,7 +229,7 @@ class Fuzz:
         )
 
     def keys(self, rng: random.Random, count: int) -> list[str]:
-        """What is typed, each entry at once; beside keys the words INTERRUPT, RESIZE and TERMINATE."""
+        """Return the keys to type; INTERRUPT, RESIZE and TERMINATE are events between them."""
         kinds = {
             self._command: 10,
             self._message: 6,
@@ -255,7 +252,7 @@ class Fuzz:
         return [*made, "TERMINATE"] if rng.random() < 0.05 else made
 
     def _command(self, rng: random.Random) -> str:
-        """A command on an empty line (or behind what stands there), mostly with what it takes."""
+        """Return a command, mostly with a valid argument."""
         word = rng.choice([*self.known, "nonsense"])
         arguments = [rng.choice(self.words) for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))]
         if word in self.known and (offered := self.known[word]) and rng.random() < 0.6:
@@ -288,8 +285,8 @@ class Fuzz:
         return "\x1b[200~" + text + "\n" + text + rng.choice(("\x1b[201~", "\x1b[201~\r", ""))
 
     def sequence(self, number: int, count: int) -> list[str]:
-        """Type one sequence at a talk of its own and look at what it leaves; the keys. Raises
-        whatever went wrong.
+        """Type one sequence at a new session and check the result; return the keys. Raises on any
+        failure.
         """
         rng = random.Random(f"{self.seed}/{number}")
         keys, screen = self.keys(rng, count), Screen()
@@ -312,7 +309,7 @@ class Fuzz:
 
     def _converse(self, talk: Talk, typist: Typist) -> None:
         def early(number: int, frame: FrameType | None) -> None:
-            """Before the REPL has begun, and after it has been left."""
+            """Handle signals before the REPL starts and after it ends."""
 
         signal.signal(signal.SIGINT, early)
         typist.start()
@@ -328,7 +325,7 @@ class Fuzz:
 
     def _look(self, talk: Talk) -> None:
         engine = talk.runner.engine
-        assert not engine.is_busy, "an answer was left unfinished"
+        assert not engine.is_busy, "an answer is unfinished"
         assert engine.ledger.n_idle == talk.runner.context.n_seq_max, "a slot is still taken"
         engine.ledger.check()
         roles = [message.role for message in talk.session.messages]
@@ -339,7 +336,7 @@ class Fuzz:
 
 
 def main() -> None:
-    """Parse, type, print the figures."""
+    """Parse the arguments, type, print the figures."""
     parser = argparse.ArgumentParser(usage=(__doc__ or "").split("usage: ")[1].split("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--count", type=int, default=200)
@@ -348,12 +345,12 @@ def main() -> None:
         "--keys", type=int, default=40, help="the most keys and lines of one sequence"
     )
     parser.add_argument(
-        "--first", type=int, default=0, help="the number of the first sequence: goes on, or repeats"
+        "--first", type=int, default=0, help="number of the first sequence, to resume or repeat"
     )
-    parser.add_argument("--verbose", action="store_true", help="name each sequence")
+    parser.add_argument("--verbose", action="store_true", help="print each sequence")
     asked = parser.parse_args()
     model = asked.model.resolve()
-    clipboard.PROGRAMS = ()  # whoever runs this keeps the own clipboard
+    clipboard.PROGRAMS = ()  # keep the user's clipboard
     begun, pressed = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LLMCLI_HOME"], home = str(Path(folder) / "home"), Path(folder) / "here"
@@ -364,7 +361,7 @@ def main() -> None:
         for number in range(asked.first, asked.first + asked.count):
             try:
                 pressed += len(fuzz.sequence(number, asked.keys))
-            except BaseException:  # noqa: BLE001 - told, and the end
+            except BaseException:  # noqa: BLE001 - reported below, then the run ends
                 shown = visible(fuzz.screen.getvalue())
                 at = shown.find("Traceback")
                 print(shown[-2000:] if at < 0 else shown[at : at + 4000], file=sys.stderr)

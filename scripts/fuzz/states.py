@@ -1,17 +1,17 @@
-"""Sequences taken out of a context and put back, at random: fuzz_context.py's operations on states.
+"""Operations of fuzz/context.py that save and restore sequence states.
 
-A state that is whole goes into any sequence that has the cells for it; a cut one, or one that does
-not begin as a state, leaves an empty sequence.
+A complete state fits any sequence with enough cells. A truncated state, or bytes that are no state,
+leave an empty sequence.
 """
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it calls these
+if TYPE_CHECKING:  # context.py imports this module
     from scripts.fuzz.context import Fuzz
 
 
 def swap(fuzz: "Fuzz") -> None:
-    """One sequence becomes what another is, or was meant to be."""
+    """Replace one sequence by another's state, or by an invalid one."""
     source, target = (fuzz.rng.randrange(fuzz.context.n_seq_max) for _ in range(2))
     if fuzz.rng.random() < 0.2:
         wrong = fuzz.rng.choice((-1, fuzz.context.n_seq_max, 256))
@@ -34,7 +34,7 @@ def swap(fuzz: "Fuzz") -> None:
 
 
 def adopt(fuzz: "Fuzz") -> None:
-    """The ledger finds room for a sequence that was kept."""
+    """Let the ledger find cells for a saved sequence."""
     slot = fuzz.rng.randrange(fuzz.context.n_seq_max)
     tokens, state = list(fuzz.ledger.tokens[slot]), bytes(fuzz.context.read_state(slot))
     if tokens:
@@ -54,8 +54,8 @@ def _put(
     state: bytes,
     pure: bool | None = None,
 ) -> bool:
-    """Put a state, and into the reference what it is of; whether there was room for it, as the
-    reference says.
+    """Write a state to the context and the reference; return whether the reference has cells for
+    it.
     """
     reference = fuzz.reference
     marks = [

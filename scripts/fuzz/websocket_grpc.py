@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Wrong requests at a server's other doors: the WebSocket, gRPC, and the paths that are only read.
+"""Send wrong requests over the WebSocket, gRPC, and to the read-only paths of a server.
 
 usage: .venv/bin/python scripts/fuzz/websocket_grpc.py FILE.gguf [--requests 500] [--seed 0]
-[-- FLAGS of serve]
+       [-- FLAGS of serve]
 
-The cases are those of fuzz_requests.py. Over the WebSocket each is a message of its own, one after
-another on a socket: whatever it is, an end or an error must come, and the socket must stay open.
-Over gRPC a request's fields get the odd values that a message can carry, its `more` those of the
-HTTP form, and some requests are bytes at random: the status must say that the caller is wrong,
-never that the server is. Every path is asked with every method and odd words behind the question
-mark. Prints what was found; exits with 1 if anything was.
+The cases are those of fuzz/http_requests.py. Over the WebSocket each is one message, several in
+turn on one socket: each must get an end or an error, and the socket must stay open. Over gRPC a
+request's fields get the odd values that a message can carry, its `more` those of the HTTP form, and
+some requests are random bytes: the status must blame the caller, never the server. Every path is
+requested with every method and odd query strings. The script prints the failures and exits with 1
+if there are any.
 """
 
 import argparse
@@ -109,7 +109,7 @@ PATIENCE = 120
 async def sockets(
     url: str, asked: list[tuple[str, bytes]], at_once: int = 4
 ) -> tuple[Counter[str], list[str]]:
-    """Ask over `at_once` WebSockets; what got an end or an error, and what was wrong."""
+    """Send over `at_once` WebSockets; return counts by outcome, and the failures."""
     from websockets.asyncio.client import connect
     from websockets.exceptions import ConnectionClosed
 
@@ -121,7 +121,7 @@ async def sockets(
     numbers, counts, found = iter([*MESSAGES, *texts]), Counter[str](), list[str]()
 
     async def talked(link: Any) -> bool:
-        """Whether all have been asked; else this socket is of no more use."""
+        """Return whether all messages were sent on this socket; else it is unusable."""
         for text in numbers:
             try:
                 await link.send(text)
@@ -142,7 +142,7 @@ async def sockets(
 
 
 async def _ended(link: Any) -> str:
-    """How a message was answered: done, or the status' words of its error."""
+    """Return "done", or the status of the error that answered a message."""
     async with asyncio.timeout(PATIENCE):
         while True:
             document = json.loads(await link.recv())
@@ -155,7 +155,7 @@ async def _ended(link: Any) -> str:
 
 
 async def reads(url: str) -> tuple[Counter[str], list[str]]:
-    """Every path with every method."""
+    """Request every path with every method."""
     counts, found = Counter[str](), list[str]()
     async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
         for path in READ:
@@ -177,7 +177,7 @@ async def reads(url: str) -> tuple[Counter[str], list[str]]:
 
 
 def messages(dice: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
-    """Methods and serialized requests: odd fields, odd `more`, and bytes changed at random."""
+    """Yield methods and serialized requests: odd fields, odd `more`, and random byte changes."""
     from google.protobuf import json_format
 
     from llmcli.serve.grpc.service import message_classes
@@ -223,7 +223,7 @@ def messages(dice: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
 
 
 async def calls(port: int, asked: list[tuple[str, bytes]]) -> tuple[Counter[str], list[str]]:
-    """Ask over gRPC, bytes in and bytes out."""
+    """Send over gRPC, with raw bytes in both directions."""
     import grpc
 
     from llmcli.serve.grpc.service import SERVICE_NAME
@@ -249,7 +249,7 @@ async def calls(port: int, asked: list[tuple[str, bytes]]) -> tuple[Counter[str]
 
 
 def free_port() -> int:
-    """One that nobody has."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as made:
         port: int = made.getsockname()[1]
         return port
@@ -258,7 +258,7 @@ def free_port() -> int:
 async def all_doors(
     url: str, port: int | None, wanted: list[tuple[str, bytes]], seed: int
 ) -> tuple[Counter[str], list[str]]:
-    """Sockets, paths, and gRPC where it is served; then the books."""
+    """Test sockets, paths and, if it is served, gRPC; then check the cells."""
     counts, found = await sockets(url, wanted)
     parts = [await reads(url)]
     if port is not None:
@@ -270,7 +270,7 @@ async def all_doors(
 
 
 def main() -> int:
-    """Serve, ask, tell."""
+    """Serve, send and report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""A crowd that wants nothing, or says it slowly, around one client that does: what the client
-notices of it.
+"""Measure one client beside many idle and slow ones.
 
 usage: .venv/bin/python scripts/load/slow_clients.py FILE.gguf [--idle 1000] [--slow 200]
-[--large 50]
-       [--pipelined 1000] [--requests 40] [-- FLAGS of serve]
+       [--large 50] [--pipelined 1000] [--requests 40] [-- FLAGS of serve]
 
-One client asks first alone, then beside `--idle` connections that say nothing, `--slow` whose body
-comes a byte a second, `--large` that have sent all but the end of a body of eight million bytes,
-and one that has sent `--pipelined` requests at once and reads one answer after another. Prints the
-client's times and the memory of the server; exits with 1 where one of its requests failed, a
-pipelined answer is missing or out of order, or anything is left when all went.
+One client first sends requests alone. Then it sends them beside `--idle` silent connections,
+`--slow` ones that send a byte per second, `--large` ones that have sent all but the end of a body
+of eight million bytes, and one that has sent `--pipelined` requests at once and reads the answers
+in turn. The script prints the client's times and the server's memory. It exits with 1 if one of the
+client's requests fails, a pipelined answer is missing or out of order, or anything is left at the
+end.
 """
 
 import argparse
@@ -36,14 +35,14 @@ Writer = asyncio.StreamWriter
 
 
 def head(size: int, more: str = "") -> bytes:
-    """Of a request for an answer."""
+    """Return the head of a request for an answer."""
     return (
         f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n{more}\r\n".encode()
     )
 
 
 async def slowly(writer: Writer) -> None:
-    """A byte a second."""
+    """Send a body with one byte per second."""
     with suppress(OSError):
         writer.write(head(len(BODY)))
         for byte in BODY:
@@ -53,7 +52,7 @@ async def slowly(writer: Writer) -> None:
 
 
 async def largely(writer: Writer) -> None:
-    """All but the end."""
+    """Send a body without its end."""
     with suppress(OSError):
         writer.write(head(SIZE))
         for _ in range(SIZE // 100_000 - 1):
@@ -62,7 +61,7 @@ async def largely(writer: Writer) -> None:
 
 
 async def pipelined(port: int, count: int) -> list[str]:
-    """So many requests at once; what is wrong with the answers."""
+    """Send many requests at once; return what is wrong with the answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     asked = [(head(len(BODY)) + BODY, 200), *[(health, 200), (head(1) + b"{", 400)] * 10]
@@ -81,7 +80,7 @@ async def pipelined(port: int, count: int) -> list[str]:
 
 
 async def times(client: httpx2.AsyncClient, count: int) -> list[float]:
-    """Milliseconds of so many answers, one after another."""
+    """Return the milliseconds of several answers in turn."""
     found = []
     for _ in range(count):
         began = time.perf_counter()
@@ -93,7 +92,7 @@ async def times(client: httpx2.AsyncClient, count: int) -> list[float]:
 
 
 async def scene(url: str, asked: argparse.Namespace) -> list[str]:
-    """Alone, beside the crowd, and when it has gone."""
+    """Measure alone, beside the others, and after they disconnect."""
     port, found = int(url.rpartition(":")[2]), list[str]()
     async with httpx2.AsyncClient(base_url=url, timeout=120) as client:
         alone = await times(client, asked.requests)
@@ -113,7 +112,7 @@ async def scene(url: str, asked: argparse.Namespace) -> list[str]:
         for task in tasks:
             task.cancel()
         for writer in writers:
-            writer.transport.abort()  # close() would send first what nobody reads
+            writer.transport.abort()  # close() would first send data that is never read
         found += await idle(client)
         told("alone", alone, before)
         told(f"beside {counts} connections", beside, within)
@@ -121,7 +120,7 @@ async def scene(url: str, asked: argparse.Namespace) -> list[str]:
 
 
 async def memory(client: httpx2.AsyncClient) -> float:
-    """MiB that the server holds, by its own metrics."""
+    """Return the server's memory in MiB by its own metrics."""
     lines = (await client.get("/metrics")).text.splitlines()
     return (
         next(
@@ -134,7 +133,7 @@ async def memory(client: httpx2.AsyncClient) -> float:
 
 
 def told(who: str, spent: list[float], held: float) -> None:
-    """One line."""
+    """Print one line."""
     p50, most = statistics.median(spent), max(spent)
     print(
         f"{who}: {len(spent)} answers, p50 {p50:.1f} ms, longest {most:.1f} ms; the server holds {held:.0f} MiB"
@@ -142,7 +141,7 @@ def told(who: str, spent: list[float], held: float) -> None:
 
 
 def main() -> int:
-    """Serve, crowd, tell."""
+    """Serve, connect and report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -158,10 +157,10 @@ def main() -> int:
         parser.add_argument(name, type=int, default=value)
     asked, flags = parser.parse_known_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # connections are files
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is a file
     with served(asked.ref, [word for word in flags if word != "--"]) as (url, ended):
         found = asyncio.run(scene(url, asked))
-    print("\n".join(found[:20] or ["nothing wrong, nothing left"]) + f"; SIGTERM: exit {ended[0]}")
+    print("\n".join(found[:20] or ["no failures, nothing left"]) + f"; SIGTERM: exit {ended[0]}")
     return int(bool(found or ended[0]))
 
 

@@ -1,25 +1,22 @@
 #!/usr/bin/env python3
-"""A long mixed load on a server of its own: wrong answers, cells that leak, memory that grows, and
-how long it takes.
+"""Run a long mixed load on a server: wrong answers, leaked cells, growing memory, and times.
 
-usage: .venv/bin/python scripts/load/soak.py FILE.gguf [--requests 10000] [--cancelled
-0.3] [--wrong 0.1]
-       [--at-once 16] [--seed 0] [-- FLAGS of serve]
+usage: .venv/bin/python scripts/load/soak.py FILE.gguf [--requests 10000] [--cancelled 0.3]
+       [--wrong 0.1] [--at-once 16] [--seed 0] [-- FLAGS of serve]
 
-Every kind of request is first answered alone; under load each must be answered alike, to the letter
-(--reproducible is given to serve unless --loose is: without it near ties may fall otherwise, and
-only their number is told). Some are left by their client after a random part, some are wrong and
-must be told so with their status. Then the server must be idle, its books right
-(/v1/kv?check=true), no cell of a running answer left, every gauge of what runs or waits at zero;
-the memory of its process, looked at after each hundredth of the requests, must not grow (slope of
-the second half within two standard errors of zero, or below 1 MiB), and SIGTERM must end it with 0.
-Prints what came of it; exits with 1 if anything is wrong.
+Every kind of request is first answered alone; under load its answer must be the same text. serve
+gets --reproducible for this; with --loose it does not, near ties may be decided differently, and
+only the number of different texts is reported. Some requests are cancelled by their client after a
+random part; some are wrong and must get the right error status. At the end the server must be idle,
+with a correct cell count (/v1/kv?check=true), no cells of running answers, and zero in every gauge
+of running or waiting requests. The process's memory, read after each hundredth of the requests,
+must not grow (slope of the second half within two standard errors of zero, or below 1 MiB), and
+SIGTERM must end the server with 0. The script prints the result and exits with 1 if anything is
+wrong.
 
-Whether memory grows takes a run that is long enough: a heap fills once, in steps (the largest body
-is one of ten MiB), and where a step falls a slope is none. Of 3,000 requests to stories260K the
-first 1,300 took 12.5 MiB, most of it in one step, the others 0.3. So growth counts where both
-quarters of the second half grow; else, and below 2,000 requests, it is told as too short a run to
-tell.
+Only a long run can show growth: a heap fills once, in steps (the largest body has ten MiB), and a
+slope across a step means nothing. Growth counts if both quarters of the second half grow.
+Otherwise, and below 2,000 requests, the run is reported as too short.
 """
 
 import argparse
@@ -49,14 +46,14 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 SYSTEM = "You tell short stories to children, with simple words and a happy end. "
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, TALK, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
-GROWS, SHORT = "GROWS", "too short a run to tell whether it grows"
-LEAST, MOST = 2000, 1.0  # requests of a run that tells; MiB that a second half may grow
+GROWS, SHORT = "GROWS", "too short a run to show growth"
+LEAST, MOST = 2000, 1.0  # requests of a run that can show growth; MiB that a second half may grow
 GAUGES = (
     "llmcli_num_requests_running",
     "llmcli_num_requests_waiting",
     "llmcli_num_requests_preempted",
 )
-# What is wrong with a request, and the status that it must get.
+# Wrong requests, and the status that each must get.
 WRONG: list[tuple[str, Any, int]] = [
     (CHAT, b"{", 400),
     (CHAT, b"[1]", 400),
@@ -84,7 +81,7 @@ WRONG: list[tuple[str, Any, int]] = [
 
 @dataclass(frozen=True)
 class Asked:
-    """A request and, once it was answered alone, what must come of it."""
+    """A request and, after it was answered alone, the expected answer."""
 
     path: str
     body: dict[str, Any]
@@ -93,7 +90,7 @@ class Asked:
 
 @dataclass
 class Tally:
-    """What came of all of them."""
+    """The counts of all outcomes."""
 
     right: int = 0
     left: int = 0
@@ -106,7 +103,7 @@ class Tally:
 
 
 def kinds(chat: bool, count: int = 6) -> list[Asked]:
-    """Requests of every kind; a base model has no chat."""
+    """Return requests of every kind; a base model gets no chat requests."""
     openings = [
         f"Once upon a time number {number} there was a {word}"
         for number, word in zip(
@@ -191,7 +188,7 @@ def kinds(chat: bool, count: int = 6) -> list[Asked]:
 
 
 def said(path: str, raw: bytes) -> str:
-    """What an answer comes to, without ids and times."""
+    """Return the content of an answer without ids and times."""
     if path in (TALK, GENERATE):
         lines = [json.loads(line) for line in raw.splitlines()]
         return "".join(
@@ -237,7 +234,7 @@ async def storm(
     seed: int,
     pid: int = 0,
 ) -> Tally:
-    """All requests, `at_once` at a time."""
+    """Send all requests, `at_once` at a time."""
     tally, chance = Tally(), random.Random(seed)
     limits = httpx2.Limits(max_connections=at_once * 2, max_keepalive_connections=at_once)
     async with httpx2.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
@@ -286,7 +283,7 @@ async def _answered(client: httpx2.AsyncClient, one: Asked, tally: Tally) -> Non
 
 
 async def _left(client: httpx2.AsyncClient, one: Asked, share: float, tally: Tally) -> None:
-    """A client that goes: before it was answered, or after a few pieces."""
+    """Disconnect before the answer or after a few pieces of it."""
     tally.left += 1
     try:
         async with (
@@ -304,7 +301,7 @@ async def _refused(client: httpx2.AsyncClient, wrong: tuple[str, Any, int], tall
     path, body, status = wrong
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await client.post(path, content=content, headers={"content-type": "application/json"})
-    error = answer.json()["error"]  # of ollama's paths words alone
+    error = answer.json()["error"]  # only a string on ollama's paths
     good = answer.status_code == status and bool(
         error if isinstance(error, str) else error["message"]
     )
@@ -316,13 +313,13 @@ async def _refused(client: httpx2.AsyncClient, wrong: tuple[str, Any, int], tall
 
 
 def resident(pid: int) -> float:
-    """MiB that a process holds in memory."""
+    """Return the resident memory of a process in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
 def slope(values: list[float]) -> tuple[float, float]:
-    """Growth from the first of the values to the last by least squares, and its standard error."""
+    """Return the growth over all values by least squares, and its standard error."""
     count = len(values)
     if count < 3:
         return 0.0, 0.0
@@ -334,7 +331,7 @@ def slope(values: list[float]) -> tuple[float, float]:
 
 
 def growth(memory: list[float], requests: int) -> tuple[str, float, float]:
-    """Whether memory grew, by how much over the second half, and that one's standard error."""
+    """Return the verdict, the growth over the second half, and its standard error."""
     middle, last = len(memory) // 2, len(memory) * 3 // 4
     grown, error = slope(memory[middle:])
     if grown <= max(MOST, 2 * error):
@@ -345,7 +342,7 @@ def growth(memory: list[float], requests: int) -> tuple[str, float, float]:
 
 
 async def settled(url: str) -> dict[str, Any]:
-    """The report of the cells once nothing runs or waits; its books have been checked."""
+    """Wait until nothing runs or waits; return the report of the checked cells."""
     async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
         while True:
             report: dict[str, Any] = (
@@ -363,7 +360,7 @@ async def settled(url: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Serve, storm, look."""
+    """Serve, send and report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -403,10 +400,10 @@ def main() -> int:
 def told(
     asked: argparse.Namespace, tally: Tally, spent: float, report: dict[str, Any], code: int
 ) -> int:
-    """Print it; 1 if anything is wrong."""
+    """Print the result; return 1 if anything is wrong."""
     print(
         f"{asked.requests} requests in {spent:.0f} s, {asked.at_once} at once: {tally.right} right, "
-        f"{tally.left} left by their client, {tally.refused} wrong ones refused, {tally.busy} told to come back, "
+        f"{tally.left} cancelled by their client, {tally.refused} wrong ones refused, {tally.busy} asked to retry, "
         f"{sum(tally.differing.values())} with another text, {len(tally.wrong)} answered wrongly"
     )
     for words in [
@@ -418,11 +415,11 @@ def told(
     running += report["gauges"]
     print(
         f"idle: {len(running)} sequences and gauges of answers left, {report['used_cells']} of {report['cells']} "
-        f"cells kept for prefixes, books right; SIGTERM: exit {code}"
+        f"cells kept for prefixes, cell count right; SIGTERM: exit {code}"
     )
     verdict, grown, error = growth(tally.memory, asked.requests)
     print(
-        f"memory: {tally.memory[0]:.1f} MiB at first, {tally.memory[-1]:.1f} at last; over the second half "
+        f"memory: {tally.memory[0]:.1f} MiB at the start, {tally.memory[-1]:.1f} at the end; over the second half "
         f"{grown:+.2f} ± {error:.2f} MiB: {verdict}"
     )
     ordered = sorted(tally.seconds)

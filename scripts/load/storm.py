@@ -1,15 +1,14 @@
-"""Many requests over a pool that is too small for them, at random; the books are compared with
-llama.cpp's after each step.
+"""Run many random requests over a small cell pool, and compare the cells with llama.cpp after each
+step.
 
 usage: .venv/bin/python scripts/load/storm.py MODEL.gguf [--requests 300] [--cells 512]
-[--slots 8]
-       [--running 6] [--seed 0] [--threads 1] [--swap BYTES] [--alike]
+       [--slots 8] [--running 6] [--seed 0] [--threads 1] [--swap BYTES] [--alike]
 
-Prompts share beginnings or do not, priorities and clients differ; some are cancelled or dropped
-somewhere on their way, some search with beams. The pool must be empty once what is idle is
-forgotten. `--alike`: in the reproducible mode, nobody cancelled, and each answer must be token for
-token and bit for bit of its log-probabilities what the request gives alone. Works with models of
-any memory: recurrent ones and windows, too.
+Some prompts share beginnings; priorities and clients differ. Some requests are cancelled or
+dropped, some search with beams. The pool must be empty after idle cells are evicted. With `--alike`
+the reproducible mode is on, nothing is cancelled, and each answer must equal the one that the
+request gets alone: the same tokens, and the same bits of their log-probabilities. Models with any
+memory work, also recurrent ones and sliding windows.
 """
 
 import argparse
@@ -33,7 +32,7 @@ CHANCE = default_sampling().with_values({"temp": 1.1})
 
 
 def requests(runner: Runner, given: argparse.Namespace, rng: random.Random) -> list[Request]:
-    """What is asked: a third of the pool at most each, so that three fill it."""
+    """Return requests of at most a third of the pool each, so that three fill it."""
     words, most = range(3, min(20_000, runner.model.n_vocab)), given.cells // 6
     stems = [rng.choices(words, k=length) for length in (most, most // 2, 0)]
     beams = runner.engine.ledger.can_fork and not given.alike
@@ -62,12 +61,12 @@ def requests(runner: Runner, given: argparse.Namespace, rng: random.Random) -> l
 
 
 def said(answer: Answer | None) -> list[tuple[int, float | None]]:
-    """Its tokens, and how likely each was."""
+    """Return the tokens of an answer and their log-probabilities."""
     return [(token.id, token.logprob) for token in answer.tokens] if answer else []
 
 
 def alone(runner: Runner, request: Request) -> list[tuple[int, float | None]]:
-    """What a request gives by itself."""
+    """Return the tokens that a request gets alone."""
     reply = runner.reply(request)
     for _ in reply:
         pass
@@ -75,7 +74,7 @@ def alone(runner: Runner, request: Request) -> list[tuple[int, float | None]]:
 
 
 def main() -> None:
-    """One storm; an AssertionError tells what broke, with the seed first."""
+    """Run once; an AssertionError names the failure, and the seed is printed first."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -126,7 +125,7 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     told = {name: ends.count(name) for name in sorted(set(ends))}
     print(
-        f"{made.steps} steps in {spent:.1f} s; {told}; {load.n_preemptions} gave way and went on; {peak} MiB at most"
+        f"{made.steps} steps in {spent:.1f} s; {told}; {load.n_preemptions} preempted and resumed; {peak} MiB at most"
     )
     if given.alike:
         with open_runner(given.model, options) as runner:
@@ -135,7 +134,9 @@ def main() -> None:
                 for number, one in enumerate(asked)
                 if alone(runner, one) != said(made.answers[number])
             ]
-        print(f"{len(asked) - len(wrong)} of {len(asked)} say what they say alone")
+        print(
+            f"{len(asked) - len(wrong)} of {len(asked)} answers equal those of the requests alone"
+        )
         assert not wrong, wrong
 
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Talks with a model in a real pseudo-terminal, using every command of the REPL, and writes what a
-person would see.
+"""Chat with a model in a pseudo-terminal, use every REPL command, and write the visible text.
 
-usage: .venv/bin/python scripts/transcript/record.py MODEL.gguf [-o FILE] [--predict 40] [--threads N]
+usage: .venv/bin/python scripts/transcript/record.py MODEL.gguf [-o FILE] [--predict 40]
+       [--threads N]
 
-The commands come from the REPL's own registry: one without a scene here is typed alone. It talks in
-a folder of its own, which is written as `.`, with a copy of the model. Fails where a command was
-not used, a scene is of a command that is gone, a traceback appears, or the chat does not end well.
+Commands come from the REPL's registry; a command without a scene here is typed alone. The chat runs
+in a temporary folder, which is written as `.`, with a copy of the model. The script fails if a
+command is not used, a scene names an unknown command, a traceback appears, or the chat does not end
+with exit code 0.
 """
 
 import argparse
@@ -29,10 +30,10 @@ READY = r"\x1b\[\?2004h[^\n]*>>>"  # a new prompt switches bracketed paste on
 PATIENCE = 120  # seconds for one answer
 NOTES = "The harbour of Lund closes at nine.\nThe ferry to Marstal leaves at eight, on Sundays at ten.\n"
 
-ABOUT = "A talk that uses every command, as a terminal shows it (scripts/transcript/record.py)."
+ABOUT = "A chat that uses every command, as a terminal shows it (scripts/transcript/record.py)."
 
-# What is typed, by the command it shows; `{model}` is the model's file. After a Tab stands what it
-# completes.
+# The typed lines by the command that they show; `{model}` is the model's file. After a Tab comes
+# the expected completion.
 SCENES: dict[str, list[str]] = {
     "help": ["/help", "/help read", "/? quit"],
     "set": ["/set beams 1", "/set temp 0", "/set top_k 20", "/set", "/set temp 900"],
@@ -91,10 +92,10 @@ LAST = ["/exit"]
 
 
 def scenes(model: str) -> list[str]:
-    """All that is typed, in order; raises SystemExit where a scene is of no command."""
+    """Return all typed lines in order. Raises SystemExit if a scene names an unknown command."""
     known = commands.commands()
     if gone := [name for name in SCENES if name and name not in known]:
-        raise SystemExit(f"scenes of commands that are gone: {', '.join(gone)}")
+        raise SystemExit(f"scenes of unknown commands: {', '.join(gone)}")
     others = [f"/{name}" for name in known if name not in SCENES and f"/{name}" not in LAST]
     typed = [line.replace("{model}", model) for scene in SCENES.values() for line in scene]
     at = typed.index("/clear")
@@ -102,7 +103,7 @@ def scenes(model: str) -> list[str]:
 
 
 def unused(typed: list[str]) -> list[str]:
-    """Registered commands that none of the lines uses."""
+    """Return registered commands that no line uses."""
     words = {
         line.removeprefix("/").split()[0]
         for line in typed
@@ -114,9 +115,7 @@ def unused(typed: list[str]) -> list[str]:
 
 
 def record(model: Path, predict: int, threads: int) -> str:
-    """The whole talk as a terminal shows it, with the line at the bottom where the talk is well
-    under way.
-    """
+    """Return the visible text of the whole chat, and the bottom line from the middle of it."""
     file = f"./{model.name}"
     typed = scenes(file)
     if missing := unused(typed):
@@ -146,19 +145,17 @@ def record(model: Path, predict: int, threads: int) -> str:
         child.delaybeforesend = None
         paper = child.logfile_read = Paper(
             WIDTH, HEIGHT, child.send
-        )  # it takes what is read, and answers
+        )  # it collects the output and answers cursor queries
         bottom = ""
         for number, line in enumerate(typed):
             _until(child, READY, line)
             if number == len(typed) // 2:
-                child.expect(
-                    r"tokens · .*\x1b\[\?25h"
-                )  # drawn to its end: the cursor is shown again
+                child.expect(r"tokens · .*\x1b\[\?25h")  # fully drawn: the cursor is visible again
                 bottom = "".join(paper.lines[-1]).rstrip()
             start, tab, rest = line.partition("\t")
             child.send(start + tab)
             if tab:
-                _until(child, rest, line)  # what it is completed to
+                _until(child, rest, line)  # the completion
             child.send("\r" if tab else f"{rest}\r")
         _until(child, pexpect.EOF, typed[-1])
         child.close()
@@ -178,7 +175,7 @@ def _until(child: pexpect.spawn, what: object, line: str) -> None:
 
 
 def main() -> None:
-    """Parse, record, write."""
+    """Parse the arguments, record, write."""
     parser = argparse.ArgumentParser(usage=(__doc__ or "").split("usage: ")[1].split("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("-o", "--output", type=Path)

@@ -1,8 +1,7 @@
-"""What a terminal would show: text and escape sequences become lines, all of them, as far as one
-could scroll back.
+"""A terminal emulator that turns text and escape sequences into lines, including scrolled ones.
 
-Knows what prompt_toolkit and a line-wise program send (moves, erasing, wrapping); colours are left
-out.
+It supports what prompt_toolkit and line-based programs send: cursor moves, erasing and wrapping.
+Colors are ignored.
 """
 
 import re
@@ -20,9 +19,9 @@ PIECE = re.compile(
 
 
 class Paper:
-    """A screen of `width` columns and `height` rows, and all that has scrolled off it.
+    """A screen of `width` columns and `height` rows, with its scrollback.
 
-    `reply` gets what a terminal answers to a program that asks where the cursor is.
+    `reply` gets a terminal's answer when a program asks for the cursor position.
     """
 
     def __init__(
@@ -30,12 +29,12 @@ class Paper:
     ) -> None:
         self.width, self.height, self.reply = width, height, reply
         self.lines: list[list[str]] = [[]]
-        self.row = self.column = self.top = 0  # the first line on the screen is `top`
+        self.row = self.column = self.top = 0  # `top` is the index of the first visible line
         self.wraps, self._half = True, ""
-        self.asides: list[str] = []  # what was told to the terminal and not shown: OSC sequences
+        self.asides: list[str] = []  # OSC sequences, which are not shown
 
     def write(self, text: str) -> None:
-        """As a file that is written to, piece by piece: half a sequence waits for its rest."""
+        """Write text; an incomplete sequence waits for its end."""
         text = self._half + text
         escape = text.rfind("\x1b")
         whole = escape < 0 or PIECE.match(text, escape) is not None
@@ -43,10 +42,10 @@ class Paper:
         self.feed(text if whole else text[:escape])
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is buffered."""
 
     def feed(self, text: str) -> None:
-        """Write `text`, obeying its sequences."""
+        """Write `text` and execute its sequences."""
         for piece in PIECE.finditer(text):
             if piece["text"]:
                 for character in piece["text"]:
@@ -60,7 +59,7 @@ class Paper:
                 self._sequence(piece["private"], piece["letter"], numbers)
 
     def text(self) -> str:
-        """All lines, without the blanks at their ends."""
+        """Return all lines without trailing blanks."""
         return "\n".join("".join(line).rstrip() for line in self.lines).rstrip() + "\n"
 
     def _put(self, character: str) -> None:
@@ -72,7 +71,7 @@ class Paper:
             else:
                 self.column = self.width - max(1, width)
         line = self._line()
-        if not width:  # it stands on the one before
+        if not width:  # a combining character
             if self.column:
                 line[self.column - 1] += character
             return
