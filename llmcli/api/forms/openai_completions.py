@@ -69,7 +69,7 @@ class CompletionsForm(ApiForm):
             **request_fields,
             "logprobs": keeps,
             "top_logprobs": self.logprobs or 0,
-            "scores": self.scores_prompt,
+            "score_prompt": self.scores_prompt,
         }
         default_limit = self.default_max_tokens if limit is None else limit
         self.requests = tuple(

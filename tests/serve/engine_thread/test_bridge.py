@@ -176,7 +176,9 @@ def test_draining_ends_what_runs_and_begins_nothing() -> None:
 
 def test_what_does_not_end_while_draining_is_cancelled_and_told_why() -> None:
     async def use(bridge: EngineBridge) -> None:
-        async with aclosing(bridge.answer(request(ignore_eos=True, allow_repetition=True))) as answering:
+        async with aclosing(
+            bridge.answer(request(ignore_eos=True, allow_repetition=True))
+        ) as answering:
             await anext(answering)
             await bridge.drain(0)
             with pytest.raises(ServerStopping):
