@@ -80,7 +80,7 @@ class LabelLayout:
                 if self.area.contains(box) and self._free(box, x, y):
                     free.append(box)
             if free:
-                chosen = min(free, key=lambda box: sum(box.shared_area(line) > 0 for line in self.lines))
+                chosen = min(free, key=lambda box: sum(box.overlap_area(line) > 0 for line in self.lines))
                 self.occupied.append(chosen)
                 return LabelSpot(chosen, distance > LABEL_DISTANCES[0])
         return None
