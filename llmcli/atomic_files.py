@@ -11,7 +11,7 @@ from types import TracebackType
 from llmcli.errors import UserError
 
 CHUNK = 1 << 20
-IN_THE_WAY = "a file stands where the folder would be: give another place"
+IN_THE_WAY = "a file has the name of the needed folder: choose another path"
 HINTS = {
     errno.EEXIST: IN_THE_WAY,
     errno.ENOTDIR: IN_THE_WAY,
