@@ -96,7 +96,7 @@ def test_a_home_of_nobody_is_told(
     [
         ("quantize m.gguf --q4_0 -o file/o.gguf", "file is a file, not a folder"),
         ("batch m.gguf m.gguf -o file/o.jsonl", "file is a file, not a folder"),
-        ("export vllm m.gguf --original a/b -o file", "a file stands where the folder would be"),
+        ("export vllm m.gguf --original a/b -o file", "a file has the name of the needed folder"),
     ],
 )
 def test_a_file_where_a_folder_would_be_is_told(

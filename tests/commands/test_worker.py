@@ -270,7 +270,7 @@ def _more(terminal: int) -> bytes:
 def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
     (file := tmp_path / "file").write_bytes(b"")
     for words, code, message in (
-        (("worker", "--rpc", "--cache", str(file)), 1, "a file stands where the folder would be"),
+        (("worker", "--rpc", "--cache", str(file)), 1, "a file has the name of the needed folder"),
         (("worker",), 2, "kind of worker is missing"),
         (("worker", "--rpc", "--host", "0.0.0.0"), 1, "insecure"),
         (("worker", "--rpc", "--host", "there"), 1, "IPv4 address"),
