@@ -125,7 +125,7 @@ def calibrate(
     elif moments and flash_attn == "on":
         ui.note("flash attention hides how values are mixed: gptq will have no moments for attn_v")
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
-    resolve_options.check(options)
+    resolve_options.validate_options(options)
     memory_bytes = parse_size(memory, "--memory", "memory") if memory else None
     workers.join(ui)
     texts.read_user_texts(

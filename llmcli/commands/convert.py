@@ -42,8 +42,9 @@ def convert(
     json: Json = False,
 ) -> None:
     """Convert a checkpoint folder into a GGUF of floats or Q8_0."""
-    from llmcli.commands.quantize import report as closing
+    from llmcli.commands.quantize.report import print_result
     from llmcli.model_loader import plan_notes, quantize_file
+    from llmcli.workflows.quantization.quantize import QuantizeResult
     from quant.quantize import plan as plan_module
 
     config, ui = start_command(json, offline, reading.allow_pickle)
@@ -66,7 +67,7 @@ def convert(
                 plan, target, ui, threads=writing.threads, force=writing.force
             )
         )
-    closing.print_result(plan, target, report, ui)
+    print_result(QuantizeResult(plan, target, report), ui)
 
 
 def _open_checkpoint(

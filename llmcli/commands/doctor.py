@@ -8,10 +8,10 @@ from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
-    from llmcli.bench.cost.memory_bandwidth import Reading
+    from llmcli.bench.cost.memory_bandwidth import BandwidthReading
     from llmcli.catalog.connectivity import Reached
-    from llmcli.hardware.diagnostics import Checkup
-    from llmcli.hardware.rpc_workers import Worker
+    from llmcli.hardware.diagnostics import Diagnostics
+    from llmcli.hardware.rpc_workers import RpcWorker
     from llmcli.ui import UI
 
 Network = Annotated[
@@ -45,13 +45,13 @@ def doctor(
 
     config, ui = start_command(json, offline)
     workers = (
-        [rpc_workers.ask(worker) for worker in rpc_workers.endpoints(rpc)]
+        [rpc_workers.probe_worker(worker) for worker in rpc_workers.parse_endpoints(rpc)]
         if rpc is not None
         else None
     )
     ray_cluster = _read_cluster(ray) if ray is not None else None
     connections = connectivity.look(config) if network else None
-    checkup_result = diagnostics.look(config)
+    checkup_result = diagnostics.run_diagnostics(config)
     reading = _measure_bandwidth(checkup_result)
     if json:
         ui.result(
@@ -74,7 +74,7 @@ def doctor(
     for warning, hint in checkup_result.warnings:
         ui.warn(warning)
         ui.note(f"hint: {hint}")
-    if checkup_result.broken:
+    if checkup_result.load_error:
         raise typer.Exit(1)
 
 
@@ -95,25 +95,25 @@ def _read_cluster(address: str) -> dict[str, Any]:
     }
 
 
-def _measure_bandwidth(result: "Checkup") -> "Reading | None":
+def _measure_bandwidth(result: "Diagnostics") -> "BandwidthReading | None":
     """Measure how fast all cores read memory beyond the caches; None if there is too little free
     memory.
     """
     from llmcli.bench.cost import memory_bandwidth
     from llmcli.hardware import host
 
-    cache = host.last_cache()
-    nbytes = max(256 << 20, memory_bandwidth.BEYOND * (cache or 0))
-    if result.available is None or nbytes > result.available // 4:
+    cache = host.last_cache_bytes()
+    nbytes = max(256 << 20, memory_bandwidth.MIN_CACHE_FACTOR * (cache or 0))
+    if result.available_memory is None or nbytes > result.available_memory // 4:
         return None
-    return memory_bandwidth.measure(nbytes, host.cores(), rounds=2, seconds=0.05)
+    return memory_bandwidth.measure_bandwidth(nbytes, host.core_count(), rounds=2, seconds=0.05)
 
 
 def build_document(
-    result: "Checkup",
-    reading: "Reading | None",
+    result: "Diagnostics",
+    reading: "BandwidthReading | None",
     connections: "list[Reached] | None",
-    workers: "list[Worker] | None" = None,
+    workers: "list[RpcWorker] | None" = None,
 ) -> dict[str, Any]:
     """Return the JSON document; null is what this machine cannot determine, or what was not
     requested.
@@ -124,14 +124,15 @@ def build_document(
         "versions": result.versions,
         "cpu": {
             "name": host.cpu_name(),
-            "cores": host.cores(),
-            "last_cache_bytes": host.last_cache(),
-            "load": result.load,
+            "cores": host.core_count(),
+            "last_cache_bytes": host.last_cache_bytes(),
+            "load": result.load_average,
             "features": {
-                entry.name: {"cpu": entry.cpu, "build": entry.build} for entry in result.features
+                entry.name: {"cpu": entry.in_cpu, "build": entry.in_build}
+                for entry in result.features
             },
-            "unused": list(cpu_features.idle(result.features)),
-            "missing": list(cpu_features.missing(result.features)),
+            "unused": list(cpu_features.unused_features(result.features)),
+            "missing": list(cpu_features.unsupported_features(result.features)),
         },
         "backends": list(result.backends),
         "devices": [
@@ -145,15 +146,15 @@ def build_document(
             for entry in result.devices
         ],
         "memory": {
-            "total_bytes": result.total,
-            "available_bytes": result.available,
-            "group_left_bytes": result.limit,
-            "addresses_left_bytes": result.addresses,
-            "read_bandwidth_bytes_per_second": None if reading is None else reading.best,
+            "total_bytes": result.total_memory,
+            "available_bytes": result.available_memory,
+            "group_left_bytes": result.memory_limit,
+            "addresses_left_bytes": result.address_limit,
+            "read_bandwidth_bytes_per_second": None if reading is None else reading.best_rate,
         },
         "folders": [
             {
-                "what": entry.what,
+                "what": entry.label,
                 "path": str(entry.path),
                 "bytes": entry.nbytes,
                 "files": entry.files,
@@ -189,7 +190,10 @@ def build_document(
 
 
 def _print_checkup(
-    result: "Checkup", reading: "Reading | None", connections: "list[Reached] | None", ui: "UI"
+    result: "Diagnostics",
+    reading: "BandwidthReading | None",
+    connections: "list[Reached] | None",
+    ui: "UI",
 ) -> None:
     from llmcli.units import several, size
 
@@ -206,23 +210,25 @@ def _print_checkup(
             else f" · {size(entry.free_bytes)} of {size(entry.total_bytes)} free"
         )
         ui.text(f"device {entry.name}: {entry.description}{free_text}")
-    memory = f"{_format_size(result.available)} of {_format_size(result.total)} available"
-    if result.limit is not None:
-        memory += f" · the container leaves {size(result.limit)}"
-    if result.addresses is not None:
-        memory += f" · ulimit -v leaves {size(result.addresses)} of addresses"
+    memory = (
+        f"{_format_size(result.available_memory)} of {_format_size(result.total_memory)} available"
+    )
+    if result.memory_limit is not None:
+        memory += f" · the container leaves {size(result.memory_limit)}"
+    if result.address_limit is not None:
+        memory += f" · ulimit -v leaves {size(result.address_limit)} of addresses"
     ui.text(f"memory: {memory}")
     speed = (
         "unknown: too little free memory to measure"
         if reading is None
-        else f"{reading.best / 1e9:.1f} GB/s"
+        else f"{reading.best_rate / 1e9:.1f} GB/s"
     )
     ui.text(f"memory bandwidth: about {speed} (for a precise value: llmcli bench roofline)")
     ui.text()
     ui.table(
         ("stored files", "size", "files", "where"),
         [
-            (entry.what, size(entry.nbytes), f"{entry.files:,}", str(entry.path))
+            (entry.label, size(entry.nbytes), f"{entry.files:,}", str(entry.path))
             for entry in result.folders
         ],
         right=("size", "files"),
@@ -234,22 +240,25 @@ def _print_checkup(
         ui.text(f"no problems found: {several(len(result.features), 'CPU feature')} compared")
 
 
-def _print_cpu(result: "Checkup", ui: "UI") -> None:
+def _print_cpu(result: "Diagnostics", ui: "UI") -> None:
     """Print the processor, and its features compared with the build's."""
     from llmcli.hardware import cpu_features, host
 
-    cache = host.last_cache()
+    cache = host.last_cache_bytes()
     ui.text(
-        f"processor: {host.cpu_name()} · {host.cores()} cores · last cache {_format_size(cache)}"
+        f"processor: {host.cpu_name()} · {host.core_count()} cores · last cache {_format_size(cache)}"
     )
-    used_features = [feature.name for feature in result.features if feature.build]
+    used_features = [feature.name for feature in result.features if feature.in_build]
     ui.text(
         f"llama.cpp uses: {' '.join(used_features) or 'unknown'}"
         + (f" ({', '.join(result.backends)})")
     )
     for feature_names, description in (
-        (cpu_features.idle(result.features), "has features that llama.cpp does not use"),
-        (cpu_features.missing(result.features), "does not have features that llama.cpp uses"),
+        (cpu_features.unused_features(result.features), "has features that llama.cpp does not use"),
+        (
+            cpu_features.unsupported_features(result.features),
+            "does not have features that llama.cpp uses",
+        ),
     ):
         if feature_names:
             ui.text(f"the processor {description}: {' '.join(feature_names)}")

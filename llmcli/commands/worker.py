@@ -54,7 +54,7 @@ def worker(
 
     if not rpc:
         raise UsageError("the kind of worker is missing", hint="llmcli worker --rpc")
-    if not rpc_workers.loopback(host) and not allow_remote:
+    if not rpc_workers.is_loopback(host) and not allow_remote:
         raise UserError(
             f"--host {host} would be open to the network: {INSECURE_REASON}",
             hint="keep 127.0.0.1 and connect through ssh -L or WireGuard; "
@@ -76,13 +76,13 @@ def worker(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     endpoint = f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
-    n_threads = threads or machine.cores()
+    n_threads = threads or machine.core_count()
     server_thread = threading.Thread(
         target=remote.serve_devices, args=(endpoint, names, n_threads, folder), daemon=True
     )
     server_thread.start()
     try:
-        while server_thread.is_alive() and rpc_workers.gone([endpoint]):
+        while server_thread.is_alive() and rpc_workers.unreachable_workers([endpoint]):
             server_thread.join(LISTEN_POLL_SECONDS)
         if server_thread.is_alive():
             # printed when clients can connect

@@ -16,8 +16,8 @@ from llmcli.model_loader.opened_model import Opened
 from llmcli.model_loader.prepare import prepare_model
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.planning import resolve_options, tuned_profile
-from llmcli.planning.admission import admit
-from llmcli.planning.run_plan import Wish
+from llmcli.planning.admission import check_memory
+from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import reproducible, runner
 from llmcli.runtime.binding.context_options import MAX_SEQUENCES
 from llmcli.runtime.compute_thread import open_on_compute_thread
@@ -49,7 +49,7 @@ class ModelSwitcher:
         must_generate: bool = True,
         on_other_thread: bool = False,
     ) -> None:
-        resolve_options.check(run_flags.options)
+        resolve_options.validate_options(run_flags.options)
         rpc_workers.join_workers(run_flags.rpc, run_flags.tensor_split, ui)
         self.run_flags, self.config, self.ui = run_flags, config, ui
         self.is_chat, self.parallel, self.must_generate, self.on_other_thread = (
@@ -122,22 +122,24 @@ class ModelSwitcher:
         if (
             not given.no_profile
             and (
-                asked := tuned_profile.chosen(header, asked, given.typed, self.config, ui.warn)
+                asked := tuned_profile.apply_profile(
+                    header, asked, given.typed, self.config, ui.warn
+                )
             ).profile
         ):
             ui.note(f"using profile {asked.profile}; --no-profile ignores it")
-        options, gpu_layers = resolve_options.decide(header, asked, ui.warn, slots, each)
+        options, gpu_layers = resolve_options.resolve_options(header, asked, ui.warn, slots, each)
         if self.parallel > 1:
-            options = replace(options, scoring_outputs=resolve_options.scored(header))
+            options = replace(options, scoring_outputs=resolve_options.scoring_outputs(header))
         drafting, needed = self._drafting(), slots
         if self.is_chat:
-            kept = resolve_options.branches(header, options)
+            kept = resolve_options.spare_sequences(header, options)
             several = self.parallel > 1 and kept > 1  # then each cached prefix has its own sequence
             slots = min(MAX_SEQUENCES, slots + kept) if several else max(slots, kept)
         sized = given.options.ctx_size is not None
-        wish = Wish(model.name, header, options, gpu_layers, drafting, slots, needed, sized)
-        wish = admit(wish, given.fit, ui.note)
-        options = resolve_options.attention(
+        wish = RunPlan(model.name, header, options, gpu_layers, drafting, slots, needed, sized)
+        wish = check_memory(wish, given.fit, ui.note)
+        options = resolve_options.resolve_flash_attention(
             header, wish.options, gpu_layers, self.config, wish.slots, self.parallel
         )
         opening = runner.open_runner(

@@ -93,7 +93,7 @@ def open_server_model(
         opened_model = models.open(ref)
         opened_model.runner.show_control_tokens(tool_calls.call_marks())
         _set_reasoning(opened_model.runner, run_flags.reasoning)
-        swap = resolve_options.outside(available_memory())
+        swap = resolve_options.offload_bytes(available_memory())
         opened_model.runner.engine.schedule = Schedule(
             parallel,
             max_gap_seconds=max_gap_seconds,

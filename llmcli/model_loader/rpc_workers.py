@@ -49,8 +49,8 @@ def join_workers(rpc: str | None, split: str | None, ui: "UI") -> None:
     from llmcli.hardware import rpc_workers
     from llmcli.runtime.binding import rpc as remote
 
-    addresses = rpc_workers.endpoints(rpc) if rpc is not None else ()
-    rpc_workers.join(addresses, _parse_split(split))
+    addresses = rpc_workers.parse_endpoints(rpc) if rpc is not None else ()
+    rpc_workers.add_workers(addresses, _parse_split(split))
     if addresses:
         remote.on_worker_loss(partial(_exit_for_lost_worker, terminal_mode.settings(), ui))
 
@@ -83,7 +83,7 @@ def _exit_for_lost_worker(terminal_settings: list[Any] | None, ui: "UI") -> None
     from llmcli.runtime.binding import rpc as remote
 
     addresses = list(remote.joined_workers())
-    where = " and ".join(rpc_workers.gone(addresses) or addresses)
+    where = " and ".join(rpc_workers.unreachable_workers(addresses) or addresses)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         if terminal_settings is not None:

@@ -55,4 +55,6 @@ def split_threads(flags: "RunFlags", replicas: int) -> "RunFlags":
 
     if flags.options.threads is not None:
         return flags
-    return replace(flags, options=replace(flags.options, threads=max(1, host.cores() // replicas)))
+    return replace(
+        flags, options=replace(flags.options, threads=max(1, host.core_count() // replicas))
+    )

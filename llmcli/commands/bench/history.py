@@ -8,7 +8,7 @@ from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
-    from llmcli.bench.history.history import Run
+    from llmcli.bench.history.history import BenchRun
 
 ModelFilter = Annotated[
     str | None, typer.Option("-m", "--model", help="Only models of this name or hash.")
@@ -21,10 +21,10 @@ DEFAULT_ROWS = 20
 
 def history(model: ModelFilter = None, last: MaxRows = None, json: Json = False) -> None:
     """List earlier measurements; `llmcli bench compare` takes their numbers."""
-    from llmcli.bench.history.history import History, path
+    from llmcli.bench.history.history import History, history_path
 
     config, ui = start_command(json)
-    runs = History(path(config), ui).runs(
+    runs = History(history_path(config), ui).runs(
         model=model, last=last or (None if json else DEFAULT_ROWS)
     )
     if json:
@@ -48,7 +48,7 @@ def history(model: ModelFilter = None, last: MaxRows = None, json: Json = False)
     )
 
 
-def build_document(run: "Run") -> dict[str, Any]:
+def build_document(run: "BenchRun") -> dict[str, Any]:
     """Return a run's test as `bench -o json` prints it, with what was saved about the run."""
     run_fields = {
         "id": run.id,
@@ -63,11 +63,11 @@ def build_document(run: "Run") -> dict[str, Any]:
     return {**run.document, **run_fields}
 
 
-def _table_row(run: "Run") -> tuple[str, ...]:
-    from llmcli.bench.speed.measure import average, deviation
+def _table_row(run: "BenchRun") -> tuple[str, ...]:
+    from llmcli.bench.speed.measure import average, standard_deviation
 
     rates, test_document = list(run.samples_ts), run.document
-    speed = f"{average(rates):.2f} ± {deviation(rates):.2f}"
+    speed = f"{average(rates):.2f} ± {standard_deviation(rates):.2f}"
     return (
         str(run.id),
         run.time,

@@ -160,13 +160,13 @@ def load(
     as far as --shared allows. --find-max searches for the most users (or requests per second)
     within limits such as --slo ttft:2000,tpot:100.
     """
-    from llmcli.bench.load.output import FORMATS
+    from llmcli.bench.load.output import OUTPUT_FORMATS
     from llmcli.bench.load.run import run_load
     from llmcli.commands.bench.reports.load import print_results
 
     output = "json" if json else output
-    if output not in FORMATS:
-        raise UsageError(f"-o {output!r} is unknown", hint=f"-o takes: {' '.join(FORMATS)}")
+    if output not in OUTPUT_FORMATS:
+        raise UsageError(f"-o {output!r} is unknown", hint=f"-o takes: {' '.join(OUTPUT_FORMATS)}")
     servers = _parse_sides(words, against)
     reporting.check_path()
     request = LoadRequest(

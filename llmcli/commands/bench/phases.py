@@ -17,8 +17,8 @@ from llmcli.commands.options.rpc import RpcOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llmcli.bench.phases import Breakdown
-    from llmcli.charts.html_page import Page
+    from llmcli.bench.phases import PhaseBreakdown
+    from llmcli.charts.html_page import ReportPage
     from llmcli.config import Config
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.runtime.runner import Runner
@@ -86,20 +86,20 @@ def phases(
         cache_type_k=type_k,
         cache_type_v=type_v,
     )
-    resolve_options.check(options)
+    resolve_options.validate_options(options)
     workers.join(ui)
     sampling = default_sampling().with_values(
         {"seed": 1, **({} if temp is None else {"temp": temp})}
     )
     with _open_model(ref, options, config, ui) as (name, runner):
-        prompt = measuring.text(runner, n_prompt)
+        prompt = measuring.build_prompt(runner, n_prompt)
         with ui.bar(f"bench {name}", 2 * (repetitions + 1), "tests") as bar:
 
             def tick() -> None:
                 bar.advance(1)
 
             with _silent_stdout():
-                breakdown = measuring.measure(
+                breakdown = measuring.measure_phases(
                     runner, prompt, sampling, n_gen, repetitions, Stream().show, tick
                 )
         if json:
@@ -108,19 +108,21 @@ def phases(
             _print_phases(name, runner, breakdown, n_gen, ui)
     show_report(
         lambda: _build_page(name, breakdown, n_gen),
-        lambda: parts.charts(breakdown, PHASE_LABELS),
+        lambda: parts.build_charts(breakdown, PHASE_LABELS),
         reporting,
         ui,
     )
 
 
-def _build_page(name: str, breakdown: "Breakdown", n_gen: int) -> "Page":
+def _build_page(name: str, breakdown: "PhaseBreakdown", n_gen: int) -> "ReportPage":
     from llmcli.bench import report_page
     from llmcli.bench.plots import phases as parts
 
-    charts = parts.charts(breakdown, PHASE_LABELS)
+    charts = parts.build_charts(breakdown, PHASE_LABELS)
     about = f"{breakdown.prompt_tokens} tokens of prompt, {n_gen} of answer, {len(breakdown.answers)} answers"
-    return report_page.of_others(f"Time of {name} by phase", about, [charts[0].says], charts)
+    return report_page.build_page(
+        f"Time of {name} by phase", about, [charts[0].description], charts
+    )
 
 
 @contextmanager
@@ -133,7 +135,9 @@ def _open_model(
     from quant.model_file import read_header
 
     model = prepare_model(ref, None, config, ui)
-    decided, layers = resolve_options.decide(read_header.read_header(model.path), options, ui.warn)
+    decided, layers = resolve_options.resolve_options(
+        read_header.read_header(model.path), options, ui.warn
+    )
     with runner.open_runner(
         model.path, decided, gpu_layers=layers, native_sampling=config.native_sampling
     ) as open_runner:
@@ -148,12 +152,12 @@ def _silent_stdout() -> Iterator[None]:
 
 
 def build_document(
-    name: str, runner: "Runner", breakdown: "Breakdown", n_gen: int
+    name: str, runner: "Runner", breakdown: "PhaseBreakdown", n_gen: int
 ) -> dict[str, Any]:
     """Return the JSON document; times are in milliseconds."""
-    from llmcli.bench.phases import PER_TOKEN, PHASES
+    from llmcli.bench.phases import TOKEN_PHASES, PHASES
 
-    answer_seconds = breakdown.seconds
+    answer_seconds = breakdown.total_seconds
     return {
         "model": {"name": name, "path": str(runner.header.path)},
         "threads": runner.options.threads,
@@ -162,17 +166,17 @@ def build_document(
         "answer_ms": answer_seconds * 1e3,
         "phases": {
             phase: {
-                "answer_ms": _as_ms(("p50", "min", "max"), breakdown.answer(phase)),
-                "share": breakdown.answer(phase)[0] / answer_seconds,
+                "answer_ms": _as_ms(("p50", "min", "max"), breakdown.answer_seconds(phase)),
+                "share": breakdown.answer_seconds(phase)[0] / answer_seconds,
                 **(
-                    {"token_ms": _as_ms(("p50", "p10", "p90"), breakdown.token(phase))}
-                    if phase in PER_TOKEN
+                    {"token_ms": _as_ms(("p50", "p10", "p90"), breakdown.token_seconds(phase))}
+                    if phase in TOKEN_PHASES
                     else {}
                 ),
             }
             for phase in PHASES
         },
-        "clocks_ms": breakdown.clocks * 1e3,
+        "clocks_ms": breakdown.clock_seconds * 1e3,
         "answers": [
             {phase: answer.phases[phase] * 1e3 for phase in PHASES} for answer in breakdown.answers
         ],
@@ -184,9 +188,9 @@ def _as_ms(names: "Sequence[str]", seconds: "Sequence[float]") -> dict[str, floa
 
 
 def _print_phases(
-    name: str, runner: "Runner", breakdown: "Breakdown", n_gen: int, ui: "UI"
+    name: str, runner: "Runner", breakdown: "PhaseBreakdown", n_gen: int, ui: "UI"
 ) -> None:
-    from llmcli.bench.phases import PER_TOKEN, PHASES
+    from llmcli.bench.phases import TOKEN_PHASES, PHASES
     from llmcli.units import several
 
     threads = several(runner.options.threads or 1, "thread")
@@ -194,10 +198,10 @@ def _print_phases(
     ui.text(f"{name} · {runner.header.file_type} · {threads} · {counts}")
     rows = []
     for phase in PHASES:
-        median_seconds, min_seconds, max_seconds = breakdown.answer(phase)
+        median_seconds, min_seconds, max_seconds = breakdown.answer_seconds(phase)
         token_cells = (
-            [f"{value * 1e6:.0f}" for value in breakdown.token(phase)]
-            if phase in PER_TOKEN
+            [f"{value * 1e6:.0f}" for value in breakdown.token_seconds(phase)]
+            if phase in TOKEN_PHASES
             else [""] * 3
         )
         span = f"{min_seconds * 1e3:.2f}-{max_seconds * 1e3:.2f}"
@@ -206,15 +210,15 @@ def _print_phases(
                 PHASE_LABELS.get(phase, phase),
                 f"{median_seconds * 1e3:.2f}",
                 span,
-                f"{median_seconds / breakdown.seconds:.2%}",
+                f"{median_seconds / breakdown.total_seconds:.2%}",
                 *token_cells,
             )
         )
-    rows.append(("total", f"{breakdown.seconds * 1e3:.2f}", *[""] * 5))
+    rows.append(("total", f"{breakdown.total_seconds * 1e3:.2f}", *[""] * 5))
     columns = ("phase", "ms per answer", "min-max", "share", "µs per token", "p10", "p90")
     ui.table(columns, rows, right=columns[1:])
     ui.text(
-        f"the timers themselves take {breakdown.clocks * 1e6:.0f} µs per token, "
+        f"the timers themselves take {breakdown.clock_seconds * 1e6:.0f} µs per token, "
         f"most of it in {PHASE_LABELS['python']}"
     )
 

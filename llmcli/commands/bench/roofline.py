@@ -11,7 +11,7 @@ from llmcli.commands.options.report import ReportOptions, ReportSettings, show_r
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.bench.roofline import Machine, Point, Result
+    from llmcli.bench.roofline import MachineBandwidth, RooflinePoint, RooflineResult
     from llmcli.config import Config
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
@@ -56,12 +56,14 @@ def roofline(
             hint="llmcli bench REF --rpc …",
         )
     config, ui = start_command(json, offline)
-    resolve_options.check(RunOptions(threads=threads, cache_type_k=type_k, cache_type_v=type_v))
+    resolve_options.validate_options(
+        RunOptions(threads=threads, cache_type_k=type_k, cache_type_v=type_v)
+    )
     reporting.check_path()
-    count = threads or host.cores()
+    count = threads or host.core_count()
     with ui.bar("read memory", None, "tests") as bar:
-        machine = measuring.machine(count, lambda: bar.advance(1))
-    if count >= host.cores() and not _is_disturbed(machine):
+        machine = measuring.measure_machine(count, lambda: bar.advance(1))
+    if count >= host.core_count() and not _is_disturbed(machine):
         _save_bandwidth(machine, config, ui)
     measured = (
         None
@@ -78,27 +80,27 @@ def roofline(
     _show_charts(ref or "", machine, measured, reporting, ui)
 
 
-def _save_bandwidth(machine: "Machine", config: "Config", ui: "UI") -> None:
+def _save_bandwidth(machine: "MachineBandwidth", config: "Config", ui: "UI") -> None:
     """Save the bandwidth for `bench`; if that fails, `bench` reports why."""
     from contextlib import suppress
 
-    from llmcli.bench.history.history import History, path
+    from llmcli.bench.history.history import History, history_path
     from llmcli.errors import UserError
     from llmcli.hardware import host
 
     with suppress(UserError):
-        History(path(config), ui).keep_bandwidth(host.identity(), machine.roof)
+        History(history_path(config), ui).save_bandwidth(host.machine_identity(), machine.bandwidth)
 
 
 def _measure(
     ref: str,
-    machine: "Machine",
+    machine: "MachineBandwidth",
     n_depth: list[str] | None,
     threads_and_types: tuple[int, str, str],
     repetitions: int,
     config: "Config",
     ui: "UI",
-) -> "tuple[Result, ModelHeader]":
+) -> "tuple[RooflineResult, ModelHeader]":
     from llmcli.bench import roofline
     from llmcli.bench.speed import parameter_grid
     from llmcli.model_loader.prepare import prepare_model
@@ -107,25 +109,25 @@ def _measure(
     from quant.model_file import load_checks, read_header
 
     threads, type_k, type_v = threads_and_types
-    depths = parameter_grid.numbers("-d", n_depth or ["0"])
+    depths = parameter_grid.parse_numbers("-d", n_depth or ["0"])
     header = read_header.read_header(prepare_model(ref, None, config, ui).path)
     load_checks.check_loadable(header)
     kv_size.check_cache(header.metadata, type_k, type_v)
-    base = parameter_grid.Test(0, 0, 0, 2048, 512, type_k, type_v, threads, 0, "auto")
-    tests = len(depths) + len(roofline.UBATCHES)
+    base = parameter_grid.SpeedTest(0, 0, 0, 2048, 512, type_k, type_v, threads, 0, "auto")
+    tests = len(depths) + len(roofline.UBATCH_SIZES)
     with (
         open_model(header.path, gpu_layers=0) as model,
         ui.bar(f"bench {header.path.name}", tests, "tests") as bar,
     ):
-        return roofline.measure(
+        return roofline.measure_model(
             model, header, machine, base, depths, repetitions, lambda: bar.advance(1)
         ), header
 
 
 def _show_charts(
     ref: str,
-    machine: "Machine",
-    measured: "tuple[Result, ModelHeader] | None",
+    machine: "MachineBandwidth",
+    measured: "tuple[RooflineResult, ModelHeader] | None",
     reporting: ReportSettings,
     ui: "UI",
 ) -> None:
@@ -134,29 +136,33 @@ def _show_charts(
     from llmcli.bench.plots import roofline as roof
 
     if measured is None:
-        show_report(lambda: report_page.of_machine(machine), list, reporting, ui)
+        show_report(lambda: report_page.build_machine_page(machine), list, reporting, ui)
         return
     result, header = measured
     show_report(
-        lambda: report_page.of_tests(
-            ref, result.tests, header, machine.roof, [roof.bandwidth(machine)]
+        lambda: report_page.build_test_page(
+            ref, result.tests, header, machine.bandwidth, [roof.build_bandwidth_chart(machine)]
         ),
-        lambda: report_page.charts(result.tests, header, machine.roof)[:1],
+        lambda: report_page.build_charts(result.tests, header, machine.bandwidth)[:1],
         reporting,
         ui,
     )
 
 
-def build_document(machine: "Machine", result: "Result | None") -> dict[str, Any]:
+def build_document(machine: "MachineBandwidth", result: "RooflineResult | None") -> dict[str, Any]:
     """Return the JSON document; null is what this machine cannot determine."""
     from llmcli.runtime.binding import devices
 
     machine_fields: dict[str, Any] = {
         "cpu_info": machine.cpu,
-        "last_cache_bytes": machine.cache,
-        "read_bandwidth_bytes_per_second": machine.roof,
+        "last_cache_bytes": machine.cache_bytes,
+        "read_bandwidth_bytes_per_second": machine.bandwidth,
         "readings": [
-            {"bytes": entry.nbytes, "threads": entry.threads, "bytes_per_second": list(entry.rates)}
+            {
+                "bytes": entry.nbytes,
+                "threads": entry.threads,
+                "bytes_per_second": list(entry.round_rates),
+            }
             for entry in machine.readings
         ],
         "gpus": [
@@ -176,44 +182,44 @@ def build_document(machine: "Machine", result: "Result | None") -> dict[str, Any
         "prefill": {
             "tokens_per_second": result.prompt_rate,
             "n_ubatch": result.ubatch,
-            "operations_per_second": result.operations,
+            "operations_per_second": result.operations_per_second,
             "ridge_operations_per_byte": result.ridge,
         },
         "decode": [_point_document(point, result) for point in result.points],
     }
 
 
-def _point_document(point: "Point", result: "Result") -> dict[str, Any]:
-    roof, cost = result.machine.roof, point.work
+def _point_document(point: "RooflinePoint", result: "RooflineResult") -> dict[str, Any]:
+    roof, cost = result.machine.bandwidth, point.token_cost
     return {
         "n_depth": point.depth,
-        "weights_bytes": dict(cost.weights),
-        "kv_bytes": cost.kv,
+        "weights_bytes": dict(cost.weight_bytes),
+        "kv_bytes": cost.kv_bytes,
         "bytes_per_token": cost.nbytes,
         "operations_per_token": None
-        if cost.attention is None
-        else cost.operations + cost.attention,
+        if cost.attention_operations is None
+        else cost.weight_operations + cost.attention_operations,
         "intensity": cost.intensity,
-        "attainable_tokens_per_second": point.attainable(roof),
+        "attainable_tokens_per_second": point.attainable_rate(roof),
         "tokens_per_second": point.rate,
         "stddev_tokens_per_second": point.deviation,
-        "roofline_fraction": point.fraction(roof),
-        "fits_last_cache": point.in_cache(result.machine.cache),
-        "batch_leaving_memory_bound": point.leaving(result.ridge),
+        "roofline_fraction": point.achieved_fraction(roof),
+        "fits_last_cache": point.fits_cache(result.machine.cache_bytes),
+        "batch_leaving_memory_bound": point.compute_bound_sequences(result.ridge),
     }
 
 
-def _print_machine(machine: "Machine", ui: "UI") -> None:
+def _print_machine(machine: "MachineBandwidth", ui: "UI") -> None:
     from llmcli.units import size
 
-    cache = "unknown" if machine.cache is None else size(machine.cache)
+    cache = "unknown" if machine.cache_bytes is None else size(machine.cache_bytes)
     ui.text(f"{machine.cpu} · last cache {cache}")
     rows = [
         (
             size(reading.nbytes),
             str(reading.threads),
-            f"{reading.best / 1e9:.1f}",
-            f"{min(reading.rates) / 1e9:.1f}",
+            f"{reading.best_rate / 1e9:.1f}",
+            f"{min(reading.round_rates) / 1e9:.1f}",
         )
         for reading in machine.readings
     ]
@@ -222,12 +228,12 @@ def _print_machine(machine: "Machine", ui: "UI") -> None:
         rows,
         right=("read", "threads", "GB/s", "slowest round"),
     )
-    if machine.roof is None:
+    if machine.bandwidth is None:
         ui.text(
             "the memory bandwidth is unknown: everything that was read may fit into the last cache"
         )
     else:
-        ui.text(f"memory bandwidth: {machine.roof / 1e9:.1f} GB/s")
+        ui.text(f"memory bandwidth: {machine.bandwidth / 1e9:.1f} GB/s")
     if _is_disturbed(machine):
         ui.warn(
             "rounds differ by more than 30 % because something else uses this machine; "
@@ -236,26 +242,30 @@ def _print_machine(machine: "Machine", ui: "UI") -> None:
     ui.text()
 
 
-def _is_disturbed(machine: "Machine") -> bool:
-    return any(min(one.rates) < 0.7 * one.best for one in machine.readings)
+def _is_disturbed(machine: "MachineBandwidth") -> bool:
+    return any(min(one.round_rates) < 0.7 * one.best_rate for one in machine.readings)
 
 
-def _print_model(result: "Result", ui: "UI") -> None:
+def _print_model(result: "RooflineResult", ui: "UI") -> None:
     from llmcli.units import size
 
-    roof = result.machine.roof
+    roof = result.machine.bandwidth
     ui.text(
         f"prompts: {result.prompt_rate:.1f} tok/s with -ub {result.ubatch}"
-        f"{_format_operations(result.operations)}"
+        f"{_format_operations(result.operations_per_second)}"
     )
     rows = []
     for point in result.points:
-        cost, attainable, fraction = point.work, point.attainable(roof), point.fraction(roof)
+        cost, attainable, fraction = (
+            point.token_cost,
+            point.attainable_rate(roof),
+            point.achieved_fraction(roof),
+        )
         rows.append(
             (
                 str(point.depth),
-                size(sum(cost.weights.values())),
-                _format_known(cost.kv, size),
+                size(sum(cost.weight_bytes.values())),
+                _format_known(cost.kv_bytes, size),
                 _format_known(cost.intensity, lambda value: f"{value:.2f}"),
                 _format_known(attainable, lambda value: f"{value:.1f}"),
                 f"{point.rate:.1f} ± {point.deviation:.1f}",
@@ -280,12 +290,12 @@ def _format_operations(operations: float | None) -> str:
     return "" if operations is None else f", {operations / 1e9:.1f} billion operations/s"
 
 
-def _describe_limit(point: "Point", result: "Result") -> str:
+def _describe_limit(point: "RooflinePoint", result: "RooflineResult") -> str:
     """Return which limit bounds generation."""
-    ridge, intensity = result.ridge, point.work.intensity
+    ridge, intensity = result.ridge, point.token_cost.intensity
     if ridge is None or intensity is None:
         return "the limiting factor is unknown"
-    if point.in_cache(result.machine.cache):
+    if point.fits_cache(result.machine.cache_bytes):
         return (
             "the model may fit into the last cache: memory may not limit it, "
             "and more than 100 % is possible"
@@ -295,8 +305,8 @@ def _describe_limit(point: "Point", result: "Result") -> str:
             f"compute-bound: {intensity:.2f} operations per byte; "
             f"memory would limit it only below {ridge:.2f}"
         )
-    batch = point.leaving(ridge)
-    share = (point.work.kv or 0) / (point.work.nbytes or 1)
+    batch = point.compute_bound_sequences(ridge)
+    share = (point.token_cost.kv_bytes or 0) / (point.token_cost.nbytes or 1)
     batch_note = {
         None: "",
         0: "; at any number of sequences, because their KV grows with them",

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from llmcli.bench.history.history import History
-    from llmcli.bench.speed.measure import Result
-    from llmcli.bench.speed.parameter_grid import Grid, Test
-    from llmcli.bench.speed.record import Keeper
-    from llmcli.bench.speed.run import How
+    from llmcli.bench.speed.measure import SpeedResult
+    from llmcli.bench.speed.parameter_grid import ParameterGrid, SpeedTest
+    from llmcli.bench.speed.record import HistoryRecorder
+    from llmcli.bench.speed.run import SpeedSettings
     from llmcli.catalog.fetch import Model as Found
     from llmcli.config import Config
     from llmcli.ui import UI
@@ -138,22 +138,23 @@ def speed(
     measures its values in turn and compares them.
     """
     from llmcli.bench.speed import llama_bench_output, sweep
-    from llmcli.bench.speed.run import How
+    from llmcli.bench.speed.run import SpeedSettings
     from llmcli.errors import UsageError
     from llmcli.model_loader.prepare import prepare_model
 
     output_format = "json" if json else output
-    if output_format not in llama_bench_output.FORMATS:
+    if output_format not in llama_bench_output.OUTPUT_FORMATS:
         raise UsageError(
-            f"-o {output!r} is unknown", hint=f"-o takes: {' '.join(llama_bench_output.FORMATS)}"
+            f"-o {output!r} is unknown",
+            hint=f"-o takes: {' '.join(llama_bench_output.OUTPUT_FORMATS)}",
         )
     name = ref or model
     if name is None:
         raise UsageError("no model given", hint="llmcli bench smollm2:135m")
     sweep_names = [name for name in sweep.SWEEPS if ctx.params[name]]
     tests = list(_build_grid(_apply_sweeps(sweep_names, ctx.params)).tests())
-    run_settings = How(
-        repetitions or (sweep.ROUNDS if sweep_names else 5),
+    run_settings = SpeedSettings(
+        repetitions or (sweep.DEFAULT_ROUNDS if sweep_names else 5),
         not no_warmup,
         bool(sweep_names),
         sampling,
@@ -167,22 +168,22 @@ def speed(
 
 
 def _print_results(
-    results: "list[Result]", output_format: str, sweep_names: "Sequence[str]", ui: "UI"
+    results: "list[SpeedResult]", output_format: str, sweep_names: "Sequence[str]", ui: "UI"
 ) -> None:
     """Print the results as text, and below them the comparison of a sweep."""
     from llmcli.bench.speed import llama_bench_output, sweep
     from llmcli.ui import put, visible
 
-    put(sys.stdout, visible(llama_bench_output.text(results, output_format)) + "\n")
+    put(sys.stdout, visible(llama_bench_output.format_results(results, output_format)) + "\n")
     if sweep_names and output_format == "md":
         ui.text()
-        ui.table(*sweep.table(results, sweep_names))
-    if warning := llama_bench_output.noise(results):
+        ui.table(*sweep.build_table(results, sweep_names))
+    if warning := llama_bench_output.noise_warning(results):
         ui.warn(warning)
 
 
 def _show_charts(
-    results: "list[Result]",
+    results: "list[SpeedResult]",
     prepared: "Found",
     name: str,
     is_sweep: bool,
@@ -195,10 +196,10 @@ def _show_charts(
     from quant.model_file import read_header
 
     header, bandwidth = read_header.read_header(prepared.path), results[0].bandwidth
-    sweep_charts = sweeps.charts(results) if is_sweep else []
+    sweep_charts = sweeps.build_charts(results) if is_sweep else []
     show_report(
-        lambda: report_page.of_tests(name, results, header, bandwidth, sweep_charts),
-        lambda: sweep_charts or report_page.charts(results, header, bandwidth),
+        lambda: report_page.build_test_page(name, results, header, bandwidth, sweep_charts),
+        lambda: sweep_charts or report_page.build_charts(results, header, bandwidth),
         reporting,
         ui,
     )
@@ -207,43 +208,50 @@ def _show_charts(
 def _run_tests(
     prepared: "Found",
     name: str,
-    tests: "list[Test]",
-    run_settings: "How",
+    tests: "list[SpeedTest]",
+    run_settings: "SpeedSettings",
     options: "Mapping[str, Any]",
     config: "Config",
     ui: "UI",
-) -> "list[Result]":
+) -> "list[SpeedResult]":
     """Run the tests and return their results; each is saved to the history when it is finished."""
     from dataclasses import replace
 
     from llmcli.bench.history import history
     from llmcli.bench.speed import bandwidth_share
-    from llmcli.bench.speed.run import run
+    from llmcli.bench.speed.run import run_tests
     from llmcli.units import several
 
-    run_history = history.History(history.path(config), ui)
+    run_history = history.History(history.history_path(config), ui)
     keeper = None if options["no_history"] else _open_keeper(run_history, name, prepared, ui)
     run_settings = replace(
-        run_settings, bandwidth=bandwidth_share.known(run_history, ui, again=options["remeasure"])
+        run_settings,
+        bandwidth=bandwidth_share.machine_bandwidth(
+            run_history, ui, remeasure=options["remeasure"]
+        ),
     )
     try:
-        return run(
-            prepared.path, tests, run_settings, ui, keeper.keep if keeper else lambda result: result
+        return run_tests(
+            prepared.path, tests, run_settings, ui, keeper.save if keeper else lambda result: result
         )
     except KeyboardInterrupt:
-        if keeper and keeper.numbers:
-            ui.note(f"saved {several(len(keeper.numbers), 'result')}: llmcli bench history")
+        if keeper and keeper.run_numbers:
+            ui.note(f"saved {several(len(keeper.run_numbers), 'result')}: llmcli bench history")
         raise
 
 
-def _open_keeper(run_history: "History", name: str, prepared: "Found", ui: "UI") -> "Keeper":
-    from llmcli.bench.speed.record import Keeper, Name
+def _open_keeper(
+    run_history: "History", name: str, prepared: "Found", ui: "UI"
+) -> "HistoryRecorder":
+    from llmcli.bench.speed.record import HistoryRecorder, ModelName
     from llmcli.runtime.model_identity import content_hash
     from quant.model_file import load_checks, read_header
 
     header = read_header.read_header(prepared.path)
     load_checks.check_loadable(header)
-    return Keeper(run_history, Name(name, prepared.sha256 or None, content_hash(header)), ui.warn)
+    return HistoryRecorder(
+        run_history, ModelName(name, prepared.sha256 or None, content_hash(header)), ui.warn
+    )
 
 
 def _apply_sweeps(sweep_names: "Sequence[str]", typed: "Mapping[str, Any]") -> "dict[str, Any]":
@@ -261,17 +269,17 @@ def _apply_sweeps(sweep_names: "Sequence[str]", typed: "Mapping[str, Any]") -> "
     options = dict(typed)
     # A micro-batch cannot be longer than the prompt: a short prompt would make all values equal.
     if "ubatch_sweep" in sweep_names:
-        options["n_prompt"] = typed["n_prompt"] or [str(sweep.UBATCHES[-1])]
+        options["n_prompt"] = typed["n_prompt"] or [str(sweep.UBATCH_SIZES[-1])]
         options["n_gen"] = typed["n_gen"] or (None if len(sweep_names) > 1 else ["0"])
     lengths = [
-        max(parameter_grid.numbers(flag, typed[name] or ["2048"]))
+        max(parameter_grid.parse_numbers(flag, typed[name] or ["2048"]))
         for flag, name in (("-b", "batch"), ("-p", "n_prompt"))
     ]
     for name in sweep_names:
-        values = sweep.values(name, host.cpus(), host.cores(), min(lengths))
+        values = sweep.sweep_values(name, host.cpu_count(), host.core_count(), min(lengths))
         for option in sweep.SWEEPS[name]:
             if typed[option]:
-                flag, option_flag = "--" + name.replace("_", "-"), "--" + sweep.FLAGS[option]
+                flag, option_flag = "--" + name.replace("_", "-"), "--" + sweep.OPTION_FLAGS[option]
                 raise UsageError(
                     f"{flag} tries all values, but {option_flag} sets some",
                     hint=f"leave out {flag} or {option_flag}",
@@ -280,28 +288,30 @@ def _apply_sweeps(sweep_names: "Sequence[str]", typed: "Mapping[str, Any]") -> "
     return options
 
 
-def _build_grid(options: "Mapping[str, Any]") -> "Grid":
+def _build_grid(options: "Mapping[str, Any]") -> "ParameterGrid":
     """Return the values of every option; the defaults are llama-bench's."""
     from llmcli.bench.speed import parameter_grid
     from llmcli.hardware import host
     from llmcli.runtime.binding.cache_types import FLASH_MODES, KV_TYPES
     from llmcli.runtime.binding.context_options import MAX_SEQUENCES
 
-    return parameter_grid.Grid(
-        prompts=parameter_grid.numbers("-p", options["n_prompt"] or ["512"]),
-        gens=parameter_grid.numbers("-n", options["n_gen"] or ["128"]),
-        pairs=parameter_grid.pairs(options["pg"] or []),
-        depths=parameter_grid.numbers("-d", options["n_depth"] or ["0"]),
-        batches=parameter_grid.numbers("-b", options["batch"] or ["2048"], 1),
-        ubatches=parameter_grid.numbers("-ub", options["ubatch"] or ["512"], 1),
-        types_k=parameter_grid.words("-ctk", options["type_k"] or ["f16"], list(KV_TYPES)),
-        types_v=parameter_grid.words("-ctv", options["type_v"] or ["f16"], list(KV_TYPES)),
-        threads=parameter_grid.numbers(
-            "-t", options["threads"] or [str(host.cores())], 1, host.MOST_THREADS
+    return parameter_grid.ParameterGrid(
+        prompts=parameter_grid.parse_numbers("-p", options["n_prompt"] or ["512"]),
+        generations=parameter_grid.parse_numbers("-n", options["n_gen"] or ["128"]),
+        pairs=parameter_grid.parse_pairs(options["pg"] or []),
+        depths=parameter_grid.parse_numbers("-d", options["n_depth"] or ["0"]),
+        batches=parameter_grid.parse_numbers("-b", options["batch"] or ["2048"], 1),
+        ubatches=parameter_grid.parse_numbers("-ub", options["ubatch"] or ["512"], 1),
+        types_k=parameter_grid.parse_words("-ctk", options["type_k"] or ["f16"], list(KV_TYPES)),
+        types_v=parameter_grid.parse_words("-ctv", options["type_v"] or ["f16"], list(KV_TYPES)),
+        threads=parameter_grid.parse_numbers(
+            "-t", options["threads"] or [str(host.core_count())], 1, host.MAX_THREADS
         ),
         gpu_layers=_parse_layers(options["gpu_layers"] or ["-1"]),
-        flash=parameter_grid.words("-fa", options["flash"] or ["auto"], list(FLASH_MODES)),
-        parallel=parameter_grid.numbers("-np", options["parallel"] or ["1"], 1, MAX_SEQUENCES),
+        flash=parameter_grid.parse_words("-fa", options["flash"] or ["auto"], list(FLASH_MODES)),
+        parallel=parameter_grid.parse_numbers(
+            "-np", options["parallel"] or ["1"], 1, MAX_SEQUENCES
+        ),
     )
 
 
@@ -323,7 +333,9 @@ def _parse_layers(texts: list[str]) -> list[int]:
     from llmcli.bench.speed import parameter_grid
 
     return [
-        -1 if text.strip() in ("-1", "all", "auto") else parameter_grid.numbers("-ngl", [text])[0]
+        -1
+        if text.strip() in ("-1", "all", "auto")
+        else parameter_grid.parse_numbers("-ngl", [text])[0]
         for text in ",".join(texts).split(",")
     ]
 

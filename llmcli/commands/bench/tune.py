@@ -17,10 +17,10 @@ from llmcli.errors import UsageError, UserError
 from llmcli.units import several
 
 if TYPE_CHECKING:
-    from llmcli.bench.tune.tune import Found, Setting, Space
+    from llmcli.bench.tune.tune import TuningResult, RunSetting, SearchSpace
     from llmcli.catalog.fetch import Model
     from llmcli.config import Config
-    from llmcli.planning.tuned_profile import Profile
+    from llmcli.planning.tuned_profile import TunedProfile
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
 
@@ -100,7 +100,7 @@ def _tune(
     config: "Config",
     ui: "UI",
 ) -> None:
-    from llmcli.bench.tune.tune import Setting
+    from llmcli.bench.tune.tune import RunSetting
     from llmcli.commands.bench.reports import tune as tune_page
     from llmcli.hardware import rpc_workers
     from llmcli.model_loader.prepare import prepare_model
@@ -112,14 +112,14 @@ def _tune(
     model = prepare_model(ref, None, config, ui)
     header = read_header.read_header(model.path)
     load_checks.check_loadable(header)
-    options, layers = resolve_options.decide(header, RunOptions(), ui.warn)
-    options = resolve_options.attention(
-        header, options, layers, config, resolve_options.branches(header, options)
+    options, layers = resolve_options.resolve_options(header, RunOptions(), ui.warn)
+    options = resolve_options.resolve_flash_attention(
+        header, options, layers, config, resolve_options.spare_sequences(header, options)
     )
     assert options.threads, options
-    default = Setting(options.threads, options.threads, flash=options.flash_attn)
+    default = RunSetting(options.threads, options.threads, flash=options.flash_attn)
     space = _build_space(header, cache_types, default.flash)
-    previous = tuned_profile.find(header, config, ui.warn)
+    previous = tuned_profile.find_profile(header, config, ui.warn)
     try:
         result = _search(header, layers, default, space, objective, budget, ui)
     except KeyboardInterrupt:
@@ -127,11 +127,11 @@ def _tune(
         raise
     machine_and_build = (
         model_identity.content_hash(header),
-        rpc_workers.identity(),
-        tuned_profile.build(),
+        rpc_workers.machine_and_workers(),
+        tuned_profile.build_identity(),
     )
     saved = _build_profile(model, machine_and_build, objective, result)
-    path = tuned_profile.save(saved, config)
+    path = tuned_profile.save_profile(saved, config)
     if ui.json:
         ui.result(
             {
@@ -144,7 +144,7 @@ def _tune(
         _print_result(model, saved, result, ui)
         if previous and previous.objective == objective:
             agrees = "agrees" if _agrees(previous, saved) else "does not agree"
-            flags = tuned_profile.words(previous.settings) or "the defaults"
+            flags = tuned_profile.format_flags(previous.settings) or "the defaults"
             ui.text(
                 f"{agrees} with the profile of {previous.date}: {flags}, {_format_ratio(previous)}"
             )
@@ -165,25 +165,27 @@ def _tune(
 def _search(
     header: "ModelHeader",
     layers: int,
-    default: "Setting",
-    space: "Space",
+    default: "RunSetting",
+    space: "SearchSpace",
     objective: str,
     budget: float,
     ui: "UI",
-) -> "Found":
+) -> "TuningResult":
     from llmcli.bench.tune import model_trial, tune
     from llmcli.runtime.binding.model import open_model
 
     longest = sum(tune.OBJECTIVES[objective])
     opened = open_model(header.path, gpu_layers=layers, latent=header.has_latent_attention)
     with ui.bar(f"tune {header.path.name}", None, "tests") as bar, opened as model:
-        with model_trial.OnModel(model, longest) as measured:
-            return tune.find(
+        with model_trial.ModelTrial(model, longest) as measured:
+            return tune.tune_settings(
                 measured, space, default, objective, budget, tick=lambda: bar.advance(1)
             )
 
 
-def _build_space(header: "ModelHeader", cache_types: str | None, default_flash: str) -> "Space":
+def _build_space(
+    header: "ModelHeader", cache_types: str | None, default_flash: str
+) -> "SearchSpace":
     """Return the values to try: of the requested cache types, those that the model and flash
     attention support.
 
@@ -199,7 +201,11 @@ def _build_space(header: "ModelHeader", cache_types: str | None, default_flash: 
     for kind in dict.fromkeys(
         [
             "f16",
-            *(parameter_grid.words("--kv", [cache_types], list(KV_TYPES)) if cache_types else []),
+            *(
+                parameter_grid.parse_words("--kv", [cache_types], list(KV_TYPES))
+                if cache_types
+                else []
+            ),
         ]
     ):
         kv_size.check_cache(header.metadata, kind, kind)
@@ -209,10 +215,12 @@ def _build_space(header: "ModelHeader", cache_types: str | None, default_flash: 
             except UserError:
                 continue
             modes.append((flash, kind))
-    return tune.Space(tune.threads(host.cores(), host.cpus()), sweep.UBATCHES, modes)
+    return tune.SearchSpace(
+        tune.thread_counts(host.core_count(), host.cpu_count()), sweep.UBATCH_SIZES, modes
+    )
 
 
-def _changed_options(result: "Found") -> dict[str, Any]:
+def _changed_options(result: "TuningResult") -> dict[str, Any]:
     """Return the run options that differ from the defaults; -tb only if it differs from -t."""
     best_setting, default = result.setting, result.default
     changed: dict[str, Any] = {
@@ -228,9 +236,9 @@ def _changed_options(result: "Found") -> dict[str, Any]:
 
 
 def _build_profile(
-    model: "Model", machine_and_build: tuple[str, str, str], objective: str, result: "Found"
-) -> "Profile":
-    from llmcli.planning.tuned_profile import Profile
+    model: "Model", machine_and_build: tuple[str, str, str], objective: str, result: "TuningResult"
+) -> "TunedProfile":
+    from llmcli.planning.tuned_profile import TunedProfile
 
     comparison = result.comparison
     speeds = (
@@ -238,7 +246,7 @@ def _build_profile(
         if comparison is None
         else (comparison.ratio, comparison.low, min(comparison.high, 1e9))
     )
-    return Profile(
+    return TunedProfile(
         model.name,
         *machine_and_build,
         objective,
@@ -248,14 +256,16 @@ def _build_profile(
     )
 
 
-def _agrees(first: "Profile", second: "Profile") -> bool:
+def _agrees(first: "TunedProfile", second: "TunedProfile") -> bool:
     """Return whether two profiles have the same settings, or overlapping intervals of speed."""
     return first.settings == second.settings or max(first.low, second.low) <= min(
         first.high, second.high
     )
 
 
-def _previous_document(previous: "Profile | None", saved: "Profile") -> dict[str, Any] | None:
+def _previous_document(
+    previous: "TunedProfile | None", saved: "TunedProfile"
+) -> dict[str, Any] | None:
     if previous is None or previous.objective != saved.objective:
         return None
     speeds = {"ratio": previous.ratio, "low": previous.low, "high": previous.high}
@@ -268,7 +278,7 @@ def _previous_document(previous: "Profile | None", saved: "Profile") -> dict[str
 
 
 def _build_document(
-    model: "Model", saved: "Profile", result: "Found", budget: float
+    model: "Model", saved: "TunedProfile", result: "TuningResult", budget: float
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -280,14 +290,14 @@ def _build_document(
         "machine": saved.machine,
         "build": saved.build,
         "for": saved.objective,
-        "measured_tokens": dict(zip(("prompt", "generated"), result.work.tokens, strict=True)),
+        "measured_tokens": dict(zip(("prompt", "generated"), result.workload.tokens, strict=True)),
         "budget_seconds": budget,
         "spent_seconds": result.seconds,
         "defaults": asdict(result.default),
         "best": asdict(result.best),
-        "faster": result.faster,
+        "faster": result.is_faster,
         "settings": dict(saved.settings),
-        "flags": tuned_profile.words(saved.settings),
+        "flags": tuned_profile.format_flags(saved.settings),
         "comparison": None
         if comparison is None
         else {
@@ -295,7 +305,7 @@ def _build_document(
             "low": comparison.low,
             "high": None if math.isinf(comparison.high) else comparison.high,
             "confidence": comparison.confidence,
-            "noisy": comparison.noisy,
+            "noisy": comparison.is_noisy,
             "defaults_per_second": comparison.a,
             "best_per_second": comparison.b,
         },
@@ -303,7 +313,7 @@ def _build_document(
     }
 
 
-def _print_result(model: "Model", saved: "Profile", result: "Found", ui: "UI") -> None:
+def _print_result(model: "Model", saved: "TunedProfile", result: "TuningResult", ui: "UI") -> None:
     from llmcli.commands.bench.reports.tune import OPTION_LABELS, format_value
 
     rows = [
@@ -321,26 +331,26 @@ def _print_result(model: "Model", saved: "Profile", result: "Found", ui: "UI") -
     ui.text()
     ui.text(_verdict(model, saved, result))
     comparison = result.comparison
-    if comparison is not None and comparison.noisy:
+    if comparison is not None and comparison.is_noisy:
         ui.warn(
             "speeds varied widely because something else uses this machine; "
             "on a quiet machine another setting may be best"
         )
 
 
-def _verdict(model: "Model", saved: "Profile", result: "Found") -> str:
+def _verdict(model: "Model", saved: "TunedProfile", result: "TuningResult") -> str:
     """Return the result in one line."""
     from llmcli.planning import tuned_profile
 
-    prompt, generated = result.work.wanted
+    prompt, generated = result.workload.objective_tokens
     workload = " and ".join(
         [f"{prompt} prompt tokens"] * bool(prompt) + [f"{generated} generated"] * bool(generated)
     )
     comparison, name = result.comparison, f"{model.name} for {saved.objective} ({workload})"
     if comparison is None:
         return f"{name}: no tried setting is faster than the defaults"
-    if result.faster:
-        flags = tuned_profile.words(saved.settings)
+    if result.is_faster:
+        flags = tuned_profile.format_flags(saved.settings)
         return (
             f"{name}: {flags} is {_format_ratio(saved)} the defaults' speed "
             f"({comparison.confidence:.0%}, {len(comparison.a)} pairs)"
@@ -351,7 +361,7 @@ def _verdict(model: "Model", saved: "Profile", result: "Found") -> str:
     )
 
 
-def _format_ratio(saved: "Profile") -> str:
+def _format_ratio(saved: "TunedProfile") -> str:
     return f"{saved.ratio:.3f}x ({saved.low:.3f} to {saved.high:.3f})"
 
 
@@ -360,14 +370,14 @@ def _list_profiles(config: "Config", ui: "UI") -> None:
 
     from llmcli.planning import tuned_profile
 
-    profiles = tuned_profile.kept(config, ui.warn)
+    profiles = tuned_profile.read_profiles(config, ui.warn)
     if ui.json:
         ui.result(
             [
                 {
                     **asdict(saved_profile),
-                    "flags": tuned_profile.words(saved_profile.settings),
-                    "here": saved_profile.here,
+                    "flags": tuned_profile.format_flags(saved_profile.settings),
+                    "here": saved_profile.is_current,
                 }
                 for saved_profile in profiles
             ]
@@ -379,11 +389,11 @@ def _list_profiles(config: "Config", ui: "UI") -> None:
     rows = [
         (
             saved_profile.model,
-            tuned_profile.words(saved_profile.settings) or "the defaults",
+            tuned_profile.format_flags(saved_profile.settings) or "the defaults",
             saved_profile.objective,
             _format_ratio(saved_profile),
             saved_profile.date,
-            "this one" if saved_profile.here else "another",
+            "this one" if saved_profile.is_current else "another",
         )
         for saved_profile in profiles
     ]
@@ -399,7 +409,7 @@ def _forget(ref: str, config: "Config", ui: "UI") -> None:
     resolved = fetch.resolve(ref, config)
     model = installed_model(resolved, config, ui, ref)
     header = read_header.read_header(model.path) if model and model.kind == "gguf" else None
-    deleted = tuned_profile.forget(config, resolved.ref.full, header)
+    deleted = tuned_profile.delete_profiles(config, resolved.ref.full, header)
     if ui.json:
         ui.result({"forgotten": [str(path) for path in deleted]})
     else:

@@ -1,7 +1,7 @@
 """`/bench`: runs the measurement of bench on the model that a chat has open."""
 
 from llmcli.bench.speed import measure as kernel
-from llmcli.bench.speed.parameter_grid import Test
+from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.chat.chat_session import Speed
 from llmcli.runtime.runner import Runner
 
@@ -15,13 +15,13 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
     The test uses a context of its own size, so that the conversation's cache is not touched.
     """
     model, options = runner.model, runner.options
-    subject = kernel.Subject(
+    subject = kernel.ModelUnderTest(
         str(runner.header.path), model.description, model.nbytes, model.n_params
     )
     assert options.threads, options
     threads = {"pp": options.threads_batch or options.threads, "tg": options.threads}
     tests = [
-        Test(
+        SpeedTest(
             count if kind == "pp" else 0,
             count if kind == "tg" else 0,
             0,
@@ -35,15 +35,15 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
         )
         for kind, count in (("pp", n_prompt), ("tg", n_gen))
     ]
-    return [_as_speed(kernel.measure(model, subject, test, REPETITIONS)) for test in tests]
+    return [_as_speed(kernel.measure_test(model, subject, test, REPETITIONS)) for test in tests]
 
 
-def _as_speed(result: kernel.Result) -> Speed:
+def _as_speed(result: kernel.SpeedResult) -> Speed:
     rates, gaps = result.samples_ts, result.itl_ms
     return Speed(
         result.test.name,
         kernel.average(rates),
-        kernel.deviation(rates),
+        kernel.standard_deviation(rates),
         gaps["p50"] if gaps else None,
         gaps["p99"] if gaps else None,
     )

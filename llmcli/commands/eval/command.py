@@ -124,7 +124,7 @@ def evaluate(
         type_v,
     )
     _refuse_conflicts(base, base_logits, text, ctx, save_base)
-    resolve_options.check(options)
+    resolve_options.validate_options(options)
     saved_logits = baselogits.load_base_logits(base_logits.expanduser()) if base_logits else None
     text_content, text_name = (
         (None, str(base_logits)) if saved_logits else read_evaluation_text(text)

@@ -4,13 +4,14 @@ Nothing is downloaded or verified: the repository is the one that the catalog, t
 file's metadata states.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model, Wanted
+    from llmcli.catalog.spec import Spec
     from llmcli.config import Config
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
@@ -59,49 +60,116 @@ def find_original_weights(
     wanted = fetch.resolve(ref, config)
     model = installed_model(wanted, config, ui, ref)
     header = read_header.read_header(model.path) if model and model.kind == "gguf" else None
-    found = _place(wanted, repository, model, header)
-    name = wanted.ref.name if wanted.ref.kind != "path" else Path(wanted.ref.name).stem
-    facts = _of_header(header) if header else _of_folder(model.path) if model else (0, 0, "")
-    return OriginalWeights(name, *found, *facts, wanted.settings, wanted.system)
-
-
-def _place(
-    wanted: "Wanted", named: str | None, model: "Model | None", header: "ModelHeader | None"
-) -> tuple[str, bool, str, str]:
-    if named:
-        return named, True, "given by --original", ""
-    if model and model.kind == "folder" and wanted.ref.kind == "path":
-        return str(model.path), True, "a folder on this disk", ""
-    hub = [spec for spec in wanted.sources if spec.kind == "hub"]
-    for spec in hub:
-        if spec.format == "safetensors" or (
-            model and model.kind == "folder" and model.source == spec.label
-        ):
-            return spec.repo, True, "the source of the float weights", _commit(model, spec.label)
-    if repo := (wanted.entry.original if wanted.entry else "") or (_told(header) if header else ""):
-        return repo, True, "the source of the GGUF", ""
-    for spec in hub:
-        if header or spec.quant or spec.file or "gguf" in spec.repo.lower():
-            return (
-                f"{spec.repo}:{spec.quant}" if spec.quant else spec.repo,
-                False,
-                "a repository of GGUF files",
-                "",
-            )
-        return spec.repo, True, "guessed from its name; it is not on this disk", ""
-    return (
-        str(model.path if model else wanted.ref.name),
-        False,
-        "a GGUF that does not name its source",
-        "",
+    search = _Search(wanted, repository, model, header)
+    weights = next(found for finder in FINDERS if (found := finder(search)))
+    shape = _of_header(header) if header else _of_folder(model.path) if model else _Shape()
+    return replace(
+        weights,
+        context_length=shape.context_length,
+        n_heads=shape.n_heads,
+        template=shape.template,
+        settings=wanted.settings,
+        system=wanted.system,
     )
 
 
-def _commit(model: "Model | None", label: str) -> str:
-    return (model.revision or "") if model and model.source == label else ""
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What is known of a model. `named`: the repository or folder that the user named."""
+
+    wanted: "Wanted"
+    named: str | None
+    model: "Model | None"
+    header: "ModelHeader | None"
+
+    @property
+    def name(self) -> str:
+        ref = self.wanted.ref
+        return Path(ref.name).stem if ref.kind == "path" else ref.name
+
+    @property
+    def hub_sources(self) -> "list[Spec]":
+        return [spec for spec in self.wanted.sources if spec.kind == "hub"]
 
 
-def _told(header: "ModelHeader") -> str:
+def _find_named(search: _Search) -> OriginalWeights | None:
+    if not search.named:
+        return None
+    return OriginalWeights(search.name, search.named, True, "given by --original")
+
+
+def _find_local_folder(search: _Search) -> OriginalWeights | None:
+    model = search.model
+    if model is None or model.kind != "folder" or search.wanted.ref.kind != "path":
+        return None
+    return OriginalWeights(search.name, str(model.path), True, "a folder on this disk")
+
+
+def _find_float_source(search: _Search) -> OriginalWeights | None:
+    """Find a source that has safetensors, by the catalog or because it was downloaded."""
+    model = search.model
+    for spec in search.hub_sources:
+        installed = model if model and model.source == spec.label else None
+        if spec.format == "safetensors" or (installed and installed.kind == "folder"):
+            commit = (installed.revision or "") if installed else ""
+            reason = "the source of the float weights"
+            return OriginalWeights(search.name, spec.repo, True, reason, commit)
+    return None
+
+
+def _find_source_of_gguf(search: _Search) -> OriginalWeights | None:
+    entry = search.wanted.entry
+    repository = entry.original if entry else ""
+    if not repository and search.header:
+        repository = _repository_in_metadata(search.header)
+    if not repository:
+        return None
+    return OriginalWeights(search.name, repository, True, "the source of the GGUF")
+
+
+def _find_gguf_repository(search: _Search) -> OriginalWeights | None:
+    spec = next(iter(search.hub_sources), None)
+    if spec is None or not (
+        search.header or spec.quant or spec.file or "gguf" in spec.repo.lower()
+    ):
+        return None
+    name = f"{spec.repo}:{spec.quant}" if spec.quant else spec.repo
+    return OriginalWeights(search.name, name, False, "a repository of GGUF files")
+
+
+def _guess_repository(search: _Search) -> OriginalWeights | None:
+    spec = next(iter(search.hub_sources), None)
+    if spec is None:
+        return None
+    reason = "guessed from its name; it is not on this disk"
+    return OriginalWeights(search.name, spec.repo, True, reason)
+
+
+def _use_gguf(search: _Search) -> OriginalWeights:
+    file = str(search.model.path if search.model else search.wanted.ref.name)
+    return OriginalWeights(search.name, file, False, "a GGUF that does not name its source")
+
+
+# in order of preference; the last one always finds something
+FINDERS: tuple[Callable[[_Search], OriginalWeights | None], ...] = (
+    _find_named,
+    _find_local_folder,
+    _find_float_source,
+    _find_source_of_gguf,
+    _find_gguf_repository,
+    _guess_repository,
+    _use_gguf,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    context_length: int = 0
+    n_heads: int = 0
+    template: str = ""
+
+
+def _repository_in_metadata(header: "ModelHeader") -> str:
     """Return the hub repository that the file's metadata names as its source, "" if there is
     none.
     """
@@ -115,21 +183,21 @@ def _told(header: "ModelHeader") -> str:
     return ""
 
 
-def _of_header(header: "ModelHeader") -> tuple[int, int, str]:
+def _of_header(header: "ModelHeader") -> _Shape:
     heads = header.get_int("attention.head_count") or 0
-    return header.context_length, heads, str(header.metadata.get("tokenizer.chat_template") or "")
+    template = str(header.metadata.get("tokenizer.chat_template") or "")
+    return _Shape(header.context_length, heads, template)
 
 
-def _of_folder(path: Path) -> tuple[int, int, str]:
+def _of_folder(path: Path) -> _Shape:
     from llmcli.catalog import model_facts
 
     config = model_facts.settings(path)
-    return (
-        _whole(config.get("max_position_embeddings")),
-        _whole(config.get("num_attention_heads")),
-        "",
+    return _Shape(
+        _natural_number(config.get("max_position_embeddings")),
+        _natural_number(config.get("num_attention_heads")),
     )
 
 
-def _whole(value: Any) -> int:
+def _natural_number(value: Any) -> int:
     return value if type(value) is int and value > 0 else 0

@@ -16,7 +16,7 @@ from llmcli.commands.options.groups import option_group
 
 if TYPE_CHECKING:
     from llmcli.charts.chart import Chart
-    from llmcli.charts.html_page import Page
+    from llmcli.charts.html_page import ReportPage
     from llmcli.ui import UI
 
 
@@ -53,7 +53,7 @@ ReportOptions = Annotated[
 
 
 def show_report(
-    build_page: "Callable[[], Page]",
+    build_page: "Callable[[], ReportPage]",
     build_default_charts: "Callable[[], Sequence[Chart]]",
     settings: ReportSettings,
     ui: "UI",
@@ -66,16 +66,18 @@ def show_report(
     """
     from llmcli.atomic_files import write_whole
     from llmcli.charts import terminal_chart
-    from llmcli.charts.html_page import html
+    from llmcli.charts.html_page import render_html
 
     path, draw_all = settings.report_file, settings.chart
     report_page = build_page() if path is not None or draw_all else None
     charts: Sequence[Chart] = report_page.charts if report_page and draw_all else ()
     if draw_all is None and not ui.json and sys.stdout.isatty():
-        charts = [chart for chart in build_default_charts() if terminal_chart.telling(chart)]
+        charts = [
+            chart for chart in build_default_charts() if terminal_chart.compares_values(chart)
+        ]
     for chart in charts:
         ui.text()
-        ui.drawing(partial(terminal_chart.text, chart))
+        ui.drawing(partial(terminal_chart.render_text, chart))
     if path is not None and report_page:
-        write_whole(path, html(report_page).encode())
+        write_whole(path, render_html(report_page).encode())
         ui.note(f"report: {path}")

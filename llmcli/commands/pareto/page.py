@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from llmcli.bench import report_page
 from llmcli.charts.chart import Axis, Chart, Plot, Series, Table
 from llmcli.charts.chart import Point as Place
-from llmcli.charts.scale import figure
+from llmcli.charts.scale import format_number
 from llmcli.commands.pareto.table import COLUMNS, table_rows
 from llmcli.units import size
 from llmcli.workflows.pareto.compare import ParetoPoint, ParetoRequest
 
 if TYPE_CHECKING:
-    from llmcli.charts.html_page import Page
+    from llmcli.charts.html_page import ReportPage
 
 MIB = 2**20
 
@@ -34,12 +34,12 @@ def build_charts(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> li
         dominated,
     )
     if divergences:
-        axis = Axis("mean KL divergence", log=True)
+        axis = Axis("mean KL divergence", is_log=True)
         built.append(
             Plot(
                 "Divergence over size",
                 divergence_caption,
-                Axis("MiB of tensors", log=True),
+                Axis("MiB of tensors", is_log=True),
                 axis,
                 divergences,
             )
@@ -52,14 +52,14 @@ def build_charts(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> li
             "Generation speed relative to the base, measured in turn with each setting: "
             "higher is better."
         )
-        sizes, speeds = Axis("MiB of tensors", log=True), Axis("times the base's speed")
+        sizes, speeds = Axis("MiB of tensors", is_log=True), Axis("times the base's speed")
         built.append(Plot("Speed over size", speed_caption, sizes, speeds, speed_series))
     return built
 
 
 def build_page(
     request: ParetoRequest, points: Sequence[ParetoPoint], dominated: dict[str, str]
-) -> "Page":
+) -> "ReportPage":
     """Return the report page."""
     first_answers = points[0].answers
     about = (
@@ -67,8 +67,8 @@ def build_page(
         f"the base ran in {first_answers.base}"
     )
     lead = [
-        f"{point.name}: {size(point.nbytes)}, KL divergence {figure(point.answers.kld.value)} ± "
-        f"{figure(point.answers.kld.error, 2)}"
+        f"{point.name}: {size(point.nbytes)}, KL divergence {format_number(point.answers.kld.value)} ± "
+        f"{format_number(point.answers.kld.error, 2)}"
         for point in sorted(points, key=lambda one: one.nbytes)
         if point.name not in dominated
     ]
@@ -76,7 +76,7 @@ def build_page(
     table = Table(
         COLUMNS, tuple(table_rows(points, dominated)), frozenset(range(1, len(COLUMNS) - 1))
     )
-    return report_page.of_others(
+    return report_page.build_page(
         f"{request.source.name}: size, divergence, speed",
         about,
         lead,

@@ -11,7 +11,7 @@ from llmcli.commands.plan import quantized_sizes
 from llmcli.commands.plan.quantized_sizes import QuantizedSize
 
 if TYPE_CHECKING:
-    from llmcli.planning.memory_plan import Planner, Receipt
+    from llmcli.planning.memory_plan import Planner, MemoryPlan
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.ui import UI
     from quant.model_file.model_header import ModelHeader
@@ -40,7 +40,7 @@ def find_alternatives(
     header: "ModelHeader",
     options: "ContextOptions",
     gpu_layers: int,
-    memory_plan: "Receipt",
+    memory_plan: "MemoryPlan",
     file_exists: bool,
     draft: "Planner | None" = None,
 ) -> Alternatives:
@@ -50,12 +50,14 @@ def find_alternatives(
     """
     from llmcli.planning import memory_plan as planning
 
-    with planning.planner(header, options, gpu_layers, draft) as planner:
-        types, sequences = planner.types, planner.sequences()
-        longest = {kind: planner.largest(kind) for kind in planning.KINDS}
-        taken = tuple(kind for kind in planning.KINDS if planner.takes(kind))
+    with planning.open_memory_planner(header, options, gpu_layers, draft) as planner:
+        types, sequences = planner.bytes_by_type, planner.largest_sequence_count()
+        longest = {kind: planner.largest_context(kind) for kind in planning.PLANNED_CACHE_TYPES}
+        taken = tuple(
+            kind for kind in planning.PLANNED_CACHE_TYPES if planner.supports_cache_type(kind)
+        )
     max_gpu_layers, layers = (
-        planning.most_layers(header, options, draft),
+        planning.largest_gpu_layers(header, options, draft),
         (header.get_int("block_count") or 0) + 1,
     )
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
@@ -80,7 +82,7 @@ def build_document(alternatives: Alternatives, is_quantized: bool) -> dict[str, 
 
 def print_alternatives(
     alternatives: Alternatives,
-    memory_plan: "Receipt",
+    memory_plan: "MemoryPlan",
     options: "ContextOptions",
     trained_context: int,
     ui: "UI",
@@ -88,11 +90,11 @@ def print_alternatives(
     is_quantized: bool,
 ) -> None:
     """Print the alternatives and the table of file types."""
-    from llmcli.planning.memory_plan import MOST_CELLS
+    from llmcli.planning.memory_plan import MAX_CELLS
     from llmcli.runtime.binding.context_options import MAX_SEQUENCES
 
     contexts = [
-        f"{kind} {_format_count(alternatives.max_contexts[kind], MOST_CELLS)}"
+        f"{kind} {_format_count(alternatives.max_contexts[kind], MAX_CELLS)}"
         for kind in alternatives.supported_types
     ]
     ui.text()
@@ -102,7 +104,7 @@ def print_alternatives(
     )
     max_sequences = min(
         MAX_SEQUENCES,
-        MOST_CELLS // alternatives.tokens_per_sequence if alternatives.tokens_per_sequence else 0,
+        MAX_CELLS // alternatives.tokens_per_sequence if alternatives.tokens_per_sequence else 0,
     )
     ui.text(
         f"sequences of {alternatives.tokens_per_sequence:,} tokens that fit at once: "

@@ -33,7 +33,7 @@ from llmcli.errors import UsageError, UserError
 if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.model_loader.header_only import PlannedFile
-    from llmcli.planning.memory_plan import Planner, Receipt
+    from llmcli.planning.memory_plan import Planner, MemoryPlan
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.ui import UI
@@ -159,7 +159,7 @@ def _measure_receipts(
     layers: int,
     draft: "Planner | None",
     measure: bool,
-) -> "tuple[Receipt, Receipt | None]":
+) -> "tuple[MemoryPlan, MemoryPlan | None]":
     """Return the memory plan, and the measured memory if requested.
 
     The measurement comes before other plans, because those enlarge the process. Raises UserError.
@@ -171,14 +171,14 @@ def _measure_receipts(
             f"{subject.name} cannot be measured: {subject.unloadable_reason}",
             hint="leave out --measure",
         )
-    with planning.planner(header, context, layers, draft) as planner:
-        receipt = planner.receipt()
+    with planning.open_memory_planner(header, context, layers, draft) as planner:
+        receipt = planner.memory_plan()
     if measure and receipt.fits is False:
         raise UserError(
             f"{subject.name} does not fit and was not loaded",
             hint="leave out --measure to see what it would take",
         )
-    return receipt, planning.measure(header, context, layers) if measure else None
+    return receipt, planning.measure_loaded(header, context, layers) if measure else None
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def _with_draft(
 ) -> "Iterator[tuple[ContextOptions, Planner | None]]":
     """Yield the context options with the draft model, and an open planner of that model."""
     from llmcli.model_loader.header_only import planned_file
-    from llmcli.planning.memory_plan import planner
+    from llmcli.planning.memory_plan import open_memory_planner
     from llmcli.runtime.drafting.pass_cost import MAX_PASS_ROWS
     from llmcli.runtime.drafting.vocabulary_match import require_same_vocabulary
     from llmcli.runtime.speculation import draft_context_options
@@ -206,7 +206,7 @@ def _with_draft(
         load_checks.check_loadable(draft_header)
         require_same_vocabulary(header, draft_header)
         context = replace(context, n_outputs=MAX_PASS_ROWS)
-        with planner(
+        with open_memory_planner(
             draft_header, draft_context_options(context), -1 if layers else 0
         ) as open_planner:
             yield context, open_planner
@@ -231,9 +231,9 @@ def _resolve(
     from llmcli.runtime.runner import context_options
     from llmcli.runtime.speculation import NO_DRAFTING
 
-    resolve_options.check(options)
+    resolve_options.validate_options(options)
     kv_size.check_cache(header.metadata, options.cache_type_k, options.cache_type_v)
-    resolved, layers = resolve_options.decide(
+    resolved, layers = resolve_options.resolve_options(
         header, replace(options, ctx_size=None), lambda text: None, slots
     )
     size = options.ctx_size or resolved.ctx_size
@@ -245,7 +245,9 @@ def _resolve(
         )
     resolved = replace(resolved, ctx_size=size)
     if unified or slots == 1:
-        resolved = resolve_options.attention(header, resolved, layers, config, slots, slots)
+        resolved = resolve_options.resolve_flash_attention(
+            header, resolved, layers, config, slots, slots
+        )
     context = replace(context_options(resolved, slots, NO_DRAFTING, layers), unified=unified)
     return (
         context,
@@ -255,10 +257,10 @@ def _resolve(
 
 
 def build_document(
-    receipt: "Receipt", types: dict[str, dict[str, int]] | None = None
+    receipt: "MemoryPlan", types: dict[str, dict[str, int]] | None = None
 ) -> dict[str, Any]:
     """Return the document of `plan --json`; null is a figure that this machine cannot determine."""
-    cache, first_share = receipt.cache, receipt.shares[0]
+    cache, first_share = receipt.cache, receipt.devices[0]
     layers = [
         {
             "layer": layer.layer,
@@ -269,23 +271,23 @@ def build_document(
         for layer in (cache.layers if cache else ())
     ]
     return {
-        "weights_bytes": receipt.sum("weights"),
+        "weights_bytes": receipt.sum_part("weights"),
         "kv": {
             "bytes_per_token": cache.bytes_per_token if cache else None,
             "cells": receipt.n_ctx,
-            "bytes": receipt.sum("kv"),
+            "bytes": receipt.sum_part("kv"),
             "layers": layers if cache else None,
         },
-        "compute_bytes": receipt.sum("compute"),
-        "output_bytes": receipt.sum("output"),
-        "repacked_bytes": receipt.sum("repacked"),
-        "droppable_bytes": receipt.sum("droppable"),
+        "compute_bytes": receipt.sum_part("compute"),
+        "output_bytes": receipt.sum_part("output"),
+        "repacked_bytes": receipt.sum_part("repacked"),
+        "droppable_bytes": receipt.sum_part("droppable"),
         "overhead_bytes": receipt.overhead,
-        "process_bytes": receipt.process,
-        "total_bytes": receipt.sum("total"),
+        "process_bytes": receipt.process_bytes,
+        "total_bytes": receipt.sum_part("total"),
         "available_bytes": first_share.available,
         "fits": receipt.fits,
-        "runs": receipt.runs,
+        "runs": receipt.can_run,
         "draft_bytes": receipt.draft,
         "devices": [
             {
@@ -300,6 +302,6 @@ def build_document(
                 "fits": share.fits,
                 "types": types.get(share.device) if types else None,
             }
-            for share in receipt.shares
+            for share in receipt.devices
         ],
     }

@@ -6,33 +6,35 @@ from llmcli.bench import report_page
 from llmcli.bench.plots import memory
 from llmcli.charts.chart import Chart, Table
 from llmcli.commands.plan.quantized_sizes import QuantizedSize
-from llmcli.planning.memory_plan import Receipt
+from llmcli.planning.memory_plan import MemoryPlan
 from llmcli.units import size
 
 if TYPE_CHECKING:
-    from llmcli.charts.html_page import Page
+    from llmcli.charts.html_page import ReportPage
     from llmcli.commands.plan.alternatives import Alternatives
 
 FITS_LABELS = {True: "fits", False: "does not fit", None: "may fit"}
 
 
-def build_charts(predicted: Receipt, measured: Receipt | None) -> list[Chart]:
+def build_charts(predicted: MemoryPlan, measured: MemoryPlan | None) -> list[Chart]:
     """Return the plan as bars, with the measured memory below it."""
-    bars = memory.chart([("predicted", predicted), *([("loaded", measured)] if measured else [])])
+    bars = memory.build_chart(
+        [("predicted", predicted), *([("loaded", measured)] if measured else [])]
+    )
     return [bars] if bars else []
 
 
 def build_page(
-    title: str, predicted: Receipt, measured: Receipt | None, alternatives: "Alternatives"
-) -> "Page":
+    title: str, predicted: MemoryPlan, measured: MemoryPlan | None, alternatives: "Alternatives"
+) -> "ReportPage":
     """Return the report page."""
     longest = ", ".join(
         f"{kind} {_format_count(alternatives.max_contexts[kind])}"
         for kind in alternatives.supported_types
     )
-    available = predicted.shares[0].available
+    available = predicted.devices[0].available
     lead = [
-        f"It {FITS_LABELS[predicted.fits]}: {_format_count(predicted.sum('total'))} bytes, "
+        f"It {FITS_LABELS[predicted.fits]}: {_format_count(predicted.sum_part('total'))} bytes, "
         f"{_format_size(available)} available.",
         f"Longest contexts that fit: {longest} tokens.",
     ]
@@ -40,11 +42,11 @@ def build_page(
         (quantized_size.type, quantized_size.total_bytes, _fits_label(quantized_size))
         for quantized_size in alternatives.quants
     ]
-    types = memory.types(
+    types = memory.build_type_chart(
         [(name, total, word) for name, total, word in rows if total is not None], available
     )
     drawn = [*build_charts(predicted, measured), *([types] if types else [])]
-    return report_page.of_others(
+    return report_page.build_page(
         f"Memory of {title}",
         "Predicted before loading.",
         lead,
@@ -61,27 +63,29 @@ def _fits_label(quantized_size: QuantizedSize) -> str:
     )
 
 
-def _build_table(predicted: Receipt, measured: Receipt | None) -> Table:
+def _build_table(predicted: MemoryPlan, measured: MemoryPlan | None) -> Table:
     """Return the table of every part of every device."""
     rows = []
-    for share in predicted.shares:
+    for share in predicted.devices:
         measured_share = (
             next(
-                (candidate for candidate in measured.shares if candidate.device == share.device),
+                (candidate for candidate in measured.devices if candidate.device == share.device),
                 None,
             )
             if measured
             else None
         )
-        for label, part in memory.PARTS:
+        for label, part in memory.MEMORY_PARTS:
             actual = [_format_count(getattr(measured_share, part))] if measured_share else []
             rows.append((f"{share.device}: {label}", _format_count(getattr(share, part)), *actual))
-    rows.append((memory.OVERHEAD, _format_count(predicted.overhead), *([""] if measured else [])))
+    rows.append(
+        (memory.OVERHEAD_LABEL, _format_count(predicted.overhead), *([""] if measured else []))
+    )
     rows.append(
         (
             "whole process",
-            _format_count(predicted.process),
-            *([_format_count(measured.process)] if measured else []),
+            _format_count(predicted.process_bytes),
+            *([_format_count(measured.process_bytes)] if measured else []),
         )
     )
     columns = ("part", "bytes predicted", *(["bytes loaded"] if measured else []))

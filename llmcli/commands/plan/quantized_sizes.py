@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.units import size
 
 if TYPE_CHECKING:
-    from llmcli.planning.memory_plan import Planner, Receipt
+    from llmcli.planning.memory_plan import Planner, MemoryPlan
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.ui import UI
     from quant.gguf.layout import FileLayout
@@ -53,7 +53,7 @@ def quantized_sizes(
     header: "ModelHeader",
     options: "ContextOptions",
     gpu_layers: int,
-    memory_plan: "Receipt",
+    memory_plan: "MemoryPlan",
     folder: Path,
     file_exists: bool,
     draft: "Planner | None" = None,
@@ -68,7 +68,7 @@ def quantized_sizes(
     from quant.quantize.plan import plan_sizes
 
     source, sizes = road.open_gguf(header.path), []
-    receipts: dict[tuple[str, ...], Receipt] = {}
+    receipts: dict[tuple[str, ...], MemoryPlan] = {}
     for name, kind in file_types().items():
         if name == "MXFP4_MOE" and not source.facts.experts:
             continue  # only for expert matrices
@@ -82,7 +82,7 @@ def quantized_sizes(
             receipt = receipts[stored]
         except UserError:  # rows that do not fill the type's blocks
             continue
-        total = receipt.sum("total")
+        total = receipt.sum_part("total")
         process = (
             None if total is None or memory_plan.overhead is None else memory_plan.overhead + total
         )
@@ -118,16 +118,18 @@ def _plan_type(
     options: "ContextOptions",
     gpu_layers: int,
     draft: "Planner | None",
-) -> "Receipt":
-    from llmcli.planning.memory_plan import planner
+) -> "MemoryPlan":
+    from llmcli.planning.memory_plan import open_memory_planner
     from quant.model_file import read_header
 
     path = folder / "sketch.gguf"
     with path.open("wb") as stream:
         stream.write(layout.header)
         stream.truncate(layout.nbytes)
-    with planner(read_header.read_header(path), options, gpu_layers, draft) as open_planner:
-        return open_planner.receipt()
+    with open_memory_planner(
+        read_header.read_header(path), options, gpu_layers, draft
+    ) as open_planner:
+        return open_planner.memory_plan()
 
 
 def _header_without_vocabulary(plan: "Plan", header: "ModelHeader") -> "FileLayout":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from llmcli.planning.memory_plan import Receipt
+    from llmcli.planning.memory_plan import MemoryPlan
     from llmcli.runtime.binding.context_options import ContextOptions
     from llmcli.runtime.kv_size import KVCache, LayerKV
     from llmcli.ui import UI
@@ -22,7 +22,7 @@ MEMORY_ROWS = (
 
 
 def format_title(
-    name: str, header: "ModelHeader", options: "ContextOptions", receipt: "Receipt"
+    name: str, header: "ModelHeader", options: "ContextOptions", receipt: "MemoryPlan"
 ) -> str:
     """Return one line that describes the planned run."""
     slots = options.n_seq_max
@@ -35,14 +35,14 @@ def format_title(
     return f"{name} · {header.file_type} · {receipt.n_ctx} tokens of context{pool_note} · {types}"
 
 
-def print_table(predicted: "Receipt", measured: "Receipt | None", ui: "UI") -> None:
+def print_table(predicted: "MemoryPlan", measured: "MemoryPlan | None", ui: "UI") -> None:
     """Print the plan line by line; with `measured`, also the measured bytes and the difference."""
-    several = len(predicted.shares) > 1
+    several = len(predicted.devices) > 1
     rows: list[tuple[str, int | None, int | None]] = []
-    for share in predicted.shares:
+    for share in predicted.devices:
         measured_share = (
             next(
-                (candidate for candidate in measured.shares if candidate.device == share.device),
+                (candidate for candidate in measured.devices if candidate.device == share.device),
                 None,
             )
             if measured
@@ -58,7 +58,9 @@ def print_table(predicted: "Receipt", measured: "Receipt | None", ui: "UI") -> N
             (f"{device_prefix}llama.cpp total", share.total, getattr(measured_share, "total", None))
         )
     rows.append(("interpreter, libraries, vocabulary", predicted.overhead, None))
-    rows.append(("whole process", predicted.process, measured.process if measured else None))
+    rows.append(
+        ("whole process", predicted.process_bytes, measured.process_bytes if measured else None)
+    )
     columns = (
         ("", "predicted", "size", "actual", "difference") if measured else ("", "bytes", "size")
     )
@@ -76,9 +78,9 @@ def print_table(predicted: "Receipt", measured: "Receipt | None", ui: "UI") -> N
     ui.text()
     if predicted.draft is not None:
         ui.text(f"the draft model takes {_format_size(predicted.draft)} of this")
-    for share in predicted.shares:
+    for share in predicted.devices:
         _print_verdict(share, f"{share.device}: " if several else "", ui)
-    if predicted.fits is False and predicted.runs:
+    if predicted.fits is False and predicted.can_run:
         ui.text(
             "it would run at the speed of the disk, because the weights are read from the file "
             "again for every token"
@@ -101,14 +103,14 @@ def _print_verdict(share: Any, device_prefix: str, ui: "UI") -> None:
     ui.text(f"{device_prefix}{available} available: {verdict}")
 
 
-def offload_bytes(predicted: "Receipt", slots: int) -> int:
+def offload_bytes(predicted: "MemoryPlan", slots: int) -> int:
     """Return the bytes that serve and batch may use for offloaded cells, in memory that stays free.
 
     `slots`: answers at once; 0 bytes for a single one.
     """
     from llmcli.planning import resolve_options
 
-    return 2 * resolve_options.outside(predicted.shares[0].left) if slots > 1 else 0
+    return 2 * resolve_options.offload_bytes(predicted.devices[0].free_after) if slots > 1 else 0
 
 
 def prefill_context_bytes(
@@ -117,11 +119,11 @@ def prefill_context_bytes(
     """Return the bytes of the context in which serve and batch read prompts: cache and buffers;
     None if unknown.
     """
-    from llmcli.planning.memory_plan import planner
+    from llmcli.planning.memory_plan import open_memory_planner
 
-    with planner(header, options, gpu_layers) as open_planner:
-        receipt = open_planner.receipt()
-    return sum_or_none(receipt.sum(part) for part in ("kv", "compute", "output"))
+    with open_memory_planner(header, options, gpu_layers) as open_planner:
+        receipt = open_planner.memory_plan()
+    return sum_or_none(receipt.sum_part(part) for part in ("kv", "compute", "output"))
 
 
 def scoring_bytes(
@@ -134,18 +136,18 @@ def scoring_bytes(
     unknown.
     """
     from llmcli.planning import resolve_options
-    from llmcli.planning.memory_plan import MOST_CELLS, planner
+    from llmcli.planning.memory_plan import MAX_CELLS, open_memory_planner
 
-    rows = resolve_options.scored(header) if slots > 1 else 0
+    rows = resolve_options.scoring_outputs(header) if slots > 1 else 0
     if not rows:
         return 0
-    if options.n_ctx > MOST_CELLS:
+    if options.n_ctx > MAX_CELLS:
         return None
-    with planner(header, options, gpu_layers) as open_planner:
+    with open_memory_planner(header, options, gpu_layers) as open_planner:
         without_scoring, with_scoring = (
             sum_or_none(
                 nbytes
-                for share in open_planner.shares(context)
+                for share in open_planner.device_memory(context)
                 for nbytes in (share.compute, share.output)
             )
             for context in (
@@ -165,7 +167,11 @@ def sum_or_none(addends: "Iterable[int | None]") -> int | None:
 
 
 def print_extra_bytes(
-    predicted: "Receipt", slots: int, prefill_bytes: int | None, scored_bytes: int | None, ui: "UI"
+    predicted: "MemoryPlan",
+    slots: int,
+    prefill_bytes: int | None,
+    scored_bytes: int | None,
+    ui: "UI",
 ) -> None:
     """Print the additional bytes of serve and batch; nothing for one answer at a time."""
     if prefill_bytes != 0:

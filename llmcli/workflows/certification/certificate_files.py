@@ -17,14 +17,14 @@ def sidecar_path(out: Path, extension: str) -> Path:
 
 def write_sidecars(verified: Certificate, out: Path) -> list[Path]:
     """Write the certificate's three files next to `out` atomically; return their paths."""
-    from llmcli.charts.html_page import html
+    from llmcli.charts.html_page import render_html
     from llmcli.workflows.certification.certificate_page import build_page
 
     certificate_json = json.loads(verified.to_json())
     texts = {
         "json": json.dumps(certificate_json, ensure_ascii=False, indent=1) + "\n",
         "md": format_markdown(verified),
-        "html": html(build_page(verified)),
+        "html": render_html(build_page(verified)),
     }
     for end in SIDECAR_EXTENSIONS:
         write_whole(sidecar_path(out, end), texts[end].encode())

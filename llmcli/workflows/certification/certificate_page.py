@@ -2,9 +2,9 @@
 tensor.
 """
 
-from llmcli.charts.chart import Axis, Chart, Row, Rows, Table, Value
-from llmcli.charts.html_page import Page
-from llmcli.charts.scale import figure
+from llmcli.charts.chart import Axis, Chart, ChartRow, RowChart, Table, NamedValue
+from llmcli.charts.html_page import ReportPage
+from llmcli.charts.scale import format_number
 from llmcli.units import size
 from llmcli.workflows.certification.certificate_text import certificate_rows, format_error
 from quant.certificate.certificate import Certificate, TensorRecord
@@ -14,7 +14,7 @@ MIB = 2**20
 MAX_CHARTED_ROLES = 24  # kinds of tensors in the charts; the table lists all
 
 
-def build_page(certificate: Certificate) -> Page:
+def build_page(certificate: Certificate) -> ReportPage:
     """Return the page, built from the certificate alone."""
     answers, ratio = certificate.answers, certificate.answers.perplexity_ratio
     lead = (
@@ -28,7 +28,7 @@ def build_page(certificate: Certificate) -> Page:
         f"{size(certificate.content.nbytes)}, {certificate.content.bits_per_weight:.3f} bits per weight · "
         f"{certificate.world.date}"
     )
-    return Page(
+    return ReportPage(
         f"{certificate.model} as {certificate.file_type}",
         about,
         lead,
@@ -71,15 +71,16 @@ def _rank_charts(certificate: Certificate) -> list[Chart]:
         return []
     caption = "Divergence of single positions by percentile: 99 % of them are below the 99 % mark."
     chart_rows = tuple(
-        Row(name, (Value("KL divergence", value),), figure(value)) for name, value in positive_marks
+        ChartRow(name, (NamedValue("KL divergence", value),), format_number(value))
+        for name, value in positive_marks
     )
     return [
-        Rows(
+        RowChart(
             "Divergence",
             caption,
-            Axis("KL divergence, nats", log=len(positive_marks) > 1),
+            Axis("KL divergence, nats", is_log=len(positive_marks) > 1),
             chart_rows,
-            dots=True,
+            draws_marks=True,
         )
     ]
 
@@ -93,13 +94,18 @@ def _speed_charts(certificate: Certificate) -> list[Chart]:
         ):
             ends = (span[0], span[1]) if len(span) == 2 else None
             chart_rows.append(
-                Row(
-                    f"{speed.test}, {name}", (Value("tokens per second", rate),), figure(rate), ends
+                ChartRow(
+                    f"{speed.test}, {name}",
+                    (NamedValue("tokens per second", rate),),
+                    format_number(rate),
+                    ends,
                 )
             )
     caption = "Medians, measured in turn; whiskers span from the slowest tenth to the fastest."
     return (
-        [Rows("Speed", caption, Axis("tokens per second"), tuple(chart_rows))] if chart_rows else []
+        [RowChart("Speed", caption, Axis("tokens per second"), tuple(chart_rows))]
+        if chart_rows
+        else []
     )
 
 
@@ -112,12 +118,16 @@ def _byte_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
             mib_by_type[tensor.type] = mib_by_type.get(tensor.type, 0.0) + tensor.nbytes / MIB
         total = sum(tensor.nbytes for tensor in tensors)
         chart_rows.append(
-            Row(name, tuple(Value(kind, value) for kind, value in mib_by_type.items()), size(total))
+            ChartRow(
+                name,
+                tuple(NamedValue(kind, value) for kind, value in mib_by_type.items()),
+                size(total),
+            )
         )
     if not chart_rows:
         return []
     return [
-        Rows(
+        RowChart(
             "Bytes",
             "Types of each kind of tensor, over all layers.",
             Axis("MiB"),
@@ -137,14 +147,16 @@ def _error_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
                 ("median", errors[len(errors) // 2]),
                 ("largest", errors[-1]),
             )
-            note = figure(100 * errors[len(errors) // 2]) + " %"
+            note = format_number(100 * errors[len(errors) // 2]) + " %"
             chart_rows.append(
-                Row(name, tuple(Value(label, 100 * value) for label, value in ends), note)
+                ChartRow(name, tuple(NamedValue(label, 100 * value) for label, value in ends), note)
             )
     if not chart_rows:
         return []
     caption = "Relative RMS error of the values against the source, over the tensors of a kind."
-    return [Rows("Error of the weights", caption, Axis("%"), tuple(chart_rows), dots=True)]
+    return [
+        RowChart("Error of the weights", caption, Axis("%"), tuple(chart_rows), draws_marks=True)
+    ]
 
 
 def _tensor_table(certificate: Certificate) -> Table:

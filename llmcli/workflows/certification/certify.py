@@ -82,30 +82,26 @@ def require_disk_space(
 def certify(
     plan: "Plan",
     out: Path,
-    report: "WriteReport | None",
+    report: "WriteReport",
     request: "VerifyRequest | None",
     mix_fields: Mapping[str, Any],
     config: "Config",
     ui: "UI",
-) -> "tuple[WriteReport | None, CertifiedFile | None]":
-    """Verify the written file, if requested; return the updated report and the certificate.
+) -> CertifiedFile | None:
+    """Verify the written file, if requested, and write its certificate into it.
 
     `mix_fields`: JSON fields of the plan's mix, which name a text that the types were chosen by.
     Raises UserError.
     """
     from llmcli.workflows.certification import certificate_files
 
-    if request is None or report is None:
-        if (
-            report is not None
-            and not report.already_finished
-            and certificate_files.has_stale_certificate(out)
-        ):
+    if request is None:
+        if not report.already_finished and certificate_files.has_stale_certificate(out):
             ui.note(
                 f"{certificate_files.sidecar_path(out, 'json').name} belongs to an earlier file: "
                 "--verify writes a new one"
             )
-        return report, None
+        return None
     from llmcli.workflows.certification import verify as verifying
 
     allocation: Mapping[str, Any] = mix_fields.get("allocation", {})
@@ -118,6 +114,4 @@ def certify(
             ),
         )
     certificate = verifying.verify(plan, out, request, config, ui)
-    return replace(report, sha256=None), CertifiedFile(
-        certificate, tuple(certificate_files.write_sidecars(certificate, out))
-    )
+    return CertifiedFile(certificate, tuple(certificate_files.write_sidecars(certificate, out)))

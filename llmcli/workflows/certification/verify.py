@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from llmcli import __version__
 from llmcli.bench.compare import interleaved
-from llmcli.bench.speed.parameter_grid import Test
-from llmcli.bench.statistics.paired_test import Comparison, Design, tenths
+from llmcli.bench.speed.parameter_grid import SpeedTest
+from llmcli.bench.statistics.paired_test import Comparison, Design, decile_rates
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.model_loader import float_copy as bases
@@ -122,7 +122,7 @@ def verify(
     header = read_header.read_header(file)
     with ui.bar(f"hash {file.name}", header.tensor_bytes) as bar:
         content = certificate.digest_content(header, bar.advance)
-    tensors = _tensors(plan, header, request.threads or host.cores(), ui)
+    tensors = _tensors(plan, header, request.threads or host.core_count(), ui)
     with bases.open_runnable(
         plan.source.origin or plan.source, config, ui, request.threads
     ) as base:
@@ -153,7 +153,7 @@ def verify(
                 f"{text_name} was also used to quantize the file, so its results look too good; "
                 "--verify-text takes another text"
             )
-        speed = measure_speed(model_side, base_side, request.threads or host.cores(), ui)
+        speed = measure_speed(model_side, base_side, request.threads or host.core_count(), ui)
     verified = Certificate(
         FORMAT_VERSION,
         plan.source.name,
@@ -162,7 +162,7 @@ def verify(
         plan.settings,
         _describe_source(plan),
         content,
-        environment(request.threads or host.cores()),
+        environment(request.threads or host.core_count()),
         answers,
         steered,
         _folds(plan, header),
@@ -235,11 +235,14 @@ def measure_speed(
 ) -> tuple[SpeedComparison, ...]:
     """Measure the speed of both models in pairs, in random order (tokens per second)."""
     tests = [
-        Test(prompt, gen, 0, 2048, 512, "f16", "f16", threads, -1, "auto")
+        SpeedTest(prompt, gen, 0, 2048, 512, "f16", "f16", threads, -1, "auto")
         for prompt, gen in SPEED_TESTS
     ]
     pairs = [
-        (interleaved.Side(base.header.path, test), interleaved.Side(model.header.path, test))
+        (
+            interleaved.ModelTest(base.header.path, test),
+            interleaved.ModelTest(model.header.path, test),
+        )
         for test in tests
     ]
     design = Design(
@@ -247,7 +250,9 @@ def measure_speed(
     )
     return tuple(
         _speed_record(test.name, comparison)
-        for test, comparison in zip(tests, interleaved.run(pairs, design, ui), strict=True)
+        for test, comparison in zip(
+            tests, interleaved.compare_tests(pairs, design, ui), strict=True
+        )
     )
 
 
@@ -255,7 +260,7 @@ def environment(threads: int) -> Environment:
     """Return the machine, the versions and the time of the verification."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     count = len(rpc.joined_workers())  # worker addresses are private
-    machine = host.identity() + (f" and {several(count, 'worker')}" if count else "")
+    machine = host.machine_identity() + (f" and {several(count, 'worker')}" if count else "")
     return Environment(__version__, llama_cpp_version(), machine, threads, now)
 
 
@@ -265,13 +270,13 @@ def _speed_record(name: str, comparison: Comparison) -> SpeedComparison:
         name,
         median(comparison.a),
         median(comparison.b),
-        tenths(comparison.a),
-        tenths(comparison.b),
+        decile_rates(comparison.a),
+        decile_rates(comparison.b),
         comparison.ratio,
         comparison.low if is_known else None,
         comparison.high if is_known else None,
         len(comparison.a),
-        comparison.noisy,
+        comparison.is_noisy,
     )
 
 

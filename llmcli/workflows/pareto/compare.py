@@ -108,11 +108,11 @@ class ParetoRequest:
             hashlib.sha256(self.text[0].encode()).hexdigest(),
             self.n_ctx,
             self.chunks,
-            self.threads or host.cores(),
+            self.threads or host.core_count(),
             self.seconds,
             llama_cpp_version(),
             __version__,
-            rpc_workers.identity(),
+            rpc_workers.machine_and_workers(),
             self.source.newest_mtime_ns,
         ]
         return hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:32]
@@ -254,7 +254,9 @@ def _measure_setting(
         outcome, request.text, base[0].header.file_type, verify.used_statistics(plan)
     )
     speed = (
-        verify.measure_speed(model, base[0], request.threads or host.cores(), ui, request.seconds)
+        verify.measure_speed(
+            model, base[0], request.threads or host.core_count(), ui, request.seconds
+        )
         if request.seconds
         else ()
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.planning import resolve_options
-from llmcli.planning.memory_plan import planner
+from llmcli.planning.memory_plan import open_memory_planner
 from llmcli.runtime.binding.context_options import ContextOptions
 from llmcli.runtime.requests.request import RunOptions
 from quant.allocation.allocate import Budget, TypeMenu, allocate, size_range
@@ -58,8 +58,13 @@ def fits(plan: Plan, path: Path) -> bool:
     try:
         header = read_header.read_header(path)
         load_checks.check_loadable(header)
-        n_ctx = min(header.context_length or resolve_options.ROOMY, resolve_options.ROOMY)
-        resolved, layers = resolve_options.decide(header, RunOptions(n_ctx), lambda text: None)
+        n_ctx = min(
+            header.context_length or resolve_options.DEFAULT_MAX_CTX,
+            resolve_options.DEFAULT_MAX_CTX,
+        )
+        resolved, layers = resolve_options.resolve_options(
+            header, RunOptions(n_ctx), lambda text: None
+        )
         assert resolved.threads, resolved
         options = ContextOptions(
             n_ctx,
@@ -72,8 +77,8 @@ def fits(plan: Plan, path: Path) -> bool:
             resolved.cache_type_v,
             resolved.flash_attn,
         )
-        with planner(header, options, layers) as open_planner:
-            answer = open_planner.receipt().fits
+        with open_memory_planner(header, options, layers) as open_planner:
+            answer = open_planner.memory_plan().fits
     finally:
         path.unlink(missing_ok=True)
     if answer is None:

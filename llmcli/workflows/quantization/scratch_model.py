@@ -175,4 +175,6 @@ def _read_text(source: "Source", probe_text: ProbeText) -> TextChunks:
 def _resolve_side(header: model_header.ModelHeader, probe_text: ProbeText) -> EvaluationSide:
     n_ctx = min(CHUNK_TOKENS, header.context_length or CHUNK_TOKENS)
     requested = RunOptions(n_ctx, probe_text.threads or None, None, 2048, 512, "0", "auto")
-    return EvaluationSide(header, *resolve_options.decide(header, requested, lambda text: None))
+    return EvaluationSide(
+        header, *resolve_options.resolve_options(header, requested, lambda text: None)
+    )

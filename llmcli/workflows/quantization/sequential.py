@@ -104,7 +104,7 @@ class _BlockwiseRun:
         self.key = hashlib.sha256(
             f"{plan.source.fingerprint} {plan.settings}".encode()
         ).hexdigest()[:16]
-        self.threads = request.threads or host.cores()
+        self.threads = request.threads or host.core_count()
         self.work = road.WriteRun(plan, self.threads)
         self.n_other_methods = self.peak_bytes = 0
 

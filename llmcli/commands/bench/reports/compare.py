@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from llmcli.bench import report_page
 from llmcli.bench.compare import run
 from llmcli.bench.plots import pairs
-from llmcli.bench.plots.pairs import Ratio
-from llmcli.charts.chart import Axis, Chart, Row, Rows, Value
-from llmcli.charts.scale import figure
+from llmcli.bench.plots.pairs import SpeedRatio
+from llmcli.charts.chart import Axis, Chart, ChartRow, RowChart, NamedValue
+from llmcli.charts.scale import format_number
 from llmcli.commands.options.report import ReportSettings, show_report
 
 if TYPE_CHECKING:
     from llmcli.bench.compare.run import ComparisonResult
     from llmcli.bench.statistics.paired_test import Comparison
-    from llmcli.charts.html_page import Page
+    from llmcli.charts.html_page import ReportPage
     from llmcli.ui import UI
 
 
@@ -34,7 +34,9 @@ def build_charts(result: "ComparisonResult") -> list[Chart]:
     """Return the charts of the ratios and of the speeds in tokens per second."""
     named_comparisons = list(zip(result.tests, result.comparisons, strict=True))
     ratios = [
-        Ratio(name, comparison.ratio, comparison.low, comparison.high, _ratio_label(comparison))
+        SpeedRatio(
+            name, comparison.ratio, comparison.low, comparison.high, _ratio_label(comparison)
+        )
         for name, comparison in named_comparisons
     ]
     n_different = sum(comparison.differs for comparison in result.comparisons)
@@ -44,10 +46,10 @@ def build_charts(result: "ComparisonResult") -> list[Chart]:
         f"all intervals are correct with probability {confidence_text}."
     )
     rows = [
-        Row(
+        ChartRow(
             f"{name}, {side}",
-            (Value("tokens per second", median(rates)),),
-            figure(median(rates)),
+            (NamedValue("tokens per second", median(rates)),),
+            format_number(median(rates)),
             _outer_tenths(rates),
         )
         for name, comparison in named_comparisons
@@ -55,8 +57,8 @@ def build_charts(result: "ComparisonResult") -> list[Chart]:
     ]
     speed_caption = "Median of each side; whiskers span from the slowest tenth to the fastest."
     return [
-        pairs.chart("B relative to A", caption, "B / A", ratios),
-        Rows("Speed", speed_caption, Axis("tokens per second"), tuple(rows)),
+        pairs.build_chart("B relative to A", caption, "B / A", ratios),
+        RowChart("Speed", speed_caption, Axis("tokens per second"), tuple(rows)),
     ]
 
 
@@ -73,7 +75,7 @@ def _ratio_label(comparison: "Comparison") -> str:
     )
 
 
-def build_page(result: "ComparisonResult") -> "Page":
+def build_page(result: "ComparisonResult") -> "ReportPage":
     """Return the report page."""
     method_note = (
         "Measured in pairs, in random order."
@@ -81,11 +83,11 @@ def build_page(result: "ComparisonResult") -> "Page":
         else "Saved runs: they were not interleaved."
     )
     lead = [
-        f"{name}: {comparison.words()}"
+        f"{name}: {comparison.describe()}"
         for name, comparison in zip(result.tests, result.comparisons, strict=True)
     ]
     about = f"A is {result.a.path}, B {result.b.path}. {method_note}"
-    return report_page.of_others(
+    return report_page.build_page(
         f"{result.a.label} or {result.b.label}", about, lead, build_charts(result)
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.bench import report_page
 from llmcli.bench.load import mixes, output
-from llmcli.bench.load.metrics import DEFINITIONS, Figures
+from llmcli.bench.load.metrics import METRIC_DEFINITIONS, LoadMetrics
 from llmcli.bench.load.slo import Slo
 from llmcli.bench.plots import load as drawing
 from llmcli.charts.chart import Chart, Table
@@ -15,11 +15,11 @@ from llmcli.commands.options.report import ReportSettings, show_report
 from llmcli.ui import put, visible
 
 if TYPE_CHECKING:
-    from llmcli.bench.load.ab_comparison import Ratio, Versus
-    from llmcli.bench.load.max_load import Edge, Rules
+    from llmcli.bench.load.ab_comparison import MetricRatio, ServerComparison
+    from llmcli.bench.load.max_load import MaxLoadResult, MaxLoadSettings
     from llmcli.bench.load.request import LoadRequest
     from llmcli.bench.load.result import LoadResult
-    from llmcli.charts.html_page import Page
+    from llmcli.charts.html_page import ReportPage
     from llmcli.ui import UI
 
 
@@ -37,7 +37,7 @@ def print_results(
     elif output_format == "json":
         ui.result(build_document(result, search))
     else:
-        put(sys.stdout, visible(output.text(result_rows(result), output_format)) + "\n")
+        put(sys.stdout, visible(output.format_rows(result_rows(result), output_format)) + "\n")
     show_report(
         lambda: build_page(result, slo, search),
         lambda: build_charts(result, slo, search),
@@ -49,10 +49,10 @@ def print_results(
 def result_rows(result: "LoadResult") -> list[dict[str, Any]]:
     """Return every load as a row: both sides of a comparison, all measurements of a search."""
     environment = result.environments[0]
-    row_list = [output.document(environment, figures) for figures in result.measured]
+    row_list = [output.build_row(environment, figures) for figures in result.measured]
     for pair in result.comparisons:
         row_list += [
-            {**output.document(side_environment, figures), "side": side}
+            {**output.build_row(side_environment, figures), "side": side}
             for side, side_environment, figures in zip(
                 "AB", result.environments, (pair.a, pair.b), strict=True
             )
@@ -60,16 +60,16 @@ def result_rows(result: "LoadResult") -> list[dict[str, Any]]:
     for edge in result.max_loads:
         row_list += [
             {
-                **output.document(environment, figures.figures),
+                **output.build_row(environment, figures.metrics),
                 "find_max": edge.kind,
-                "held": figures.held,
+                "held": figures.keeps_limits,
             }
-            for figures in edge.points
+            for figures in edge.measurements
         ]
     return row_list
 
 
-def build_document(result: "LoadResult", search: "Rules | None") -> Any:
+def build_document(result: "LoadResult", search: "MaxLoadSettings | None") -> Any:
     """Return the JSON document: an array of rows, as `bench -o json`; an object for a comparison or
     a search.
     """
@@ -86,48 +86,57 @@ def build_document(result: "LoadResult", search: "Rules | None") -> Any:
             {"server": entry.server, "model": entry.model} for entry in result.environments
         ]
         sides = dict(zip("ab", side_documents, strict=True))
-        return {**sides, "tests": tests, "rows": result_rows(result), "definitions": DEFINITIONS}
+        return {
+            **sides,
+            "tests": tests,
+            "rows": result_rows(result),
+            "definitions": METRIC_DEFINITIONS,
+        }
     if search:
         searches = [
             {
                 "find_max": entry.kind,
                 "level": entry.level,
-                "next": entry.above,
+                "next": entry.next_level,
                 "low": entry.low,
                 "high": entry.high,
                 "confidence": 0.9,
                 "steps": entry.steps,
-                "measured": len(entry.points),
+                "measured": len(entry.measurements),
                 "drift": entry.drift,
             }
             for entry in result.max_loads
         ]
         return {
             "slo": str(search.slo),
-            "share": search.share,
+            "share": search.required_share,
             "found": searches,
             "rows": result_rows(result),
-            "definitions": DEFINITIONS,
+            "definitions": METRIC_DEFINITIONS,
         }
     return result_rows(result)
 
 
-def build_charts(result: "LoadResult", slo: Slo | None, search: "Rules | None") -> list[Chart]:
+def build_charts(
+    result: "LoadResult", slo: Slo | None, search: "MaxLoadSettings | None"
+) -> list[Chart]:
     """Return the charts of all results."""
     built: list[Chart] = []
     for pair in result.comparisons:
-        built += drawing.beside(pair.a.load.name, pair)
+        built += drawing.build_comparison_charts(pair.a.load.name, pair)
     for edge in result.max_loads:
-        built += drawing.searched(edge, search.share if search else 1.0)
-        built += drawing.charts([best], slo) if (best := edge.best) else []
-    return built + (drawing.charts(result.measured, slo) if result.measured else [])
+        built += drawing.build_search_charts(edge, search.required_share if search else 1.0)
+        built += drawing.build_charts([best], slo) if (best := edge.best_metrics) else []
+    return built + (drawing.build_charts(result.measured, slo) if result.measured else [])
 
 
-def build_page(result: "LoadResult", slo: Slo | None, search: "Rules | None") -> "Page":
+def build_page(
+    result: "LoadResult", slo: Slo | None, search: "MaxLoadSettings | None"
+) -> "ReportPage":
     """Return the report page."""
     environment = result.environments[0]
     names = " and ".join(f"{entry.model} at {entry.server}" for entry in result.environments)
-    about = f"{_describe_prompts(environment)} · {environment.endpoint} · {environment.began}"
+    about = f"{_describe_prompts(environment)} · {environment.endpoint} · {environment.start_time}"
     lead = [
         line
         for entry in result.max_loads
@@ -136,29 +145,31 @@ def build_page(result: "LoadResult", slo: Slo | None, search: "Rules | None") ->
     lead += [line for pair in result.comparisons for line in _ratio_lines(pair)]
     lead += [f"{entry.load.name}: {_summary_line(entry)}" for entry in result.measured]
     lead += [
-        f"{entry.load.name}: {doubt}" for entry in _all_figures(result) for doubt in entry.doubts
+        f"{entry.load.name}: {doubt}" for entry in _all_figures(result) for doubt in entry.warnings
     ]
     tables = [
-        (f"Times at {entry.load.name}", _as_table(output.times(entry)))
+        (f"Times at {entry.load.name}", _as_table(output.build_percentile_table(entry)))
         for entry in _all_figures(result)
         if entry.times
     ]
-    tables.append(("Definitions", Table(("figure", "meaning"), tuple(DEFINITIONS.items()))))
+    tables.append(("Definitions", Table(("figure", "meaning"), tuple(METRIC_DEFINITIONS.items()))))
     if result.measured:
-        tables.insert(0, ("All loads", _as_table(output.table(result.measured))))
-    return report_page.of_others(
+        tables.insert(0, ("All loads", _as_table(output.build_table(result.measured))))
+    return report_page.build_page(
         f"Load on {names}", about, lead, build_charts(result, slo, search), tables
     )
 
 
-def search_verdict(edge: "Edge", search: "Rules | None") -> str:
+def search_verdict(edge: "MaxLoadResult", search: "MaxLoadSettings | None") -> str:
     """Return the result of a search in one line."""
     assert search is not None
     unit = "at once" if edge.kind == "concurrency" else "requests per second"
-    slo_text = f"{search.slo} for {search.share:.0%} of the requests"
+    slo_text = f"{search.slo} for {search.required_share:.0%} of the requests"
     if edge.level is None:
-        return f"no load meets {slo_text}: not even {edge.above:g} {unit}"
-    next_load = "no larger load was tried" if edge.above is None else f"{edge.above:g} do not"
+        return f"no load meets {slo_text}: not even {edge.next_level:g} {unit}"
+    next_load = (
+        "no larger load was tried" if edge.next_level is None else f"{edge.next_level:g} do not"
+    )
     interval = (
         f"the limit is between {edge.low:.3g} and {edge.high:.3g} (90 %), "
         if edge.low and edge.high
@@ -166,22 +177,27 @@ def search_verdict(edge: "Edge", search: "Rules | None") -> str:
     )
     return (
         f"{edge.level:g} {unit} meet {slo_text}; {next_load} "
-        f"({interval}{len(edge.points)} measurements)"
+        f"({interval}{len(edge.measurements)} measurements)"
     )
 
 
-def search_caveats(edge: "Edge", search: "Rules | None") -> list[str]:
+def search_caveats(edge: "MaxLoadResult", search: "MaxLoadSettings | None") -> list[str]:
     """Return what limits the reliability of a search."""
     assert search is not None
-    caveats, best = [], edge.best
+    caveats, best = [], edge.best_metrics
     if edge.steps > 1:
         caveats.append(
             f"the noise allows steps of {edge.steps} levels instead of one: another search may "
             "differ by as much; more --requests or a quieter machine would be more precise"
         )
-    if edge.level is not None and best and best.share is not None and best.share < search.share:
+    if (
+        edge.level is not None
+        and best
+        and best.slo_share is not None
+        and best.slo_share < search.required_share
+    ):
         caveats.append(
-            f"only {best.share:.0%} of the {best.requests} requests at {best.load.name} met the "
+            f"only {best.slo_share:.0%} of the {best.requests} requests at {best.load.name} met the "
             "SLO: the result combines all measurements near it"
         )
     if edge.drift:
@@ -192,16 +208,16 @@ def search_caveats(edge: "Edge", search: "Rules | None") -> list[str]:
     return caveats
 
 
-def _describe_prompts(environment: output.World) -> str:
+def _describe_prompts(environment: output.LoadEnvironment) -> str:
     """Describe the prompts that were sent; the requests of a file have their own lengths."""
-    shape = environment.shape
-    if environment.mix not in mixes.mixes():
-        return f"the requests of {environment.mix}, answers of {shape.output} tokens unless they set it"
-    shared = f", {shape.shared:.0%} of them shared" if shape.shared else ""
-    return f"{environment.mix}, {shape.prompt} tokens{shared} + {shape.output}"
+    shape = environment.lengths
+    if environment.mix not in mixes.load_mixes():
+        return f"the requests of {environment.mix}, answers of {shape.output_tokens} tokens unless they set it"
+    shared = f", {shape.shared_fraction:.0%} of them shared" if shape.shared_fraction else ""
+    return f"{environment.mix}, {shape.prompt_tokens} tokens{shared} + {shape.output_tokens}"
 
 
-def _print_tables(result: "LoadResult", search: "Rules | None", ui: "UI") -> None:
+def _print_tables(result: "LoadResult", search: "MaxLoadSettings | None", ui: "UI") -> None:
     for world in result.environments:
         ui.text(f"{world.model} at {world.server} · {_describe_prompts(world)}")
     ui.text()
@@ -224,14 +240,14 @@ def _print_tables(result: "LoadResult", search: "Rules | None", ui: "UI") -> Non
     for edge in result.max_loads:
         search_rows = [
             (
-                entry.figures.load.name,
-                str(entry.figures.answered),
-                f"{entry.figures.share or 0:.0%}",
-                output.cell(entry.figures, "ttft", "p50"),
-                output.cell(entry.figures, "tpot", "p50"),
-                "meets SLO" if entry.held else "-",
+                entry.metrics.load.name,
+                str(entry.metrics.answered),
+                f"{entry.metrics.slo_share or 0:.0%}",
+                output.format_percentile(entry.metrics, "ttft", "p50"),
+                output.format_percentile(entry.metrics, "tpot", "p50"),
+                "meets SLO" if entry.keeps_limits else "-",
             )
-            for entry in edge.points
+            for entry in edge.measurements
         ]
         names = ("load", "answered", "within SLO", "TTFT p50", "TPOT p50", "")
         ui.table(names, search_rows, right=names[1:5])
@@ -240,36 +256,38 @@ def _print_tables(result: "LoadResult", search: "Rules | None", ui: "UI") -> Non
             ui.warn(doubt)
         ui.text()
     if len(result.measured) > 1:
-        ui.table(*output.table(result.measured))
+        ui.table(*output.build_table(result.measured))
         ui.text()
     for entry in _all_figures(result):
         _print_load(entry, ui)
-    for line in output.definitions():
+    for line in output.definition_lines():
         ui.text(line)
 
 
-def _print_load(measured: Figures, ui: "UI") -> None:
+def _print_load(measured: LoadMetrics, ui: "UI") -> None:
     ui.text(f"{measured.load.name}: {_summary_line(measured)}")
     for kind, count in measured.failed.items():
         ui.text(
             f"  failed: {count} {kind}"
-            + (f" ({measured.says[kind]})" if kind in measured.says else "")
+            + (f" ({measured.error_examples[kind]})" if kind in measured.error_examples else "")
         )
     if measured.times:
-        ui.table(*output.times(measured))
-    for doubt in measured.doubts:
+        ui.table(*output.build_percentile_table(measured))
+    for doubt in measured.warnings:
         ui.warn(doubt)
     ui.text()
 
 
-def _summary_line(measured: Figures) -> str:
+def _summary_line(measured: LoadMetrics) -> str:
     slo_note = (
         ""
-        if measured.share is None
-        else f", {measured.share:.0%} met the SLO (goodput {measured.goodput or 0:.2f}/s)"
+        if measured.slo_share is None
+        else f", {measured.slo_share:.0%} met the SLO (goodput {measured.goodput or 0:.2f}/s)"
     )
     cancelled_note = f", {measured.cancelled} cancelled" if measured.cancelled else ""
-    cached_note = f", {measured.cached:.0%} of them cached" if measured.cached is not None else ""
+    cached_note = (
+        f", {measured.cached_share:.0%} of them cached" if measured.cached_share is not None else ""
+    )
     return (
         f"{measured.output_rate:.1f} output tok/s, {measured.total_rate:.1f} total tok/s, "
         f"{measured.request_rate:.2f} requests/s; {measured.answered} answered, "
@@ -277,7 +295,7 @@ def _summary_line(measured: Figures) -> str:
         f"prompts {_format_tokens(measured.prompt_tokens)} tokens{cached_note}, answers "
         f"{_format_tokens(measured.output_tokens)}; "
         f"client delay {measured.late_ms[0]:.1f} ms (p50), {measured.late_ms[1]:.1f} (p99), "
-        f"{measured.client:.0%} of a CPU"
+        f"{measured.client_cpu:.0%} of a CPU"
     )
 
 
@@ -285,19 +303,23 @@ def _format_tokens(tokens: float) -> str:
     return f"{tokens:.0f}" if isfinite(tokens) else "of unknown"
 
 
-def _all_figures(result: "LoadResult") -> list[Figures]:
+def _all_figures(result: "LoadResult") -> list[LoadMetrics]:
     sides = [side for pair in result.comparisons for side in (pair.a, pair.b)]
-    return [*result.measured, *sides, *(best for edge in result.max_loads if (best := edge.best))]
+    return [
+        *result.measured,
+        *sides,
+        *(best for edge in result.max_loads if (best := edge.best_metrics)),
+    ]
 
 
-def _ratio_lines(pair: "Versus") -> list[str]:
+def _ratio_lines(pair: "ServerComparison") -> list[str]:
     return [
         f"{pair.a.load.name}, {ratio.name}: B is {ratio.ratio:.3f} of A ({_format_interval(ratio)})"
         for ratio in pair.ratios
     ]
 
 
-def _ratio_json(ratio: "Ratio") -> dict[str, Any]:
+def _ratio_json(ratio: "MetricRatio") -> dict[str, Any]:
     return {
         "name": ratio.name,
         "a": ratio.a,
@@ -308,7 +330,7 @@ def _ratio_json(ratio: "Ratio") -> dict[str, Any]:
     }
 
 
-def _format_interval(ratio: "Ratio") -> str:
+def _format_interval(ratio: "MetricRatio") -> str:
     return (
         "too few turns"
         if ratio.low is None or ratio.high is None

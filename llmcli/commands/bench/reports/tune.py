@@ -4,30 +4,30 @@ from typing import TYPE_CHECKING
 
 from llmcli.bench import report_page
 from llmcli.bench.plots import pairs
-from llmcli.bench.plots.pairs import Ratio
+from llmcli.bench.plots.pairs import SpeedRatio
 from llmcli.charts.chart import Chart
 
 if TYPE_CHECKING:
-    from llmcli.bench.tune.tune import Found, Tried
-    from llmcli.charts.html_page import Page
+    from llmcli.bench.tune.tune import TuningResult, TriedSetting
+    from llmcli.charts.html_page import ReportPage
 
 OPTION_LABELS = {"threads_batch": "prompt threads", "mode": "flash attention"}
 
 
-def format_value(trial: "Tried") -> str:
+def format_value(trial: "TriedSetting") -> str:
     """Format the tried value of an option."""
     mode = f"{trial.setting.flash}, KV {trial.setting.cache}"
     return mode if trial.option == "mode" else str(getattr(trial.setting, trial.option))
 
 
-def build_charts(result: "Found") -> list[Chart]:
+def build_charts(result: "TuningResult") -> list[Chart]:
     """Return the charts: the best settings compared with the defaults, and each value compared with
     the best before it.
     """
     comparison = result.comparison
     built: list[Chart] = []
     if comparison is not None:
-        best = Ratio(
+        best = SpeedRatio(
             "best settings",
             comparison.ratio,
             comparison.low,
@@ -36,12 +36,12 @@ def build_charts(result: "Found") -> list[Chart]:
         )
         caption = (
             "The difference is larger than the noise."
-            if result.faster
+            if result.is_faster
             else "The defaults are as fast."
         )
         caption += f" Measured again, in {len(comparison.a)} pairs."
         built.append(
-            pairs.chart(
+            pairs.build_chart(
                 "Best settings relative to the defaults",
                 caption,
                 "times the defaults' speed",
@@ -49,22 +49,24 @@ def build_charts(result: "Found") -> list[Chart]:
             )
         )
     trial_ratios = [
-        Ratio(
+        SpeedRatio(
             f"{OPTION_LABELS.get(trial.option, trial.option)} {format_value(trial)}",
             trial.ratio,
-            words="chosen" if trial.taken else "",
+            verdict="chosen" if trial.taken else "",
         )
         for trial in result.tried
     ]
     if trial_ratios:
         caption = "Each value relative to the best before it; most were measured in few rounds."
-        built.append(pairs.chart("Tried values", caption, "times the best before", trial_ratios))
+        built.append(
+            pairs.build_chart("Tried values", caption, "times the best before", trial_ratios)
+        )
     return built
 
 
-def build_page(name: str, verdict: str, result: "Found") -> "Page":
+def build_page(name: str, verdict: str, result: "TuningResult") -> "ReportPage":
     """Return the report page."""
     about = f"{result.seconds:.0f} seconds of measurements"
-    return report_page.of_others(
+    return report_page.build_page(
         f"The fastest settings of {name}", about, [verdict], build_charts(result)
     )

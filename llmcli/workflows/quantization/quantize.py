@@ -1,0 +1,358 @@
+"""Quantizes a model: QuantizeRequest -> QuantizeResult.
+
+The steps are functions that can be called one by one: validate, open_job, check, collect, plan,
+write. Everything that can be refused is refused before statistics are collected, which takes long.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.model_loader.quantize_file import OutputSettings, SourceSettings
+from llmcli.model_loader.rpc_workers import RpcWorkers
+from llmcli.workflows.certification.certify import VerifySettings
+from llmcli.workflows.quantization.method_settings import MeasuredInputs, MethodSettings
+from llmcli.workflows.quantization.size_request import SizeRequest
+from llmcli.workflows.quantization.type_overrides import TensorTypeSettings
+
+if TYPE_CHECKING:
+    from llmcli.catalog.fetch import Model
+    from llmcli.config import Config
+    from llmcli.ui import UI
+    from llmcli.workflows.certification.certify import CertifiedFile
+    from llmcli.workflows.certification.verify import VerifyRequest
+    from llmcli.workflows.quantization.plan_mix import PlanBuilder
+    from quant.methods.base import Method, MethodReport
+    from quant.quantize.plan import Plan
+    from quant.quantize.write import TypeSummary, WriteReport
+    from quant.recipes.tensor_types import TypeOverrides
+    from quant.source.source import Source
+
+DEFAULT_TYPE = "Q4_K_M"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeRequest:
+    """A model to quantize and how.
+
+    - `source`: a GGUF file, a checkpoint folder or a model's name.
+    - `file_type`: None for the type that the model's name asks for, or else DEFAULT_TYPE.
+    - `split_max_size`: the size of a shard as typed, such as 500M; None for a single file.
+    """
+
+    source: str
+    file_type: str | None = None
+    method: MethodSettings = field(default_factory=MethodSettings)
+    types: TensorTypeSettings = field(default_factory=TensorTypeSettings)
+    split_max_size: str | None = None
+    size: SizeRequest = field(default_factory=SizeRequest)
+    verification: VerifySettings = field(default_factory=VerifySettings)
+    reading: SourceSettings = field(default_factory=SourceSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    workers: RpcWorkers = field(default_factory=RpcWorkers)
+
+    @property
+    def collects_statistics(self) -> bool:
+        """Whether missing statistics are collected: not for a dry run that needs none."""
+        return not self.output.dry_run or self.size.needs_statistics
+
+    @property
+    def max_shard_bytes(self) -> int:
+        """The bytes of a shard, 0 for a single file. Raises UserError."""
+        from quant.quantize.plan import parse_size
+
+        return parse_size(self.split_max_size) if self.split_max_size else 0
+
+
+@dataclass(frozen=True)
+class QuantizeJob:
+    """A request whose source is open. `model`: None if the source is a path."""
+
+    request: QuantizeRequest
+    method: "Method"
+    verify_request: "VerifyRequest | None"
+    model: "Model | None"
+    source: "Source"
+    file_type: str
+
+    @cached_property
+    def overrides(self) -> "TypeOverrides":
+        """The types of single tensors."""
+        return self.request.types.recipe_overrides
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether the source itself has to be run."""
+        return self.request.method.needs_running_model(self.method)
+
+    def plan_builder(self, inputs: MeasuredInputs) -> "PlanBuilder":
+        """Return a plan builder for these statistics."""
+        from llmcli.workflows.quantization.plan_mix import PlanBuilder
+        from quant.folds.folded_source import HEADER_RESERVE_BYTES
+        from quant.quantize.plan import plan_quantization
+
+        request = self.request
+        has_fold = request.method.has_fold
+        return PlanBuilder(
+            self.source,
+            lambda file_type, overrides: plan_quantization(
+                self.source,
+                file_type,
+                overrides,
+                imatrix=inputs.imatrix,
+                max_shard_bytes=request.max_shard_bytes,
+                method=self.method.name,
+                moments=inputs.moments,
+                expected=inputs.pending,
+            ),
+            {
+                "method": self.method.name,
+                "fold": request.method.fold if has_fold else "",
+                **inputs.digests,
+            },
+            request.output.threads,
+            HEADER_RESERVE_BYTES * has_fold
+            + request.verification.reserved_bytes(self.source, inputs.text_names),
+        )
+
+    def is_custom(self, inputs: MeasuredInputs) -> bool:
+        """Return whether the file differs from the one that the file type's recipe makes."""
+        return (
+            self.overrides.is_set
+            or self.request.size.overrides_recipe
+            or bool(inputs.digests or self.request.max_shard_bytes)
+            or self.method.name != "ggml"
+            or self.request.method.has_fold
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeResult:
+    """The plan of a file and what was written.
+
+    `report`: None for a dry run. `certified_file`: the certificate of --verify. `mix_fields`: JSON
+    fields of the mix that was planned.
+    """
+
+    plan: "Plan"
+    out: Path
+    report: "WriteReport | None" = None
+    certified_file: "CertifiedFile | None" = None
+    mix_fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[Path]:
+        """The file or its shards."""
+        return list(self.plan.files(self.out))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the files. Written files include the certificate, which is not planned."""
+        return sum(file.stat().st_size for file in self.files) if self.report else self.plan.nbytes
+
+    @property
+    def type_summaries(self) -> "tuple[TypeSummary, ...]":
+        """The tensors by type, with errors and times if they were written."""
+        from quant.quantize.write import summarize_types
+
+        return self.report.type_summaries if self.report else tuple(summarize_types(self.plan))
+
+    @property
+    def fallback_rows(self) -> int:
+        """The rows that have the codes of the fallback method."""
+        return sum(tensor.fallback_rows for tensor in self.method_reports.values())
+
+    @property
+    def damping(self) -> dict[str, float]:
+        """The damping of singular second moments, by tensor."""
+        return {
+            name: tensor.damping for name, tensor in self.method_reports.items() if tensor.damping
+        }
+
+    @property
+    def method_reports(self) -> "Mapping[str, MethodReport]":
+        """What the method reported, by tensor."""
+        return self.report.method_reports if self.report else {}
+
+    @property
+    def seconds(self) -> float:
+        """The time of the writing, 0 for a dry run."""
+        return self.report.seconds if self.report else 0.0
+
+    def read_sha256(self) -> str | None:
+        """Return the digest of a single written file, which is read if it is not known."""
+        from llmcli.catalog.store import measure
+
+        if self.report is None or self.plan.max_shard_bytes:
+            return None
+        return self.report.sha256 or measure(self.report.out).sha256
+
+
+def quantize(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeResult:
+    """Quantize a model. Raises UserError, and UsageError for settings that cannot be combined."""
+    validate(request)
+    job = open_job(request, config, ui)
+    check(job)
+    inputs = collect(job, config, ui)
+    plan, mix_fields = plan_file(job, inputs, config, ui)
+    return write(job, inputs, plan, mix_fields, config, ui)
+
+
+def validate(request: QuantizeRequest) -> None:
+    """Raise UsageError or UserError for settings that are invalid whatever the source is."""
+    from quant.quantize.plan import method_by_name
+    from quant.recipes.tensor_types import parse_file_type
+
+    method = method_by_name(request.method.method)
+    request.verification.build_request(request.output.threads)
+    request.method.validate(method, request.size)
+    if request.file_type:
+        parse_file_type(request.file_type)
+    request.size.validate(
+        is_split=bool(request.max_shard_bytes),
+        has_file_type=bool(request.file_type),
+        has_overrides=request.types.recipe_overrides.is_set,
+    )
+
+
+def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJob:
+    """Join the workers, fetch the model if it is named, and open the source. Raises UserError."""
+    from llmcli.model_loader.quantize_file import find_model, open_source
+    from quant.quantize.plan import method_by_name
+    from quant.recipes.file_types import FILE_TYPE_ALIASES
+    from quant.recipes.tensor_types import parse_file_type
+
+    method = method_by_name(request.method.method)
+    needs_model = request.method.needs_running_model(method)
+    verifies = request.verification.verify
+    request.workers.join(ui, runs_model=verifies or (needs_model and request.collects_statistics))
+    model = find_model(
+        request.source,
+        config,
+        ui,
+        request.reading.keep_source or verifies or request.method.has_fold or needs_model,
+    )
+    file_type = parse_file_type(
+        request.file_type or (model.quant if model else None) or DEFAULT_TYPE
+    )
+    if request.file_type and request.file_type.upper() in FILE_TYPE_ALIASES:
+        ui.note(f"{request.file_type.upper()} means {file_type.name}")
+    source = open_source(
+        model.path if model else Path(request.source),
+        tokenizer=request.reading.tokenizer,
+        pre=request.reading.pre,
+        allow_pickle=request.reading.allow_pickle,
+        blobs=model.blobs if model else None,
+    )
+    verify_request = request.verification.build_request(request.output.threads)
+    return QuantizeJob(request, method, verify_request, model, source, file_type.name)
+
+
+def check(job: QuantizeJob) -> None:
+    """Raise UserError for a job that would fail after its statistics were collected."""
+    from llmcli.atomic_files import check_apart
+    from llmcli.model_loader.quantize_file import require_output_path
+    from llmcli.workflows.certification import certify
+    from llmcli.workflows.quantization import plan_mix
+    from quant.quantize.write import require_writable_file
+
+    request = job.request
+    out, plan_out = request.output.out, request.size.plan_out
+    check_apart(
+        [out, plan_out],
+        [
+            *request.method.input_files,
+            *request.size.input_files,
+            request.verification.verify_text,
+        ],
+    )
+    check_apart([plan_out], job.source.files)
+    certify.check_text(job.source, job.verify_request)
+    if out and not (request.max_shard_bytes or request.output.dry_run):
+        require_writable_file(job.source, out.expanduser())
+    if job.runs_model:
+        require_output_path(job.model, out)
+        plan_mix.validate(
+            request.size,
+            job.plan_builder(request.method.placeholder_inputs),
+            job.file_type,
+            job.overrides,
+        )
+
+
+def collect(job: QuantizeJob, config: "Config", ui: "UI") -> MeasuredInputs:
+    """Load the statistics, and collect those that are missing. Raises UserError."""
+    request = job.request
+    return request.method.collect_inputs(
+        job.method,
+        job.source,
+        request.output.threads,
+        config,
+        ui,
+        dry_run=not request.collects_statistics,
+    )
+
+
+def plan_file(
+    job: QuantizeJob, inputs: MeasuredInputs, config: "Config", ui: "UI"
+) -> "tuple[Plan, dict[str, Any]]":
+    """Return the plan of the file and the JSON fields of its mix; print notes about it.
+
+    Raises UserError.
+    """
+    from llmcli.model_loader.plan_notes import print_plan_notes
+    from llmcli.workflows.quantization import apply_folds, plan_mix
+
+    request = job.request
+    plan, mix_fields = plan_mix.build_plan(
+        request.size, job.plan_builder(inputs), job.file_type, job.overrides, config, ui
+    )
+    if inputs.imatrix or inputs.moments or not request.output.dry_run:
+        plan = apply_folds.apply_folds(plan, request.method.fold, request.output.threads, ui)
+    print_plan_notes(plan, ui)
+    return plan, mix_fields
+
+
+def write(
+    job: QuantizeJob,
+    inputs: MeasuredInputs,
+    plan: "Plan",
+    mix_fields: Mapping[str, Any],
+    config: "Config",
+    ui: "UI",
+) -> QuantizeResult:
+    """Write the file unless it is a dry run, and verify it if requested. Raises UserError."""
+    from llmcli.model_loader.quantize_file import output_path, write_with_progress
+    from llmcli.workflows.certification import certify
+    from llmcli.workflows.quantization.plan_mix import default_output
+
+    request, output = job.request, job.request.output
+    out = output.out
+    if out is None and request.size.overrides_recipe and job.model is None:
+        out = default_output(plan)
+    with output_path(
+        plan,
+        job.model,
+        out,
+        config,
+        ui,
+        is_custom=job.is_custom(inputs),
+        dry_run=output.dry_run,
+    ) as target:
+        certify.require_disk_space(plan, target, job.verify_request, config)
+        if output.dry_run:
+            return QuantizeResult(plan, target, mix_fields=mix_fields)
+        write_model = (
+            request.method.blockwise_writer(job.method, job.source, output.threads, config)
+            if request.method.sequential
+            else write_with_progress
+        )
+        report = write_model(plan, target, ui, threads=output.threads, force=output.force)
+        certified_file = certify.certify(
+            plan, target, report, job.verify_request, mix_fields, config, ui
+        )
+    if certified_file:
+        report = replace(report, sha256=None)  # of the file without its certificate
+    return QuantizeResult(plan, target, report, certified_file, mix_fields)
