@@ -52,7 +52,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     # Else each home would measure it anew, and what a test runs would depend on the machine.
     monkeypatch.setattr(
-        "llmcli.planning.resolve_options.sooner_without", lambda question, config: True
+        "llmcli.planning.resolve_options.is_faster_without_flash", lambda case, config: True
     )
     return folder
 
@@ -87,7 +87,9 @@ def stories_gguf(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     from quant.quantize import plan, write
 
     out = tmp_path_factory.mktemp("stories") / "stories260K-F32.gguf"
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(stories), "F32"), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(stories), "F32"), out, threads=1
+    )
     return out
 
 
