@@ -204,7 +204,7 @@ def test_a_network_that_does_not_answer(llmcli: Llmcli, monkeypatch: pytest.Monk
     with socket.socket() as taken:  # bound and not listening: refused at once
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        monkeypatch.setattr("llmcli.catalog.sources.wheel.answers", lambda: "no such index")
+        monkeypatch.setattr("llmcli.catalog.sources.wheel.ping_index", lambda: "no such index")
         done = llmcli("doctor", "--network")
     assert done.code == 0
     assert "the hub (127.0.0.1:" in done.out

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.config import load
+from llmcli.config import load_config
 from quant.model_file import read_header
 
 REPO = "someone/Tiny-GGUF"
@@ -202,7 +202,7 @@ def test_rm_says_what_it_freed(published, llmcli, gguf):
 
 
 def test_gc_dry_run_only_says_what_would_go(llmcli):
-    junk = load().cache / "downloads" / "p-1.0" / "p.whl"
+    junk = load_config().cache / "downloads" / "p-1.0" / "p.whl"
     junk.parent.mkdir(parents=True)
     junk.write_bytes(b"12345")
     assert llmcli("gc", "--dry-run", "--json").document == {
@@ -316,7 +316,7 @@ def test_ctrl_c_leaves_with_130_and_the_next_pull_resumes(published, gguf, llmcl
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert published.reached.wait(120)
-    blobs = load().hub_cache / "models--someone--Tiny-GGUF" / "blobs"
+    blobs = load_config().hub_cache / "models--someone--Tiny-GGUF" / "blobs"
     arrived, pause = threading.Event(), threading.Event()
 
     def watch() -> None:  # the half that was sent is on the disk soon after it was sent

@@ -112,7 +112,7 @@ def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[R
 
     def opened(wanted: str) -> bool | None:
         given = RunFlags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH, reasoning=wanted)
-        with open_server_model.open_server_model("fake", given, config.load(), UI(), 2) as hosted:
+        with open_server_model.open_server_model("fake", given, config.load_config(), UI(), 2) as hosted:
             assert hosted.runner.template is not None
             return hosted.runner.template.reasoning
 
@@ -137,7 +137,7 @@ def test_clients_share_what_was_computed_unless_they_are_kept_apart(
     def cached(private: bool) -> int:
         given = RunFlags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH)
         with open_server_model.open_server_model(
-            "fake", given, config.load(), UI(), 2, is_private=private
+            "fake", given, config.load_config(), UI(), 2, is_private=private
         ) as hosted:
             engine = hosted.runner.engine
             for client in "one", "other":

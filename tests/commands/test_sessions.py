@@ -184,15 +184,15 @@ def test_a_damaged_one_does_not_end_the_list(llmcli: Llmcli, fake: Fake, home: P
 
 def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -> None:
     from llmcli import config
-    from llmcli.chat.conversation.conversation import Session
-    from llmcli.chat.conversation.session_log import Log
+    from llmcli.chat.conversation.conversation import Conversation
+    from llmcli.chat.conversation.session_log import SessionLog
     from llmcli.runtime.sampling import default_sampling
 
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n")
     name = aged(home)
-    log = Log(config.load(), pytest.fail, home / "state" / "sessions" / f"{name}.jsonl")
-    assert log.resume(Session(default_sampling()))
+    log = SessionLog(config.load_config(), pytest.fail, home / "state" / "sessions" / f"{name}.jsonl")
+    assert log.resume(Conversation(default_sampling()))
     done = llmcli("sessions", "rm", name)
     assert (done.code, done.err.splitlines()[0]) == (1, f"error: {name} is in use")
     again = llmcli("chat", "fake", "--resume", name, stdin=b"b?\n")

@@ -5,7 +5,7 @@ options are derived from the sampler steps, which need numpy.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from llmcli.model_loader.run_flags import RunFlags
 from llmcli.text_input import require_utf8
 
 if TYPE_CHECKING:
-    from llmcli.runtime.requests.beam_settings import BeamSettings
     from llmcli.runtime.requests.request import RunOptions
 
 META_KEY = "llmcli.flags"
@@ -31,28 +30,66 @@ DEFAULT_LOGPROBS = "10"  # the value of `--logprobs` without a number
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One option. `kind` is str, int, bool (a switch) or list (repeatable)."""
+    """One option. `kind` is str, int, bool (a switch) or list (repeatable).
+
+    `check` raises UserError for an invalid value.
+    """
 
     name: str
     spellings: tuple[str, ...]
     kind: type
     help: str
     metavar: str | None = None
+    check: Callable[[Any], None] | None = None
+
+
+def _require(spelling: str, is_valid: Callable[[Any], bool], hint: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not is_valid(value):
+            raise UserError(f"{spelling} is {value!r}", hint=hint)
+
+    return check
+
+
+def _require_text(spelling: str) -> Callable[[Any], None]:
+    def check(value: str | list[str]) -> None:
+        for text in [value] if isinstance(value, str) else value:
+            require_utf8(spelling, text)
+
+    return check
+
+
+def _check_logprobs(value: int) -> None:
+    from llmcli.runtime.sampling.top_logprobs import MAX_TOP_LOGPROBS
+
+    _require(
+        "--logprobs",
+        lambda count: 0 <= count <= MAX_TOP_LOGPROBS,
+        f"--logprobs takes a whole number from 0 to {MAX_TOP_LOGPROBS}",
+    )(value)
 
 
 MODEL_FLAGS = (
     Flag("model", ("-m", "--model", "-hf", "--hf-repo"), str, "the model, in place of REF", "REF"),
     Flag("quant", ("--quant",), str, "quantize the model to this type first", "TYPE"),
     Flag("offline", ("--offline",), bool, "make no network connection"),
-    Flag("prompt", ("-p", "--prompt"), str, "the (first) message", "TEXT"),
+    Flag(
+        "prompt",
+        ("-p", "--prompt"),
+        str,
+        "the (first) message",
+        "TEXT",
+        _require_text("--prompt"),
+    ),
     Flag("file", ("-f", "--file"), str, "read the (first) message from a file", "FILE"),
-    Flag("system", ("-sys", "--system"), str, "system text", "TEXT"),
+    Flag("system", ("-sys", "--system"), str, "system text", "TEXT", _require_text("--system")),
     Flag(
         "chat_template",
         ("--chat-template",),
         str,
         "chat template to use instead of the model's: a file or Jinja text",
         "TEMPLATE",
+        _require_text("--chat-template"),
     ),
     Flag("raw", ("--raw",), bool, "send the prompt as it is, without a chat template"),
     Flag("no_profile", ("--no-profile",), bool, "ignore settings saved by `bench tune`"),
@@ -66,6 +103,11 @@ ANSWER_FLAGS = (
         int,
         "maximum number of tokens in an answer, -1 = no limit",
         "N",
+        _require(
+            "--predict",
+            lambda count: count >= -1,
+            "-n takes a whole number of tokens, -1 = no limit",
+        ),
     ),
     Flag(
         "stops",
@@ -73,6 +115,7 @@ ANSWER_FLAGS = (
         list,
         "end the answer at this text; repeatable",
         "TEXT",
+        _require_text("--reverse-prompt"),
     ),
     Flag("ignore_eos", ("--ignore-eos",), bool, "continue where the model would end the answer"),
     Flag(
@@ -82,6 +125,11 @@ ANSWER_FLAGS = (
         "when the context is full: stop, shift (drop the oldest turns), "
         "sinks (slide a window) [stop]",
         "MODE",
+        _require(
+            "--on-full",
+            lambda mode: mode in ON_FULL_MODES,
+            f"--on-full takes one of: {', '.join(ON_FULL_MODES)}",
+        ),
     ),
     Flag("endless", ("--endless",), bool, "continue when the answer only repeats itself"),
     Flag(
@@ -90,6 +138,11 @@ ANSWER_FLAGS = (
         int,
         "run: number of answers to one prompt, with seeds counting up from --seed [1]",
         "N",
+        _require(
+            "--samples",
+            lambda count: 1 <= count <= MAX_SAMPLES,
+            f"--samples takes a whole number from 1 to {MAX_SAMPLES}",
+        ),
     ),
 )
 DISPLAY_FLAGS = (
@@ -119,6 +172,7 @@ DISPLAY_FLAGS = (
         "record each token's N most likely alternatives [10]: "
         "top_logprobs in run --json, /probs in chat",
         "[N]",
+        _check_logprobs,
     ),
 )
 BEAM_FLAGS = (
@@ -237,6 +291,11 @@ FIT_FLAGS = (
         str,
         "use the nearest settings that fit into memory; off: load regardless",
         "[on|off]",
+        _require(
+            "--fit",
+            lambda mode: mode in ("on", "off"),
+            "--fit takes on or off; without a value it means on",
+        ),
     ),
 )
 
@@ -289,91 +348,111 @@ def run_flags() -> tuple[Flag, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two options of ACTIVE that cannot be combined."""
+
+    first: str
+    second: str
+    message: str
+    hint: str = ""
+
+
+# by the spelling in messages: whether the option is in effect
+ACTIVE: Mapping[str, Callable[[RunFlags], bool]] = {
+    "--samples": lambda flags: flags.samples > 1,
+    "--beams": lambda flags: flags.search.beams > 1,
+    "--logprobs": lambda flags: flags.logprobs > 0,
+    "--model-draft": lambda flags: flags.model_draft not in (None, "auto", "off"),
+    "--ngram-draft": lambda flags: flags.ngram_draft not in ("auto", "off"),
+    "--reproducible": lambda flags: flags.options.reproducible,
+    "--rpc": lambda flags: flags.rpc is not None,
+    "-p": lambda flags: flags.prompt is not None,
+    "-f": lambda flags: flags.file is not None,
+    "--raw": lambda flags: flags.raw,
+    "--chat-template": lambda flags: flags.chat_template is not None,
+    "--jump fast": lambda flags: flags.constraint is not None and flags.constraint.jump == "fast",
+}
+CONFLICTS = (
+    Conflict(
+        "--samples",
+        "--beams",
+        "--samples and --beams cannot be combined: a beam search does not sample",
+    ),
+    Conflict("--logprobs", "--beams", "--logprobs is not available with --beams"),
+    *(
+        Conflict(draft, several, f"{draft} drafts for one answer and does not work with {several}")
+        for draft in ("--model-draft", "--ngram-draft")
+        for several in ("--beams", "--samples")
+    ),
+    Conflict(
+        "--reproducible",
+        "--rpc",
+        "--reproducible cannot use --rpc: it computes on this machine's CPU",
+        "leave out --rpc or --reproducible",
+    ),
+    Conflict("-p", "-f", "-p and -f both set the message"),
+    Conflict("--raw", "--chat-template", "--raw uses no chat template"),
+    Conflict(
+        "--jump fast",
+        "--beams",
+        "--jump fast does not work with --beams",
+        "leave out --jump fast, or --beams",
+    ),
+)
+
+
 def parse_run_flags(ctx: typer.Context) -> RunFlags:
     """Return the run options of this command line, checked as far as possible without a model.
 
-    Raises UserError or UsageError.
+    Each group of options checks its own values. Raises UserError, or UsageError for options that
+    cannot be combined.
     """
     from llmcli.commands.options.constraint import take_constraint
     from llmcli.runtime.requests.beam_settings import BeamSettings
-    from llmcli.runtime.requests.request import RunOptions
     from llmcli.runtime.sampling import default_sampling, sampling_settings
-    from llmcli.runtime.sampling.top_logprobs import MAX_TOP_LOGPROBS as MOST_LOGPROBS
     from llmcli.runtime.speculation import parse_ngram_draft
 
     typed: dict[str, Any] = dict(ctx.meta.get(META_KEY, {}))
-    chosen = {name: typed.pop(name) for name in list(typed) if name in sampling_settings()}
-    default_sampling().with_values(chosen)
-    search = BeamSettings().with_values(
-        {flag.name: typed.pop(flag.name) for flag in BEAM_FLAGS if flag.name in typed}
-    )
-    run = {flag.name: typed.pop(flag.name) for flag in RUNTIME_FLAGS if flag.name in typed}
+    settings = _pop_all(typed, sampling_settings())
+    default_sampling().with_values(settings)
+    search = BeamSettings().with_values(_pop_all(typed, (flag.name for flag in BEAM_FLAGS)))
+    runtime = _pop_all(typed, (flag.name for flag in RUNTIME_FLAGS))
+    options = _build_options(runtime)
+    typed["ngram_draft"] = parse_ngram_draft(typed.get("ngram_draft", "auto"))
+    typed["stops"] = tuple(typed.get("stops", ()))
+    for flag in (*MODEL_FLAGS, *ANSWER_FLAGS, *DISPLAY_FLAGS, *FIT_FLAGS):
+        if flag.check is not None and flag.name in typed:
+            flag.check(typed[flag.name])
+    constraint = take_constraint(typed)
+    flags = RunFlags(options, settings, search, frozenset(runtime), **typed, constraint=constraint)
+    check_conflicts(flags)
+    return flags
+
+
+def check_conflicts(flags: RunFlags) -> None:
+    """Raise UsageError for options that cannot be combined."""
+    for conflict in CONFLICTS:
+        if ACTIVE[conflict.first](flags) and ACTIVE[conflict.second](flags):
+            hint = conflict.hint or f"leave out {conflict.first} or {conflict.second}"
+            raise UsageError(conflict.message, hint=hint)
+
+
+def _pop_all(typed: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Remove the named options from `typed` and return them."""
+    return {name: typed.pop(name) for name in names if name in typed}
+
+
+def _build_options(typed: Mapping[str, Any]) -> "RunOptions":
+    """Return the options of the runtime; raises UsageError if one contradicts --reproducible."""
+    from llmcli.runtime.requests.request import RunOptions
+
     # llama.cpp's values for "choose automatically"
     automatic = {"ctx_size": (0,), "threads": (0, -1), "threads_batch": (0, -1)}
     options = RunOptions(
-        **{name: value for name, value in run.items() if value not in automatic.get(name, ())}
+        **{name: value for name, value in typed.items() if value not in automatic.get(name, ())}
     )
-    if options.reproducible:
-        options = _apply_reproducible(options, run)
-    if typed.get("predict", -1) < -1:
-        raise UserError(
-            f"--predict is {typed['predict']}",
-            hint="-n takes a whole number of tokens, -1 = no limit",
-        )
-    if not 1 <= typed.get("samples", 1) <= MAX_SAMPLES:
-        raise UserError(
-            f"--samples is {typed['samples']}",
-            hint=f"--samples takes a whole number from 1 to {MAX_SAMPLES}",
-        )
-    if typed.get("samples", 1) > 1 and search.beams > 1:
-        raise UsageError(
-            "--samples and --beams cannot be combined: a beam search does not sample",
-            hint="leave out --samples or --beams",
-        )
-    if typed.get("logprobs") and search.beams > 1:
-        raise UsageError(
-            "--logprobs is not available with --beams", hint="leave out --logprobs or --beams"
-        )
-    typed["ngram_draft"] = parse_ngram_draft(typed.get("ngram_draft", "auto"))
-    _refuse_parallel_drafts(typed, search)
-    if typed.get("on_full", "stop") not in ON_FULL_MODES:
-        raise UserError(
-            f"--on-full is {typed['on_full']!r}",
-            hint=f"--on-full takes one of: {', '.join(ON_FULL_MODES)}",
-        )
-    if typed.get("fit", "on") not in ("on", "off"):
-        raise UserError(
-            f"--fit is {typed['fit']!r}", hint="--fit takes on or off; without a value it means on"
-        )
-    if not 0 <= typed.get("logprobs", 0) <= MOST_LOGPROBS:
-        raise UserError(
-            f"--logprobs is {typed['logprobs']}",
-            hint=f"--logprobs takes a whole number from 0 to {MOST_LOGPROBS}",
-        )
-    if options.reproducible and "rpc" in typed:
-        raise UsageError(
-            "--reproducible cannot use --rpc: it computes on this machine's CPU",
-            hint="leave out --rpc or --reproducible",
-        )
-    if "prompt" in typed and "file" in typed:
-        raise UsageError("-p and -f both set the message", hint="leave out -p or -f")
-    if typed.get("raw") and "chat_template" in typed:
-        raise UsageError("--raw uses no chat template", hint="leave out --raw or --chat-template")
-    guide = take_constraint(typed)
-    if guide and guide.jump == "fast" and search.beams > 1:
-        raise UsageError(
-            "--jump fast does not work with --beams", hint="leave out --jump fast, or --beams"
-        )
-    for name, what in (
-        ("prompt", "--prompt"),
-        ("system", "--system"),
-        ("chat_template", "--chat-template"),
-    ):
-        require_utf8(what, typed.get(name, ""))
-    for text in typed.get("stops", ()):
-        require_utf8("--reverse-prompt", text)
-    typed["stops"] = tuple(typed.get("stops", ()))
-    return RunFlags(options, chosen, search, frozenset(run), **typed, constraint=guide)
+    return _apply_reproducible(options, typed) if options.reproducible else options
 
 
 def _apply_reproducible(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
@@ -393,22 +472,6 @@ def _apply_reproducible(options: "RunOptions", typed: Mapping[str, Any]) -> "Run
                 hint=f"leave out {flag.spellings[0]}, or --reproducible",
             )
     return reproducible.with_required_options(options)
-
-
-def _refuse_parallel_drafts(typed: Mapping[str, Any], search: "BeamSettings") -> None:
-    """Raise UsageError if drafting was requested for several answers at once."""
-    asked = [
-        flag
-        for flag in ("model_draft", "ngram_draft")
-        if typed.get(flag) not in (None, "auto", "off")
-    ]
-    if asked and (typed.get("samples", 1) > 1 or search.beams > 1):
-        other = "--beams" if search.beams > 1 else "--samples"
-        flag = "--" + asked[0].replace("_", "-")
-        raise UsageError(
-            f"{flag} drafts for one answer and does not work with {other}",
-            hint=f"leave out {flag} or {other}",
-        )
 
 
 def choose_model(ref: str | None, model: str | None) -> str | None:

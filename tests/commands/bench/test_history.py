@@ -16,7 +16,7 @@ def keep(*models: str) -> None:
         BenchRun("2026-11-22T04:00:00Z", "a machine", "b", name, None, "c" * 64, "tg128", told)
         for name in models
     ]
-    History(history_path(config.load()), UI()).append(runs)
+    History(history_path(config.load_config()), UI()).append(runs)
 
 
 def test_runs_are_listed_oldest_first_and_filtered(llmcli: Llmcli) -> None:
@@ -42,7 +42,7 @@ def test_a_newer_form_is_one_clear_line(llmcli: Llmcli) -> None:
     import sqlite3
 
     keep("one")
-    with sqlite3.connect(history_path(config.load())) as db:
+    with sqlite3.connect(history_path(config.load_config())) as db:
         db.execute("PRAGMA user_version = 9")
     db.close()
     done = llmcli("bench", "history")

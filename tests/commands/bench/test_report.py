@@ -150,7 +150,7 @@ def test_a_terminal_that_lacks_letters_gets_ascii(
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("COLUMNS", "57")
     seen: list[tuple[int, bool]] = []
-    UI().drawing(lambda *how: str(seen.append(how)))
+    UI().print_drawing(lambda *how: str(seen.append(how)))
     assert seen == [(57, unicode)]
 
 

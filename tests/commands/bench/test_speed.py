@@ -103,7 +103,7 @@ def test_a_history_in_use_is_a_warning_and_the_results_are_there(
 ) -> None:
     rows(llmcli("bench", str(model), *WORDS, "--json"))
     monkeypatch.setattr(database, "LOCK_SECONDS", 0.05)
-    other = sqlite3.connect(history_path(config.load()), isolation_level=None)
+    other = sqlite3.connect(history_path(config.load_config()), isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     done = llmcli("bench", str(model), *WORDS, "--json")
     other.close()
@@ -116,7 +116,7 @@ def test_a_damaged_history_is_set_aside_and_the_results_are_kept(
     llmcli: Llmcli, model: Path
 ) -> None:
     rows(llmcli("bench", str(model), *WORDS, "--json"))
-    file = history_path(config.load())
+    file = history_path(config.load_config())
     file.write_bytes(b"garbled" * 1000)
     done = llmcli("bench", str(model), *WORDS, "--json")
     assert [row["id"] for row in rows(done)] == [1, 2]

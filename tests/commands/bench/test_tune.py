@@ -54,7 +54,7 @@ def setting(*numbers: int, cache: str = "f16") -> RunSetting:
 
 
 def kept() -> list[dict[str, Any]]:
-    return [dict(one.settings) for one in tuned_profile.read_profiles(config.load(), print)]
+    return [dict(one.settings) for one in tuned_profile.read_profiles(config.load_config(), print)]
 
 
 def test_what_is_faster_is_kept_and_used_by_run(
