@@ -138,7 +138,7 @@ def rows(name: str, path: Path) -> Iterator[Row]:
 def files(names: list[str], tiny: bool) -> Iterator[tuple[str, Path]]:
     """Yield names and files; a tiny file exists until the next one is yielded."""
     for name in names:
-        yield name, prepare_model(name, None, config.load(), UI(color=False)).path
+        yield name, prepare_model(name, None, config.load_config(), UI(color=False)).path
     seen: set[str] = set()
     for case in [*MORE, *families.cases()] if tiny else []:
         if case not in MORE and case.hf in seen:

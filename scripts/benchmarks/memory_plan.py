@@ -131,7 +131,7 @@ def cases(asked: argparse.Namespace) -> Iterator[Case]:
     """Yield every model in every context."""
     for word in asked.models:
         name, _, own = word.partition("@")
-        path = prepare_model(name, None, config.load(), UI(color=False)).path
+        path = prepare_model(name, None, config.load_config(), UI(color=False)).path
         sizes = [int(size) for size in (own or asked.contexts).split(",")]
         base = ContextOptions(
             0, n_seq_max=SEQUENCES, n_threads=asked.threads, n_threads_batch=asked.threads

@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=numbers, default=[2, 3, 4, 5, 8])
     asked = parser.parse_args()
     if not asked.as_is and not asked.tiled:
-        config.one_kernel()
+        config.disable_tiled_kernels()
     for path in asked.models:
         how = "default" if asked.as_is else "reproducible"
         print(f"{path.name}  {how}, {asked.cache} cache, {asked.layout} layout", flush=True)

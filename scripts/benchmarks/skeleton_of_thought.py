@@ -58,7 +58,7 @@ def main() -> None:
     given = RunFlags(options, {"temp": 0.0}, NO_SEARCH, predict=asked.predict, ngram_draft="off")
     rows: list[dict[str, Row]] = []
     with open_server_model.open_server_model(
-        asked.ref, given, config.load(), UI(), asked.parallel
+        asked.ref, given, config.load_config(), UI(), asked.parallel
     ) as hosted:
         for number, question in enumerate(read(asked.questions_file, asked.questions)):
             turns = list(PLANS)[:: 1 if number % 2 else -1]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from llmcli.bench.function_timers import FunctionTimers, TimedFunction
 from llmcli.bench.phases import ignore_end_tokens
-from llmcli.chat.display.stream_writer import Stream
+from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.runtime.binding.batch import Batch
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.kernels.log_sum_exp import LogSumExp
@@ -50,7 +50,7 @@ PARTS: tuple[TimedFunction, ...] = (
     ("draw", NumpyChain, "draw"),
     ("detokenize", Detokenizer, "feed"),
     ("times", Sequence, "time"),
-    ("screen", Stream, "show"),
+    ("screen", StreamWriter, "show"),
 )
 
 
@@ -63,11 +63,11 @@ def answer(
         runner.encode_text(PROMPT), sampling, tokens + 1, allow_repetition=True, logprobs=logprobs
     )
     found: list[dict[str, float]] = []
-    stream = Stream()
+    stream = StreamWriter()
     with Path(os.devnull).open("w", encoding="utf-8") as sink, contextlib.redirect_stdout(sink):
         last = 0.0
         for event in runner.reply(request):
-            stream.show(event)
+            stream.write_event(event)
             now = time.perf_counter()
             spent = probe.reset()
             if last and event.token:

@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
-"""Hand out a llama-cpp-python wheel for this CPU: from our cache, or built from the source
-distribution.
+"""Print the path of a llama-cpp-python wheel for this CPU, from the cache or built from source.
 
-Standard library only. Prints the wheel's path; everything for people goes to stderr. It knows
-nothing of the .venv that the wheel is for. The cache is keyed by version, build options and CPU:
-pip's own ignores CMAKE_ARGS.
+Standard library only. Messages go to stderr. The cache is keyed by version, build options and CPU,
+because pip's cache ignores CMAKE_ARGS.
 """
 
 import fcntl
@@ -38,37 +36,37 @@ OURS = (
     "llmcli/runtime/binding/kernels/row.c",
     "llmcli/runtime/binding/kernels/gemm.c",
 )
-BUILT_IN = tuple(ROOT / name for name in OURS)  # built in by these options
-CPU_SECONDS = 285  # of one core-only build, measured on a Zen 3 core
-NEEDED_BYTES = 1_000_000_000  # the unpacked source, the object files and some air
-SAY_EVERY = 15.0  # seconds between lines where no terminal is watching
+BUILT_IN = tuple(ROOT / name for name in OURS)  # compiled into the libraries by OPTIONS
+CPU_SECONDS = 285  # CPU seconds of a build without common, on a Zen 3 core
+NEEDED_BYTES = 1_000_000_000  # the unpacked source and the object files, with a margin
+SAY_EVERY = 15.0  # seconds between progress lines without a terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What makes one wheel differ from another; `key` names its folder in the cache."""
+    """The inputs that distinguish one wheel from another; `key` names its folder in the cache."""
 
     version: str
     extra: str  # the user's own CMAKE_ARGS
-    # the texts of our own options for CMake and what they name: paths differ between checkouts
+    # the texts of our CMake options and sources, because paths differ between checkouts
     options: str
     cpu: str
     platform: str
 
     @property
     def key(self) -> str:
-        """A short name for this combination."""
+        """Return a short name for this combination."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
     @property
     def cmake_args(self) -> str:
-        """The options for CMake: ours, then the user's, which win."""
+        """Return the options for CMake: ours, then the user's, which take precedence."""
         ours = shlex.quote(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={OPTIONS}")
         return f"-DGGML_RPC=on -DLLAVA_BUILD=OFF {ours} {self.extra}".strip()
 
 
 def main() -> None:
-    """Find or make the wheel and print its path."""
+    """Find or build the wheel and print its path."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     build = this_build()
     cache = cache_folder()
@@ -81,16 +79,16 @@ def main() -> None:
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{build.key}.lock").open("w") as lock:
         wait_for(lock)
-        if not ready(home):  # another set-up may have built it while we waited
+        if not ready(home):  # another setup may have built it while this one waited
             make(build, cache, home)
     print(ready(home))
 
 
 def this_build() -> Build:
-    """The build that this checkout, this CPU and this environment ask for."""
+    """Return the build for this checkout, this CPU and this environment."""
     pins = (ROOT / "scripts" / "constraints.txt").read_text()
     pinned = re.search(r"^llama[-_]cpp[-_]python==(\S+)", pins, re.MULTILINE)
-    assert pinned, "constraints.txt names no llama-cpp-python"
+    assert pinned, "constraints.txt does not pin llama-cpp-python"
     return Build(
         version=pinned[1],
         extra=" ".join(os.environ.get("CMAKE_ARGS", "").split()),
@@ -101,9 +99,7 @@ def this_build() -> Build:
 
 
 def cpu_features() -> str:
-    """What `-march=native` looks at: the feature flags where the kernel lists them, else the CPU's
-    name.
-    """
+    """Return what `-march=native` depends on: the CPU's feature flags, or else its name."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -118,7 +114,7 @@ def cpu_features() -> str:
 
 
 def cache_folder() -> Path:
-    """Where wheels are kept: LLMCLI_WHEEL_CACHE, else under LLMCLI_HOME, else the user's cache
+    """Return the wheel cache: LLMCLI_WHEEL_CACHE, a folder in LLMCLI_HOME, or the user's cache
     folder.
     """
     env = os.environ
@@ -131,12 +127,12 @@ def cache_folder() -> Path:
 
 
 def ready(home: Path) -> Path | None:
-    """The wheel in `home`, which is there whole or not at all."""
+    """Return the wheel in `home`; a build is moved there only when it is complete."""
     return next(iter(sorted(home.glob("*.whl"))), None)
 
 
 def need_compiler() -> None:
-    """Leave with one clear line where C or C++ cannot be compiled."""
+    """Exit with an error if no C or C++ compiler is found."""
     wanted = {"C": ("CC", ["cc", "gcc", "clang"]), "C++": ("CXX", ["c++", "g++", "clang++"])}
     for language, (variable, names) in wanted.items():
         own = shlex.split(os.environ.get(variable, ""))[:1]
@@ -150,15 +146,16 @@ def need_compiler() -> None:
 
 
 def works(compiler: str) -> bool:
-    """Whether it starts: on a bare macOS the name exists and only asks to be installed."""
+    """Return whether a compiler starts: on a bare macOS it exists but only offers an installation."""
     if not shutil.which(compiler):
         return False
     return subprocess.run([compiler, "--version"], capture_output=True, check=False).returncode == 0
 
 
 def make(build: Build, cache: Path, home: Path) -> None:
-    """Build in a folder beside `home` and rename the result into place."""
-    for left in cache.glob(f"building-{build.key}-*"):  # of a run that was killed; the lock is ours
+    """Build in a temporary folder and rename the result to `home`."""
+    # left by a killed run; this process has the lock
+    for left in cache.glob(f"building-{build.key}-*"):
         shutil.rmtree(left, ignore_errors=True)
     if (free := shutil.disk_usage(cache).free) < NEEDED_BYTES:
         die(
@@ -188,7 +185,7 @@ def make(build: Build, cache: Path, home: Path) -> None:
 
 
 def compile_wheel(build: Build, folder: Path, out: Path, log: Path) -> None:
-    """Run pip on the source distribution; its output goes to `log`, its progress to the screen."""
+    """Run pip on the source distribution; write its output to `log` and its progress to the screen."""
     command = [
         sys.executable,
         "-m",
@@ -205,7 +202,8 @@ def compile_wheel(build: Build, folder: Path, out: Path, log: Path) -> None:
         str(out),
         f"llama-cpp-python=={build.version}",
     ]
-    temporary = folder / "tmp"  # the common one may be cleaned by others, or be a small memory disk
+    # the common one may be cleaned in the meantime, or be a small RAM disk
+    temporary = folder / "tmp"
     temporary.mkdir()
     env = os.environ | {
         "CMAKE_ARGS": build.cmake_args,
@@ -235,7 +233,7 @@ def compile_wheel(build: Build, folder: Path, out: Path, log: Path) -> None:
 
 
 def lines(pipe: IO[bytes], kept: IO[bytes]) -> Iterator[str]:
-    """Yield each line as it comes, and "" once a second when none does; keep a copy."""
+    """Yield each line, and "" once a second without one; copy everything to `kept`."""
     rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -253,9 +251,7 @@ def lines(pipe: IO[bytes], kept: IO[bytes]) -> Iterator[str]:
 
 
 def follow(output: Iterator[str]) -> None:
-    """Show how far the build is: one line that is rewritten on a terminal, else a line now and
-    then.
-    """
+    """Show the progress of the build: one updated line on a terminal, else a line now and then."""
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     began = said = time.monotonic()
     doing = "fetching the source"
@@ -263,7 +259,7 @@ def follow(output: Iterator[str]) -> None:
         if step := re.match(r"\s*(\[\d+/\d+\]) .*?([\w.-]+)\s*$", line):
             doing = f"{step[1]} {step[2]}"
         elif "*** Configuring CMake" in line:
-            doing = "looking at the compiler"
+            doing = "checking the compiler"
         elif "build dependencies: started" in line:
             doing = "fetching the build tools"
         now = time.monotonic()
@@ -279,7 +275,7 @@ def follow(output: Iterator[str]) -> None:
 
 
 def explain(build: Build, log: Path, status: int) -> NoReturn:
-    """Say why there is no wheel: the log's own complaints, then where to read on."""
+    """Print why there is no wheel: errors in the log, then its path."""
     text = log.read_text(errors="replace").splitlines()
     for line in complaints(text)[:12] or text[-12:]:
         say(f"  | {line.strip()[:200]}")
@@ -291,13 +287,13 @@ def explain(build: Build, log: Path, status: int) -> NoReturn:
     options = f" with CMAKE_ARGS={shlex.quote(build.extra)}" if build.extra else ""
     die(
         f"llama.cpp could not be built{options} (pip ended with status {status}); the whole log: {log}",
-        "put right what the log complains of and type the same command again",
+        "fix the error in the log and type the same command again",
     )
 
 
 def complaints(text: list[str]) -> list[str]:
-    """The lines that name an error, CMake's with the two that say what it is; pip's echoes of them
-    left out.
+    """Return the lines with errors, and two more after each CMake error; pip's summaries are left
+    out.
     """
     echo = re.compile(
         r"subprocess-exited|from a subprocess|[Ff]ailed (to )?build|finished with status|exit code"
@@ -314,7 +310,7 @@ def complaints(text: list[str]) -> list[str]:
 
 
 def wait_for(lock: IO[str]) -> None:
-    """Take the lock, saying so if somebody else has it."""
+    """Wait for the lock, with a message if another process has it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -323,7 +319,7 @@ def wait_for(lock: IO[str]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file or a folder's names last through a power cut."""
+    """Flush a file or a folder's entries to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -332,18 +328,18 @@ def sync(path: Path) -> None:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, 2:29."""
+    """Return minutes and seconds as 2:29."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 def say(text: str) -> None:
-    """A line for people."""
+    """Print a message to stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def die(what: str, hint: str) -> NoReturn:
-    """A line of what happened, a line of what to type next, status 1."""
+    """Print what happened and what to do, and exit with 1."""
     say(f"error: {what}\nhint: {hint}")
     raise SystemExit(1)
 
@@ -357,5 +353,5 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        say("\nstopped; nothing half-built is left")
+        say("\nstopped; no partial files are left")
         raise SystemExit(130) from None

@@ -1,5 +1,6 @@
-"""Runs calls and tells of each: {"call", "passed", "why"}; `refuses` ones must be refused with a
-4xx that says why.
+"""Runs the calls of a client and prints {"call", "passed", "why"} for each.
+
+Calls marked by `refuses` must be refused with a 4xx that explains why.
 """
 
 import asyncio
@@ -13,19 +14,19 @@ CALLS: list[tuple[str, Callable[..., Any], bool]] = []
 
 
 def call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A call that must work; its first line of documentation is its name."""
+    """Register a call that must work; the first line of its docstring is its name."""
     CALLS.append(((function.__doc__ or function.__name__).splitlines()[0], function, False))
     return function
 
 
 def refuses(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A call that must be refused by name."""
+    """Register a call that must be refused with an explanation."""
     CALLS.append(((function.__doc__ or function.__name__).splitlines()[0], function, True))
     return function
 
 
 def run(*args: Any) -> None:
-    """All of them, each with `args`; asynchronous ones in one event loop, as in a program."""
+    """Run all calls with `args`; asynchronous ones share an event loop, as in a program."""
     with asyncio.Runner() as runner:
         _run(runner, args)
 
@@ -39,7 +40,7 @@ def _run(runner: asyncio.Runner, args: tuple[Any, ...]) -> None:
                 runner.run(found)
             if refused:
                 why = "it was not refused"
-        except Exception as error:  # noqa: BLE001 (whatever a client raises is what is looked for)
+        except Exception as error:  # noqa: BLE001 - clients raise many types
             told = 400 <= getattr(error, "status_code", 0) < 500
             passed = refused and told
             last = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""Proof that OpenAI's, Anthropic's and ollama's clients work unmodified: every call that their
-documentation shows.
+"""Check that the clients of OpenAI, Anthropic and ollama work unmodified, with all documented
+calls.
 
-usage: .venv/bin/python scripts/clients/run.py FILE.gguf [--venv FOLDER] [-- FLAGS
-of serve]
+usage: .venv/bin/python scripts/clients/run.py FILE.gguf [--venv FOLDER] [-- FLAGS of serve]
 
-They ask a server of ours: openai-python; simonw's `llm` (its OpenAI models by a base URL, plain,
-streamed, with schemas, tools, embeddings, asynchronously); langchain-openai (ChatOpenAI, OpenAI,
-OpenAIEmbeddings); anthropic (/v1/messages); ollama (/api), in a virtual environment of their own,
-made in FOLDER with scripts/constraints.txt where it is not there. A call that raises, or whose
-answer has not the shape that is documented, has failed; which words a model says is not looked at.
-What an API has and this server does not (images, audio, files, stored responses) must be refused by
-name: counted apart. Prints passed of total for each client, and every reason; exits with 1 where
-something failed.
+The clients talk to a server of this checkout: openai-python; simonw's `llm` (OpenAI models by base
+URL, plain, streamed, with schemas, tools, embeddings, asynchronously); langchain-openai
+(ChatOpenAI, OpenAI, OpenAIEmbeddings); anthropic (/v1/messages); ollama (/api). They run in a
+virtual environment that is made in FOLDER with scripts/constraints.txt if it is missing. A call
+fails if it raises or if its answer lacks the documented shape; the text of an answer is not
+checked. Features that this server lacks (images, audio, files, stored responses) must be refused
+with an explanation, and are counted separately. The script prints passed and total calls for each
+client with all reasons, and exits with 1 if a call fails.
 """
 
 import argparse
@@ -43,7 +42,7 @@ CLIENTS = {
 
 
 def main() -> int:
-    """Serve, let each client try, count."""
+    """Serve, run each client, count."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -51,7 +50,7 @@ def main() -> int:
     parser.add_argument(
         "--venv",
         type=Path,
-        help="where the clients are installed; a folder of the system's unless told",
+        help="folder where the clients are installed; default: a temporary folder",
     )
     asked, flags = parser.parse_known_args()
     flags = [word for word in flags if word != "--"]
@@ -82,7 +81,7 @@ def main() -> int:
 
 
 def installed(folder: Path) -> Path:
-    """A Python with all clients."""
+    """Return a Python with all clients."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -99,9 +98,7 @@ def installed(folder: Path) -> Path:
 
 
 def tried(name: str, python: Path, file: Path, url: str, place: Path) -> int:
-    """Run a client's calls; how many failed. Each prints a line of JSON: name, whether it passed,
-    why not.
-    """
+    """Run a client's calls; return the number of failures. The client prints a JSON line per call."""
     environ = {
         "PATH": os.environ["PATH"],
         "HOME": str(place),
@@ -121,7 +118,9 @@ def tried(name: str, python: Path, file: Path, url: str, place: Path) -> int:
         )
     good = sum(one["passed"] for one in calls)
     refused = sum(one["passed"] and one.get("refused", False) for one in calls)
-    print(f"{name}: {good} of {len(calls)} passed, {refused} of them refusals by name", flush=True)
+    print(
+        f"{name}: {good} of {len(calls)} passed, {refused} of them explained refusals", flush=True
+    )
     for one in calls:
         if not one["passed"]:
             print(f"  FAILED {one['call']}: {one['why']}")

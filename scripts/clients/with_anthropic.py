@@ -1,4 +1,4 @@
-"""anthropic's client against /v1/messages: its documented calls."""
+"""Documented calls of anthropic's client against /v1/messages."""
 
 import sys
 from typing import Any
@@ -77,7 +77,7 @@ def image(a: anthropic.Anthropic) -> None:
 
 @refuses
 def other(a: anthropic.Anthropic) -> None:
-    """a model that is not there"""
+    """an unknown model"""
     a.messages.create(**{**ARGS, "model": "other"})
 
 

@@ -1,4 +1,4 @@
-"""langchain-openai's documented calls: ChatOpenAI, OpenAI and OpenAIEmbeddings by a base URL."""
+"""Documented calls of langchain-openai: ChatOpenAI, OpenAI and OpenAIEmbeddings by base URL."""
 
 import sys
 from typing import Any
@@ -151,7 +151,7 @@ def json_mode(m: ChatOpenAI) -> None:
         )
     except (
         LengthFinishReasonError
-    ) as error:  # their parser's word for a document that a small model finds no end of
+    ) as error:  # langchain's error for an unfinished document of a small model
         text = error.completion.choices[0].message.content
     assert text.startswith("{")
 
@@ -215,9 +215,7 @@ def completion(m: ChatOpenAI) -> None:
 
 @call
 def embeddings(m: ChatOpenAI) -> None:
-    """OpenAIEmbeddings: embed_query, embed_documents (texts, and ids of tokens are refused by no
-    one)
-    """
+    """OpenAIEmbeddings: embed_query, embed_documents (texts and token ids)"""
     e = OpenAIEmbeddings(
         model="local", base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0
     )
@@ -243,7 +241,7 @@ def image(m: ChatOpenAI) -> None:
 
 @refuses
 def other(m: ChatOpenAI) -> None:
-    """a model that is not there"""
+    """an unknown model"""
     ChatOpenAI(model="other", base_url=URL, api_key="x", max_retries=0).invoke("Hello")
 
 

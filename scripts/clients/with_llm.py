@@ -1,6 +1,4 @@
-"""simonw's llm with an OpenAI endpoint (extra-openai-models.yaml): its documented commands and
-Python calls.
-"""
+"""Documented commands and Python calls of simonw's llm with an OpenAI endpoint."""
 
 import json
 import os
@@ -32,7 +30,7 @@ MOST = ("-o", "max_tokens", "24")
 
 
 def cli(*words: str, given: str | None = None) -> str:
-    """One command line of llm."""
+    """Run one command line of llm."""
     done = subprocess.run(
         [sys.executable, "-m", "llm", *words],
         input=given,
@@ -100,7 +98,7 @@ def schema() -> None:
     """llm schemas dsl, llm --schema"""
     closed = json.loads(cli("schemas", "dsl", "age int, good bool")) | {
         "additionalProperties": False
-    }  # else no end
+    }  # otherwise a small model may not end
     found = json.loads(
         cli("-m", "local", "--schema", json.dumps(closed), "A dog", "-o", "max_tokens", "400")
     )
@@ -147,9 +145,7 @@ def python_schema() -> None:
     """prompt(schema=pydantic model)"""
     from pydantic import BaseModel
 
-    class Dog(
-        BaseModel, extra="forbid"
-    ):  # a model that may go on with properties of its own may find no end
+    class Dog(BaseModel, extra="forbid"):  # otherwise a small model may not end
         age: int
         good: bool
 

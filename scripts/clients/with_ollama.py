@@ -1,4 +1,4 @@
-"""ollama's client against /api: its documented calls, but for those that fetch and make models."""
+"""Documented calls of ollama's client against /api, except those that fetch and create models."""
 
 import sys
 from typing import Any
@@ -91,13 +91,13 @@ def vectors(c: ollama.Client) -> None:
 
 @refuses
 def other(c: ollama.Client) -> None:
-    """a model that is not there"""
+    """an unknown model"""
     c.chat("other", messages=HELLO)
 
 
 @refuses
 def pull(c: ollama.Client) -> None:
-    """pull (llmcli pull is)"""
+    """pull (use llmcli pull)"""
     c.pull("other")
 
 

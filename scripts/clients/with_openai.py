@@ -1,5 +1,5 @@
-"""openai-python's own README and guides: chat, streams, async, tools, parsing, responses,
-embeddings, errors.
+"""Calls of openai-python's README and guides: chat, streams, async, tools, parsing, responses,
+errors.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ FLAT: Any = [
 
 
 class Step(BaseModel):
-    """Of a solution."""
+    """A step of a solution."""
 
     number: int
     good: bool
 
 
 class Solution(BaseModel):
-    """What is parsed."""
+    """The parsed answer."""
 
     steps: list[Step]
     final: int

@@ -35,17 +35,17 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 
 from llmcli import config
 from llmcli.chat import clipboard, commands
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.conversation.conversation import Session
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.terminal import repl
-from llmcli.chat.terminal.completion import offers
+from llmcli.chat.terminal.completion import complete_line
 from llmcli.commands.chat.bench_adapter import measure
 from llmcli.model_loader.open_model import ModelSwitcher
 from llmcli.model_loader.run_flags import RunFlags
 from llmcli.runtime.requests.beam_settings import BeamSettings
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.sampling import default_sampling
-from llmcli.ui import UI, visible
+from llmcli.ui import UI, escape_controls
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
@@ -195,37 +195,37 @@ class Fuzz:
 
     def __init__(self, model: Path, seed: int, folder: Path) -> None:
         self.model, self.seed, self.folder, self.counts = model, seed, folder, Counter[str]()
-        self.config = replace(config.load(), offline=True)
+        self.config = replace(config.load_config(), offline=True)
         self.ui = UI()
         options = RunOptions(ctx_size=512, threads=1, batch_size=64, ubatch_size=32)
         given = RunFlags(options, {}, BeamSettings(), chat_template=TEMPLATE)
         self.models = ModelSwitcher(given, self.config, self.ui, True)
         self.opened = self.models.open(str(model))
-        self.words = [*WORDS, str(model), "./missing.gguf", str(folder), *commands.words()]
+        self.words = [*WORDS, str(model), "./missing.gguf", str(folder), *commands.commands_by_word()]
         talk = self._talk(0, 0)
         self.known = {
-            word: self._offered(talk, word) for word in commands.words() if word not in LEAVING
+            word: self._offered(talk, word) for word in commands.commands_by_word() if word not in LEAVING
         }
 
-    def _offered(self, talk: Talk, word: str) -> list[str]:
+    def _offered(self, talk: ChatSession, word: str) -> list[str]:
         """Return the completions of a command's argument; for /model only the given model."""
-        found = [f"{first}" for _, first in offers(talk, f"/{word} ")]
+        found = [f"{first}" for _, first in complete_line(talk, f"/{word} ")]
         more = [
-            f"{first} {then}" for first in found for _, then in offers(talk, f"/{word} {first} ")
+            f"{first} {then}" for first in found for _, then in complete_line(talk, f"/{word} {first} ")
         ]
         return [str(self.model)] if word == "model" else [*found, *more]
 
-    def _talk(self, temp: int, seed: int) -> Talk:
+    def _talk(self, temp: int, seed: int) -> ChatSession:
         sampling = default_sampling().with_values({"temp": temp, "seed": seed})
-        return Talk(
+        return ChatSession(
             self.opened.name,
             self.opened.runner,
-            Session(sampling, predict=24),
+            Conversation(sampling, predict=24),
             self.config,
             self.ui,
             file_bytes=self.opened.file_bytes,
             models=self.models,
-            measure=measure,
+            measure_speed=measure,
         )
 
     def keys(self, rng: random.Random, count: int) -> list[str]:
@@ -307,14 +307,14 @@ class Fuzz:
         self._look(talk)
         return keys
 
-    def _converse(self, talk: Talk, typist: Typist) -> None:
+    def _converse(self, talk: ChatSession, typist: Typist) -> None:
         def early(number: int, frame: FrameType | None) -> None:
             """Handle signals before the REPL starts and after it ends."""
 
         signal.signal(signal.SIGINT, early)
         typist.start()
         try:
-            repl.converse(talk)
+            repl.run_repl(talk)
             self.counts["left"] += 1
         except SystemExit as error:
             if error.code != 128 + signal.SIGTERM:
@@ -323,12 +323,12 @@ class Fuzz:
         finally:
             typist.left.set()
 
-    def _look(self, talk: Talk) -> None:
+    def _look(self, talk: ChatSession) -> None:
         engine = talk.runner.engine
         assert not engine.is_busy, "an answer is unfinished"
         assert engine.ledger.n_idle == talk.runner.context.n_seq_max, "a slot is still taken"
         engine.ledger.check()
-        roles = [message.role for message in talk.session.messages]
+        roles = [message.role for message in talk.conversation.messages]
         assert roles == ["user", "assistant"] * (len(roles) // 2), roles
         self.counts["turns"] += len(roles) // 2
         self.counts["errors told"] += self.screen.getvalue().count("error: ")
@@ -362,7 +362,7 @@ def main() -> None:
             try:
                 pressed += len(fuzz.sequence(number, asked.keys))
             except BaseException:  # noqa: BLE001 - reported below, then the run ends
-                shown = visible(fuzz.screen.getvalue())
+                shown = escape_controls(fuzz.screen.getvalue())
                 at = shown.find("Traceback")
                 print(shown[-2000:] if at < 0 else shown[at : at + 4000], file=sys.stderr)
                 cut = [key if len(key) < 80 else f"{key[:60]}… ({len(key)})" for key in fuzz.typed]

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Write a model that answers as IN does and lies on no quantization grid: a teacher made of a
-quantized file.
+"""Write a model with IN's answers whose weights are on no quantization grid: a reference model made
+from a quantized file.
 
-usage: .venv/bin/python scripts/quality/break_lattice.py IN.gguf OUT.gguf [--seed N] [--spread S] [--type
-F32|F16]
-                                          [--unchecked]
+usage: .venv/bin/python scripts/quality/break_lattice.py IN.gguf OUT.gguf [--seed N] [--spread S]
+       [--type F32|F16] [--unchecked]
 
-Every free channel gets a random factor in [1/S, S] (S is 1.1) and a random place among those it may
-change with (quant/folds): exact in llama.cpp's graph. A large S makes columns differ as no training
-does, which flatters folds. Then both are run in F32 on 256 tokens, IN dequantized beside OUT, and
-their logits compared (normalised mean squared error; less than 1e-6, or 1e-5 where F16 rounds).
-Told are the tensors whose blocks might still lie on their old grid: none, unless a block of the
-model is not known to the table.
+Every free channel gets a random factor in [1/S, S] (default 1.1) and a random position among those
+that it may change with (quant/folds), which is exact in llama.cpp's graph. A large S makes columns
+differ more than in trained models, which favors folds. Then both models run in F32 on 256 tokens,
+IN dequantized, and their logits are compared (normalized mean squared error; at most 1e-6, or 1e-5
+with F16). The script prints the tensors whose blocks might still be on their old grid: none, unless
+the table lacks a block of the model.
 """
 
 import argparse
@@ -35,7 +34,7 @@ TOKENS = 256
 
 
 def main() -> None:
-    """Fold, write, compare."""
+    """Fold, write and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -67,8 +66,8 @@ def main() -> None:
 
 
 def _moved(changes: dict[str, folds.TensorEdit], weight: Weight) -> bool:
-    """Whether a tensor's columns get factors, or an order, of their own: rows alone follow their
-    grid.
+    """Return whether a tensor's columns are scaled or reordered; with changed rows alone, rows stay
+    on their grid.
     """
     edit = changes.get(weight.name)
     return edit is not None and (edit.column_factors is not None or edit.column_order is not None)

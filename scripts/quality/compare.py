@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Ways to quantize, held against one another: teacher x file type x method, by what the written
-files answer.
+"""Compare ways to quantize: reference model x file type x method, by the answers of the files.
 
-usage: scripts/quality/compare.py TEACHER.gguf ... --tools DIR --text NAME=FILE ... --calibration
-FILE ... --out FOLDER
+usage: .venv/bin/python scripts/quality/compare.py TEACHER.gguf ... --tools DIR --text NAME=FILE ...
+       --calibration FILE ... --out FOLDER
 
-DIR holds llama-quantize and llama-imatrix; they and our methods read the same calibration texts,
-one a seed. Baselines are llama-quantize alone and with llama-imatrix; every method is a row of
-`METHODS` below, more come by --also. Finished rows stay in FOLDER and are not made again; the table
-is printed from it. A teacher's own logits are computed once.
+DIR has llama-quantize and llama-imatrix; they and our methods read the same calibration texts, one
+per seed. Baselines are llama-quantize alone and with llama-imatrix. Every method is a row of
+`METHODS` below; --also adds more. Finished rows stay in FOLDER and are not made again; the table is
+printed from it. A reference model's logits are computed once.
 
-Beside each baseline our default method makes the same file: `equal` counts the tensors whose bytes
-are the same. With --answers every file also answers in an unmodified llama-cli and llama-server
-(stock_llama_cpp.py). The exit code is 1 where one did not, and where a method was refused.
+Our default method makes the same file as each baseline: `equal` counts the tensors with the same
+bytes. With --answers every file is also loaded by an unmodified llama-cli and llama-server
+(scripts/reference/stock_llama_cpp.py). The exit code is 1 if one of them fails or a method is
+refused.
 """
 
 import argparse
@@ -34,18 +34,17 @@ PLAIN, BASELINE = "llama-quantize", "+ llama-imatrix"
 PREDICT, UNFIT = (
     8,
     "FAILED",
-)  # tokens that a file answers with; begins what is kept of one that did not
+)  # tokens per answer; prefix of the stored text of a file that did not answer
 TYPES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
-# Flags of `llmcli quantize`; {imatrix} and {moments} are made by `llmcli calibrate`, {bytes} is the
-# size of the baseline's whole file.
+# Flags of `llmcli quantize`. `llmcli calibrate` makes {imatrix} and {moments}; {bytes} is the size
+# of the baseline's file.
 METHODS = {
     "own imatrix": "--imatrix {imatrix}",
     "search": "--method search --imatrix {imatrix}",
     "search + folds": "--method search --imatrix {imatrix} --fold awq",
     "gptq": "--method gptq --moments {moments}",
     "gptq + folds": "--method gptq --moments {moments} --fold awq",
-    # By ggml's codes: on t512 at Q4_K_M's bytes 55 % less divergence than the baseline, by the
-    # search's 37 % (2026-11)
+    # Planned with ggml's codes, which gave less divergence than those of the search.
     "allocation": "--imatrix {imatrix} --target-size {bytes}",
     "gptq + allocation": "--method gptq --moments {moments} --target-size {bytes}",
 }
@@ -53,7 +52,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Work:
-    """One teacher's part of the run."""
+    """The part of the run for one reference model."""
 
     teacher: Path
     source: str
@@ -61,18 +60,18 @@ class Work:
     judge: Judge
     ledger: Ledger
     keep: bool
-    tools: Path | None = (
-        None  # llama-cli's and llama-server's folder, where files are to answer in them
-    )
+    tools: Path | None = None  # folder of llama-cli and llama-server, if files must answer in them
     refused: list[str] = field(default_factory=list)  # methods that made no file
 
     def lacks(self, key: Key) -> bool:
-        """Whether a row has to be made: it is not there, or its file never answered and should."""
+        """Return whether a row must be made: it is missing, or its file has not answered yet and
+        should.
+        """
         found = self.ledger.rows().get(key.digest)
         return found is None or (self.tools is not None and not found.answers)
 
     def key(self, kind: str, method: str, flags: str, seed: int) -> Key:
-        """Of a row."""
+        """Return the key of a row."""
         calibration = self.setting.calibrated(seed) if seed >= 0 else ""
         embedding = f" embedding {self.setting.embedding}" if self.setting.embedding else ""
         return Key(
@@ -87,7 +86,7 @@ class Work:
         )
 
     def out(self, key: Key) -> Path:
-        """Where the file lies while it is evaluated."""
+        """Return the path of a file while it is evaluated."""
         folder = self.setting.folder / "files"
         folder.mkdir(exist_ok=True)
         return folder / f"{key.teacher}-{key.type}-{key.method.replace(' ', '')}-{key.digest}.gguf"
@@ -95,7 +94,7 @@ class Work:
     def finish(
         self, key: Key, file: Path, cost: Cost, before: Cost | None, equal: str = ""
     ) -> None:
-        """Evaluate a file and keep its row."""
+        """Evaluate a file and store its row."""
         scores, answers = self.judge.scores(file), self.answers(file)
         row = Row(
             key,
@@ -126,7 +125,7 @@ class Work:
         )
 
     def answers(self, file: Path) -> str:
-        """What llama-cli and llama-server said with a file, or why they did not."""
+        """Return the answers of llama-cli and llama-server with a file, or why they failed."""
         if self.tools is None:
             return ""
         asked = argparse.Namespace(tools=self.tools, predict=PREDICT, threads=self.setting.threads)
@@ -137,8 +136,8 @@ class Work:
 
 
 def main() -> int:
-    """Make what is missing, print the table; 1 where a file was to answer and did not, or a method
-    was refused.
+    """Make missing rows and print the table; return 1 if a file did not answer or a method was
+    refused.
     """
     asked = arguments()
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -186,7 +185,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line's."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -200,38 +199,43 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--type", nargs="+", default=list(TYPES))
     parser.add_argument("--method", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument(
-        "--also", action="append", default=[], metavar="NAME=FLAGS", help="one more method"
+        "--also", action="append", default=[], metavar="NAME=FLAGS", help="add a method"
     )
     parser.add_argument(
-        "--fresh", nargs="*", default=[], metavar="METHOD", help="make these methods' rows anew"
+        "--fresh",
+        nargs="*",
+        default=[],
+        metavar="METHOD",
+        help="make the rows of these methods again",
     )
     parser.add_argument("--ctx", type=int, default=512)
-    parser.add_argument("--chunks", type=int, help="evaluate no more chunks of a text")
-    parser.add_argument("--read", type=int, help="calibrate with no more chunks")
+    parser.add_argument("--chunks", type=int, help="evaluate at most this many chunks of a text")
+    parser.add_argument("--read", type=int, help="calibrate with at most this many chunks")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--embedding", metavar="TYPE", help="one type for token_embd.weight on every side"
     )
     parser.add_argument(
-        "--show", action="store_true", help="print the table of all that is finished, make nothing"
+        "--show", action="store_true", help="print the table of the finished rows, make nothing"
     )
     parser.add_argument(
-        "--answers", type=Path, metavar="DIR", help="llama-cli and llama-server; each file answers"
+        "--answers",
+        type=Path,
+        metavar="DIR",
+        help="folder of llama-cli and llama-server; each file must answer",
     )
     parser.add_argument("--keep", action="store_true", help="leave the files in FOLDER/files")
     asked = parser.parse_args()
     for pair in [*asked.text, *asked.also]:
         if "=" not in pair:
-            parser.error(f"{pair}: NAME=VALUE is wanted")
+            parser.error(f"{pair} is not NAME=VALUE")
     return asked
 
 
 def rows(
     work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: list[str]
 ) -> Iterator[Key]:
-    """Make the rows of one type that are not there; the keys of those that are, the baselines
-    first.
-    """
+    """Make the missing rows of one type; yield all keys, the baselines first."""
     yield plain(work, kind)
     sizes = {}
     for seed in seeds:
@@ -266,9 +270,7 @@ def rows(
 
 
 def refusal(problem: Failed) -> str:
-    """The refusal in a program's last words with its hint, or its last line where it died
-    otherwise.
-    """
+    """Return the error and hint in a program's output, or its last line."""
     lines = str(problem).splitlines()
     first = max(
         (number for number, line in enumerate(lines) if line.startswith("error: ")),
@@ -278,7 +280,7 @@ def refusal(problem: Failed) -> str:
 
 
 def plain(work: Work, kind: str) -> Key:
-    """llama-quantize without statistics."""
+    """Quantize with llama-quantize without statistics."""
     key = work.key(kind, PLAIN, "", -1)
     if work.lacks(key):
         file = work.out(key)
@@ -288,7 +290,9 @@ def plain(work: Work, kind: str) -> Key:
 
 
 def made(work: Work, key: Key, size: int) -> tuple[Path, Cost, Cost | None]:
-    """A file of one of our methods, what it took, and what its statistics took; raises Failed."""
+    """Make a file with one of our methods; return it, its cost and the cost of its statistics.
+    Raises Failed.
+    """
     flags, before = key.flags.split(" embedding ")[0], None
     values = {"bytes": str(size)}
     for kind in ("imatrix", "moments"):
@@ -307,7 +311,7 @@ def made(work: Work, key: Key, size: int) -> tuple[Path, Cost, Cost | None]:
 
 
 def alike(work: Work, theirs: Path, kind: str, flags: list[str]) -> str:
-    """Tensors that our default method makes with the same bytes, of all."""
+    """Return how many tensors our default method makes with the same bytes, of how many."""
     mine = theirs.with_suffix(".ours.gguf")
     ours(work.setting, work.teacher, mine, kind, flags)
     same, count, _ = compare(mine, theirs)
@@ -316,12 +320,12 @@ def alike(work: Work, theirs: Path, kind: str, flags: list[str]) -> str:
 
 
 def nbytes(file: Path) -> int:
-    """Bytes of a file's tensors: what two tools write around them differs."""
+    """Return the bytes of a file's tensors; the rest of the file differs between tools."""
     return sum(tensor.nbytes for tensor in read_header.read_header(file).tensors)
 
 
 def commit() -> str:
-    """Which state of the program made a row."""
+    """Return the commit that makes a row."""
     command = ["git", "describe", "--always", "--dirty"]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes a random BF16 Llama checkpoint of a given size, for measuring speed, memory and disk.
+"""Write a random BF16 Llama checkpoint of a given size, to measure speed, memory and disk.
 
-usage: scripts/quality/make_checkpoint.py FOLDER --gb 1.5 --tokenizer TOKENIZER_FOLDER [--hidden 2048]
-[--shard-gb 1] [--zeros]
+usage: .venv/bin/python scripts/quality/make_checkpoint.py FOLDER --gb 1.5
+       --tokenizer TOKENIZER_FOLDER [--hidden 2048] [--shard-gb 1] [--zeros]
 
-The tokenizer's files are copied. With --zeros only the embedding, the head and the first block hold
-numbers; the rest are holes in the files, which take neither disk nor much time to quantize.
+The tokenizer's files are copied. With --zeros only the embedding, the head and the first block have
+values; the rest are holes in the files, which take neither disk nor much time to quantize.
 """
 
 import argparse
@@ -21,7 +21,7 @@ CHUNK = 1 << 22  # values drawn at a time
 
 
 def main() -> None:
-    """Plan the tensors, spread them over shards, write them."""
+    """Plan the tensors, distribute them over shards, and write them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def tokenizer(source: Path, target: Path) -> int:
-    """Copy a tokenizer's files; returns the number of its tokens."""
+    """Copy a tokenizer's files; return its number of tokens."""
     for file in source.iterdir():
         if file.name.startswith(("tokenizer", "special_tokens", "generation")):
             shutil.copyfile(file, target / file.name)
@@ -63,7 +63,7 @@ def tokenizer(source: Path, target: Path) -> int:
 
 
 def settings(hidden: int, words: int, total: int) -> dict[str, object]:
-    """A config.json with as many blocks as fill `total` bytes."""
+    """Return a config.json with enough blocks for `total` bytes."""
     ff, kv = -(-hidden * 8 // 3 // 256) * 256, max(1, hidden // HEAD // 4)
     block = 2 * (2 * hidden * hidden + 2 * kv * HEAD * hidden + 3 * hidden * ff + 2 * hidden)
     layers = max(1, (total - 4 * words * hidden) // block)
@@ -89,7 +89,7 @@ def settings(hidden: int, words: int, total: int) -> dict[str, object]:
 
 
 def shapes(config: dict[str, object]) -> dict[str, tuple[int, ...]]:
-    """Every tensor's name and shape, in the order of the file."""
+    """Return every tensor's name and shape in file order."""
     keys = (
         "hidden_size",
         "intermediate_size",
@@ -119,7 +119,7 @@ def shapes(config: dict[str, object]) -> dict[str, tuple[int, ...]]:
 
 
 def spread(table: dict[str, tuple[int, ...]], limit: int) -> list[dict[str, tuple[int, ...]]]:
-    """Tensors in shards of at most `limit` bytes, or of one tensor."""
+    """Return tensors in shards of at most `limit` bytes, or of one tensor."""
     shards: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in table.items():
         if shards[-1] and sum(map(nbytes, shards[-1].values())) + nbytes(shape) > limit:
@@ -129,14 +129,14 @@ def spread(table: dict[str, tuple[int, ...]], limit: int) -> list[dict[str, tupl
 
 
 def nbytes(shape: tuple[int, ...]) -> int:
-    """Bytes of a BF16 tensor."""
+    """Return the bytes of a BF16 tensor."""
     return int(np.prod(shape)) * 2
 
 
 def write(
     file: Path, tensors: dict[str, tuple[int, ...]], rng: np.random.Generator, zeros: bool
 ) -> None:
-    """One safetensors file."""
+    """Write one safetensors file."""
     header, at = {}, 0
     for name, shape in tensors.items():
         header[name] = {

@@ -1,9 +1,8 @@
-"""What compare_quants.py runs: calibration and quantization as programs of their own, and the
-evaluation.
+"""The programs that compare.py runs for calibration and quantization, and its evaluation.
 
-A program's seconds, processor time and peak memory are the kernel's (wait4). Evaluation has
-llama-perplexity's protocol through quant.evaluate; a teacher's logits are computed once a text and
-kept in float32.
+A program's seconds, CPU time and peak memory come from the kernel (wait4). The evaluation follows
+llama-perplexity through quant/evaluation. A reference model's logits are computed once per text and
+stored as float32.
 """
 
 import hashlib
@@ -32,20 +31,21 @@ LLMCLI = [sys.executable, "-m", "llmcli.app"]
 
 
 class Failed(Exception):
-    """A program's last words."""
+    """The last output of a program that failed."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a program that ended well: wall-clock seconds, processor seconds, peak resident bytes."""
+    """The cost of a program: wall seconds, CPU seconds, peak resident bytes."""
 
     seconds: float
     cpu: float
     rss: int
 
 
-# Runs a command, and tells its costs in a file. The kernel counts as a program's own what its
-# parent held when it began, and we hold a teacher's logits: the parent is this.
+# This program runs a command and writes its cost to a file. The kernel counts the parent's memory
+# at the start as the child's, and this process holds the logits: so this small program is the
+# parent.
 BETWEEN = """
 import json, os, subprocess, sys, time
 begun = time.monotonic()
@@ -59,7 +59,7 @@ sys.exit(child.returncode if child.returncode >= 0 else 128 - child.returncode)
 
 
 def run(command: list[str]) -> Cost:
-    """Run it from our root, quietly; raises Failed."""
+    """Run a command from the repository root without output. Raises Failed."""
     with tempfile.TemporaryFile() as told, tempfile.NamedTemporaryFile() as cost:
         between = [sys.executable, "-c", BETWEEN, cost.name, *command]
         done = subprocess.run(
@@ -75,7 +75,7 @@ def run(command: list[str]) -> Cost:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rows of one run share. `texts` are name -> file; `chunks` bounds evaluation and
+    """The settings of all rows of a run. `texts`: name -> file; `chunks` limits evaluation and
     `read` calibration.
     """
 
@@ -90,11 +90,11 @@ class Setting:
     embedding: str | None
 
     def calibrated(self, seed: int) -> str:
-        """Identity of a calibration."""
+        """Return the identity of a calibration."""
         return f"{sha(self.calibration[seed])} {self.ctx} {self.read}"
 
     def read_by(self) -> str:
-        """Identity of the evaluations."""
+        """Return the identity of the evaluations."""
         return " ".join(
             [
                 *(f"{name} {sha(file)}" for name, file in self.texts.items()),
@@ -105,7 +105,7 @@ class Setting:
 
 
 def sha(path: Path) -> str:
-    """The beginning of a file's SHA-256."""
+    """Return the beginning of a file's SHA-256."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
@@ -113,9 +113,7 @@ def sha(path: Path) -> str:
 def statistics(
     setting: Setting, teacher: Path, source: str, seed: int, kind: str
 ) -> tuple[Path, Cost]:
-    """The file of `kind`, made once: "theirs" llama-imatrix's, "imatrix" ours, "moments" our second
-    moments.
-    """
+    """Return a statistics file, made once: "theirs" (llama-imatrix), "imatrix", or "moments"."""
     name = hashlib.sha256(f"{source} {setting.calibrated(seed)} {kind}".encode()).hexdigest()[:16]
     out = setting.folder / "statistics" / f"{name}.gguf"
     cost = out.with_suffix(".json")
@@ -144,7 +142,7 @@ def statistics(
 
 
 def upstream(setting: Setting, teacher: Path, out: Path, kind: str, imatrix: Path | None) -> Cost:
-    """llama-quantize."""
+    """Run llama-quantize."""
     flags = ["--imatrix", str(imatrix)] if imatrix else []
     flags += ["--token-embedding-type", setting.embedding] if setting.embedding else []
     command = [
@@ -159,7 +157,7 @@ def upstream(setting: Setting, teacher: Path, out: Path, kind: str, imatrix: Pat
 
 
 def ours(setting: Setting, teacher: Path, out: Path, kind: str, flags: list[str]) -> Cost:
-    """`llmcli quantize`; flags that name a size decide the types themselves."""
+    """Run `llmcli quantize`; flags with a size choose the types themselves."""
     sized = any(flag.startswith(("--target", "--plan")) for flag in flags)
     flags = [*flags, *(["--token-embedding-type", setting.embedding] if setting.embedding else [])]
     return run(
@@ -179,7 +177,7 @@ def ours(setting: Setting, teacher: Path, out: Path, kind: str, flags: list[str]
 
 
 class Judge:
-    """One teacher's logits on every text, and other files held against them."""
+    """One reference model's logits on every text, and the comparison of other files with them."""
 
     def __init__(self, setting: Setting, teacher: Path, source: str) -> None:
         self.setting, self.teacher, self.source, self.ui = setting, teacher, source, UI()
@@ -195,7 +193,9 @@ class Judge:
         return evaluate.split_text(found, self.setting.ctx, self.setting.chunks)
 
     def scores(self, file: Path) -> dict[str, tuple[PositionScores, int]]:
-        """Per text a file's scores against the teacher, and the positions of a chunk."""
+        """Return a file's scores against the reference model per text, and the positions of a
+        chunk.
+        """
         found, bases = {}, {name: np.load(self._base(name), mmap_mode="r") for name in self.texts}
         with self._opened(file) as (scorer, at_once):
             for name, text in self.texts.items():
@@ -214,7 +214,9 @@ class Judge:
         return found
 
     def _base(self, name: str) -> Path:
-        """The teacher's logits on a text, F32 [chunks, positions, words] in a .npy file."""
+        """Return the file of the reference model's logits on a text, F32 `[chunks, positions,
+        words]` (.npy).
+        """
         text = self.texts[name]
         identity = (
             f"{self.source} {hashlib.sha256(text.ids.tobytes()).hexdigest()} {self.setting.ctx}"
@@ -254,36 +256,36 @@ class Judge:
 
 
 class Told:
-    """A scorer that tells how many positions its last block had."""
+    """A scorer that remembers the number of positions of its last block."""
 
     def __init__(self, scorer: chunk_scorer.ChunkScorer) -> None:
         self.scorer, self.width = scorer, 0
 
     def blocks(self, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """The scorer's."""
+        """Yield the scorer's blocks."""
         for block in self.scorer.blocks(ids):
             self.width = block.shape[1]
             yield block
 
 
 class Stored:
-    """A teacher's kept logits as a scorer of the chunks `numbers`, in blocks as long as those of
-    the file beside it.
+    """Stored logits as a scorer of the chunks `numbers`, in blocks as long as those of the other
+    scorer.
     """
 
     def __init__(self, logits: NDArray[np.float32], beside: Told) -> None:
         self.logits, self.beside, self.numbers = logits, beside, [0]
 
     def blocks(self, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """What was kept of these chunks."""
+        """Yield the stored logits of these chunks."""
         kept, at = self.logits[self.numbers[0] : self.numbers[-1] + 1], 0
         assert len(kept) == len(ids), (len(kept), len(ids))
         while at < kept.shape[1]:
-            width = self.beside.width  # the next block's is another when it is the last
+            width = self.beside.width  # the last block may be shorter
             yield kept[:, at : at + width]
             at += width
 
 
 def groups(text: evaluate.TextChunks, at_once: int) -> list[list[int]]:
-    """The chunks' numbers, those together that go through one pass."""
+    """Return the numbers of the chunks, grouped by pass."""
     return [list(range(at, min(at + at_once, text.count))) for at in range(0, text.count, at_once)]

@@ -1,9 +1,7 @@
-"""The rows of compare_quants.py: kept as they are made, held against a baseline, printed as a
-table.
+"""The rows of compare.py: stored as they are made, compared with a baseline, printed as a table.
 
-A row is one file of one teacher, evaluated on every text. Its scores lie beside the ledger,
-position by position, so that every figure can be made again. Knows figures, neither models nor
-programs.
+A row is one file of one reference model, evaluated on every text. Its scores are stored next to the
+ledger, position by position, so that every figure can be computed again.
 """
 
 import hashlib
@@ -19,18 +17,16 @@ from quant.evaluation.divergence import PositionScores
 from quant.evaluation.metrics import compute_metrics
 
 F64 = NDArray[np.float64]
-DRAWS = 4000  # of the bootstrap
+DRAWS = 4000  # draws of the bootstrap
 BYTES = 0.003  # files are of equal size within this share
 
 
 @dataclass(frozen=True)
 class Key:
-    """What makes a row another row. `seed` is the number of the calibration text; -1 where none was
-    read.
-    """
+    """The identity of a row. `seed`: number of the calibration text, or -1 without one."""
 
     teacher: str
-    source: str  # digest of the teacher's file
+    source: str  # digest of the reference model's file
     type: str
     method: str
     flags: str
@@ -40,24 +36,24 @@ class Key:
 
     @property
     def digest(self) -> str:
-        """Names the row's scores."""
+        """Return the name of the row's scores."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A finished file: tensors' bytes, seconds and peak memory of making it, and what its
-    statistics took.
+    """A finished file: bytes of its tensors, seconds and peak memory to make it, and the cost of
+    its statistics.
 
-    `equal` tells, of a baseline, how many tensors our own default method made alike, of how many;
-    `answers` what an unmodified llama.cpp said with the file, "" where it was not asked.
+    `equal`: for a baseline, how many tensors our default method makes with the same bytes, of how
+    many. `answers`: what an unmodified llama.cpp answered with the file, "" if it was not run.
     """
 
     key: Key
     nbytes: int
-    file_bytes: int  # with names, vocabulary and what else stands before the tensors
+    file_bytes: int  # including names, vocabulary and the rest of the header
     seconds: float
-    # seconds of processor time: what is left of `seconds` on a machine that does other work, too
+    # CPU seconds, which depend less on other load than `seconds`
     cpu: float
     rss: int
     statistics_seconds: float
@@ -68,14 +64,16 @@ class Row:
 
 
 class Ledger:
-    """Finished rows in a file of JSON lines, and their scores in a folder beside it."""
+    """Finished rows in a file of JSON lines, and their scores in a folder next to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / "rows.jsonl"
         (folder / "scores").mkdir(parents=True, exist_ok=True)
 
     def rows(self) -> dict[str, Row]:
-        """By the digests of their keys; a later line replaces an earlier one, half a line is none."""
+        """Return the rows by key digest; a later line replaces an earlier one, and a partial line
+        is ignored.
+        """
         found = {}
         for line in self.file.read_text().splitlines() if self.file.exists() else []:
             try:
@@ -88,33 +86,32 @@ class Ledger:
         return found
 
     def add(self, row: Row, scores: dict[str, tuple[PositionScores, int]]) -> None:
-        """Keep a row. Per text its scores, and the positions of a chunk."""
+        """Store a row. `scores`: per text the scores, and the positions of a chunk."""
         arrays = {}
         for name, (found, scored) in scores.items():
             arrays[name] = np.stack([found.nll, found.base_nll, found.kld, found.same_top]).reshape(
                 4, -1, scored
             )
-        part = self.place(row.key).with_suffix(".part.npz")  # its own: runs may share the folder
+        # a unique name, because several runs may share the folder
+        part = self.place(row.key).with_suffix(".part.npz")
         np.savez(part, **arrays)
         part.replace(self.place(row.key))
         with self.file.open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
 
     def place(self, key: Key) -> Path:
-        """Where a row's scores lie."""
+        """Return the path of a row's scores."""
         return self.folder / "scores" / f"{key.digest}.npz"
 
     def scores(self, key: Key) -> dict[str, F64]:
-        """Per text nll, base's nll, divergence and same-top, F64 [4, chunks, positions]."""
+        """Return nll, base nll, divergence and same-top per text, F64 `[4, chunks, positions]`."""
         with np.load(self.place(key)) as file:
             return {name: file[name] for name in file.files}
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A method's mean divergence over its baseline's, and the 95 % interval of it over draws of
-    chunks.
-    """
+    """A method's mean divergence over its baseline's, with the 95 % interval over draws of chunks."""
 
     value: float
     low: float
@@ -125,8 +122,10 @@ class Ratio:
 
 
 def ratio(method: Sequence[F64], baseline: Sequence[F64]) -> Ratio:
-    """Of chunks' mean divergences, F64 [chunks], one for each calibration text; chunks are drawn
-    with replacement, the same ones for both sides and all calibration texts (a paired bootstrap).
+    """Compare the chunks' mean divergences, F64 `[chunks]`, one array per calibration text.
+
+    Chunks are drawn with replacement, the same ones for both sides and all calibration texts (a
+    paired bootstrap).
     """
     mine, other = np.mean(np.stack(method), axis=0), np.mean(np.stack(baseline), axis=0)
     assert mine.shape == other.shape, (mine.shape, other.shape)
@@ -136,8 +135,8 @@ def ratio(method: Sequence[F64], baseline: Sequence[F64]) -> Ratio:
 
 
 def figures(scores: F64) -> tuple[str, str, str, str]:
-    """Mean divergence ± its standard error, its 99.9th percentile, same-top, ratio of perplexities:
-    of one file.
+    """Return mean divergence ± standard error, 99.9th percentile, same-top, and ratio of
+    perplexities.
     """
     flat = PositionScores(*scores.reshape(4, -1), np.zeros(scores[0].size))
     against = compute_metrics(flat).comparison
@@ -151,11 +150,10 @@ def figures(scores: F64) -> tuple[str, str, str, str]:
 
 
 def table(rows: Iterable[Row], ledger: Ledger, baseline: str) -> str:
-    """Markdown: for each teacher and type the methods' figures per text, over all calibration
-    texts.
+    """Return a Markdown table: the methods' figures by reference model, type and text.
 
-    Figures of a file are those of the first calibration text; "against" joins all of them that both
-    sides have.
+    The figures of a file are those of the first calibration text; "against" uses all texts that
+    both sides have.
     """
     groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:

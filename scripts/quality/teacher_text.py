@@ -1,9 +1,7 @@
-"""The texts of a teacher (train_teacher.py): what it is trained on, what is held out, and its
-tokenizer.
+"""Training texts, held-out texts and tokenizer of train_teacher.py.
 
-Prose, plays and code: Wikipedia articles, tinyshakespeare, and Python's own library with its
-language reference. The last tenth of every text is held out; nothing of it is trained on or
-calibrated with.
+The texts are Wikipedia articles, tinyshakespeare, and Python's library with its language reference.
+The last tenth of every text is held out from training and calibration.
 """
 
 import json
@@ -14,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-HELD = 0.1  # share of every text that is held out, at its end
+HELD = 0.1  # share of every text that is held out at its end
 SHARES = {"wiki": 0.35, "plays": 0.2, "code": 0.45}  # of a batch's windows
 END = "<|endoftext|>"
 SKIPPED = {
@@ -30,24 +28,24 @@ SKIPPED = {
 CALIBRATED = (
     "wiki",
     "code",
-)  # calibration sees no plays: they are the other domain of an evaluation
+)  # calibration uses no plays: they are the second domain of the evaluation
 PORTIONS, PORTION, PIECE = (
     3,
     200_000,
     2_000,
-)  # calibration texts; characters of each kind in one, and of a piece
+)  # calibration texts; characters of each kind in a text, and in a piece
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens of every text, those trained on and those held out: U16 [tokens]."""
+    """Tokens of every text for training and held out, U16 `[tokens]`."""
 
     trained: dict[str, np.ndarray[Any, Any]]
     held: dict[str, np.ndarray[Any, Any]]
 
     def batch(self, seed: int, step: int, tokens: int, ctx: int) -> np.ndarray[Any, Any]:
-        """I64 [windows, ctx + 1]: the windows of one step, each begun by the text's end token; at
-        least two.
+        """Return the windows of one step, I64 `[windows, ctx + 1]`, each starting with the end
+        token; at least two.
         """
         chance = np.random.default_rng((seed, step))
         names = chance.choice(
@@ -61,7 +59,7 @@ class Corpus:
 
 
 def prepare(source: Path, folder: Path, words: int) -> Corpus:
-    """Write the texts' parts and the tokenizer to `folder`; the tokens of both parts."""
+    """Write the texts and the tokenizer to `folder`; return the tokens."""
     from tokenizers import Tokenizer
 
     (folder / "text").mkdir(parents=True, exist_ok=True)
@@ -85,8 +83,8 @@ def prepare(source: Path, folder: Path, words: int) -> Corpus:
 
 
 def portion(trained: dict[str, str], number: int) -> str:
-    """A calibration text: pieces of each kind in turn, from a stretch of their middles that no
-    other portion has.
+    """Return a calibration text: pieces of each kind in turn, from a range that no other portion
+    uses.
     """
     pieces = []
     for name in CALIBRATED:
@@ -97,8 +95,8 @@ def portion(trained: dict[str, str], number: int) -> str:
 
 
 def texts(source: Path) -> dict[str, str]:
-    """Name -> text. Code is in the order of the files' names, with the language reference's topics
-    first.
+    """Return texts by name. Code starts with the language reference, then files in the order of
+    their names.
     """
     library = Path(sysconfig.get_path("stdlib"))
     files = [
@@ -109,7 +107,7 @@ def texts(source: Path) -> dict[str, str]:
     topics = library / "pydoc_data" / "topics.py"
     spread = np.random.default_rng(0).permutation(
         [path for path in files if path != topics]
-    )  # held out: of all kinds
+    )  # so that every kind is in the held-out part
     code = [path.read_text(errors="replace") for path in spread]
     return {
         "wiki": (source / "wiki.valid.tokens").read_text(),
@@ -119,14 +117,14 @@ def texts(source: Path) -> dict[str, str]:
 
 
 def prose(topics: Path) -> str:
-    """The language reference that `help()` shows, without its quoting."""
+    """Return the language reference that `help()` shows, without its quoting."""
     found: dict[str, object] = {}
-    exec(topics.read_text(), found)  # Python's own library: a dict of texts and nothing else
+    exec(topics.read_text(), found)  # the file is part of Python and contains only a dict of texts
     return "\n".join(str(text) for text in dict(found["topics"]).values())  # type: ignore[call-overload]
 
 
 def learn(texts: list[str], words: int, folder: Path) -> None:
-    """A byte-level BPE tokenizer in the shape of SmolLM's: digits apart, GPT-2's words."""
+    """Train a byte-level BPE tokenizer like SmolLM's: single digits, GPT-2's word pattern."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -143,7 +141,7 @@ def learn(texts: list[str], words: int, folder: Path) -> None:
     )
     evenly = [
         text[: min(map(len, texts))] for text in texts
-    ]  # no kind of text rules the vocabulary
+    ]  # so that no kind of text dominates the vocabulary
     tokenizer.train_from_iterator(evenly, trainer)
     end = tokenizer.token_to_id(END)
     tokenizer.post_processor = processors.TemplateProcessing(

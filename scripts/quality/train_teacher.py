@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""Trains a small Llama on text at hand: a full-precision teacher whose rows fill k-quants'
-superblocks.
+"""Train a small Llama on local texts: a full-precision model whose rows fill k-quants' superblocks.
 
-usage: scripts/quality/train_teacher.py FOLDER --text TEXTS [--hidden 512] [--layers 4] [--steps 1500]
-[--device cpu|cuda|mps]
+usage: .venv/bin/python scripts/quality/train_teacher.py FOLDER --text TEXTS [--hidden 512]
+       [--layers 4] [--steps 1500] [--device cpu|cuda|mps]
 
-Quantization is judged by how little a file answers unlike its original, and random weights prove
-nothing about that. TEXTS is a folder with wiki.valid.tokens and tinyshakespeare.txt; Python's own
-library is the code text. The last tenth of each file is held out: it is written to FOLDER/text,
-beside the calibration text made of what was trained on. FOLDER becomes a Hugging Face checkpoint
-(config.json, model.safetensors, tokenizer.json) for `llmcli convert`.
+Quantization is judged by how little a file's answers differ from the original's; random weights
+show nothing about that. TEXTS is a folder with wiki.valid.tokens and tinyshakespeare.txt; Python's
+library is the code text. The last tenth of each file is held out and written to FOLDER/text, with
+the calibration text from the training part. FOLDER becomes a Hugging Face checkpoint (config.json,
+model.safetensors, tokenizer.json) for `llmcli convert`.
 
-The same arguments give the same batches in the same order: a batch is drawn from (seed, step). A
-run that was stopped goes on from FOLDER/checkpoint.pt, written every minute. The learning rate is
-flat and falls only in the last fifth, so that a run can be shortened: stop it, and start it with
-fewer --steps. Weights are kept in float32 and multiplied in --type: the two, and processors of
-other kinds, give teachers that differ.
+The same arguments give the same batches in the same order: a batch depends on (seed, step). A run
+that was stopped resumes from FOLDER/checkpoint.pt, which is written every minute. The learning rate
+is constant and falls only in the last fifth, so that a run can be shortened: stop it and start it
+with fewer --steps. Weights are stored in float32 and multiplied in --type; --type and the kind of
+processor change the result.
 """
 
 import argparse
@@ -37,15 +36,15 @@ if TYPE_CHECKING:
     import torch
 
 HEAD = 64  # values of an attention head
-FALL = 0.2  # share of the steps in which the learning rate falls; the context is doubled there
+FALL = 0.2  # share of the steps in which the learning rate falls and the context is doubled
 WARMUP = 50  # steps
 EVERY = 60.0  # seconds between checkpoints
-EPSILON, BASE = 1e-5, 10000.0  # of the norms; of the rotation
+EPSILON, BASE = 1e-5, 10000.0  # of the norms; base of the rotation
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the tensors' shapes, and the context in tokens."""
+    """The sizes that determine the tensors' shapes, and the context in tokens."""
 
     hidden: int
     ffn: int
@@ -55,16 +54,16 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """Query heads; there are half as many of keys and values."""
+        """Return the number of query heads; there are half as many key and value heads."""
         return self.hidden // HEAD
 
     @property
     def kv(self) -> int:
-        """Heads of keys and of values."""
+        """Return the number of key and value heads."""
         return self.heads // 2
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape, as Hugging Face's Llama names them; the embedding serves as head, too."""
+        """Return shapes by name as in Hugging Face's Llama; the embedding is also the head."""
         found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.words, self.hidden)}
         for block in range(self.layers):
             at, wide, narrow = f"model.layers.{block}", self.hidden, self.kv * HEAD
@@ -82,7 +81,7 @@ class Shape:
         return found | {"model.norm.weight": (self.hidden,)}
 
     def config(self) -> dict[str, object]:
-        """config.json."""
+        """Return the content of config.json."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -110,7 +109,7 @@ Weights = dict[str, "torch.Tensor"]
 
 
 def main() -> None:
-    """Texts, tokenizer, training, checkpoint, perplexity."""
+    """Prepare texts and tokenizer, train, write the checkpoint, print perplexities."""
     asked = arguments()
     import torch
 
@@ -126,7 +125,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line's."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -135,12 +134,12 @@ def arguments() -> argparse.Namespace:
         "--text",
         type=Path,
         required=True,
-        help="folder with wiki.valid.tokens, tinyshakespeare.txt",
+        help="folder with wiki.valid.tokens and tinyshakespeare.txt",
     )
     parser.add_argument("--hidden", type=int, default=512, help="a multiple of 256")
     parser.add_argument("--ffn", type=int, help="a multiple of 256; default 3 x hidden")
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--words", type=int, default=2048, help="tokens in the vocabulary")
+    parser.add_argument("--words", type=int, default=2048, help="tokens of the vocabulary")
     parser.add_argument(
         "--ctx", type=int, default=256, help="tokens of a window; doubled in the last fifth"
     )
@@ -150,24 +149,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "mps"])
     parser.add_argument(
-        "--type", choices=["bfloat16", "float32"], help="of the products; default: the quick one"
+        "--type", choices=["bfloat16", "float32"], help="of the products; default: the faster one"
     )
     parser.add_argument(
         "--threads",
         type=int,
         default=1,
-        help="1 or 2: halves of a batch side by side, the same sums",
+        help="1 or 2: halves of a batch in parallel; the sums are the same",
     )
     asked = parser.parse_args()
     if asked.hidden % 256 or (asked.ffn or 0) % 256:
-        parser.error("--hidden and --ffn must be multiples of 256: rows of k-quants are")
+        parser.error("--hidden and --ffn must be multiples of 256, as rows of k-quants are")
     if asked.steps <= WARMUP:
         parser.error(f"--steps must be more than the {WARMUP} of the warm-up")
     return asked
 
 
 def draw(shape: Shape, seed: int) -> Weights:
-    """F32 weights to begin with: normal, 0.02; what writes into the residual is divided by sqrt(2 x
+    """Return initial F32 weights: normal with 0.02; outputs to the residual are divided by sqrt(2 x
     layers).
     """
     import torch
@@ -186,8 +185,8 @@ def draw(shape: Shape, seed: int) -> Weights:
 
 
 def forward(shape: Shape, weights: Weights, tokens: "torch.Tensor") -> "torch.Tensor":
-    """Logits [windows, tokens, words] of a Llama (the arithmetic of transformers'
-    LlamaForCausalLM).
+    """Return logits `[windows, tokens, words]` of a Llama, as transformers' LlamaForCausalLM
+    computes them.
     """
     import torch
     from torch.nn import functional
@@ -216,7 +215,7 @@ def forward(shape: Shape, weights: Weights, tokens: "torch.Tensor") -> "torch.Te
         value = heads(f"{at}.self_attn.v_proj.weight", seen, shape.kv)
         query = query.reshape(
             windows, shape.kv, 2 * length, HEAD
-        )  # both query heads of a group, one after the other
+        )  # both query heads of a group are adjacent
         scores = (query @ key.transpose(-1, -2)).view(windows, shape.kv, 2, length, length) + mask
         mixed = scores.softmax(-1).view(windows, shape.kv, 2 * length, length) @ value
         mixed = (
@@ -233,8 +232,8 @@ def forward(shape: Shape, weights: Weights, tokens: "torch.Tensor") -> "torch.Te
 
 
 def rotation(length: int, like: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-    """Cosines and sines [length, HEAD] of the rotary embedding, in halves as Hugging Face lays
-    them.
+    """Return cosines and sines `[length, HEAD]` of the rotary embedding, in halves as Hugging Face
+    does.
     """
     import torch
 
@@ -244,7 +243,7 @@ def rotation(length: int, like: "torch.Tensor") -> "tuple[torch.Tensor, torch.Te
 
 
 def turned(heads: "torch.Tensor", turn: "tuple[torch.Tensor, torch.Tensor]") -> "torch.Tensor":
-    """`heads` [windows, heads, tokens, HEAD] rotated by position."""
+    """Return `heads` `[windows, heads, tokens, HEAD]` rotated by position."""
     import torch
 
     cosine, sine = turn
@@ -253,7 +252,7 @@ def turned(heads: "torch.Tensor", turn: "tuple[torch.Tensor, torch.Tensor]") -> 
 
 
 def train(asked: argparse.Namespace, shape: Shape, corpus: teacher_text.Corpus) -> Weights:
-    """The F32 weights after the last step."""
+    """Return the F32 weights after the last step."""
     import torch
 
     master = {
@@ -295,9 +294,7 @@ def train(asked: argparse.Namespace, shape: Shape, corpus: teacher_text.Corpus) 
 
 
 def products(device: str) -> str:
-    """The type that products are quick in: bfloat16 but on a CPU without it, where torch takes it
-    apart.
-    """
+    """Return the faster type of products: bfloat16, except on a CPU where torch emulates it."""
     import torch
 
     found = torch.cpu.get_capabilities()
@@ -315,11 +312,10 @@ def descend(
     batch: "torch.Tensor",
     kind: "torch.dtype",
 ) -> float:
-    """Put the gradient of a batch [windows, tokens + 1] on `master`; returns the mean loss.
+    """Write the gradient of a batch `[windows, tokens + 1]` to `master`; return the mean loss.
 
-    Halves are computed apart and added in order, so that the sums do not depend on how many run at
-    a time. In bfloat16 a step takes less than half of float32's time on a CPU with AMX, and thirty
-    times it on one with AVX2 alone.
+    Halves are computed separately and added in order, so that the sums do not depend on the number
+    of threads.
     """
     import torch
     from torch.nn import functional
@@ -343,7 +339,7 @@ def descend(
 
 
 def keep(at: Path, master: Weights, adam: Any, step: int) -> None:
-    """Write the state beside its place, then move it there."""
+    """Write the state to a temporary file, then rename it."""
     import torch
 
     part = at.with_suffix(".part")
@@ -352,7 +348,7 @@ def keep(at: Path, master: Weights, adam: Any, step: int) -> None:
 
 
 def resume(at: Path, master: Weights, adam: Any) -> int:
-    """The step at which a stopped run goes on."""
+    """Load the state of a stopped run; return its step."""
     import torch
 
     state = torch.load(at, weights_only=True)
@@ -360,12 +356,12 @@ def resume(at: Path, master: Weights, adam: Any) -> int:
         for name, value in master.items():
             value.copy_(state["weights"][name])
     adam.load_state_dict(state["adam"])
-    print(f"going on at step {state['step']}", file=sys.stderr)
+    print(f"resuming at step {state['step']}", file=sys.stderr)
     return int(state["step"])
 
 
 def save(folder: Path, shape: Shape, master: Weights) -> None:
-    """config.json and model.safetensors, F32."""
+    """Write config.json and model.safetensors in F32."""
     from safetensors.torch import save_file
 
     (folder / "config.json").write_text(json.dumps(shape.config(), indent=1))
@@ -373,8 +369,8 @@ def save(folder: Path, shape: Shape, master: Weights) -> None:
 
 
 def perplexity(shape: Shape, weights: Weights, held: np.ndarray[Any, Any], most: int = 40) -> float:
-    """exp of the mean loss over the second halves of up to `most` windows, as llama-perplexity
-    scores them.
+    """Return exp of the mean loss over the second halves of up to `most` windows, as
+    llama-perplexity does.
     """
     import torch
     from torch.nn import functional

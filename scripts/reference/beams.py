@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Beam search against transformers' own, its cells against separate sequences, its time against
-separate runs.
+"""Compare beam search with transformers, its cells with separate sequences, its time with separate
+runs.
 
 usage: .venv/bin/python scripts/reference/beams.py [--model MODEL.gguf] [--prompts 50] [--tokens 40]
        [--rounds 7] [--threads N]
 
-1. tests/data/stories260K in float32 (f32 KV, flash attention off), one thread on both sides: how
-many prompts have
-   the same answers in the same order with scores within 1e-4 (of their size above 1), and the
-   seconds of both searches.
-2. On MODEL (default: the same): cells in use at most, 4 beams, prompt of 1,000 tokens, 200
-generated, against four
-   separate sequences.
-3. On MODEL: one search of k beams against k greedy runs of as many tokens, and against the bound k
-T(1) / T(k) of
-   llama.cpp's own passes of 1 and of k rows at the same depth; all advance in turn, medians over
-   the rounds.
+1. On tests/data/stories260K in float32 (f32 KV, no flash attention, one thread on both sides): the
+number of prompts with the same answers in the same order and scores within 1e-4 (relative above 1),
+and the seconds of both searches.
+
+2. On MODEL (default: the same): the most cells in use with 4 beams, a prompt of 1,000 tokens and
+200
+generated ones, against four separate sequences.
+
+3. On MODEL: one search of k beams against k greedy runs of the same length, and against the bound
+k T(1) / T(k) of llama.cpp's passes of 1 and of k rows at the same depth. All advance in turn;
+medians over the rounds.
 """
 
 import argparse
@@ -55,7 +55,7 @@ LONG, GENERATED, WIDTH = 1000, 200, 4
 
 
 def identical(context: Context, model: Model, prompts: int, tokens: int) -> None:
-    """Part 1: every search over the prompts; every second prompt may end at a full stop."""
+    """Run part 1: every search over the prompts; every second prompt may end at a full stop."""
     oracle = beams.oracle(STORIES)
     stop = next(token for token in range(model.n_vocab) if model.piece(token) == b".")
     for search in SEARCHES:
@@ -80,7 +80,7 @@ def identical(context: Context, model: Model, prompts: int, tokens: int) -> None
 
 
 def started(context: Context, model: Model, request: Request) -> tuple[Engine, int]:
-    """An engine over an emptied context that has read the prompt."""
+    """Return an engine over an emptied context that has read the prompt."""
     context.clear()
     engine = Engine(
         context,
@@ -94,14 +94,14 @@ def started(context: Context, model: Model, request: Request) -> tuple[Engine, i
 
 
 def some_text(model: Model, count: int) -> tuple[int, ...]:
-    """A prompt of that many tokens."""
+    """Return a prompt of `count` tokens."""
     return tuple(
         model.tokenize(". ".join(beams.PROMPTS * 4), special=False, add_special=True)[:count]
     )
 
 
 def cells(context: Context, model: Model) -> None:
-    """Part 2."""
+    """Run part 2."""
     search = BeamSettings(WIDTH)
     request = Request(
         some_text(model, LONG), GREEDY, max_tokens=GENERATED, strategy="beam", search=search
@@ -113,12 +113,12 @@ def cells(context: Context, model: Model) -> None:
         engine.ledger.check()
         most = max(most, engine.ledger.used_cells)
     apart = WIDTH * (LONG + GENERATED - 1)  # the last token is never computed
-    fewer = f"{most} cells at most, apart {apart}: {1 - most / apart:.1%} fewer"
+    fewer = f"at most {most} cells, separate sequences {apart}: {1 - most / apart:.1%} fewer"
     print(f"{WIDTH} beams, prompt {LONG}, {GENERATED} generated: {fewer}", flush=True)
 
 
 def seconds_of_run(context: Context, model: Model, request: Request) -> float:
-    """From the first token to the last."""
+    """Return the seconds from the first to the last token."""
     engine, _ = started(context, model, request)
     begun = time.perf_counter()
     while engine.is_busy:
@@ -127,7 +127,9 @@ def seconds_of_run(context: Context, model: Model, request: Request) -> float:
 
 
 def seconds_of_passes(context: Context, prompt: tuple[int, ...], rows: int, count: int) -> float:
-    """llama.cpp alone: as many passes of `rows` rows, behind a prompt that all share."""
+    """Return the seconds of `count` passes of `rows` rows after a shared prompt, with llama.cpp
+    alone.
+    """
     context.clear()
     depth = len(prompt)
     context.decode(BatchRows(prompt, range(depth), [0] * depth, [False] * (depth - 1) + [True]))
@@ -145,7 +147,7 @@ def seconds_of_passes(context: Context, prompt: tuple[int, ...], rows: int, coun
 
 
 def times(context: Context, model: Model, rounds: int, tokens: int) -> None:
-    """Part 3."""
+    """Run part 3."""
     prompt = some_text(model, 64)
     for k in (4, 8):
         gains, bounds = [], []

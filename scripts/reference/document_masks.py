@@ -1,7 +1,7 @@
-"""What may differ between two records of the command line, and what does.
+"""The values that may differ between two records of the command line, and their comparison.
 
-A value that is masked by its key must still be of the same kind: a number, a text, true or false,
-or null. Keys are never masked, but for those that a measurement decides about.
+A value that is masked by its key must still have the same kind: number, text, boolean or null. Keys
+are never masked, except those that depend on a measurement.
 """
 
 import re
@@ -25,7 +25,7 @@ MASKED_KEYS = re.compile(
     # The process.
     r"|^(pid|port|grpc_port)$"
 )
-# In these entries alone: what depends on a measured speed, on free memory or on the moment.
+# Only in these entries: values that depend on a measured speed, on free memory or on the time.
 MEASURED = r"^bench |^home: state/profiles"
 MASKED_PLACES = tuple(
     (re.compile(entry), re.compile(path))
@@ -46,7 +46,7 @@ MASKED_PLACES = tuple(
         (r"^plan ", r"\.max_ctx\.\w+$"),
     )
 )
-# Keys that appear where a measurement decides for them.
+# Keys that exist only if a measurement decides so.
 OPTIONAL_KEYS = tuple(
     (re.compile(entry), re.compile(path))
     for entry, path in (
@@ -101,12 +101,12 @@ def compare_values(entry: str, path: str, first: Any, second: Any) -> list[str]:
 
 
 def is_measured(entry: str, path: str) -> bool:
-    """Return whether a measurement decides about a value, even whether there is one."""
+    """Return whether a measurement decides about a value, or whether it exists."""
     return any(place.search(path) and name.search(entry) for name, place in MASKED_PLACES)
 
 
 def is_masked(entry: str, path: str, value: Any) -> bool:
-    """Return whether a value may be another of its kind: by its key, or as a measured number."""
+    """Return whether a value may differ: by its key, or as a measured number."""
     key = path.rpartition(".")[2].removesuffix("[]")
     return bool(MASKED_KEYS.search(key)) or (
         isinstance(value, float) and bool(re.search(MEASURED, entry))

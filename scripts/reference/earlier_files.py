@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes tests/data/earlier: files of every kind that llmcli keeps, written by an earlier tree.
+"""Write tests/data/earlier: every kind of file that llmcli stores, written by an earlier tree.
 
-usage: scripts/reference/earlier_files.py TREE OUT [--python PYTHON]
+usage: .venv/bin/python scripts/reference/earlier_files.py TREE OUT [--python PYTHON]
 
 TREE is the checkout that writes, OUT a new folder. The fixtures in the repository were written by
 the tree before its packages were renamed, so the prefixes that kill calibrate and quantize name
-modules of that tree. The work folder's path becomes FOLDER, and in what a killed run resumes from
-the version of llama-cpp-python becomes BUILD: tests/test_earlier_files.py replaces both. Models
-have TIME_NS as their time of change, for some records contain it.
+modules of that tree. The path of the work folder becomes FOLDER, and in the state of a killed run
+the version of llama-cpp-python becomes BUILD; tests/test_earlier_files.py replaces both. Models
+have TIME_NS as their modification time, because some records contain it.
 """
 
 import argparse
@@ -108,7 +108,7 @@ class EarlierTree:
         return done.stdout.decode()
 
     def expect(self, line: str) -> None:
-        """Keep what a command answers: the tests compare with it."""
+        """Store the output of a command, with which the tests compare."""
         self.expected[line] = json.loads(self.run(line))
 
     def kill(self, prefix: str, line: str) -> None:

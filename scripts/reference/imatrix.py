@@ -1,15 +1,15 @@
-"""`llmcli calibrate` beside llama-imatrix: one model, one text, and how far each tensor's sums of
-squares are apart.
+"""Compare `llmcli calibrate` with llama-imatrix: each tensor's sums of squares on the same text.
 
-    .venv/bin/python scripts/reference/imatrix.py MODEL --text FILE --llama-imatrix PATH [--chunks N]
-    [-t N]
+    .venv/bin/python scripts/reference/imatrix.py MODEL --text FILE --llama-imatrix PATH
+        [--chunks N] [-t N]
 
-For each tensor both have: the length of the difference of the two vectors of sums over the length
-of theirs, both divided by their counts. llama-imatrix adds all rows in float32, ours those of a
-pass, and float64 above; it leaves out the head (here told with --process-output) and a head tied to
-the embedding. The same of the diagonals of our second moments against our sums, but for those of
-what attention mixes, which are of other rows; and of what both programs make of our file and an
-older one (.dat) added up. The last line says whether all are within 0.1 %.
+For each tensor of both: the length of the difference of the two vectors of sums over the length of
+theirs, both divided by their counts. llama-imatrix adds all rows in float32; llmcli adds those of a
+pass in float32 and the rest in float64. llama-imatrix leaves out the head (here it gets
+--process-output) and a head tied to the embedding. The diagonals of the second moments are compared
+with the sums, too, except for the inputs of attention outputs, which come from other rows; and so
+is the sum of our file and an older one (.dat) by both programs. The last line says whether all are
+within 0.1 %.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from quant.calibration.imatrix import Imatrix
 
 
 def run(command: list[str]) -> float:
-    """Seconds of a command that must succeed."""
+    """Run a command that must succeed; return its seconds."""
     begun = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -36,12 +36,12 @@ def run(command: list[str]) -> float:
 
 
 def means(entry: imatrix.ImatrixEntry) -> np.ndarray:
-    """Mean squares of all matrices in one row."""
+    """Return the mean squares of all matrices in one row."""
     return entry.mean_squares(0, 1, entry.count)[0].astype(np.float64)
 
 
 def apart(theirs: Imatrix, mine: Imatrix) -> dict[str, float]:
-    """How far each tensor that both have is apart."""
+    """Return the relative difference of each tensor that both have."""
     found = {}
     for name in sorted(theirs.entries.keys() & mine.entries.keys()):
         one, other = theirs.entries[name], mine.entries[name]
@@ -52,7 +52,7 @@ def apart(theirs: Imatrix, mine: Imatrix) -> dict[str, float]:
 
 
 def added(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, float]:
-    """Our file and one of the older form, added up by both programs."""
+    """Add our file and one of the older format with both programs; return the differences."""
     tool, older, theirs, mine = (
         str(options.llama_imatrix),
         *(str(folder / name) for name in ("a.dat", "b", "c")),
@@ -65,7 +65,7 @@ def added(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, fl
 
 
 def main() -> int:
-    """Run both and tell; 1 where the goal is missed."""
+    """Run both programs and report; return 1 if the goal is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -128,9 +128,11 @@ def main() -> int:
         f"{len(found)} tensors in both; theirs alone: {sorted(entries.keys() - mine_entries.keys())}"
     )
     print(
-        f"diagonals of {len(diagonals)} second moments: at most {max(diagonals.values()):.3e} apart"
+        f"diagonals of {len(diagonals)} second moments: relative difference at most {max(diagonals.values()):.3e}"
     )
-    print(f"{len(merged)} tensors added up by both: at most {max(merged.values()):.3e} apart")
+    print(
+        f"{len(merged)} tensors added by both: relative difference at most {max(merged.values()):.3e}"
+    )
     print(f"ours alone: {sorted(mine_entries.keys() - entries.keys())}")
     print(
         f"llama-imatrix {their_seconds:.1f} s, calibrate {seconds:.1f} s, with --moments {second_seconds:.1f} s"

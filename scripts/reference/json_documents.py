@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
-"""Records what the command line of a source tree answers, and compares two records.
+"""Record the answers of a source tree's command line, and compare two records.
 
-usage: scripts/reference/json_documents.py --record TREE OUT.json [--python PYTHON] [--work FOLDER]
-       scripts/reference/json_documents.py --compare A.json B.json
+usage: .venv/bin/python scripts/reference/json_documents.py --record TREE OUT.json
+           [--python PYTHON] [--work FOLDER]
+       .venv/bin/python scripts/reference/json_documents.py --compare A.json B.json
 
 A record has the exit code and the parsed document of every command of recorded_commands.py and of
 every request of recorded_requests.py, the flags of every --help, the files that the commands leave
 in LLMCLI_HOME, and the sha256 of quantized files. PYTHON (default: this one) runs TREE through
 PYTHONPATH, so that TREE needs no installation. SmolLM2 comes from the package index; nothing else
-is downloaded. A record takes about five minutes on two cores.
+is downloaded.
 
 A comparison requires equal exit codes and equal sets of keys everywhere, and equal values except
-for those that document_masks.py masks: times, rates, free memory, random identifiers, versions,
-and text for people. It prints every difference and exits with 1 if there is one.
+for those that document_masks.py masks: times, rates, free memory, random identifiers, versions, and
+text for people. It prints every difference and exits with 1 if there is one.
 
-Both records must be made in a work folder of the same path: files and caches contain it.
+Both records must be made in a work folder with the same path, because files and caches contain it.
 
-Quantized files are the same byte by byte in every run by ggml, search, gptq (also --sequential and
---fold) and --target-size. Only a file with a certificate (--verify) is not, for the certificate
-contains a date and speeds; it is compared as a document.
+Quantized files have the same bytes in every run with ggml, search, gptq (also --sequential and
+--fold) and --target-size. Only a file with a certificate (--verify) differs, because the
+certificate contains a date and speeds; it is compared as a document.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The logits of every family's tiny random checkpoints: llama.cpp on the converted file against
+"""Compare the logits of every family's tiny random checkpoints: llama.cpp (converted) and
 transformers.
 
-usage: .venv/bin/python scripts/reference/logits.py [WORD]     only cases whose name has WORD in it
+usage: .venv/bin/python scripts/reference/logits.py [WORD]     only cases whose name contains WORD
 
-Float32 on both sides, flash attention off, 320 positions. Printed a case: normalised mean squared
-error, and the positions with the same likeliest token of those where the reference's first two
-differ by more than 1e-4.
+Float32 on both sides, no flash attention, 320 positions. For each case the script prints the
+normalized mean squared error, and how many positions have the same likeliest token among those
+where the reference's first two differ by more than 1e-4.
 """
 
 import sys

@@ -1,17 +1,15 @@
-"""`llmcli eval` beside llama-perplexity: the same model, base and text, both columns and the
-differences.
+"""Compare `llmcli eval` with llama-perplexity: the same model, base and text.
 
     .venv/bin/python scripts/reference/perplexity.py MODEL BASE --text FILE --llama-perplexity PATH
-    [--chunks N] [-t N]
+        [--chunks N] [-t N]
 
-llama-perplexity runs twice: --kl-divergence-base writes the base's log-probabilities, in 16 bits
-each over a window of 16 nats (steps of 2.4e-4 nats); --kl-divergence reads them. Ours are float32
-from end to end, so that divergences may differ by what those steps come to: about 1e-6 nats on
-average, more in the smallest percentiles. Where the token that came has less than e^-16 of the
-likeliest one's probability, their second run gives it as much: its perplexity of the base is too
-low then, and what is made of it (ratio, difference) is off. Their first run knows no such floor;
-that perplexity counts. The last line says whether the mean divergence is within 1 % and both
-perplexities within their rounding.
+llama-perplexity runs twice: --kl-divergence-base writes the base's log-probabilities in 16 bits
+each over a window of 16 nats (steps of 2.4e-4 nats); --kl-divergence reads them. llmcli uses
+float32, so divergences may differ by the effect of these steps: about 1e-6 nats on average, more in
+the smallest percentiles. If a token has less than e^-16 of the likeliest one's probability, their
+second run uses that value: its perplexity of the base is then too low, and so are the ratio and
+difference. Their first run has no such limit; its perplexity counts. The last line says whether the
+mean divergence is within 1 % and both perplexities within their rounding.
 """
 
 import argparse
@@ -27,7 +25,7 @@ from typing import Any
 NUMBER = r"\s*(-?[\d.]+)"
 LINES = {
     "perplexity": (r"Mean PPL\(Q\)\s*:", "perplexity", 1),
-    "base's, with their floor": (r"Mean PPL\(base\)\s*:", "base_perplexity", 1),
+    "base's, with the limit": (r"Mean PPL\(base\)\s*:", "base_perplexity", 1),
     "ratio": (r"Mean PPL\(Q\)/PPL\(base\)\s*:", "perplexity_ratio", 1),
     "ln ratio": (r"Mean ln\(PPL\(Q\)/PPL\(base\)\)\s*:", "ln_perplexity_ratio", 1),
     "difference": (r"Mean PPL\(Q\)-PPL\(base\)\s*:", "perplexity_difference", 1),
@@ -42,7 +40,7 @@ PERCENTILES = ("99.9", "99.0", "95.0", "90.0", "10.0", "5.0", "1.0", "0.1")
 def theirs(
     tool: Path, model: Path, base: Path, options: argparse.Namespace
 ) -> tuple[str, str, float, int]:
-    """What llama-perplexity printed in both runs, their seconds together, and the bytes of its
+    """Return the output of both llama-perplexity runs, their seconds, and the bytes of the logits
     file.
     """
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -66,7 +64,7 @@ def theirs(
 
 
 def ours(model: Path, base: Path, options: argparse.Namespace) -> tuple[dict[str, Any], float]:
-    """Our document, and the seconds of the command."""
+    """Return the document of `llmcli eval`, and its seconds."""
     begun = time.perf_counter()
     chunks = ["--chunks", str(options.chunks)] if options.chunks else []
     told = run(
@@ -94,7 +92,7 @@ def ours(model: Path, base: Path, options: argparse.Namespace) -> tuple[dict[str
 
 
 def run(command: list[str]) -> str:
-    """Output and errors of a command that must succeed, the document last."""
+    """Run a command that must succeed; return its output and errors, the document last."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {done.stderr[-2000:]}")
@@ -102,14 +100,14 @@ def run(command: list[str]) -> str:
 
 
 def figure(text: str, pattern: str) -> float:
-    """The number behind a label."""
+    """Return the number after a label."""
     found = re.search(pattern + NUMBER, text)
     assert found, (pattern, text[-3000:])
     return float(found[1])
 
 
 def compare(alone: str, text: str, told: dict[str, Any]) -> bool:
-    """Print the table; whether the goals are met."""
+    """Print the table; return whether the goals are met."""
     rows = [
         (name, figure(text, label), scale * told[key]["value"])
         for name, (label, key, scale) in LINES.items()
@@ -145,7 +143,7 @@ def compare(alone: str, text: str, told: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    """Run both and tell; 1 where a goal is missed."""
+    """Run both programs and report; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -157,7 +155,7 @@ def main() -> int:
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument(
-        "--folder", type=Path, help="where llama-perplexity's file of logits may lie for a while"
+        "--folder", type=Path, help="folder for llama-perplexity's temporary file of logits"
     )
     parser.add_argument(
         "--cache-type", metavar="TYPE", help="of the model's K and V; the base has f16"

@@ -1,10 +1,9 @@
-"""Quantizes a GGUF both ways, with this project and with llama.cpp's own llama_model_quantize, and
-compares.
+"""Compare quantized files of this project with those of llama_model_quantize, byte by byte.
 
-    python scripts/reference/quantize.py MODEL.gguf … [-t TYPE …] [--imatrix FILE]
+    .venv/bin/python scripts/reference/quantize.py MODEL.gguf … [-t TYPE …] [--imatrix FILE]
 
-Prints a line per model and type: tensors whose type and bytes are equal, of all, and the seconds of
-each.
+For each model and type the script prints how many tensors have the same type and bytes, and the
+seconds of both.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from quant.recipes import tensor_types
 def upstream(
     source: Path, out: Path, number: int, threads: int, weights: imatrix.Imatrix | None
 ) -> float:
-    """Run llama_model_quantize with requantizing allowed; returns its seconds."""
+    """Run llama_model_quantize with requantizing allowed; return its seconds."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = number, True, threads
     if weights:
@@ -51,7 +50,7 @@ def upstream(
 
 
 def compare(ours: Path, theirs: Path) -> tuple[int, int, list[str]]:
-    """Tensors equal in type and bytes, tensors in all, and what differs."""
+    """Return the number of equal tensors, the number of tensors, and the differences."""
     mine = {tensor.name: tensor for tensor in read_header.read_header(ours).tensors}
     other = {tensor.name: tensor for tensor in read_header.read_header(theirs).tensors}
     differing = sorted(mine.keys() ^ other.keys())
@@ -67,7 +66,7 @@ def compare(ours: Path, theirs: Path) -> tuple[int, int, list[str]]:
 
 
 def main() -> None:
-    """Compare every model and type that was named."""
+    """Compare every model and type."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("-t", "--type", nargs="+", default=["Q4_K_M", "Q2_K"])

@@ -1,4 +1,4 @@
-"""Runs one source tree in a work folder of its own and keeps what it answers."""
+"""One source tree, run in a work folder, and the answers of its commands."""
 
 import csv
 import hashlib

@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""Speculative decoding draws from the model's own distribution: chi-square against exact
+"""Test that speculative decoding samples the model's distribution: chi-square against exact
 probabilities.
 
 usage: .venv/bin/python scripts/reference/speculation.py [--samples 20000] [--tokens 6] [--guess 3]
-[--seed 0]
-       [--ways model sure none]
+       [--seed 0] [--ways model sure none]
 
-The model is tests/data/stories260K in Q8_0, at temperature 1.2 from the 40 likeliest tokens, each
-sample with a seed of its own. A reference text is fixed (the greedy one); a sample counts where it
-first departs from it, and with which token. What plain decoding would give is known exactly: the
-product of the probabilities on the way. Cells expected fewer than five times are one. Two ways to
-guess, and none at all as a control:
+The model is tests/data/stories260K in Q8_0, at temperature 1.2 with the 40 likeliest tokens; each
+sample has its own seed. The reference text is the greedy one. A sample counts by the position at
+which it first differs from the reference, and by its token there. The exact probability of plain
+decoding is the product of the probabilities up to that position. Cells with fewer than five
+expected samples are merged. There are two ways to draft, and a control:
 
-- model: a draft model (the same one in Q4_0, so that it errs) draws, and guesses are matched by
-min(1, p/q);
-- sure: guesses are the reference's tokens, taken where the chain draws the same (as for prompt
-lookup);
-- none: plain decoding.
+- model: a draft model (the same one in Q4_0, so that it makes errors) samples; drafts are accepted
+  with min(1, p/q)
+- sure: drafts are the reference's tokens, accepted if the chain draws the same (as for prompt
+  lookup)
+- none: plain decoding
 
-Prints chi-square, degrees of freedom and p for each, and ends with 1 where a p is below 0.01.
+The script prints chi-square, degrees of freedom and p for each way, and exits with 1 if a p is
+below 0.01.
 """
 
 import argparse
@@ -52,11 +52,11 @@ STORIES = Path(__file__).parents[2] / "tests" / "data" / "stories260K"
 TEXT = "Once upon a time, there was a"
 WARM = default_sampling().with_values({"temp": 1.2, "top_p": 1, "min_p": 0})
 LEAST, ALPHA = 5, 0.01
-Cell = tuple[int, int]  # where a sample departs, and with what; -1 is nothing
+Cell = tuple[int, int]  # position of the first difference and its token; -1: none
 
 
 def answer(engine: Engine, request: Request) -> tuple[list[int], int, int]:
-    """Tokens, guesses, and guesses that were right."""
+    """Return the tokens, the number of drafted ones, and the number of accepted ones."""
     number = engine.submit(request)
     while engine.is_busy:
         engine.step()
@@ -67,7 +67,7 @@ def answer(engine: Engine, request: Request) -> tuple[list[int], int, int]:
 def expected(
     context: Context, words: ModelVocabulary, prompt: tuple[int, ...], reference: list[int]
 ) -> dict[Cell, float]:
-    """The exact probability of each first departure from the reference."""
+    """Return the exact probability of each first difference from the reference."""
     context.clear()
     chain = make_chain(WARM, 0, None, words)
     assert isinstance(chain, NumpyChain)
@@ -93,7 +93,7 @@ def expected(
 
 
 def departure(tokens: list[int], reference: list[int]) -> Cell:
-    """Where a sample first departs."""
+    """Return the first difference of a sample."""
     for place, (one, other) in enumerate(zip(tokens, reference, strict=True)):
         if one != other:
             return place, one
@@ -103,7 +103,7 @@ def departure(tokens: list[int], reference: list[int]) -> Cell:
 def chi_square(
     seen: Counter[Cell], odds: dict[Cell, float], samples: int
 ) -> tuple[float, int, float]:
-    """The statistic, its degrees of freedom, and p (Wilson and Hilferty's approximation)."""
+    """Return the statistic, its degrees of freedom, and p (Wilson and Hilferty's approximation)."""
     rare = sum(p for p in odds.values() if p * samples < LEAST)
     pairs = [(seen[cell], p * samples) for cell, p in odds.items() if p * samples >= LEAST]
     known = sum(count for count, _ in pairs)
@@ -117,7 +117,7 @@ def chi_square(
 def engines(
     stack: ExitStack, model: Model, context: Context, small: Path, reference: list[int], guess: int
 ) -> Iterator[tuple[str, Engine]]:
-    """An engine for each way to guess; each begins with an empty context."""
+    """Yield an engine with an empty context for each way to draft."""
     words = ModelVocabulary(model.piece, lambda token: False, model.n_vocab)
     draft = stack.enter_context(open_model(small, gpu_layers=0))
     options = ContextOptions(256, n_outputs=4)
@@ -138,12 +138,12 @@ def engines(
 
 
 def seeded(sampling: Sampling, seed: int) -> Sampling:
-    """The same settings with another seed."""
+    """Return the settings with another seed."""
     return sampling.with_values({"seed": seed})
 
 
 def main() -> int:
-    """Draw, count, compare."""
+    """Sample, count and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,7 +188,7 @@ def main() -> int:
             statistic, free, p = chi_square(seen, odds, asked.samples)
             worst = min(worst, p)
             print(
-                f"{name:5}  {asked.samples} samples, {drafted} guessed, {accepted / max(1, drafted):.0%} right: "
+                f"{name:5}  {asked.samples} samples, {drafted} drafted, {accepted / max(1, drafted):.0%} accepted: "
                 f"chi-square {statistic:.1f} at {free} degrees of freedom, p {p:.3f}",
                 flush=True,
             )

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Proof that files run in an unmodified llama.cpp: each is answered from by its llama-cli and its
-llama-server.
+"""Check that files run in an unmodified llama.cpp: an answer by llama-cli and by llama-server.
 
-usage: scripts/reference/stock_llama_cpp.py FILE.gguf ... --tools DIR [--predict 24] [-t 2]
+usage: .venv/bin/python scripts/reference/stock_llama_cpp.py FILE.gguf ... --tools DIR
+       [--predict 24] [-t 2]
 
-llama-cli answers one prompt and must end by itself with exit code 0; llama-server listens on the
-loopback, says that it is healthy, completes the same prompt greedily, and ends at SIGINT with exit
-code 0. Neither may warn of a tensor: one that it does not know, or that does not fit. Prints a line
-per file; the exit code is 1 where one failed.
+llama-cli must answer one prompt and exit with 0. llama-server must listen on loopback, report
+healthy, complete the same prompt greedily, and exit with 0 at SIGINT. Neither may warn about a
+tensor. The script prints a line per file and exits with 1 if one fails.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 PROMPT = "The city lies on the river and"
-WAIT = 120.0  # seconds for a model to load, and for an answer
+WAIT = 120.0  # seconds to load a model, and for an answer
 TENSORS = re.compile(
     r"^.*(?:unused tensor|missing tensor|wrong number of tensors|unknown type|unknown tensor|invalid data|NaN).*$",
     re.MULTILINE | re.IGNORECASE,
@@ -32,11 +31,11 @@ TENSORS = re.compile(
 
 
 class Unfit(Exception):
-    """What was wrong with a file."""
+    """The reason why a file failed."""
 
 
 def main() -> int:
-    """Prove every file; 1 where one failed."""
+    """Check every file; return 1 if one fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,14 +60,14 @@ def main() -> int:
 
 
 def answers(asked: argparse.Namespace, file: Path) -> str:
-    """What both tools answered; raises Unfit. Of `asked` it takes the tools, how many tokens, and
+    """Return the answers of both tools. Raises Unfit. `asked` has the tools, the token count and
     threads.
     """
     return f"llama-cli {cli(asked, file)!r}, llama-server {server(asked, file)!r}"
 
 
 def common(asked: argparse.Namespace, tool: str, file: Path) -> list[str]:
-    """A tool's command, its warnings told (-lv 3)."""
+    """Return a tool's command, with its warnings (-lv 3)."""
     threads, predict = str(asked.threads), str(asked.predict)
     return [
         str(asked.tools / tool),
@@ -88,7 +87,7 @@ def common(asked: argparse.Namespace, tool: str, file: Path) -> list[str]:
 
 
 def cli(asked: argparse.Namespace, file: Path) -> str:
-    """llama-cli's answer to one turn."""
+    """Return llama-cli's answer to one turn."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answer.txt"
         command = [
@@ -120,7 +119,7 @@ def cli(asked: argparse.Namespace, file: Path) -> str:
 
 
 def server(asked: argparse.Namespace, file: Path) -> str:
-    """What llama-server completes the prompt with."""
+    """Return llama-server's completion of the prompt."""
     port = free_port()
     command = [*common(asked, "llama-server", file), "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
@@ -144,14 +143,14 @@ def server(asked: argparse.Namespace, file: Path) -> str:
 
 
 def ready(child: "subprocess.Popen[bytes]", url: str, log: IO[str]) -> None:
-    """Wait until the server says that it is healthy."""
+    """Wait until the server reports healthy."""
     end = time.monotonic() + WAIT
     while time.monotonic() < end:
         if child.poll() is not None:
             raise Unfit(f"llama-server: exit {child.returncode}: {words(log)[-400:]}")
         try:
             fetch(url)
-        except OSError:  # not yet listening, or 503: still loading
+        except OSError:  # not yet listening, or 503 while loading
             time.sleep(0.1)
         else:
             return
@@ -159,7 +158,7 @@ def ready(child: "subprocess.Popen[bytes]", url: str, log: IO[str]) -> None:
 
 
 def fetch(url: str, body: bytes | None = None) -> bytes:
-    """GET, or POST of JSON, straight to the loopback whatever proxy is set."""
+    """GET, or POST of JSON, to loopback without a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with opener.open(request, timeout=WAIT) as answer:
@@ -167,27 +166,27 @@ def fetch(url: str, body: bytes | None = None) -> bytes:
 
 
 def words(log: IO[str]) -> str:
-    """All that was logged."""
+    """Return the whole log."""
     log.seek(0)
     return log.read()
 
 
 def quiet(told: str, tool: str) -> None:
-    """Raise Unfit where a tensor was warned of."""
+    """Raise Unfit if a tensor was warned about."""
     found = TENSORS.findall(told)
     if found:
         raise Unfit(f"{tool} warns: {found[0].strip()}")
 
 
 def answered(text: str, tool: str) -> str:
-    """The beginning of an answer; raises Unfit where there is none."""
+    """Return the beginning of an answer. Raises Unfit if it is empty."""
     if not text.strip():
         raise Unfit(f"{tool} answered nothing")
     return " ".join(text.split())[:60]
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """Return a free port."""
     with socket.socket() as some:
         some.bind(("127.0.0.1", 0))
         return int(some.getsockname()[1])
