@@ -36,7 +36,7 @@ def _run() -> None:
     """Run the command and print user errors. Errors raised by the imports are not caught here."""
     from llmcli import config
     from llmcli.commands.cli import app
-    from llmcli.errors import ReaderGone, UsageError, UserError
+    from llmcli.errors import OutputClosed, UsageError, UserError
     from llmcli.ui import UI
 
     try:
@@ -64,10 +64,10 @@ def _run() -> None:
     except UserError as error:
         UI().error(str(error), error.hint)
         _settle_output()
-        if config.load().debug:
+        if config.load_config().debug:
             raise
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
-    except ReaderGone:
+    except OutputClosed:
         _drop_output()
         raise SystemExit(0) from None
 

@@ -10,16 +10,16 @@ from types import TracebackType
 
 from llmcli.errors import UserError
 
-CHUNK = 1 << 20
-IN_THE_WAY = "a file has the name of the needed folder: choose another path"
-HINTS = {
-    errno.EEXIST: IN_THE_WAY,
-    errno.ENOTDIR: IN_THE_WAY,
+CHUNK_BYTES = 1 << 20
+FOLDER_NAME_HINT = "a file has the name of the needed folder: choose another path"
+HINT_OF_ERRNO = {
+    errno.EEXIST: FOLDER_NAME_HINT,
+    errno.ENOTDIR: FOLDER_NAME_HINT,
     errno.ENAMETOOLONG: "give a shorter name",
 }
 
 
-class Partial:
+class AtomicWriter:
     """A partial file, open for appending, with the hashes of its whole content.
 
     Content from an earlier attempt is read once, so that the hashes cover it. `position` is the
@@ -28,23 +28,23 @@ class Partial:
     blob id needs in advance.
     """
 
-    def __init__(self, path: Path, size: int, seen: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, path: Path, size: int, on_progress: Callable[[int], None] = lambda _: None) -> None:
         make_folder(path.parent)
-        self.path, self.size, self.seen = path, size, seen
+        self.path, self.size, self.on_progress = path, size, on_progress
         try:
             # Unbuffered, so that a write error is raised by the write that caused it.
             self.file = path.open("a+b", buffering=0)
         except OSError as error:
-            raise cannot_write(path, error) from None
+            raise write_error(path, error) from None
         if self.file.tell() > size:
             self.file.truncate(0)
         self.file.seek(0)
         self._forget()
-        while chunk := self.file.read(CHUNK):
+        while chunk := self.file.read(CHUNK_BYTES):
             self._hash(chunk)
-        self.furthest = self.position
+        self.max_position = self.position
 
-    def __enter__(self) -> "Partial":
+    def __enter__(self) -> "AtomicWriter":
         return self
 
     def __exit__(
@@ -67,9 +67,9 @@ class Partial:
                 hint="free disk space, then run the same command again",
             ) from None
         self._hash(chunk)
-        if self.position > self.furthest:
-            self.seen(self.position - self.furthest)
-            self.furthest = self.position
+        if self.position > self.max_position:
+            self.on_progress(self.position - self.max_position)
+            self.max_position = self.position
         return len(chunk)
 
     def restart(self) -> None:
@@ -78,13 +78,13 @@ class Partial:
         self.file.seek(0)
         self._forget()
 
-    def matches(self, digest: str) -> bool:
+    def has_digest(self, digest: str) -> bool:
         """Return whether the content has `digest`: 64 hex digits are a sha256, 40 a git blob id."""
-        return digest == (self.sha256 if len(digest) == 64 else self.git.hexdigest())
+        return digest == (self.sha256 if len(digest) == 64 else self.git_hash.hexdigest())
 
     @property
     def sha256(self) -> str:
-        return self.sha.hexdigest()
+        return self.sha256_hash.hexdigest()
 
     def commit(self, path: Path) -> None:
         """Make the file durable and rename it to `path`."""
@@ -101,13 +101,13 @@ class Partial:
 
     def _forget(self) -> None:
         self.position = 0
-        self.sha = hashlib.sha256()
-        self.git = hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
+        self.sha256_hash = hashlib.sha256()
+        self.git_hash = hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
 
     def _hash(self, chunk: bytes) -> None:
-        self.sha.update(chunk)
-        if self.size < 64 * CHUNK:  # larger files are in LFS, whose blobs are named by their sha256
-            self.git.update(chunk)
+        self.sha256_hash.update(chunk)
+        if self.size < 64 * CHUNK_BYTES:  # larger files are in LFS, whose blobs are named by their sha256
+            self.git_hash.update(chunk)
         self.position += len(chunk)
 
 
@@ -116,12 +116,12 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise write_error(path, error) from None
 
 
-def cannot_write(path: Path, error: OSError) -> UserError:
+def write_error(path: Path, error: OSError) -> UserError:
     """Return a UserError for an OSError while writing `path`."""
-    hint = HINTS.get(error.errno or 0, "make room or check the folder's permissions")
+    hint = HINT_OF_ERRNO.get(error.errno or 0, "make room or check the folder's permissions")
     return UserError(f"cannot write {path}: {error.strerror}", hint=hint)
 
 
@@ -135,7 +135,7 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def check_place(path: Path) -> None:
+def require_writable(path: Path) -> None:
     """Raise UserError if `write_whole` could not replace `path`. Nothing is changed."""
     _ordinary(path)
     make_folder(path.parent)
@@ -144,17 +144,17 @@ def check_place(path: Path) -> None:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o666))
         temporary.unlink()
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise write_error(path, error) from None
 
 
-def check_apart(written: Iterable[Path | None], read: Iterable[Path | None]) -> None:
+def require_distinct_paths(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
     """Raise UserError if a file to be written is also read, or is written twice."""
     uses = {
         os.path.realpath(path.expanduser()): "is also read, and would be overwritten"
-        for path in read
+        for path in inputs
         if path
     }
-    for path in written:
+    for path in outputs:
         if path is None:
             continue
         resolved = os.path.realpath(path.expanduser())
@@ -163,7 +163,7 @@ def check_apart(written: Iterable[Path | None], read: Iterable[Path | None]) -> 
         uses[resolved] = "is named for two output files"
 
 
-def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> None:
+def write_atomically(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> None:
     """Replace `path` by the concatenation of `data`, or leave it unchanged.
 
     `mode` is narrowed by the user's umask.
@@ -181,7 +181,7 @@ def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> Non
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise write_error(path, error) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -193,7 +193,7 @@ def _ordinary(path: Path) -> None:
             kind = "a folder" if path.is_dir() else "not a regular file"
             raise UserError(f"cannot write {path}: it is {kind}", hint="give a file name")
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise write_error(path, error) from None
 
 
 def _beside(path: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-TRUE = {"1", "true", "yes", "on"}
+TRUE_WORDS = {"1", "true", "yes", "on"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Config:
         return self.config / "models.toml"
 
 
-def load(environ: Mapping[str, str] | None = None) -> Config:
+def load_config(environ: Mapping[str, str] | None = None) -> Config:
     """Read the configuration from `environ` (default: os.environ).
 
     `LLMCLI_HOME` puts all four folders under one.
@@ -75,7 +75,7 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
     )
 
 
-def wheel_cache(environ: Mapping[str, str] | None = None) -> Path:
+def wheel_cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder where scripts/setup keeps the wheels of llama.cpp that it built.
 
     It must agree with cache_folder in scripts/build/build_llama.py.
@@ -88,14 +88,14 @@ def wheel_cache(environ: Mapping[str, str] | None = None) -> Path:
     return Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "llmcli" / "wheels"
 
 
-def quiet_library() -> None:
+def disable_backtrace() -> None:
     """Keep an abort inside llama.cpp from starting a debugger. Call it before the library is
     loaded.
     """
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 
-def one_kernel() -> None:
+def disable_tiled_kernels() -> None:
     """Make llama.cpp use the same kernel for k-quants at every batch size.
 
     llama.cpp reads the variable at its first matrix product.
@@ -103,7 +103,7 @@ def one_kernel() -> None:
     os.environ["GGML_CPU_TILED_MM"] = "0"
 
 
-def quiet_hub() -> None:
+def disable_hub_telemetry() -> None:
     """Turn off telemetry, progress bars and update checks of huggingface_hub. Call it before the
     library is imported.
     """
@@ -115,7 +115,7 @@ def quiet_hub() -> None:
         os.environ.setdefault(name, "1")
 
 
-def quiet_ray(token: str | None) -> None:
+def configure_ray(token: str | None) -> None:
     """Turn off Ray's usage statistics, and require `token` from every client of the cluster.
 
     With `token` None, the cluster's own authentication settings apply. Call it before Ray is
@@ -130,7 +130,7 @@ def quiet_ray(token: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a deprecation warning
 
 
-def rotated_cache() -> bool:
+def has_rotated_cache() -> bool:
     """Return whether llama.cpp rotates quantized K and V before storing them.
 
     Source: src/llama-kv-cache.cpp, which reads the variable as a number.
@@ -138,7 +138,7 @@ def rotated_cache() -> bool:
     return not re.match(r"\s*[+-]?0*[1-9]", os.environ.get("LLAMA_ATTN_ROT_DISABLE", ""))
 
 
-def child_environ(**changes: str) -> dict[str, str]:
+def build_child_environ(**changes: str) -> dict[str, str]:
     """Return the environment for a child process: this one's with `changes`."""
     return {**os.environ, **changes}
 
@@ -158,4 +158,4 @@ def _token(env: Mapping[str, str], hub: Path) -> str | None:
 
 
 def _true(env: Mapping[str, str], name: str) -> bool:
-    return env.get(name, "").strip().lower() in TRUE
+    return env.get(name, "").strip().lower() in TRUE_WORDS

@@ -3,7 +3,7 @@
 from quant.errors import UserError as UserError
 
 
-class ReaderGone(Exception):
+class OutputClosed(Exception):
     """The reader of our output has ended (`llmcli list | head -1`). This is not an error."""
 
 

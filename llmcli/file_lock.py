@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmcli.atomic_files import cannot_write, make_folder
-from llmcli.types import Watcher
+from llmcli.atomic_files import write_error, make_folder
+from llmcli.types import ProgressDisplay
 
 
 @contextmanager
-def locked(path: Path, watcher: Watcher | None = None, what: str = "") -> Iterator[bool]:
+def hold_lock(path: Path, watcher: ProgressDisplay | None = None, resource: str = "") -> Iterator[bool]:
     """Hold the lock file at `path`; yield whether this process has the lock.
 
     Without a watcher, yields False at once if another process has the lock. With a watcher, prints
@@ -20,7 +20,7 @@ def locked(path: Path, watcher: Watcher | None = None, what: str = "") -> Iterat
     try:
         file = path.open("a")
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise write_error(path, error) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -28,6 +28,6 @@ def locked(path: Path, watcher: Watcher | None = None, what: str = "") -> Iterat
             if watcher is None:
                 yield False
                 return
-            watcher.note(f"another llmcli is working on {what}; waiting for it")
+            watcher.note(f"another llmcli is working on {resource}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield True

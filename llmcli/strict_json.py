@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 
-def strict(text: str | bytes, whole: Callable[[str], Any] = int) -> Any:
+def parse_strict_json(text: str | bytes, parse_int: Callable[[str], Any] = int) -> Any:
     """Parse JSON text; integers are converted by `whole`.
 
     Raises ValueError and RecursionError.
     """
-    return json.loads(text, parse_constant=_no_number, parse_float=finite, parse_int=whole)
+    return json.loads(text, parse_constant=_no_number, parse_float=parse_finite_float, parse_int=parse_int)
 
 
-def finite(word: str) -> float:
+def parse_finite_float(word: str) -> float:
     """Parse a float. Raises ValueError if it is beyond the range of a double."""
     number = float(word)
     if math.isinf(number):

@@ -12,24 +12,24 @@ try:
 except ImportError:
     termios = None  # type: ignore[assignment]
 
-LOCAL = 3  # index of the local modes in the list that tcgetattr returns
+LOCAL_MODES_INDEX = 3  # index of the local modes in the list that tcgetattr returns
 
 
-def settings() -> list[Any] | None:
+def read_mode() -> list[Any] | None:
     """Return the terminal's current mode, or None without a terminal."""
     if termios is None or not sys.stdin.isatty():
         return None
     return termios.tcgetattr(sys.stdin.fileno())
 
 
-def hush(before: list[Any]) -> None:
+def disable_echo(mode: list[Any]) -> None:
     """Stop the terminal from echoing keys. `before` is its current mode."""
-    quiet = [*before]
-    quiet[LOCAL] &= ~termios.ECHO
+    quiet = [*mode]
+    quiet[LOCAL_MODES_INDEX] &= ~termios.ECHO
     termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, quiet)
 
 
-def restore(before: list[Any]) -> None:
+def restore_mode(mode: list[Any]) -> None:
     """Restore the mode `before`; do nothing if the terminal is closed."""
     with suppress(termios.error):
-        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, before)
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, mode)

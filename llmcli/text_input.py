@@ -5,7 +5,7 @@ from pathlib import Path
 from llmcli.errors import UserError
 
 
-def decoded(raw: bytes, what: str, start: int = 0, left_out: str = "") -> str:
+def decode_utf8(raw: bytes, name: str, start: int = 0, hint_prefix: str = "") -> str:
     """Decode UTF-8. Raises UserError that names the first invalid byte.
 
     `what` names the input in the message, `start` is the offset of `raw` in it, and `left_out` is
@@ -15,8 +15,8 @@ def decoded(raw: bytes, what: str, start: int = 0, left_out: str = "") -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{what} is not UTF-8 text: byte {start + error.start} is 0x{raw[error.start]:02x}",
-            hint=f"{left_out}convert it first: iconv -f LATIN1 -t UTF-8",
+            f"{name} is not UTF-8 text: byte {start + error.start} is 0x{raw[error.start]:02x}",
+            hint=f"{hint_prefix}convert it first: iconv -f LATIN1 -t UTF-8",
         ) from None
 
 
@@ -25,7 +25,7 @@ MAX_TEXT_BYTES = 1 << 26  # largest text file that is read whole
 
 def require_utf8(label: str, text: str) -> None:
     """Raise UserError if `text`, an argument named `label`, is not UTF-8."""
-    decoded(text.encode("utf-8", "surrogateescape"), label)
+    decode_utf8(text.encode("utf-8", "surrogateescape"), label)
 
 
 def read_template(file_or_text: str) -> str:
@@ -63,4 +63,4 @@ def read_text(path: Path) -> str:
             f"{path} has more than {MAX_TEXT_BYTES:,} bytes",
             hint="no context can hold that much text: split the file",
         )
-    return decoded(raw, str(path))
+    return decode_utf8(raw, str(path))

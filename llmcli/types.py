@@ -20,7 +20,7 @@ class Message:
 
     role: str
     content: str
-    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    template_fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TokenTime:
     forced: bool = False
 
     @property
-    def rest_ms(self) -> float:
+    def other_ms(self) -> float:
         """Milliseconds outside the forward pass, sampling and the grammar: detokenizing, stop
         strings, display.
         """
@@ -67,11 +67,11 @@ class Event:
     token: TokenTime | None
     text: str
     finish: Finish | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    prompt: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    prompt_logprobs: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
 
 
-class Bar(Protocol):
+class ProgressBar(Protocol):
     """A running progress display."""
 
     def advance(self, amount: int) -> None: ...
@@ -79,7 +79,7 @@ class Bar(Protocol):
     def describe(self, text: str) -> None: ...
 
 
-class Watcher(Protocol):
+class ProgressDisplay(Protocol):
     """A receiver of progress bars and notes, such as the terminal."""
 
     def bar(
@@ -88,7 +88,7 @@ class Watcher(Protocol):
         total: int | None,
         unit: Literal["bytes", "tensors", "tests"] = "bytes",
         done: int = 0,
-    ) -> AbstractContextManager[Bar]: ...
+    ) -> AbstractContextManager[ProgressBar]: ...
 
     def note(self, text: str) -> None:
         """Print one line that is neither a result nor an error."""

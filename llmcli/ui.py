@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from llmcli.errors import ReaderGone, UserError
-from llmcli.types import Bar
-from llmcli.units import size
+from llmcli.errors import OutputClosed, UserError
+from llmcli.types import ProgressBar
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,11 +31,11 @@ class UI:
 
     def text(self, line: str = "") -> None:
         """Print one line; with --json it goes to stderr."""
-        put(sys.stderr if self.json else sys.stdout, visible(line) + "\n")
+        write_now(sys.stderr if self.json else sys.stdout, escape_controls(line) + "\n")
 
     def note(self, text: str) -> None:
         """Print one line on stderr that is neither a result nor an error."""
-        put(sys.stderr, visible(text) + "\n")
+        write_now(sys.stderr, escape_controls(text) + "\n")
 
     def warn(self, text: str) -> None:
         """Print a warning on stderr."""
@@ -49,7 +49,7 @@ class UI:
 
     def result(self, document: Any) -> None:
         """Print the JSON document of a --json run."""
-        put(sys.stdout, json_module.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+        write_now(sys.stdout, json_module.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
@@ -69,14 +69,14 @@ class UI:
                 overflow="ellipsis" if number else "fold",
             )
         for row in rows:
-            table.add_row(*(Text(visible(cell)) for cell in row))
+            table.add_row(*(Text(escape_controls(cell)) for cell in row))
         stream = sys.stderr if self.json else sys.stdout
         # Rich exits at a broken pipe, and a full disk must be reported: draw first, then write.
         drawn = io.StringIO()
         self._console(stream, drawn).print(table)
-        put(stream, drawn.getvalue())
+        write_now(stream, drawn.getvalue())
 
-    def drawing(self, draw: Callable[[int, bool], str]) -> None:
+    def print_drawing(self, draw: Callable[[int, bool], str]) -> None:
         """Print the result of `draw`, which gets the terminal's width in columns and whether
         Unicode can be shown.
         """
@@ -96,12 +96,12 @@ class UI:
             "bytes", "tensors", "tests", "chunks", "sites", "lines", "requests"
         ] = "bytes",
         done: int = 0,
-    ) -> Iterator[Bar]:
+    ) -> Iterator[ProgressBar]:
         """Show a progress bar on stderr; without a terminal, print one line at the end.
 
         `done` is the amount that was already complete, such as a resumed download.
         """
-        label = visible(label)
+        label = escape_controls(label)
         if not sys.stderr.isatty():
             quiet = _Lines(self, label)
             yield quiet
@@ -119,7 +119,7 @@ class UI:
         """
         from rich.markdown import Markdown
 
-        drawing = Markdown(visible(text), hyperlinks=False, code_theme="ansi_dark")
+        drawing = Markdown(escape_controls(text), hyperlinks=False, code_theme="ansi_dark")
         _tame(drawing.parsed)
         drawn = io.StringIO()
         self._console(sys.stdout, drawn).print(drawing)
@@ -130,7 +130,7 @@ class UI:
         """Highlight one line of code, if its language is known. The terminal wraps long lines."""
         from rich.syntax import Syntax
 
-        line = visible(line)
+        line = escape_controls(line)
         if not self.color or not line.strip():
             return line + "\n"
         drawn = io.StringIO()
@@ -192,7 +192,7 @@ class _RichBar:
 
     def describe(self, text: str) -> None:
         self.progress.update(
-            self.task, description=visible(text), refresh=not self.progress.live.auto_refresh
+            self.task, description=escape_controls(text), refresh=not self.progress.live.auto_refresh
         )
 
 
@@ -210,15 +210,15 @@ class _Lines:
 
     def close(self, total: int | None, unit: str) -> None:
         amount = total if total is not None else self.count
-        self.ui.note(f"{self.label}: " + (size(amount) if unit == "bytes" else f"{amount} {unit}"))
+        self.ui.note(f"{self.label}: " + (format_size(amount) if unit == "bytes" else f"{amount} {unit}"))
 
 
 def _tame(tokens: Iterable[Any]) -> None:
     """Make parsed Markdown safe: all content becomes visible text, and line breaks are kept."""
     for token in tokens:
-        token.content = visible(token.content)
+        token.content = escape_controls(token.content)
         if "href" in token.attrs:
-            token.attrs["href"] = visible(str(token.attrs["href"]))
+            token.attrs["href"] = escape_controls(str(token.attrs["href"]))
         match token.type:
             case "html_inline":
                 token.type = "text"
@@ -228,12 +228,12 @@ def _tame(tokens: Iterable[Any]) -> None:
                 token.type = "hardbreak"
             case "image":
                 token.type, token.tag = "text", ""
-                token.content = f"![{token.content}]({visible(str(token.attrs.get('src', '')))})"
+                token.content = f"![{token.content}]({escape_controls(str(token.attrs.get('src', '')))})"
                 token.children = None
         _tame(token.children or ())
 
 
-def put(stream: TextIO, text: str) -> None:
+def write_now(stream: TextIO, text: str) -> None:
     """Write and flush `text`.
 
     Raises UserError if the disk is full, and ReaderGone if the pipe is closed.
@@ -242,7 +242,7 @@ def put(stream: TextIO, text: str) -> None:
         stream.write(text)
         stream.flush()
     except BrokenPipeError:
-        raise ReaderGone from None
+        raise OutputClosed from None
     except OSError as error:
         if stream is sys.stderr:
             raise  # the error could not be printed either
@@ -252,7 +252,7 @@ def put(stream: TextIO, text: str) -> None:
         ) from None
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Replace control characters by visible ones; tab and newline stay.
 
     C0 and DEL become their pictures (U+2400…). C1, bidirectional overrides and other format

@@ -1,7 +1,7 @@
 """Numbers formatted for people."""
 
 
-def size(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """Format bytes in binary units: 98362432 -> '93.8 MiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(nbytes) < 1024:
@@ -10,6 +10,6 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def several(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a count with its noun: '1 turn', '2 turns'."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

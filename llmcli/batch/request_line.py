@@ -8,8 +8,8 @@ from llmcli.api.errors import ApiError
 from llmcli.api.fields import Fields, json_type
 from llmcli.batch.input_lines import MAX_LINE_BYTES, InputLine
 from llmcli.errors import UserError
-from llmcli.strict_json import strict
-from llmcli.text_input import decoded
+from llmcli.strict_json import parse_strict_json
+from llmcli.text_input import decode_utf8
 
 CHAT_PATH, COMPLETIONS_PATH, EMBEDDINGS_PATH = (
     "/v1/chat/completions",
@@ -95,8 +95,8 @@ def _parse_json(line: InputLine) -> Any:
             f"line {line.number} has {line.too_long:,} bytes; the limit is {MAX_LINE_BYTES:,}"
         )
     try:
-        text = decoded(line.raw, f"line {line.number}")
-        return strict(text)
+        text = decode_utf8(line.raw, f"line {line.number}")
+        return parse_strict_json(text)
     except RecursionError:
         raise DamagedLine(f"line {line.number} is nested too deeply") from None
     except UserError as error:

@@ -19,7 +19,7 @@ from llmcli.hardware import host
 from llmcli.planning import memory_plan
 from llmcli.planning.memory_plan import MemoryPlan
 from llmcli.runtime.binding import devices, library
-from llmcli.units import size
+from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
 
 MAX_MEMORY_BARS, MAX_SUMMARY_TESTS = 12, 6  # bars of the memory chart, tests in the summary
@@ -53,7 +53,7 @@ def build_test_page(
     subject, cpu = results[0].subject, llama_bench_output.build_row(results[0])["cpu_info"]
     return ReportPage(
         f"{name} on {cpu}",
-        f"{subject.description} · {size(subject.nbytes)} · measured {results[0].start_time}",
+        f"{subject.description} · {format_size(subject.nbytes)} · measured {results[0].start_time}",
         tuple(_lead(results, test_charts)),
         tuple(test_charts),
         (("All rows", result_table(results)),),
@@ -185,7 +185,7 @@ def _machine(cpu: str, cache: int | None, bandwidth: float | None) -> tuple[tupl
 
 
 def _size(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else size(nbytes)
+    return "unknown" if nbytes is None else format_size(nbytes)
 
 
 def _lead(results: Sequence[SpeedResult], drawn: Sequence[Chart]) -> list[str]:

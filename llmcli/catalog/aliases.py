@@ -10,17 +10,17 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.atomic_files import write_whole
+from llmcli.atomic_files import write_atomically
 from llmcli.catalog import catalog
-from llmcli.catalog.catalog import NAME
-from llmcli.catalog.model_ref import parse
+from llmcli.catalog.catalog import NAME_PATTERN
+from llmcli.catalog.model_ref import parse_ref
 from llmcli.config import Config
 from llmcli.errors import UserError
 
-HEADER = re.compile(r"\s*\[\[?[^\[\]]+\]\]?\s*(#.*)?")
+TABLE_HEADER = re.compile(r"\s*\[\[?[^\[\]]+\]\]?\s*(#.*)?")
 
 
-def write(
+def write_alias(
     config: Config,
     name: str,
     target: str,
@@ -33,8 +33,8 @@ def write(
     Raises UserError if the name is taken and `force` is not set, if the target is unknown, or if
     the user's file is written in a way that cannot be edited safely.
     """
-    entries = catalog.load(config)
-    if not NAME.fullmatch(name):
+    entries = catalog.load_catalog(config)
+    if not NAME_PATTERN.fullmatch(name):
         raise UserError(
             f"{name!r} is not a valid name",
             hint="use letters, digits and . _ -, with one optional :TAG",
@@ -44,9 +44,9 @@ def write(
         owner = "one of your aliases" if old.alias else f"a model of {old.origin}"
         raise UserError(f"{name} is already {owner}", hint="choose another name, or use --force")
     other_entries = {key: entry for key, entry in entries.items() if key != name}
-    ref = parse(target, other_entries, config)
+    ref = parse_ref(target, other_entries, config)
     # A file is stored by its absolute path, so that the alias works in every folder.
-    table: dict[str, Any] = {"alias": ref.full if ref.kind == "path" else target}
+    table: dict[str, Any] = {"alias": ref.full_name if ref.kind == "path" else target}
     if system is not None:
         table["system"] = system
     if settings:
@@ -55,7 +55,7 @@ def write(
     return name in entries
 
 
-def delete(config: Config, name: str) -> None:
+def delete_alias(config: Config, name: str) -> None:
     """Remove an alias from the user's file; downloaded weights stay."""
     _replace(config, name, None)
 
@@ -90,7 +90,7 @@ def _replace(config: Config, name: str, table: Mapping[str, Any] | None) -> None
         raise UserError(
             "the alias is not UTF-8 text", hint="convert it first: iconv -f LATIN1 -t UTF-8"
         ) from None
-    write_whole(path, data)
+    write_atomically(path, data)
 
 
 def _without(text: str, name: str) -> tuple[list[str], int]:
@@ -108,7 +108,7 @@ def _without(text: str, name: str) -> tuple[list[str], int]:
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     for number, line in enumerate(lines):
-        if HEADER.fullmatch(line.rstrip("\n")) and _whole(lines[:number]):
+        if TABLE_HEADER.fullmatch(line.rstrip("\n")) and _whole(lines[:number]):
             is_ours = _path(line)[:2] == ["models", name]
             if is_ours:
                 position = len(kept) if position is None else position

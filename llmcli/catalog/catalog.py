@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import llmcli
-from llmcli.catalog.spec import Part, Spec
+from llmcli.catalog.spec import WeightFile, Spec
 from llmcli.config import Config
 from llmcli.errors import UserError
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
 # A package name or version: it becomes a folder name and an argument of pip.
-WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-SHA256 = re.compile(r"[0-9a-f]{64}")
-KEYS = {"description", "license", "quant", "system", "settings", "sources", "alias", "original"}
+PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
+ENTRY_KEYS = {"description", "license", "quant", "system", "settings", "sources", "alias", "original"}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """The catalog's description of one name.
 
     `alias` names another model instead of sources. `original` is the hub repository with the float
@@ -42,25 +42,25 @@ class Entry:
     original: str = ""
 
 
-def builtin_file() -> Path:
+def builtin_catalog_path() -> Path:
     """Return the path of the built-in models.toml: in the package, or at the top of a checkout."""
     package = Path(llmcli.__file__).parent
     inside = package / "models.toml"
     return inside if inside.is_file() else package.parent / "models.toml"
 
 
-def load(config: Config) -> dict[str, Entry]:
+def load_catalog(config: Config) -> dict[str, CatalogEntry]:
     """Return every entry by name; the user's entries override the built-in ones.
 
     Raises UserError that names the file and line of an error in a catalog.
     """
-    entries = read(builtin_file())
+    entries = read_catalog(builtin_catalog_path())
     if config.user_catalog.is_file():
-        entries |= read(config.user_catalog)
+        entries |= read_catalog(config.user_catalog)
     return entries
 
 
-def read(path: Path) -> dict[str, Entry]:
+def read_catalog(path: Path) -> dict[str, CatalogEntry]:
     """Read the entries of one models.toml. Raises UserError."""
     text = _text(path)
     try:
@@ -94,21 +94,21 @@ def _text(path: Path) -> str:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _entry(path: Path, text: str, name: str, value: Any) -> Entry:
+def _entry(path: Path, text: str, name: str, value: Any) -> CatalogEntry:
     def check(fine: bool, message: str) -> None:
         if not fine:
             raise _wrong(path, text, name, f"{name}: {message}")
 
     check(
-        NAME.fullmatch(name) is not None,
+        NAME_PATTERN.fullmatch(name) is not None,
         "a name must be letters, digits and . _ -, with one optional :TAG",
     )
     check(isinstance(value, dict), "must be a table")
     check(
-        not (extra := sorted(set(value) - KEYS)),
-        f"unknown key {extra}; allowed are {', '.join(sorted(KEYS))}",
+        not (extra := sorted(set(value) - ENTRY_KEYS)),
+        f"unknown key {extra}; allowed are {', '.join(sorted(ENTRY_KEYS))}",
     )
-    for key in KEYS - {"settings", "sources"}:
+    for key in ENTRY_KEYS - {"settings", "sources"}:
         check(isinstance(value.get(key, ""), str), f"`{key}` must be text")
     settings, sources = value.get("settings", {}), value.get("sources", [])
     check(isinstance(settings, dict), "`settings` must be a table")
@@ -123,8 +123,8 @@ def _entry(path: Path, text: str, name: str, value: Any) -> Entry:
         check(spec is not None, problem)
         assert spec is not None
         specs.append(spec)
-    plain = {key: value[key] for key in KEYS - {"settings", "sources"} if key in value}
-    return Entry(name, path, settings=settings, sources=tuple(specs), **plain)
+    plain = {key: value[key] for key in ENTRY_KEYS - {"settings", "sources"} if key in value}
+    return CatalogEntry(name, path, settings=settings, sources=tuple(specs), **plain)
 
 
 def _spec(table: dict[str, Any]) -> tuple[str, Spec | None]:
@@ -143,18 +143,18 @@ def _spec(table: dict[str, Any]) -> tuple[str, Spec | None]:
             return f"`{spec_field.name}` of a source has the wrong type", None
     if extra := sorted(set(table) - {spec_field.name for spec_field in fields(Spec)}):
         return f"unknown key {extra} in a source", None
-    if missing := [key for key in source.needs if not table.get(key)]:
+    if missing := [key for key in source.required_fields if not table.get(key)]:
         return f"a source of kind {source.name} needs `{missing[0]}`", None
     try:
-        parts = tuple(Part(**part) for part in table.get("parts", ()))
+        parts = tuple(WeightFile(**part) for part in table.get("parts", ()))
     except TypeError:  # not a table, or with a missing or unknown key
         return "a part must be a table of package, version, member and bytes", None
     if not all(isinstance(part.member, str) and type(part.bytes) is int for part in parts):
         return "`member` of a part must be text and `bytes` a number", None
     for text in (text for part in parts for text in (part.package, part.version)):
-        if not isinstance(text, str) or not WORD.fullmatch(text):
+        if not isinstance(text, str) or not PACKAGE_PATTERN.fullmatch(text):
             return f"{text!r} is not a valid package name or version", None
-    if not SHA256.fullmatch(table.get("sha256") or "0" * 64):
+    if not SHA256_PATTERN.fullmatch(table.get("sha256") or "0" * 64):
         return "`sha256` must be 64 digits 0-9 a-f", None
     return "", Spec(**{**table, "parts": parts})
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from llmcli import file_lock
 from llmcli.catalog import remote_checkpoint, scratch_folders, store
-from llmcli.catalog.model_ref import Ref
+from llmcli.catalog.model_ref import ModelRef
 from llmcli.catalog.sources import hub
-from llmcli.catalog.sources.wheel import LOCK, waiting_room
+from llmcli.catalog.sources.wheel import LOCK_NAME, wheel_folder
 from llmcli.catalog.store import Manifest
 from llmcli.config import Config
 from llmcli.errors import UserError
@@ -19,24 +19,24 @@ from quant.model_file import read_header
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class RemovableItem:
     """A file or folder that can be deleted, its bytes, and the reason."""
 
     path: Path
-    bytes: int
-    why: str
+    nbytes: int
+    reason: str
 
 
-def remove(ref: Ref, config: Config) -> list[Item]:
+def remove_model(ref: ModelRef, config: Config) -> list[RemovableItem]:
     """Remove a model and everything quantized from it, or one quantization (NAME:TYPE).
 
     Files in the Hugging Face cache are deleted through the library, and only those that no other
     model uses. A file that the user named by its path is never deleted. Raises UserError if the
     model is not on this disk.
     """
-    file_type = ref.quant if not (ref.kind == "hub" and store.load(config, ref.full)) else None
-    name = ref.name if file_type else ref.full
-    with file_lock.locked(store.lock_file(config, name)) as is_locked:
+    file_type = ref.quant if not (ref.kind == "hub" and store.load_manifest(config, ref.full_name)) else None
+    name = ref.name if file_type else ref.full_name
+    with file_lock.hold_lock(store.lock_path(config, name)) as is_locked:
         if not is_locked:
             raise UserError(
                 f"another llmcli is working on {name}",
@@ -45,36 +45,36 @@ def remove(ref: Ref, config: Config) -> list[Item]:
         return _one_type(ref, file_type, config) if file_type else _all(ref, config)
 
 
-def _one_type(ref: Ref, file_type: str, config: Config) -> list[Item]:
-    folder = store.derived_folder(config, ref.name, file_type)
+def _one_type(ref: ModelRef, file_type: str, config: Config) -> list[RemovableItem]:
+    folder = store.quantized_folder(config, ref.name, file_type)
     if not folder.is_dir():
         raise _absent(ref)
     return [*_beside(folder, config), _delete(folder, f"{ref.name} as {file_type}")]
 
 
-def _all(ref: Ref, config: Config) -> list[Item]:
-    manifest, folder = store.load(config, ref.full), store.folder(config, ref.full)
+def _all(ref: ModelRef, config: Config) -> list[RemovableItem]:
+    manifest, folder = store.load_manifest(config, ref.full_name), store.model_folder(config, ref.full_name)
     if manifest is None and not folder.is_dir():
         raise _absent(ref)
     items = []
     if manifest and manifest.source.startswith("hub:"):
         unshared = _only_mine(manifest, config)
         items.append(
-            Item(
+            RemovableItem(
                 config.hub_cache,
-                hub.remove(config, unshared),
+                hub.remove_files(config, unshared),
                 f"{len(unshared)} files of {manifest.source} in the Hugging Face cache",
             )
         )
     elif manifest and manifest.source.startswith("local:"):
-        items.append(Item(Path(manifest.path), 0, "your own file stays; only its record goes"))
+        items.append(RemovableItem(Path(manifest.path), 0, "your own file stays; only its record goes"))
     items += [
         item for quantization in sorted(folder.glob("*/")) for item in _beside(quantization, config)
     ]
-    return [*items, _delete(folder, "what llmcli made from it" if items else ref.full)]
+    return [*items, _delete(folder, "what llmcli made from it" if items else ref.full_name)]
 
 
-def garbage(config: Config, *, delete: bool = False) -> list[Item]:
+def find_garbage(config: Config, *, delete: bool = False) -> list[RemovableItem]:
     """Find what can be deleted without loss: partial files, waiting wheels, records without files.
 
     Models that another process works on are skipped. With `delete`, each item is deleted when it is
@@ -90,7 +90,7 @@ def garbage(config: Config, *, delete: bool = False) -> list[Item]:
     return items
 
 
-def _discard(item: Item, config: Config) -> None:
+def _discard(item: RemovableItem, config: Config) -> None:
     """Delete an item, and its folder if that is now empty and not one of the user's."""
     if item.path.is_dir():
         shutil.rmtree(item.path)
@@ -101,38 +101,38 @@ def _discard(item: Item, config: Config) -> None:
         folder.rmdir()
 
 
-def _absent(ref: Ref) -> UserError:
-    return UserError(f"{ref.full} is not on this disk", hint="`llmcli list` shows what is")
+def _absent(ref: ModelRef) -> UserError:
+    return UserError(f"{ref.full_name} is not on this disk", hint="`llmcli list` shows what is")
 
 
-def _beside(place: Path, config: Config) -> list[Item]:
+def _beside(place: Path, config: Config) -> list[RemovableItem]:
     """Forget a quantization made from a remote checkpoint, and delete its unshared small files."""
-    manifest = store.read(place / "manifest.json")
-    if manifest is None or not (paths := remote_checkpoint.beside(config, manifest)):
+    manifest = store.read_manifest(place / "manifest.json")
+    if manifest is None or not (paths := remote_checkpoint.small_hub_files(config, manifest)):
         return []
-    other_manifests = [other for other in store.manifests(config) if other.name != manifest.name]
+    other_manifests = [other for other in store.list_manifests(config) if other.name != manifest.name]
     shared = {Path(file.path) for other in other_manifests for file in other.files}
     shared |= {
-        path for other in other_manifests for path in remote_checkpoint.beside(config, other)
+        path for other in other_manifests for path in remote_checkpoint.small_hub_files(config, other)
     }
     unshared = [path for path in paths if path not in shared]
     (place / "manifest.json").unlink()
     reason = f"{len(unshared)} small files of {manifest.settings['from']} in the Hugging Face cache"
-    return [Item(config.hub_cache, hub.remove(config, unshared), reason)] if unshared else []
+    return [RemovableItem(config.hub_cache, hub.remove_files(config, unshared), reason)] if unshared else []
 
 
 def _only_mine(manifest: Manifest, config: Config) -> list[Path]:
     shared = {
         file.path
-        for other in store.manifests(config)
+        for other in store.list_manifests(config)
         if other.name != manifest.name
         for file in other.files
     }
     return [Path(file.path) for file in manifest.files if file.path not in shared]
 
 
-def _delete(place: Path, why: str) -> Item:
-    item = Item(place, _bytes(place), why)
+def _delete(place: Path, why: str) -> RemovableItem:
+    item = RemovableItem(place, _bytes(place), why)
     shutil.rmtree(place)
     return item
 
@@ -142,21 +142,21 @@ def _bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _wheels(config: Config) -> Iterator[Item]:
-    folder = waiting_room(config)
+def _wheels(config: Config) -> Iterator[RemovableItem]:
+    folder = wheel_folder(config)
     if not folder.is_dir():
         return
-    with file_lock.locked(config.cache / LOCK) as is_locked:
+    with file_lock.hold_lock(config.cache / LOCK_NAME) as is_locked:
         for path in sorted(folder.iterdir()) if is_locked else ():
-            yield Item(path, _bytes(path), "downloaded wheel")
+            yield RemovableItem(path, _bytes(path), "downloaded wheel")
 
 
-def _partials(config: Config) -> Iterator[Item]:
-    for path in hub.incomplete(config):
-        yield Item(path, path.stat().st_size, "partial download")
+def _partials(config: Config) -> Iterator[RemovableItem]:
+    for path in hub.find_partial_files(config):
+        yield RemovableItem(path, path.stat().st_size, "partial download")
 
 
-def _scratch(config: Config) -> Iterator[Item]:
+def _scratch(config: Config) -> Iterator[RemovableItem]:
     """Find what a killed verification, measurement or comparison left in the cache.
 
     Finished results stay, except for second moments, which are large.
@@ -168,52 +168,52 @@ def _scratch(config: Config) -> Iterator[Item]:
     for lock in sorted(
         lock for folder in copies for lock in (config.cache / folder).glob("*.lock")
     ):
-        with file_lock.locked(lock) as is_locked:
+        with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.gguf*")) if is_locked else ():
-                yield Item(path, _bytes(path), copies[lock.parent.name])
+                yield RemovableItem(path, _bytes(path), copies[lock.parent.name])
     for lock in sorted((config.cache / "calibrations").glob("*.lock")):
-        with file_lock.locked(lock) as is_locked:
+        with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.*")) if is_locked else ():
                 if path != lock and path.name != f"{lock.stem}.imatrix.gguf":
-                    yield Item(path, _bytes(path), "second moments that can be measured again")
+                    yield RemovableItem(path, _bytes(path), "second moments that can be measured again")
     for lock in sorted((config.cache / "pareto").glob("*/lock")):
-        with file_lock.locked(lock) as is_locked:
+        with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.iterdir()) if is_locked else ():
                 if path != lock and path.suffix != ".json":
-                    yield Item(path, _bytes(path), "unfinished comparison")
+                    yield RemovableItem(path, _bytes(path), "unfinished comparison")
 
 
-def _elsewhere(config: Config) -> Iterator[Item]:
+def _elsewhere(config: Config) -> Iterator[RemovableItem]:
     """Find what a killed run left beside the user's own files."""
-    for path in scratch_folders.abandoned(config):
-        yield Item(path, _bytes(path), "unfinished quantize --sequential")
+    for path in scratch_folders.find_abandoned(config):
+        yield RemovableItem(path, _bytes(path), "unfinished quantize --sequential")
 
 
-def _folders(config: Config) -> Iterator[Item]:
+def _folders(config: Config) -> Iterator[RemovableItem]:
     for folder in sorted(
-        path for path in store.root(config).glob("*") if path.is_dir() and path.name != ".locks"
+        path for path in store.models_folder(config).glob("*") if path.is_dir() and path.name != ".locks"
     ):
-        with file_lock.locked(store.root(config) / ".locks" / f"{folder.name}.lock") as is_locked:
+        with file_lock.hold_lock(store.models_folder(config) / ".locks" / f"{folder.name}.lock") as is_locked:
             if is_locked:
                 yield from _folder(folder)
 
 
-def _folder(place: Path) -> Iterator[Item]:
+def _folder(place: Path) -> Iterator[RemovableItem]:
     """Find what in a model's folder belongs to no complete model."""
     needed = _kept(place)
     for path in sorted(place.iterdir()):
         if path.is_dir():
             needed_by_quantization = _kept(path)
             if not needed_by_quantization:
-                yield Item(path, _bytes(path), "unfinished quantization")
+                yield RemovableItem(path, _bytes(path), "unfinished quantization")
             else:
                 yield from (
-                    Item(file, _bytes(file), "unfinished file")
+                    RemovableItem(file, _bytes(file), "unfinished file")
                     for file in sorted(path.iterdir())
                     if file not in needed_by_quantization
                 )
         elif path not in needed:
-            yield Item(
+            yield RemovableItem(
                 path,
                 _bytes(path),
                 "record without its files" if path.name == "manifest.json" else "unfinished file",
@@ -221,7 +221,7 @@ def _folder(place: Path) -> Iterator[Item]:
 
 
 def _kept(place: Path) -> set[Path]:
-    manifest = store.read(place / "manifest.json")
+    manifest = store.read_manifest(place / "manifest.json")
     if manifest is None or not all(Path(file.path).is_file() for file in manifest.files):
         # A complete file with a missing or damaged record is adopted by the next `pull` or `run`.
         return {path for path in place.glob("*.gguf") if _whole(path)}

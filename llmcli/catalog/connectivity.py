@@ -13,16 +13,16 @@ from llmcli.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ConnectivityCheck:
     """The result for one host: `problem` is empty if it answered, after `ms` milliseconds."""
 
-    what: str
-    where: str
+    name: str
+    host: str
     ms: float
     problem: str
 
 
-def look(config: Config) -> list[Reached]:
+def check_connectivity(config: Config) -> list[ConnectivityCheck]:
     """Send a small request to the hub and to pip's package index.
 
     Raises UserError if offline.
@@ -34,11 +34,11 @@ def look(config: Config) -> list[Reached]:
         )
     checks = []
     targets: tuple[tuple[str, str, Callable[[], str]], ...] = (
-        ("the hub", urlsplit(config.hub_endpoint).netloc, partial(answers.answers, config)),
-        ("pip's package index", "as pip is configured", wheel.answers),
+        ("the hub", urlsplit(config.hub_endpoint).netloc, partial(answers.ping_hub, config)),
+        ("pip's package index", "as pip is configured", wheel.ping_index),
     )
     for what, where, ping in targets:
         start = time.perf_counter()
         problem = ping()
-        checks.append(Reached(what, where, (time.perf_counter() - start) * 1e3, problem))
+        checks.append(ConnectivityCheck(what, where, (time.perf_counter() - start) * 1e3, problem))
     return checks

@@ -10,21 +10,21 @@ from typing import Any, Literal
 
 from llmcli import file_lock
 from llmcli.catalog import catalog, store
-from llmcli.catalog.catalog import Entry
-from llmcli.catalog.model_ref import Ref, parse, type_name
+from llmcli.catalog.catalog import CatalogEntry
+from llmcli.catalog.model_ref import ModelRef, parse_ref, full_type_name
 from llmcli.catalog.sources import SOURCES
-from llmcli.catalog.sources.base import Fetched
-from llmcli.catalog.sources.local import contents
+from llmcli.catalog.sources.base import FetchedFiles
+from llmcli.catalog.sources.local import find_model_files
 from llmcli.catalog.spec import Spec
 from llmcli.catalog.store import Manifest
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 from quant.source.blob import Blob
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class FetchedModel:
     """A model on this disk.
 
     `path` is the GGUF to load (the first shard of a split one), or the folder of a float
@@ -37,12 +37,12 @@ class Model:
     name: str
     path: Path
     kind: Literal["gguf", "folder"]
-    bytes: int
+    nbytes: int
     sha256: str
     source: str
     revision: str | None = None
     quant: str | None = None
-    entry: Entry | None = None
+    entry: CatalogEntry | None = None
     system: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     blobs: Mapping[str, Blob] | None = None
@@ -50,35 +50,35 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ResolvedRef:
     """A name after following aliases: its sources and its defaults."""
 
-    ref: Ref
-    entry: Entry | None
+    ref: ModelRef
+    entry: CatalogEntry | None
     sources: tuple[Spec, ...]
     system: str | None
     settings: Mapping[str, Any]
 
 
-def resolve(text: str, config: Config) -> Wanted:
+def resolve_ref(text: str, config: Config) -> ResolvedRef:
     """Follow a name through the catalog.
 
     The system prompt and settings of an alias override those of its target. Raises UserError.
     """
-    entries = catalog.load(config)
+    entries = catalog.load_catalog(config)
     system: str | None = None
     settings: dict[str, Any] = {}
-    outermost: Entry | None = None
+    outermost: CatalogEntry | None = None
     aliases: list[str] = []
     while True:
-        ref = parse(text, entries, config)
+        ref = parse_ref(text, entries, config)
         entry = entries[ref.name] if ref.kind == "catalog" else None
         outermost = outermost or entry
         if entry:
             system = entry.system if system is None else system
             settings = {**entry.settings, **settings}
         if entry is None or not entry.alias:
-            return Wanted(ref, outermost, _sources(ref, entry), system, settings)
+            return ResolvedRef(ref, outermost, _sources(ref, entry), system, settings)
         aliases.append(entry.name)
         text = entry.alias if ref.quant is None else f"{entry.alias}:{ref.quant}"
         if entry.alias in aliases:
@@ -88,50 +88,50 @@ def resolve(text: str, config: Config) -> Wanted:
             )
 
 
-def find(
+def find_model(
     text: str,
     config: Config,
-    watcher: Watcher,
+    watcher: ProgressDisplay,
     *,
     revision: str | None = None,
     source: str | None = None,
-) -> Model | None:
+) -> FetchedModel | None:
     """Return the model if it is on this disk, without using the network, else None."""
-    resolved = resolve(text, config)
-    return here(resolved, config, watcher, revision, source)
+    resolved = resolve_ref(text, config)
+    return find_local(resolved, config, watcher, revision, source)
 
 
-def obtain(
+def fetch_model(
     ref: str,
     config: Config,
-    watcher: Watcher,
+    watcher: ProgressDisplay,
     *,
     revision: str | None = None,
     source: str | None = None,
     force: bool = False,
-) -> Model:
+) -> FetchedModel:
     """Return the model called `ref`, downloading it if it is not on this disk.
 
     `revision` (hub only) and `source` (a kind of source) must match the local model; otherwise it
     is downloaded. `force` resolves and verifies again, and downloads what does not match. Raises
     UserError.
     """
-    resolved = resolve(ref, config)
+    resolved = resolve_ref(ref, config)
     if resolved.ref.kind == "path":
         return _local(resolved, config, watcher)
-    specs = allowed(resolved, revision, source)
-    if not force and (model := here(resolved, config, watcher, revision, source)):
+    specs = allowed_sources(resolved, revision, source)
+    if not force and (model := find_local(resolved, config, watcher, revision, source)):
         return model  # no lock needed: nothing is downloaded
-    with file_lock.locked(store.lock_file(config, resolved.ref.name), watcher, resolved.ref.name):
-        if not force and (model := here(resolved, config, watcher, revision, source)):
+    with file_lock.hold_lock(store.lock_path(config, resolved.ref.name), watcher, resolved.ref.name):
+        if not force and (model := find_local(resolved, config, watcher, revision, source)):
             return model
         spec, fetched = _first(resolved, specs, config, watcher)
         name = (
-            resolved.ref.full
+            resolved.ref.full_name
             if resolved.ref.kind == "hub" and fetched.kind == "gguf"
             else resolved.ref.name
         )
-        manifest = store.save(
+        manifest = store.save_manifest(
             config,
             Manifest(
                 name=name,
@@ -143,29 +143,29 @@ def obtain(
                 requested=spec.revision or None,
             ),
         )
-    return model_of(resolved, manifest)
+    return build_model(resolved, manifest)
 
 
-def register(ref: str, config: Config, watcher: Watcher) -> Model:
+def register_local(ref: str, config: Config, watcher: ProgressDisplay) -> FetchedModel:
     """Hash a file or folder that stays in its place, and list it in the store. Raises UserError."""
-    resolved = resolve(ref, config)
-    if not (manifest := store.present(config, resolved.ref.name, watcher)):
+    resolved = resolve_ref(ref, config)
+    if not (manifest := store.load_unchanged(config, resolved.ref.name, watcher)):
         model = _local(resolved, config, watcher)
         _readable(model.kind, model.path)  # checked before the slow hashing
         spec = Spec("local", path=resolved.ref.name)
         fetched = SOURCES["local"].fetch(
-            spec, store.folder(config, resolved.ref.name), config, watcher
+            spec, store.model_folder(config, resolved.ref.name), config, watcher
         )
-        manifest = store.save(
+        manifest = store.save_manifest(
             config,
             Manifest(
                 resolved.ref.name, fetched.kind, str(fetched.path), fetched.files, fetched.source
             ),
         )
-    return model_of(resolved, manifest)
+    return build_model(resolved, manifest)
 
 
-def _sources(ref: Ref, entry: Entry | None) -> tuple[Spec, ...]:
+def _sources(ref: ModelRef, entry: CatalogEntry | None) -> tuple[Spec, ...]:
     if entry:
         return entry.sources
     if ref.kind == "hub":
@@ -173,71 +173,71 @@ def _sources(ref: Ref, entry: Entry | None) -> tuple[Spec, ...]:
     return (Spec("local", path=ref.name),)
 
 
-def here(
-    wanted: Wanted,
+def find_local(
+    resolved: ResolvedRef,
     config: Config,
-    watcher: Watcher,
+    watcher: ProgressDisplay,
     revision: str | None = None,
     source: str | None = None,
-) -> Model | None:
+) -> FetchedModel | None:
     """Return the model if it is on this disk, with this revision and source."""
-    if wanted.ref.kind == "path":
-        return _local(wanted, config, watcher)
-    manifest = store.present(config, wanted.ref.full, watcher) if wanted.ref.kind == "hub" else None
+    if resolved.ref.kind == "path":
+        return _local(resolved, config, watcher)
+    manifest = store.load_unchanged(config, resolved.ref.full_name, watcher) if resolved.ref.kind == "hub" else None
     if manifest is None:
-        manifest = store.present(config, wanted.ref.name, watcher)
-        if manifest and wanted.ref.kind == "hub" and wanted.ref.quant and manifest.kind == "gguf":
+        manifest = store.load_unchanged(config, resolved.ref.name, watcher)
+        if manifest and resolved.ref.kind == "hub" and resolved.ref.quant and manifest.kind == "gguf":
             return None  # another type from the same repository
     if manifest is None or (revision and revision not in (manifest.revision, manifest.requested)):
         return None
     if source and not manifest.source.startswith(f"{source}:"):
         return None
-    return model_of(wanted, manifest)
+    return build_model(resolved, manifest)
 
 
-def _local(wanted: Wanted, config: Config, watcher: Watcher) -> Model:
+def _local(resolved: ResolvedRef, config: Config, watcher: ProgressDisplay) -> FetchedModel:
     """Return a model given by its path. It is not hashed, so that slow disks do not delay the
     start.
     """
-    path = Path(wanted.ref.name)
-    kind, files = contents(path)
-    manifest = store.load(config, wanted.ref.name)
-    is_hashed = manifest is not None and all(file.fresh for file in manifest.files)
+    path = Path(resolved.ref.name)
+    kind, files = find_model_files(path)
+    manifest = store.load_manifest(config, resolved.ref.name)
+    is_hashed = manifest is not None and all(file.is_unchanged for file in manifest.files)
     return _finish(
-        wanted,
-        Model(
-            name=wanted.ref.name,
+        resolved,
+        FetchedModel(
+            name=resolved.ref.name,
             path=path if kind == "folder" else files[0],
             kind=kind,
             source=f"local:{path}",
-            bytes=sum(file.stat().st_size for file in files),
+            nbytes=sum(file.stat().st_size for file in files),
             sha256=manifest.sha256 if manifest and is_hashed else "",
         ),
     )
 
 
-def allowed(wanted: Wanted, revision: str | None, source: str | None) -> list[Spec]:
+def allowed_sources(resolved: ResolvedRef, revision: str | None, source: str | None) -> list[Spec]:
     """Return the sources of the requested kind, with the revision filled in. Raises UserError."""
-    kinds = ", ".join(dict.fromkeys(spec.kind for spec in wanted.sources))
-    specs = [spec for spec in wanted.sources if source in (None, spec.kind)]
+    kinds = ", ".join(dict.fromkeys(spec.kind for spec in resolved.sources))
+    specs = [spec for spec in resolved.sources if source in (None, spec.kind)]
     if not specs:
         raise UserError(
-            f"{wanted.ref.name} has no source of kind {source!r}; its kinds: {kinds}",
+            f"{resolved.ref.name} has no source of kind {source!r}; its kinds: {kinds}",
             hint="leave out --source",
         )
     if revision:
         specs = [replace(spec, revision=revision) for spec in specs if spec.kind == "hub"]
         if not specs:
             raise UserError(
-                f"the sources of {wanted.ref.name} have no revisions: {kinds}",
+                f"the sources of {resolved.ref.name} have no revisions: {kinds}",
                 hint="leave out --revision",
             )
     return specs
 
 
 def _first(
-    wanted: Wanted, specs: list[Spec], config: Config, watcher: Watcher
-) -> tuple[Spec, Fetched]:
+    resolved: ResolvedRef, specs: list[Spec], config: Config, watcher: ProgressDisplay
+) -> tuple[Spec, FetchedFiles]:
     """Fetch from the first source that succeeds; each failure is printed as a note."""
     failures: list[UserError] = []
     for spec in specs:
@@ -245,7 +245,7 @@ def _first(
             watcher.note(f"trying {spec.label}: {spec.note}")
         try:
             fetched = SOURCES[spec.kind].fetch(
-                spec, store.folder(config, wanted.ref.name), config, watcher
+                spec, store.model_folder(config, resolved.ref.name), config, watcher
             )
             _readable(fetched.kind, fetched.path)
             return spec, fetched
@@ -258,7 +258,7 @@ def _first(
         f"{spec.label}: {error}" for spec, error in zip(specs, failures, strict=True)
     )
     raise UserError(
-        f"every source of {wanted.ref.name} failed ({reasons})",
+        f"every source of {resolved.ref.name} failed ({reasons})",
         hint=next((error.hint for error in failures if error.hint), ""),
     )
 
@@ -271,15 +271,15 @@ def _readable(kind: str, path: Path) -> None:
         read_header.read_header(path)
 
 
-def model_of(wanted: Wanted, manifest: Manifest) -> Model:
+def build_model(resolved: ResolvedRef, manifest: Manifest) -> FetchedModel:
     """Combine a manifest of the store with the catalog's defaults."""
     return _finish(
-        wanted,
-        Model(
+        resolved,
+        FetchedModel(
             name=manifest.name,
             path=Path(manifest.path),
             kind=manifest.kind,
-            bytes=manifest.bytes,
+            nbytes=manifest.bytes,
             sha256=manifest.sha256,
             source=manifest.source,
             revision=manifest.revision,
@@ -287,17 +287,17 @@ def model_of(wanted: Wanted, manifest: Manifest) -> Model:
     )
 
 
-def _finish(wanted: Wanted, model: Model) -> Model:
+def _finish(resolved: ResolvedRef, model: FetchedModel) -> FetchedModel:
     """Add the catalog's values: the type that a checkpoint becomes, system prompt, settings."""
     requested = (
-        wanted.ref.quant if not (wanted.ref.kind == "hub" and model.kind == "gguf") else None
+        resolved.ref.quant if not (resolved.ref.kind == "hub" and model.kind == "gguf") else None
     )
-    default = (wanted.entry.quant if wanted.entry else "Q4_K_M") if model.kind == "folder" else None
+    default = (resolved.entry.quant if resolved.entry else "Q4_K_M") if model.kind == "folder" else None
     quant = requested or default
     return replace(
         model,
-        quant=type_name(quant) if quant else None,
-        entry=wanted.entry,
-        system=wanted.system,
-        settings=wanted.settings,
+        quant=full_type_name(quant) if quant else None,
+        entry=resolved.entry,
+        system=resolved.system,
+        settings=resolved.settings,
     )

@@ -9,7 +9,7 @@ from quant.checkpoint import pickles
 from quant.gguf.header import TensorInfo
 from quant.model_file import model_header, read_header
 
-FACTS = (
+FACT_KEYS = (
     "architecture",
     "parameters",
     "file_type",
@@ -20,7 +20,7 @@ FACTS = (
     "types",
     "roles",
 )
-DTYPES = {
+DTYPE_BITS = {
     "F64": 64,
     "F32": 32,
     "F16": 16,
@@ -34,15 +34,15 @@ DTYPES = {
 }
 
 
-def facts(kind: str, path: Path) -> dict[str, Any]:
+def read_facts(kind: str, path: Path) -> dict[str, Any]:
     """Return the value of every key of FACTS. `types` maps a type to {"tensors", "bytes"}.
 
     Raises UserError for a broken GGUF.
     """
-    return checkpoint(path) if kind == "folder" else of_header(read_header.read_header(path))
+    return checkpoint_facts(path) if kind == "folder" else header_facts(read_header.read_header(path))
 
 
-def of_header(header: model_header.ModelHeader) -> dict[str, Any]:
+def header_facts(header: model_header.ModelHeader) -> dict[str, Any]:
     """Return the facts of a GGUF."""
     return {
         "architecture": header.architecture,
@@ -60,7 +60,7 @@ def of_header(header: model_header.ModelHeader) -> dict[str, Any]:
     }
 
 
-def tensors(header: model_header.ModelHeader) -> list[dict[str, Any]]:
+def tensor_rows(header: model_header.ModelHeader) -> list[dict[str, Any]]:
     """Return every tensor of a GGUF in file order: name, shape in ggml's order, type, bytes."""
     return [
         {
@@ -83,17 +83,17 @@ def _role(tensors: Sequence[TensorInfo]) -> dict[str, Any]:
     }
 
 
-def nothing() -> dict[str, Any]:
+def empty_facts() -> dict[str, Any]:
     """Return the same keys with None values, for a model that is not on this disk."""
-    return dict.fromkeys(FACTS)
+    return dict.fromkeys(FACT_KEYS)
 
 
-def checkpoint(path: Path) -> dict[str, Any]:
+def checkpoint_facts(path: Path) -> dict[str, Any]:
     """Return the facts of a checkpoint folder from the headers of its safetensors.
 
     Unreadable headers are skipped. Pickles are not opened: their file type is "pickled".
     """
-    config = settings(path)
+    config = read_checkpoint_config(path)
     types: dict[str, dict[str, int]] = {}
     bits = parameters = 0
     for file in sorted(path.glob("*.safetensors")):
@@ -103,9 +103,9 @@ def checkpoint(path: Path) -> dict[str, Any]:
                 count *= dimension
             row = types.setdefault(tensor["dtype"], {"tensors": 0, "bytes": 0})
             row["tensors"] += 1
-            row["bytes"] += count * DTYPES.get(tensor["dtype"], 8) // 8
+            row["bytes"] += count * DTYPE_BITS.get(tensor["dtype"], 8) // 8
             parameters += count
-            bits += count * DTYPES.get(tensor["dtype"], 8)
+            bits += count * DTYPE_BITS.get(tensor["dtype"], 8)
     architectures, context = config.get("architectures"), config.get("max_position_embeddings")
     tokenizer = _json(path / "tokenizer_config.json")
     unread = "pickled" if pickles.find_pickles(path) else "unknown"
@@ -128,7 +128,7 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) and value else "unknown"
 
 
-def settings(path: Path) -> Mapping[str, Any]:
+def read_checkpoint_config(path: Path) -> Mapping[str, Any]:
     """Read a checkpoint's config.json; return an empty mapping if it cannot be read."""
     return _json(path / "config.json")
 

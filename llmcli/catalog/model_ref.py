@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llmcli.catalog.catalog import Entry, builtin_file
+from llmcli.catalog.catalog import CatalogEntry, builtin_catalog_path
 from llmcli.config import Config
 from llmcli.errors import UserError
 
 # The types that llama.cpp's short names stand for (tools/quantize/quantize.cpp).
-SHORT = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
-TYPE = re.compile(r"(I?Q\d_\w+|T?Q\d_\d|B?F16|F32|MXFP4\w*)", re.IGNORECASE)
-REPO = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<quant>[\w./-]+))?")
-HUB = ("hf://", "hf.co/", "https://hf.co/", "huggingface.co/", "https://huggingface.co/")
+TYPE_OF_SHORT_NAME = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
+TYPE_PATTERN = re.compile(r"(I?Q\d_\w+|T?Q\d_\d|B?F16|F32|MXFP4\w*)", re.IGNORECASE)
+REPO_PATTERN = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<quant>[\w./-]+))?")
+HUB_PREFIXES = ("hf://", "hf.co/", "https://hf.co/", "huggingface.co/", "https://huggingface.co/")
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class ModelRef:
     """One parsed model name.
 
     `name` is the catalog name, the repository or the absolute path. `quant` is the requested type
@@ -34,19 +34,19 @@ class Ref:
     quant: str | None = None
 
     @property
-    def full(self) -> str:
+    def full_name(self) -> str:
         """The name with its type: the key under which the store keeps the model."""
         return f"{self.name}:{self.quant}" if self.quant else self.name
 
 
-def parse(text: str, entries: Mapping[str, Entry], config: Config) -> Ref:
+def parse_ref(text: str, entries: Mapping[str, CatalogEntry], config: Config) -> ModelRef:
     """Parse `text`. Raises UserError that suggests similar names if nothing matches."""
     text = text.strip()
     if text != (shown := text.encode("utf-8", "replace").decode()):
         raise UserError(
             f"{shown} is not UTF-8 text", hint="rename the file with mv, then use the new name"
         )
-    for prefix in HUB:
+    for prefix in HUB_PREFIXES:
         if text.startswith(prefix):
             return _hub(text.removeprefix(prefix).rstrip("/"), text)
     if "://" in text:
@@ -58,17 +58,17 @@ def parse(text: str, entries: Mapping[str, Entry], config: Config) -> Ref:
         return ref
     if path_ref := _path(text):
         return path_ref
-    if REPO.fullmatch(text):
+    if REPO_PATTERN.fullmatch(text):
         return _hub(text, text)
-    raise unknown(text, entries, config)
+    raise unknown_model_error(text, entries, config)
 
 
-def type_name(text: str) -> str:
+def full_type_name(text: str) -> str:
     """Return the full upper-case name of a type: q4_k -> Q4_K_M."""
-    return SHORT.get(text.upper(), text.upper())
+    return TYPE_OF_SHORT_NAME.get(text.upper(), text.upper())
 
 
-def unknown(text: str, entries: Mapping[str, Entry], config: Config) -> UserError:
+def unknown_model_error(text: str, entries: Mapping[str, CatalogEntry], config: Config) -> UserError:
     """Return the error for an unknown name: the places searched, and similar names."""
     near = difflib.get_close_matches(text.lower(), entries, n=3, cutoff=0.5)
     near += [
@@ -77,7 +77,7 @@ def unknown(text: str, entries: Mapping[str, Entry], config: Config) -> UserErro
         if name.split(":")[0] == text.lower().split(":")[0] and name not in near
     ]
     places = (
-        f"the catalog ({builtin_file().name}), your own ({config.user_catalog}) and local files"
+        f"the catalog ({builtin_catalog_path().name}), your own ({config.user_catalog}) and local files"
     )
     hint = (
         f"did you mean {', '.join(near[:5])}?"
@@ -89,22 +89,22 @@ def unknown(text: str, entries: Mapping[str, Entry], config: Config) -> UserErro
     )
 
 
-def _named(text: str, entries: Mapping[str, Entry]) -> Ref | None:
+def _named(text: str, entries: Mapping[str, CatalogEntry]) -> ModelRef | None:
     folded = {name.lower(): name for name in entries}
     if name := folded.get(text.lower()):
-        return Ref("catalog", name)
+        return ModelRef("catalog", name)
     head, colon, quant = text.rpartition(":")
-    if colon and TYPE.fullmatch(quant) and (name := folded.get(head.lower())):
-        return Ref("catalog", name, type_name(quant))
+    if colon and TYPE_PATTERN.fullmatch(quant) and (name := folded.get(head.lower())):
+        return ModelRef("catalog", name, full_type_name(quant))
     return None
 
 
-def _path(text: str) -> Ref | None:
+def _path(text: str) -> ModelRef | None:
     if path := _existing(text):
-        return Ref("path", str(path))
+        return ModelRef("path", str(path))
     head, colon, quant = text.rpartition(":")
-    if colon and TYPE.fullmatch(quant) and (path := _existing(head)):
-        return Ref("path", str(path), type_name(quant))
+    if colon and TYPE_PATTERN.fullmatch(quant) and (path := _existing(head)):
+        return ModelRef("path", str(path), full_type_name(quant))
     if (
         text.startswith(("./", "../", "/", "~"))
         or text.endswith("/")
@@ -122,11 +122,11 @@ def _existing(text: str) -> Path | None:
         return None
 
 
-def _hub(text: str, whole: str) -> Ref:
-    match = REPO.fullmatch(text)
+def _hub(text: str, typed: str) -> ModelRef:
+    match = REPO_PATTERN.fullmatch(text)
     if not match:
-        raise UserError(f"{whole} is not a hub model", hint="write org/repo or org/repo:Q4_K_M")
+        raise UserError(f"{typed} is not a hub model", hint="write org/repo or org/repo:Q4_K_M")
     quant = match["quant"]
     if quant and not quant.lower().endswith(".gguf"):
-        quant = type_name(quant)
-    return Ref("hub", match["repo"], quant)
+        quant = full_type_name(quant)
+    return ModelRef("hub", match["repo"], quant)

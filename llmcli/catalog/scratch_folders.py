@@ -12,47 +12,47 @@ from pathlib import Path
 
 from llmcli import file_lock
 from llmcli.config import Config
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 
-ENDING = ".sequential"
-LONGEST = 4095  # bytes of a path: PATH_MAX
+FOLDER_SUFFIX = ".sequential"
+MAX_PATH_BYTES = 4095  # bytes of a path: PATH_MAX
 
 
-def folder_of(out: Path) -> Path:
+def scratch_folder(out: Path) -> Path:
     """Return the folder in which a file is being made."""
-    return out.with_name(f".{out.name}{ENDING}")
+    return out.with_name(f".{out.name}{FOLDER_SUFFIX}")
 
 
 @contextmanager
-def at_work(out: Path, config: Config, watcher: Watcher) -> Iterator[Path]:
+def claim_work_folder(out: Path, config: Config, watcher: ProgressDisplay) -> Iterator[Path]:
     """Lock and yield the folder for making `out`; wait if another process has the lock.
 
     The folder is not created.
     """
-    folder = folder_of(out.absolute())
+    folder = scratch_folder(out.absolute())
     path_bytes = os.fsencode(folder)
     lock = config.cache / "elsewhere" / f"{hashlib.sha256(path_bytes).hexdigest()[:16]}.lock"
-    with file_lock.locked(lock, watcher, str(out)):
+    with file_lock.hold_lock(lock, watcher, str(out)):
         lock.write_bytes(path_bytes)
         yield folder
 
 
-def abandoned(config: Config) -> Iterator[Path]:
+def find_abandoned(config: Config) -> Iterator[Path]:
     """Yield the existing folders that no process works in, each while its lock is held."""
     for lock in sorted((config.cache / "elsewhere").glob("*.lock")):
-        with file_lock.locked(lock) as is_locked:
-            if is_locked and (folder := _told(lock)):
+        with file_lock.hold_lock(lock) as is_locked:
+            if is_locked and (folder := _named_folder(lock)):
                 yield folder
 
 
-def _told(lock: Path) -> Path | None:
+def _named_folder(lock: Path) -> Path | None:
     """Return the folder that a lock file names, if it is an existing scratch folder."""
     with lock.open("rb") as file:
-        path_bytes = file.read(LONGEST + 1)
-    if not path_bytes or len(path_bytes) > LONGEST or b"\0" in path_bytes:
+        path_bytes = file.read(MAX_PATH_BYTES + 1)
+    if not path_bytes or len(path_bytes) > MAX_PATH_BYTES or b"\0" in path_bytes:
         return None
     folder = Path(os.fsdecode(path_bytes))
-    if not (folder.is_absolute() and folder.name.startswith(".") and folder.name.endswith(ENDING)):
+    if not (folder.is_absolute() and folder.name.startswith(".") and folder.name.endswith(FOLDER_SUFFIX)):
         return None
     try:
         return folder if folder.is_dir() and not folder.is_symlink() else None

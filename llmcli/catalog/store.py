@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
-from llmcli.atomic_files import CHUNK, write_whole
+from llmcli.atomic_files import CHUNK_BYTES, write_atomically
 from llmcli.config import Config
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class VerifiedFile:
     """A verified file, with its size and modification time when it was hashed."""
 
     path: str
@@ -28,7 +28,7 @@ class File:
     mtime_ns: int
 
     @property
-    def fresh(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether size and modification time are still the same as when the file was hashed."""
         try:
             now = Path(self.path).stat()
@@ -50,7 +50,7 @@ class Manifest:
     name: str
     kind: Literal["gguf", "folder"]
     path: str
-    files: tuple[File, ...]
+    files: tuple[VerifiedFile, ...]
     source: str
     revision: str | None = None
     requested: str | None = None
@@ -71,20 +71,20 @@ class Manifest:
         return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def root(config: Config) -> Path:
+def models_folder(config: Config) -> Path:
     """Return the folder that contains one folder for each model."""
     return config.data / "models"
 
 
-def folder(config: Config, name: str) -> Path:
+def model_folder(config: Config, name: str) -> Path:
     """Return the folder of the model `name`. An absolute path becomes its stem and a hash."""
     if name.startswith("/"):
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        return root(config) / f"local-{quote(Path(name).stem, safe='')[:80]}-{digest}"
-    return root(config) / quote(name, safe="")
+        return models_folder(config) / f"local-{quote(Path(name).stem, safe='')[:80]}-{digest}"
+    return models_folder(config) / quote(name, safe="")
 
 
-class Original(Protocol):
+class OriginalModel(Protocol):
     """A fetched model, from which others can be quantized."""
 
     @property
@@ -95,14 +95,14 @@ class Original(Protocol):
     def revision(self) -> str | None: ...
 
 
-def derived_path(config: Config, model: Original, file_type: str) -> Path:
+def quantized_path(config: Config, model: OriginalModel, file_type: str) -> Path:
     """Return the path for `model` quantized to `file_type`; nothing is created."""
-    return derived_folder(config, model.name, file_type) / f"{_stem(model.name)}-{file_type}.gguf"
+    return quantized_folder(config, model.name, file_type) / f"{_stem(model.name)}-{file_type}.gguf"
 
 
-def derived_folder(config: Config, name: str, file_type: str) -> Path:
+def quantized_folder(config: Config, name: str, file_type: str) -> Path:
     """Return the folder for the model `name` quantized to `file_type`."""
-    return folder(config, name) / file_type
+    return model_folder(config, name) / file_type
 
 
 def _stem(name: str) -> str:
@@ -112,44 +112,44 @@ def _stem(name: str) -> str:
     )
 
 
-def load(config: Config, name: str) -> Manifest | None:
+def load_manifest(config: Config, name: str) -> Manifest | None:
     """Return the manifest of `name`, or None if it is missing or broken."""
-    return read(folder(config, name) / "manifest.json")
+    return read_manifest(model_folder(config, name) / "manifest.json")
 
 
-def load_derived(config: Config, model: Original, file_type: str) -> Manifest | None:
+def load_quantized(config: Config, model: OriginalModel, file_type: str) -> Manifest | None:
     """Return the quantization of `model` on this disk, if made from exactly this content.
 
     Returns None for a model without a sha256 (a file named by its path); quantizing then checks
     whether the file changed.
     """
-    manifest = read(derived_path(config, model, file_type).with_name("manifest.json"))
+    manifest = read_manifest(quantized_path(config, model, file_type).with_name("manifest.json"))
     if (
         manifest is None
         or not model.sha256
         or manifest.settings.get("source_sha256") != model.sha256
     ):
         return None
-    return manifest if all(file.fresh for file in manifest.files) else None
+    return manifest if all(file.is_unchanged for file in manifest.files) else None
 
 
-def save(config: Config, manifest: Manifest) -> Manifest:
+def save_manifest(config: Config, manifest: Manifest) -> Manifest:
     """Write the manifest of a fetched model, which is listed from now on."""
     manifest = replace(manifest, created=manifest.created or _now())
-    _write(folder(config, manifest.name) / "manifest.json", manifest)
+    _write(model_folder(config, manifest.name) / "manifest.json", manifest)
     return manifest
 
 
-def record_derived(
-    config: Config, model: Original, file_type: str, settings: Mapping[str, Any] | None = None
+def record_quantized(
+    config: Config, model: OriginalModel, file_type: str, settings: Mapping[str, Any] | None = None
 ) -> Manifest:
     """Record the finished file at derived_path() as `model` quantized to `file_type`."""
-    path = derived_path(config, model, file_type)
+    path = quantized_path(config, model, file_type)
     manifest = Manifest(
         name=f"{model.name}:{file_type}",
         kind="gguf",
         path=str(path),
-        files=(measure(path),),
+        files=(hash_file(path),),
         source=f"quantized:{model.name}",
         revision=model.revision,
         derived_from=model.name,
@@ -161,89 +161,89 @@ def record_derived(
     return manifest
 
 
-def straight(config: Config, name: str) -> list[Manifest]:
+def remote_quantizations(config: Config, name: str) -> list[Manifest]:
     """Return the complete and unchanged models that were quantized from a remote checkpoint."""
-    manifests = (read(path) for path in sorted(folder(config, name).glob("*/manifest.json")))
+    manifests = (read_manifest(path) for path in sorted(model_folder(config, name).glob("*/manifest.json")))
     return [
         manifest
         for manifest in manifests
         if manifest
         and manifest.settings.get("straight")
-        and all(file.fresh for file in manifest.files)
+        and all(file.is_unchanged for file in manifest.files)
     ]
 
 
-def manifests(config: Config) -> list[Manifest]:
+def list_manifests(config: Config) -> list[Manifest]:
     """Return all manifests, sorted by name."""
     all_manifests = [
-        read(path) for depth in ("*", "*/*") for path in root(config).glob(f"{depth}/manifest.json")
+        read_manifest(path) for depth in ("*", "*/*") for path in models_folder(config).glob(f"{depth}/manifest.json")
     ]
     return sorted(
         (manifest for manifest in all_manifests if manifest), key=lambda manifest: manifest.name
     )
 
 
-def present(config: Config, name: str, watcher: Watcher) -> Manifest | None:
+def load_unchanged(config: Config, name: str, watcher: ProgressDisplay) -> Manifest | None:
     """Return the manifest of a model whose files all exist and are unchanged, else None.
 
     A file with a new modification time is hashed again once.
     """
-    manifest = load(config, name)
-    if manifest is None or all(file.fresh for file in manifest.files):
+    manifest = load_manifest(config, name)
+    if manifest is None or all(file.is_unchanged for file in manifest.files):
         return manifest
     files = []
     for file in manifest.files:
         path = Path(file.path)
         if not path.is_file() or path.stat().st_size != file.bytes:
             return None
-        current = file if file.fresh else measure(path, watcher)
+        current = file if file.is_unchanged else hash_file(path, watcher)
         if current.sha256 != file.sha256:
             watcher.note(f"{path} has changed since it was fetched")
             return None
         files.append(current)
     manifest = replace(manifest, files=tuple(files))
-    _write(folder(config, name) / "manifest.json", manifest)
+    _write(model_folder(config, name) / "manifest.json", manifest)
     return manifest
 
 
-def measure(path: Path, watcher: Watcher | None = None) -> File:
+def hash_file(path: Path, watcher: ProgressDisplay | None = None) -> VerifiedFile:
     """Hash a file; return its manifest record."""
     before = path.stat()
     digest = hashlib.sha256()
     with path.open("rb") as file:
         if watcher is None:
-            while chunk := file.read(CHUNK):
+            while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
         else:
             with watcher.bar(f"checking {path.name}", before.st_size) as bar:
-                while chunk := file.read(CHUNK):
+                while chunk := file.read(CHUNK_BYTES):
                     digest.update(chunk)
                     bar.advance(len(chunk))
-    return File(str(path), before.st_size, digest.hexdigest(), before.st_mtime_ns)
+    return VerifiedFile(str(path), before.st_size, digest.hexdigest(), before.st_mtime_ns)
 
 
-def recorded(path: Path, sha256: str) -> File:
+def describe_file(path: Path, sha256: str) -> VerifiedFile:
     """Return the manifest record of a file that was hashed while it was written."""
     status = path.stat()
-    return File(str(path), status.st_size, sha256, status.st_mtime_ns)
+    return VerifiedFile(str(path), status.st_size, sha256, status.st_mtime_ns)
 
 
-def lock_file(config: Config, name: str) -> Path:
+def lock_path(config: Config, name: str) -> Path:
     """Return the lock file of the model `name`."""
-    return root(config) / ".locks" / f"{folder(config, name).name}.lock"
+    return models_folder(config) / ".locks" / f"{model_folder(config, name).name}.lock"
 
 
-def read(path: Path) -> Manifest | None:
+def read_manifest(path: Path) -> Manifest | None:
     """Read a manifest; return None if it is missing or broken."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        return Manifest(**{**table, "files": tuple(File(**file) for file in table["files"])})
+        return Manifest(**{**table, "files": tuple(VerifiedFile(**file) for file in table["files"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None  # `gc` reports the broken ones
 
 
 def _write(path: Path, manifest: Manifest) -> None:
-    write_whole(path, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+    write_atomically(path, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
 
 
 def _now() -> str:

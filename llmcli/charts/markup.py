@@ -3,7 +3,7 @@
 import html
 import re
 
-from llmcli.ui import visible
+from llmcli.ui import escape_controls
 
 # Characters that XML or UTF-8 cannot encode: surrogates and two noncharacters.
 UNENCODABLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
@@ -18,7 +18,7 @@ class Markup(str):
 
 def escape(text: str) -> Markup:
     """Return any text, such as a model name or a path, escaped for HTML and XML."""
-    return Markup(html.escape(UNENCODABLE.sub("\ufffd", visible(text)), quote=True))
+    return Markup(html.escape(UNENCODABLE.sub("\ufffd", escape_controls(text)), quote=True))
 
 
 def build_element(name: str, /, *children: str | None, **attributes: str | float | None) -> Markup:

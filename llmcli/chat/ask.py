@@ -1,27 +1,27 @@
 """Asks a question, streams the answer, and prints notes and the timing."""
 
 from llmcli.chat import context_overflow
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.constraint_report import incomplete, whole
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.constraint_report import describe_incomplete, is_complete
 from llmcli.chat.display import answer_report
-from llmcli.chat.display.stream_writer import aside
+from llmcli.chat.display.stream_writer import print_dimmed
 from llmcli.runtime.requests.request import Answer
 
 FENCE = '"""'
 
 
-def answer(chat: Talk, text: str) -> Answer:
+def ask_and_print(chat: ChatSession, text: str) -> Answer:
     """Ask, stream the answer to stdout, then print notes and the timing on stderr."""
-    reply = chat.ask(text, chat.stream())
-    for line in answer_report.told(chat.runner, reply, chat.screen.timing):
-        aside(chat.ui, line)
-    if not whole(chat, reply):
-        chat.ui.note(incomplete(chat, reply)[0])
+    reply = chat.ask(text, chat.open_writer())
+    for line in answer_report.report_lines(chat.runner, reply, chat.display.timing):
+        print_dimmed(chat.ui, line)
+    if not is_complete(chat, reply):
+        chat.ui.note(describe_incomplete(chat, reply)[0])
     if reply.finish == "context_full":
-        chat.ui.note(context_overflow.full(chat))
+        chat.ui.note(context_overflow.context_full_note(chat))
     return reply
 
 
-def unfenced(text: str) -> str:
+def strip_fences(text: str) -> str:
     """Return the text between the fences."""
     return text.strip().removeprefix(FENCE).removesuffix(FENCE).strip("\n")

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.display.styles import bar
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.display.styles import draw_bar
 
-TOLD = 9  # the number of last turns listed separately
-GONE = "not sent again"  # what was dropped stays in the cache until the next answer
-SHARED, FREE = "=", "."
+MAX_SHOWN_TURNS = 9  # the number of last turns listed separately
+DROPPED_LABEL = "not sent again"  # what was dropped stays in the cache until the next answer
+SHARED_MARK, FREE_MARK = "=", "."
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CacheSegment:
     """Cells of one owner.
 
     `shared` of them are also used by other sequences, and count once.
@@ -29,42 +29,42 @@ class Part:
     shared: int = 0
 
 
-def parts(chat: Talk) -> list[Part]:
+def cache_segments(chat: ChatSession) -> list[CacheSegment]:
     """Return the segments of the whole pool, oldest first; the last one is the free cells."""
-    occupied, tree = chat.runner.engine.ledger.cell_owners(), chat.session.tree
-    latest, ends = occupied.latest_is_shared, chat.ends()
-    turns = tree.kept()[: len(ends)] or tree.kept()[-1:] or [1]
+    occupied, tree = chat.runner.engine.ledger.cell_owners(), chat.conversation.tree
+    latest, ends = occupied.latest_is_shared, chat.turn_ends()
+    turns = tree.sent_turns()[: len(ends)] or tree.sent_turns()[-1:] or [1]
     names = [("system", "S"), *((f"turn {n}", str(n % 10)) for n in turns)]
-    if tree.left.isdisjoint(tree.path()):
+    if tree.dropped.isdisjoint(tree.current_path()):
         del ends[-1:]  # the remaining cells belong to the last turn
     else:
-        names.append((GONE, "x"))
-        ends = ends or [chat.prefix()]
-    edges = [min(edge, len(latest)) for edge in (0, chat.prefix(), *ends)] + [len(latest)]
-    if len(names) > TOLD + 1:
-        n_joined = len(names) - 1 - TOLD
+        names.append((DROPPED_LABEL, "x"))
+        ends = ends or [chat.prefix_token_count()]
+    edges = [min(edge, len(latest)) for edge in (0, chat.prefix_token_count(), *ends)] + [len(latest)]
+    if len(names) > MAX_SHOWN_TURNS + 1:
+        n_joined = len(names) - 1 - MAX_SHOWN_TURNS
         names[1 : n_joined + 1] = [(f"turns {turns[0]}-{turns[n_joined - 1]}", "t")]
         del edges[2 : n_joined + 1]
     spans = [max(0, end - start) for start, end in pairwise(edges)]
     segments = [
-        Part(name, mark, cells, sum(latest[end - cells : end]))
+        CacheSegment(name, mark, cells, sum(latest[end - cells : end]))
         for (name, mark), cells, end in zip(names, spans, edges[1:], strict=True)
     ]
     other_sequences = (
-        [Part("other sequences", "o", occupied.other_cells)] if occupied.other_cells else []
+        [CacheSegment("other sequences", "o", occupied.other_cells)] if occupied.other_cells else []
     )
     return [
         *(segment for segment in segments if segment.cells),
         *other_sequences,
-        Part("free", FREE, occupied.free_cells),
+        CacheSegment("free", FREE_MARK, occupied.free_cells),
     ]
 
 
-def picture(cells: Sequence[Part], width: int = 40) -> str:
+def draw_cache(segments: Sequence[CacheSegment], width: int = 40) -> str:
     """Draw the pool as a bar, with `=` for shared cells; each segment gets at least one column."""
     pieces = []
-    for part in cells:
-        if part.mark != FREE:
-            pieces += [(SHARED, part.shared), (part.mark, part.cells - part.shared)]
-    drawn = bar(pieces, sum(part.cells for part in cells), width)
-    return f"[{drawn.ljust(width, FREE)}]"
+    for part in segments:
+        if part.mark != FREE_MARK:
+            pieces += [(SHARED_MARK, part.shared), (part.mark, part.cells - part.shared)]
+    drawn = draw_bar(pieces, sum(part.cells for part in segments), width)
+    return f"[{drawn.ljust(width, FREE_MARK)}]"

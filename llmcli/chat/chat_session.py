@@ -10,16 +10,16 @@ from typing import Any, Protocol
 
 from llmcli.chat import constraint_report, context_overflow
 from llmcli.chat.conversation import turn_records
-from llmcli.chat.conversation.conversation import Session
-from llmcli.chat.conversation.session_log import NoLog
-from llmcli.chat.conversation.totals import Tally
+from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.conversation.session_log import NoSessionLog
+from llmcli.chat.conversation.totals import SessionTotals
 from llmcli.chat.display import answer_report
-from llmcli.chat.display.answer_formatter import painted
-from llmcli.chat.display.display_settings import Screen
-from llmcli.chat.display.stream_writer import Stream
+from llmcli.chat.display.answer_formatter import open_formatter
+from llmcli.chat.display.display_settings import DisplaySettings
+from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.model_loader.opened_model import Opened
+from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.runtime.requests.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.text.reasoning import ThinkingTags, split_thinking
@@ -27,14 +27,14 @@ from llmcli.types import Event, Message
 from llmcli.ui import UI
 
 
-class Models(Protocol):
+class ModelChoices(Protocol):
     """The models that a chat can change to."""
 
-    def names(self) -> Iterable[str]:
+    def list_names(self) -> Iterable[str]:
         """Return the names that can be given as REF: catalog names and local models."""
         ...
 
-    def switch(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+    def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
         """Open `ref` for up to `beams` beams, pass it to `take`, then close the previous model.
 
         If anything raises, the previous model stays open.
@@ -43,7 +43,7 @@ class Models(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class MeasuredSpeed:
     """The speed of one test: tokens per second over its repetitions.
 
     For a generation test, `p50_ms` and `p99_ms` are milliseconds per token.
@@ -51,13 +51,13 @@ class Speed:
 
     test: str
     per_second: float
-    deviation: float
+    std_per_second: float
     p50_ms: float | None
     p99_ms: float | None
 
 
 @dataclass(slots=True)
-class Talk:
+class ChatSession:
     """The state that the REPL's commands work on.
 
     - `stops`: texts that end an answer.
@@ -75,85 +75,85 @@ class Talk:
 
     name: str
     runner: Runner
-    session: Session
+    conversation: Conversation
     config: Config
     ui: UI
-    stops: tuple[str, ...] = ()
+    stop_texts: tuple[str, ...] = ()
     ignore_eos: bool = False
     endless: bool = False
     logprobs: bool = False
     file_bytes: int = 0
-    models: Models | None = None
-    measure: Callable[[Runner, int, int], Sequence[Speed]] | None = None
-    attached: list[str] = field(default_factory=list)
-    log: NoLog = field(default_factory=NoLog)
-    last: Answer | None = None
-    unanswered: str | None = None
-    saved_as: str = ""
-    leaving: bool = False
-    opened: ThinkingTags | None = None
-    screen: Screen = field(default_factory=Screen)
-    tally: Tally = field(default_factory=Tally)
-    counted: tuple[tuple[object, ...], int] = ((), 0)
-    prefills: bool = False
-    draft: str = ""
-    _told: set[str] = field(default_factory=set)
+    models: ModelChoices | None = None
+    measure_speed: Callable[[Runner, int, int], Sequence[MeasuredSpeed]] | None = None
+    attachments: list[str] = field(default_factory=list)
+    log: NoSessionLog = field(default_factory=NoSessionLog)
+    last_answer: Answer | None = None
+    pending_message: str | None = None
+    saved_name: str = ""
+    should_exit: bool = False
+    opened_tags: ThinkingTags | None = None
+    display: DisplaySettings = field(default_factory=DisplaySettings)
+    totals: SessionTotals = field(default_factory=SessionTotals)
+    counted_tokens: tuple[tuple[object, ...], int] = ((), 0)
+    can_prefill: bool = False
+    next_draft: str = ""
+    _warned: set[str] = field(default_factory=set)
 
-    def ask(self, text: str, stream: Stream) -> Answer:
+    def ask(self, text: str, writer: StreamWriter) -> Answer:
         """Ask one question: encode it, stream the answer, and add the turn to the conversation.
 
         Raises UserError if the prompt cannot be built or does not fit; then the conversation is
         unchanged, and the message stays in `unanswered`.
         """
-        conversation, dropped = self.session, set(self.session.tree.left)
+        conversation, dropped = self.conversation, set(self.conversation.tree.dropped)
         try:
             reply = self.runner.reply(self._request(text))
         except BaseException:
-            conversation.tree.left = dropped
+            conversation.tree.dropped = dropped
             raise
-        self.log.asked(
+        self.log.record_question(
             {
                 "prompt": text,
-                "parent": conversation.tree.at,
-                "turn": len(conversation.tree.path()) + 1,
+                "parent": conversation.tree.current_turn,
+                "turn": len(conversation.tree.current_path()) + 1,
                 "system": conversation.system,
                 "settings": conversation.sampling.as_dict(),
                 "predict": conversation.predict,
                 "on_full": conversation.on_full,
-                "format": turn_records.form_record(conversation.constraint),
+                "format": turn_records.build_constraint_record(conversation.constraint),
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             }
         )
         try:
-            stream.begin(self.opened)
+            writer.begin_answer(self.opened_tags)
             for event in reply:
-                stream.show(event)
+                writer.write_event(event)
         except BaseException:
-            self.log.missed()
+            self.log.record_unanswered()
             raise
         finally:
-            stream.close()
-        answer = self.last = reply.answer
-        self.tally.add(answer, len(self.thought(answer)))
-        context_overflow.settle(self, answer.overflow_stats)
-        document, full_answer = self.document(answer), self.whole(answer.text)
+            writer.close()
+        answer = self.last_answer = reply.answer
+        self.totals.add_answer(answer, len(self.thinking_text(answer)))
+        context_overflow.record_dropped_turns(self, answer.overflow_stats)
+        document, full_answer = self.build_document(answer), self.full_text(answer.text)
         if answer.tokens or answer.finish != "cancelled":
-            conversation.add(text, full_answer, answer.finish, len(answer.tokens))
-            self.unanswered = None
+            conversation.add_turn(text, full_answer, answer.finish, len(answer.tokens))
+            self.pending_message = None
             document |= {
-                "node": conversation.tree.at,
+                "node": conversation.tree.current_turn,
                 **({"answer": full_answer} if full_answer != answer.text else {}),
             }
-        self.log.answered(document, conversation)
+        self.log.record_answer(document, conversation)
         return answer
 
-    def message(self, text: str) -> str:
+    def with_attachments(self, text: str) -> str:
         """Return `text` after the attached files, and clear the attachments."""
-        joined = "\n".join([*self.attached, text])
-        self.attached.clear()
+        joined = "\n".join([*self.attachments, text])
+        self.attachments.clear()
         return joined
 
-    def samples(self, text: str, count: int, stream: Stream) -> list[Answer]:
+    def ask_samples(self, text: str, count: int, writer: StreamWriter) -> list[Answer]:
         """Generate several answers to one message, outside the conversation.
 
         Each answer is written complete, under a heading.
@@ -162,17 +162,17 @@ class Talk:
         for _ in reply:
             pass
         for number, answer in enumerate(reply.answers, 1):
-            stream.begin(self.opened)
-            stream.heading(f"--- sample {number} · seed {answer.seed} ---")
-            stream.show(Event(0, None, answer.text))
-            stream.close()
+            writer.begin_answer(self.opened_tags)
+            writer.write_heading(f"--- sample {number} · seed {answer.seed} ---")
+            writer.write_event(Event(0, None, answer.text))
+            writer.close()
         return reply.answers
 
     def _request(self, text: str) -> Request:
         start = time.perf_counter()
-        self.unanswered = text
-        prompt, conversation = context_overflow.fitted(self, text), self.session
-        self.opened = self.runner.opened_tags(prompt.tokens)
+        self.pending_message = text
+        prompt, conversation = context_overflow.fit_prompt(self, text), self.conversation
+        self.opened_tags = self.runner.opened_tags(prompt.tokens)
         grammar = self.runner.grammars(conversation.constraint) if conversation.constraint else None
         strategy = (
             "beam" if conversation.search.beams > 1 else self.runner.default_strategy(grammar)
@@ -181,76 +181,76 @@ class Talk:
             prompt.tokens,
             conversation.sampling,
             conversation.predict,
-            self.stops,
+            self.stop_texts,
             self.ignore_eos,
-            self.logprobs or self.screen.probs > 0,
+            self.logprobs or self.display.probs > 0,
             start,
             strategy,
             conversation.search,
             allow_repetition=self.endless,
-            top_logprobs=self.screen.probs,
+            top_logprobs=self.display.probs,
             turn=len(conversation.tree.turns) + 1,
-            earlier_turns=frozenset(conversation.tree.path()),
+            earlier_turns=frozenset(conversation.tree.current_path()),
             grammar=grammar,
-            grammar_after=self.opened.closing if self.opened else "",
+            grammar_after=self.opened_tags.closing if self.opened_tags else "",
             overflow=prompt.overflow,
-            can_move_cells=prompt.move,
+            can_move_cells=prompt.can_move_cells,
         )
 
-    def stream(self, silent: bool = False) -> Stream:
+    def open_writer(self, silent: bool = False) -> StreamWriter:
         """Return the writer for the next answer."""
-        return Stream(silent, painted(self.screen, self.ui))
+        return StreamWriter(silent, open_formatter(self.display, self.ui))
 
-    def whole(self, text: str) -> str:
+    def full_text(self, text: str) -> str:
         """Return an answer's text, including the thinking tag that its prompt opened."""
-        return self.opened.opening + text if self.opened else text
+        return self.opened_tags.opening + text if self.opened_tags else text
 
-    def thought(self, answer: Answer) -> str:
+    def thinking_text(self, answer: Answer) -> str:
         """Return the part of the last answer's text that is thinking."""
-        thought, _ = split_thinking(self.whole(answer.text))
-        return thought.removeprefix(self.opened.opening) if self.opened else thought
+        thought, _ = split_thinking(self.full_text(answer.text))
+        return thought.removeprefix(self.opened_tags.opening) if self.opened_tags else thought
 
-    def document(self, answer: Answer) -> dict[str, Any]:
+    def build_document(self, answer: Answer) -> dict[str, Any]:
         """Return the JSON document of an answer, as `run --json` prints it."""
-        thought, content = split_thinking(self.whole(answer.text))
+        thought, content = split_thinking(self.full_text(answer.text))
         parts = {"thinking": thought, "content": content} if thought else {}
-        report_document = answer_report.document(self.runner, self.name, self.file_bytes, answer)
-        return {**report_document, **parts, **constraint_report.facts(self, answer)}
+        report_document = answer_report.build_document(self.runner, self.name, self.file_bytes, answer)
+        return {**report_document, **parts, **constraint_report.constraint_json(self, answer)}
 
-    def tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
+    def prompt_tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
         """Return the prompt's tokens: the turns after the first `skip`, then `text`."""
         if self.runner.template is None:
             return self.runner.encode_text(self._plain(text, skip))
         return self.runner.encode_chat(
-            self._framed([*self.session.kept[2 * skip :], Message("user", text)])
+            self.template_messages([*self.conversation.sent_messages[2 * skip :], Message("user", text)])
         )
 
-    def spoken(self) -> tuple[int, ...]:
+    def conversation_tokens(self) -> tuple[int, ...]:
         """Return the tokens of the conversation without a next message.
 
         Empty if there is no turn, or if the template cannot render the conversation.
         """
-        messages = self.session.kept
+        messages = self.conversation.sent_messages
         if not messages:
             return ()
         if self.runner.template is None:
             return self.runner.encode_text(self._head() + "\n".join(self._pairs()))
         try:
-            return self.runner.encode_chat(self._framed(messages), add_generation_prompt=False)
+            return self.runner.encode_chat(self.template_messages(messages), add_generation_prompt=False)
         except UserError:  # the template requires a question at the end
             return ()
 
-    def prefix(self) -> int:
+    def prefix_token_count(self) -> int:
         """Return the number of tokens before the first message: system text and template."""
         if self.runner.template is None:
             return (
-                len(self.runner.encode_text(f"{self.session.system}\n\n"))
-                if self.session.system
+                len(self.runner.encode_text(f"{self.conversation.system}\n\n"))
+                if self.conversation.system
                 else 0
             )
         try:
             first, second = (
-                self.runner.encode_chat(self._framed([Message("user", probe)]))
+                self.runner.encode_chat(self.template_messages([Message("user", probe)]))
                 for probe in ("a", "b")
             )
         # a template that requires longer or several messages; reported when it matters
@@ -265,13 +265,13 @@ class Talk:
             0,
         )
 
-    def ends(self) -> list[int]:
+    def turn_ends(self) -> list[int]:
         """Return the conversation's token count at the end of each turn.
 
         Empty if the template cannot render the turns.
         """
         counts = []
-        for count in range(2, len(self.session.kept) + 1, 2):
+        for count in range(2, len(self.conversation.sent_messages) + 1, 2):
             if self.runner.template is None:
                 counts.append(
                     len(
@@ -282,39 +282,39 @@ class Talk:
                 )
                 continue
             try:
-                messages = self._framed(self.session.kept[:count])
+                messages = self.template_messages(self.conversation.sent_messages[:count])
                 counts.append(len(self.runner.encode_chat(messages, add_generation_prompt=False)))
             except UserError:  # the template requires a question at the end
                 return []
         return counts
 
-    def held(self) -> int:
+    def token_count(self) -> int:
         """Return the conversation's token count, as it is sent with the next message."""
-        if not self.session.kept:
-            return self.prefix()
+        if not self.conversation.sent_messages:
+            return self.prefix_token_count()
         # If the template requires a question at the end, count with a short one.
-        return len(self.spoken() or self.tokens("a"))
+        return len(self.conversation_tokens() or self.prompt_tokens("a"))
 
-    def tell_once(self, line: str) -> None:
+    def warn_once(self, line: str) -> None:
         """Print a warning that is not repeated in this session."""
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._warned:
+            self._warned.add(line)
             self.ui.warn(line)
 
-    def _framed(self, messages: list[Message]) -> list[Message]:
+    def template_messages(self, messages: list[Message]) -> list[Message]:
         """Return messages for the template: with the system text, without thinking.
 
         Where the template drops a system message, its text goes into the first message. Most
         templates remove earlier thinking themselves, and none needs it.
         """
         assert self.runner.template is not None
-        messages = [_talked(message) for message in messages]
-        system = self.session.system
+        messages = [_without_thinking(message) for message in messages]
+        system = self.conversation.system
         if not system:
             return messages
         if self.runner.template.accepts_system():
             return [Message("system", system), *messages]
-        self.tell_once(
+        self.warn_once(
             "this model's template does not support a system text; "
             "it is put before the first message"
         )
@@ -322,22 +322,22 @@ class Talk:
 
     def _plain(self, text: str, skip: int) -> str:
         """Return the prompt without a template: system text, turns and `text` in plain text."""
-        if self.session.system:
-            self.tell_once("without a chat template, the system text is put before the prompt")
+        if self.conversation.system:
+            self.warn_once("without a chat template, the system text is put before the prompt")
         return self._head() + "\n".join([*self._pairs()[skip:], text])
 
     def _head(self) -> str:
-        return f"{self.session.system}\n\n" if self.session.system else ""
+        return f"{self.conversation.system}\n\n" if self.conversation.system else ""
 
     def _pairs(self) -> list[str]:
-        contents = [message.content for message in self.session.kept]
+        contents = [message.content for message in self.conversation.sent_messages]
         return [
             question + answer
             for question, answer in zip(contents[::2], contents[1::2], strict=True)
         ]
 
 
-def _talked(message: Message) -> Message:
+def _without_thinking(message: Message) -> Message:
     """Return a message as it is sent again: an answer without its thinking."""
     if message.role != "assistant":
         return message

@@ -11,10 +11,10 @@ PROGRAMS = (
     ("termux-clipboard-set",),
     ("clip.exe",),
 )
-PATIENCE = 5.0  # seconds; without a display some programs wait forever
+TIMEOUT_SECONDS = 5.0  # seconds; without a display some programs wait forever
 
 
-def copy(text: str) -> str | None:
+def copy_text(text: str) -> str | None:
     """Copy `text` with the first program that works. Returns the program's name, None if there is
     none.
     """
@@ -35,7 +35,7 @@ def _took(command: tuple[str, ...], text: bytes) -> bool:
             input=text,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
             check=False,
             start_new_session=True,
         )

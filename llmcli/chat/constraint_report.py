@@ -7,9 +7,9 @@ from llmcli.runtime.requests.request import Answer
 from llmcli.runtime.strategies.constrained_chain import pieces_until_tag
 
 if TYPE_CHECKING:  # only a type: chat_session imports this module
-    from llmcli.chat.chat_session import Talk
+    from llmcli.chat.chat_session import ChatSession
 
-REASONS = {
+REASON_AND_HINT = {
     "context_full": ("the context is full", "start with a larger --ctx-size"),
     "stop": (
         "a stop text came first, or the model ended while thinking",
@@ -23,36 +23,36 @@ REASONS = {
 }
 
 
-def whole(chat: "Talk", answer: Answer) -> bool:
+def is_complete(chat: "ChatSession", answer: Answer) -> bool:
     """Return whether an answer satisfies its constraint completely; True without a constraint."""
-    if chat.session.constraint is None:
+    if chat.conversation.constraint is None:
         return True
     tokens = [token.id for token in answer.tokens]
     pieces = [chat.runner.model.piece(token) for token in tokens]
-    start = pieces_until_tag(chat.opened.closing if chat.opened else "", pieces)
+    start = pieces_until_tag(chat.opened_tags.closing if chat.opened_tags else "", pieces)
     is_unchanged = b"".join(pieces).decode("utf-8", "replace") == answer.text
     return (
         start is not None
         and is_unchanged
-        and accepts(chat.runner.grammars(chat.session.constraint), tokens[start:])
+        and accepts(chat.runner.grammars(chat.conversation.constraint), tokens[start:])
     )
 
 
-def incomplete(chat: "Talk", answer: Answer) -> tuple[str, str]:
+def describe_incomplete(chat: "ChatSession", answer: Answer) -> tuple[str, str]:
     """Return why an answer is incomplete, and a hint."""
-    constraint = chat.session.constraint
+    constraint = chat.conversation.constraint
     noun = "JSON document" if constraint and constraint.kind == "json_schema" else "answer"
     limit = (
         f"the limit of {len(answer.tokens)} tokens was reached",
         "raise the limit with -n; -n -1 removes it",
     )
-    reason, hint = REASONS.get(answer.finish, limit)
+    reason, hint = REASON_AND_HINT.get(answer.finish, limit)
     return f"the {noun} is incomplete: {reason}", hint
 
 
-def facts(chat: "Talk", answer: Answer) -> dict[str, Any]:
+def constraint_json(chat: "ChatSession", answer: Answer) -> dict[str, Any]:
     """Return the constraint's part of the `run --json` document; empty without a constraint."""
-    constraint = chat.session.constraint
+    constraint = chat.conversation.constraint
     if constraint is None:
         return {}
     milliseconds = sum(token.constraint_ms for token in answer.tokens)
@@ -66,7 +66,7 @@ def facts(chat: "Talk", answer: Answer) -> dict[str, Any]:
             "kind": constraint.kind,
             "engine": constraint.engine,
             "jump": "off" if beams else constraint.jump,
-            "complete": whole(chat, answer),
+            "complete": is_complete(chat, answer),
             "forced_tokens": sum(token.forced for token in answer.tokens),
             "constraint_ms": milliseconds,
         },

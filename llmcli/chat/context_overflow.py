@@ -14,71 +14,71 @@ from llmcli.errors import UserError
 from llmcli.runtime import kv_size
 from llmcli.runtime.requests.context_overflow import AttentionSinks, DropTurns, OverflowPolicy
 from llmcli.runtime.requests.request import OverflowStats
-from llmcli.units import several
+from llmcli.units import format_count
 
 if TYPE_CHECKING:  # only types: chat_session imports this module
-    from llmcli.chat.chat_session import Talk
+    from llmcli.chat.chat_session import ChatSession
     from llmcli.runtime.runner import Runner
 
 # Kept tokens after those before the first message. More than 4 gain nothing (Xiao et al. 2023,
 # StreamingLLM).
-SINKS = 4
+SINK_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedPrompt:
     """A prompt that fits, and what the engine may do if the answer fills the context."""
 
     tokens: tuple[int, ...]
     overflow: OverflowPolicy | None
-    move: bool
+    can_move_cells: bool
 
 
-def fitted(chat: "Talk", text: str) -> Fitted:
+def fit_prompt(chat: "ChatSession", text: str) -> FittedPrompt:
     """Return a prompt for a message that fits the context.
 
     If it is too long, turns or tokens leave according to the mode, and a note reports them. Raises
     UserError if nothing may leave.
     """
-    tokens, mode, n_ctx = chat.tokens(text), chat.session.on_full, chat.runner.n_ctx
+    tokens, mode, n_ctx = chat.prompt_tokens(text), chat.conversation.on_full, chat.runner.n_ctx
     if mode == "sinks":
-        refuse_sinks(chat.runner)
-        sinks = AttentionSinks(_sinks(chat))
+        require_sinks_support(chat.runner)
+        sinks = AttentionSinks(_count_kept_tokens(chat))
         if len(tokens) >= n_ctx and (shorter := sinks.shorten(tokens, len(tokens), 0, n_ctx)):
-            tell(chat, OverflowStats(1, len(tokens) - len(shorter.tokens)))
+            describe_dropped_turns(chat, OverflowStats(1, len(tokens) - len(shorter.tokens)))
             tokens = tuple(shorter.tokens)
-        return Fitted(tokens, sinks, True)
+        return FittedPrompt(tokens, sinks, True)
     if len(tokens) >= n_ctx and mode == "stop":
         _refuse(chat, len(tokens), text)
     if len(tokens) >= n_ctx and (
         shorter := _turns(chat, text).shorten(tokens, len(tokens), 0, n_ctx)
     ):
-        _leave(chat, shorter.dropped_turns)
-        tell(chat, OverflowStats(1, len(tokens) - len(shorter.tokens), shorter.dropped_turns))
+        _drop_turns(chat, shorter.dropped_turns)
+        describe_dropped_turns(chat, OverflowStats(1, len(tokens) - len(shorter.tokens), shorter.dropped_turns))
         tokens = tuple(shorter.tokens)
-    tree, can_move = chat.session.tree, not chat.runner.options.reproducible
-    must_move = can_move and not tree.left.isdisjoint(tree.path())
-    return Fitted(tokens, _turns(chat, text, can_move) if mode == "shift" else None, must_move)
+    tree, can_move = chat.conversation.tree, not chat.runner.options.reproducible
+    must_move = can_move and not tree.dropped.isdisjoint(tree.current_path())
+    return FittedPrompt(tokens, _turns(chat, text, can_move) if mode == "shift" else None, must_move)
 
 
-def settle(chat: "Talk", left: OverflowStats) -> None:
+def record_dropped_turns(chat: "ChatSession", left: OverflowStats) -> None:
     """Report what left during an answer, and mark its turns so that they are not sent again."""
-    _leave(chat, left.turns)
-    tell(chat, left)
+    _drop_turns(chat, left.turns)
+    describe_dropped_turns(chat, left)
 
 
-def tell(chat: "Talk", left: OverflowStats) -> None:
+def describe_dropped_turns(chat: "ChatSession", left: OverflowStats) -> None:
     """Print one line about what left the context, if anything did."""
     if not left.times:
         return
-    turns_line = f"{several(left.turns, 'turn')} left the context ({left.tokens:,} tokens)"
-    window_line = f"{left.tokens:,} tokens left the context; its first {_sinks(chat)} stay"
+    turns_line = f"{format_count(left.turns, 'turn')} left the context ({left.tokens:,} tokens)"
+    window_line = f"{left.tokens:,} tokens left the context; its first {_count_kept_tokens(chat)} stay"
     steps = f", in {left.times} steps" if left.times > 1 else ""
     recomputed = f"; {left.recomputed:,} were recomputed" if left.recomputed else ""
     chat.ui.note((turns_line if left.turns else window_line) + steps + recomputed)
 
 
-def refuse_sinks(runner: "Runner") -> None:
+def require_sinks_support(runner: "Runner") -> None:
     """Raise UserError if this model's cached keys cannot be moved, or must not be."""
     if runner.options.reproducible:
         raise UserError(
@@ -104,14 +104,14 @@ def refuse_sinks(runner: "Runner") -> None:
     )
 
 
-def full(chat: "Talk") -> str:
+def context_full_note(chat: "ChatSession") -> str:
     """Return what to type after an answer that filled the context."""
-    if chat.session.on_full == "stop":
+    if chat.conversation.on_full == "stop":
         return (
             "the context is full: use /set on_full shift to let the oldest turns leave, "
             "/context drop N for a single turn, or /clear to start over"
         )
-    if chat.session.search.beams > 1:
+    if chat.conversation.search.beams > 1:
         return (
             "the context is full with these beams alone: use fewer beams (/set beams), "
             "or a larger --ctx-size"
@@ -122,22 +122,22 @@ def full(chat: "Talk") -> str:
     )
 
 
-def _turns(chat: "Talk", text: str, move: bool = True) -> DropTurns:
-    return DropTurns(len(chat.session.tree.kept()), lambda turns: chat.tokens(text, turns), move)
+def _turns(chat: "ChatSession", text: str, move: bool = True) -> DropTurns:
+    return DropTurns(len(chat.conversation.tree.sent_turns()), lambda turns: chat.prompt_tokens(text, turns), move)
 
 
-def _leave(chat: "Talk", turns: int) -> None:
-    tree = chat.session.tree
-    tree.left.update(tree.kept()[:turns])
+def _drop_turns(chat: "ChatSession", turns: int) -> None:
+    tree = chat.conversation.tree
+    tree.dropped.update(tree.sent_turns()[:turns])
 
 
-def _sinks(chat: "Talk") -> int:
+def _count_kept_tokens(chat: "ChatSession") -> int:
     """Return how many tokens stay at the beginning: those before the first message, and the sinks.
 
     Raises UserError if they take more than half of the context.
     """
-    n_prefix = chat.prefix() or int(chat.runner.model.add_bos)
-    n_kept, n_ctx = n_prefix + SINKS, chat.runner.n_ctx
+    n_prefix = chat.prefix_token_count() or int(chat.runner.model.add_bos)
+    n_kept, n_ctx = n_prefix + SINK_TOKENS, chat.runner.n_ctx
     if n_kept > n_ctx // 2:
         raise UserError(
             f"the system text takes {n_prefix} of {n_ctx} tokens, which is too much for sinks",
@@ -146,10 +146,10 @@ def _sinks(chat: "Talk") -> int:
     return n_kept
 
 
-def _refuse(chat: "Talk", count: int, text: str) -> None:
+def _refuse(chat: "ChatSession", count: int, text: str) -> None:
     """Raise UserError if a message does not fit after the conversation but would fit alone."""
-    turns, n_ctx = len(chat.session.tree.kept()), chat.runner.n_ctx
-    if turns and len(chat.tokens(text, turns)) < n_ctx:
+    turns, n_ctx = len(chat.conversation.tree.sent_turns()), chat.runner.n_ctx
+    if turns and len(chat.prompt_tokens(text, turns)) < n_ctx:
         raise UserError(
             f"the conversation and this message have {count} tokens, but the context holds {n_ctx}",
             hint="use /set on_full shift to let the oldest turns leave, "

@@ -7,36 +7,36 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from llmcli.chat import commands
-from llmcli.chat.ask import FENCE, answer, unfenced
-from llmcli.chat.chat_session import Talk
+from llmcli.chat.ask import FENCE, ask_and_print, strip_fences
+from llmcli.chat.chat_session import ChatSession
 from llmcli.runtime.requests.request import Answer
-from llmcli.text_input import decoded
+from llmcli.text_input import decode_utf8
 from quant.errors import UserError
 
 
-def say(chat: Talk, text: str) -> Answer | None:
+def handle_line(chat: ChatSession, text: str) -> Answer | None:
     """Handle one line: run a command, or send a message. Returns the answer to a message."""
-    content = message(text)
+    content = parse_message(text)
     if content is None:
-        commands.perform(chat, text)
-        chat.log.moved(chat.session, chat.name)
+        commands.run_command(chat, text)
+        chat.log.record_position(chat.conversation, chat.name)
         return None
-    return answer(chat, chat.message(content)) if content.strip() else None
+    return ask_and_print(chat, chat.with_attachments(content)) if content.strip() else None
 
 
-def message(text: str) -> str | None:
+def parse_message(text: str) -> str | None:
     """Return the message in a line; None for a command.
 
     Two slashes or a fence at the beginning mark a message that may begin with a slash.
     """
     if text.startswith(FENCE):
-        return unfenced(text)
+        return strip_fences(text)
     if text.startswith("//"):
         return text[1:]
     return None if text.startswith("/") else text
 
 
-def pipe(chat: Talk, source: BinaryIO) -> bool:
+def run_pipe(chat: ChatSession, source: BinaryIO) -> bool:
     """Answer one message for each line until the end of `source`; return whether all succeeded.
 
     An error in one line is printed, and the next line follows. Ctrl-C in an answer ends everything.
@@ -44,8 +44,8 @@ def pipe(chat: Talk, source: BinaryIO) -> bool:
     succeeded = True
     for raw, offset in _blocks(source):
         try:
-            reply = say(
-                chat, decoded(raw, "stdin", offset, "that message is skipped; ").strip("\r\n")
+            reply = handle_line(
+                chat, decode_utf8(raw, "stdin", offset, "that message is skipped; ").strip("\r\n")
             )
         except UserError as error:
             chat.ui.error(str(error), error.hint)
@@ -53,12 +53,12 @@ def pipe(chat: Talk, source: BinaryIO) -> bool:
             continue
         if reply and reply.finish == "cancelled":
             raise KeyboardInterrupt
-        if chat.leaving:
+        if chat.should_exit:
             break
     return succeeded
 
 
-def closed(text: str) -> bool:
+def is_closed(text: str) -> bool:
     """Return whether a text is complete: not begun with a fence, or also ended with one."""
     body = text.strip()
     return not body.startswith(FENCE) or (len(body) >= 2 * len(FENCE) and body.endswith(FENCE))

@@ -5,19 +5,19 @@ A chat can be loaded without its state; one line then says why the state was not
 
 from pathlib import Path
 
-from llmcli.atomic_files import write_whole
-from llmcli.chat.chat_session import Talk
+from llmcli.atomic_files import write_atomically
+from llmcli.chat.chat_session import ChatSession
 from llmcli.runtime import kv_state_file
 
 
-def keep(chat: Talk, path: Path) -> str:
+def save_state(chat: ChatSession, path: Path) -> str:
     """Write the conversation's KV state to `path`; return a description for the user.
 
     Removes an older state if there is nothing to save. Raises UserError if the disk cannot be
     written.
     """
     saved_state = kv_state_file.copy_state(
-        chat.runner, chat.spoken() or chat.runner.engine.ledger.latest_tokens
+        chat.runner, chat.conversation_tokens() or chat.runner.engine.ledger.latest_tokens
     )
     environment = kv_state_file.state_identity(chat.runner)
     if saved_state is None or environment is None:
@@ -34,15 +34,15 @@ def keep(chat: Talk, path: Path) -> str:
             "which --reproducible requires"
         )
     # readable by the user only: the state reveals the conversation
-    write_whole(path, *kv_state_file.encode_state(saved_state, environment), mode=0o600)
+    write_atomically(path, *kv_state_file.encode_state(saved_state, environment), mode=0o600)
     return f"with the KV state of {len(saved_state.tokens)} tokens"
 
 
-def take_up(chat: Talk, path: Path) -> str:
+def restore_state(chat: ChatSession, path: Path) -> str:
     """Read the KV state of the conversation that was just loaded; return a description for the
     user.
     """
-    tokens, ledger, reason = chat.spoken(), chat.runner.engine.ledger, ""
+    tokens, ledger, reason = chat.conversation_tokens(), chat.runner.engine.ledger, ""
     if not tokens:
         return ""
     if 2 * ledger.find_nearest(tokens)[1] < len(tokens):
@@ -51,7 +51,7 @@ def take_up(chat: Talk, path: Path) -> str:
     try:
         with path.open("rb") as file:
             kv_state_file.restore_state(
-                chat.runner, kv_state_file.read_state(file, chat.runner), chat.session.tree.at
+                chat.runner, kv_state_file.read_state(file, chat.runner), chat.conversation.tree.current_turn
             )
     except FileNotFoundError:
         reason = "it was saved without a KV state"

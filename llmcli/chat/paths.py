@@ -4,10 +4,10 @@ from pathlib import Path
 
 from llmcli.errors import UserError
 
-MANY = 200  # the most names that Tab offers
+MAX_COMPLETIONS = 200  # the most names that Tab offers
 
 
-def named(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """Parse a file name, which may be quoted and may begin with ~. Raises UserError."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
@@ -23,7 +23,7 @@ def named(text: str) -> Path:
         raise UserError(f"no such home folder: {text}", hint="write the full path") from None
 
 
-def endings(typed: str) -> list[str]:
+def complete_path(typed: str) -> list[str]:
     """Return the completions of a partial path; folders end with a slash.
 
     Hidden files are included only if the typed name begins with a dot.
@@ -41,4 +41,4 @@ def endings(typed: str) -> list[str]:
     visible_names = [
         file for file in names if (name or not file.startswith(".")) and file.isprintable()
     ]
-    return [f"{head}{slash}{file}" for file in visible_names[:MANY]]
+    return [f"{head}{slash}{file}" for file in visible_names[:MAX_COMPLETIONS]]

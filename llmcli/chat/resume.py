@@ -3,64 +3,64 @@
 from collections.abc import Callable
 
 from llmcli.chat import kv_states
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.conversation.conversation import Session
-from llmcli.chat.conversation.history import Item
-from llmcli.chat.conversation.session_log import Log
-from llmcli.chat.display.tree_drawing import shortened
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.conversation.history import HistoryItem
+from llmcli.chat.conversation.session_log import SessionLog
+from llmcli.chat.display.tree_drawing import shorten
 from llmcli.errors import UserError
-from llmcli.units import several
+from llmcli.units import format_count
 
-SHOWN = 40  # characters of a question shown in a message
+QUESTION_CHARS = 40  # characters of a question shown in a message
 
 
-def take_up(
-    chat: Talk, item: Item, typed: Callable[[Session], None] = lambda conversation: None
+def load_conversation(
+    chat: ChatSession, item: HistoryItem, apply_options: Callable[[Conversation], None] = lambda conversation: None
 ) -> None:
     """Load the conversation of `item`, with its KV state if possible.
 
     Then `typed` applies the options of the command line, which override the stored settings. Raises
     UserError if the conversation cannot be read; then nothing has changed.
     """
-    stored = item.read()
-    stored.put(chat.session)
-    typed(chat.session)
-    _try_form(chat)
-    chat.unanswered, chat.saved_as = stored.unanswered, item.name if item.kind == "saved" else ""
-    if stored.damaged:
-        lines = several(stored.damaged, "damaged line")
+    stored = item.read_conversation()
+    stored.restore_into(chat.conversation)
+    apply_options(chat.conversation)
+    _check_constraint(chat)
+    chat.pending_message, chat.saved_name = stored.pending_message, item.name if item.kind == "saved" else ""
+    if stored.n_damaged:
+        lines = format_count(stored.n_damaged, "damaged line")
         chat.ui.warn(f"skipped {lines} of {item.path}")
     if stored.model and stored.model != chat.name:
         chat.ui.warn(f"that chat used {stored.model}; {chat.name} continues it")
-    state_note = kv_states.take_up(chat, item.state)
-    turns = several(len(chat.session.tree.path()), "turn")
+    state_note = kv_states.restore_state(chat, item.state_path)
+    turns = format_count(len(chat.conversation.tree.current_path()), "turn")
     chat.ui.text(f"loaded {item.name}: {', '.join(filter(None, (turns, state_note)))}")
-    if stored.unanswered:
+    if stored.pending_message:
         chat.ui.note(
-            f"{shortened(stored.unanswered, SHOWN)!r} was not answered: /retry asks it again"
+            f"{shorten(stored.pending_message, QUESTION_CHARS)!r} was not answered: /retry asks it again"
         )
 
 
-def _try_form(chat: Talk) -> None:
+def _check_constraint(chat: ChatSession) -> None:
     """Remove the constraint on answers if this model cannot follow it."""
-    if constraint := chat.session.constraint:
+    if constraint := chat.conversation.constraint:
         try:
             chat.runner.grammars(constraint)
         except UserError as error:
-            chat.session.constraint = None
+            chat.conversation.constraint = None
             chat.ui.warn(f"the answer format of that chat is not used: {error}")
 
 
-def go_on(chat: Talk, item: Item, typed: Callable[[Session], None]) -> None:
+def resume_conversation(chat: ChatSession, item: HistoryItem, apply_options: Callable[[Conversation], None]) -> None:
     """Continue the conversation of `item`.
 
     A session continues in its own log, unless another chat is writing that log.
     """
-    take_up(chat, item, typed)
+    load_conversation(chat, item, apply_options)
     if item.kind == "sitting":
-        log = Log(chat.config, chat.ui.warn, item.path)
-        if log.resume(chat.session):
+        log = SessionLog(chat.config, chat.ui.warn, item.path)
+        if log.resume(chat.conversation):
             chat.log = log
             return
         chat.ui.note("another chat is using that session: this one is logged as a new session")
-    chat.log.moved(chat.session, chat.name)
+    chat.log.record_position(chat.conversation, chat.name)

@@ -12,7 +12,7 @@ from llmcli.commands.options import run
 from llmcli.commands.options.arguments import REF_HELP
 from llmcli.commands.options.run import RunCommand
 from llmcli.errors import UsageError, UserError
-from llmcli.units import several
+from llmcli.units import format_count
 
 if TYPE_CHECKING:
     from llmcli.batch.run import BatchResult
@@ -103,7 +103,7 @@ def batch(
             )
         if len(duplicates) > MAX_LISTED_DUPLICATES:
             ui.warn(
-                f"and {several(len(duplicates) - MAX_LISTED_DUPLICATES, 'more line')} with a repeated custom_id"
+                f"and {format_count(len(duplicates) - MAX_LISTED_DUPLICATES, 'more line')} with a repeated custom_id"
             )
         slots = (
             min(MAX_PARALLEL, SEQUENCES_PER_ANSWER * parallel)
@@ -174,7 +174,7 @@ def _check_output(out: Path, lines: str) -> Path:
     """Return the output path; raises UserError, before a model is fetched, if it cannot be
     written.
     """
-    from llmcli.atomic_files import check_place
+    from llmcli.atomic_files import require_writable
 
     if out.parent.is_file():
         raise UserError(f"{out.parent} is a file, not a folder", hint="use another -o")
@@ -186,5 +186,5 @@ def _check_output(out: Path, lines: str) -> Path:
         and out.samefile(Path(lines).expanduser())
     ):
         raise UsageError("the output file is the input file", hint="use another name for -o")
-    check_place(out)
+    require_writable(out)
     return out

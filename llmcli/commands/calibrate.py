@@ -97,7 +97,7 @@ def calibrate(
     over a text, in llama-imatrix's format, which llama-quantize reads, too; it includes the head of
     models that share it with their embedding. An interrupted run resumes.
     """
-    from llmcli.atomic_files import check_apart
+    from llmcli.atomic_files import require_distinct_paths
     from llmcli.model_loader import float_copy
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
@@ -132,7 +132,7 @@ def calibrate(
         text or []
     )  # a mistake in the texts is reported before a model is fetched
     source = _open_source(refs[0], config, ui)
-    check_apart([out, moments], [*source.files, *(text or [])])
+    require_distinct_paths([out, moments], [*source.files, *(text or [])])
     with float_copy.open_runnable(source, config, ui, threads or 0) as path:
         model_side = prepare_side(path, options, ui)
         text_chunks, text_names = texts.calibration_chunks(model_side, text or [], chunks, seed, ui)
@@ -180,7 +180,7 @@ def _open_source(ref: str, config: "Config", ui: "UI") -> "Source":
     with pickle_hint.pickle_hint(
         lambda: ["llmcli", "convert", ref, "-o", "floats.gguf", "--allow-pickle"]
     ):
-        if fetch.resolve(ref, config).ref.quant:
+        if fetch.resolve_ref(ref, config).ref.quant:
             return quantize_file.open_source(prepare_model(ref, None, config, ui).path)
         return quantize_file.open_source(
             fetch_or_reuse(ref, None, config, ui, keep_source=True).path
@@ -201,14 +201,14 @@ def _refuse_reading_options(options: dict[str, object]) -> None:
 
 def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     """Merge files of one kind. Raises UserError."""
-    from llmcli.atomic_files import check_apart, check_place, write_whole
+    from llmcli.atomic_files import require_distinct_paths, require_writable, write_atomically
     from llmcli.errors import UserError
-    from llmcli.units import several
+    from llmcli.units import format_count
     from quant.calibration import merge
     from quant.calibration.moments import is_moments_file
 
-    check_apart([out], paths)
-    check_place(out)
+    require_distinct_paths([out], paths)
+    require_writable(out)
     moment_files = [path for path in paths if is_moments_file(path)]
     if moment_files and len(moment_files) < len(paths):
         other = next(path for path in paths if path not in moment_files)
@@ -220,7 +220,7 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
         merged = merge.merge_moments(paths, out)
     else:
         merged, pieces = merge.merge_imatrix(paths)
-        write_whole(out, *pieces)
+        write_atomically(out, *pieces)
         if len({path.resolve() for path in paths}) < len(paths):
             ui.warn("a file is given twice and counts twice")
     for note in merged.notes:
@@ -237,12 +237,12 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     else:
         ui.text(
             f"{out}: {merged.tensors} tensors over {merged.chunks} chunks of "
-            f"{several(len(paths), 'file')}"
+            f"{format_count(len(paths), 'file')}"
         )
 
 
 def _print_result(request: "CalibrationRequest", result: "CalibrationResult", ui: "UI") -> None:
-    from llmcli.units import several
+    from llmcli.units import format_count
 
     sums, text, out = result.sums, request.text, request.out
     unseen, zero_columns = sums.unseen_experts(), sums.dead_columns()
@@ -256,12 +256,12 @@ def _print_result(request: "CalibrationRequest", result: "CalibrationResult", ui
     if zero_columns:
         name, count = next(iter(zero_columns.items()))
         more_note = (
-            f", and columns of {several(len(zero_columns) - 1, 'more weight')}"
+            f", and columns of {format_count(len(zero_columns) - 1, 'more weight')}"
             if len(zero_columns) > 1
             else ""
         )
         ui.note(
-            f"{several(count, 'column')} of {name}{more_note} had only zeros as input: "
+            f"{format_count(count, 'column')} of {name}{more_note} had only zeros as input: "
             "their weights are not used"
         )
     rank_deficient = _rank_deficient(request, ui)

@@ -15,6 +15,6 @@ def start_command(
     from llmcli import config
     from llmcli.ui import UI
 
-    loaded = config.load()
+    loaded = config.load_config()
     loaded = replace(loaded, offline=loaded.offline or offline, allow_pickle=allow_pickle)
     return loaded, UI(json=json, color=loaded.color)

@@ -11,11 +11,11 @@ def complete_models(incomplete: str) -> Iterator[str]:
     from llmcli.catalog import catalog, store
     from llmcli.errors import UserError
 
-    configuration = config.load()
+    configuration = config.load_config()
     try:
         names = [
-            *catalog.load(configuration),
-            *(manifest.name for manifest in store.manifests(configuration)),
+            *catalog.load_catalog(configuration),
+            *(manifest.name for manifest in store.list_manifests(configuration)),
         ]
     except UserError:  # the command itself reports the error
         return

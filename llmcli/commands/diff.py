@@ -8,7 +8,7 @@ import typer
 from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 from llmcli.model_loader.installed_model import installed_model
-from llmcli.units import size
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -61,7 +61,7 @@ def _find_gguf(text: str, config: "Config", ui: "UI") -> Path:
     path = Path(text).expanduser()
     if path.is_file():
         return path
-    model = installed_model(fetch.resolve(text, config), config, ui, text)
+    model = installed_model(fetch.resolve_ref(text, config), config, ui, text)
     if model is None:
         raise UserError(f"{text} is not on this disk", hint=f"llmcli pull {text}")
     if model.kind != "gguf":
@@ -121,7 +121,7 @@ def _format_types(difference: "TensorDifference") -> str:
 
 def _format_bytes(difference: "TensorDifference") -> str:
     left, right = difference.left_tensor.nbytes, difference.right_tensor.nbytes
-    return size(left) if left == right else f"{size(left)} -> {size(right)}"
+    return format_size(left) if left == right else f"{format_size(left)} -> {format_size(right)}"
 
 
 def _format_error(difference: "TensorDifference") -> str:

@@ -9,7 +9,7 @@ from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
     from llmcli.bench.cost.memory_bandwidth import BandwidthReading
-    from llmcli.catalog.connectivity import Reached
+    from llmcli.catalog.connectivity import ConnectivityCheck
     from llmcli.hardware.diagnostics import Diagnostics
     from llmcli.hardware.rpc_workers import RpcWorker
     from llmcli.ui import UI
@@ -50,7 +50,7 @@ def doctor(
         else None
     )
     ray_cluster = _read_cluster(ray) if ray is not None else None
-    connections = connectivity.look(config) if network else None
+    connections = connectivity.check_connectivity(config) if network else None
     checkup_result = diagnostics.run_diagnostics(config)
     reading = _measure_bandwidth(checkup_result)
     if json:
@@ -112,7 +112,7 @@ def _measure_bandwidth(result: "Diagnostics") -> "BandwidthReading | None":
 def build_document(
     result: "Diagnostics",
     reading: "BandwidthReading | None",
-    connections: "list[Reached] | None",
+    connections: "list[ConnectivityCheck] | None",
     workers: "list[RpcWorker] | None" = None,
 ) -> dict[str, Any]:
     """Return the JSON document; null is what this machine cannot determine, or what was not
@@ -165,8 +165,8 @@ def build_document(
         if connections is None
         else [
             {
-                "what": entry.what,
-                "where": entry.where,
+                "what": entry.name,
+                "where": entry.host,
                 "reachable": not entry.problem,
                 "ms": entry.ms,
                 "problem": entry.problem or None,
@@ -192,10 +192,10 @@ def build_document(
 def _print_checkup(
     result: "Diagnostics",
     reading: "BandwidthReading | None",
-    connections: "list[Reached] | None",
+    connections: "list[ConnectivityCheck] | None",
     ui: "UI",
 ) -> None:
-    from llmcli.units import several, size
+    from llmcli.units import format_count, format_size
 
     ui.table(
         ("version", ""),
@@ -207,16 +207,16 @@ def _print_checkup(
         free_text = (
             ""
             if entry.kind == "cpu"
-            else f" · {size(entry.free_bytes)} of {size(entry.total_bytes)} free"
+            else f" · {format_size(entry.free_bytes)} of {format_size(entry.total_bytes)} free"
         )
         ui.text(f"device {entry.name}: {entry.description}{free_text}")
     memory = (
         f"{_format_size(result.available_memory)} of {_format_size(result.total_memory)} available"
     )
     if result.memory_limit is not None:
-        memory += f" · the container leaves {size(result.memory_limit)}"
+        memory += f" · the container leaves {format_size(result.memory_limit)}"
     if result.address_limit is not None:
-        memory += f" · ulimit -v leaves {size(result.address_limit)} of addresses"
+        memory += f" · ulimit -v leaves {format_size(result.address_limit)} of addresses"
     ui.text(f"memory: {memory}")
     speed = (
         "unknown: too little free memory to measure"
@@ -228,16 +228,16 @@ def _print_checkup(
     ui.table(
         ("stored files", "size", "files", "where"),
         [
-            (entry.label, size(entry.nbytes), f"{entry.files:,}", str(entry.path))
+            (entry.label, format_size(entry.nbytes), f"{entry.files:,}", str(entry.path))
             for entry in result.folders
         ],
         right=("size", "files"),
     )
     for connection in connections or ():
         answer = connection.problem or f"answers, {connection.ms:.0f} ms"
-        ui.text(f"{connection.what} ({connection.where}): {answer}")
+        ui.text(f"{connection.name} ({connection.host}): {answer}")
     if not result.warnings:
-        ui.text(f"no problems found: {several(len(result.features), 'CPU feature')} compared")
+        ui.text(f"no problems found: {format_count(len(result.features), 'CPU feature')} compared")
 
 
 def _print_cpu(result: "Diagnostics", ui: "UI") -> None:
@@ -265,6 +265,6 @@ def _print_cpu(result: "Diagnostics", ui: "UI") -> None:
 
 
 def _format_size(nbytes: int | None) -> str:
-    from llmcli.units import size
+    from llmcli.units import format_size
 
-    return "unknown" if nbytes is None else size(nbytes)
+    return "unknown" if nbytes is None else format_size(nbytes)

@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmcli.catalog.fetch import Model
+    from llmcli.catalog.fetch import FetchedModel
 
 
-def model_identity(model: "Model") -> dict[str, Any]:
+def model_identity(model: "FetchedModel") -> dict[str, Any]:
     """Return a model's identity as `pull --json` prints it."""
     return {
         "name": model.name,
         "path": str(model.path),
-        "bytes": model.bytes,
+        "bytes": model.nbytes,
         "sha256": model.sha256 or None,
         "source": model.source,
         "revision": model.revision,

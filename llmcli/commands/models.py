@@ -15,8 +15,8 @@ from llmcli.model_loader.pickle_hint import pickle_hint
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmcli.catalog.cleanup import Item
-    from llmcli.catalog.fetch import Model
+    from llmcli.catalog.cleanup import RemovableItem
+    from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
     from llmcli.ui import UI
 
@@ -60,12 +60,12 @@ def pull(
     from llmcli.model_loader.prepare import canonical_type, fetch_or_reuse, quantize_if_needed
 
     config, ui = start_command(json, offline, allow_pickle)
-    parsed_ref = fetch.resolve(ref, config).ref
+    parsed_ref = fetch.resolve_ref(ref, config).ref
     file_type = (
         canonical_type(quant) if quant else parsed_ref.quant if parsed_ref.kind != "hub" else None
     )
     if parsed_ref.kind == "path":
-        model = fetch.register(ref, config, ui)
+        model = fetch.register_local(ref, config, ui)
     else:
         is_quantized = bool(file_type or parsed_ref.quant)
         model = fetch_or_reuse(
@@ -99,8 +99,8 @@ def list_(
     from llmcli.catalog import model_facts as facts
 
     config, ui = start_command(json)
-    rows = [row for manifest in store.manifests(config) if (row := _list_row(manifest, ui))]
-    for name, entry in catalog.load(config).items():
+    rows = [row for manifest in store.list_manifests(config) if (row := _list_row(manifest, ui))]
+    for name, entry in catalog.load_catalog(config).items():
         if row := _alias_row(name, config, ui) if entry.alias else None:
             rows.append(row)
         elif everything and name not in {row["name"] for row in rows}:
@@ -113,7 +113,7 @@ def list_(
                 "source": source,
                 "revision": None,
             }
-            rows.append({**fields, **facts.nothing()})
+            rows.append({**fields, **facts.empty_facts()})
     for row in rows:
         del row["types"], row["roles"]
     if json:
@@ -133,19 +133,19 @@ def rm(ref: Ref) -> None:
     NAME:TYPE removes only that file; an alias, only the name.
     """
     from llmcli.catalog import aliases, catalog, cleanup
-    from llmcli.catalog.model_ref import parse
-    from llmcli.units import size
+    from llmcli.catalog.model_ref import parse_ref
+    from llmcli.units import format_size
 
     config, ui = start_command()
-    entries = catalog.load(config)
-    parsed = parse(ref, entries, config)
+    entries = catalog.load_catalog(config)
+    parsed = parse_ref(ref, entries, config)
     entry = entries.get(parsed.name)
     if parsed.kind == "catalog" and entry and entry.alias:
-        aliases.delete(config, entry.name)
+        aliases.delete_alias(config, entry.name)
         ui.text(f"{entry.name} is no longer an alias; {entry.alias} is kept")
         return
-    for item in cleanup.remove(parsed, config):
-        ui.text(f"removed {item.why}: {size(item.bytes)} freed ({item.path})")
+    for item in cleanup.remove_model(parsed, config):
+        ui.text(f"removed {item.reason}: {format_size(item.nbytes)} freed ({item.path})")
 
 
 def gc(
@@ -156,19 +156,19 @@ def gc(
 ) -> None:
     """Delete partial downloads and leftovers of interrupted runs."""
     from llmcli.catalog import cleanup
-    from llmcli.units import size
+    from llmcli.units import format_size
 
     config, ui = start_command(json)
-    items = cleanup.garbage(config, delete=not dry_run)
-    freed = sum(item.bytes for item in items)
+    items = cleanup.find_garbage(config, delete=not dry_run)
+    freed = sum(item.nbytes for item in items)
     if json:
-        rows = [{"path": str(item.path), "bytes": item.bytes, "why": item.why} for item in items]
+        rows = [{"path": str(item.path), "bytes": item.nbytes, "why": item.reason} for item in items]
         ui.result({"freed_bytes": freed, "dry_run": dry_run, "items": rows})
         return
     if items:
         ui.table(("what", "size", "path"), [_garbage_row(item) for item in items], right=("size",))
     ui.text(
-        f"{size(freed)} {'would be freed' if dry_run else 'freed'}" if items else "nothing to free"
+        f"{format_size(freed)} {'would be freed' if dry_run else 'freed'}" if items else "nothing to free"
     )
 
 
@@ -190,7 +190,7 @@ def alias(
 
     config, ui = start_command()
     values = _parse_settings([*(settings or []), *([f"temp={temp}"] if temp is not None else [])])
-    replaced = aliases.write(config, name, ref, system, values, force)
+    replaced = aliases.write_alias(config, name, ref, system, values, force)
     ui.text(f"{name} {'now names' if replaced else 'names'} {ref} (in {config.user_catalog})")
 
 
@@ -211,11 +211,11 @@ def _parse_settings(texts: list[str]) -> dict[str, Any]:
     return {name: checked[name] for name in values}
 
 
-def _print_pulled(model: "Model", ui: "UI") -> None:
-    from llmcli.units import size
+def _print_pulled(model: "FetchedModel", ui: "UI") -> None:
+    from llmcli.units import format_size
 
     revision_note = f" at {model.revision[:12]}" if model.revision else ""
-    ui.text(f"{model.name}: {size(model.bytes)} from {model.source}{revision_note}")
+    ui.text(f"{model.name}: {format_size(model.nbytes)} from {model.source}{revision_note}")
     ui.text(str(model.path))
     if model.entry and model.entry.license:
         ui.text(f"license: {model.entry.license}")
@@ -233,7 +233,7 @@ def _list_row(manifest: Any, ui: "UI") -> dict[str, Any] | None:
     try:
         if missing := [file.path for file in manifest.files if not Path(file.path).is_file()]:
             raise UserError(f"{missing[0]} is missing")
-        model_facts = facts.facts(manifest.kind, Path(manifest.path))
+        model_facts = facts.read_facts(manifest.kind, Path(manifest.path))
     except UserError as error:
         ui.note(f"{manifest.name}: {error} (pull it again, or `llmcli gc`)")
         return None
@@ -253,8 +253,8 @@ def _alias_row(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
     from quant.errors import UserError
 
     try:
-        model = installed_model(fetch.resolve(name, config), config, ui, name)
-        model_facts = facts.facts(model.kind, model.path) if model else {}
+        model = installed_model(fetch.resolve_ref(name, config), config, ui, name)
+        model_facts = facts.read_facts(model.kind, model.path) if model else {}
     except UserError as error:
         ui.note(f"{name}: {error}")
         return None
@@ -264,7 +264,7 @@ def _alias_row(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
 
 
 def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
-    from llmcli.units import size
+    from llmcli.units import format_size
 
     ui.table(
         ("name", "type", "size", "parameters", "context", "source"),
@@ -272,7 +272,7 @@ def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
             (
                 row["name"],
                 row["file_type"] or "-",
-                size(row["bytes"]) if row["path"] else "not on disk",
+                format_size(row["bytes"]) if row["path"] else "not on disk",
                 format_count(row["parameters"]),
                 str(row["context_length"] or "-"),
                 row["source"],
@@ -283,8 +283,8 @@ def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
     )
 
 
-def _garbage_row(item: "Item") -> tuple[str, str, str]:
-    from llmcli.units import size
+def _garbage_row(item: "RemovableItem") -> tuple[str, str, str]:
+    from llmcli.units import format_size
 
     path: Path = item.path
-    return item.why, size(item.bytes), str(path)
+    return item.reason, format_size(item.nbytes), str(path)

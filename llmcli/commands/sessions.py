@@ -11,8 +11,8 @@ from llmcli.commands.command_context import start_command
 from llmcli.commands.options.arguments import Json
 
 if TYPE_CHECKING:
-    from llmcli.chat.conversation.history import Item
-    from llmcli.chat.conversation.stored_conversation import Held
+    from llmcli.chat.conversation.history import HistoryItem
+    from llmcli.chat.conversation.stored_conversation import StoredConversation
     from llmcli.ui import UI
 
 QUESTION_CHARACTERS, DEFAULT_ROWS = 48, 30  # characters of a question; rows of a list
@@ -48,7 +48,7 @@ def sessions(
     from llmcli.chat.conversation import history
 
     config, ui = start_command(json)
-    items = history.items(config)
+    items = history.list_history(config)
     listed = items if everything or json else items[:DEFAULT_ROWS]
     rows = [_list_row(item, ui) for item in listed]
     if json:
@@ -65,22 +65,22 @@ def sessions(
 def show(name: Name, json: Json = False) -> None:
     """Print a conversation."""
     from llmcli.chat.conversation import history, turn_records
-    from llmcli.units import several
+    from llmcli.units import format_count
 
     config, ui = start_command(json)
-    item = history.find(config, name)
-    conversation = item.read()
-    tree, path = conversation.tree, conversation.tree.path()
+    item = history.find_item(config, name)
+    conversation = item.read_conversation()
+    tree, path = conversation.tree, conversation.tree.current_path()
     if json:
         turns = [
-            {"turn": number, **turn_records.turn_record(turn)}
+            {"turn": number, **turn_records.build_turn_record(turn)}
             for number, turn in enumerate(tree.turns, 1)
         ]
         ui.result(
             {
                 **_fields(item, conversation),
                 "system": conversation.system,
-                **turn_records.place_record(tree),
+                **turn_records.build_position_record(tree),
                 "turns": turns,
             }
         )
@@ -92,14 +92,14 @@ def show(name: Name, json: Json = False) -> None:
     if conversation.system:
         ui.text(f"\n[system] {conversation.system}")
     for number in path:
-        mark = " [cut]" if tree[number].cut else ""
+        mark = " [cut]" if tree[number].is_stopped else ""
         ui.text(f"\n>>> {tree[number].question}\n\n{tree[number].answer}{mark}")
     if n_others := len(tree.turns) - len(path):
         ui.note(
-            f"{several(n_others, 'turn')} on other branches: chat --resume {item.name}, then /tree"
+            f"{format_count(n_others, 'turn')} on other branches: chat --resume {item.name}, then /tree"
         )
-    if conversation.unanswered:
-        ui.note(f"not answered: {conversation.unanswered}")
+    if conversation.pending_message:
+        ui.note(f"not answered: {conversation.pending_message}")
 
 
 @group.command()
@@ -108,49 +108,49 @@ def rm(
 ) -> None:
     """Delete conversations and their KV states."""
     from llmcli.chat.conversation import history
-    from llmcli.units import size
+    from llmcli.units import format_size
 
     config, ui = start_command()
-    for item in [history.find(config, name) for name in names]:
-        ui.text(f"removed {item.name}: {size(history.remove(item))} freed")
+    for item in [history.find_item(config, name) for name in names]:
+        ui.text(f"removed {item.name}: {format_size(history.remove_item(item))} freed")
 
 
-def _list_row(item: "Item", ui: "UI") -> dict[str, Any]:
+def _list_row(item: "HistoryItem", ui: "UI") -> dict[str, Any]:
     """Return a row of the list; for an unreadable conversation print a note and leave its fields
     empty.
     """
-    from llmcli.chat.conversation.stored_conversation import Held
-    from llmcli.chat.conversation.turn_tree import Tree
+    from llmcli.chat.conversation.stored_conversation import StoredConversation
+    from llmcli.chat.conversation.turn_tree import TurnTree
     from quant.errors import UserError
 
     try:
-        return _fields(item, item.read())
+        return _fields(item, item.read_conversation())
     except UserError as error:
         ui.note(f"{item.name}: {error}")
-        return _fields(item, Held(Tree()))
+        return _fields(item, StoredConversation(TurnTree()))
 
 
-def _fields(item: "Item", conversation: "Held") -> dict[str, Any]:
+def _fields(item: "HistoryItem", conversation: "StoredConversation") -> dict[str, Any]:
     return {
         "name": item.name,
         "kind": item.kind,
         "time": _format_time(item),
         "model": conversation.model or None,
         "turns": len(conversation.tree.turns),
-        "first": conversation.first or None,
+        "first": conversation.first_question or None,
         "bytes": item.nbytes + item.state_bytes,
         "kv_bytes": item.state_bytes,
         "path": str(item.path),
     }
 
 
-def _format_time(item: "Item") -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(item.time))
+def _format_time(item: "HistoryItem") -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(item.modified_time))
 
 
 def _print_table(rows: list[dict[str, Any]], ui: "UI") -> None:
-    from llmcli.chat.display.tree_drawing import shortened
-    from llmcli.units import size
+    from llmcli.chat.display.tree_drawing import shorten
+    from llmcli.units import format_size
 
     ui.table(
         ("name", "kind", "when", "model", "turns", "first question", "size"),
@@ -161,8 +161,8 @@ def _print_table(rows: list[dict[str, Any]], ui: "UI") -> None:
                 row["time"][:16].replace("T", " "),
                 row["model"] or "-",
                 str(row["turns"]),
-                shortened(row["first"] or "-", QUESTION_CHARACTERS),
-                size(row["bytes"]),
+                shorten(row["first"] or "-", QUESTION_CHARACTERS),
+                format_size(row["bytes"]),
             )
             for row in rows
         ],

@@ -14,7 +14,7 @@ from llmcli.commands.options.arguments import Json, Ref
 from llmcli.model_loader.installed_model import installed_model
 
 if TYPE_CHECKING:
-    from llmcli.catalog.fetch import Model, Wanted
+    from llmcli.catalog.fetch import FetchedModel, ResolvedRef
     from llmcli.ui import UI
     from quant.certificate.certificate import Certificate
     from quant.model_file.model_header import ModelHeader
@@ -50,7 +50,7 @@ def show(
     from quant.model_file import read_header
 
     config, ui = start_command(json)
-    resolved = fetch.resolve(ref, config)
+    resolved = fetch.resolve_ref(ref, config)
     model = installed_model(resolved, config, ui, ref)
     if model is None:
         _show_sources(resolved, ui)
@@ -59,8 +59,8 @@ def show(
         _show_template(model, ui)
         return
     header = read_header.read_header(model.path) if model.kind == "gguf" else None
-    model_facts = facts.of_header(header) if header else facts.checkpoint(model.path)
-    tensor_rows = facts.tensors(header) if header and tensors else []
+    model_facts = facts.header_facts(header) if header else facts.checkpoint_facts(model.path)
+    tensor_rows = facts.tensor_rows(header) if header and tensors else []
     certificate = _certificate(header, ui) if header else None
     _require_certificate(model, certificate, check)
     mismatches = (
@@ -110,7 +110,7 @@ def _certificate(header: "ModelHeader", ui: "UI") -> "Certificate | None":
         return None
 
 
-def _require_certificate(model: "Model", certificate: "Certificate | None", check: bool) -> None:
+def _require_certificate(model: "FetchedModel", certificate: "Certificate | None", check: bool) -> None:
     """Raise UserError if `--check` was given and the file has no certificate."""
     from llmcli.errors import UserError
 
@@ -121,7 +121,7 @@ def _require_certificate(model: "Model", certificate: "Certificate | None", chec
         )
 
 
-def _raise_mismatches(model: "Model", problems: tuple[str, ...], check: bool) -> None:
+def _raise_mismatches(model: "FetchedModel", problems: tuple[str, ...], check: bool) -> None:
     """Raise UserError if `--check` found that the certificate does not match the file."""
     from llmcli.errors import UserError
 
@@ -132,7 +132,7 @@ def _raise_mismatches(model: "Model", problems: tuple[str, ...], check: bool) ->
         )
 
 
-def _show_template(model: "Model", ui: "UI") -> None:
+def _show_template(model: "FetchedModel", ui: "UI") -> None:
     """Print the rendered probe conversations and the warnings about the template."""
     from llmcli.errors import UserError
 
@@ -160,29 +160,29 @@ def _show_template(model: "Model", ui: "UI") -> None:
         )
 
 
-def _show_sources(resolved: "Wanted", ui: "UI") -> None:
+def _show_sources(resolved: "ResolvedRef", ui: "UI") -> None:
     from llmcli.catalog import model_facts as facts
-    from llmcli.units import size
+    from llmcli.units import format_size
 
     entry = resolved.entry
     first = resolved.sources[0]
     if ui.json:
         identity_fields = {
-            "name": resolved.ref.full,
+            "name": resolved.ref.full_name,
             "path": None,
             "bytes": first.bytes or None,
             "sha256": first.sha256 or None,
             "source": first.label,
             "revision": None,
         }
-        ui.result({**identity_fields, **facts.nothing(), "certificate": None})
+        ui.result({**identity_fields, **facts.empty_facts(), "certificate": None})
         return
     model_rows = {
-        "name": resolved.ref.full,
+        "name": resolved.ref.full_name,
         "description": entry.description if entry else "",
         "installed": "no",
     }
-    model_rows |= {"size": size(first.bytes)} if first.bytes else {}
+    model_rows |= {"size": format_size(first.bytes)} if first.bytes else {}
     _section("Model", model_rows, ui)
     sources = {
         str(number): spec.label + (f" ({spec.note})" if spec.note else "")
@@ -191,11 +191,11 @@ def _show_sources(resolved: "Wanted", ui: "UI") -> None:
     _section("Sources", sources, ui)
     if entry and entry.license:
         _section("License", {"license": entry.license}, ui)
-    ui.text(f"to fetch it: llmcli pull {resolved.ref.full}")
+    ui.text(f"to fetch it: llmcli pull {resolved.ref.full_name}")
 
 
-def _show_model(model: "Model", model_facts: dict[str, Any], ui: "UI") -> None:
-    from llmcli.units import size
+def _show_model(model: "FetchedModel", model_facts: dict[str, Any], ui: "UI") -> None:
+    from llmcli.units import format_size
 
     _section(
         "Model",
@@ -206,7 +206,7 @@ def _show_model(model: "Model", model_facts: dict[str, Any], ui: "UI") -> None:
             "parameters": format_count(model_facts["parameters"]),
             "context length": str(model_facts["context_length"]),
             "file type": f"{model_facts['file_type']} ({model_facts['bits_per_weight']:.2f} bits per weight)",
-            "size": f"{size(model.bytes)} ({model.bytes} bytes)",
+            "size": f"{format_size(model.nbytes)} ({model.nbytes} bytes)",
             "path": str(model.path),
             "source": model.source + (f" at {model.revision}" if model.revision else ""),
             "sha256": model.sha256,
@@ -218,7 +218,7 @@ def _show_model(model: "Model", model_facts: dict[str, Any], ui: "UI") -> None:
     )
     ui.text("Types")
     rows = [
-        (f"  {name}", str(row["tensors"]), size(row["bytes"]))
+        (f"  {name}", str(row["tensors"]), format_size(row["bytes"]))
         for name, row in model_facts["types"].items()
     ]
     ui.table(("  type", "tensors", "size"), rows, right=("tensors", "size"))
@@ -228,7 +228,7 @@ def _show_model(model: "Model", model_facts: dict[str, Any], ui: "UI") -> None:
 
 def _show_roles(roles: dict[str, Any], ui: "UI") -> None:
     """Print the size and the types of each kind of tensor, summed over all blocks."""
-    from llmcli.units import size
+    from llmcli.units import format_size
 
     if not roles:
         return
@@ -238,7 +238,7 @@ def _show_roles(roles: dict[str, Any], ui: "UI") -> None:
             f"  {name}",
             " ".join(f"{kind}\u00d7{number}" for kind, number in row["types"].items()),
             format_count(row["parameters"]),
-            size(row["bytes"]),
+            format_size(row["bytes"]),
             f"{row['bytes'] * 8 / row['parameters']:.2f}",
         )
         for name, row in sorted(roles.items(), key=lambda item: -item[1]["bytes"])
@@ -249,11 +249,11 @@ def _show_roles(roles: dict[str, Any], ui: "UI") -> None:
 
 
 def _show_tensors(tensor_rows: list[dict[str, Any]], ui: "UI") -> None:
-    from llmcli.units import size
+    from llmcli.units import format_size
 
     ui.text("Tensors")
     rows = [
-        (f"  {row['name']}", " x ".join(map(str, row["shape"])), row["type"], size(row["bytes"]))
+        (f"  {row['name']}", " x ".join(map(str, row["shape"])), row["type"], format_size(row["bytes"]))
         for row in tensor_rows
     ]
     ui.table(("  tensor", "shape", "type", "size"), rows, right=("size",))

@@ -50,7 +50,7 @@ def worker(
     from llmcli.hardware import rpc_workers
     from llmcli.runtime.binding import devices
     from llmcli.runtime.binding import rpc as remote
-    from llmcli.units import size
+    from llmcli.units import format_size
 
     if not rpc:
         raise UsageError("the kind of worker is missing", hint="llmcli worker --rpc")
@@ -66,9 +66,9 @@ def worker(
     out = sys.stdout
     for device in (device for device in devices.list_devices() if device.name in names):
         free = machine.available_memory() if device.kind == "cpu" else device.free_bytes
-        free_text = "unknown" if free is None else size(free)
+        free_text = "unknown" if free is None else format_size(free)
         out.write(
-            f"{device.name}: {device.description} · {free_text} free of {size(device.total_bytes)}\n"
+            f"{device.name}: {device.description} · {free_text} free of {format_size(device.total_bytes)}\n"
         )
     out.flush()
     stdout_copy = os.dup(1)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from llmcli import __version__
 from llmcli.catalog import store
-from llmcli.catalog.sources.wheel import waiting_room
-from llmcli.config import Config, wheel_cache
+from llmcli.catalog.sources.wheel import wheel_folder
+from llmcli.config import Config, wheel_cache_folder
 from llmcli.errors import UserError
 from llmcli.hardware import cpu_features, host, memory_limits
 from llmcli.hardware.cpu_features import CpuFeature
@@ -154,10 +154,10 @@ def measure_folders(config: Config) -> tuple[FolderSize, ...]:
     programs.
     """
     labeled_paths = [
-        ("models", store.root(config)),
+        ("models", store.models_folder(config)),
         ("Hugging Face cache", config.hub_cache),
-        ("llama.cpp builds", wheel_cache()),
-        ("downloads under way", waiting_room(config)),
+        ("llama.cpp builds", wheel_cache_folder()),
+        ("downloads under way", wheel_folder(config)),
         ("conversations and profiles", config.state),
         ("benchmark history", config.data / "bench.sqlite"),
     ]

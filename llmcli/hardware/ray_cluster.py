@@ -86,7 +86,7 @@ def require_ray(local: bool) -> None:
     """
     from llmcli import config
 
-    config.quiet_ray(secrets.token_hex(32) if local else None)
+    config.configure_ray(secrets.token_hex(32) if local else None)
     try:
         import ray  # noqa: F401 (Serve and Data come with the extra)
     except ImportError:

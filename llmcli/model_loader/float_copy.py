@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from llmcli import file_lock
 from llmcli.atomic_files import make_folder
 from llmcli.errors import UserError
-from llmcli.units import size
+from llmcli.units import format_size
 from quant.gguf.layout import lay_out_file
 from quant.quantize import plan as plan_module
 from quant.quantize import write as road
@@ -90,10 +90,10 @@ def open_runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0
     folder = config.cache / "bases"
     copy_path = folder / f"{source.fingerprint}-{plan.file_type.name}.gguf"
     make_folder(folder)
-    with file_lock.locked(copy_path.with_suffix(".lock"), ui, f"a copy of {source.name}"):
+    with file_lock.hold_lock(copy_path.with_suffix(".lock"), ui, f"a copy of {source.name}"):
         ui.note(
             f"{source.name} is run from a temporary copy in {plan.file_type.name}: "
-            f"{size(plan.nbytes)}"
+            f"{format_size(plan.nbytes)}"
         )
         with ui.bar(
             f"copy {source.name} in {plan.file_type.name}", len(plan.steps), unit="tensors"

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.catalog import fetch, remote_checkpoint, store
-from llmcli.catalog.fetch import Model
-from llmcli.catalog.hub.range_reader import NoRanges, RemoteFile
+from llmcli.catalog.fetch import FetchedModel
+from llmcli.catalog.hub.range_reader import RangesUnsupported, RemoteFile
 from llmcli.catalog.sources import hub
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.model_loader.installed_model import installed_model
 from llmcli.model_loader.prepare import FLOAT_TYPES, canonical_type, catalog_type
 from llmcli.ui import UI
-from llmcli.units import size
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from quant.source.source import Source
@@ -54,7 +54,7 @@ def planned_file(ref: str, quant: str | None, config: Config, ui: UI) -> Iterato
     Raises UserError.
     """
     file_type = canonical_type(quant) if quant else None
-    model = installed_model(fetch.resolve(ref, config), config, ui, ref)
+    model = installed_model(fetch.resolve_ref(ref, config), config, ui, ref)
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
         if model is None:
             yield _remote_file(ref, file_type, Path(folder), config, ui)
@@ -81,7 +81,7 @@ def _is_quantized(path: Path) -> bool:
     return path.is_file() and read_header.read_header(path).file_type not in FLOAT_TYPES
 
 
-def _existing_file(model: Model, file_type: str | None, config: Config) -> Path | None:
+def _existing_file(model: FetchedModel, file_type: str | None, config: Config) -> Path | None:
     """Return the model's file of the requested type, None if it is not on this disk."""
     from quant.model_file import read_header
 
@@ -89,11 +89,11 @@ def _existing_file(model: Model, file_type: str | None, config: Config) -> Path 
         file_type is None or read_header.read_header(model.path).file_type == file_type
     ):
         return model.path
-    quantized = store.load_derived(config, model, file_type) if file_type else None
+    quantized = store.load_quantized(config, model, file_type) if file_type else None
     return Path(quantized.path) if quantized else None
 
 
-def _open_source(model: Model) -> "Source":
+def _open_source(model: FetchedModel) -> "Source":
     from quant.convert import checkpoint_source
     from quant.quantize import write as road
 
@@ -136,9 +136,9 @@ def _remote_file(
     from quant.model_file import read_header
     from quant.quantize import write as road
 
-    resolved = fetch.resolve(ref, config)
+    resolved = fetch.resolve_ref(ref, config)
     name, target_type = (
-        resolved.ref.full,
+        resolved.ref.full_name,
         file_type or (resolved.ref.quant if resolved.ref.kind == "catalog" else None),
     )
     pull = f"llmcli pull {name}"
@@ -151,13 +151,13 @@ def _remote_file(
         )
         raise UserError(f"{name} is not on this disk, {reason}", hint=pull)
     try:
-        files = hub.distant(specs[0], config, ui)
+        files = hub.find_remote_gguf(specs[0], config, ui)
         if files is None:
             return _remote_checkpoint(ref, file_type, folder, config, ui)
         paths = [_fetch_header(file, folder / file.path.name) for file in files]
-    except NoRanges as error:
+    except RangesUnsupported as error:
         raise UserError(str(error), hint=pull) from None
-    lacks = f"header of a file of {size(sum(file.size for file in files))} on the hub"
+    lacks = f"header of a file of {format_size(sum(file.size for file in files))} on the hub"
     header = read_header.read_header(paths[0])
     if target_type is None and resolved.entry and header.file_type in FLOAT_TYPES:
         target_type = resolved.entry.quant
@@ -176,7 +176,7 @@ def _remote_file(
 def _remote_checkpoint(
     ref: str, file_type: str | None, folder: Path, config: Config, ui: UI
 ) -> PlannedFile:
-    model = remote_checkpoint.open_checkpoint(ref, config, _Quiet(ui), source="hub")
+    model = remote_checkpoint.open_remote_checkpoint(ref, config, _Quiet(ui), source="hub")
     if model is None:
         raise UserError(
             f"{ref} is not on this disk, and its weights cannot be read in parts",

@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmcli.catalog.fetch import Model, Wanted
+    from llmcli.catalog.fetch import FetchedModel, ResolvedRef
     from llmcli.config import Config
     from llmcli.ui import UI
 
 
-def installed_model(resolved: "Wanted", config: "Config", ui: "UI", ref: str) -> "Model | None":
+def installed_model(
+    resolved: "ResolvedRef", config: "Config", ui: "UI", ref: str
+) -> "FetchedModel | None":
     """Return the model if it is on this disk, else None; NAME:TYPE is the quantized file if that
     exists.
     """
@@ -17,11 +19,13 @@ def installed_model(resolved: "Wanted", config: "Config", ui: "UI", ref: str) ->
 
     from llmcli.catalog import fetch, remote_checkpoint, store
 
-    model = fetch.find(ref, config, ui) or remote_checkpoint.made(ref, None, config, ui)
+    model = fetch.find_model(ref, config, ui) or remote_checkpoint.find_quantized(
+        ref, None, config, ui
+    )
     if (
         model is None
         or not resolved.ref.quant
-        or not (quantized := store.load_derived(config, model, resolved.ref.quant))
+        or not (quantized := store.load_quantized(config, model, resolved.ref.quant))
     ):
         return model
     return replace(
@@ -29,7 +33,7 @@ def installed_model(resolved: "Wanted", config: "Config", ui: "UI", ref: str) ->
         name=quantized.name,
         path=Path(quantized.path),
         kind="gguf",
-        bytes=quantized.bytes,
+        nbytes=quantized.bytes,
         sha256=quantized.sha256,
         source=quantized.source,
     )

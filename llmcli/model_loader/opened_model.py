@@ -8,7 +8,7 @@ from llmcli.runtime.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedModel:
     """An open model, with the system text and settings of its catalog entry."""
 
     name: str

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llmcli import file_lock
 from llmcli.catalog import fetch, remote_checkpoint, store
-from llmcli.catalog.fetch import Model
+from llmcli.catalog.fetch import FetchedModel
 from llmcli.config import Config
 from llmcli.model_loader import pickle_hint
 from llmcli.ui import UI
@@ -15,7 +15,7 @@ from llmcli.ui import UI
 FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
-def prepare_model(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
+def prepare_model(ref: str, quant: str | None, config: Config, ui: UI) -> FetchedModel:
     """Return the model called `ref` as a GGUF that can be loaded; its `path` is the file.
 
     A float checkpoint is quantized to its catalog type; a quantized file is used as it is unless
@@ -32,7 +32,7 @@ def prepare_model(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
 
 def _pull_command(ref: str, quant: str | None, config: Config) -> list[str]:
     """Return the `llmcli pull` command that reads pickles and prepares the requested file."""
-    resolved = fetch.resolve(ref, config)
+    resolved = fetch.resolve_ref(ref, config)
     file_type = (
         quant or resolved.ref.quant or (resolved.entry.quant if resolved.entry else "Q4_K_M")
     )
@@ -49,33 +49,35 @@ def fetch_or_reuse(
     revision: str | None = None,
     source: str | None = None,
     force: bool = False,
-) -> Model:
+) -> FetchedModel:
     """Return the model called `ref`, from this disk if possible; of a remote checkpoint only the
     needed parts are read.
 
     If a type is requested, a checkpoint on the hub is not downloaded whole unless `keep_source`.
     Raises UserError.
     """
-    local_model = None if force else fetch.find(ref, config, ui, revision=revision, source=source)
+    local_model = (
+        None if force else fetch.find_model(ref, config, ui, revision=revision, source=source)
+    )
     if local_model is None and not keep_source:
         if not force and (
-            quantized := remote_checkpoint.made(
+            quantized := remote_checkpoint.find_quantized(
                 ref, quant, config, ui, revision=revision, source=source
             )
         ):
             return quantized
-        if (quant or fetch.resolve(ref, config).ref.quant) and (
-            checkpoint := remote_checkpoint.open_checkpoint(
+        if (quant or fetch.resolve_ref(ref, config).ref.quant) and (
+            checkpoint := remote_checkpoint.open_remote_checkpoint(
                 ref, config, ui, revision=revision, source=source
             )
         ):
             return checkpoint
-    return local_model or fetch.obtain(
+    return local_model or fetch.fetch_model(
         ref, config, ui, revision=revision, source=source, force=force
     )
 
 
-def catalog_type(model: Model) -> str | None:
+def catalog_type(model: FetchedModel) -> str | None:
     """Return the type that the catalog prescribes for a GGUF of floats; None for any other file."""
     from quant.model_file import read_header
 
@@ -100,7 +102,7 @@ def canonical_type(quant: str) -> str:
     return tensor_types.parse_file_type(quant).name
 
 
-def quantize_if_needed(model: Model, file_type: str, config: Config, ui: UI) -> Model:
+def quantize_if_needed(model: FetchedModel, file_type: str, config: Config, ui: UI) -> FetchedModel:
     """Return `model` in `file_type`: itself, an earlier quantized file, or one made now."""
     from llmcli.model_loader.quantize_file import quantize_file
     from quant.model_file import read_header
@@ -108,19 +110,19 @@ def quantize_if_needed(model: Model, file_type: str, config: Config, ui: UI) -> 
     file_type = canonical_type(file_type)
     if model.kind == "gguf" and read_header.read_header(model.path).file_type == file_type:
         return model
-    out = store.derived_path(config, model, file_type)
-    with file_lock.locked(store.lock_file(config, model.name), ui, model.name):
-        quantized = store.load_derived(config, model, file_type)
+    out = store.quantized_path(config, model, file_type)
+    with file_lock.hold_lock(store.lock_path(config, model.name), ui, model.name):
+        quantized = store.load_quantized(config, model, file_type)
         if quantized is None:
             allowed = config.allow_pickle and model.kind == "folder"
             quantize_file(model.path, file_type, out, ui, blobs=model.blobs, allow_pickle=allowed)
-            quantized = store.record_derived(config, model, file_type, model.record)
+            quantized = store.record_quantized(config, model, file_type, model.record)
     return replace(
         model,
         name=quantized.name,
         path=Path(quantized.path),
         kind="gguf",
-        bytes=quantized.bytes,
+        nbytes=quantized.bytes,
         sha256=quantized.sha256,
         source=quantized.source,
         quant=None,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmcli.units import size
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmcli.catalog.fetch import Model
+    from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
     from llmcli.ui import UI
     from quant.quantize.plan import Plan
@@ -70,7 +70,7 @@ def quantize_file(
     report = write_with_progress(plan, out, ui)
     if not report.already_finished:
         ui.note(
-            f"{out.name}: {size(plan.bytes_after)}, {plan.bits_per_weight:.2f} bits per weight, "
+            f"{out.name}: {format_size(plan.bytes_after)}, {plan.bits_per_weight:.2f} bits per weight, "
             f"{report.seconds:.1f} s"
         )
     return out
@@ -114,7 +114,9 @@ def open_source(
     return road.open_gguf(path)
 
 
-def find_model(text: str, config: "Config", ui: "UI", keep_source: bool = False) -> "Model | None":
+def find_model(
+    text: str, config: "Config", ui: "UI", keep_source: bool = False
+) -> "FetchedModel | None":
     """Return the model from the catalog or the hub; None if `text` is a path.
 
     A checkpoint that is not on this disk stays on the hub (`blobs`) unless `keep_source`.
@@ -124,16 +126,16 @@ def find_model(text: str, config: "Config", ui: "UI", keep_source: bool = False)
         return None
     from llmcli.catalog import fetch, remote_checkpoint
 
-    model = fetch.find(text, config, ui)
+    model = fetch.find_model(text, config, ui)
     if model is None and not keep_source:
-        model = remote_checkpoint.open_checkpoint(text, config, ui)
-    return model or fetch.obtain(text, config, ui)
+        model = remote_checkpoint.open_remote_checkpoint(text, config, ui)
+    return model or fetch.fetch_model(text, config, ui)
 
 
 @contextmanager
 def output_path(
     plan: "Plan",
-    model: "Model | None",
+    model: "FetchedModel | None",
     out: Path | None,
     config: "Config",
     ui: "UI",
@@ -158,18 +160,18 @@ def output_path(
         from llmcli.atomic_files import make_folder
         from llmcli.catalog import store
 
-        target = store.derived_path(config, model, plan.file_type.name)
+        target = store.quantized_path(config, model, plan.file_type.name)
         if dry_run:
             yield target
             return
-        with file_lock.locked(store.lock_file(config, model.name), ui, model.name):
+        with file_lock.hold_lock(store.lock_path(config, model.name), ui, model.name):
             make_folder(target.parent)
             yield target
             if target.exists():
-                store.record_derived(config, model, plan.file_type.name, model.record)
+                store.record_quantized(config, model, plan.file_type.name, model.record)
 
 
-def require_output_path(model: "Model | None", out: Path | None) -> None:
+def require_output_path(model: "FetchedModel | None", out: Path | None) -> None:
     """Raise UsageError if a custom mixture of a model in the store has no output path."""
     from llmcli.errors import UsageError
 
@@ -219,7 +221,7 @@ def write_with_progress(
         bar.describe(f"quantize to {plan.file_type.name}")
     if report.resumed_bytes:
         ui.note(
-            f"resumed an earlier run: {report.resumed} tensors, {size(report.resumed_bytes)}, "
+            f"resumed an earlier run: {report.resumed} tensors, {format_size(report.resumed_bytes)}, "
             "were already written"
         )
     return report

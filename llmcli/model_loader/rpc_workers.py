@@ -52,7 +52,7 @@ def join_workers(rpc: str | None, split: str | None, ui: "UI") -> None:
     addresses = rpc_workers.parse_endpoints(rpc) if rpc is not None else ()
     rpc_workers.add_workers(addresses, _parse_split(split))
     if addresses:
-        remote.on_worker_loss(partial(_exit_for_lost_worker, terminal_mode.settings(), ui))
+        remote.on_worker_loss(partial(_exit_for_lost_worker, terminal_mode.read_mode(), ui))
 
 
 def _parse_split(text: str | None) -> list[float]:
@@ -87,7 +87,7 @@ def _exit_for_lost_worker(terminal_settings: list[Any] | None, ui: "UI") -> None
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         if terminal_settings is not None:
-            terminal_mode.restore(terminal_settings)
+            terminal_mode.restore_mode(terminal_settings)
         if sys.stderr.isatty():
             sys.stderr.write(RESTORE_CURSOR)
         ui.error(

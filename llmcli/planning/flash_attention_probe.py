@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from llmcli.atomic_files import write_whole
+from llmcli.atomic_files import write_atomically
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import rpc_workers
@@ -85,7 +85,7 @@ def is_faster_without_flash(case: AttentionCase, config: Config) -> bool:
         if steady:
             # if the folder is not writable, the next run measures again
             with suppress(UserError):
-                write_whole(path, (json.dumps({"version": 1, **asdict(times)}) + "\n").encode())
+                write_atomically(path, (json.dumps({"version": 1, **asdict(times)}) + "\n").encode())
     return times.is_faster_without_flash
 
 

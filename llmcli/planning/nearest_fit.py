@@ -15,7 +15,7 @@ from llmcli.planning.run_plan import RunPlan
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import HOST_DEVICE
-from llmcli.units import size
+from llmcli.units import format_size
 from quant.model_file import load_checks, read_header
 
 GROWTH_BYTES = 64 << 20  # bytes that Python, prompts and answers take in addition
@@ -103,8 +103,8 @@ class NearestFit:
             share.weights or 0 for share in self.device_memory(plan) if share.device == HOST_DEVICE
         )
         return (
-            f"warning: the weights ({size(weights)}) do not fit into memory with everything else "
-            f"({size(free)} are available): expect the speed of the disk"
+            f"warning: the weights ({format_size(weights)}) do not fit into memory with everything else "
+            f"({format_size(free)} are available): expect the speed of the disk"
         )
 
     def find_nearest(self, plan: RunPlan) -> RunPlan | None:
@@ -147,20 +147,20 @@ class NearestFit:
         if not sums["KV cache"] and (cache := upper_bound.predict_cache(plan.header, plan.context)):
             sums["KV cache"] = cache.nbytes
         draft_text = " and a draft model" if plan.drafting.model else ""
-        parts_text = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in sums.items() if nbytes)
+        parts_text = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in sums.items() if nbytes)
         message = (
             f"{plan.name} with {plan.context.n_ctx:,} tokens of context{draft_text} does not fit:"
             f" {parts_text}"
         )
-        available = "unknown" if free is None else size(free)
+        available = "unknown" if free is None else format_size(free)
         if len(self.free_by_device) > 1:
             available = ", ".join(
-                f"{size(free_bytes)} on {name}"
+                f"{format_size(free_bytes)} on {name}"
                 for name, free_bytes in self.free_by_device.items()
                 if free_bytes is not None
             )
         if self._addresses is not None:
-            available += f", and {size(self._addresses)} of address space (ulimit -v)"
+            available += f", and {format_size(self._addresses)} of address space (ulimit -v)"
         hint = (
             f"{plan.describe_flags(nearest)} would fit; --fit applies this"
             if nearest

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmcli.atomic_files import write_whole
+from llmcli.atomic_files import write_atomically
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host, rpc_workers
@@ -153,7 +153,7 @@ def save_profile(profile: TunedProfile, config: Config) -> Path:
     """Save a profile atomically, replacing an earlier one. Raises UserError."""
     path = profile_path(config, profile.fingerprint, profile.machine, profile.build)
     document = {"version": 1, **asdict(profile)}
-    write_whole(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
     return path
 
 

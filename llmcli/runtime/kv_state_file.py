@@ -78,7 +78,7 @@ def state_identity(runner: "Runner") -> StateIdentity | None:
         options.cache_type_k,
         options.cache_type_v,
         options.flash_attn != "off",
-        config.rotated_cache(),
+        config.has_rotated_cache(),
         hashlib.sha256("\0".join(source).encode("utf-8", "surrogatepass")).hexdigest(),
         options.reproducible,
     )

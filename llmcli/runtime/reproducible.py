@@ -101,7 +101,7 @@ def open_reproducible(
     The fastest layout of the weights is tried first if it is known to work, then the file's own.
     Raises UserError when none gives equal logits.
     """
-    config.one_kernel()
+    config.disable_tiled_kernels()
     can_repack = repacks_for_amx() or not any(
         tensor.type in ROW_DEPENDENT_TYPES for tensor in header.tensors
     )

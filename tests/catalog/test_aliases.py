@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from llmcli.catalog import aliases, catalog
-from llmcli.catalog.fetch import resolve
-from llmcli.config import load
+from llmcli.catalog.fetch import resolve_ref
+from llmcli.config import load_config
 from llmcli.errors import UserError
 from llmcli.runtime.sampling import default_sampling
 
@@ -31,7 +31,7 @@ alias = "gemma3:270m"
 
 
 def user(text: str) -> Path:
-    path = load().user_catalog
+    path = load_config().user_catalog
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
@@ -40,12 +40,12 @@ def user(text: str) -> Path:
 def test_an_alias_is_written_and_read_back():
     system = 'Say "hi"\n\tand\\ nothing \x7f else \u00e9'
     assert (
-        aliases.write(
-            load(), "tiny:x", "smollm2:135m", system, {"temp": 0.25, "top_k": 5}, force=False
+        aliases.write_alias(
+            load_config(), "tiny:x", "smollm2:135m", system, {"temp": 0.25, "top_k": 5}, force=False
         )
         is False
     )
-    entry = catalog.load(load())["tiny:x"]
+    entry = catalog.load_catalog(load_config())["tiny:x"]
     assert (entry.alias, entry.system, entry.settings) == (
         "smollm2:135m",
         system,
@@ -55,7 +55,7 @@ def test_an_alias_is_written_and_read_back():
 
 def test_everything_else_in_the_file_stays_as_it_was():
     path = user(WRITTEN)
-    aliases.write(load(), "tiny", "gemma3:270m", "new", {}, force=True)
+    aliases.write_alias(load_config(), "tiny", "gemma3:270m", "new", {}, force=True)
     text = path.read_text()
     assert text.startswith(WRITTEN[: WRITTEN.index('[models."tiny"]\nalias')])
     assert text.endswith('# about the last\n[models.last]\nalias = "gemma3:270m"\n')
@@ -64,35 +64,35 @@ def test_everything_else_in_the_file_stays_as_it_was():
 
 def test_deleting_takes_only_its_own_table():
     path = user(WRITTEN)
-    aliases.delete(load(), "tiny")
+    aliases.delete_alias(load_config(), "tiny")
     assert sorted(tomllib.loads(path.read_text())["models"]) == ["first", "last"]
     assert "# about the last" in path.read_text()
 
 
 def test_the_last_alias_leaves_a_file_that_reads():
-    aliases.write(load(), "a", "smollm2:135m", None, {"temp": 0.5}, force=False)
-    aliases.delete(load(), "a")
-    assert "a" not in catalog.load(load())
-    aliases.write(load(), "b", "smollm2:135m", None, {}, force=False)
-    assert catalog.load(load())["b"].alias == "smollm2:135m"
+    aliases.write_alias(load_config(), "a", "smollm2:135m", None, {"temp": 0.5}, force=False)
+    aliases.delete_alias(load_config(), "a")
+    assert "a" not in catalog.load_catalog(load_config())
+    aliases.write_alias(load_config(), "b", "smollm2:135m", None, {}, force=False)
+    assert catalog.load_catalog(load_config())["b"].alias == "smollm2:135m"
 
 
 def test_a_name_that_is_taken_is_not_shadowed_in_silence():
     with pytest.raises(UserError, match=r"smollm2:135m is already a model of .*models\.toml"):
-        aliases.write(load(), "smollm2:135m", "gemma3:270m", None, {}, force=False)
-    aliases.write(load(), "mine", "gemma3:270m", None, {}, force=False)
+        aliases.write_alias(load_config(), "smollm2:135m", "gemma3:270m", None, {}, force=False)
+    aliases.write_alias(load_config(), "mine", "gemma3:270m", None, {}, force=False)
     with pytest.raises(UserError, match="mine is already one of your aliases"):
-        aliases.write(load(), "mine", "smollm2:135m", None, {}, force=False)
-    assert aliases.write(load(), "mine", "smollm2:135m", None, {}, force=True) is True
+        aliases.write_alias(load_config(), "mine", "smollm2:135m", None, {}, force=False)
+    assert aliases.write_alias(load_config(), "mine", "smollm2:135m", None, {}, force=True) is True
 
 
 def test_an_unknown_target_and_a_strange_name_are_told():
     with pytest.raises(UserError, match="no model called 'nothing'"):
-        aliases.write(load(), "mine", "nothing", None, {}, force=False)
+        aliases.write_alias(load_config(), "mine", "nothing", None, {}, force=False)
     with pytest.raises(UserError, match="is not a valid name"):
-        aliases.write(load(), "my model", "smollm2:135m", None, {}, force=False)
+        aliases.write_alias(load_config(), "my model", "smollm2:135m", None, {}, force=False)
     with pytest.raises(UserError, match="no model called 'self'"):
-        aliases.write(load(), "self", "self", None, {}, force=False)
+        aliases.write_alias(load_config(), "self", "self", None, {}, force=False)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_an_unknown_target_and_a_strange_name_are_told():
 def test_a_file_that_cannot_be_edited_safely_is_left_alone(text):
     path = user(text)
     with pytest.raises(UserError, match="cannot safely edit"):
-        aliases.write(load(), "tiny", "gemma3:270m", None, {}, force=True)
+        aliases.write_alias(load_config(), "tiny", "gemma3:270m", None, {}, force=True)
     assert path.read_text() == text
 
 
 def test_a_file_without_a_last_newline_is_continued():
     path = user('[models.a]\nalias = "smollm2:135m"')
-    aliases.write(load(), "b", "a", None, {}, force=False)
+    aliases.write_alias(load_config(), "b", "a", None, {}, force=False)
     assert list(tomllib.loads(path.read_text())["models"]) == ["a", "b"]
 
 
@@ -115,21 +115,21 @@ def test_an_alias_of_a_file_means_the_same_in_every_folder(tmp_path, monkeypatch
     (tmp_path / "m.gguf").touch()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    aliases.write(load(), "mine", "./m.gguf", None, {}, force=False)
+    aliases.write_alias(load_config(), "mine", "./m.gguf", None, {}, force=False)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert resolve("mine", load()).ref.name == str(tmp_path / "m.gguf")
+    assert resolve_ref("mine", load_config()).ref.name == str(tmp_path / "m.gguf")
 
 
 def test_a_system_text_that_is_not_utf8_is_refused_and_nothing_is_written():
     with pytest.raises(UserError, match="not UTF-8"):
-        aliases.write(load(), "mine", "smollm2:135m", "a\udcff", {}, force=False)
-    assert not load().user_catalog.exists()
+        aliases.write_alias(load_config(), "mine", "smollm2:135m", "a\udcff", {}, force=False)
+    assert not load_config().user_catalog.exists()
 
 
 def test_biases_of_tokens_are_kept_with_a_name():
     values = default_sampling().with_values({"logit_bias": "15043+1,2-inf"}).as_dict()
-    aliases.write(
-        load(), "mine", "smollm2:135m", None, {"logit_bias": values["logit_bias"]}, force=False
+    aliases.write_alias(
+        load_config(), "mine", "smollm2:135m", None, {"logit_bias": values["logit_bias"]}, force=False
     )
-    kept = catalog.load(load())["mine"].settings
+    kept = catalog.load_catalog(load_config())["mine"].settings
     assert default_sampling().with_values(kept).as_dict() == values

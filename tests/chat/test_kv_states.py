@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands import perform
-from llmcli.chat.display.stream_writer import Stream
-from llmcli.units import size
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands import run_command
+from llmcli.chat.display.stream_writer import StreamWriter
+from llmcli.units import format_size
 from tests.fixtures.fakes import TEMPLATE
 
-Make = Callable[..., Talk]
+Make = Callable[..., ChatSession]
 Out = pytest.CaptureFixture[str]
 
 
@@ -21,23 +21,23 @@ def saved(talk: Make, tmp_path: Path, capsys: Out) -> tuple[Path, Path]:
     model = tmp_path / "model.gguf"
     model.write_bytes(bytes(range(256)) * 1024)
     one = talk(b"yes", path=model, n_seq_max=4)
-    one.ask("a?", Stream(silent=True))
-    perform(one, "/save trip")
+    one.ask("a?", StreamWriter(silent=True))
+    run_command(one, "/save trip")
     out = capsys.readouterr().out
     state = one.config.state / "saved" / "trip.kv"
     transcript = state.with_suffix(".jsonl")
     assert out == (
-        f"saved as trip ({transcript}): {size(state.stat().st_size + transcript.stat().st_size)},"
+        f"saved as trip ({transcript}): {format_size(state.stat().st_size + transcript.stat().st_size)},"
         f" with the KV state of {one.runner.engine.ledger.used_cells} tokens\n"
     )
     return model, state
 
 
-def loaded(talk: Make, model: Path, capsys: Out, **more: object) -> tuple[Talk, str]:
+def loaded(talk: Make, model: Path, capsys: Out, **more: object) -> tuple[ChatSession, str]:
     """A new talk that has loaded it, and what was said."""
     one = talk(b"yes", path=model, **{"n_seq_max": 4, **more})
-    perform(one, "/load trip")
-    assert [message.content for message in one.session.messages] == ["a?", "yes"]
+    run_command(one, "/load trip")
+    assert [message.content for message in one.conversation.messages] == ["a?", "yes"]
     one.runner.engine.ledger.check()
     told = capsys.readouterr()
     assert told.err == ""
@@ -48,10 +48,10 @@ def test_a_saved_chat_goes_on_without_prefill(
     talk: Make, saved: tuple[Path, Path], capsys: Out
 ) -> None:
     one, told = loaded(talk, saved[0], capsys)
-    whole = len(one.spoken())
+    whole = len(one.conversation_tokens())
     assert told == f"loaded trip: 1 turn, {whole - 1} of {whole} tokens in the cache\n"
-    assert one.ask("b?", Stream(silent=True)).cached_tokens == whole - 1
-    perform(one, "/load trip")  # what is in the cache still is not read again
+    assert one.ask("b?", StreamWriter(silent=True)).cached_tokens == whole - 1
+    run_command(one, "/load trip")  # what is in the cache still is not read again
     assert one.runner.engine.ledger.used_cells < 2 * whole
 
 
@@ -59,10 +59,10 @@ def test_the_cells_of_the_conversation_before_are_given_up(
     talk: Make, saved: tuple[Path, Path], capsys: Out
 ) -> None:
     one = talk(b"yes", path=saved[0], n_seq_max=4)
-    one.ask("something else, and long enough to be another conversation", Stream(silent=True))
-    perform(one, "/load trip")
+    one.ask("something else, and long enough to be another conversation", StreamWriter(silent=True))
+    run_command(one, "/load trip")
     ledger = one.runner.engine.ledger
-    assert ledger.used_cells == len(one.spoken()) - 1
+    assert ledger.used_cells == len(one.conversation_tokens()) - 1
     ledger.check()
 
 
@@ -95,9 +95,9 @@ def test_without_a_state_that_can_be_used_the_transcript_is_loaded(
     spoil(*saved)
     one, told = loaded(talk, saved[0], capsys)
     assert told.startswith(f"loaded trip: 1 turn, {reason}")
-    assert told.endswith(f"; {len(one.spoken())} tokens are computed with the next message\n")
+    assert told.endswith(f"; {len(one.conversation_tokens())} tokens are computed with the next message\n")
     assert told.count("\n") == 1
-    assert one.ask("b?", Stream(silent=True)).cached_tokens == 0
+    assert one.ask("b?", StreamWriter(silent=True)).cached_tokens == 0
 
 
 def test_another_template_and_a_memory_that_refuses_are_told(
@@ -118,13 +118,13 @@ def test_a_disk_that_takes_no_state_keeps_the_transcript(
     one, _ = loaded(talk, model, capsys)
     state.unlink()
     state.mkdir()
-    perform(one, "/save trip")
+    run_command(one, "/save trip")
     out = capsys.readouterr().out
     assert "without its KV state: cannot write" in out
     state.rmdir()
     model.write_bytes(b"another")
-    perform(one, "/save trip")
+    run_command(one, "/save trip")
     assert "without its KV state: the model file has changed" in capsys.readouterr().out
-    perform(one, "/clear")
-    perform(one, "/save trip")
+    run_command(one, "/clear")
+    run_command(one, "/save trip")
     assert "KV state" not in capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_only_what_is_clearly_sooner_changes_anything() -> None:
 
 
 def test_it_is_measured_once_for_each_question(measured: list[AttentionCase]) -> None:
-    found = config.load()
+    found = config.load_config()
     other = AttentionCase(HEADS, "f16", "f16", 1, 1, 4)
     assert all(
         flash_attention_probe.is_faster_without_flash(one, found) for one in (ASKED, ASKED, other, ASKED)
@@ -79,8 +79,8 @@ def test_it_is_measured_once_for_each_question(measured: list[AttentionCase]) ->
 def test_what_a_busy_machine_tells_is_not_kept(measured: list[AttentionCase]) -> None:
     busy = AttentionCase(HEADS, "f16", "f16", 3, 3, 2)
     assert flash_attention_probe.is_faster_without_flash(
-        busy, config.load()
-    ) and flash_attention_probe.is_faster_without_flash(busy, config.load())
+        busy, config.load_config()
+    ) and flash_attention_probe.is_faster_without_flash(busy, config.load_config())
     assert measured == [busy, busy]
 
 
@@ -89,10 +89,10 @@ WRONG = ("", "[]", "{}", '{"version": 1, "flash": "x", "plain": 1}', '{"version"
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_damaged_is_measured_anew(text: str, measured: list[AttentionCase]) -> None:
-    path = flash_attention_probe.cache_path(ASKED, config.load())
+    path = flash_attention_probe.cache_path(ASKED, config.load_config())
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert flash_attention_probe.is_faster_without_flash(ASKED, config.load())
+    assert flash_attention_probe.is_faster_without_flash(ASKED, config.load_config())
     assert json.loads(path.read_text()) == {"version": 1, "flash": 2.0, "plain": 1.0}
 
 
@@ -106,7 +106,7 @@ def test_where_it_cannot_be_measured_nothing_changes(
         raise error
 
     monkeypatch.setattr(flash_attention_probe, "measure_attention", refused)
-    assert not flash_attention_probe.is_faster_without_flash(ASKED, config.load())
+    assert not flash_attention_probe.is_faster_without_flash(ASKED, config.load_config())
 
 
 @pytest.mark.parametrize(("size", "values"), [(15, 15), (12, 12), (16, 8)])
@@ -121,7 +121,7 @@ def test_heads_that_llama_cpp_would_not_take_are_none(size: int, values: int) ->
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(measured: list[AttentionCase]) -> None:
-    found = config.load()
+    found = config.load_config()
     flash_attention_probe.cache_path(ASKED, found).parent.parent.mkdir(parents=True)
     flash_attention_probe.cache_path(ASKED, found).parent.write_text("a file where the folder should be")
     assert flash_attention_probe.is_faster_without_flash(

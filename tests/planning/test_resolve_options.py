@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmcli.config import load
+from llmcli.config import load_config
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning import flash_attention_probe, resolve_options
@@ -124,7 +124,7 @@ def test_what_lies_outside_the_pool_leaves_half_of_what_is_free():
 def flash(monkeypatch, memory: int | None = 1 << 34, layers: int = 0, **options) -> str:
     monkeypatch.setattr(host, "available_memory", lambda: memory)
     wanted = RunOptions(**{"ctx_size": 8192, "threads": 1, **options})
-    return resolve_options.resolve_flash_attention(fake_header(), wanted, layers, load()).flash_attn
+    return resolve_options.resolve_flash_attention(fake_header(), wanted, layers, load_config()).flash_attn
 
 
 def test_a_cpu_goes_without_flash_attention_where_nobody_asked_for_it(monkeypatch):

@@ -33,13 +33,13 @@ def made(header: ModelHeader, home: Path) -> TunedProfile:
     """A profile of this model and machine, saved."""
     world = host.machine_identity(), tuned_profile.build_identity()
     one = TunedProfile("tiny", content_hash(header), *world, "chat", FOUND, 1.2, 1.1, 1.3, "2026-11-22")
-    tuned_profile.save_profile(one, config.load())
+    tuned_profile.save_profile(one, config.load_config())
     return one
 
 
 def chosen(header: ModelHeader, options: RunOptions, *typed: str) -> tuple[RunOptions, list[str]]:
     warnings: list[str] = []
-    return tuned_profile.apply_profile(header, options, typed, config.load(), warnings.append), warnings
+    return tuned_profile.apply_profile(header, options, typed, config.load_config(), warnings.append), warnings
 
 
 def test_what_was_not_typed_is_the_profile_s(header: ModelHeader, made: TunedProfile) -> None:
@@ -81,13 +81,13 @@ def test_the_reproducible_mode_is_left_alone(header: ModelHeader, made: TunedPro
 def test_a_profile_of_something_else_is_not_used(
     header: ModelHeader, made: TunedProfile, other: dict[str, str]
 ) -> None:
-    (path,) = tuned_profile.profile_paths(config.load())
+    (path,) = tuned_profile.profile_paths(config.load_config())
     path.unlink()
     moved = replace(made, **other)
-    tuned_profile.save_profile(moved, config.load())
+    tuned_profile.save_profile(moved, config.load_config())
     assert chosen(header, RunOptions()) == (RunOptions(), [])
-    tuned_profile.save_profile(moved, config.load())
-    tuned_profile.profile_paths(config.load())[0].rename(path)  # nor under the name of the right one
+    tuned_profile.save_profile(moved, config.load_config())
+    tuned_profile.profile_paths(config.load_config())[0].rename(path)  # nor under the name of the right one
     assert chosen(header, RunOptions()) == (RunOptions(), [])
 
 
@@ -117,7 +117,7 @@ def test_a_profile_of_something_else_is_not_used(
 def test_a_damaged_profile_is_one_warning(
     header: ModelHeader, made: TunedProfile, damage: bytes | dict[str, Any]
 ) -> None:
-    (path,) = tuned_profile.profile_paths(config.load())
+    (path,) = tuned_profile.profile_paths(config.load_config())
     if isinstance(damage, dict):
         damage = json.dumps({**json.loads(path.read_text()), **damage}).encode()
     path.write_bytes(damage)
@@ -127,7 +127,7 @@ def test_a_damaged_profile_is_one_warning(
     assert str(path) in warning
     assert "\n" not in warning
     told: list[str] = []
-    assert tuned_profile.read_profiles(config.load(), told.append) == []
+    assert tuned_profile.read_profiles(config.load_config(), told.append) == []
     assert len(told) == 1
 
 
@@ -139,23 +139,23 @@ def test_a_profile_is_written_whole_or_not_at_all(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UserError, match="No space left"):
-        tuned_profile.save_profile(replace(made, ratio=2.0), config.load())
-    assert tuned_profile.read_profiles(config.load(), print) == [made]
-    assert [path.suffix for path in tuned_profile.profile_folder(config.load()).iterdir()] == [".json"]
+        tuned_profile.save_profile(replace(made, ratio=2.0), config.load_config())
+    assert tuned_profile.read_profiles(config.load_config(), print) == [made]
+    assert [path.suffix for path in tuned_profile.profile_folder(config.load_config()).iterdir()] == [".json"]
 
 
 def test_a_model_s_profiles_are_forgotten_those_of_others_stay(
     header: ModelHeader, made: TunedProfile
 ) -> None:
-    tuned_profile.save_profile(replace(made, machine="another"), config.load())
-    tuned_profile.save_profile(replace(made, fingerprint="0" * 64, model="big"), config.load())
-    tuned_profile.save_profile(replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load())
-    assert len(tuned_profile.delete_profiles(config.load(), "./renamed.gguf", header)) == 2
-    assert [one.model for one in tuned_profile.read_profiles(config.load(), print)] == ["big", "big:Q4_K_M"]
+    tuned_profile.save_profile(replace(made, machine="another"), config.load_config())
+    tuned_profile.save_profile(replace(made, fingerprint="0" * 64, model="big"), config.load_config())
+    tuned_profile.save_profile(replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load_config())
+    assert len(tuned_profile.delete_profiles(config.load_config(), "./renamed.gguf", header)) == 2
+    assert [one.model for one in tuned_profile.read_profiles(config.load_config(), print)] == ["big", "big:Q4_K_M"]
     assert (
-        len(tuned_profile.delete_profiles(config.load(), "big", None)) == 2
+        len(tuned_profile.delete_profiles(config.load_config(), "big", None)) == 2
     )  # its file is not here any more
-    assert tuned_profile.read_profiles(config.load(), print) == []
+    assert tuned_profile.read_profiles(config.load_config(), print) == []
 
 
 def test_a_folder_that_cannot_be_read_is_a_warning(

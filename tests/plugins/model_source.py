@@ -4,12 +4,12 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from llmcli.catalog.sources.base import Fetched
+from llmcli.catalog.sources.base import FetchedFiles
 from llmcli.catalog.spec import Spec
-from llmcli.catalog.store import measure
+from llmcli.catalog.store import hash_file
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 
 
 class ZipArchive:
@@ -17,7 +17,7 @@ class ZipArchive:
 
     name, needs = "zip", ("path", "file")
 
-    def fetch(self, spec: Spec, where: Path, config: Config, watcher: Watcher) -> Fetched:
+    def fetch(self, spec: Spec, where: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
         """Extract the file, hash it and say where it is."""
         target = where / Path(spec.file).name
         try:
@@ -27,7 +27,7 @@ class ZipArchive:
                     shutil.copyfileobj(source, out)
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"cannot read {spec.file} from {spec.path}: {error}") from error
-        return Fetched("gguf", target, (measure(target, watcher),), spec.label)
+        return FetchedFiles("gguf", target, (hash_file(target, watcher),), spec.label)
 
 
 SOURCES = (ZipArchive(),)

@@ -11,6 +11,7 @@ from typing import Any
 
 from llmcli.runtime.binding.model import open_model
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.folder import CheckpointFolder
 from quant.gguf.layout import encode_entry, lay_out_file
 from quant.model_file import load_checks, read_header
 from quant.tokenizer import pre_tokenizer, vocabulary
@@ -47,7 +48,9 @@ def prove(
     the file's entries.
     """
     config = CheckpointConfig({} if size is None else {"vocab_size": size}, "config.json")
-    found = vocabulary.load_vocabulary(folder, config, pre, size_from_tokenizer=size is None)
+    found = vocabulary.load_vocabulary(
+        CheckpointFolder(folder), config, pre, size_from_tokenizer=size is None
+    )
     entries = {"general.architecture": encode_entry("string", "llama")} | dict(found.entries)
     entries |= {f"tokenizer.ggml.{name}": encode_entry(*change) for name, change in changes.items()}
     out.write_bytes(lay_out_file(list(entries.items()), [], 32).header)

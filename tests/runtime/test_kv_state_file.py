@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.conversation.conversation import Session
-from llmcli.chat.display.stream_writer import Stream
-from llmcli.chat.kv_states import keep, take_up
-from llmcli.config import load
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.display.stream_writer import StreamWriter
+from llmcli.chat.kv_states import save_state, restore_state
+from llmcli.config import load_config
 from llmcli.model_loader.quantize_file import quantize_file
 from llmcli.runtime import kv_state_file, model_identity, reproducible
 from llmcli.runtime.requests.request import Request, RunOptions
@@ -275,24 +275,24 @@ def test_every_tensor_counts(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_talk_that_was_saved_goes_on_without_prefill(stories_gguf: Path, tmp_path: Path) -> None:
-    def talk(runner: Runner) -> Talk:
-        return Talk("stories", runner, Session(GREEDY, predict=12), load(), UI(color=False))
+    def talk(runner: Runner) -> ChatSession:
+        return ChatSession("stories", runner, Conversation(GREEDY, predict=12), load_config(), UI(color=False))
 
     options, file = RunOptions(ctx_size=512, threads=1, batch_size=64), tmp_path / "one.kv"
     with opened(stories_gguf, options) as runner:
         one = talk(runner)
-        one.ask("Once upon a time", Stream(silent=True))
-        assert keep(one, file).startswith("with the KV state of ")
+        one.ask("Once upon a time", StreamWriter(silent=True))
+        assert save_state(one, file).startswith("with the KV state of ")
         assert file.stat().st_mode & 0o077 == 0
-        saved = one.session.tree.turns[:]
-        fresh = one.ask(" Then", Stream(silent=True))
+        saved = one.conversation.tree.turns[:]
+        fresh = one.ask(" Then", StreamWriter(silent=True))
     with opened(stories_gguf, options) as runner:
         two = talk(runner)
         for turn in saved:
-            two.session.tree.add(turn.question, turn.answer)
-        spoken = len(two.spoken())
-        told = take_up(two, file)
-        resumed = two.ask(" Then", Stream(silent=True))
+            two.conversation.tree.add_turn(turn.question, turn.answer)
+        spoken = len(two.conversation_tokens())
+        told = restore_state(two, file)
+        resumed = two.ask(" Then", StreamWriter(silent=True))
         assert (resumed.text, resumed.cached_tokens) == (fresh.text, fresh.cached_tokens)
         assert told == f"{min(spoken, resumed.cached_tokens)} of {spoken} tokens in the cache"
 

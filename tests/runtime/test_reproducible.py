@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmcli.config import child_environ
+from llmcli.config import build_child_environ
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size, reproducible
 from llmcli.runtime.binding.batch import BatchRows
@@ -293,7 +293,7 @@ def test_k_quants_keep_to_one_kernel(stories: Path, tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", ALONE, str(path)],
-        env=child_environ(GGML_CPU_TILED_MM="1"),
+        env=build_child_environ(GGML_CPU_TILED_MM="1"),
         check=False,
     )
     assert done.returncode == 0
@@ -340,7 +340,7 @@ def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            env=child_environ(GGML_CPU_TILED_MM="1"),
+            env=build_child_environ(GGML_CPU_TILED_MM="1"),
         )
         assert reproducible.GUARANTEE in done.stderr
         answer = json.loads(done.stdout)

@@ -112,7 +112,7 @@ class LlamaCompletionForm(CompletionsForm):
         }
         if self.logprobs and event.token:
             chunk["completion_probabilities"] = [
-                logprobs.token_logprobs(self.runner, event.token, event.top)
+                logprobs.token_logprobs(self.runner, event.token, event.top_logprobs)
             ]
         return [chunk]
 

@@ -38,7 +38,7 @@ def answer_logprobs(runner: Runner, answer: Answer) -> list[Document]:
 def event_logprobs(runner: Runner, event: Event) -> Document | None:
     """Return a chunk's logprobs, or None if the event has no token."""
     return (
-        {"content": [token_logprobs(runner, event.token, event.top)], "refusal": None}
+        {"content": [token_logprobs(runner, event.token, event.top_logprobs)], "refusal": None}
         if event.token
         else None
     )

@@ -230,7 +230,7 @@ class CompletionsForm(ApiForm):
         self._prompt_pending[number] = False
         scores = [
             TokenScore(value, tuple(TokenLogprob(*pair) for pair in top))
-            for value, top in event.prompt
+            for value, top in event.prompt_logprobs
         ]
         echo = self._echoes[number]
         lists = logprobs.prompt_logprobs(self.runner, self.requests[number].tokens, scores, echo)
@@ -248,7 +248,7 @@ class CompletionsForm(ApiForm):
     def _token_chunks(self, event: Event) -> list[Document]:
         lists = None
         if self.logprobs is not None and event.token:
-            top = [[TokenLogprob(*pair) for pair in event.top]] if event.top else []
+            top = [[TokenLogprob(*pair) for pair in event.top_logprobs]] if event.top_logprobs else []
             lists = logprobs.completion_logprobs(
                 self.runner, [event.token], top, self._offsets[event.sequence]
             )

@@ -134,7 +134,7 @@ class ResponsesForm(ApiForm):
 
     def stream_event(self, event: Event) -> Iterable[Document]:
         """Return the events for what an engine event adds to the items."""
-        return self._numbered(self._token_events(event.text, event.token, event.top))
+        return self._numbered(self._token_events(event.text, event.token, event.top_logprobs))
 
     def _token_events(
         self, text: str, token: TokenTime | None = None, top: Sequence[tuple[int, float]] = ()

@@ -140,7 +140,7 @@ def merge_system_texts(messages: list[Message], template: ChatTemplate) -> list[
     if template.accepts_system() or not others:
         return [Message("system", system), *others]
     return [
-        Message(others[0].role, f"{system}\n\n{others[0].content}", others[0].more),
+        Message(others[0].role, f"{system}\n\n{others[0].content}", others[0].template_fields),
         *others[1:],
     ]
 

@@ -57,7 +57,7 @@ def _add_call(item: Fields, said: list[Message]) -> None:
     call = {"id": item.required_text("call_id"), "type": "function", "function": function}
     if said and said[-1].role == "assistant":
         last = said.pop()
-        calls = [*last.more.get("tool_calls", ()), call]
-        said.append(Message("assistant", last.content, {**last.more, "tool_calls": calls}))
+        calls = [*last.template_fields.get("tool_calls", ()), call]
+        said.append(Message("assistant", last.content, {**last.template_fields, "tool_calls": calls}))
     else:
         said.append(Message("assistant", "", {"tool_calls": [call]}))

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import Any, Literal
 
 from llmcli.api.tool_calls.base import ArgumentStream, MakeDigits, ToolCall, ToolCallFormat
-from llmcli.strict_json import strict
+from llmcli.strict_json import parse_strict_json
 
 # Characters that change the state, inside and outside of a string. Outside of a string only words
 # and numbers may appear besides.
@@ -198,7 +198,7 @@ def parse_partial_arguments(arguments: str) -> dict[str, Any]:
     """
     for text in _completions(arguments):
         try:
-            value = strict(text)
+            value = parse_strict_json(text)
         except (ValueError, RecursionError):
             continue
         return value if isinstance(value, dict) else {}

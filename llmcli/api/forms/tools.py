@@ -243,7 +243,7 @@ def spell_out(conversation: Sequence[Message], tools: ToolSet) -> list[Message]:
 def _spell_out(message: Message) -> Message:
     if message.role == "tool":
         return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
-    functions = [function["function"] for function in message.more.get("tool_calls", ())]
+    functions = [function["function"] for function in message.template_fields.get("tool_calls", ())]
     calls_ = [
         f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>"
         for function in functions

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from llmcli.strict_json import strict
+from llmcli.strict_json import parse_strict_json
 
 ID_LETTERS = 24  # letters of an id; Mistral's templates want nine
 
@@ -34,7 +34,7 @@ class ToolCall:
 def parse_arguments(call: ToolCall) -> dict[str, Any] | None:
     """Return a call's arguments, or None if they were cut off or are not JSON (NaN is not)."""
     try:
-        value = strict(call.arguments)
+        value = parse_strict_json(call.arguments)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llmcli.api.tool_calls.base import ArgumentFormat
 from llmcli.runtime.text.detokenizer import overlap_length
-from llmcli.strict_json import strict
+from llmcli.strict_json import parse_strict_json
 
 KEY_PATTERN = re.compile(r"([^:,{}\[\]<>\s]+)\s*:")
 PARTIAL_KEY_PATTERN = re.compile(r"[^:,{}\[\]<>\s]*\s*")  # the beginning of a key
@@ -130,7 +130,7 @@ class BraceArgumentStream:
 
 def _json_value(word: str, text: bool) -> str:
     try:
-        return json.dumps(word if text else strict(word), ensure_ascii=False)
+        return json.dumps(word if text else parse_strict_json(word), ensure_ascii=False)
     except ValueError:
         return json.dumps(word, ensure_ascii=False)
 

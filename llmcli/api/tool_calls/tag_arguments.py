@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from llmcli.api.tool_calls.base import ArgumentFormat
-from llmcli.strict_json import strict
+from llmcli.strict_json import parse_strict_json
 
 JSON_WORDS = "true", "false", "null"
 JSON_OPENINGS = "{", "[", '"'
@@ -174,6 +174,6 @@ class _Value:
 
 def _value(words: str) -> Any:
     try:
-        return strict(words)
+        return parse_strict_json(words)
     except (ValueError, RecursionError):
         return words

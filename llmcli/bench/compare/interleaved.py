@@ -26,7 +26,7 @@ from llmcli.runtime.binding.kernels import gemm
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.interrupt import on_interrupt
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 from quant.model_file import load_checks, read_header
 
 SETTLING_SECONDS = 0.05  # seconds after a switch until the speed is stable again
@@ -144,7 +144,7 @@ def rewind(context: Context, depth: int, depth_passes: Sequence[Callable[[], Non
 
 
 def compare_tests(
-    pairs: Sequence[tuple[ModelTest, ModelTest]], design: Design, watcher: Watcher, in_turn: bool | None = None
+    pairs: Sequence[tuple[ModelTest, ModelTest]], design: Design, watcher: ProgressDisplay, in_turn: bool | None = None
 ) -> list[Comparison]:
     """Compare two sides in each of several tests; the error probability of `design` covers all
     tests.

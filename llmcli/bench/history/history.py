@@ -20,7 +20,7 @@ from llmcli.atomic_files import make_folder
 from llmcli.bench.history.database import DatabaseDamagedError, run_transaction, unused_name, open_database, schema_version
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 
 COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
 
@@ -78,7 +78,7 @@ def format_current_time() -> str:
 class History:
     """The history file, which is created by the first save. `watcher` prints warnings about it."""
 
-    def __init__(self, path: Path, watcher: Watcher) -> None:
+    def __init__(self, path: Path, watcher: ProgressDisplay) -> None:
         self.path, self.watcher = path, watcher
 
     def append(self, runs: Sequence[BenchRun]) -> list[int]:
@@ -165,7 +165,7 @@ class History:
             return run_transaction(self.path, change)
         except DatabaseDamagedError:
             # Only one process replaces the file; others then find the new file under the lock.
-            with file_lock.locked(
+            with file_lock.hold_lock(
                 self.path.with_name(f"{self.path.name}.lock"), self.watcher, "the history"
             ):
                 try:

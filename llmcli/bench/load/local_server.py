@@ -45,7 +45,7 @@ def open_local_server(ref: str, flags: Sequence[str]) -> Iterator[str]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=config.child_environ(),
+            env=config.build_child_environ(),
             start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None

@@ -22,7 +22,7 @@ from llmcli.bench.load.session import ServerSession
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host
-from llmcli.types import Bar
+from llmcli.types import ProgressBar
 from llmcli.ui import UI
 
 
@@ -145,7 +145,7 @@ def _server(name: str, request: LoadRequest, config: Config, ui: UI) -> Iterator
         yield replace(server, base_url=clients.parse_base_url(url))
 
 
-def _ticks(bar: Bar) -> Callable[[], None]:
+def _ticks(bar: ProgressBar) -> Callable[[], None]:
     return lambda: bar.advance(1)
 
 

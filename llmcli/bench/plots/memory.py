@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llmcli.charts.chart import Axis, ChartRow, RowChart, ReferenceLine, NamedValue
 from llmcli.planning.memory_plan import MemoryPlan, DeviceMemory
 from llmcli.runtime.binding.devices import HOST_DEVICE
-from llmcli.units import size
+from llmcli.units import format_size
 
 MIB_BYTES = 2**20
 MEMORY_PARTS = (
@@ -44,16 +44,16 @@ def build_type_chart(rows: Sequence[tuple[str, int, str]], available: int | None
     if not rows:
         return None
     bars = tuple(
-        ChartRow(name, (NamedValue("MiB", nbytes / MIB_BYTES),), f"{size(nbytes)}, {word}")
+        ChartRow(name, (NamedValue("MiB", nbytes / MIB_BYTES),), f"{format_size(nbytes)}, {word}")
         for name, nbytes, word in rows
     )
     is_near = available is not None and available <= MAX_FREE_RATIO * max(nbytes for _, nbytes, _ in rows)
     rules = (
-        (ReferenceLine(available / MIB_BYTES, f"available: {size(available)}"),)
+        (ReferenceLine(available / MIB_BYTES, f"available: {format_size(available)}"),)
         if available is not None and is_near
         else ()
     )
-    available_text = "unknown memory" if available is None else size(available)
+    available_text = "unknown memory" if available is None else format_size(available)
     return RowChart(
         "In other types",
         f"Everything that llama.cpp would hold; available: {available_text}.",
@@ -84,7 +84,7 @@ def _row(name: str, share: DeviceMemory, overhead: int | None) -> ChartRow:
     if free is not None and 0 < free <= MAX_FREE_RATIO * used:
         parts.append((FREE_LABEL, free))
     note = (
-        f"{size(used)}, "
+        f"{format_size(used)}, "
         + _left(free)
         + (f" ({', '.join(unknown_labels)}: unknown)" if unknown_labels else "")
     )
@@ -94,4 +94,4 @@ def _row(name: str, share: DeviceMemory, overhead: int | None) -> ChartRow:
 def _left(left: int | None) -> str:
     if left is None:
         return "free memory unknown"
-    return f"{size(left)} free" if left >= 0 else f"{size(-left)} too much"
+    return f"{format_size(left)} free" if left >= 0 else f"{format_size(-left)} too much"

@@ -16,7 +16,7 @@ from llmcli.bench.roofline import MachineBandwidth
 from llmcli.bench.speed.measure import SpeedResult, average
 from llmcli.charts.chart import Axis, Plot, Point, ChartRow, RowChart, ReferenceLine, Series, NamedValue
 from llmcli.charts.scale import format_number
-from llmcli.units import size
+from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
 
 BYTES_PER_GB = 1e9
@@ -166,7 +166,7 @@ def _says(
         not test.is_prompt and test.bytes_per_pass <= cache for test in tests
     )
     cache_note = (
-        f" The data of a token may fit the last-level cache ({size(cache or 0)}): then more than"
+        f" The data of a token may fit the last-level cache ({format_size(cache or 0)}): then more than"
         " 100% is possible."
     )
     return ", ".join(sentences) + "." + (cache_note if fits_cache else "")
@@ -182,7 +182,7 @@ def build_bandwidth_chart(machine: MachineBandwidth) -> RowChart:
         threads = f"{reading.threads} thread{'s' * (reading.threads != 1)}"
         rows.append(
             ChartRow(
-                f"{size(reading.nbytes)}, {threads}",
+                f"{format_size(reading.nbytes)}, {threads}",
                 (NamedValue("GB/s", best),),
                 format_number(best),
                 (slowest, best),
@@ -191,7 +191,7 @@ def build_bandwidth_chart(machine: MachineBandwidth) -> RowChart:
     cache = (
         "The size of the last-level cache is unknown."
         if machine.cache_bytes is None
-        else f"The last-level cache holds {size(machine.cache_bytes)}."
+        else f"The last-level cache holds {format_size(machine.cache_bytes)}."
     )
     says = f"{cache} The best round of each size; whiskers reach to the slowest round."
     return RowChart("Reading memory", says, Axis("GB/s"), tuple(rows))

@@ -13,14 +13,14 @@ from llmcli.bench.speed.measure import SpeedResult, average
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime.binding import devices
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 from quant.model_file.model_header import ModelHeader
 
 ROUNDS, ROUND_SECONDS = 3, 0.04  # about half a second, once per machine
 STEADY_RATIO = 0.85  # ratio of the slowest to the fastest round of a steady measurement
 
 
-def machine_bandwidth(history: History, watcher: Watcher, *, remeasure: bool = False) -> float | None:
+def machine_bandwidth(history: History, watcher: ProgressDisplay, *, remeasure: bool = False) -> float | None:
     """Return the memory bandwidth in bytes per second, saved or measured now. Returns None if it is
     unknown.
 

@@ -10,12 +10,12 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.planning import upper_bound
 from llmcli.runtime.binding import devices
-from llmcli.types import Watcher
-from llmcli.units import size
+from llmcli.types import ProgressDisplay
+from llmcli.units import format_size
 from quant.model_file.model_header import ModelHeader
 
 
-def require_memory(header: ModelHeader, tests: Sequence[SpeedTest], watcher: Watcher) -> None:
+def require_memory(header: ModelHeader, tests: Sequence[SpeedTest], watcher: ProgressDisplay) -> None:
     """Raise UserError if a test's KV cache is larger than the free memory: the system would kill
     the process.
 
@@ -32,13 +32,13 @@ def require_memory(header: ModelHeader, tests: Sequence[SpeedTest], watcher: Wat
             need = _cache(header, test)
             if need > free:
                 raise UserError(
-                    f"{test.title} needs {size(need)} for its KV cache; {size(free)} of memory"
+                    f"{test.title} needs {format_size(need)} for its KV cache; {format_size(free)} of memory"
                     " are free",
                     hint="use a smaller -d, -p or -np, or -ctk q8_0 -ctv q8_0",
                 )
         if header.tensor_bytes > free:
             watcher.note(
-                f"warning: the model takes {size(header.tensor_bytes)}; {size(free)} of memory are"
+                f"warning: the model takes {format_size(header.tensor_bytes)}; {format_size(free)} of memory are"
                 " free, so the disk's speed is measured"
             )
     longest, trained = (

@@ -14,7 +14,7 @@ from llmcli.bench.speed.parameter_grid import SpeedTest
 from llmcli.errors import UserError
 from llmcli.runtime import kv_size
 from llmcli.runtime.binding.model import Model
-from llmcli.types import Bar, Watcher
+from llmcli.types import ProgressBar, ProgressDisplay
 from quant.model_file import load_checks, read_header
 
 
@@ -38,7 +38,7 @@ def run_tests(
     path: Path,
     tests: list[SpeedTest],
     settings: SpeedSettings,
-    watcher: Watcher,
+    watcher: ProgressDisplay,
     on_result: Callable[[SpeedResult], SpeedResult] = lambda result: result,
 ) -> list[SpeedResult]:
     """Measure the tests in order. Raises UserError for a damaged file or an empty list of tests.
@@ -81,7 +81,7 @@ def _measured(tests: list[SpeedTest], settings: SpeedSettings, bench: "_Bench") 
 class _Bench:
     """One loaded model, whose tests are measured one after another."""
 
-    def __init__(self, model: Model, about: ModelUnderTest, settings: SpeedSettings, bar: Bar) -> None:
+    def __init__(self, model: Model, about: ModelUnderTest, settings: SpeedSettings, bar: ProgressBar) -> None:
         self.model, self.about, self.how, self.bar = model, about, settings, bar
         self.depths = DepthStates()
 

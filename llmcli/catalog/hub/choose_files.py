@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from llmcli.catalog.spec import Spec
 from llmcli.errors import UserError
-from llmcli.units import size
+from llmcli.units import format_size
 from quant.checkpoint import pickles as pickled
 
-SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-TAG = re.compile(r"[-.](\w+)$")
+SPLIT_PATTERN = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+TYPE_SUFFIX = re.compile(r"[-.](\w+)$")
 # GGUFs that are not models
-HELPERS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-SIDE = {  # files that a conversion needs beside the weights: data, never code or pickles
+AUXILIARY_PREFIXES = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+CONVERSION_FILES = {  # files that a conversion needs beside the weights: data, never code or pickles
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -38,7 +38,7 @@ SIDE = {  # files that a conversion needs beside the weights: data, never code o
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
+class HubFile:
     """One file of a repository: its path there, its size and its digest.
 
     The digest is a sha256 for LFS files and the git blob id for small ones.
@@ -50,18 +50,18 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenFiles:
     """The files to fetch.
 
     A GGUF's first file is the one to load. `remark` is a note for the user.
     """
 
     kind: str
-    files: tuple[Blob, ...]
-    remark: str = ""
+    files: tuple[HubFile, ...]
+    note: str = ""
 
 
-def choose(spec: Spec, blobs: Sequence[Blob], allow_pickle: bool = False) -> Choice:
+def choose_files(spec: Spec, blobs: Sequence[HubFile], allow_pickle: bool = False) -> ChosenFiles:
     """Choose the files for `spec`. Raises UserError that lists the alternatives.
 
     Pickled weights are the last choice, and need `allow_pickle` and torch; otherwise Pickled is
@@ -69,7 +69,7 @@ def choose(spec: Spec, blobs: Sequence[Blob], allow_pickle: bool = False) -> Cho
     """
     first = [blob for blob in blobs if _is_model(blob.name)]
     if spec.file or spec.quant.lower().endswith(".gguf"):
-        return Choice("gguf", _named(spec.file or spec.quant, spec.repo, blobs))
+        return ChosenFiles("gguf", _named(spec.file or spec.quant, spec.repo, blobs))
     if first and spec.format != "safetensors":
         return _by_type(spec, first, blobs)
     if weights := _weights(blobs, allow_pickle):
@@ -83,29 +83,29 @@ def choose(spec: Spec, blobs: Sequence[Blob], allow_pickle: bool = False) -> Cho
     )
 
 
-def tag(name: str) -> str:
+def type_in_name(name: str) -> str:
     """Return the type in a file name: Model-Q4_K_M-00001-of-00002.gguf -> Q4_K_M."""
-    match = SPLIT.fullmatch(name)
+    match = SPLIT_PATTERN.fullmatch(name)
     stem = match["stem"] if match else name[: -len(".gguf")]
-    type_match = TAG.search(stem)
+    type_match = TYPE_SUFFIX.search(stem)
     return type_match[1].upper() if type_match else ""
 
 
 def _is_model(name: str) -> bool:
-    split = SPLIT.fullmatch(name)
+    split = SPLIT_PATTERN.fullmatch(name)
     base = name.rpartition("/")[2]
     return (
         name.lower().endswith(".gguf")
         and not (split and int(split["number"]) != 1)
-        and not any(word in base for word in HELPERS)
+        and not any(word in base for word in AUXILIARY_PREFIXES)
     )
 
 
-def _by_type(spec: Spec, first: Sequence[Blob], blobs: Sequence[Blob]) -> Choice:
+def _by_type(spec: Spec, first: Sequence[HubFile], blobs: Sequence[HubFile]) -> ChosenFiles:
     for wanted in [spec.quant] if spec.quant else ["Q4_K_M", "Q8_0"]:
         names = [wanted, wanted.removesuffix("_M")] if wanted.endswith("_K_M") else [wanted]
         for name in names:
-            matches = [blob for blob in first if tag(blob.name) == name]
+            matches = [blob for blob in first if type_in_name(blob.name) == name]
             matches = matches or [
                 blob
                 for blob in first
@@ -122,20 +122,20 @@ def _by_type(spec: Spec, first: Sequence[Blob], blobs: Sequence[Blob]) -> Choice
                     if wanted == (spec.quant or "Q4_K_M")
                     else f"{spec.repo} has no Q4_K_M; taking {matches[0].name}"
                 )
-                return Choice("gguf", _shards(matches[0], blobs), remark=note)
+                return ChosenFiles("gguf", _shards(matches[0], blobs), note=note)
     if spec.quant:
         raise UserError(
             f"{spec.repo} has no {spec.quant}; it has {_listing(first, blobs)}",
-            hint=f"for example: {spec.repo}:{tag(first[0].name) or first[0].name}",
+            hint=f"for example: {spec.repo}:{type_in_name(first[0].name) or first[0].name}",
         )
-    return Choice(
+    return ChosenFiles(
         "gguf",
         _shards(first[0], blobs),
-        remark=f"{spec.repo} has no Q4_K_M; taking {first[0].name}",
+        note=f"{spec.repo} has no Q4_K_M; taking {first[0].name}",
     )
 
 
-def _named(name: str, repo: str, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
+def _named(name: str, repo: str, blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
     for blob in blobs:
         if blob.name.lower() == name.lower():
             return _shards(blob, blobs)
@@ -146,9 +146,9 @@ def _named(name: str, repo: str, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
     )
 
 
-def _shards(first: Blob, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
+def _shards(first: HubFile, blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
     """Return the file, or all shards of its split in order."""
-    split = SPLIT.fullmatch(first.name)
+    split = SPLIT_PATTERN.fullmatch(first.name)
     if not split:
         return (first,)
     wanted = [
@@ -166,19 +166,19 @@ def _shards(first: Blob, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
 
 
 def _folder(
-    spec: Spec, blobs: Sequence[Blob], weights: tuple[Blob, ...], remark: str = ""
-) -> Choice:
+    spec: Spec, blobs: Sequence[HubFile], weights: tuple[HubFile, ...], remark: str = ""
+) -> ChosenFiles:
     """Return the weights and the files that a conversion needs beside them."""
-    conversion_files = tuple(blob for blob in blobs if blob.name in SIDE)
+    conversion_files = tuple(blob for blob in blobs if blob.name in CONVERSION_FILES)
     if not any(blob.name == "config.json" for blob in conversion_files):
         raise UserError(
             f"{spec.repo} has weights but no config.json",
             hint="without config.json a model cannot be converted",
         )
-    return Choice("folder", conversion_files + weights, remark)
+    return ChosenFiles("folder", conversion_files + weights, remark)
 
 
-def _weights(blobs: Sequence[Blob], allow_pickle: bool) -> tuple[Blob, ...]:
+def _weights(blobs: Sequence[HubFile], allow_pickle: bool) -> tuple[HubFile, ...]:
     """Return model*.safetensors with their index, or else any safetensors at the top level.
 
     Others than model*.safetensors cannot always be read: allowed pickles are preferred to them.
@@ -192,16 +192,16 @@ def _weights(blobs: Sequence[Blob], allow_pickle: bool) -> tuple[Blob, ...]:
     return tuple(model_files or (() if allow_pickle and _pickles(blobs) else top_level))
 
 
-def _pickles(blobs: Sequence[Blob]) -> tuple[Blob, ...]:
+def _pickles(blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
     """Return the pickled weights at the top level, with their index."""
     names = pickled.choose_pickles([blob.name for blob in blobs if "/" not in blob.name])
     return tuple(blob for blob in blobs if blob.name in names)
 
 
-def _pickled(spec: Spec, blobs: Sequence[Blob], pickles: tuple[Blob, ...], allowed: bool) -> Choice:
+def _pickled(spec: Spec, blobs: Sequence[HubFile], pickles: tuple[HubFile, ...], allowed: bool) -> ChosenFiles:
     """Return a checkpoint of pickles. Raises Pickled or UserError if it cannot be read."""
     names = [blob.name for blob in pickles]
-    total = size(sum(blob.size for blob in pickles))
+    total = format_size(sum(blob.size for blob in pickles))
     remark = (
         f"{spec.repo} has pickled weights, which cannot be read in parts: "
         f"{total} are downloaded first and kept"
@@ -219,10 +219,10 @@ def _pickled(spec: Spec, blobs: Sequence[Blob], pickles: tuple[Blob, ...], allow
     return choice
 
 
-def _listing(first: Sequence[Blob], blobs: Sequence[Blob]) -> str:
+def _listing(first: Sequence[HubFile], blobs: Sequence[HubFile]) -> str:
     """Describe the first files of several models: type, file name and total size."""
     descriptions = []
     for blob in first:
         total = sum(shard.size for shard in _shards(blob, blobs))
-        descriptions.append(f"{tag(blob.name) or blob.name} ({blob.name}, {size(total)})")
+        descriptions.append(f"{type_in_name(blob.name) or blob.name} ({blob.name}, {format_size(total)})")
     return ", ".join(descriptions)

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from llmcli.catalog.spec import Spec
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 
 
 class _Retries(logging.Handler):
     """Forwards the library's log lines about retries as notes."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: ProgressDisplay) -> None:
         super().__init__(logging.WARNING)
         self.watcher = watcher
 
@@ -25,7 +25,7 @@ class _Retries(logging.Handler):
 
 
 @contextmanager
-def retries_noted(watcher: Watcher) -> Iterator[None]:
+def note_retries(watcher: ProgressDisplay) -> Iterator[None]:
     """Show the library's own retries as notes of `watcher`, and nowhere else."""
     logger = logging.getLogger("huggingface_hub")
     handler = _Retries(watcher)
@@ -38,7 +38,7 @@ def retries_noted(watcher: Watcher) -> Iterator[None]:
 
 
 @contextmanager
-def in_words(spec: Spec, config: Config) -> Iterator[None]:
+def explain_error(spec: Spec, config: Config) -> Iterator[None]:
     """Convert errors of the hub and the network into UserErrors."""
     import httpx2
     from huggingface_hub import errors

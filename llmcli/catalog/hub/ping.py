@@ -1,16 +1,16 @@
 """Whether the hub answers, tested with one small request."""
 
-from llmcli.config import Config, quiet_hub
+from llmcli.config import Config, disable_hub_telemetry
 
 TIMEOUT_SECONDS = 15.0
 
 
-def answers(config: Config) -> str:
+def ping_hub(config: Config) -> str:
     """Return "" if the hub answered, or a short description of the failure.
 
     Any status below 500 counts as an answer.
     """
-    quiet_hub()
+    disable_hub_telemetry()
     import httpx2
     from huggingface_hub import get_session
 

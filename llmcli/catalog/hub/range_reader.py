@@ -13,25 +13,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.catalog.hub.error_messages import in_words
+from llmcli.catalog.hub.error_messages import explain_error
 from llmcli.catalog.spec import Spec
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 
 if TYPE_CHECKING:
-    from llmcli.catalog.hub.choose_files import Blob
+    from llmcli.catalog.hub.choose_files import HubFile
     from quant.native.ggml import U8
 
 TIMEOUT_SECONDS = 15.0  # without receiving a byte
-TRIES = 6  # consecutive failures
-AGAIN = (408, 429, 500, 502, 503, 504)
-EXPIRED = (400, 401, 403, 404, 410)  # answers of a redirect address that is no longer valid
-HEAD = 1 << 16  # bytes fetched in advance from each file, which usually contain its tensor table
-CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
+MAX_FAILURES = 6  # consecutive failures
+RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
+EXPIRED_STATUSES = (400, 401, 403, 404, 410)  # answers of a redirect address that is no longer valid
+HEAD_BYTES = 1 << 16  # bytes fetched in advance from each file, which usually contain its tensor table
+CONTENT_RANGE_PATTERN = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
-class NoRanges(UserError):
+class RangesUnsupported(UserError):
     """The server does not support byte ranges."""
 
 
@@ -39,7 +39,7 @@ class RemoteFile:
     """One file of a repository at one commit; implements quant.blob.Blob."""
 
     def __init__(
-        self, spec: Spec, commit: str, blob: "Blob", config: Config, watcher: Watcher
+        self, spec: Spec, commit: str, blob: "HubFile", config: Config, watcher: ProgressDisplay
     ) -> None:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils._headers import build_hf_headers
@@ -57,10 +57,10 @@ class RemoteFile:
             **build_hf_headers(token=config.hub_token or False),
             "Accept-Encoding": "identity",
         }
-        self.direct: str | None = None  # where the hub redirects for the content, while it is valid
-        self.tags: dict[str, str] = {}  # host -> the ETag it sends for this content
-        self.head = b""
-        self.lock, self.told = threading.Lock(), False
+        self.content_url: str | None = None  # where the hub redirects for the content, while it is valid
+        self.etags: dict[str, str] = {}  # host -> the ETag it sends for this content
+        self.first_bytes = b""
+        self.lock, self.noted_break = threading.Lock(), False
 
     def read(self, offset: int, nbytes: int) -> "U8":
         """Return exactly `nbytes` bytes from `offset` as uint8 `[nbytes]`.
@@ -69,10 +69,10 @@ class RemoteFile:
         """
         import numpy as np
 
-        if offset + nbytes <= len(self.head):
-            return np.frombuffer(self.head[offset : offset + nbytes], np.uint8)
+        if offset + nbytes <= len(self.first_bytes):
+            return np.frombuffer(self.first_bytes[offset : offset + nbytes], np.uint8)
         out = np.empty(nbytes, np.uint8)
-        with in_words(self.spec, self.config):
+        with explain_error(self.spec, self.config):
             self._fill(out.data, offset)
         return out
 
@@ -92,13 +92,13 @@ class RemoteFile:
             except httpx2.TransportError as broken:
                 error = broken
             except HfHubHTTPError as refused:
-                if refused.response.status_code not in AGAIN:
+                if refused.response.status_code not in RETRIED_STATUSES:
                     raise
                 error, pause = refused, _patience(refused.response)
             if filled == len(out):
                 return
             failures = 0 if filled > before else failures + 1
-            if failures == TRIES:
+            if failures == MAX_FAILURES:
                 raise error or httpx2.ReadError("the server ended the answer early")
             self._tell(pause)
             time.sleep(pause or (min(2 ** (failures - 1), 8) if failures else 0))
@@ -112,7 +112,7 @@ class RemoteFile:
         from huggingface_hub import get_session
         from huggingface_hub.utils._http import hf_raise_for_status
 
-        direct = None if hub else self.direct
+        direct = None if hub else self.content_url
         headers = {**self.headers, "Range": f"bytes={start}-{start + nbytes - 1}"}
         if direct:
             headers = {
@@ -121,7 +121,7 @@ class RemoteFile:
         with get_session().stream(
             "GET", direct or self.url, headers=headers, timeout=TIMEOUT_SECONDS
         ) as response:
-            expired = bool(direct) and response.status_code in EXPIRED
+            expired = bool(direct) and response.status_code in EXPIRED_STATUSES
             if not expired:
                 if response.status_code == 416:
                     raise self._no_ranges(response)
@@ -133,7 +133,7 @@ class RemoteFile:
                     if nbytes < 0:
                         return
         if expired:
-            self.direct = None
+            self.content_url = None
             yield from self._ask(start, nbytes, hub=True)
 
     def _check(self, response: Any, start: int) -> None:
@@ -142,7 +142,7 @@ class RemoteFile:
 
         if response.status_code != 206:
             raise self._no_ranges(response)
-        content_range = CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+        content_range = CONTENT_RANGE_PATTERN.fullmatch(response.headers.get("content-range", ""))
         if (
             not content_range
             or int(content_range[1]) != start
@@ -153,7 +153,7 @@ class RemoteFile:
         commits = [step.headers.get("x-repo-commit") for step in (*response.history, response)]
         host, tag = response.url.host, _tag(response.headers.get("etag"))
         with self.lock:
-            is_same_content = tag == (self.tags.setdefault(host, tag) if tag else tag)
+            is_same_content = tag == (self.etags.setdefault(host, tag) if tag else tag)
         if (
             content_range[2] not in (str(self.size), "*")
             or not {*linked} <= {self.digest, ""}
@@ -167,10 +167,10 @@ class RemoteFile:
         if response.history and not self.config.hub_endpoint.startswith(
             f"{response.url.scheme}://{host}"
         ):
-            self.direct = str(response.url)
+            self.content_url = str(response.url)
 
-    def _no_ranges(self, response: Any) -> NoRanges:
-        return NoRanges(
+    def _no_ranges(self, response: Any) -> RangesUnsupported:
+        return RangesUnsupported(
             f"{response.url.host} does not send parts of {self.path.name} "
             f"(status {response.status_code})",
             hint="add --keep-source: it downloads the whole checkpoint first",
@@ -180,17 +180,17 @@ class RemoteFile:
         """Note a broken connection once for each file, and every long wait."""
         if pause > 10:
             self.watcher.note(f"the hub reports too many requests; waiting {pause:.0f} s")
-        elif not self.told:
-            self.told = True
+        elif not self.noted_break:
+            self.noted_break = True
             self.watcher.note(f"a connection broke in {self.path.name}; resuming, with retries")
 
 
-def first_bytes(files: Sequence[RemoteFile]) -> None:
+def fetch_heads(files: Sequence[RemoteFile]) -> None:
     """Fetch the beginning of every file, several at once. Raises NoRanges."""
     with ThreadPoolExecutor(8, thread_name_prefix="head") as pool:
-        heads = pool.map(lambda file: file.read(0, min(HEAD, file.size)).tobytes(), files)
+        heads = pool.map(lambda file: file.read(0, min(HEAD_BYTES, file.size)).tobytes(), files)
         for file, head in zip(files, heads, strict=True):
-            file.head = head
+            file.first_bytes = head
 
 
 def _patience(response: Any) -> float:

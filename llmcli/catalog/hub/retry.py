@@ -7,25 +7,25 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-TRIES = 5
-AGAIN = (408, 500, 502, 503, 504)
-Answer = TypeVar("Answer")
+MAX_TRIES = 5
+RETRIED_STATUSES = (408, 500, 502, 503, 504)
+Response = TypeVar("Response")
 
 
-def patiently(ask: Callable[[], Answer]) -> Answer:
+def with_retries(request: Callable[[], Response]) -> Response:
     """Return `ask()`, retrying transient failures. A host that cannot be reached fails at once."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    for attempt in range(TRIES):
+    for attempt in range(MAX_TRIES):
         try:
-            return ask()
+            return request()
         except (httpx2.TransportError, LocalEntryNotFoundError) as error:
             cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
-            if attempt == TRIES - 1 or isinstance(cause, httpx2.ConnectError):
+            if attempt == MAX_TRIES - 1 or isinstance(cause, httpx2.ConnectError):
                 raise
         except HfHubHTTPError as error:
-            if attempt == TRIES - 1 or error.response.status_code not in AGAIN:
+            if attempt == MAX_TRIES - 1 or error.response.status_code not in RETRIED_STATUSES:
                 raise
         time.sleep(2**attempt / 4)
     raise AssertionError

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from llmcli.catalog.spec import Spec
-from llmcli.catalog.store import File
+from llmcli.catalog.store import VerifiedFile
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.types import Watcher
-from llmcli.units import size
+from llmcli.types import ProgressDisplay
+from llmcli.units import format_size
 from quant.source.blob import Blob
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedFiles:
     """The files that a source brought.
 
     `path` is what to load; `files` are all files with their sha256.
@@ -24,34 +24,34 @@ class Fetched:
 
     kind: Literal["gguf", "folder"]
     path: Path
-    files: tuple[File, ...]
+    files: tuple[VerifiedFile, ...]
     source: str
     revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Remote(Fetched):
+class RemoteCheckpoint(FetchedFiles):
     """A checkpoint whose safetensors stay on the hub.
 
     `blobs` are the safetensors by name; `here` are the paths of the files that were downloaded.
     """
 
     blobs: Mapping[str, Blob] = field(default_factory=dict)
-    here: tuple[Path, ...] = ()
+    local_paths: tuple[Path, ...] = ()
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """A kind of place that weights come from."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def required_fields(self) -> tuple[str, ...]:
         """The fields of a Spec that this source requires."""
         ...
 
-    def fetch(self, spec: Spec, where: Path, config: Config, watcher: Watcher) -> Fetched:
+    def fetch(self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
         """Fetch the files of `spec`; `where` is the folder for a source that has no cache.
 
         An interrupted download is resumed. Complete files are hashed again and fetched only if they
@@ -60,13 +60,13 @@ class Source(Protocol):
         ...
 
 
-def make_room(nbytes: int, where: Path) -> None:
+def require_free_space(nbytes: int, folder: Path) -> None:
     """Raise UserError if the disk has not enough space, before anything is downloaded."""
-    existing = next(path for path in (where, *where.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if nbytes > free:
         raise UserError(
-            f"not enough disk space: {size(nbytes)} are needed in {where}, {size(free)} are free",
+            f"not enough disk space: {format_size(nbytes)} are needed in {folder}, {format_size(free)} are free",
             hint="free space (`llmcli gc` shows what it can delete), "
             "then run the same command again",
         )

@@ -16,60 +16,60 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
-from llmcli.atomic_files import Partial, write_whole
-from llmcli.catalog.hub.choose_files import Blob, Choice, choose
-from llmcli.catalog.hub.error_messages import in_words, retries_noted
-from llmcli.catalog.hub.range_reader import RemoteFile, first_bytes
-from llmcli.catalog.hub.retry import patiently
-from llmcli.catalog.sources.base import Fetched, Remote, make_room
+from llmcli.atomic_files import AtomicWriter, write_atomically
+from llmcli.catalog.hub.choose_files import HubFile, ChosenFiles, choose_files
+from llmcli.catalog.hub.error_messages import explain_error, note_retries
+from llmcli.catalog.hub.range_reader import RemoteFile, fetch_heads
+from llmcli.catalog.hub.retry import with_retries
+from llmcli.catalog.sources.base import FetchedFiles, RemoteCheckpoint, require_free_space
 from llmcli.catalog.spec import Spec
-from llmcli.catalog.store import File, measure, recorded
-from llmcli.config import Config, quiet_hub
+from llmcli.catalog.store import VerifiedFile, hash_file, describe_file
+from llmcli.config import Config, disable_hub_telemetry
 from llmcli.errors import UserError
-from llmcli.file_lock import locked
-from llmcli.types import Bar, Watcher
-from llmcli.units import size
+from llmcli.file_lock import hold_lock
+from llmcli.types import ProgressBar, ProgressDisplay
+from llmcli.units import format_size
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
-DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-REVISION = re.compile(r"(?!.*\.\.)[\w][\w./-]*")
-PARTIAL = ".llmcli.incomplete"  # the suffix by which `hf cache` recognizes partial files, too
+COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
+DIGEST_PATTERN = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+REVISION_PATTERN = re.compile(r"(?!.*\.\.)[\w][\w./-]*")
+PARTIAL_SUFFIX = ".llmcli.incomplete"  # the suffix by which `hf cache` recognizes partial files, too
 TIMEOUT_SECONDS = 15.0
-TRIES = 5
+MAX_FAILURES = 5
 
 
-class Hub:
+class HubSource:
     """One repository at one commit."""
 
-    name, needs = "hub", ("repo",)
+    name, required_fields = "hub", ("repo",)
 
-    def fetch(self, spec: Spec, where: Path, config: Config, watcher: Watcher) -> Fetched:
-        quiet_hub()
+    def fetch(self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
+        disable_hub_telemetry()
         _check_revision(spec)
         if config.offline:
             return _from_cache(spec, config, watcher)
-        with in_words(spec, config), retries_noted(watcher):
+        with explain_error(spec, config), note_retries(watcher):
             commit, blobs = _listing(spec, config)
-            choice = choose(spec, blobs, config.allow_pickle)
-            if choice.remark:
-                watcher.note(choice.remark)
+            choice = choose_files(spec, blobs, config.allow_pickle)
+            if choice.note:
+                watcher.note(choice.note)
             files = _bring(spec, commit, choice.files, config, watcher)
             _point(spec, commit, config)
         return _fetched(spec, commit, choice, files, config)
 
 
-def remote(spec: Spec, config: Config, watcher: Watcher) -> Remote | None:
+def find_remote_checkpoint(spec: Spec, config: Config, watcher: ProgressDisplay) -> RemoteCheckpoint | None:
     """Return a repository's checkpoint whose safetensors stay on the hub.
 
     Returns None if the repository has no such checkpoint or if it is already in the cache. Config,
     tokenizer and index are downloaded into the cache. Raises RangesUnsupported if the server does
     not send parts, and UserError.
     """
-    quiet_hub()
+    disable_hub_telemetry()
     _check_revision(spec)
-    with in_words(spec, config), retries_noted(watcher):
+    with explain_error(spec, config), note_retries(watcher):
         commit, blobs = _listing(spec, config)
-        choice = choose(spec, blobs, config.allow_pickle)
+        choice = choose_files(spec, blobs, config.allow_pickle)
         weights = [blob for blob in choice.files if blob.name.endswith(".safetensors")]
         repo = _repo_folder(spec, config)
         is_cached = all((repo / "blobs" / blob.digest).is_file() for blob in weights)
@@ -77,59 +77,59 @@ def remote(spec: Spec, config: Config, watcher: Watcher) -> Remote | None:
             return None
         small_files = [blob for blob in choice.files if blob not in weights]
         files = {blob.name: RemoteFile(spec, commit, blob, config, watcher) for blob in weights}
-        first_bytes(list(files.values()))
+        fetch_heads(list(files.values()))
         downloaded = dict(
             zip(small_files, _bring(spec, commit, small_files, config, watcher), strict=True)
         )
     folder = repo / "snapshots" / commit
     all_files = tuple(
-        downloaded.get(blob) or File(str(folder / blob.name), blob.size, blob.digest, 0)
+        downloaded.get(blob) or VerifiedFile(str(folder / blob.name), blob.size, blob.digest, 0)
         for blob in choice.files
     )
     paths = tuple(Path(file.path) for file in downloaded.values())
-    return Remote("folder", folder, all_files, spec.label, commit, blobs=files, here=paths)
+    return RemoteCheckpoint("folder", folder, all_files, spec.label, commit, blobs=files, local_paths=paths)
 
 
-def distant(spec: Spec, config: Config, watcher: Watcher) -> tuple[RemoteFile, ...] | None:
+def find_remote_gguf(spec: Spec, config: Config, watcher: ProgressDisplay) -> tuple[RemoteFile, ...] | None:
     """Return the GGUF that a pull would fetch, left on the hub: its file, or its shards in order.
 
     Returns None if the repository has a checkpoint instead. Raises UserError.
     """
-    quiet_hub()
+    disable_hub_telemetry()
     _check_revision(spec)
-    with in_words(spec, config), retries_noted(watcher):
+    with explain_error(spec, config), note_retries(watcher):
         commit, blobs = _listing(spec, config)
-        choice = choose(spec, blobs, config.allow_pickle)
+        choice = choose_files(spec, blobs, config.allow_pickle)
     if choice.kind != "gguf":
         return None
-    if choice.remark:
-        watcher.note(choice.remark)
+    if choice.note:
+        watcher.note(choice.note)
     return tuple(RemoteFile(spec, commit, blob, config, watcher) for blob in choice.files)
 
 
 def _check_revision(spec: Spec) -> None:
-    if spec.revision and not REVISION.fullmatch(spec.revision):
+    if spec.revision and not REVISION_PATTERN.fullmatch(spec.revision):
         raise UserError(
             f"{spec.revision!r} is not a valid revision", hint="give a branch, a tag or a commit"
         )
 
 
 def _fetched(
-    spec: Spec, commit: str, choice: Choice, files: tuple[File, ...], config: Config
-) -> Fetched:
+    spec: Spec, commit: str, choice: ChosenFiles, files: tuple[VerifiedFile, ...], config: Config
+) -> FetchedFiles:
     snapshot = _repo_folder(spec, config) / "snapshots" / commit
     path = snapshot if choice.kind == "folder" else snapshot / choice.files[0].name
-    return Fetched(cast(Literal["gguf", "folder"], choice.kind), path, files, spec.label, commit)
+    return FetchedFiles(cast(Literal["gguf", "folder"], choice.kind), path, files, spec.label, commit)
 
 
-def _listing(spec: Spec, config: Config) -> tuple[str, list[Blob]]:
+def _listing(spec: Spec, config: Config) -> tuple[str, list[HubFile]]:
     """Return the commit of the revision, and its files."""
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=config.hub_endpoint, token=config.hub_token or False)
     revision = spec.revision or None
     try:
-        info = patiently(
+        info = with_retries(
             lambda: api.model_info(
                 spec.repo, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS
             )
@@ -156,14 +156,14 @@ def _listing(spec: Spec, config: Config) -> tuple[str, list[Blob]]:
             type(nbytes) is not int
             or nbytes < 0
             or not isinstance(digest, str)
-            or not DIGEST.fullmatch(digest)
+            or not DIGEST_PATTERN.fullmatch(digest)
         ):
             raise UserError(
                 f"{config.hub_endpoint} gives no valid size and digest for {name} of {spec.repo}",
                 hint="check that HF_ENDPOINT is a complete mirror of the hub",
             )
-        blobs.append(Blob(name, nbytes, digest))
-    if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
+        blobs.append(HubFile(name, nbytes, digest))
+    if not isinstance(info.sha, str) or not COMMIT_PATTERN.fullmatch(info.sha):
         raise UserError(
             f"{config.hub_endpoint} gives no valid commit for {spec.repo}",
             hint="check that HF_ENDPOINT is a mirror of the hub",
@@ -177,8 +177,8 @@ def _inside(name: str) -> bool:
 
 
 def _bring(
-    spec: Spec, commit: str, blobs: Sequence[Blob], config: Config, watcher: Watcher
-) -> tuple[File, ...]:
+    spec: Spec, commit: str, blobs: Sequence[HubFile], config: Config, watcher: ProgressDisplay
+) -> tuple[VerifiedFile, ...]:
     """Bring every blob into the cache, verified. Blobs that are already there are hashed once."""
     repo = _repo_folder(spec, config)
     valid = {
@@ -189,15 +189,15 @@ def _bring(
     partials = {blob: _partial(repo, blob) for blob in blobs if blob not in valid}
     done = sum(path.stat().st_size for path in partials.values() if path.exists())
     total = sum(blob.size for blob in partials)
-    make_room(total - done, repo)
+    require_free_space(total - done, repo)
     files = {
-        blob: recorded(repo / "blobs" / blob.digest, blob.digest)
+        blob: describe_file(repo / "blobs" / blob.digest, blob.digest)
         for blob in valid
         if len(blob.digest) == 64
     }
     if partials:
         if done:
-            watcher.note(f"resuming {spec.repo} at {size(done)} of {size(total)}")
+            watcher.note(f"resuming {spec.repo} at {format_size(done)} of {format_size(total)}")
         with watcher.bar(spec.repo, total, done=done) as bar:
             for blob in partials:
                 bar.describe(blob.name)
@@ -205,7 +205,7 @@ def _bring(
     return tuple(_place(spec, commit, blob, files.get(blob), config) for blob in blobs)
 
 
-def _genuine(repo: Path, blob: Blob, watcher: Watcher) -> bool:
+def _genuine(repo: Path, blob: HubFile, watcher: ProgressDisplay) -> bool:
     """Return whether a cached blob matches its digest; delete it if it does not."""
     path = repo / "blobs" / blob.digest
     if path.stat().st_size == blob.size and _is(path, blob.digest, watcher):
@@ -215,10 +215,10 @@ def _genuine(repo: Path, blob: Blob, watcher: Watcher) -> bool:
     return False
 
 
-def _is(path: Path, digest: str, watcher: Watcher) -> bool:
+def _is(path: Path, digest: str, watcher: ProgressDisplay) -> bool:
     """Return whether a file's content has `digest`, a sha256 or a git blob id."""
     if len(digest) == 64:
-        return measure(path, watcher).sha256 == digest
+        return hash_file(path, watcher).sha256 == digest
     data = path.read_bytes()
     return (
         hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest() == digest
@@ -226,8 +226,8 @@ def _is(path: Path, digest: str, watcher: Watcher) -> bool:
 
 
 def _download(
-    spec: Spec, commit: str, blob: Blob, config: Config, bar: Bar, watcher: Watcher
-) -> File:
+    spec: Spec, commit: str, blob: HubFile, config: Config, bar: ProgressBar, watcher: ProgressDisplay
+) -> VerifiedFile:
     """Download one blob into its partial file, starting at its end, and verify it."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils._headers import build_hf_headers
@@ -236,15 +236,15 @@ def _download(
     target = repo / "blobs" / blob.digest
     url = hf_hub_url(spec.repo, blob.name, revision=commit, endpoint=config.hub_endpoint)
     headers = {**build_hf_headers(token=config.hub_token or False), "Accept-Encoding": "identity"}
-    with locked(
+    with hold_lock(
         config.hub_cache / ".locks" / repo.name / f"{blob.digest}.lock", watcher, blob.name
     ):
         if target.is_file():  # another process downloaded it while this one waited
             bar.advance(blob.size)
-            return measure(target)
-        with Partial(_partial(repo, blob), blob.size, bar.advance) as file:
+            return hash_file(target)
+        with AtomicWriter(_partial(repo, blob), blob.size, bar.advance) as file:
             _transfer(url, headers, file, watcher)
-            if not file.matches(blob.digest):
+            if not file.has_digest(blob.digest):
                 file.discard()
                 raise UserError(
                     f"{blob.name} of {spec.repo} does not match its digest on the hub "
@@ -253,10 +253,10 @@ def _download(
                 )
             sha256 = file.sha256
             file.commit(target)
-    return recorded(target, sha256)
+    return describe_file(target, sha256)
 
 
-def _transfer(url: str, headers: dict[str, str], file: Partial, watcher: Watcher) -> None:
+def _transfer(url: str, headers: dict[str, str], file: AtomicWriter, watcher: ProgressDisplay) -> None:
     """Fill the partial file, resuming after failures; fail after TRIES consecutive ones."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
@@ -276,15 +276,15 @@ def _transfer(url: str, headers: dict[str, str], file: Partial, watcher: Watcher
         if file.position >= file.size:
             return
         failures = 0 if file.position > before else failures + 1
-        if failures == TRIES:
+        if failures == MAX_FAILURES:
             raise error or httpx2.ReadError("the server ended the file early")
         watcher.note(
-            f"the connection broke at {size(file.position)} of {size(file.size)}; resuming"
+            f"the connection broke at {format_size(file.position)} of {format_size(file.size)}; resuming"
         )
         time.sleep(min(2**failures, 8))
 
 
-def _stream(url: str, headers: dict[str, str], file: Partial) -> None:
+def _stream(url: str, headers: dict[str, str], file: AtomicWriter) -> None:
     """Make one request, starting at the end of the partial file."""
     from huggingface_hub import get_session
     from huggingface_hub.utils._http import hf_raise_for_status
@@ -298,12 +298,12 @@ def _stream(url: str, headers: dict[str, str], file: Partial) -> None:
             file.write(chunk)
 
 
-def _place(spec: Spec, commit: str, blob: Blob, file: File | None, config: Config) -> File:
+def _place(spec: Spec, commit: str, blob: HubFile, file: VerifiedFile | None, config: Config) -> VerifiedFile:
     """Let the library link the blob into the snapshot; return the file under its own name."""
     from huggingface_hub import hf_hub_download
 
     path = Path(
-        patiently(
+        with_retries(
             lambda: hf_hub_download(
                 spec.repo,
                 blob.name,
@@ -316,24 +316,24 @@ def _place(spec: Spec, commit: str, blob: Blob, file: File | None, config: Confi
         )
     )
     if file is None or not path.resolve().samefile(file.path):
-        file = measure(path)
-    return recorded(path, file.sha256)
+        file = hash_file(path)
+    return describe_file(path, file.sha256)
 
 
 def _point(spec: Spec, commit: str, config: Config) -> None:
     """Record which commit a branch points to, as the library does, for later use offline."""
     revision = spec.revision or "main"
-    if not COMMIT.fullmatch(revision):
-        write_whole(_repo_folder(spec, config) / "refs" / revision, commit.encode())
+    if not COMMIT_PATTERN.fullmatch(revision):
+        write_atomically(_repo_folder(spec, config) / "refs" / revision, commit.encode())
 
 
-def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
+def _from_cache(spec: Spec, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
     """Return what is already in the cache, verified by the blobs' names."""
     repo = _repo_folder(spec, config)
     revision = spec.revision or "main"
     ref = repo / "refs" / revision
     commit = (
-        revision if COMMIT.fullmatch(revision) else ref.read_text().strip() if ref.is_file() else ""
+        revision if COMMIT_PATTERN.fullmatch(revision) else ref.read_text().strip() if ref.is_file() else ""
     )
     snapshot = repo / "snapshots" / commit
     if not commit or not snapshot.is_dir():
@@ -343,7 +343,7 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
             hint="leave out --offline (or unset HF_HUB_OFFLINE) and try again",
         )
     blobs = [
-        Blob(
+        HubFile(
             str(path.relative_to(snapshot)),
             path.stat().st_size,
             path.readlink().name if path.is_symlink() else "",
@@ -351,7 +351,7 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
         for path in sorted(snapshot.rglob("*"))
         if path.is_file()
     ]
-    choice = choose(spec, blobs, config.allow_pickle)
+    choice = choose_files(spec, blobs, config.allow_pickle)
     if missing := _unlinked(snapshot, choice):
         raise UserError(
             f"only a part of {spec.repo} is in the Hugging Face cache ({missing} is missing), "
@@ -359,7 +359,7 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
             hint="leave out --offline (or unset HF_HUB_OFFLINE) and try again",
         )
     for blob in choice.files:
-        if DIGEST.fullmatch(blob.digest) and not _is(snapshot / blob.name, blob.digest, watcher):
+        if DIGEST_PATTERN.fullmatch(blob.digest) and not _is(snapshot / blob.name, blob.digest, watcher):
             raise UserError(
                 f"{blob.name} of {spec.repo} in the Hugging Face cache is damaged",
                 hint="pull it again online",
@@ -368,12 +368,12 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
         spec,
         commit,
         choice,
-        tuple(measure(snapshot / blob.name, watcher) for blob in choice.files),
+        tuple(hash_file(snapshot / blob.name, watcher) for blob in choice.files),
         config,
     )
 
 
-def _unlinked(snapshot: Path, choice: Choice) -> str:
+def _unlinked(snapshot: Path, choice: ChosenFiles) -> str:
     """Return a shard that a cached index names but that is not in the cache, or ""."""
     names = {blob.name for blob in choice.files}
     for index in (snapshot / name for name in names if name.endswith(".index.json")):
@@ -386,27 +386,27 @@ def _unlinked(snapshot: Path, choice: Choice) -> str:
     return ""
 
 
-def incomplete(config: Config) -> Iterator[Path]:
+def find_partial_files(config: Config) -> Iterator[Path]:
     """Yield the partial files that llmcli left in the Hugging Face cache.
 
     Each file is locked until the next one is requested; files that another process is writing are
     skipped.
     """
-    for path in sorted(config.hub_cache.glob(f"models--*/blobs/*{PARTIAL}")):
+    for path in sorted(config.hub_cache.glob(f"models--*/blobs/*{PARTIAL_SUFFIX}")):
         lock = (
             config.hub_cache
             / ".locks"
             / path.parents[1].name
-            / f"{path.name.removesuffix(PARTIAL)}.lock"
+            / f"{path.name.removesuffix(PARTIAL_SUFFIX)}.lock"
         )
-        with locked(lock) as free:
+        with hold_lock(lock) as free:
             if free:
                 yield path
 
 
-def remove(config: Config, files: Sequence[Path]) -> int:
+def remove_files(config: Config, files: Sequence[Path]) -> int:
     """Delete files from the Hugging Face cache through the library; return the freed bytes."""
-    quiet_hub()
+    disable_hub_telemetry()
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -433,8 +433,8 @@ def _repo_folder(spec: Spec, config: Config) -> Path:
     return config.hub_cache / f"models--{spec.repo.replace('/', '--')}"
 
 
-def _partial(repo: Path, blob: Blob) -> Path:
-    return repo / "blobs" / f"{blob.digest}{PARTIAL}"
+def _partial(repo: Path, blob: HubFile) -> Path:
+    return repo / "blobs" / f"{blob.digest}{PARTIAL_SUFFIX}"
 
 
-SOURCES = (Hub(),)
+SOURCES = (HubSource(),)

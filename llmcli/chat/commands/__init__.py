@@ -3,35 +3,35 @@
 import functools
 from difflib import get_close_matches
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
 from llmcli.errors import UserError
 from quant.registry import collect
 
 
 @functools.cache
-def commands() -> dict[str, Command]:
+def commands() -> dict[str, ReplCommand]:
     """Return every command by name."""
     return collect("llmcli.chat.commands", "COMMANDS")
 
 
 @functools.cache
-def words() -> dict[str, Command]:
+def commands_by_word() -> dict[str, ReplCommand]:
     """Return every command by each of its spellings."""
-    table: dict[str, Command] = {}
+    table: dict[str, ReplCommand] = {}
     for command in commands().values():
-        for word in command.words:
+        for word in command.spellings:
             assert word not in table, f"/{word} is two commands"
             table[word] = command
     return table
 
 
-def perform(chat: Talk, line: str) -> None:
+def run_command(chat: ChatSession, line: str) -> None:
     """Run a line that starts with a slash. Raises UserError that suggests a similar command."""
     word, _, rest = line.strip().removeprefix("/").partition(" ")
-    command = words().get(word.lower())
+    command = commands_by_word().get(word.lower())
     if command is None:
-        near = get_close_matches(word.lower(), words(), 1)
+        near = get_close_matches(word.lower(), commands_by_word(), 1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
         raise UserError(
             f"no command called /{word}",

@@ -4,23 +4,23 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from llmcli.chat.chat_session import Talk
+from llmcli.chat.chat_session import ChatSession
 
 GROUPS = ("conversation", "model and settings", "inside the model", "files", "this program")
 
 
-def nothing(chat: Talk) -> Iterable[str]:
+def no_completions(chat: ChatSession) -> Iterable[str]:
     """Offer no completions."""
     return ()
 
 
-def nothing_more(chat: Talk, words: list[str]) -> Iterable[str]:
+def no_later_completions(chat: ChatSession, words: list[str]) -> Iterable[str]:
     """Offer no completions after the first argument."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ReplCommand:
     """One command.
 
     - `run`: takes the chat session and the rest of the line. Its docstring is the help text; the
@@ -33,12 +33,12 @@ class Command:
     """
 
     name: str
-    run: Callable[[Talk, str], None]
+    run: Callable[[ChatSession, str], None]
     args: str = ""
     aliases: tuple[str, ...] = ()
-    completions: Callable[[Talk], Iterable[str]] = nothing
-    further: Callable[[Talk, list[str]], Iterable[str]] = nothing_more
-    endings: Callable[[Talk, str], Iterable[str]] | None = None
+    first_completions: Callable[[ChatSession], Iterable[str]] = no_completions
+    later_completions: Callable[[ChatSession, list[str]], Iterable[str]] = no_later_completions
+    line_completions: Callable[[ChatSession, str], Iterable[str]] | None = None
     group: str = GROUPS[0]
 
     @property
@@ -52,6 +52,6 @@ class Command:
         return "\n".join(inspect.cleandoc(self.run.__doc__ or "").split("\n")[1:]).strip()
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def spellings(self) -> tuple[str, ...]:
         """Every spelling, the name first."""
         return (self.name, *self.aliases)

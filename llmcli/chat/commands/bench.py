@@ -1,13 +1,13 @@
 """/bench: the speed of this model, without sampling and display."""
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
 from llmcli.errors import UserError
 
-PROMPT, GENERATED = 128, 32
+PROMPT_TOKENS, GENERATED_TOKENS = 128, 32
 
 
-def bench(chat: Talk, rest: str) -> None:
+def run_bench(chat: ChatSession, argument: str) -> None:
     """Measure the prompt and generation speed of this model.
 
     As in `llmcli bench`, only forward passes over random tokens are measured, in a separate
@@ -15,33 +15,33 @@ def bench(chat: Talk, rest: str) -> None:
     generated tokens; Ctrl-C stops. The last answer's speed is shown below: it also includes
     sampling, the display, and a longer context.
     """
-    if chat.measure is None:
+    if chat.measure_speed is None:
         raise UserError("nothing can be measured here", hint="use llmcli bench REF")
-    speeds = chat.measure(chat.runner, *_lengths(rest, chat.runner.n_ctx))
+    speeds = chat.measure_speed(chat.runner, *_lengths(argument, chat.runner.n_ctx))
     rows = [
         (
             speed.test,
-            f"{speed.per_second:.2f} ± {speed.deviation:.2f}",
+            f"{speed.per_second:.2f} ± {speed.std_per_second:.2f}",
             _milliseconds(speed.p50_ms),
             _milliseconds(speed.p99_ms),
         )
         for speed in speeds
     ]
-    if chat.last and chat.last.tokens_per_second:
-        rows.append(("last answer", f"{chat.last.tokens_per_second:.2f}", "", ""))
+    if chat.last_answer and chat.last_answer.tokens_per_second:
+        rows.append(("last answer", f"{chat.last_answer.tokens_per_second:.2f}", "", ""))
     chat.ui.table(("test", "tok/s", "p50 ms", "p99 ms"), rows, right=("tok/s", "p50 ms", "p99 ms"))
 
 
-def _lengths(rest: str, most: int) -> tuple[int, int]:
-    words = rest.split()
+def _lengths(argument: str, max_tokens: int) -> tuple[int, int]:
+    words = argument.split()
     if len(words) > 2 or not all(
-        word.isascii() and word.isdigit() and 0 < int(word[:12]) <= most for word in words
+        word.isascii() and word.isdigit() and 0 < int(word[:12]) <= max_tokens for word in words
     ):
         raise UserError(
-            f"/bench {rest}: not valid lengths",
-            hint=f"/bench 512 128: tokens of prompt and answer, up to {most}",
+            f"/bench {argument}: not valid lengths",
+            hint=f"/bench 512 128: tokens of prompt and answer, up to {max_tokens}",
         )
-    prompt, generated = (*(int(word) for word in words), *(PROMPT, GENERATED)[len(words) :])
+    prompt, generated = (*(int(word) for word in words), *(PROMPT_TOKENS, GENERATED_TOKENS)[len(words) :])
     return prompt, generated
 
 
@@ -49,4 +49,4 @@ def _milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-COMMANDS = (Command("bench", bench, "[PROMPT [ANSWER]]", group="inside the model"),)
+COMMANDS = (ReplCommand("bench", run_bench, "[PROMPT [ANSWER]]", group="inside the model"),)

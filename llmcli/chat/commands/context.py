@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
-from llmcli.chat.display.styles import one_line
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.display.styles import escape_line
 from llmcli.errors import UserError
 from llmcli.runtime.requests.context_overflow import FREED_FRACTION
-from llmcli.units import several
+from llmcli.units import format_count
 
-SHOWN = 48  # characters of a question
+QUESTION_CHARS = 48  # characters of a question
 
 
-def show_context(chat: Talk, rest: str) -> None:
+def show_context(chat: ChatSession, argument: str) -> None:
     """List the turns that are sent to the model; drop or restore turns.
 
     Dropped turns are not sent again, but stay in the tree. With --on-full shift, the turns marked
@@ -20,7 +20,7 @@ def show_context(chat: Talk, rest: str) -> None:
     turns are not recomputed: they were computed with the dropped turns before them, and may still
     reflect them.
     """
-    words = rest.split()
+    words = argument.split()
     if not words:
         _list(chat)
     elif words[0] == "drop" and len(words) > 1:
@@ -29,32 +29,32 @@ def show_context(chat: Talk, rest: str) -> None:
         _back(chat)
     else:
         raise UserError(
-            f"/context {rest}: unknown argument",
+            f"/context {argument}: unknown argument",
             hint="/context, /context drop N, or /context back",
         )
 
 
-def sizes(chat: Talk) -> list[int]:
+def remaining_token_counts(chat: ChatSession) -> list[int]:
     """Return the conversation's token count without its first 0, 1, 2, … turns.
 
     Each count includes the template's tokens before a next message.
     """
-    return [len(chat.tokens("a", skip)) for skip in range(len(chat.session.tree.kept()) + 1)]
+    return [len(chat.prompt_tokens("a", skip)) for skip in range(len(chat.conversation.tree.sent_turns()) + 1)]
 
 
-def _list(chat: Talk) -> None:
-    tree, n_ctx = chat.session.tree, chat.runner.n_ctx
-    sent, dropped = tree.kept(), [number for number in tree.path() if number in tree.left]
-    counts = sizes(chat)
+def _list(chat: ChatSession) -> None:
+    tree, n_ctx = chat.conversation.tree, chat.runner.n_ctx
+    sent, dropped = tree.sent_turns(), [number for number in tree.current_path() if number in tree.dropped]
+    counts = remaining_token_counts(chat)
     n_next = next(
         (n for n in range(1, len(sent) + 1) if counts[n] <= n_ctx - n_ctx // FREED_FRACTION),
         len(sent),
     )
-    n_prefix = chat.prefix()
+    n_prefix = chat.prefix_token_count()
     rows = [("system", f"{n_prefix:,}", "system text and template", "")]
     for index, number in enumerate(sent):
-        question = one_line(tree[number].question[: SHOWN + 1])
-        question = question if len(question) <= SHOWN else f"{question[: SHOWN - 1]}…"
+        question = escape_line(tree[number].question[: QUESTION_CHARS + 1])
+        question = question if len(question) <= QUESTION_CHARS else f"{question[: QUESTION_CHARS - 1]}…"
         rows.append(
             (
                 f"turn {number}",
@@ -63,7 +63,7 @@ def _list(chat: Talk) -> None:
                 "next to leave" * (index < n_next),
             )
         )
-    n_tokens = chat.held()
+    n_tokens = chat.token_count()
     rows += [
         ("total", f"{n_tokens:,}", f"of {n_ctx:,}", ""),
         ("free", f"{max(0, n_ctx - n_tokens):,}", _mode(chat), ""),
@@ -73,52 +73,52 @@ def _list(chat: Talk) -> None:
         chat.ui.text(f"{_turns(dropped)} left the context; /context back restores what left")
 
 
-def _mode(chat: Talk) -> str:
-    return f"when the context is full: {chat.session.on_full} (/set on_full)"
+def _mode(chat: ChatSession) -> str:
+    return f"when the context is full: {chat.conversation.on_full} (/set on_full)"
 
 
-def _drop(chat: Talk, words: list[str]) -> None:
-    tree = chat.session.tree
-    sent = {str(number): number for number in tree.kept()}
+def _drop(chat: ChatSession, words: list[str]) -> None:
+    tree = chat.conversation.tree
+    sent = {str(number): number for number in tree.sent_turns()}
     if unknown := [word for word in words if word not in sent]:
         hint = f"it contains {', '.join(sent)}" if sent else "it contains no turns"
         raise UserError(
             f"turn {unknown[0]} is not in the context", hint=f"{hint}; /context lists them"
         )
-    n_before = chat.held()
+    n_before = chat.token_count()
     dropped = [sent[word] for word in dict.fromkeys(words)]
-    tree.left.update(dropped)
-    n_after = chat.held()
+    tree.dropped.update(dropped)
+    n_after = chat.token_count()
     n_free = max(0, chat.runner.n_ctx - n_after)
     chat.ui.text(
         f"{_turns(dropped)} left the context ({n_before - n_after:,} tokens); {n_free:,} are free"
     )
 
 
-def _back(chat: Talk) -> None:
-    tree = chat.session.tree
-    restored = tree.left.intersection(tree.path())
+def _back(chat: ChatSession) -> None:
+    tree = chat.conversation.tree
+    restored = tree.dropped.intersection(tree.current_path())
     if not restored:
         raise UserError("no turn has left the context", hint="/context lists its turns")
-    tree.left -= restored
-    turns = several(len(restored), "turn")
-    chat.ui.text(f"{turns} back in the context: {chat.held():,} tokens in total")
+    tree.dropped -= restored
+    turns = format_count(len(restored), "turn")
+    chat.ui.text(f"{turns} back in the context: {chat.token_count():,} tokens in total")
 
 
 def _turns(numbers: list[int]) -> str:
     return f"turn{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
 
 
-def _completions(chat: Talk) -> Iterable[str]:
+def _completions(chat: ChatSession) -> Iterable[str]:
     return ("drop", "back")
 
 
-def _numbers(chat: Talk, words: list[str]) -> Iterable[str]:
-    return [str(number) for number in chat.session.tree.kept()] if words[:1] == ["drop"] else ()
+def _numbers(chat: ChatSession, words: list[str]) -> Iterable[str]:
+    return [str(number) for number in chat.conversation.tree.sent_turns()] if words[:1] == ["drop"] else ()
 
 
 COMMANDS = (
-    Command(
-        "context", show_context, "[drop N … | back]", completions=_completions, further=_numbers
+    ReplCommand(
+        "context", show_context, "[drop N … | back]", first_completions=_completions, later_completions=_numbers
     ),
 )

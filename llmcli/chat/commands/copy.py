@@ -4,30 +4,30 @@ import base64
 import sys
 
 from llmcli.chat import clipboard
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
 from llmcli.errors import UserError
 from llmcli.runtime.text.reasoning import split_thinking
-from llmcli.ui import put
+from llmcli.ui import write_now
 
-MOST = 74_994  # base64 bytes that xterm accepts in one sequence; other terminals accept more
+MAX_SEQUENCE_BYTES = 74_994  # base64 bytes that xterm accepts in one sequence; other terminals accept more
 
 
-def copy(chat: Talk, rest: str) -> None:
+def copy_answer(chat: ChatSession, argument: str) -> None:
     """Copy the last answer to the clipboard, without its thinking.
 
     The desktop's own program (pbcopy, wl-copy, xclip, xsel) is used if there is one, and the
     terminal (OSC 52). Over ssh, the terminal reaches the clipboard of your machine, if the terminal
     allows it.
     """
-    if rest:
+    if argument:
         raise UserError(
-            f"/copy takes no argument: {rest}",
+            f"/copy takes no argument: {argument}",
             hint="use /copy alone; /export md FILE writes all answers",
         )
     answers = [
         split_thinking(message.content)[1]
-        for message in chat.session.messages
+        for message in chat.conversation.messages
         if message.role == "assistant"
     ]
     if not answers:
@@ -38,10 +38,10 @@ def copy(chat: Talk, rest: str) -> None:
             hint="/export md FILE writes the conversation",
         )
     text = answers[-1]
-    methods = [program] if (program := clipboard.copy(text)) else []
+    methods = [program] if (program := clipboard.copy_text(text)) else []
     sequence = base64.b64encode(text.encode("utf-8", "replace")).decode()
-    if len(sequence) <= MOST:
-        put(sys.stdout, f"\x1b]52;c;{sequence}\x07")
+    if len(sequence) <= MAX_SEQUENCE_BYTES:
+        write_now(sys.stdout, f"\x1b]52;c;{sequence}\x07")
         methods.append("the terminal, if it allows that (OSC 52)")
     if not methods:
         raise UserError(
@@ -51,4 +51,4 @@ def copy(chat: Talk, rest: str) -> None:
     chat.ui.text(f"copied {len(text)} characters with {' and '.join(methods)}")
 
 
-COMMANDS = (Command("copy", copy, group="files"),)
+COMMANDS = (ReplCommand("copy", copy_answer, group="files"),)

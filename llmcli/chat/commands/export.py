@@ -3,32 +3,32 @@
 import json
 from collections.abc import Iterable
 
-from llmcli.atomic_files import write_whole
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
-from llmcli.chat.paths import endings, named
+from llmcli.atomic_files import write_atomically
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.paths import complete_path, parse_path
 from llmcli.errors import UserError
-from llmcli.ui import visible
+from llmcli.ui import escape_controls
 
 
-def export(chat: Talk, rest: str) -> None:
+def export_conversation(chat: ChatSession, argument: str) -> None:
     """Write the conversation as Markdown or JSON, to a file or to the terminal.
 
     `/export md` and `/export json` show it; `/export md FILE` writes a complete FILE. Existing
     files are not replaced. JSON contains the exact text; in Markdown, control characters are
     replaced by pictures.
     """
-    format_name, _, typed_path = rest.partition(" ")
-    if format_name not in FORMS:
+    format_name, _, typed_path = argument.partition(" ")
+    if format_name not in FORMATTERS:
         message = (
             f"unknown export format {format_name!r}" if format_name else "/export needs a format"
         )
         raise UserError(message, hint="type /export md or /export json, optionally with a file")
-    text = FORMS[format_name](chat)
+    text = FORMATTERS[format_name](chat)
     if not typed_path.strip():
         chat.ui.text(text)
         return
-    path = named(typed_path)
+    path = parse_path(typed_path)
     if path.exists() or path.is_symlink():
         raise UserError(
             f"{path} already exists", hint=f"choose another name, or remove it: rm '{path}'"
@@ -38,33 +38,33 @@ def export(chat: Talk, rest: str) -> None:
             f"no such folder: {path.parent}", hint=f"create it: mkdir -p '{path.parent}'"
         )
     # readable by the user only
-    write_whole(path, (text + "\n").encode("utf-8", "replace"), mode=0o600)
-    chat.ui.text(f"wrote {len(chat.session.messages) // 2} turns to {path}")
+    write_atomically(path, (text + "\n").encode("utf-8", "replace"), mode=0o600)
+    chat.ui.text(f"wrote {len(chat.conversation.messages) // 2} turns to {path}")
 
 
-def _markdown(chat: Talk) -> str:
-    conversation = chat.session
+def _markdown(chat: ChatSession) -> str:
+    conversation = chat.conversation
     parts = [f"# A chat with {chat.name}"]
     if conversation.system:
         parts.append(f"## System\n\n{conversation.system}")
     for index, message in enumerate(conversation.messages):
-        mark = "\n\n*(stopped here)*" if index in conversation.cut else ""
+        mark = "\n\n*(stopped here)*" if index in conversation.stopped_indices else ""
         parts.append(f"## {message.role.capitalize()}\n\n{message.content.strip()}{mark}")
-    return visible("\n\n".join(parts))
+    return escape_controls("\n\n".join(parts))
 
 
-def _json(chat: Talk) -> str:
+def _json(chat: ChatSession) -> str:
     """Build the JSON document; characters that could control a terminal are escaped.
 
     So the document can be shown and still contains the exact text.
     """
-    conversation = chat.session
+    conversation = chat.conversation
     head = [{"role": "system", "content": conversation.system}] if conversation.system else []
     messages = [
         {
             "role": message.role,
             "content": message.content,
-            **({"cut": True} if index in conversation.cut else {}),
+            **({"cut": True} if index in conversation.stopped_indices else {}),
         }
         for index, message in enumerate(conversation.messages)
     ]
@@ -76,20 +76,20 @@ def _json(chat: Talk) -> str:
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
     return "".join(
         character
-        if character == "\n" or visible(character) == character
+        if character == "\n" or escape_controls(character) == character
         else f"\\u{ord(character):04x}"
         for character in text
     )
 
 
-FORMS = {"md": _markdown, "json": _json}
+FORMATTERS = {"md": _markdown, "json": _json}
 
 
-def _endings(chat: Talk, typed: str) -> Iterable[str]:
+def _endings(chat: ChatSession, typed: str) -> Iterable[str]:
     format_name, separator, typed_path = typed.partition(" ")
     if not separator:
-        return [name for name in FORMS if name.startswith(format_name)]
-    return [f"{format_name} {path}" for path in endings(typed_path)] if format_name in FORMS else ()
+        return [name for name in FORMATTERS if name.startswith(format_name)]
+    return [f"{format_name} {path}" for path in complete_path(typed_path)] if format_name in FORMATTERS else ()
 
 
-COMMANDS = (Command("export", export, "md|json [FILE]", endings=_endings, group="files"),)
+COMMANDS = (ReplCommand("export", export_conversation, "md|json [FILE]", line_completions=_endings, group="files"),)

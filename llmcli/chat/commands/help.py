@@ -3,22 +3,22 @@
 import shutil
 import textwrap
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import GROUPS, Command
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import GROUPS, ReplCommand
 from llmcli.errors import UserError
 
-WIDE = 100  # columns; longer lines are hard to read
+MAX_COLUMNS = 100  # columns; longer lines are hard to read
 
 
-def show_help(chat: Talk, rest: str) -> None:
+def show_help(chat: ChatSession, argument: str) -> None:
     """List the commands, or explain one."""
-    from llmcli.chat.commands import commands, words
+    from llmcli.chat.commands import commands, commands_by_word
 
-    word = rest.removeprefix("/").lower()
+    word = argument.removeprefix("/").lower()
     if word:
-        if word not in words():
+        if word not in commands_by_word():
             raise UserError(f"no command called /{word}", hint="/help lists the commands")
-        _tell(chat, words()[word])
+        _print_help(chat, commands_by_word()[word])
         return
     for group in GROUPS:
         members = [command for command in commands().values() if command.group == group]
@@ -36,31 +36,31 @@ def show_help(chat: Talk, rest: str) -> None:
     )
 
 
-def _tell(chat: Talk, command: Command) -> None:
+def _print_help(chat: ChatSession, command: ReplCommand) -> None:
     chat.ui.text(" or ".join(_spelled(command)))
     chat.ui.text(command.help)
-    width = min(shutil.get_terminal_size().columns, WIDE)
+    width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
     for paragraph in filter(None, command.details.split("\n\n")):
         chat.ui.text(f"\n{textwrap.fill(paragraph, width, break_on_hyphens=False)}")
 
 
-def _spelled(command: Command) -> list[str]:
+def _spelled(command: ReplCommand) -> list[str]:
     """Return a command with its arguments, then its other spellings."""
     return [f"/{command.name} {command.args}".rstrip(), *(f"/{alias}" for alias in command.aliases)]
 
 
-def leave(chat: Talk, rest: str) -> None:
+def exit_chat(chat: ChatSession, argument: str) -> None:
     """Leave the chat."""
-    chat.leaving = True
+    chat.should_exit = True
 
 
-def _words(chat: Talk) -> list[str]:
+def _words(chat: ChatSession) -> list[str]:
     from llmcli.chat.commands import commands
 
     return list(commands())
 
 
 COMMANDS = (
-    Command("help", show_help, "[COMMAND]", ("?",), _words, group="this program"),
-    Command("exit", leave, aliases=("bye", "quit"), group="this program"),
+    ReplCommand("help", show_help, "[COMMAND]", ("?",), _words, group="this program"),
+    ReplCommand("exit", exit_chat, aliases=("bye", "quit"), group="this program"),
 )

@@ -2,22 +2,22 @@
 
 from collections.abc import Sequence
 
-from llmcli.chat.cache_map import parts, picture
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
+from llmcli.chat.cache_map import cache_segments, draw_cache
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
 from llmcli.errors import UserError
 from llmcli.runtime.runner import Runner
-from llmcli.units import size
+from llmcli.units import format_size
 
-COMPARED = ("f32", "f16", "q8_0", "q5_1", "q4_0")
-LONGEST = 1 << 24  # the longest context length accepted, in tokens
+COMPARED_TYPES = ("f32", "f16", "q8_0", "q5_1", "q4_0")
+MAX_CONTEXT_TOKENS = 1 << 24  # the longest context length accepted, in tokens
 
 
-def show_kv(chat: Talk, rest: str) -> None:
+def show_kv(chat: ChatSession, argument: str) -> None:
     """Show the KV cache: bytes, cells by owner, and sizes for other types and lengths."""
     runner, kv = chat.runner, chat.runner.kv_report()
-    lengths = _lengths(rest) or (kv.cells // 2, kv.cells, 2 * kv.cells)
-    segments = parts(chat)
+    lengths = _lengths(argument) or (kv.cells // 2, kv.cells, 2 * kv.cells)
+    segments = cache_segments(chat)
     rows = [
         ("predicted", _bytes(kv.predicted_bytes)),
         ("allocated", _bytes(kv.allocated_bytes)),
@@ -35,11 +35,11 @@ def show_kv(chat: Talk, rest: str) -> None:
             f"{sum(segment.shared for segment in segments)} "
             "(used by several sequences, counted once)",
         ),
-        ("", picture(segments)),
+        ("", draw_cache(segments)),
     ]
     chat.ui.table(("KV cache", ""), rows)
     columns = ("as type", "bytes/token", *(f"{length:,} tokens" for length in lengths))
-    table = [row for cache_type in COMPARED if (row := _as_type(runner, cache_type, lengths))]
+    table = [row for cache_type in COMPARED_TYPES if (row := _as_type(runner, cache_type, lengths))]
     if table:
         chat.ui.table(columns, table, right=columns[1:])
 
@@ -51,25 +51,25 @@ def _as_type(runner: Runner, kind: str, lengths: Sequence[int]) -> tuple[str, ..
     return (
         kind,
         f"{caches[0].bytes_per_token:,}",
-        *(size(cache.nbytes) for cache in caches if cache),
+        *(format_size(cache.nbytes) for cache in caches if cache),
     )
 
 
-def _lengths(rest: str) -> tuple[int, ...]:
-    words = rest.replace(",", "").split()
-    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= LONGEST for word in words):
+def _lengths(argument: str) -> tuple[int, ...]:
+    words = argument.replace(",", "").split()
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= MAX_CONTEXT_TOKENS for word in words):
         raise UserError(
-            f"/kv {rest}: not valid context lengths", hint="/kv 8192 32768 shows other lengths"
+            f"/kv {argument}: not valid context lengths", hint="/kv 8192 32768 shows other lengths"
         )
     return tuple(int(word) for word in words[:6])
 
 
 def _bytes(number: int | None) -> str:
-    return "unknown" if number is None else f"{number:,} ({size(number)})"
+    return "unknown" if number is None else f"{number:,} ({format_size(number)})"
 
 
 def _difference(predicted: int | None, allocated: int | None) -> str:
     return "unknown" if predicted is None or allocated is None else f"{allocated - predicted:,}"
 
 
-COMMANDS = (Command("kv", show_kv, args="[TOKENS …]", group="inside the model"),)
+COMMANDS = (ReplCommand("kv", show_kv, args="[TOKENS …]", group="inside the model"),)

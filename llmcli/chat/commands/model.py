@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
 from llmcli.errors import UserError
-from llmcli.model_loader.opened_model import Opened
+from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.runtime.sampling import find_setting, sampling_settings
 
 
-def change_model(chat: Talk, rest: str) -> None:
+def change_model(chat: ChatSession, argument: str) -> None:
     """Change the model; without an argument, show the current one.
 
     REF is what `llmcli chat` takes: a catalog name, org/repo[:QUANT] or a file. The conversation,
@@ -17,21 +17,21 @@ def change_model(chat: Talk, rest: str) -> None:
     not change. The next message computes the whole conversation with the new model's template. If
     the new model cannot be opened, the old one stays.
     """
-    if not rest:
+    if not argument:
         chat.ui.text(f"{chat.name} ({chat.runner.header.path})")
         return
     if chat.models is None:
         raise UserError(
             "the model cannot be changed here", hint="leave, and start with the other model"
         )
-    chat.models.switch(rest, chat.session.search.beams, lambda opened: _take(chat, opened))
+    chat.models.switch(argument, chat.conversation.search.beams, lambda opened: _use_model(chat, opened))
     header = chat.runner.header
     chat.ui.text(f"{chat.name} · {header.file_type} · {chat.runner.n_ctx} tokens of context")
-    _tell_length(chat)
+    _warn_if_too_long(chat)
 
 
-def _take(chat: Talk, opened: Opened) -> None:
-    conversation = chat.session
+def _use_model(chat: ChatSession, opened: OpenedModel) -> None:
+    conversation = chat.conversation
     sampling = conversation.sampling
     if sampling["logit_bias"]:
         sampling = sampling.with_values({"logit_bias": ()})
@@ -50,12 +50,12 @@ def _take(chat: Talk, opened: Opened) -> None:
     chat.name, chat.runner, chat.file_bytes = opened.name, opened.runner, opened.file_bytes
 
 
-def _tell_length(chat: Talk) -> None:
+def _warn_if_too_long(chat: ChatSession) -> None:
     """Warn if the conversation does not fit the new model's context."""
-    if not chat.session.messages:
+    if not chat.conversation.messages:
         return
     try:
-        count = len(chat.tokens(""))
+        count = len(chat.prompt_tokens(""))
     except UserError as error:  # a template that rejects this conversation
         chat.ui.warn(str(error))
         return
@@ -66,10 +66,10 @@ def _tell_length(chat: Talk) -> None:
         )
 
 
-def _names(chat: Talk) -> Iterable[str]:
-    return chat.models.names() if chat.models else ()
+def _names(chat: ChatSession) -> Iterable[str]:
+    return chat.models.list_names() if chat.models else ()
 
 
 COMMANDS = (
-    Command("model", change_model, "[REF]", completions=_names, group="model and settings"),
+    ReplCommand("model", change_model, "[REF]", first_completions=_names, group="model and settings"),
 )

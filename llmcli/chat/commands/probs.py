@@ -2,63 +2,63 @@
 
 import math
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
-from llmcli.chat.display.answer_report import spelled
-from llmcli.chat.display.styles import BANDS, colored, one_line, shaded
-from llmcli.chat.settings import find
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.display.answer_report import token_text
+from llmcli.chat.display.styles import PROBABILITY_BANDS, has_color, escape_line, print_shaded
+from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer
 
-KEPT = 10  # alternatives that `/probs on` keeps
-DOUBTED = 3  # unlikely tokens listed below the colored text
+KEPT_ALTERNATIVES = 10  # alternatives that `/probs on` keeps
+SHOWN_UNLIKELY = 3  # unlikely tokens listed below the colored text
 
 
-def show_probs(chat: Talk, rest: str) -> None:
+def show_probs(chat: ChatSession, argument: str) -> None:
     """Show the last answer's probabilities; with a number, a token's alternatives.
 
     `/probs on` keeps probabilities and ten alternatives of each token from the next answer on;
     `/probs off` stops that.
     """
-    if rest.lower() in ("on", "off"):
-        setting = find("probs")
-        setting.change(chat, str(KEPT) if rest.lower() == "on" else "0")
-        chat.ui.text(f"probs = {setting.show(chat)}")
+    if argument.lower() in ("on", "off"):
+        setting = find_setting("probs")
+        setting.set_value(chat, str(KEPT_ALTERNATIVES) if argument.lower() == "on" else "0")
+        chat.ui.text(f"probs = {setting.format_value(chat)}")
         return
     answer = _last(chat)
-    if not rest:
+    if not argument:
         _overview(chat, answer)
     elif (
-        rest.isascii() and rest.isdigit() and len(rest) < 9 and 0 < int(rest) <= len(answer.tokens)
+        argument.isascii() and argument.isdigit() and len(argument) < 9 and 0 < int(argument) <= len(answer.tokens)
     ):
-        _alternatives(chat, answer, int(rest))
+        _alternatives(chat, answer, int(argument))
     else:
         count = len(answer.tokens)
         raise UserError(
-            f"/probs {rest}: no such token",
+            f"/probs {argument}: no such token",
             hint=f"the last answer has tokens 1 to {count}; or use on, off",
         )
 
 
-def _last(chat: Talk) -> Answer:
+def _last(chat: ChatSession) -> Answer:
     """Return the last answer, with log-probabilities. Raises UserError that says how to get one."""
-    if chat.last is None or not chat.last.tokens:
+    if chat.last_answer is None or not chat.last_answer.tokens:
         raise UserError("there is no answer yet", hint="type /probs on, then ask something")
-    if all(token.logprob is None for token in chat.last.tokens):
+    if all(token.logprob is None for token in chat.last_answer.tokens):
         hint = (
-            "/regen answers again with them" if chat.screen.probs else "type /probs on, then /regen"
+            "/regen answers again with them" if chat.display.probs else "type /probs on, then /regen"
         )
         raise UserError("the last answer was generated without probabilities", hint=hint)
-    return chat.last
+    return chat.last_answer
 
 
-def _overview(chat: Talk, answer: Answer) -> None:
+def _overview(chat: ChatSession, answer: Answer) -> None:
     probabilities = [
-        None if token.logprob is None else _share(token.logprob) for token in answer.tokens
+        None if token.logprob is None else _probability(token.logprob) for token in answer.tokens
     ]
-    if colored(chat.ui):
-        shaded([(f"{name} ", least) for least, name in BANDS])
-        shaded(
+    if has_color(chat.ui):
+        print_shaded([(f"{name} ", least) for least, name in PROBABILITY_BANDS])
+        print_shaded(
             [
                 (token.text, probability)
                 for token, probability in zip(answer.tokens, probabilities, strict=True)
@@ -70,13 +70,13 @@ def _overview(chat: Talk, answer: Answer) -> None:
             if probability is not None
         )
         listed = " · ".join(
-            f"{n} {one_line(answer.tokens[n - 1].text)!r} {probability:.1%}"
-            for probability, n in by_probability[:DOUBTED]
+            f"{n} {escape_line(answer.tokens[n - 1].text)!r} {probability:.1%}"
+            for probability, n in by_probability[:SHOWN_UNLIKELY]
         )
         chat.ui.text(f"least likely: {listed}")
     else:
         rows = [
-            (str(number), one_line(token.text), *_figures(probability, token.logprob))
+            (str(number), escape_line(token.text), *_figures(probability, token.logprob))
             for number, (token, probability) in enumerate(
                 zip(answer.tokens, probabilities, strict=True), 1
             )
@@ -89,7 +89,7 @@ def _overview(chat: Talk, answer: Answer) -> None:
     chat.ui.text(f"perplexity {perplexity:.3f} · /probs N: alternatives of token N")
 
 
-def _alternatives(chat: Talk, answer: Answer, number: int) -> None:
+def _alternatives(chat: ChatSession, answer: Answer, number: int) -> None:
     chosen = answer.tokens[number - 1]
     likeliest = answer.top_logprobs[number - 1] if answer.top_logprobs else ()
     if not likeliest:
@@ -98,17 +98,17 @@ def _alternatives(chat: Talk, answer: Answer, number: int) -> None:
     rows = [
         (
             str(rank),
-            one_line(spelled(chat.runner, candidate.token)),
-            f"{_share(candidate.logprob):.2%}",
+            escape_line(token_text(chat.runner, candidate.token)),
+            f"{_probability(candidate.logprob):.2%}",
             f"{candidate.logprob:.4f}",
             "<- taken" if candidate.token == chosen.id else "",
         )
         for rank, candidate in enumerate(likeliest, 1)
     ]
     if chosen.id not in [candidate.token for candidate in likeliest]:
-        text = one_line(spelled(chat.runner, chosen.id))
+        text = escape_line(token_text(chat.runner, chosen.id))
         rows.append(
-            ("", text, f"{_share(chosen.logprob):.2%}", f"{chosen.logprob:.4f}", "<- taken")
+            ("", text, f"{_probability(chosen.logprob):.2%}", f"{chosen.logprob:.4f}", "<- taken")
         )
     chat.ui.table(
         ("#", "token", "probability", "logprob", ""), rows, right=("#", "probability", "logprob")
@@ -119,16 +119,16 @@ def _figures(share: float | None, logprob: float | None) -> tuple[str, str]:
     return ("forced", "") if share is None else (f"{share:.1%}", f"{logprob:.4f}")
 
 
-def _share(logprob: float | None) -> float:
+def _probability(logprob: float | None) -> float:
     return 0.0 if logprob is None else min(1.0, math.exp(logprob))
 
 
 COMMANDS = (
-    Command(
+    ReplCommand(
         "probs",
         show_probs,
         "[N|on|off]",
-        completions=lambda chat: ("on", "off"),
+        first_completions=lambda chat: ("on", "off"),
         group="inside the model",
     ),
 )

@@ -3,18 +3,18 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
-from llmcli.chat.paths import endings, named
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.paths import complete_path, parse_path
 from llmcli.errors import UserError
-from llmcli.text_input import decoded
+from llmcli.text_input import decode_utf8
 
 # Bytes for each token that hardly any text exceeds: longer files cannot fit the context and are not
 # read to the end.
-LONG = 16
+MAX_BYTES_PER_TOKEN = 16
 
 
-def read(chat: Talk, rest: str) -> None:
+def read_file(chat: ChatSession, argument: str) -> None:
     """Add a text file to the next message; with a question, ask about it.
 
     `/read notes.txt` keeps the file for your next message; `/read notes.txt What is it about?` asks
@@ -22,44 +22,44 @@ def read(chat: Talk, rest: str) -> None:
     waiting files, and `/read -` drops them. The text is sent after a line `--- File: NAME ---`, as
     in llama.cpp.
     """
-    from llmcli.chat.ask import answer
+    from llmcli.chat.ask import ask_and_print
 
-    if not rest:
+    if not argument:
         chat.ui.text(
-            "\n".join(_heading(text) for text in chat.attached)
+            "\n".join(_heading(text) for text in chat.attachments)
             or "no files wait for the next message"
         )
         return
-    if rest == "-":
-        chat.attached.clear()
+    if argument == "-":
+        chat.attachments.clear()
         chat.ui.text("no files wait for the next message")
         return
-    file_name, question = _parted(rest)
-    path = named(file_name)
+    file_name, question = _split_line(argument)
+    path = parse_path(file_name)
     text = f"--- File: {path.name} ---\n{_text(path, chat)}"
     count = _tokens(chat, text, path)
-    chat.attached.append(text)
+    chat.attachments.append(text)
     if question:
-        answer(chat, chat.message(question))
+        ask_and_print(chat, chat.with_attachments(question))
     else:
         chat.ui.text(f"{path.name}: {count} tokens, sent with the next message")
 
 
-def _parted(rest: str) -> tuple[str, str]:
+def _split_line(argument: str) -> tuple[str, str]:
     """Split the line into a file name, quoted or up to the first space, and a question.
 
     A line that names an existing file as a whole has no question.
     """
-    if rest[0] in "'\"" and (end := rest.find(rest[0], 1)) > 0:
-        return rest[: end + 1], rest[end + 1 :].strip()
-    file_name, _, question = rest.partition(" ")
-    if question and not named(file_name).exists() and named(rest).is_file():
-        return rest, ""
+    if argument[0] in "'\"" and (end := argument.find(argument[0], 1)) > 0:
+        return argument[: end + 1], argument[end + 1 :].strip()
+    file_name, _, question = argument.partition(" ")
+    if question and not parse_path(file_name).exists() and parse_path(argument).is_file():
+        return argument, ""
     return file_name, question.strip()
 
 
-def _text(path: Path, chat: Talk) -> str:
-    max_bytes = LONG * chat.runner.n_ctx
+def _text(path: Path, chat: ChatSession) -> str:
+    max_bytes = MAX_BYTES_PER_TOKEN * chat.runner.n_ctx
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder", hint="give one file in it")
@@ -78,16 +78,16 @@ def _text(path: Path, chat: Talk) -> str:
             f"but the context holds {chat.runner.n_ctx}",
             hint="use a part of it: head -c 20000 FILE > part.txt",
         )
-    return decoded(raw, str(path)).removeprefix("\ufeff")
+    return decode_utf8(raw, str(path)).removeprefix("\ufeff")
 
 
-def _tokens(chat: Talk, text: str, path: Path) -> int:
+def _tokens(chat: ChatSession, text: str, path: Path) -> int:
     """Return the file's token count.
 
     Raises UserError if the context cannot hold it with the files that already wait.
     """
     count = len(chat.runner.encode_text(text))
-    waiting = sum(len(chat.runner.encode_text(attachment)) for attachment in chat.attached)
+    waiting = sum(len(chat.runner.encode_text(attachment)) for attachment in chat.attachments)
     if count + waiting >= chat.runner.n_ctx:
         remark = f", and waiting files have {waiting}" if waiting else ""
         raise UserError(
@@ -101,8 +101,8 @@ def _heading(text: str) -> str:
     return text.split("\n", 1)[0]
 
 
-def _endings(chat: Talk, typed: str) -> Iterable[str]:
-    return endings(typed)
+def _endings(chat: ChatSession, typed: str) -> Iterable[str]:
+    return complete_path(typed)
 
 
-COMMANDS = (Command("read", read, "[FILE [QUESTION]]", endings=_endings, group="files"),)
+COMMANDS = (ReplCommand("read", read_file, "[FILE [QUESTION]]", line_completions=_endings, group="files"),)

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
-from llmcli.chat.commands.system import list_settings, listing, set_system
-from llmcli.chat.settings import find, knobs
-from llmcli.chat.settings.base import Knob, Offer
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.commands.system import print_all_settings, print_settings, set_system
+from llmcli.chat.settings import find_setting, chat_settings
+from llmcli.chat.settings.base import ChatSetting, Completion
 from llmcli.errors import UserError
 
-FIXED = {
+FLAG_OF_FIXED_NAME = {
     "ctx_size": "--ctx-size",
     "num_ctx": "--ctx-size",
     "threads": "--threads",
@@ -24,7 +24,7 @@ FIXED = {
     "gemm": "--gemm",
 }
 # ollama's words without a value
-WORDS = {
+SETTING_OF_WORD = {
     "verbose": ("timing", "line"),
     "quiet": ("timing", "off"),
     "think": ("reasoning", "on"),
@@ -32,50 +32,50 @@ WORDS = {
 }
 
 
-def change(chat: Talk, rest: str) -> None:
+def change_setting(chat: ChatSession, argument: str) -> None:
     """Change a setting; without an argument, list all settings.
 
     `/set parameter NAME VALUE`, `/set system TEXT`, `/set verbose`, `quiet`, `think` and `nothink`
     mean what they mean in ollama.
     """
-    words = rest.split(None, 1)
+    words = argument.split(None, 1)
     if words and words[0] == "parameter":
         words = words[1].split(None, 1) if len(words) > 1 else []
     if not words:
-        list_settings(chat)
+        print_all_settings(chat)
         return
     name, value = words[0], words[1].strip() if len(words) > 1 else None
     key = name.lower().replace("-", "_")
-    if key in WORDS and value is None:
-        key, value = WORDS[key]
+    if key in SETTING_OF_WORD and value is None:
+        key, value = SETTING_OF_WORD[key]
     if key == "system":
         set_system(chat, value or "")
-    elif key in FIXED:
+    elif key in FLAG_OF_FIXED_NAME:
         raise UserError(
             f"{name} cannot be changed while the model is loaded",
-            hint=f"leave, and start with {FIXED[key]}",
+            hint=f"leave, and start with {FLAG_OF_FIXED_NAME[key]}",
         )
     elif value is None:
-        listing(chat, [find(key)])
+        print_settings(chat, [find_setting(key)])
     else:
-        turn(chat, find(key), value)
+        change_and_print(chat, find_setting(key), value)
 
 
-def turn(chat: Talk, setting: Knob, value: str) -> None:
+def change_and_print(chat: ChatSession, setting: ChatSetting, value: str) -> None:
     """Change one setting and print its new value."""
-    setting.change(chat, value)
-    chat.ui.text(f"{setting.name} = {setting.show(chat)}")
+    setting.set_value(chat, value)
+    chat.ui.text(f"{setting.name} = {setting.format_value(chat)}")
 
 
-def _names(chat: Talk) -> Iterable[str]:
-    for setting in knobs().values():
-        yield Offer(setting.name, f"{setting.show(chat)} · {setting.range} · {setting.help}")
-    yield Offer("system", "the system text")
-    for word, (name, value) in WORDS.items():
-        yield Offer(word, f"{name} {value}")
+def _names(chat: ChatSession) -> Iterable[str]:
+    for setting in chat_settings().values():
+        yield Completion(setting.name, f"{setting.format_value(chat)} · {setting.range} · {setting.help}")
+    yield Completion("system", "the system text")
+    for word, (name, value) in SETTING_OF_WORD.items():
+        yield Completion(word, f"{name} {value}")
 
 
-def _values(chat: Talk, words: list[str]) -> Iterable[str]:
+def _values(chat: ChatSession, words: list[str]) -> Iterable[str]:
     """Return the values of the typed name; after `parameter`, the names."""
     if words[0] == "parameter":
         words = words[1:]
@@ -83,18 +83,18 @@ def _values(chat: Talk, words: list[str]) -> Iterable[str]:
         return _names(chat)
     key = words[0].lower().replace("-", "_")
     setting = next(
-        (setting for setting in knobs().values() if key in (setting.name, *setting.aliases)), None
+        (setting for setting in chat_settings().values() if key in (setting.name, *setting.aliases)), None
     )
-    return setting.values(chat) if setting and len(words) == 1 else ()
+    return setting.offered_values(chat) if setting and len(words) == 1 else ()
 
 
 COMMANDS = (
-    Command(
+    ReplCommand(
         "set",
-        change,
+        change_setting,
         "[NAME [VALUE]]",
-        completions=_names,
-        further=_values,
+        first_completions=_names,
+        later_completions=_values,
         group="model and settings",
     ),
 )

@@ -2,35 +2,35 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
-from llmcli.chat.commands.system import list_settings
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.commands.system import print_all_settings
 from llmcli.errors import UserError
-from llmcli.units import size
+from llmcli.units import format_size
 from quant.gguf.header import GgufArray
 
-LICENSE = ("license", "license.name", "license.link")
+LICENSE_KEYS = ("license", "license.name", "license.link")
 
 
-def show(chat: Talk, rest: str) -> None:
+def show_model(chat: ChatSession, argument: str) -> None:
     """Show the model and the current settings.
 
     `/show info`, `template`, `parameters`, `license` and `system` show one part, as in ollama: the
     file's metadata, its chat template, the settings, its license, the system text.
     """
-    section = rest.lower()
+    section = argument.lower()
     if section == "":
-        _in_short(chat)
-        list_settings(chat)
-    elif section in PARTS:
-        PARTS[section](chat)
+        _summary(chat)
+        print_all_settings(chat)
+    elif section in SECTIONS:
+        SECTIONS[section](chat)
     else:
         raise UserError(
-            f"/show has no part {rest!r}", hint=f"/show takes one of: {' '.join(PARTS)}"
+            f"/show has no part {argument!r}", hint=f"/show takes one of: {' '.join(SECTIONS)}"
         )
 
 
-def _in_short(chat: Talk) -> None:
+def _summary(chat: ChatSession) -> None:
     runner, header = chat.runner, chat.runner.header
     rows = [
         ("model", chat.name),
@@ -38,7 +38,7 @@ def _in_short(chat: Talk) -> None:
         ("architecture", header.architecture),
         ("type", f"{header.file_type}, {header.bits_per_weight:.2f} bits per weight"),
         ("parameters", f"{header.parameters:,}"),
-        ("size", size(header.tensor_bytes)),
+        ("size", format_size(header.tensor_bytes)),
         ("context", f"{runner.n_ctx} of {header.context_length or '?'} tokens"),
         ("KV cache", f"K {runner.options.cache_type_k}, V {runner.options.cache_type_v}"),
         ("threads", f"{runner.options.threads}"),
@@ -48,13 +48,13 @@ def _in_short(chat: Talk) -> None:
             if runner.template
             else "none: messages are plain text",
         ),
-        ("system", chat.session.system or "-"),
-        ("turns", str(len(chat.session.messages) // 2)),
+        ("system", chat.conversation.system or "-"),
+        ("turns", str(len(chat.conversation.messages) // 2)),
     ]
     chat.ui.table(("", ""), rows)
 
 
-def _info(chat: Talk) -> None:
+def _info(chat: ChatSession) -> None:
     """Print the file's metadata; arrays such as the vocabulary by their length."""
     header = chat.runner.header
     rows = [
@@ -64,7 +64,7 @@ def _info(chat: Talk) -> None:
     ]
     for field in header.fields:
         if (
-            field.key.removeprefix("general.") not in LICENSE
+            field.key.removeprefix("general.") not in LICENSE_KEYS
             and field.key != "tokenizer.chat_template"
         ):
             value = field.value
@@ -73,42 +73,42 @@ def _info(chat: Talk) -> None:
     chat.ui.table(("", ""), rows)
 
 
-def _template(chat: Talk) -> None:
+def _template(chat: ChatSession) -> None:
     template = chat.runner.template
     chat.ui.text(template.source if template else "no template: messages are plain text")
 
 
-def _license(chat: Talk) -> None:
+def _license(chat: ChatSession) -> None:
     metadata = chat.runner.header.metadata
-    texts = [str(metadata[key]) for name in LICENSE if (key := f"general.{name}") in metadata]
+    texts = [str(metadata[key]) for name in LICENSE_KEYS if (key := f"general.{name}") in metadata]
     chat.ui.text("\n".join(texts) or "the file does not name its license")
 
 
-def _system(chat: Talk) -> None:
+def _system(chat: ChatSession) -> None:
     chat.ui.text(
-        chat.session.system or "no system text is set; the model's template may contain one"
+        chat.conversation.system or "no system text is set; the model's template may contain one"
     )
 
 
-PARTS = {
+SECTIONS = {
     "info": _info,
     "template": _template,
-    "parameters": list_settings,
+    "parameters": print_all_settings,
     "license": _license,
     "system": _system,
 }
 
 
-def _parts(chat: Talk) -> Iterable[str]:
-    return PARTS
+def _parts(chat: ChatSession) -> Iterable[str]:
+    return SECTIONS
 
 
 COMMANDS = (
-    Command(
+    ReplCommand(
         "show",
-        show,
+        show_model,
         "[info|template|parameters|license|system]",
-        completions=_parts,
+        first_completions=_parts,
         group="model and settings",
     ),
 )

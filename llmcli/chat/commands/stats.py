@@ -1,28 +1,28 @@
 """/stats: totals of the session, and the parts of the conversation."""
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
-from llmcli.chat.display.answer_report import NOTES
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.display.answer_report import FINISH_NOTES
 from llmcli.errors import UserError
 from llmcli.runtime.text.reasoning import split_thinking
 
 
-def show_stats(chat: Talk, rest: str) -> None:
+def show_stats(chat: ChatSession, argument: str) -> None:
     """Show the session's totals and speeds, and the conversation's tokens by kind.
 
     Prompt tokens count each time they are sent; tokens whose KV cells were still cached count as
     reused. The best speed is that of the fastest answer with at least eight tokens.
     """
-    if rest:
+    if argument:
         raise UserError(
-            f"/stats takes no argument: {rest}", hint="use /stats alone; /timing shows an answer"
+            f"/stats takes no argument: {argument}", hint="use /stats alone; /timing shows an answer"
         )
-    tally = chat.tally
-    ends = ", ".join(f"{count} {NOTES[end]}" for end, count in tally.ends.items() if end in NOTES)
-    mean_ttft_ms = tally.first_ms / tally.answers if tally.answers else 0.0
+    tally = chat.totals
+    ends = ", ".join(f"{count} {FINISH_NOTES[end]}" for end, count in tally.finish_counts.items() if end in FINISH_NOTES)
+    mean_ttft_ms = tally.ttft_ms / tally.answers if tally.answers else 0.0
     drafted = (
-        [("drafted tokens", f"{tally.guessed}, {tally.right} of them accepted")]
-        if tally.guessed
+        [("drafted tokens", f"{tally.drafted_tokens}, {tally.accepted_tokens} of them accepted")]
+        if tally.drafted_tokens
         else []
     )
     chat.ui.table(
@@ -31,18 +31,18 @@ def show_stats(chat: Talk, rest: str) -> None:
             ("answers", f"{tally.answers}" + (f" ({ends})" if ends else "")),
             (
                 "prompt tokens",
-                f"{tally.prompt}: {tally.reused} reused, {tally.prompt - tally.reused} computed",
+                f"{tally.prompt_tokens}: {tally.reused_tokens} reused, {tally.prompt_tokens - tally.reused_tokens} computed",
             ),
             ("prefill", f"{tally.prompt_ms / 1e3:.2f} s, {tally.prompt_per_second:.1f} tok/s"),
             (
                 "generated tokens",
-                f"{tally.generated}: {tally.generated - tally.thought} answer, "
-                f"{tally.thought} thinking",
+                f"{tally.generated_tokens}: {tally.generated_tokens - tally.thinking_tokens} answer, "
+                f"{tally.thinking_tokens} thinking",
             ),
             (
                 "generating",
                 f"{tally.generate_ms / 1e3:.2f} s, mean {tally.tokens_per_second:.1f} tok/s"
-                + (f", best {tally.best:.1f} tok/s" if tally.best else ""),
+                + (f", best {tally.best_tokens_per_second:.1f} tok/s" if tally.best_tokens_per_second else ""),
             ),
             ("first token", f"{mean_ttft_ms:.0f} ms on average"),
             *_reading(chat),
@@ -52,24 +52,24 @@ def show_stats(chat: Talk, rest: str) -> None:
     chat.ui.table(("this conversation", "tokens"), _kinds(chat), right=("tokens",))
 
 
-def _reading(chat: Talk) -> list[tuple[str, str]]:
+def _reading(chat: ChatSession) -> list[tuple[str, str]]:
     """Compare the mean speed with how fast people read."""
-    from llmcli.reading_speed import pace  # lazy: it would delay every start
+    from llmcli.reading_speed import measure_pace  # lazy: it would delay every start
 
-    rate = chat.tally.tokens_per_second
+    rate = chat.totals.tokens_per_second
     comparison = (
-        pace(lambda text: chat.runner.model.tokenize(text, special=False)) if rate else None
+        measure_pace(lambda text: chat.runner.model.tokenize(text, special=False)) if rate else None
     )
-    return [("reading", comparison.line([rate]))] if comparison else []
+    return [("reading", comparison.format_line([rate]))] if comparison else []
 
 
-def _kinds(chat: Talk) -> list[tuple[str, str]]:
+def _kinds(chat: ChatSession) -> list[tuple[str, str]]:
     """Return the conversation's tokens by kind, as it is sent with the next message.
 
     The template's tokens are the difference to the total.
     """
-    total, prefix = chat.held(), chat.prefix()
-    messages = chat.session.kept
+    total, prefix = chat.token_count(), chat.prefix_token_count()
+    messages = chat.conversation.sent_messages
     questions = sum(_count(chat, message.content) for message in messages if message.role == "user")
     answers = sum(
         _count(chat, split_thinking(message.content)[1])
@@ -93,8 +93,8 @@ def _kinds(chat: Talk) -> list[tuple[str, str]]:
     return [(name, str(count)) for name, count in rows]
 
 
-def _count(chat: Talk, text: str) -> int:
+def _count(chat: ChatSession, text: str) -> int:
     return len(chat.runner.model.tokenize(text, special=False)) if text else 0
 
 
-COMMANDS = (Command("stats", show_stats, group="inside the model"),)
+COMMANDS = (ReplCommand("stats", show_stats, group="inside the model"),)

@@ -2,38 +2,38 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
-from llmcli.chat.settings import knobs
-from llmcli.chat.settings.base import Knob
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.settings import chat_settings
+from llmcli.chat.settings.base import ChatSetting
 
 
-def set_system(chat: Talk, rest: str) -> None:
+def set_system(chat: ChatSession, argument: str) -> None:
     """Set the system text; without an argument, show it (`/system ""` removes it)."""
-    if not rest:
+    if not argument:
         chat.ui.text(
-            chat.session.system or "no system text is set; the model's template may contain one"
+            chat.conversation.system or "no system text is set; the model's template may contain one"
         )
         return
-    text = rest[1:-1] if len(rest) > 1 and rest[0] == rest[-1] == '"' else rest
-    chat.session.system = text or None
+    text = argument[1:-1] if len(argument) > 1 and argument[0] == argument[-1] == '"' else argument
+    chat.conversation.system = text or None
     chat.ui.text("system text set" if text else "system text removed")
 
 
-def list_settings(chat: Talk) -> None:
+def print_all_settings(chat: ChatSession) -> None:
     """Print a table of all settings."""
-    listing(chat, knobs().values())
+    print_settings(chat, chat_settings().values())
 
 
-def listing(chat: Talk, wanted: Iterable[Knob]) -> None:
+def print_settings(chat: ChatSession, settings: Iterable[ChatSetting]) -> None:
     """Print a table of settings: value, default, range and meaning."""
     rows = [
-        (setting.name, setting.show(chat), setting.default, setting.range, setting.help)
-        for setting in wanted
+        (setting.name, setting.format_value(chat), setting.default, setting.range, setting.help)
+        for setting in settings
     ]
     chat.ui.table(
         ("setting", "value", "default", "range", "meaning"), rows, right=("value", "default")
     )
 
 
-COMMANDS = (Command("system", set_system, "[TEXT]", group="model and settings"),)
+COMMANDS = (ReplCommand("system", set_system, "[TEXT]", group="model and settings"),)

@@ -1,33 +1,33 @@
 """/think: show the model's thinking, and choose how it is shown and whether to think."""
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
-from llmcli.chat.commands.set import turn
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
+from llmcli.chat.commands.set import change_and_print
 from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW
-from llmcli.chat.settings import find
+from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
 from llmcli.runtime.text.reasoning import split_thinking
 
-ON_SCREEN, ASKED = (SHOW, FOLD, HIDE), ("on", "off", "auto")
+DISPLAY_WORDS, REASONING_WORDS = (SHOW, FOLD, HIDE), ("on", "off", "auto")
 
 
-def think(chat: Talk, rest: str) -> None:
+def show_or_set_thinking(chat: ChatSession, argument: str) -> None:
     """Show the thinking of the last answer; with a word, change a setting.
 
     `show` dims thinking, `fold` shows one line instead, `hide` leaves it out. `on` and `off` ask
     the model to think or not to, if its template supports that; `auto` leaves it to the template.
     """
-    word = rest.lower()
-    if word in ON_SCREEN:
-        turn(chat, find("thinking"), word)
-    elif word in ASKED:
-        turn(chat, find("reasoning"), word)
-    elif rest:
+    word = argument.lower()
+    if word in DISPLAY_WORDS:
+        change_and_print(chat, find_setting("thinking"), word)
+    elif word in REASONING_WORDS:
+        change_and_print(chat, find_setting("reasoning"), word)
+    elif argument:
         raise UserError(
-            f"/think {rest}: no such choice", hint=f"use one of {', '.join((*ON_SCREEN, *ASKED))}"
+            f"/think {argument}: no such choice", hint=f"use one of {', '.join((*DISPLAY_WORDS, *REASONING_WORDS))}"
         )
     else:
-        thought, _ = split_thinking(chat.whole(chat.last.text)) if chat.last else ("", "")
+        thought, _ = split_thinking(chat.full_text(chat.last_answer.text)) if chat.last_answer else ("", "")
         if not thought:
             raise UserError(
                 "the last answer contains no thinking",
@@ -37,11 +37,11 @@ def think(chat: Talk, rest: str) -> None:
 
 
 COMMANDS = (
-    Command(
+    ReplCommand(
         "think",
-        think,
+        show_or_set_thinking,
         "[show|fold|hide|on|off]",
-        completions=lambda chat: (*ON_SCREEN, *ASKED),
+        first_completions=lambda chat: (*DISPLAY_WORDS, *REASONING_WORDS),
         group="model and settings",
     ),
 )

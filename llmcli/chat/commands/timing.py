@@ -1,36 +1,36 @@
 """/timing: where the time of the last answer went."""
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.display import answer_report
-from llmcli.chat.display.stream_writer import histogram, shares, token_rows
-from llmcli.chat.display.styles import bar
+from llmcli.chat.display.stream_writer import build_histogram, used_shares, timing_rows
+from llmcli.chat.display.styles import draw_bar
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer, percentile
 
 
-def show_timing(chat: Talk, rest: str) -> None:
+def show_timing(chat: ChatSession, argument: str) -> None:
     """Show the last answer token by token, with its milliseconds and their parts.
 
     `rest` is the time outside the forward pass, sampling and the grammar: turning tokens into text,
     and the display. The shares exclude the first token, whose time includes the prompt.
     """
-    if chat.last is None:
+    if chat.last_answer is None:
         raise UserError("there is no answer yet", hint="ask something first")
-    parts = shares(chat.last.tokens)
+    parts = used_shares(chat.last_answer.tokens)
     names = [part.name for part in parts]
     legend = " ".join(f"{part.mark} {part.name}" for part in parts)
     chat.ui.table(
         ("#", "token", "ms", *names, legend),
-        token_rows(chat.last.tokens),
+        timing_rows(chat.last_answer.tokens),
         right=("#", "ms", *names),
     )
-    gaps = answer_report.gaps(chat.last)
+    gaps = answer_report.token_gaps(chat.last_answer)
     if gaps:
-        histogram_bins = histogram(gaps)
+        histogram_bins = build_histogram(gaps)
         max_count = max(count for _, count in histogram_bins)
         histogram_rows = [
-            (label, str(count), bar([("█", count)], max_count)) for label, count in histogram_bins
+            (label, str(count), draw_bar([("█", count)], max_count)) for label, count in histogram_bins
         ]
         chat.ui.table(
             ("ms between tokens", "tokens", ""),
@@ -42,20 +42,20 @@ def show_timing(chat: Talk, rest: str) -> None:
     )
     chat.ui.text(f"between tokens: {spread} · max {max(gaps, default=0.0):.2f} ms")
     if gaps:
-        chat.ui.text(_spent(chat.last))
-    chat.ui.text(answer_report.timing_line(chat.runner, chat.last))
+        chat.ui.text(_describe_shares(chat.last_answer))
+    chat.ui.text(answer_report.format_timing(chat.runner, chat.last_answer))
 
 
-def _spent(answer: Answer) -> str:
+def _describe_shares(answer: Answer) -> str:
     """Return the shares of the time after the first token: `decode 97.1% · sample 1.0% · rest
     1.9%`.
     """
     tokens = answer.tokens[1:]
     total_ms = sum(token.ms for token in tokens) or 1.0
     shares_text = (
-        f"{part.name} {sum(map(part.of, tokens)) / total_ms:.1%}" for part in shares(tokens)
+        f"{part.name} {sum(map(part.milliseconds, tokens)) / total_ms:.1%}" for part in used_shares(tokens)
     )
     return f"spent on: {' · '.join(shares_text)} (detokenizing, screen)"
 
 
-COMMANDS = (Command("timing", show_timing, group="inside the model"),)
+COMMANDS = (ReplCommand("timing", show_timing, group="inside the model"),)

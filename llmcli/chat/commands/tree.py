@@ -5,153 +5,153 @@ The commands never delete a turn.
 
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands.base import Command
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.display import tree_drawing
 from llmcli.errors import UserError
-from llmcli.units import several
+from llmcli.units import format_count
 
-SHOWN = 40  # characters of a question shown in a message
+QUESTION_CHARS = 40  # characters of a question shown in a message
 
 
-def undo(chat: Talk, rest: str) -> None:
+def undo_turn(chat: ChatSession, argument: str) -> None:
     """Undo the last turn; /switch brings it back."""
-    number, question = chat.session.tree.at, chat.session.undo()
+    number, question = chat.conversation.tree.current_turn, chat.conversation.undo_turn()
     if question is None:
         raise UserError("there is no turn to undo", hint="ask something first")
-    chat.unanswered = None
+    chat.pending_message = None
     chat.ui.text(
-        f"undid {tree_drawing.shortened(question, SHOWN)!r}: /switch {number} brings it back"
+        f"undid {tree_drawing.shorten(question, QUESTION_CHARS)!r}: /switch {number} brings it back"
     )
 
 
-def regenerate(chat: Talk, rest: str) -> None:
+def regenerate(chat: ChatSession, argument: str) -> None:
     """Answer the last message again; the previous answer stays in the tree.
 
     This also works for a message whose answer was prevented by an error or Ctrl-C.
     """
-    old, old_message = chat.session.tree.at, chat.unanswered
-    question = chat.unanswered or chat.session.undo()
+    old, old_message = chat.conversation.tree.current_turn, chat.pending_message
+    question = chat.pending_message or chat.conversation.undo_turn()
     if question is None:
         raise UserError("there is nothing to answer again", hint="ask something first")
     _ask_from(chat, question, old, old_message)
 
 
-def edit(chat: Talk, rest: str) -> None:
+def edit_question(chat: ChatSession, argument: str) -> None:
     """Ask the last question, or question N, in other words, as a new branch.
 
     `/edit TEXT` replaces the last question, `/edit 2 TEXT` the second. Without TEXT, a terminal
     offers the old question for editing. Everything after that question stays in the tree.
     """
-    tree = chat.session.tree
-    path = tree.path()
+    tree = chat.conversation.tree
+    path = tree.current_path()
     if not path:
         raise UserError("there is no question to change", hint="ask something first")
-    first, *text = rest.split(None, 1) or [""]
+    first, *text = argument.split(None, 1) or [""]
     position = len(path)
     if first.isascii() and first.isdigit():
-        position, rest = int(first[:9]), "".join(text)
+        position, argument = int(first[:9]), "".join(text)
         if not 1 <= position <= len(path):
             raise UserError(
                 f"there is no question {position}",
                 hint=f"the conversation has {len(path)} questions: /edit N TEXT",
             )
     turn = tree[path[position - 1]]
-    if not rest:
-        if not chat.prefills:
+    if not argument:
+        if not chat.can_prefill:
             raise UserError(
                 "/edit needs the new text",
                 hint=f"/edit {position} TEXT changes question {position}",
             )
-        chat.draft = f"/edit {position} {turn.question}"
+        chat.next_draft = f"/edit {position} {turn.question}"
         return
-    old, old_message = tree.at, chat.unanswered
-    tree.move(turn.parent)
-    _ask_from(chat, rest, old, old_message)
+    old, old_message = tree.current_turn, chat.pending_message
+    tree.move_to(turn.parent)
+    _ask_from(chat, argument, old, old_message)
 
 
-def _ask_from(chat: Talk, question: str, old: int, held: str | None) -> None:
+def _ask_from(chat: ChatSession, question: str, old: int, old_message: str | None) -> None:
     """Ask at the current turn; if there is no answer, go back to turn `old`."""
-    from llmcli.chat.ask import answer
+    from llmcli.chat.ask import ask_and_print
 
     try:
-        answer(chat, question)
+        ask_and_print(chat, question)
     finally:
-        if chat.unanswered is not None:
-            chat.session.tree.move(old)
-            chat.unanswered = held
+        if chat.pending_message is not None:
+            chat.conversation.tree.move_to(old)
+            chat.pending_message = old_message
     if (
         old
-        and chat.session.tree.at != old
-        and chat.session.tree[chat.session.tree.at].parent != old
+        and chat.conversation.tree.current_turn != old
+        and chat.conversation.tree[chat.conversation.tree.current_turn].parent != old
     ):
         chat.ui.note(f"the previous turns are kept: /switch {old} goes back, /tree shows all")
 
 
-def branch(chat: Talk, rest: str) -> None:
+def create_or_list_branches(chat: ChatSession, argument: str) -> None:
     """Create a branch here; without a name, list the branches."""
-    tree = chat.session.tree
-    if rest:
-        previous = tree.branch
-        tree.fork(rest)
+    tree = chat.conversation.tree
+    if argument:
+        previous = tree.current_branch
+        tree.create_branch(argument)
         remark = f"; {previous} stays at that turn" if previous else ""
-        chat.ui.text(f"on new branch {rest}, starting after turn {tree.at}{remark}")
+        chat.ui.text(f"on new branch {argument}, starting after turn {tree.current_turn}{remark}")
         return
-    ends = [(name, end) for name, end in tree.names.items()]
+    ends = [(name, end) for name, end in tree.branch_ends.items()]
     branch_ends = {end for _, end in ends}
-    ends += [("", tip) for tip in tree.tips() if tip not in branch_ends]
+    ends += [("", tip) for tip in tree.leaf_turns() if tip not in branch_ends]
     rows = [
         (
-            f"{'* ' if name and name == tree.branch else '  '}{name or '-'}",
+            f"{'* ' if name and name == tree.current_branch else '  '}{name or '-'}",
             str(end),
-            tree_drawing.shortened(tree[end].question, SHOWN) if end else "",
+            tree_drawing.shorten(tree[end].question, QUESTION_CHARS) if end else "",
         )
         for name, end in ends
     ]
     chat.ui.table(("branch", "last turn", "its question"), rows, right=("last turn",))
 
 
-def switch(chat: Talk, rest: str) -> None:
+def switch_position(chat: ChatSession, argument: str) -> None:
     """Go to a branch by its name, or to any turn by its number."""
-    if not rest:
+    if not argument:
         raise UserError(
             "/switch needs a branch or a turn", hint="/switch NAME or NUMBER; /tree shows them"
         )
-    tree = chat.session.tree
-    tree.switch(rest)
-    chat.unanswered = None
-    tokens = chat.spoken()
+    tree = chat.conversation.tree
+    tree.switch_to(argument)
+    chat.pending_message = None
+    tokens = chat.conversation_tokens()
     cached = ""
     if tokens:
         n_cached = chat.runner.engine.ledger.find_nearest(tokens)[1]
         cached = f", {n_cached} of {len(tokens)} tokens in the cache"
-    position = f"at turn {tree.at}" + (f" on {tree.branch}" if tree.branch else "")
-    chat.ui.text(f"{position}: {several(len(tree.path()), 'turn')}{cached}")
+    position = f"at turn {tree.current_turn}" + (f" on {tree.current_branch}" if tree.current_branch else "")
+    chat.ui.text(f"{position}: {format_count(len(tree.current_path()), 'turn')}{cached}")
 
 
-def show_tree(chat: Talk, rest: str) -> None:
+def show_tree(chat: ChatSession, argument: str) -> None:
     """Draw the tree of turns, with the path to the current turn."""
-    tree = chat.session.tree
+    tree = chat.conversation.tree
     if not tree.turns:
         raise UserError("there is no turn yet", hint="ask something first")
     chat.ui.table(
-        ("turn", "question", "answer", "tokens", ""), tree_drawing.rows(tree), right=("tokens",)
+        ("turn", "question", "answer", "tokens", ""), tree_drawing.tree_rows(tree), right=("tokens",)
     )
-    count, tokens = len(tree.path()), chat.spoken()
+    count, tokens = len(tree.current_path()), chat.conversation_tokens()
     n_tokens = f", {len(tokens)} tokens" if tokens else ""
-    branch_name = tree.branch or "no branch"
+    branch_name = tree.current_branch or "no branch"
     chat.ui.text(f"{branch_name}: {count} of {len(tree.turns)} turns on the path (●){n_tokens}")
 
 
-def _places(chat: Talk) -> Iterable[str]:
-    return [*chat.session.tree.names, *map(str, chat.session.tree.tips())]
+def _places(chat: ChatSession) -> Iterable[str]:
+    return [*chat.conversation.tree.branch_ends, *map(str, chat.conversation.tree.leaf_turns())]
 
 
 COMMANDS = (
-    Command("undo", undo),
-    Command("regen", regenerate, aliases=("retry",)),
-    Command("edit", edit, "[N] [TEXT]"),
-    Command("branch", branch, "[NAME]"),
-    Command("switch", switch, "NAME|TURN", completions=_places),
-    Command("tree", show_tree),
+    ReplCommand("undo", undo_turn),
+    ReplCommand("regen", regenerate, aliases=("retry",)),
+    ReplCommand("edit", edit_question, "[N] [TEXT]"),
+    ReplCommand("branch", create_or_list_branches, "[NAME]"),
+    ReplCommand("switch", switch_position, "NAME|TURN", first_completions=_places),
+    ReplCommand("tree", show_tree),
 )

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from llmcli.chat.conversation.turn_tree import Tree
+from llmcli.chat.conversation.turn_tree import TurnTree
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.requests.beam_settings import NO_SEARCH, BeamSettings
 from llmcli.runtime.sampling import Sampling
 from llmcli.types import Finish, Message
 
-MODES = {
+ON_FULL_MODES = {
     "stop": "the answer ends, the next message is refused",
     "shift": "the oldest turns leave, the system text stays",
     "sinks": "the first and the last tokens stay",
@@ -16,7 +16,7 @@ MODES = {
 
 
 @dataclass(slots=True)
-class Session:
+class Conversation:
     """What the next answer depends on.
 
     - `system`: the system text, separate because templates treat it differently.
@@ -31,43 +31,43 @@ class Session:
     predict: int | None = None
     search: BeamSettings = NO_SEARCH
     constraint: Constraint | None = None
-    tree: Tree = field(default_factory=Tree)
+    tree: TurnTree = field(default_factory=TurnTree)
     on_full: str = "stop"
 
     @property
     def messages(self) -> list[Message]:
         """A copy of the messages up to the current turn, user and assistant alternating."""
-        return self._said(self.tree.path())
+        return self._messages_of(self.tree.current_path())
 
     @property
-    def kept(self) -> list[Message]:
+    def sent_messages(self) -> list[Message]:
         """A copy of the messages of the turns that are still sent to the model."""
-        return self._said(self.tree.kept())
+        return self._messages_of(self.tree.sent_turns())
 
     @property
-    def cut(self) -> set[int]:
+    def stopped_indices(self) -> set[int]:
         """The indices of the messages that are stopped answers."""
         return {
-            2 * index + 1 for index, number in enumerate(self.tree.path()) if self.tree[number].cut
+            2 * index + 1 for index, number in enumerate(self.tree.current_path()) if self.tree[number].is_stopped
         }
 
-    def add(self, text: str, answer: str, finish: Finish, tokens: int = 0) -> None:
+    def add_turn(self, text: str, answer: str, finish: Finish, tokens: int = 0) -> None:
         """Add a turn; `tokens` is the answer's token count."""
-        self.tree.add(text, answer, cut=finish == "cancelled", tokens=tokens)
+        self.tree.add_turn(text, answer, is_stopped=finish == "cancelled", n_tokens=tokens)
 
-    def undo(self) -> str | None:
+    def undo_turn(self) -> str | None:
         """Move before the last turn, which stays in the tree; return its question, or None."""
-        if not self.tree.at:
+        if not self.tree.current_turn:
             return None
-        last = self.tree[self.tree.at]
-        self.tree.move(last.parent)
+        last = self.tree[self.tree.current_turn]
+        self.tree.move_to(last.parent)
         return last.question
 
     def clear(self) -> None:
         """Remove all turns; system text and settings stay."""
-        self.tree = Tree()
+        self.tree = TurnTree()
 
-    def _said(self, numbers: list[int]) -> list[Message]:
+    def _messages_of(self, numbers: list[int]) -> list[Message]:
         turns = [self.tree[number] for number in numbers]
         return [
             message

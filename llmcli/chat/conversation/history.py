@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Literal
 
 from llmcli.chat.conversation import saved_chats, session_log_reader
-from llmcli.chat.conversation.session_log import busy
-from llmcli.chat.conversation.stored_conversation import Held
+from llmcli.chat.conversation.session_log import is_in_use
+from llmcli.chat.conversation.stored_conversation import StoredConversation
 from llmcli.config import Config
 from llmcli.errors import UserError
 
-LAST = "last"
-KINDS = {"saved": saved_chats.read, "sitting": session_log_reader.read}
+LAST_NAME = "last"
+READER_OF_KIND = {"saved": saved_chats.read_chat, "sitting": session_log_reader.read_log}
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class HistoryItem:
     """A stored conversation: its file, and the KV state that a saved chat may have.
 
     `time` is the time of the last change in seconds since 1970.
@@ -25,11 +25,11 @@ class Item:
     name: str
     kind: Literal["saved", "sitting"]
     path: Path
-    time: float
+    modified_time: float
     nbytes: int
 
     @property
-    def state(self) -> Path:
+    def state_path(self) -> Path:
         """The path of its KV state, which may not exist."""
         return self.path.with_suffix(".kv")
 
@@ -37,37 +37,37 @@ class Item:
     def state_bytes(self) -> int:
         """The size of its KV state in bytes, 0 without one."""
         try:
-            return self.state.stat().st_size
+            return self.state_path.stat().st_size
         except OSError:
             return 0
 
-    def read(self) -> Held:
+    def read_conversation(self) -> StoredConversation:
         """Read the conversation. Raises UserError."""
         try:
-            return KINDS[self.kind](self.path)
+            return READER_OF_KIND[self.kind](self.path)
         except OSError as error:
             raise UserError(
                 f"cannot read {self.path}: {error.strerror}", hint="check the file"
             ) from None
 
 
-def items(config: Config) -> list[Item]:
+def list_history(config: Config) -> list[HistoryItem]:
     """Return all stored conversations, newest first."""
-    unsorted = [*_of(config.state / "saved", "saved"), *_of(config.state / "sessions", "sitting")]
-    return sorted(unsorted, key=lambda item: (-item.time, item.name))
+    unsorted = [*_read_items(config.state / "saved", "saved"), *_read_items(config.state / "sessions", "sitting")]
+    return sorted(unsorted, key=lambda item: (-item.modified_time, item.name))
 
 
-def find(config: Config, name: str) -> Item:
+def find_item(config: Config, name: str) -> HistoryItem:
     """Find a stored conversation by name; `last` is the newest session. Raises UserError.
 
     A saved chat precedes a session of the same name.
     """
-    all_items = items(config)
+    all_items = list_history(config)
     sittings = [item for item in all_items if item.kind == "sitting"]
     for item in (*(item for item in all_items if item.kind == "saved"), *sittings):
         if item.name == name:
             return item
-    if name == LAST:
+    if name == LAST_NAME:
         if sittings:
             return sittings[0]
         raise UserError("there is no session to resume yet", hint="start one with: llmcli chat")
@@ -77,20 +77,20 @@ def find(config: Config, name: str) -> Item:
     raise UserError(f"no conversation called {name!r}", hint=f"{hint}llmcli sessions lists them")
 
 
-def remove(item: Item) -> int:
+def remove_item(item: HistoryItem) -> int:
     """Delete a conversation and its KV state; return the freed bytes.
 
     Raises UserError if it is in use.
     """
-    if item.kind == "sitting" and busy(item.path):
+    if item.kind == "sitting" and is_in_use(item.path):
         raise UserError(f"{item.name} is in use", hint="leave that chat first")
     freed = item.nbytes + item.state_bytes
-    for path in (item.path, item.state):
+    for path in (item.path, item.state_path):
         path.unlink(missing_ok=True)
     return freed
 
 
-def _of(folder: Path, kind: Literal["saved", "sitting"]) -> list[Item]:
+def _read_items(folder: Path, kind: Literal["saved", "sitting"]) -> list[HistoryItem]:
     """List the conversations of one folder."""
     listed = []
     for path in folder.glob("*.jsonl"):
@@ -98,5 +98,5 @@ def _of(folder: Path, kind: Literal["saved", "sitting"]) -> list[Item]:
             status = path.stat()
         except OSError:  # deleted meanwhile
             continue
-        listed.append(Item(path.stem, kind, path, status.st_mtime, status.st_size))
+        listed.append(HistoryItem(path.stem, kind, path, status.st_mtime, status.st_size))
     return listed

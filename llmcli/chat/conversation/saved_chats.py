@@ -9,49 +9,49 @@ import re
 from pathlib import Path
 from typing import Any
 
-from llmcli.atomic_files import write_whole
+from llmcli.atomic_files import write_atomically
 from llmcli.chat.conversation import turn_records
-from llmcli.chat.conversation.conversation import Session
-from llmcli.chat.conversation.stored_conversation import Held
-from llmcli.chat.conversation.turn_tree import Tree
+from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.conversation.stored_conversation import StoredConversation
+from llmcli.chat.conversation.turn_tree import TurnTree
 from llmcli.config import Config
 from llmcli.errors import UserError
 
-FORMAT = 2
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-ROLES = ("user", "assistant")
+FORMAT_VERSION = 2
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ROLE_ORDER = ("user", "assistant")
 
 
-def names(config: Config) -> list[str]:
+def list_names(config: Config) -> list[str]:
     """Return the names of the saved chats."""
     return sorted(path.stem for path in (config.state / "saved").glob("*.jsonl"))
 
 
-def save(session: Session, config: Config, name: str, model: str) -> tuple[Path, bool]:
+def save_chat(conversation: Conversation, config: Config, name: str, model: str) -> tuple[Path, bool]:
     """Save the conversation as `name`; return the file, and whether it replaced another chat.
 
     Raises UserError.
     """
-    path = path_of(config, name)
+    path = chat_path(config, name)
     head = {
-        "chat": FORMAT,
+        "chat": FORMAT_VERSION,
         "model": model,
-        "system": session.system,
-        "predict": session.predict,
-        "settings": session.sampling.as_dict(),
-        "on_full": session.on_full,
-        "format": turn_records.form_record(session.constraint),
-        **turn_records.place_record(session.tree),
+        "system": conversation.system,
+        "predict": conversation.predict,
+        "settings": conversation.sampling.as_dict(),
+        "on_full": conversation.on_full,
+        "format": turn_records.build_constraint_record(conversation.constraint),
+        **turn_records.build_position_record(conversation.tree),
     }
-    lines = [head, *map(turn_records.turn_record, session.tree.turns)]
+    lines = [head, *map(turn_records.build_turn_record, conversation.tree.turns)]
     replaced = path.exists()
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     # readable by the user only
-    write_whole(path, text.encode("utf-8", "surrogatepass"), mode=0o600)
+    write_atomically(path, text.encode("utf-8", "surrogatepass"), mode=0o600)
     return path, replaced
 
 
-def read(path: Path) -> Held:
+def read_chat(path: Path) -> StoredConversation:
     """Read a saved chat.
 
     Raises UserError if it is damaged, and OSError if the file cannot be read.
@@ -60,7 +60,7 @@ def read(path: Path) -> Held:
     head, *records_of_turns = [_line(path, number, raw) for number, raw in enumerate(lines, 1)] or [
         {}
     ]
-    if head.get("chat") not in (1, FORMAT) or not isinstance(head.get("settings"), dict):
+    if head.get("chat") not in (1, FORMAT_VERSION) or not isinstance(head.get("settings"), dict):
         raise _damaged(path, 1, "it is not the first line of a saved chat")
     system, predict = head.get("system"), head.get("predict")
     if not isinstance(system, str | None) or not isinstance(predict, int | None):
@@ -70,7 +70,7 @@ def read(path: Path) -> Held:
         if head["chat"] == 1
         else _turns(path, head, records_of_turns)
     )
-    conversation = Held(
+    conversation = StoredConversation(
         tree,
         str(head.get("model", "")),
         head["settings"],
@@ -79,36 +79,36 @@ def read(path: Path) -> Held:
         str(head.get("on_full", "")),
     )
     try:
-        conversation.take_form(head)
-    except turn_records.Damaged as error:
+        conversation.read_constraint(head)
+    except turn_records.DamagedRecord as error:
         raise _damaged(path, 1, str(error)) from None
     return conversation
 
 
-def _turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> Tree:
-    tree = Tree()
+def _turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> TurnTree:
+    tree = TurnTree()
     for number, line in enumerate(lines, 2):
         try:
             turn_records.add_turn(tree, line)
-        except turn_records.Damaged as error:
+        except turn_records.DamagedRecord as error:
             raise _damaged(path, number, str(error)) from None
     try:
-        turn_records.put_place(tree, head)
-    except turn_records.Damaged as error:
+        turn_records.restore_position(tree, head)
+    except turn_records.DamagedRecord as error:
         raise _damaged(path, 1, str(error)) from None
     return tree
 
 
-def _messages(path: Path, lines: list[dict[str, Any]]) -> Tree:
+def _messages(path: Path, lines: list[dict[str, Any]]) -> TurnTree:
     """Read the first format: one message on each line."""
-    tree, contents = Tree(), [""]
+    tree, contents = TurnTree(), [""]
     for number, line in enumerate(lines, 2):
         role, content = line.get("role"), line.get("content")
-        expected_role = ROLES[number % 2]
+        expected_role = ROLE_ORDER[number % 2]
         if role != expected_role or not isinstance(content, str):
             raise _damaged(path, number, f"expected a message of the {expected_role}")
         if role == "assistant":
-            tree.add(contents[-1], content, cut=bool(line.get("cut")))
+            tree.add_turn(contents[-1], content, is_stopped=bool(line.get("cut")))
         contents.append(content)
     if len(lines) % 2:
         raise _damaged(path, len(lines) + 1, "the last answer is missing")
@@ -133,12 +133,12 @@ def _damaged(path: Path, number: int, reason: str) -> UserError:
     )
 
 
-def path_of(config: Config, name: str) -> Path:
+def chat_path(config: Config, name: str) -> Path:
     """Return the file of the chat `name`; its KV state has the suffix .kv.
 
     Raises UserError for an invalid name.
     """
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise UserError(
             f"{name!r} is not a valid chat name",
             hint="use letters, digits and . _ - (at most 100)",

@@ -16,31 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.chat.conversation import turn_records
-from llmcli.chat.conversation.conversation import Session
-from llmcli.chat.conversation.turn_tree import Tree
+from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.conversation.turn_tree import TurnTree
 from llmcli.config import Config
 
 
-class NoLog:
+class NoSessionLog:
     """A log that records nothing; the base class of the session log."""
 
-    def asked(self, head: Mapping[str, Any]) -> None:
+    def record_question(self, question: Mapping[str, Any]) -> None:
         """Record a question that is about to be answered."""
 
-    def answered(self, rest: Mapping[str, Any], session: Session) -> None:
+    def record_answer(self, answer: Mapping[str, Any], conversation: Conversation) -> None:
         """Record the answer, after it was added to the conversation."""
 
-    def missed(self) -> None:
+    def record_unanswered(self) -> None:
         """Record that the pending question has no answer; do nothing without one."""
 
-    def moved(self, session: Session, model: str) -> None:
+    def record_position(self, conversation: Conversation, model: str) -> None:
         """Record the position in the conversation if it has changed, and the model."""
 
     def close(self) -> None:
         """Close the log at the end of the session."""
 
 
-class Log(NoLog):
+class SessionLog(NoSessionLog):
     """The log of one session. If it cannot be written, a warning is printed once and the chat
     continues.
 
@@ -59,12 +59,12 @@ class Log(NoLog):
         self._file = -1
         self._broken = self._half = False
         # the tree, turn count and position that a reader of the log has at this point
-        self._tree: Tree | None = None
-        self._turns, self._place = 0, turn_records.place_record(Tree())
+        self._tree: TurnTree | None = None
+        self._turns, self._place = 0, turn_records.build_position_record(TurnTree())
         # the constraint that a reader has; written again only when it changes
         self._form: object = ...
 
-    def resume(self, session: Session) -> bool:
+    def resume(self, conversation: Conversation) -> bool:
         """Continue the log at `path`, from which the conversation was read.
 
         Returns False if another process writes it, or if it cannot be opened.
@@ -77,79 +77,79 @@ class Log(NoLog):
             os.close(self._file)
             self._file = -1
             return False
-        self._know(session.tree)
+        self._remember(conversation.tree)
         tail = os.pread(self._file, os.fstat(self._file).st_size, 0).rpartition(b"\n")[2]
         # A killed process leaves the first half of a line, or less.
-        self._half = bool(tail) and _whole(tail + b"}")
+        self._half = bool(tail) and _is_json_object(tail + b"}")
         if tail and not self._half:
             self._append("\n")
         return True
 
-    def asked(self, head: Mapping[str, Any]) -> None:
-        self.missed()
+    def record_question(self, question: Mapping[str, Any]) -> None:
+        self.record_unanswered()
         record = {
-            key: value for key, value in head.items() if key != "format" or value != self._form
+            key: value for key, value in question.items() if key != "format" or value != self._form
         }
-        self._form = head.get("format")
+        self._form = question.get("format")
         self._half = self._append(
             json.dumps(record, ensure_ascii=False, allow_nan=False).removesuffix("}")
         )
 
-    def answered(self, rest: Mapping[str, Any], session: Session) -> None:
+    def record_answer(self, answer: Mapping[str, Any], conversation: Conversation) -> None:
         if self._half:
-            dropped = sorted(session.tree.left)
+            dropped = sorted(conversation.tree.dropped)
             self._append(
-                _rest({**rest, **({"left": dropped} if dropped != self._place["left"] else {})})
+                _second_half({**answer, **({"left": dropped} if dropped != self._place["left"] else {})})
             )
             self._half = False
-        self._know(session.tree)
+        self._remember(conversation.tree)
 
-    def missed(self) -> None:
+    def record_unanswered(self) -> None:
         if self._half:
-            self._append(_rest({"event": "unanswered"}))
+            self._append(_second_half({"event": "unanswered"}))
             self._half = False
 
-    def moved(self, session: Session, model: str) -> None:
-        tree = session.tree
-        position = turn_records.place_record(tree)
+    def record_position(self, conversation: Conversation, model: str) -> None:
+        tree = conversation.tree
+        position = turn_records.build_position_record(tree)
         if tree is not self._tree:
             # A new session has nothing to record yet.
             if tree.turns or self._turns or position != self._place:
-                turns = [turn_records.turn_record(turn) for turn in tree.turns]
-                self._form = turn_records.form_record(session.constraint)
+                turns = [turn_records.build_turn_record(turn) for turn in tree.turns]
+                self._form = turn_records.build_constraint_record(conversation.constraint)
                 self._event(
                     {
                         "event": "tree",
                         "turns": turns,
                         **position,
                         "model": {"name": model},
-                        "system": session.system,
-                        "settings": session.sampling.as_dict(),
-                        "predict": session.predict,
-                        "on_full": session.on_full,
+                        "system": conversation.system,
+                        "settings": conversation.sampling.as_dict(),
+                        "predict": conversation.predict,
+                        "on_full": conversation.on_full,
                         "format": self._form,
                     }
                 )
         elif position != self._place or len(tree.turns) != self._turns:
-            turns = [turn_records.turn_record(turn) for turn in tree.turns[self._turns :]]
+            turns = [turn_records.build_turn_record(turn) for turn in tree.turns[self._turns :]]
             self._event({"event": "place", "first": self._turns + 1, "turns": turns, **position})
-        self._know(tree)
+        self._remember(tree)
 
     def close(self) -> None:
         if self._file >= 0:
-            self.missed()
+            self.record_unanswered()
             os.close(self._file)
             self._file = -1
 
-    def _know(self, tree: Tree) -> None:
+    def _remember(self, tree: TurnTree) -> None:
         self._tree, self._turns, self._place = (
             tree,
             len(tree.turns),
-            turn_records.place_record(tree),
+            turn_records.build_position_record(tree),
         )
 
     def _event(self, record: dict[str, Any]) -> None:
-        self.missed()
+        self.record_unanswered()
         self._append(json.dumps(record, ensure_ascii=False) + "\n")
 
     def _append(self, text: str) -> bool:
@@ -187,7 +187,7 @@ def _lock(file: int) -> bool:
     return True
 
 
-def busy(path: Path) -> bool:
+def is_in_use(path: Path) -> bool:
     """Return whether a running chat writes this log."""
     try:
         file = os.open(path, os.O_RDONLY)
@@ -199,12 +199,12 @@ def busy(path: Path) -> bool:
         os.close(file)
 
 
-def _rest(record: Mapping[str, Any]) -> str:
+def _second_half(record: Mapping[str, Any]) -> str:
     """Return the second half of a line whose first half ends without its closing brace."""
     return ", " + json.dumps(record, ensure_ascii=False, allow_nan=False).removeprefix("{") + "\n"
 
 
-def _whole(raw: bytes) -> bool:
+def _is_json_object(raw: bytes) -> bool:
     """Return whether `raw` is a JSON object."""
     try:
         return isinstance(json.loads(raw), dict)

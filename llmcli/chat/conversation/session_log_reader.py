@@ -12,92 +12,92 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.chat.conversation import turn_records
-from llmcli.chat.conversation.stored_conversation import Held
-from llmcli.chat.conversation.turn_tree import Tree
+from llmcli.chat.conversation.stored_conversation import StoredConversation
+from llmcli.chat.conversation.turn_tree import TurnTree
 
 # the first half of a line, written before the answer; it ends with the time
-HALF = re.compile(rb'\{"prompt": .*?(?<!\\)"time": "[^"\\]*"')
+FIRST_HALF = re.compile(rb'\{"prompt": .*?(?<!\\)"time": "[^"\\]*"')
 
 
-def read(path: Path) -> Held:
+def read_log(path: Path) -> StoredConversation:
     """Read the conversation of a log. Raises OSError if the file cannot be read."""
-    conversation = Held(Tree())
+    conversation = StoredConversation(TurnTree())
     *lines, tail = path.read_bytes().split(b"\n")
     tree_numbers = {
         0: 0
     }  # turn numbers in the log -> in the tree; they differ after a damaged line
     for raw in lines:
         record = _object(raw)
-        if record is None or not _take(conversation, tree_numbers, record):
-            conversation.damaged += 1
+        if record is None or not _apply(conversation, tree_numbers, record):
+            conversation.n_damaged += 1
             _half(conversation, tree_numbers, raw)
     if tail:
         _half(conversation, tree_numbers, tail)
     return conversation
 
 
-def _half(held: Held, numbers: dict[int, int], raw: bytes) -> None:
+def _half(held: StoredConversation, numbers: dict[int, int], raw: bytes) -> None:
     """Read the question from the first half of an incomplete line."""
-    if (half := HALF.match(raw)) and (record := _object(half[0] + b"}")):
-        with contextlib.suppress(turn_records.Damaged):
-            held.take_form(record)
+    if (half := FIRST_HALF.match(raw)) and (record := _object(half[0] + b"}")):
+        with contextlib.suppress(turn_records.DamagedRecord):
+            held.read_constraint(record)
         _unanswered(held, numbers, record)
 
 
-def _take(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
+def _apply(held: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
     """Apply one line to the conversation; return False if it is invalid."""
     try:
-        held.take_form(record)
-    except turn_records.Damaged:
+        held.read_constraint(record)
+    except turn_records.DamagedRecord:
         return False
     event = record.get("event")
     if event == "unanswered" or (event is None and "parent" in record and "node" not in record):
         return _unanswered(held, numbers, record)
-    held.unanswered = None
+    held.pending_message = None
     return _reply(held, numbers, record) if event is None else _moved(held, numbers, record)
 
 
-def _reply(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
+def _reply(held: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
     """Add an answered question; return False if the record is invalid."""
     question, answer = record.get("prompt"), record.get("answer", record.get("text"))
     if not isinstance(question, str) or not isinstance(answer, str):
         return False
     tree = held.tree
-    tree.move(_parent(tree, numbers, record))
+    tree.move_to(_parent(tree, numbers, record))
     timing = record.get("timing")
     n_tokens = timing.get("generated_tokens") if isinstance(timing, dict) else 0
     cut, tokens = record.get("finish") == "cancelled", n_tokens if isinstance(n_tokens, int) else 0
-    number = tree.add(question, answer, cut=cut, tokens=tokens)
+    number = tree.add_turn(question, answer, is_stopped=cut, n_tokens=tokens)
     if isinstance(node := record.get("node"), int):
         numbers[node] = number
     if isinstance(dropped := record.get("left"), list):
-        tree.left = {numbers[turn] for turn in dropped if isinstance(turn, int) and turn in numbers}
+        tree.dropped = {numbers[turn] for turn in dropped if isinstance(turn, int) and turn in numbers}
     _settings(held, record)
     return True
 
 
-def _parent(tree: Tree, numbers: Mapping[int, int], record: Mapping[str, Any]) -> int:
+def _parent(tree: TurnTree, numbers: Mapping[int, int], record: Mapping[str, Any]) -> int:
     """Return the turn that a question follows.
 
     It is the turn given by `parent`, or by the position `turn` in older logs, or the current one.
     """
     if "parent" in record:
         parent = record["parent"]
-        return numbers.get(parent, tree.at) if isinstance(parent, int) else tree.at
-    path, turn = [0, *tree.path()], record.get("turn")
-    return path[turn - 1] if isinstance(turn, int) and 0 < turn <= len(path) else tree.at
+        return numbers.get(parent, tree.current_turn) if isinstance(parent, int) else tree.current_turn
+    path, turn = [0, *tree.current_path()], record.get("turn")
+    return path[turn - 1] if isinstance(turn, int) and 0 < turn <= len(path) else tree.current_turn
 
 
-def _unanswered(held: Held, numbers: Mapping[int, int], record: Mapping[str, Any]) -> bool:
+def _unanswered(held: StoredConversation, numbers: Mapping[int, int], record: Mapping[str, Any]) -> bool:
     """Record a question without an answer; return False if the record is invalid."""
     if not isinstance(record.get("prompt"), str):
         return False
-    held.tree.move(_parent(held.tree, numbers, record))
-    held.unanswered = record["prompt"]
+    held.tree.move_to(_parent(held.tree, numbers, record))
+    held.pending_message = record["prompt"]
     return True
 
 
-def _moved(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
+def _moved(held: StoredConversation, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
     """Replace the tree, or add turns and change the position; return False if the record is
     invalid.
     """
@@ -112,7 +112,7 @@ def _moved(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bo
         or not isinstance(first, int)
     ):
         return False
-    tree = Tree() if is_new_tree else held.tree
+    tree = TurnTree() if is_new_tree else held.tree
     new_numbers = {0: 0} if is_new_tree else dict(numbers)
     count, position = len(tree.turns), dict(record)
     try:
@@ -124,8 +124,8 @@ def _moved(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bo
             name: new_numbers.get(end, -1) for name, end in record["names"].items()
         }
         position["left"] = [new_numbers.get(number, -1) for number in record.get("left", [])]
-        turn_records.put_place(tree, position)
-    except (turn_records.Damaged, AttributeError, KeyError, TypeError):
+        turn_records.restore_position(tree, position)
+    except (turn_records.DamagedRecord, AttributeError, KeyError, TypeError):
         # not an object, or a missing key
         del tree.turns[count:]
         return False
@@ -137,7 +137,7 @@ def _moved(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bo
     return True
 
 
-def _settings(held: Held, record: Mapping[str, Any]) -> None:
+def _settings(held: StoredConversation, record: Mapping[str, Any]) -> None:
     """Read the settings in effect at a turn; values of a wrong type are ignored."""
     model = record.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmcli.chat.conversation import turn_records
-from llmcli.chat.conversation.conversation import MODES, Session
-from llmcli.chat.conversation.turn_tree import Tree
+from llmcli.chat.conversation.conversation import ON_FULL_MODES, Conversation
+from llmcli.chat.conversation.turn_tree import TurnTree
 from llmcli.runtime.constraint.base import Constraint
 
 
 @dataclass(slots=True)
-class Held:
+class StoredConversation:
     """A stored conversation, its last model and its last settings.
 
     - `unanswered`: a question that has no answer.
@@ -19,35 +19,35 @@ class Held:
     - `constraint`: the constraint on answers; `formed` is set if the file contains it.
     """
 
-    tree: Tree
+    tree: TurnTree
     model: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
     predict: int | None = None
     on_full: str = ""
-    unanswered: str | None = None
-    damaged: int = 0
+    pending_message: str | None = None
+    n_damaged: int = 0
     constraint: Constraint | None = None
-    formed: bool = False
+    has_constraint: bool = False
 
-    def take_form(self, record: Mapping[str, Any]) -> None:
+    def read_constraint(self, record: Mapping[str, Any]) -> None:
         """Read the constraint from a record that contains it. Raises records.Damaged."""
         if "format" in record:
-            self.constraint, self.formed = turn_records.form(record["format"]), True
+            self.constraint, self.has_constraint = turn_records.parse_constraint(record["format"]), True
 
-    def put(self, session: Session) -> None:
+    def restore_into(self, conversation: Conversation) -> None:
         """Replace the conversation and settings of `session`.
 
         Raises UserError for settings out of range; then nothing has changed.
         """
-        session.sampling = session.sampling.with_values(self.settings)
-        session.system, session.predict, session.tree = self.system, self.predict, self.tree
-        session.on_full = self.on_full if self.on_full in MODES else session.on_full
-        if self.formed:
-            session.constraint = self.constraint
+        conversation.sampling = conversation.sampling.with_values(self.settings)
+        conversation.system, conversation.predict, conversation.tree = self.system, self.predict, self.tree
+        conversation.on_full = self.on_full if self.on_full in ON_FULL_MODES else conversation.on_full
+        if self.has_constraint:
+            conversation.constraint = self.constraint
 
     @property
-    def first(self) -> str:
+    def first_question(self) -> str:
         """The first question of the conversation, or of any turn; "" without one."""
-        path = self.tree.path() or [1] * bool(self.tree.turns)
-        return self.tree[path[0]].question if path else self.unanswered or ""
+        path = self.tree.current_path() or [1] * bool(self.tree.turns)
+        return self.tree[path[0]].question if path else self.pending_message or ""

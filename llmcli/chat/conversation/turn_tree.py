@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from llmcli.errors import UserError
 
-MAIN = "main"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+MAIN_BRANCH = "main"
+BRANCH_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class Turn:
     parent: int
     question: str
     answer: str
-    cut: bool = False
-    tokens: int = 0
+    is_stopped: bool = False
+    n_tokens: int = 0
 
 
 @dataclass(slots=True)
-class Tree:
+class TurnTree:
     """All turns, and the position of the conversation.
 
     - `at`: the conversation's last turn.
@@ -37,29 +37,29 @@ class Tree:
     """
 
     turns: list[Turn] = field(default_factory=list)
-    at: int = 0
-    names: dict[str, int] = field(default_factory=lambda: {MAIN: 0})
-    branch: str = MAIN
-    left: set[int] = field(default_factory=set)
+    current_turn: int = 0
+    branch_ends: dict[str, int] = field(default_factory=lambda: {MAIN_BRANCH: 0})
+    current_branch: str = MAIN_BRANCH
+    dropped: set[int] = field(default_factory=set)
 
     def __getitem__(self, number: int) -> Turn:
         """Return the turn with this number."""
         assert 0 < number <= len(self.turns), number
         return self.turns[number - 1]
 
-    def path(self) -> list[int]:
+    def current_path(self) -> list[int]:
         """Return the numbers of the conversation's turns in order."""
-        numbers, number = [], self.at
+        numbers, number = [], self.current_turn
         while number:
             numbers.append(number)
             number = self[number].parent
         return numbers[::-1]
 
-    def kept(self) -> list[int]:
+    def sent_turns(self) -> list[int]:
         """Return the turns of the path that are still sent to the model."""
-        return [number for number in self.path() if number not in self.left]
+        return [number for number in self.current_path() if number not in self.dropped]
 
-    def children(self) -> list[list[int]]:
+    def follower_lists(self) -> list[list[int]]:
         """Return, for each turn number, the turns that follow it; entry 0 lists the first
         questions.
         """
@@ -68,63 +68,63 @@ class Tree:
             followers[turn.parent].append(number)
         return followers
 
-    def tips(self) -> list[int]:
+    def leaf_turns(self) -> list[int]:
         """Return the turns without followers."""
         return [
-            number for number, followers in enumerate(self.children()) if number and not followers
+            number for number, followers in enumerate(self.follower_lists()) if number and not followers
         ]
 
-    def add(self, question: str, answer: str, *, cut: bool = False, tokens: int = 0) -> int:
+    def add_turn(self, question: str, answer: str, *, is_stopped: bool = False, n_tokens: int = 0) -> int:
         """Append a turn at the current position and move to it; return its number."""
-        self.turns.append(Turn(self.at, question, answer, cut, tokens))
-        self.move(len(self.turns))
-        return self.at
+        self.turns.append(Turn(self.current_turn, question, answer, is_stopped, n_tokens))
+        self.move_to(len(self.turns))
+        return self.current_turn
 
-    def move(self, number: int) -> None:
+    def move_to(self, number: int) -> None:
         """Make turn `number` the last one of the conversation and of its branch."""
         assert 0 <= number <= len(self.turns), number
-        self.at = number
-        if self.branch:
-            self.names[self.branch] = number
+        self.current_turn = number
+        if self.current_branch:
+            self.branch_ends[self.current_branch] = number
 
-    def fork(self, name: str) -> None:
+    def create_branch(self, name: str) -> None:
         """Begin a branch at the current turn; the previous branch ends here.
 
         Raises UserError if the name is taken or invalid.
         """
-        if name in self.names:
+        if name in self.branch_ends:
             raise UserError(
                 f"a branch called {name} already exists",
                 hint=f"/switch {name} goes there; or choose another name",
             )
-        if not NAME.fullmatch(name) or name.isdigit():
+        if not BRANCH_PATTERN.fullmatch(name) or name.isdigit():
             raise UserError(
                 f"{name!r} is not a valid branch name",
                 hint="use letters, digits and . _ - (at most 40, not only digits)",
             )
-        self.names[name] = self.at
-        self.branch = name
+        self.branch_ends[name] = self.current_turn
+        self.current_branch = name
 
-    def switch(self, place: str) -> None:
+    def switch_to(self, target: str) -> None:
         """Move to the end of a branch, or to a turn by its number.
 
         Raises UserError if there is no such branch or turn.
         """
-        if place in self.names:
-            self.branch, self.at = place, self.names[place]
+        if target in self.branch_ends:
+            self.current_branch, self.current_turn = target, self.branch_ends[target]
             return
         if (
-            not place.isascii()
-            or not place.isdigit()
-            or len(place) > 9
-            or int(place) > len(self.turns)
+            not target.isascii()
+            or not target.isdigit()
+            or len(target) > 9
+            or int(target) > len(self.turns)
         ):
-            branches = ", ".join(self.names)
+            branches = ", ".join(self.branch_ends)
             turn_range = f", and turns from 0 to {len(self.turns)}" if self.turns else ""
             raise UserError(
-                f"no branch or turn called {place!r}",
+                f"no branch or turn called {target!r}",
                 hint=f"the branches are {branches}{turn_range}; /tree shows them",
             )
-        self.at = int(place)
-        if not self.branch or self.names[self.branch] != self.at:
-            self.branch = next((name for name, end in self.names.items() if end == self.at), "")
+        self.current_turn = int(target)
+        if not self.current_branch or self.branch_ends[self.current_branch] != self.current_turn:
+            self.current_branch = next((name for name, end in self.branch_ends.items() if end == self.current_turn), "")

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from llmcli.chat.display.styles import one_line
+from llmcli.chat.display.styles import escape_line
 from llmcli.runtime.kv_size import KVCache
 from llmcli.runtime.requests.request import Answer, percentile
 from llmcli.runtime.runner import Runner
-from llmcli.units import size
+from llmcli.units import format_size
 
 PERCENTILES = (0.50, 0.90, 0.95, 0.99)
-NOTES = {
+FINISH_NOTES = {
     "length": "stopped at the token limit",
     "cancelled": "stopped by the user",
     "context_full": "the context is full",
@@ -22,7 +22,7 @@ NOTES = {
 }
 
 
-def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict[str, Any]:
+def build_document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict[str, Any]:
     """Build the document of `run --json`. Unknown values are None."""
     header, kv = runner.header, runner.kv_report()
     return {
@@ -60,7 +60,7 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
     }
 
 
-def samples(runner: Runner, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def build_sample_documents(runner: Runner, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Build the documents of several answers to one prompt, each with its seed."""
     return [
         {
@@ -95,7 +95,7 @@ def _tokens(runner: Runner, answer: Answer) -> list[dict[str, Any]]:
         row["top_logprobs"] = [
             {
                 "id": candidate.token,
-                "text": spelled(runner, candidate.token),
+                "text": token_text(runner, candidate.token),
                 "logprob": candidate.logprob,
             }
             for candidate in likeliest
@@ -103,13 +103,13 @@ def _tokens(runner: Runner, answer: Answer) -> list[dict[str, Any]]:
     return rows
 
 
-def spelled(runner: Runner, token: int) -> str:
+def token_text(runner: Runner, token: int) -> str:
     """Return a token's text: control tokens by their names, partial characters as U+FFFD."""
     return runner.model.piece(token, special=True).decode("utf-8", "replace")
 
 
 def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
-    gap_ms = gaps(answer)
+    gap_ms = token_gaps(answer)
     itl = {f"p{share * 100:.0f}": percentile(gap_ms, share) for share in PERCENTILES}
     draft_counts = (
         {}
@@ -132,20 +132,20 @@ def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
     }
 
 
-def beam_lines(answer: Answer) -> list[str]:
+def format_beams(answer: Answer) -> list[str]:
     """Return one line for each result of a beam search, best first; nothing for other answers."""
     return [
-        f"beam {number}  {beam.score:.4f}  {one_line(beam.text)}"
+        f"beam {number}  {beam.score:.4f}  {escape_line(beam.text)}"
         for number, beam in enumerate(answer.beams, 1)
     ]
 
 
-def gaps(answer: Answer) -> list[float]:
+def token_gaps(answer: Answer) -> list[float]:
     """Return the milliseconds between consecutive tokens."""
     return [token.ms for token in answer.tokens[1:]]
 
 
-def used_bytes(cache: KVCache, used: int) -> int:
+def used_cache_bytes(cache: KVCache, used: int) -> int:
     """Return the bytes of `used` cells; a windowed layer never holds more than its window."""
     return sum(
         min(used, layer.cells) * (layer.k_bytes + layer.v_bytes) // layer.cells
@@ -153,13 +153,13 @@ def used_bytes(cache: KVCache, used: int) -> int:
     )
 
 
-def timing_line(runner: Runner, answer: Answer) -> str:
+def format_timing(runner: Runner, answer: Answer) -> str:
     """Return the timing line.
 
     Example: `[ttft 41 ms · prefill 12 tok 298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99
     12.1 ms · KV …]`.
     """
-    gap_ms = gaps(answer)
+    gap_ms = token_gaps(answer)
     parts = [
         f"ttft {answer.ttft_ms:.0f} ms",
         _prefill(answer),
@@ -174,22 +174,22 @@ def timing_line(runner: Runner, answer: Answer) -> str:
         _cells(runner),
     ]
     return f"[{' · '.join(parts)}]" + (
-        f" ({NOTES[answer.finish]})" if answer.finish in NOTES else ""
+        f" ({FINISH_NOTES[answer.finish]})" if answer.finish in FINISH_NOTES else ""
     )
 
 
-def told(runner: Runner, answer: Answer, timing: str) -> list[str]:
+def report_lines(runner: Runner, answer: Answer, timing: str) -> list[str]:
     """Return the lines about an answer's time that the `timing` setting asks for."""
     if timing == "off":
         return []
-    token_line = [" ".join(f"{one_line(token.text)}|{token.ms:.1f}" for token in answer.tokens)]
+    token_line = [" ".join(f"{escape_line(token.text)}|{token.ms:.1f}" for token in answer.tokens)]
     return [
         *(token_line if timing == "tokens" and answer.tokens else ()),
-        timing_line(runner, answer),
+        format_timing(runner, answer),
     ]
 
 
-def samples_line(runner: Runner, answers: Sequence[Answer]) -> str:
+def format_samples_timing(runner: Runner, answers: Sequence[Answer]) -> str:
     """Return the timing line of several samples.
 
     Example: `[4 samples · ttft 41 ms · prefill 12 tok 298 tok/s (+0 reused) · 180 tok 61.2 tok/s
@@ -234,7 +234,7 @@ def _cells(runner: Runner) -> str:
     cache = runner.predict_cache(kv.type_k, kv.type_v)
     used = f"KV {kv.used_cells}/{kv.cells} cells"
     return (
-        f"{used} {size(used_bytes(cache, kv.used_cells))} of {size(cache.nbytes)}"
+        f"{used} {format_size(used_cache_bytes(cache, kv.used_cells))} of {format_size(cache.nbytes)}"
         if cache
         else used
     )

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-TIMINGS = ("off", "line", "tokens")
+TIMING_MODES = ("off", "line", "tokens")
 SHOW, FOLD, HIDE = "show", "fold", "hide"
 
 
 @dataclass(slots=True)
-class Screen:
+class DisplaySettings:
     """The display settings of one session.
 
     - `timing`: off, one line after an answer, or the milliseconds of every token, too.

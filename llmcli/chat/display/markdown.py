@@ -7,16 +7,16 @@ twice, so the cursor never moves back.
 import re
 from typing import Protocol
 
-from llmcli.chat.display.styles import dimmed
-from llmcli.ui import visible
+from llmcli.chat.display.styles import dim
+from llmcli.ui import escape_controls
 
-FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
-ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?: |$)")
-HEADING = re.compile(r" {0,3}#{1,6}(?: |$)")
-INSIDE = re.compile(r"  |\t")  # a line after a blank one that still belongs to the list item
+FENCE_PATTERN = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
+ITEM_PATTERN = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?: |$)")
+HEADING_PATTERN = re.compile(r" {0,3}#{1,6}(?: |$)")
+CONTINUATION_PATTERN = re.compile(r"  |\t")  # a line after a blank one that still belongs to the list item
 
 
-class Drawer(Protocol):
+class MarkdownRenderer(Protocol):
     """Renders pieces of Markdown for a terminal."""
 
     @property
@@ -31,47 +31,47 @@ class Drawer(Protocol):
         ...
 
 
-class Blocks:
+class MarkdownStream:
     """The Markdown of one answer, rendered piece by piece."""
 
-    def __init__(self, drawer: Drawer) -> None:
-        self._drawer = drawer
+    def __init__(self, renderer: MarkdownRenderer) -> None:
+        self._renderer = renderer
         self._line = ""
-        self._held: list[str] = []
+        self._pending: list[str] = []
         self._fence, self._language = "", ""
         self._gap = self._begun = False  # a blank line is due; something was drawn
 
     def feed(self, text: str) -> str:
         """Add text; return what can be drawn now."""
         *lines, self._line = (self._line + text).split("\n")
-        return "".join(self._take(line) for line in lines)
+        return "".join(self._add_line(line) for line in lines)
 
     def finish(self) -> str:
         """Return what was held back, at the end of the answer."""
         line, self._line = self._line, ""
-        return (self._take(line) if line else "") + self._flush()
+        return (self._add_line(line) if line else "") + self._flush()
 
-    def _take(self, line: str) -> str:
+    def _add_line(self, line: str) -> str:
         if self._fence:
             return self._code(line)
         if not line.strip():
             if self._listing:
-                self._held.append("")
+                self._pending.append("")
                 return ""
             drawn = self._flush()
             self._gap = True
             return drawn
-        loose = bool(self._held) and not self._held[-1]
-        if self._listing and INSIDE.match(line):
-            self._held.append(line)
+        loose = bool(self._pending) and not self._pending[-1]
+        if self._listing and CONTINUATION_PATTERN.match(line):
+            self._pending.append(line)
             return ""
-        item, heading, fence = ITEM.match(line), HEADING.match(line), FENCE.match(line)
+        item, heading, fence = ITEM_PATTERN.match(line), HEADING_PATTERN.match(line), FENCE_PATTERN.match(line)
         drawn = self._flush() if loose or item or heading or fence else ""
         self._gap = self._gap or loose or bool(heading)
         if fence:
             self._fence, self._language = fence[1], fence[2].strip().partition(" ")[0]
-            return drawn + self._put(self._edge(line))
-        self._held.append(line)
+            return drawn + self._join_drawn(self._draw_fence(line))
+        self._pending.append(line)
         if not heading:
             return drawn
         drawn += self._flush()
@@ -80,7 +80,7 @@ class Blocks:
 
     @property
     def _listing(self) -> bool:
-        return bool(self._held and ITEM.match(self._held[0]))
+        return bool(self._pending and ITEM_PATTERN.match(self._pending[0]))
 
     def _code(self, line: str) -> str:
         closing = line.strip()
@@ -90,18 +90,18 @@ class Blocks:
             and set(closing) == {self._fence[0]}
         ):
             self._fence, self._gap = "", True
-            return self._edge(line)
-        return self._drawer.code(line, self._language)
+            return self._draw_fence(line)
+        return self._renderer.code(line, self._language)
 
-    def _edge(self, line: str) -> str:
+    def _draw_fence(self, line: str) -> str:
         """Draw a fence line, which separates code from text where there are no colors."""
-        return (dimmed(visible(line)) if self._drawer.color else visible(line)) + "\n"
+        return (dim(escape_controls(line)) if self._renderer.color else escape_controls(line)) + "\n"
 
     def _flush(self) -> str:
-        held, self._held = "\n".join(self._held).strip("\n"), []
-        return self._put(self._drawer.markdown(held)) if held else ""
+        held, self._pending = "\n".join(self._pending).strip("\n"), []
+        return self._join_drawn(self._renderer.markdown(held)) if held else ""
 
-    def _put(self, drawn: str) -> str:
+    def _join_drawn(self, drawn: str) -> str:
         gap, self._gap = self._gap and self._begun, False
         self._begun = True
         return "\n" * gap + drawn

@@ -10,71 +10,71 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmcli.chat.display.styles import DIM, PLAIN, WIDTH, bar, one_line
+from llmcli.chat.display.styles import DIM, RESET, BAR_COLUMNS, draw_bar, escape_line
 from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Event, TokenTime
-from llmcli.ui import UI, put, visible
+from llmcli.ui import UI, write_now, escape_controls
 
 if TYPE_CHECKING:  # only a type: the formatter imports this module
-    from llmcli.chat.display.answer_formatter import Paint
+    from llmcli.chat.display.answer_formatter import AnswerFormatter
 
 
-class Stream:
+class StreamWriter:
     """Writes one answer to stdout. `silent` writes nothing (--json); without `paint`, text is not
     formatted.
     """
 
-    def __init__(self, silent: bool = False, paint: "Paint | None" = None) -> None:
+    def __init__(self, silent: bool = False, formatter: "AnswerFormatter | None" = None) -> None:
         self.silent = silent
-        self._paint, self._painting = paint, False
+        self._formatter, self._is_formatting = formatter, False
         self._open_line = False
 
-    def begin(self, opened: ThinkingTags | None) -> None:
+    def begin_answer(self, opened: ThinkingTags | None) -> None:
         """Begin an answer; `opened` are the thinking tags that its prompt opened."""
-        if self._paint and not self.silent:
-            self._paint.begin(opened)
-            self._painting = True
+        if self._formatter and not self.silent:
+            self._formatter.begin(opened)
+            self._is_formatting = True
 
-    def show(self, event: Event) -> None:
+    def write_event(self, event: Event) -> None:
         """Write the text that became visible with this event."""
-        if self._painting and self._paint:
-            self._write(self._paint.feed(event.text))
-            self._painting = not self._paint.over
+        if self._is_formatting and self._formatter:
+            self._write(self._formatter.feed(event.text))
+            self._is_formatting = not self._formatter.is_passthrough
         elif event.text and not self.silent:
             self._open_line = False  # if the write fails, there is no line to end
-            put(sys.stdout, visible(event.text))
+            write_now(sys.stdout, escape_controls(event.text))
             self._open_line = not event.text.endswith("\n")
 
     def _write(self, text: str) -> None:
         if text:
             self._open_line = False
-            put(sys.stdout, text)
+            write_now(sys.stdout, text)
             self._open_line = not text.endswith("\n")
 
-    def heading(self, line: str) -> None:
+    def write_heading(self, line: str) -> None:
         """Write a separate line before the answer."""
         if not self.silent:
-            put(sys.stdout, f"{line}\n")
+            write_now(sys.stdout, f"{line}\n")
 
     def close(self) -> None:
         """End the current line."""
-        if self._painting and self._paint:
-            self._painting = False
-            self._write(self._paint.finish())
+        if self._is_formatting and self._formatter:
+            self._is_formatting = False
+            self._write(self._formatter.finish())
         if self._open_line:
             self._open_line = False
-            put(sys.stdout, "\n")
+            write_now(sys.stdout, "\n")
 
 
-def aside(ui: UI, line: str) -> None:
+def print_dimmed(ui: UI, line: str) -> None:
     """Print one line on stderr, dimmed on a color terminal."""
     if ui.color and sys.stderr.isatty():
-        put(sys.stderr, f"{DIM}{visible(line)}{PLAIN}\n")
+        write_now(sys.stderr, f"{DIM}{escape_controls(line)}{RESET}\n")
     else:
         ui.note(line)
 
 
-def histogram(values: Sequence[float], most: int = 8) -> list[tuple[str, int]]:
+def build_histogram(values: Sequence[float], max_bins: int = 8) -> list[tuple[str, int]]:
     """Count `values` in at most `most` equal bins of round size; return (label, count) pairs.
 
     The bins end at the 95th percentile, and one more bin counts larger values, so that one slow
@@ -86,7 +86,7 @@ def histogram(values: Sequence[float], most: int = 8) -> list[tuple[str, int]]:
         size * 10.0**power
         for power in range(-3, 9)
         for size in (1, 2, 5)
-        if math.floor(high / (size * 10.0**power)) - math.floor(low / (size * 10.0**power)) < most
+        if math.floor(high / (size * 10.0**power)) - math.floor(low / (size * 10.0**power)) < max_bins
     )
     first, last = math.floor(low / step), math.floor(high / step)
     digits = max(0, -math.floor(math.log10(step)))
@@ -103,43 +103,43 @@ def histogram(values: Sequence[float], most: int = 8) -> list[tuple[str, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TimeShare:
     """A part of a token's time: its name in tables, its mark in bars."""
 
     name: str
     mark: str
-    of: Callable[[TokenTime], float]
+    milliseconds: Callable[[TokenTime], float]
 
 
-SHARES = (
-    Share("decode", "█", lambda token: token.decode_ms),
-    Share("sample", "▒", lambda token: token.sample_ms),
-    Share("grammar", "▓", lambda token: token.constraint_ms),
-    Share("rest", "░", lambda token: token.rest_ms),
+TIME_SHARES = (
+    TimeShare("decode", "█", lambda token: token.decode_ms),
+    TimeShare("sample", "▒", lambda token: token.sample_ms),
+    TimeShare("grammar", "▓", lambda token: token.constraint_ms),
+    TimeShare("rest", "░", lambda token: token.other_ms),
 )
 
 
-def shares(tokens: Sequence[TokenTime]) -> list[Share]:
+def used_shares(tokens: Sequence[TokenTime]) -> list[TimeShare]:
     """Return the parts that these tokens have; the grammar's only if there was one."""
-    return [share for share in SHARES if share.name != "grammar" or any(map(share.of, tokens))]
+    return [share for share in TIME_SHARES if share.name != "grammar" or any(map(share.milliseconds, tokens))]
 
 
-def token_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:
+def timing_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:
     """Return the rows of the /timing table: number, text, ms, one column for each part, bar.
 
     Bars are scaled to the slowest token after the first, whose time includes the whole prompt.
     """
     slowest = max((token.ms for token in tokens[1:]), default=tokens[0].ms if tokens else 1.0)
-    parts = shares(tokens)
+    parts = used_shares(tokens)
     return [
         (
             str(number),
-            one_line(token.text),
+            escape_line(token.text),
             f"{token.ms:.2f}",
-            *(f"{part.of(token):.2f}" for part in parts),
-            bar([(part.mark, part.of(token)) for part in parts], slowest)
+            *(f"{part.milliseconds(token):.2f}" for part in parts),
+            draw_bar([(part.mark, part.milliseconds(token)) for part in parts], slowest)
             if token.ms <= slowest
-            else "█" * WIDTH + "…",
+            else "█" * BAR_COLUMNS + "…",
         )
         for number, token in enumerate(tokens, 1)
     ]

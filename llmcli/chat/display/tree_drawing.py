@@ -2,49 +2,49 @@
 
 from collections.abc import Iterator
 
-from llmcli.chat.conversation.turn_tree import Tree
-from llmcli.chat.display.styles import one_line
+from llmcli.chat.conversation.turn_tree import TurnTree
+from llmcli.chat.display.styles import escape_line
 
-HERE, ELSEWHERE = "●", "○"
-QUESTION, ANSWER = 24, 28  # characters shown of each
+ON_PATH_MARK, OFF_PATH_MARK = "●", "○"
+QUESTION_CHARS, ANSWER_CHARS = 24, 28  # characters shown of each
 
 
-def rows(tree: Tree) -> list[tuple[str, str, str, str, str]]:
+def tree_rows(tree: TurnTree) -> list[tuple[str, str, str, str, str]]:
     """Return the rows of the /tree table: drawing and number, question, answer, tokens, remarks."""
-    path = set(tree.path())
+    path = set(tree.current_path())
     branches: dict[int, list[str]] = {}
-    for name, end in tree.names.items():
+    for name, end in tree.branch_ends.items():
         branches.setdefault(end, []).append(name)
     table = []
     for lead, number in _lines(tree):
         turn = tree[number]
-        remarks = ["cut"] * turn.cut + ["left the context"] * (number in tree.left)
+        remarks = ["cut"] * turn.is_stopped + ["left the context"] * (number in tree.dropped)
         remarks += branches.get(number, [])
-        remarks += ["<- here"] if number == tree.at else []
+        remarks += ["<- here"] if number == tree.current_turn else []
         table.append(
             (
-                f"{lead}{HERE if number in path else ELSEWHERE} {number}",
-                shortened(turn.question, QUESTION),
-                shortened(turn.answer, ANSWER),
-                f"{turn.tokens or '-'}",
+                f"{lead}{ON_PATH_MARK if number in path else OFF_PATH_MARK} {number}",
+                shorten(turn.question, QUESTION_CHARS),
+                shorten(turn.answer, ANSWER_CHARS),
+                f"{turn.n_tokens or '-'}",
                 ", ".join(remarks),
             )
         )
     return table
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, max_chars: int) -> str:
     """Shorten a text to one line; an ellipsis marks that something is missing."""
-    line = one_line(text[: most + 1])
-    return line if len(line) <= most else line[: most - 1] + "…"
+    line = escape_line(text[: max_chars + 1])
+    return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 
 
-def _lines(tree: Tree) -> Iterator[tuple[str, int]]:
+def _lines(tree: TurnTree) -> Iterator[tuple[str, int]]:
     """Yield what is drawn before each turn, and its number; a turn's followers come right after it.
 
     A single follower stays at the same indentation.
     """
-    children = tree.children()
+    children = tree.follower_lists()
     # (drawn before the turn, drawn before what follows it, number)
     waiting: list[tuple[str, str, int]] = []
 

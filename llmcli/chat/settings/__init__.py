@@ -3,27 +3,27 @@
 import functools
 from difflib import get_close_matches
 
-from llmcli.chat.settings.base import Knob
+from llmcli.chat.settings.base import ChatSetting
 from llmcli.errors import UserError
 from quant.registry import collect
 
 
 @functools.cache
-def knobs() -> dict[str, Knob]:
+def chat_settings() -> dict[str, ChatSetting]:
     """Return every setting by name, in the order of `/set`'s list."""
-    table: dict[str, Knob] = collect("llmcli.chat.settings", "SETTINGS")
+    table: dict[str, ChatSetting] = collect("llmcli.chat.settings", "SETTINGS")
     # A stable sort: the settings of one module keep their order.
-    return dict(sorted(table.items(), key=lambda item: item[1].order))
+    return dict(sorted(table.items(), key=lambda item: item[1].group))
 
 
-def find(name: str) -> Knob:
+def find_setting(name: str) -> ChatSetting:
     """Return the setting with this name or alias. Raises UserError that suggests a similar name."""
     wanted = name.strip().lower().replace("-", "_")
-    for setting in knobs().values():
+    for setting in chat_settings().values():
         if wanted == setting.name or wanted in setting.aliases:
             return setting
-    near = get_close_matches(wanted, knobs(), 1)
-    names = ", ".join(knobs())
+    near = get_close_matches(wanted, chat_settings(), 1)
+    names = ", ".join(chat_settings())
     raise UserError(
         f"no setting called {name!r}",
         hint=f"did you mean {near[0]}?" if near else f"the settings are: {names}",

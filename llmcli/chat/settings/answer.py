@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.settings.base import ANSWER, SWITCH, Knob, Offer, one_of
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.settings.base import ANSWER_GROUP, SWITCH_WORDS, ChatSetting, Completion, parse_choice
 from llmcli.errors import UserError
 
 
-def predict(value: str) -> int | None:
+def parse_predict(value: str) -> int | None:
     """Parse a token limit; -1 means no limit (None). Raises UserError."""
     try:
         number = int(value)
@@ -22,21 +22,21 @@ def predict(value: str) -> int | None:
     return None if number == -1 else number
 
 
-def _show(chat: Talk) -> str:
-    return str(-1 if chat.session.predict is None else chat.session.predict)
+def _show(chat: ChatSession) -> str:
+    return str(-1 if chat.conversation.predict is None else chat.conversation.predict)
 
 
-def _change(chat: Talk, value: str) -> None:
-    chat.session.predict = predict(value)
+def _change(chat: ChatSession, value: str) -> None:
+    chat.conversation.predict = parse_predict(value)
 
 
-def _values(chat: Talk) -> Iterable[str]:
-    return [Offer("-1", "no limit"), Offer("256", "tokens"), Offer("1024", "tokens")]
+def _values(chat: ChatSession) -> Iterable[str]:
+    return [Completion("-1", "no limit"), Completion("256", "tokens"), Completion("1024", "tokens")]
 
 
-def _stop(chat: Talk, value: str) -> None:
+def _add_stop_text(chat: ChatSession, value: str) -> None:
     if value.lower() == "none":
-        chat.stops = ()
+        chat.stop_texts = ()
         return
     try:
         text = json.loads(value) if value[:1] == '"' else value
@@ -47,30 +47,30 @@ def _stop(chat: Talk, value: str) -> None:
             "an empty text would end every answer",
             hint='/set stop "END" ends answers before END, /set stop none removes all stop texts',
         )
-    if text not in chat.stops:
-        chat.stops = (*chat.stops, text)
+    if text not in chat.stop_texts:
+        chat.stop_texts = (*chat.stop_texts, text)
 
 
 def _quoted(texts: tuple[str, ...]) -> str:
     return " ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
-def _switch(name: str, meaning: str) -> Knob:
+def _switch(name: str, meaning: str) -> ChatSetting:
     """Build the setting of an on/off attribute of the chat session."""
 
-    def change(chat: Talk, value: str) -> None:
-        setattr(chat, name, SWITCH[one_of(name, SWITCH, value)])
+    def change(chat: ChatSession, value: str) -> None:
+        setattr(chat, name, SWITCH_WORDS[parse_choice(name, SWITCH_WORDS, value)])
 
-    def show(chat: Talk) -> str:
-        return next(word for word, on in SWITCH.items() if on is getattr(chat, name))
+    def show(chat: ChatSession) -> str:
+        return next(word for word, on in SWITCH_WORDS.items() if on is getattr(chat, name))
 
-    return Knob(name, ANSWER, meaning, ", ".join(SWITCH), "off", show, change, lambda chat: SWITCH)
+    return ChatSetting(name, ANSWER_GROUP, meaning, ", ".join(SWITCH_WORDS), "off", show, change, lambda chat: SWITCH_WORDS)
 
 
 SETTINGS = (
-    Knob(
+    ChatSetting(
         "predict",
-        ANSWER,
+        ANSWER_GROUP,
         "the maximum number of tokens in an answer, -1 = no limit",
         "-1 or more",
         "-1",
@@ -79,14 +79,14 @@ SETTINGS = (
         _values,
         ("n_predict", "num_predict", "max_tokens"),
     ),
-    Knob(
+    ChatSetting(
         "stop",
-        ANSWER,
+        ANSWER_GROUP,
         'an answer ends before any of these texts; "\\n" is a line break',
         "any text, none",
         "none",
-        lambda chat: _quoted(chat.stops) or "none",
-        _stop,
+        lambda chat: _quoted(chat.stop_texts) or "none",
+        _add_stop_text,
         lambda chat: ("none",),
     ),
     _switch("ignore_eos", "continue after the model's end token"),

@@ -3,26 +3,26 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from llmcli.chat.chat_session import Talk
+from llmcli.chat.chat_session import ChatSession
 from llmcli.errors import UserError
 
-SWITCH = {"off": False, "on": True}
-SAMPLING, SEARCH, ANSWER, SCREEN = range(4)  # the order of the groups in `/set`'s list
+SWITCH_WORDS = {"off": False, "on": True}
+SAMPLING_GROUP, SEARCH_GROUP, ANSWER_GROUP, DISPLAY_GROUP = range(4)  # the order of the groups in `/set`'s list
 
 
-class Offer(str):
+class Completion(str):
     """A word that Tab offers, with a description."""
 
-    about: str
+    description: str
 
-    def __new__(cls, word: str, about: str = "") -> "Offer":
+    def __new__(cls, word: str, about: str = "") -> "Completion":
         offer = super().__new__(cls, word)
-        offer.about = about
+        offer.description = about
         return offer
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class ChatSetting:
     """One setting.
 
     - `range`: the accepted values, in words; `default`: the initial value, as text.
@@ -32,17 +32,17 @@ class Knob:
     """
 
     name: str
-    order: int
+    group: int
     help: str
     range: str
     default: str
-    show: Callable[[Talk], str]
-    change: Callable[[Talk, str], None]
-    values: Callable[[Talk], Iterable[str]]
+    format_value: Callable[[ChatSession], str]
+    set_value: Callable[[ChatSession, str], None]
+    offered_values: Callable[[ChatSession], Iterable[str]]
     aliases: tuple[str, ...] = ()
 
 
-def one_of(name: str, words: Iterable[str], value: str) -> str:
+def parse_choice(name: str, words: Iterable[str], value: str) -> str:
     """Return the typed word, if it is one of `words`. Raises UserError."""
     choices = tuple(words)
     if value.lower() not in choices:

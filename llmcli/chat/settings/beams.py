@@ -2,22 +2,22 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.settings.base import SEARCH, Knob
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.settings.base import SEARCH_GROUP, ChatSetting
 from llmcli.errors import UserError
 from llmcli.runtime.requests.beam_settings import EARLY_STOPPING_MODES, HELP
 
 
-def _knob(name: str) -> Knob:
+def _chat_setting(name: str) -> ChatSetting:
     default, limits, meaning = HELP[name]
 
-    def show(chat: Talk) -> str:
-        value = chat.session.search.as_dict()[name]
+    def show(chat: ChatSession) -> str:
+        value = chat.conversation.search.as_dict()[name]
         return value if isinstance(value, str) else f"{value:.10g}"
 
-    def change(chat: Talk, value: str) -> None:
+    def change(chat: ChatSession, value: str) -> None:
         search, max_beams = (
-            chat.session.search.with_values({name: value}),
+            chat.conversation.search.with_values({name: value}),
             chat.runner.context.n_seq_max,
         )
         if search.beams > max_beams:
@@ -25,9 +25,9 @@ def _knob(name: str) -> Knob:
                 f"{search.beams} beams are too many: this model was loaded for {max_beams}",
                 hint=f"leave, and start with --beams {search.beams}",
             )
-        chat.session.search = search
+        chat.conversation.search = search
 
-    def values(chat: Talk) -> Iterable[str]:
+    def values(chat: ChatSession) -> Iterable[str]:
         if name == "early_stopping":
             return EARLY_STOPPING_MODES
         return (
@@ -36,7 +36,7 @@ def _knob(name: str) -> Knob:
             else [default]
         )
 
-    return Knob(name, SEARCH, meaning, limits, default, show, change, values)
+    return ChatSetting(name, SEARCH_GROUP, meaning, limits, default, show, change, values)
 
 
-SETTINGS = tuple(_knob(name) for name in HELP)
+SETTINGS = tuple(_chat_setting(name) for name in HELP)

@@ -1,65 +1,65 @@
 """Settings of the format of answers: JSON, a JSON schema, or a grammar."""
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.paths import named
-from llmcli.chat.settings.base import ANSWER, Knob, Offer
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.paths import parse_path
+from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, Completion
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, ConstraintKind
-from llmcli.text_input import decoded
+from llmcli.text_input import decode_utf8
 
-MOST = 1 << 20  # the maximum size of a schema or grammar in bytes
-NONE = ("none", "off", '""')
+MAX_TEXT_BYTES = 1 << 20  # the maximum size of a schema or grammar in bytes
+OFF_WORDS = ("none", "off", '""')
 
 
-def _format(chat: Talk, value: str) -> None:
+def _format(chat: ChatSession, value: str) -> None:
     if value.lower() == "json":
         value = "{}"
-    _put(chat, "json_schema", value, written=value.lstrip().startswith("{"))
+    _set_constraint(chat, "json_schema", value, is_text=value.lstrip().startswith("{"))
 
 
-def _grammar(chat: Talk, value: str) -> None:
-    _put(chat, "gbnf", value, written="::=" in value)
+def _grammar(chat: ChatSession, value: str) -> None:
+    _set_constraint(chat, "gbnf", value, is_text="::=" in value)
 
 
-def _put(chat: Talk, kind: ConstraintKind, value: str, written: bool) -> None:
+def _set_constraint(chat: ChatSession, kind: ConstraintKind, value: str, is_text: bool) -> None:
     """Constrain the next answers by the typed text, or by the contents of the named file.
 
     Raises UserError.
     """
-    current = chat.session.constraint
-    if value.lower() in NONE:
+    current = chat.conversation.constraint
+    if value.lower() in OFF_WORDS:
         if current and current.kind == kind:
-            chat.session.constraint = None
+            chat.conversation.constraint = None
         return
     constraint = Constraint(
-        kind, value if written else _text(value), jump=current.jump if current else "lossless"
+        kind, value if is_text else _text(value), jump=current.jump if current else "lossless"
     )
     chat.runner.grammars(constraint)  # reports an invalid schema or grammar now
-    chat.session.constraint = constraint
+    chat.conversation.constraint = constraint
 
 
 def _text(value: str) -> str:
-    path = named(value)
+    path = parse_path(value)
     try:
         if path.exists() and not path.is_file():
             raise UserError(
                 f"{path} is not a regular file", hint="type the text itself, or give a file"
             )
         with path.open("rb") as file:
-            raw = file.read(MOST + 1)
+            raw = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise UserError(
             f"cannot read {path}: {error.strerror}", hint="type the text itself, or give a file"
         ) from None
-    if len(raw) > MOST:
+    if len(raw) > MAX_TEXT_BYTES:
         raise UserError(
-            f"{path} is too long for a schema or grammar", hint=f"the limit is {MOST:,} bytes"
+            f"{path} is too long for a schema or grammar", hint=f"the limit is {MAX_TEXT_BYTES:,} bytes"
         )
-    return decoded(raw, str(path)).removeprefix("\ufeff")
+    return decode_utf8(raw, str(path)).removeprefix("\ufeff")
 
 
-def _shown(chat: Talk, kind: ConstraintKind) -> str:
-    constraint = chat.session.constraint
+def _shown(chat: ChatSession, kind: ConstraintKind) -> str:
+    constraint = chat.conversation.constraint
     if constraint is None or constraint.kind != kind:
         return "none"
     text = " ".join(constraint.text.split())
@@ -67,24 +67,24 @@ def _shown(chat: Talk, kind: ConstraintKind) -> str:
 
 
 SETTINGS = (
-    Knob(
+    ChatSetting(
         "format",
-        ANSWER,
+        ANSWER_GROUP,
         "answers are JSON: any document, or one that follows a schema",
         "none, json, a schema or its file",
         "none",
         lambda chat: _shown(chat, "json_schema"),
         _format,
-        lambda chat: (Offer("none", "free text"), Offer("json", "any JSON document")),
+        lambda chat: (Completion("none", "free text"), Completion("json", "any JSON document")),
     ),
-    Knob(
+    ChatSetting(
         "grammar",
-        ANSWER,
+        ANSWER_GROUP,
         "answers follow a GBNF grammar",
         "none, a grammar or its file",
         "none",
         lambda chat: _shown(chat, "gbnf"),
         _grammar,
-        lambda chat: (Offer("none", "free text"),),
+        lambda chat: (Completion("none", "free text"),),
     ),
 )

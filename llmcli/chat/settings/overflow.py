@@ -3,32 +3,32 @@
 from collections.abc import Iterable
 
 from llmcli.chat import context_overflow
-from llmcli.chat.chat_session import Talk
+from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.conversation import conversation
-from llmcli.chat.settings.base import ANSWER, Knob, Offer, one_of
+from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, Completion, parse_choice
 
 
-def _show(chat: Talk) -> str:
-    return chat.session.on_full
+def _show(chat: ChatSession) -> str:
+    return chat.conversation.on_full
 
 
-def _change(chat: Talk, value: str) -> None:
-    mode = one_of("on_full", conversation.MODES, value)
+def _change(chat: ChatSession, value: str) -> None:
+    mode = parse_choice("on_full", conversation.ON_FULL_MODES, value)
     if mode == "sinks":
-        context_overflow.refuse_sinks(chat.runner)
-    chat.session.on_full = mode
+        context_overflow.require_sinks_support(chat.runner)
+    chat.conversation.on_full = mode
 
 
-def _values(chat: Talk) -> Iterable[str]:
-    return [Offer(mode, about) for mode, about in conversation.MODES.items()]
+def _values(chat: ChatSession) -> Iterable[str]:
+    return [Completion(mode, about) for mode, about in conversation.ON_FULL_MODES.items()]
 
 
 SETTINGS = (
-    Knob(
+    ChatSetting(
         "on_full",
-        ANSWER,
+        ANSWER_GROUP,
         "what happens when the context is full",
-        ", ".join(conversation.MODES),
+        ", ".join(conversation.ON_FULL_MODES),
         "stop",
         _show,
         _change,

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.settings.base import ANSWER, Knob, Offer, one_of
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, Completion, parse_choice
 from llmcli.errors import UserError
 
-MEANT = {"auto": None, "on": True, "off": False}
+REASONING_OF_WORD = {"auto": None, "on": True, "off": False}
 
 
-def _show(chat: Talk) -> str:
+def _show(chat: ChatSession) -> str:
     reasoning = chat.runner.template.reasoning if chat.runner.template else None
-    return next(word for word, meaning in MEANT.items() if meaning is reasoning)
+    return next(word for word, meaning in REASONING_OF_WORD.items() if meaning is reasoning)
 
 
-def _change(chat: Talk, value: str) -> None:
-    reasoning, template = MEANT[one_of("reasoning", MEANT, value)], chat.runner.template
+def _change(chat: ChatSession, value: str) -> None:
+    reasoning, template = REASONING_OF_WORD[parse_choice("reasoning", REASONING_OF_WORD, value)], chat.runner.template
     if reasoning is not None and not (template and template.thinking_variables):
         raise UserError(
             "this model's template cannot turn thinking on or off",
@@ -25,17 +25,17 @@ def _change(chat: Talk, value: str) -> None:
         template.reasoning = reasoning
 
 
-def _values(chat: Talk) -> Iterable[str]:
+def _values(chat: ChatSession) -> Iterable[str]:
     can_switch = bool(chat.runner.template and chat.runner.template.thinking_variables)
-    return [Offer("auto", "the template's default"), *(("on", "off") if can_switch else ())]
+    return [Completion("auto", "the template's default"), *(("on", "off") if can_switch else ())]
 
 
 SETTINGS = (
-    Knob(
+    ChatSetting(
         "reasoning",
-        ANSWER,
+        ANSWER_GROUP,
         "whether the model is asked to think first",
-        ", ".join(MEANT),
+        ", ".join(REASONING_OF_WORD),
         "auto",
         _show,
         _change,

@@ -2,35 +2,35 @@
 
 from collections.abc import Iterable
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.settings.base import SAMPLING, Knob, Offer
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.settings.base import SAMPLING_GROUP, ChatSetting, Completion
 from llmcli.runtime.sampling import SamplingSetting, sampling_settings
 from llmcli.runtime.sampling.base import NumberLimits
 
-FAR = 1000  # limits beyond this are not offered as values
+MAX_SHOWN_LIMIT = 1000  # limits beyond this are not offered as values
 
 
-def _knob(setting: SamplingSetting) -> Knob:
-    def show(chat: Talk) -> str:
-        return setting.format_value(chat.session.sampling[setting.name])
+def _chat_setting(setting: SamplingSetting) -> ChatSetting:
+    def show(chat: ChatSession) -> str:
+        return setting.format_value(chat.conversation.sampling[setting.name])
 
-    def change(chat: Talk, value: str) -> None:
-        chat.session.sampling = chat.session.sampling.with_values({setting.name: value})
+    def change(chat: ChatSession, value: str) -> None:
+        chat.conversation.sampling = chat.conversation.sampling.with_values({setting.name: value})
 
-    def values(chat: Talk) -> Iterable[str]:
+    def values(chat: ChatSession) -> Iterable[str]:
         default, limits = setting.format_value(setting.default), setting.limits
         if not isinstance(limits, NumberLimits):
-            return [Offer(default, f"default · {limits}")]
+            return [Completion(default, f"default · {limits}")]
         descriptions = {show(chat): "current", default: "default"}
         bounds = ((limits.low, "minimum"), (limits.high, "maximum"))
         for bound, what in bounds[limits.open_low :]:
-            if abs(bound) <= FAR:
+            if abs(bound) <= MAX_SHOWN_LIMIT:
                 descriptions.setdefault(setting.format_value(bound), what)
-        return [Offer(value, f"{what} · {limits}") for value, what in descriptions.items()]
+        return [Completion(value, f"{what} · {limits}") for value, what in descriptions.items()]
 
-    return Knob(
+    return ChatSetting(
         setting.name,
-        SAMPLING,
+        SAMPLING_GROUP,
         setting.help,
         f"{setting.limits}",
         setting.format_value(setting.default),
@@ -41,4 +41,4 @@ def _knob(setting: SamplingSetting) -> Knob:
     )
 
 
-SETTINGS = tuple(_knob(setting) for setting in sampling_settings().values())
+SETTINGS = tuple(_chat_setting(setting) for setting in sampling_settings().values())

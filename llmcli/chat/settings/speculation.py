@@ -1,13 +1,13 @@
 """The setting of speculative decoding from repetitions in the text."""
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.settings.base import ANSWER, Knob, one_of
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.settings.base import ANSWER_GROUP, ChatSetting, parse_choice
 from llmcli.errors import UserError
 from llmcli.runtime.speculation import NGRAM_DRAFT_MODES
 
 
-def _change(chat: Talk, value: str) -> None:
-    wanted = one_of("ngram_draft", NGRAM_DRAFT_MODES, value)
+def _change(chat: ChatSession, value: str) -> None:
+    wanted = parse_choice("ngram_draft", NGRAM_DRAFT_MODES, value)
     if not chat.runner.set_ngram_draft(wanted) and wanted == "on":
         raise UserError(
             "this model was loaded without n-gram drafting, or drafting cannot pay off here",
@@ -16,9 +16,9 @@ def _change(chat: Talk, value: str) -> None:
 
 
 SETTINGS = (
-    Knob(
+    ChatSetting(
         "ngram_draft",
-        ANSWER,
+        ANSWER_GROUP,
         "draft tokens from repetitions in the text",
         ", ".join(NGRAM_DRAFT_MODES),
         "auto",

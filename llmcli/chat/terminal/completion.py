@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from llmcli.chat import commands
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.settings.base import Offer
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.settings.base import Completion
 
 
-def offers(chat: Talk, line: str) -> Iterator[tuple[int, str]]:
+def complete_line(chat: ChatSession, line: str) -> Iterator[tuple[int, str]]:
     """Yield completions in order, as (start relative to the line's end, at most 0; the word)."""
     if not line.startswith("/") or line.startswith("//") or "\n" in line:
         return
@@ -15,17 +15,17 @@ def offers(chat: Talk, line: str) -> Iterator[tuple[int, str]]:
     words = [word for word in before if word]
     if not before:
         completions: list[str] = [
-            Offer(word, command.help) for word, command in commands.words().items()
+            Completion(word, command.help) for word, command in commands.commands_by_word().items()
         ]
-    elif not words or not (command := commands.words().get(words[0].lower())):
+    elif not words or not (command := commands.commands_by_word().get(words[0].lower())):
         return
-    elif command.endings:
+    elif command.line_completions:
         _, _, rest = line.lstrip("/").partition(" ")
-        yield from ((-len(rest), completed) for completed in command.endings(chat, rest))
+        yield from ((-len(rest), completed) for completed in command.line_completions(chat, rest))
         return
     else:
         completions = list(
-            command.completions(chat) if len(words) == 1 else command.further(chat, words[1:])
+            command.first_completions(chat) if len(words) == 1 else command.later_completions(chat, words[1:])
         )
     for offer in completions:
         if offer.startswith(typed):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-GONE = getattr(signal, "SIGHUP", None)  # Windows has none
-ENDS = tuple(number for number in (GONE, signal.SIGTERM) if number is not None)
+HANGUP_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has none
+END_SIGNALS = tuple(number for number in (HANGUP_SIGNAL, signal.SIGTERM) if number is not None)
 
 
 @contextmanager
-def on_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
+def handle_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
     """Call `leave` on SIGHUP and SIGTERM inside the block, then act as Ctrl-C does.
 
     Yields a list that receives the signal numbers. Ignored signals (nohup) stay ignored. Output to
@@ -22,11 +22,11 @@ def on_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
     def end(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         leave()
-        if number == GONE:
-            silence()
+        if number == HANGUP_SIGNAL:
+            discard_output()
         signal.raise_signal(signal.SIGINT)  # interrupts what is running as Ctrl-C does
 
-    before = {number: signal.getsignal(number) for number in ENDS}
+    before = {number: signal.getsignal(number) for number in END_SIGNALS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, end)
@@ -37,7 +37,7 @@ def on_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def silence() -> None:
+def discard_output() -> None:
     """Discard all further output: a closed terminal cannot be written."""
     null_device = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):

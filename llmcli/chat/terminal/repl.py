@@ -22,54 +22,54 @@ from prompt_toolkit.utils import get_cwidth
 
 from llmcli import terminal_mode
 from llmcli.chat.ask import FENCE
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.input_loop import closed, say
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.input_loop import is_closed, handle_line
 from llmcli.chat.terminal import status_line
-from llmcli.chat.terminal.completion import offers
-from llmcli.chat.terminal.hangup import on_hangup, silence
-from llmcli.chat.terminal.message_cost import Cost
+from llmcli.chat.terminal.completion import complete_line
+from llmcli.chat.terminal.hangup import handle_hangup, discard_output
+from llmcli.chat.terminal.message_cost import MessageCost
 from llmcli.runtime.interrupt import defer_interrupts, pop_interrupt
-from llmcli.ui import visible
+from llmcli.ui import escape_controls
 from quant.errors import UserError
 
-PROMPT, CONTINUED = ">>> ", "... "
+PROMPT_TEXT, CONTINUATION_TEXT = ">>> ", "... "
 
 
-def converse(chat: Talk) -> None:
+def run_repl(chat: ChatSession) -> None:
     """Read lines and handle them until Ctrl-D or /exit. User errors are printed.
 
     Raises SystemExit(128 + signal) after SIGHUP and SIGTERM, as a shell does.
     """
 
     def leave() -> None:
-        chat.leaving = True
+        chat.should_exit = True
 
-    with on_hangup(leave) as signals, defer_interrupts():
+    with handle_hangup(leave) as signals, defer_interrupts():
         try:
-            _converse(chat, _session(chat))
+            _run_loop(chat, _session(chat))
         except OSError as error:  # the terminal is closed, and its signal has not arrived yet
             if error.errno != errno.EIO:
                 raise
-            silence()
+            discard_output()
             signals.append(signal.SIGHUP)
         pop_interrupt()
     if signals:
         raise SystemExit(128 + signals[0])
 
 
-def _converse(chat: Talk, session: PromptSession[str]) -> None:
+def _run_loop(chat: ChatSession, session: PromptSession[str]) -> None:
     """Run the input loop.
 
     Ctrl-C reaches the prompt as a key and an answer through `on_interrupt`; between them it has no
     effect.
     """
-    chat.prefills = True
-    while not chat.leaving:
-        status_parts = status_line.parts(chat)
-        session.bottom_toolbar = partial(_bottom, status_parts, Cost(chat))
-        draft, chat.draft = chat.draft, ""
+    chat.can_prefill = True
+    while not chat.should_exit:
+        status_parts = status_line.status_parts(chat)
+        session.bottom_toolbar = partial(_bottom, status_parts, MessageCost(chat))
+        draft, chat.next_draft = chat.next_draft, ""
         try:
-            text = asyncio.run(_typed(session, draft))
+            text = asyncio.run(_read_input(session, draft))
         except KeyboardInterrupt:
             chat.ui.note("(Ctrl-D or /exit leaves)")
             continue
@@ -77,14 +77,14 @@ def _converse(chat: Talk, session: PromptSession[str]) -> None:
             return
         try:
             with _no_echo():
-                say(chat, _proper(text).strip())
+                handle_line(chat, _replace_surrogates(text).strip())
         except KeyboardInterrupt:
             chat.ui.note("(stopped)")
         except UserError as error:
             chat.ui.error(str(error), error.hint)
 
 
-async def _typed(session: PromptSession[str], draft: str) -> str:
+async def _read_input(session: PromptSession[str], draft: str) -> str:
     """Read one message or command.
 
     Ctrl-C as a signal ends it as the key does. A Ctrl-C after the message is complete applies to
@@ -118,8 +118,8 @@ async def _typed(session: PromptSession[str], draft: str) -> str:
     signal.signal(signal.SIGINT, hear)
     try:
         return await session.prompt_async(
-            PROMPT,
-            prompt_continuation=lambda width, number, soft: CONTINUED,
+            PROMPT_TEXT,
+            prompt_continuation=lambda width, number, soft: CONTINUATION_TEXT,
             default=draft,
             pre_run=begin,
             handle_sigint=False,
@@ -130,17 +130,17 @@ async def _typed(session: PromptSession[str], draft: str) -> str:
             signal.raise_signal(signal.SIGINT)
 
 
-def _bottom(told: list[status_line.Part], cost: Cost) -> str:
+def _bottom(base_parts: list[status_line.StatusPart], cost: MessageCost) -> str:
     """Return the bottom line for the terminal's current width.
 
     While a message is typed, the line begins with its cost.
     """
-    cost_text = cost.line(_proper(get_app().current_buffer.text))
-    parts = [status_line.Part(-1, cost_text), *told] if cost_text else told
-    return status_line.fit(parts, get_app().output.get_size().columns, get_cwidth)
+    cost_text = cost.describe(_replace_surrogates(get_app().current_buffer.text))
+    parts = [status_line.StatusPart(-1, cost_text), *base_parts] if cost_text else base_parts
+    return status_line.fit_parts(parts, get_app().output.get_size().columns, get_cwidth)
 
 
-def _session(chat: Talk) -> PromptSession[str]:
+def _session(chat: ChatSession) -> PromptSession[str]:
     history = _History(chat.config.state / "history", chat)
     return PromptSession(
         history=history,
@@ -160,7 +160,7 @@ def _keys() -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         # Inside a fence, Enter inserts a line break; otherwise it sends the message.
         buffer = event.current_buffer
-        if closed(buffer.text) and buffer.text.strip() != FENCE:
+        if is_closed(buffer.text) and buffer.text.strip() != FENCE:
             buffer.validate_and_handle()
         else:
             buffer.newline(copy_margin=False)
@@ -175,18 +175,18 @@ def _keys() -> KeyBindings:
 @contextmanager
 def _no_echo() -> Iterator[None]:
     """Keep keys typed during an answer out of the output; they appear at the next prompt."""
-    before = terminal_mode.settings()
+    before = terminal_mode.read_mode()
     if before is None:
         yield
         return
-    terminal_mode.hush(before)
+    terminal_mode.disable_echo(before)
     try:
         yield
     finally:
-        terminal_mode.restore(before)
+        terminal_mode.restore_mode(before)
 
 
-def _proper(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Replace the surrogates that prompt_toolkit makes of bytes that are not UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -194,7 +194,7 @@ def _proper(text: str) -> str:
 class _History(FileHistory):
     """An input history readable by the user only. Disk errors are reported once."""
 
-    def __init__(self, path: Path, chat: Talk) -> None:
+    def __init__(self, path: Path, chat: ChatSession) -> None:
         super().__init__(str(path))
         self.path, self.chat = path, chat
 
@@ -202,28 +202,28 @@ class _History(FileHistory):
         try:
             return list(super().load_history_strings())
         except OSError as error:
-            self.chat.tell_once(f"no history: cannot read {self.path}: {error.strerror}")
+            self.chat.warn_once(f"no history: cannot read {self.path}: {error.strerror}")
             return []
 
     def store_string(self, string: str) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch(mode=0o600)
-            super().store_string(_proper(string))
+            super().store_string(_replace_surrogates(string))
         except OSError as error:
-            self.chat.tell_once(f"no history: cannot write {self.path}: {error.strerror}")
+            self.chat.warn_once(f"no history: cannot write {self.path}: {error.strerror}")
 
 
 class _Commands(Completer):
     """Passes Tab completion to complete.py."""
 
-    def __init__(self, chat: Talk) -> None:
+    def __init__(self, chat: ChatSession) -> None:
         self.chat = chat
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        for start, offer in offers(self.chat, document.text_before_cursor):
+        for start, offer in complete_line(self.chat, document.text_before_cursor):
             yield Completion(
-                offer, start_position=start, display_meta=visible(getattr(offer, "about", ""))
+                offer, start_position=start, display_meta=escape_controls(getattr(offer, "description", ""))
             )

@@ -72,7 +72,7 @@ def phases(
     """
     from llmcli.bench import phases as measuring
     from llmcli.bench.plots import phases as parts
-    from llmcli.chat.display.stream_writer import Stream
+    from llmcli.chat.display.stream_writer import StreamWriter
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
     from llmcli.runtime.sampling import default_sampling
@@ -100,7 +100,7 @@ def phases(
 
             with _silent_stdout():
                 breakdown = measuring.measure_phases(
-                    runner, prompt, sampling, n_gen, repetitions, Stream().show, tick
+                    runner, prompt, sampling, n_gen, repetitions, StreamWriter().write_event, tick
                 )
         if json:
             ui.result(build_document(name, runner, breakdown, n_gen))
@@ -191,10 +191,10 @@ def _print_phases(
     name: str, runner: "Runner", breakdown: "PhaseBreakdown", n_gen: int, ui: "UI"
 ) -> None:
     from llmcli.bench.phases import TOKEN_PHASES, PHASES
-    from llmcli.units import several
+    from llmcli.units import format_count
 
-    threads = several(runner.options.threads or 1, "thread")
-    counts = f"{breakdown.prompt_tokens} prompt tokens, {several(len(breakdown.answers), 'answer')} of {n_gen}"
+    threads = format_count(runner.options.threads or 1, "thread")
+    counts = f"{breakdown.prompt_tokens} prompt tokens, {format_count(len(breakdown.answers), 'answer')} of {n_gen}"
     ui.text(f"{name} · {runner.header.file_type} · {threads} · {counts}")
     rows = []
     for phase in PHASES:

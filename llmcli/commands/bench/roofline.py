@@ -210,13 +210,13 @@ def _point_document(point: "RooflinePoint", result: "RooflineResult") -> dict[st
 
 
 def _print_machine(machine: "MachineBandwidth", ui: "UI") -> None:
-    from llmcli.units import size
+    from llmcli.units import format_size
 
-    cache = "unknown" if machine.cache_bytes is None else size(machine.cache_bytes)
+    cache = "unknown" if machine.cache_bytes is None else format_size(machine.cache_bytes)
     ui.text(f"{machine.cpu} · last cache {cache}")
     rows = [
         (
-            size(reading.nbytes),
+            format_size(reading.nbytes),
             str(reading.threads),
             f"{reading.best_rate / 1e9:.1f}",
             f"{min(reading.round_rates) / 1e9:.1f}",
@@ -247,7 +247,7 @@ def _is_disturbed(machine: "MachineBandwidth") -> bool:
 
 
 def _print_model(result: "RooflineResult", ui: "UI") -> None:
-    from llmcli.units import size
+    from llmcli.units import format_size
 
     roof = result.machine.bandwidth
     ui.text(
@@ -264,8 +264,8 @@ def _print_model(result: "RooflineResult", ui: "UI") -> None:
         rows.append(
             (
                 str(point.depth),
-                size(sum(cost.weight_bytes.values())),
-                _format_known(cost.kv_bytes, size),
+                format_size(sum(cost.weight_bytes.values())),
+                _format_known(cost.kv_bytes, format_size),
                 _format_known(cost.intensity, lambda value: f"{value:.2f}"),
                 _format_known(attainable, lambda value: f"{value:.1f}"),
                 f"{point.rate:.1f} ± {point.deviation:.1f}",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmcli.bench.speed.parameter_grid import ParameterGrid, SpeedTest
     from llmcli.bench.speed.record import HistoryRecorder
     from llmcli.bench.speed.run import SpeedSettings
-    from llmcli.catalog.fetch import Model as Found
+    from llmcli.catalog.fetch import FetchedModel as Found
     from llmcli.config import Config
     from llmcli.ui import UI
 
@@ -172,9 +172,9 @@ def _print_results(
 ) -> None:
     """Print the results as text, and below them the comparison of a sweep."""
     from llmcli.bench.speed import llama_bench_output, sweep
-    from llmcli.ui import put, visible
+    from llmcli.ui import write_now, escape_controls
 
-    put(sys.stdout, visible(llama_bench_output.format_results(results, output_format)) + "\n")
+    write_now(sys.stdout, escape_controls(llama_bench_output.format_results(results, output_format)) + "\n")
     if sweep_names and output_format == "md":
         ui.text()
         ui.table(*sweep.build_table(results, sweep_names))
@@ -220,7 +220,7 @@ def _run_tests(
     from llmcli.bench.history import history
     from llmcli.bench.speed import bandwidth_share
     from llmcli.bench.speed.run import run_tests
-    from llmcli.units import several
+    from llmcli.units import format_count
 
     run_history = history.History(history.history_path(config), ui)
     keeper = None if options["no_history"] else _open_keeper(run_history, name, prepared, ui)
@@ -236,7 +236,7 @@ def _run_tests(
         )
     except KeyboardInterrupt:
         if keeper and keeper.run_numbers:
-            ui.note(f"saved {several(len(keeper.run_numbers), 'result')}: llmcli bench history")
+            ui.note(f"saved {format_count(len(keeper.run_numbers), 'result')}: llmcli bench history")
         raise
 
 
@@ -321,7 +321,7 @@ def _start(offline: bool, output_format: str, workers: RpcWorkers) -> "tuple[Con
     from llmcli import config
     from llmcli.ui import UI
 
-    settings = config.load()
+    settings = config.load_config()
     settings = replace(settings, offline=settings.offline or offline)
     # with -o json, stdout contains only the document: messages of a download go to stderr
     ui = UI(json=output_format != "md", color=settings.color)

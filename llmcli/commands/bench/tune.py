@@ -14,11 +14,11 @@ from llmcli.commands.options.groups import with_option_groups
 from llmcli.commands.options.report import ReportOptions, ReportSettings, show_report
 from llmcli.commands.options.rpc import RpcOptions
 from llmcli.errors import UsageError, UserError
-from llmcli.units import several
+from llmcli.units import format_count
 
 if TYPE_CHECKING:
     from llmcli.bench.tune.tune import TuningResult, RunSetting, SearchSpace
-    from llmcli.catalog.fetch import Model
+    from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
     from llmcli.planning.tuned_profile import TunedProfile
     from llmcli.ui import UI
@@ -236,7 +236,7 @@ def _changed_options(result: "TuningResult") -> dict[str, Any]:
 
 
 def _build_profile(
-    model: "Model", machine_and_build: tuple[str, str, str], objective: str, result: "TuningResult"
+    model: "FetchedModel", machine_and_build: tuple[str, str, str], objective: str, result: "TuningResult"
 ) -> "TunedProfile":
     from llmcli.planning.tuned_profile import TunedProfile
 
@@ -278,7 +278,7 @@ def _previous_document(
 
 
 def _build_document(
-    model: "Model", saved: "TunedProfile", result: "TuningResult", budget: float
+    model: "FetchedModel", saved: "TunedProfile", result: "TuningResult", budget: float
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -313,7 +313,7 @@ def _build_document(
     }
 
 
-def _print_result(model: "Model", saved: "TunedProfile", result: "TuningResult", ui: "UI") -> None:
+def _print_result(model: "FetchedModel", saved: "TunedProfile", result: "TuningResult", ui: "UI") -> None:
     from llmcli.commands.bench.reports.tune import OPTION_LABELS, format_value
 
     rows = [
@@ -338,7 +338,7 @@ def _print_result(model: "Model", saved: "TunedProfile", result: "TuningResult",
         )
 
 
-def _verdict(model: "Model", saved: "TunedProfile", result: "TuningResult") -> str:
+def _verdict(model: "FetchedModel", saved: "TunedProfile", result: "TuningResult") -> str:
     """Return the result in one line."""
     from llmcli.planning import tuned_profile
 
@@ -406,14 +406,14 @@ def _forget(ref: str, config: "Config", ui: "UI") -> None:
     from llmcli.planning import tuned_profile
     from quant.model_file import read_header
 
-    resolved = fetch.resolve(ref, config)
+    resolved = fetch.resolve_ref(ref, config)
     model = installed_model(resolved, config, ui, ref)
     header = read_header.read_header(model.path) if model and model.kind == "gguf" else None
-    deleted = tuned_profile.delete_profiles(config, resolved.ref.full, header)
+    deleted = tuned_profile.delete_profiles(config, resolved.ref.full_name, header)
     if ui.json:
         ui.result({"forgotten": [str(path) for path in deleted]})
     else:
-        ui.text(f"deleted {several(len(deleted), 'profile')} of {resolved.ref.full}")
+        ui.text(f"deleted {format_count(len(deleted), 'profile')} of {resolved.ref.full_name}")
 
 
 BENCHES = (with_option_groups(tune),)

@@ -2,13 +2,13 @@
 
 from llmcli.bench.speed import measure as kernel
 from llmcli.bench.speed.parameter_grid import SpeedTest
-from llmcli.chat.chat_session import Speed
+from llmcli.chat.chat_session import MeasuredSpeed
 from llmcli.runtime.runner import Runner
 
 REPETITIONS = 3
 
 
-def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
+def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[MeasuredSpeed]:
     """Return the prompt and generation speed of the open model with its threads, batch sizes and
     cache types.
 
@@ -38,9 +38,9 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
     return [_as_speed(kernel.measure_test(model, subject, test, REPETITIONS)) for test in tests]
 
 
-def _as_speed(result: kernel.SpeedResult) -> Speed:
+def _as_speed(result: kernel.SpeedResult) -> MeasuredSpeed:
     rates, gaps = result.samples_ts, result.itl_ms
-    return Speed(
+    return MeasuredSpeed(
         result.test.name,
         kernel.average(rates),
         kernel.standard_deviation(rates),

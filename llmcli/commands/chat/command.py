@@ -18,13 +18,13 @@ from llmcli.commands.options.arguments import DEFAULT_MODEL, REF_HELP
 from llmcli.commands.options.run import RunCommand
 from llmcli.errors import UsageError, UserError
 from llmcli.model_loader.run_flags import RunFlags
-from llmcli.text_input import decoded
+from llmcli.text_input import decode_utf8
 
 if TYPE_CHECKING:
     from llmcli.batch.skeleton_run import SkeletonResult
-    from llmcli.chat.chat_session import Talk
-    from llmcli.chat.conversation.conversation import Session
-    from llmcli.chat.conversation.history import Item
+    from llmcli.chat.chat_session import ChatSession
+    from llmcli.chat.conversation.conversation import Conversation
+    from llmcli.chat.conversation.history import HistoryItem
     from llmcli.config import Config
     from llmcli.ui import UI
 
@@ -58,7 +58,7 @@ def chat(
         )
     config, ui = start_command(offline=given.offline)
     item = _find_session(resume, config) if resume else None
-    if item and not ref and (ref := item.read().model):
+    if item and not ref and (ref := item.read_conversation().model):
         ui.note(
             f"{item.name}: resumed with {ref} (with another model: "
             f"llmcli chat REF --resume {item.name})"
@@ -148,57 +148,57 @@ def _print_skeleton_result(result: "SkeletonResult", ui: "UI") -> None:
     )
 
 
-def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
+def _answer(talk: "ChatSession", text: str, json: bool, samples: int) -> bool:
     from llmcli.chat import constraint_report
     from llmcli.chat.display import answer_report
-    from llmcli.chat.display.stream_writer import aside
+    from llmcli.chat.display.stream_writer import print_dimmed
 
-    stream = talk.stream(silent=json)
+    stream = talk.open_writer(silent=json)
     samples = min(samples, talk.runner.context.n_seq_max)  # --fit may have reduced it
-    answers = talk.samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
+    answers = talk.ask_samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
         sample_documents = [
-            {**line_text, **constraint_report.facts(talk, answer)}
+            {**line_text, **constraint_report.constraint_json(talk, answer)}
             for line_text, answer in zip(
-                answer_report.samples(talk.runner, answers), answers, strict=True
+                answer_report.build_sample_documents(talk.runner, answers), answers, strict=True
             )
         ]
         talk.ui.result(
-            {**talk.document(answers[0]), **({"samples": sample_documents} if samples > 1 else {})}
+            {**talk.build_document(answers[0]), **({"samples": sample_documents} if samples > 1 else {})}
         )
     else:
         several = samples > 1
         timing_line = (
-            answer_report.samples_line(talk.runner, answers)
+            answer_report.format_samples_timing(talk.runner, answers)
             if several
-            else answer_report.timing_line(talk.runner, answers[0])
+            else answer_report.format_timing(talk.runner, answers[0])
         )
-        for line_text in (timing_line, *answer_report.beam_lines(answers[0])):
-            aside(talk.ui, line_text)
+        for line_text in (timing_line, *answer_report.format_beams(answers[0])):
+            print_dimmed(talk.ui, line_text)
     if any(answer.finish == "cancelled" for answer in answers):
         raise typer.Exit(130)
-    incomplete_answers = [answer for answer in answers if not constraint_report.whole(talk, answer)]
+    incomplete_answers = [answer for answer in answers if not constraint_report.is_complete(talk, answer)]
     if incomplete_answers:
-        talk.ui.error(*constraint_report.incomplete(talk, incomplete_answers[0]))
+        talk.ui.error(*constraint_report.describe_incomplete(talk, incomplete_answers[0]))
     return not incomplete_answers
 
 
-def _find_session(name: str, config: "Config") -> "Item":
+def _find_session(name: str, config: "Config") -> "HistoryItem":
     from llmcli.chat.conversation import history
 
-    return history.find(config, name)
+    return history.find_item(config, name)
 
 
 def _converse(
-    talk: "Talk", first_message: str | None, run_flags: RunFlags, item: "Item | None" = None
+    talk: "ChatSession", first_message: str | None, run_flags: RunFlags, item: "HistoryItem | None" = None
 ) -> bool:
     """Converse until the input ends, starting from `item` if given; return False if a line from a
     pipe failed.
     """
     from llmcli.chat import resume
-    from llmcli.chat.conversation.session_log import Log
+    from llmcli.chat.conversation.session_log import SessionLog
 
-    def typed(session: "Session") -> None:
+    def typed(session: "Conversation") -> None:
         session.sampling = session.sampling.with_values(run_flags.settings)
         if run_flags.system is not None:
             session.system = run_flags.system or None
@@ -209,16 +209,16 @@ def _converse(
         if run_flags.constraint:
             session.constraint = run_flags.constraint
 
-    talk.log = Log(talk.config, talk.ui.warn)
+    talk.log = SessionLog(talk.config, talk.ui.warn)
     try:
         if item:
-            resume.go_on(talk, item, typed)
+            resume.resume_conversation(talk, item, typed)
         return _run_loop(talk, first_message)
     finally:
         talk.log.close()
 
 
-def _run_loop(talk: "Talk", first_message: str | None) -> bool:
+def _run_loop(talk: "ChatSession", first_message: str | None) -> bool:
     from llmcli.chat import ask, input_loop
 
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -228,12 +228,12 @@ def _run_loop(talk: "Talk", first_message: str | None) -> bool:
             f"{talk.name} · {talk.runner.header.file_type} · {context} · /help, Ctrl-D exits"
         )
     if first_message is not None:
-        ask.answer(talk, first_message)
+        ask.ask_and_print(talk, first_message)
     if not interactive:
-        return input_loop.pipe(talk, sys.stdin.buffer)
+        return input_loop.run_pipe(talk, sys.stdin.buffer)
     from llmcli.chat.terminal import repl
 
-    repl.converse(talk)
+    repl.run_repl(talk)
     return True
 
 
@@ -246,16 +246,16 @@ def _open_chat(
     *,
     logprobs: bool = False,
     is_chat: bool,
-) -> Iterator["Talk"]:
+) -> Iterator["ChatSession"]:
     """Open the model and the chat session.
 
     Typed options override the alias's settings, which override the defaults. With `is_chat`,
     sequences for branches are reserved. Raises UserError.
     """
-    from llmcli.chat.chat_session import Talk
-    from llmcli.chat.conversation.conversation import Session
-    from llmcli.chat.display.display_settings import HIDE, SHOW, Screen
-    from llmcli.chat.settings import find
+    from llmcli.chat.chat_session import ChatSession
+    from llmcli.chat.conversation.conversation import Conversation
+    from llmcli.chat.display.display_settings import HIDE, SHOW, DisplaySettings
+    from llmcli.chat.settings import find_setting
     from llmcli.commands.chat.bench_adapter import measure
     from llmcli.model_loader.open_model import ModelSwitcher
     from llmcli.runtime.sampling import default_sampling
@@ -281,8 +281,8 @@ def _open_chat(
             run_flags.search,
             beams=min(run_flags.search.beams, opened_model.runner.context.n_seq_max),
         )
-        session = Session(sampling, system or None, predict, search, run_flags.constraint)
-        talk = Talk(
+        session = Conversation(sampling, system or None, predict, search, run_flags.constraint)
+        talk = ChatSession(
             opened_model.name,
             opened_model.runner,
             session,
@@ -294,8 +294,8 @@ def _open_chat(
             logprobs,
             file_bytes=opened_model.file_bytes,
             models=models,
-            measure=measure,
-            screen=Screen(
+            measure_speed=measure,
+            display=DisplaySettings(
                 probs=run_flags.logprobs,
                 thinking=HIDE if hides_thinking else SHOW,
                 markdown=run_flags.markdown,
@@ -305,8 +305,8 @@ def _open_chat(
             # an unsupported constraint is reported before anything is generated
             opened_model.runner.grammars(run_flags.constraint)
         if run_flags.reasoning != "auto":
-            find("reasoning").change(talk, run_flags.reasoning)
-        find("on_full").change(talk, run_flags.on_full)
+            find_setting("reasoning").set_value(talk, run_flags.reasoning)
+        find_setting("on_full").set_value(talk, run_flags.on_full)
         yield talk
 
 
@@ -324,7 +324,7 @@ def _prompt(run_flags: RunFlags, text: str | None) -> str | None:
         return prompt
     if sys.stdin is None or sys.stdin.isatty():
         return text
-    piped = decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
+    piped = decode_utf8(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
     return "\n\n".join(part for part in (text, piped) if part)
 
 

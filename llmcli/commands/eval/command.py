@@ -25,7 +25,7 @@ from llmcli.commands.options.rpc import RpcOptions
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side, read_evaluation_text
 
 if TYPE_CHECKING:
-    from llmcli.catalog.fetch import Model
+    from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
     from llmcli.ui import UI
 
@@ -101,7 +101,7 @@ def evaluate(
     An interrupted run keeps its finished chunks: the same command resumes it. The base always uses
     an f16 cache, so that `--base SRC -ctk q8_0 -ctv q8_0` measures the cost of a cache type.
     """
-    from llmcli.atomic_files import check_apart
+    from llmcli.atomic_files import require_distinct_paths
     from llmcli.commands.eval import report
     from llmcli.planning import resolve_options
     from llmcli.runtime.requests.request import RunOptions
@@ -135,7 +135,7 @@ def evaluate(
     base_side = (
         prepare_side(_prepare_base(base, config, ui).path, base_options, ui) if base else None
     )
-    check_apart(
+    require_distinct_paths(
         [save_base], [*model.header.files, *(base_side.header.files if base_side else ()), text]
     )
     target = save_base.expanduser() if save_base else None
@@ -174,13 +174,13 @@ def _refuse_conflicts(
             )
 
 
-def _prepare_source(ref: str, quant: str | None, config: "Config", ui: "UI") -> "Model":
+def _prepare_source(ref: str, quant: str | None, config: "Config", ui: "UI") -> "FetchedModel":
     from llmcli.model_loader.prepare import prepare_model
 
     return prepare_model(ref, quant, config, ui)
 
 
-def _prepare_base(ref: str, config: "Config", ui: "UI") -> "Model":
+def _prepare_base(ref: str, config: "Config", ui: "UI") -> "FetchedModel":
     """Return the base as it is; a checkpoint is refused, because the user has to choose how it is
     rounded.
 

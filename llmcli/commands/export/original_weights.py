@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmcli.catalog.fetch import Model, Wanted
+    from llmcli.catalog.fetch import FetchedModel, ResolvedRef
     from llmcli.catalog.spec import Spec
     from llmcli.config import Config
     from llmcli.ui import UI
@@ -57,7 +57,7 @@ def find_original_weights(
     from llmcli.model_loader.installed_model import installed_model
     from quant.model_file import read_header
 
-    wanted = fetch.resolve(ref, config)
+    wanted = fetch.resolve_ref(ref, config)
     model = installed_model(wanted, config, ui, ref)
     header = read_header.read_header(model.path) if model and model.kind == "gguf" else None
     search = _Search(wanted, repository, model, header)
@@ -77,9 +77,9 @@ def find_original_weights(
 class _Search:
     """What is known of a model. `named`: the repository or folder that the user named."""
 
-    wanted: "Wanted"
+    wanted: "ResolvedRef"
     named: str | None
-    model: "Model | None"
+    model: "FetchedModel | None"
     header: "ModelHeader | None"
 
     @property
@@ -192,7 +192,7 @@ def _of_header(header: "ModelHeader") -> _Shape:
 def _of_folder(path: Path) -> _Shape:
     from llmcli.catalog import model_facts
 
-    config = model_facts.settings(path)
+    config = model_facts.read_checkpoint_config(path)
     return _Shape(
         _natural_number(config.get("max_position_embeddings")),
         _natural_number(config.get("num_attention_heads")),

@@ -251,7 +251,7 @@ def _build_notes(weights: "OriginalWeights", run_flags: RunFlags, unwritten: boo
 
 
 def _write_files(folder: Path, table: Mapping[str, Any], template: str) -> list[Path]:
-    from llmcli.atomic_files import write_whole
+    from llmcli.atomic_files import write_atomically
 
     texts = {
         CONFIG_FILE: format_yaml(table),
@@ -260,7 +260,7 @@ def _write_files(folder: Path, table: Mapping[str, Any], template: str) -> list[
     if template:
         texts[TEMPLATE_FILE] = template
     for name, text in texts.items():
-        write_whole(folder / name, text.encode(), mode=0o777 if name == START_FILE else 0o666)
+        write_atomically(folder / name, text.encode(), mode=0o777 if name == START_FILE else 0o666)
     return [folder / name for name in texts]
 
 

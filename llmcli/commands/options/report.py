@@ -32,10 +32,10 @@ class ReportSettings:
 
     def check_path(self) -> None:
         """Raise UserError if the report page could not be written."""
-        from llmcli.atomic_files import check_place
+        from llmcli.atomic_files import require_writable
 
         if self.report_file is not None:
-            check_place(self.report_file)
+            require_writable(self.report_file)
 
 
 ReportOptions = Annotated[
@@ -64,7 +64,7 @@ def show_report(
     charts that are drawn by default on a terminal, if they show more than a table. With --chart,
     all charts of the page are drawn.
     """
-    from llmcli.atomic_files import write_whole
+    from llmcli.atomic_files import write_atomically
     from llmcli.charts import terminal_chart
     from llmcli.charts.html_page import render_html
 
@@ -77,7 +77,7 @@ def show_report(
         ]
     for chart in charts:
         ui.text()
-        ui.drawing(partial(terminal_chart.render_text, chart))
+        ui.print_drawing(partial(terminal_chart.render_text, chart))
     if path is not None and report_page:
-        write_whole(path, render_html(report_page).encode())
+        write_atomically(path, render_html(report_page).encode())
         ui.note(f"report: {path}")

@@ -49,7 +49,7 @@ def pareto(
     turn with REF; the table names the settings that others dominate. An interrupted run keeps what
     is finished: the same command resumes it.
     """
-    from llmcli.atomic_files import check_apart
+    from llmcli.atomic_files import require_distinct_paths
     from llmcli.commands.pareto import table
     from llmcli.commands.pareto.page import build_charts, build_page
     from llmcli.model_loader import quantize_file
@@ -67,7 +67,7 @@ def pareto(
         pre=reading.pre,
         allow_pickle=reading.allow_pickle,
     )
-    check_apart(
+    require_distinct_paths(
         [reporting.report_file], [*source.files, settings.imatrix, settings.moments, measuring.text]
     )
     plans = build_plans(source, settings, measuring.threads, config, ui)

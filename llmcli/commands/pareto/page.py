@@ -10,7 +10,7 @@ from llmcli.charts.chart import Axis, Chart, Plot, Series, Table
 from llmcli.charts.chart import Point as Place
 from llmcli.charts.scale import format_number
 from llmcli.commands.pareto.table import COLUMNS, table_rows
-from llmcli.units import size
+from llmcli.units import format_size
 from llmcli.workflows.pareto.compare import ParetoPoint, ParetoRequest
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def build_page(
         f"the base ran in {first_answers.base}"
     )
     lead = [
-        f"{point.name}: {size(point.nbytes)}, KL divergence {format_number(point.answers.kld.value)} ± "
+        f"{point.name}: {format_size(point.nbytes)}, KL divergence {format_number(point.answers.kld.value)} ± "
         f"{format_number(point.answers.kld.error, 2)}"
         for point in sorted(points, key=lambda one: one.nbytes)
         if point.name not in dominated

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from llmcli.units import size
+from llmcli.units import format_size
 from llmcli.workflows.pareto.compare import ParetoPoint, ParetoRequest
 from quant.certificate.certificate import SpeedComparison
 
@@ -57,7 +57,7 @@ def table_rows(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> list
         lines.append(
             (
                 point.name,
-                size(point.nbytes),
+                format_size(point.nbytes),
                 f"{point.bits_per_weight:.2f}",
                 f"{answers.kld.value:.5f} ± {answers.kld.error:.5f}",
                 f"{answers.kld_ranks.get('99.9', answers.kld_most):.4f}",

@@ -7,7 +7,7 @@ from llmcli.bench.plots import memory
 from llmcli.charts.chart import Chart, Table
 from llmcli.commands.plan.quantized_sizes import QuantizedSize
 from llmcli.planning.memory_plan import MemoryPlan
-from llmcli.units import size
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from llmcli.charts.html_page import ReportPage
@@ -93,7 +93,7 @@ def _build_table(predicted: MemoryPlan, measured: MemoryPlan | None) -> Table:
 
 
 def _format_size(value: int | None) -> str:
-    return "unknown" if value is None else size(value)
+    return "unknown" if value is None else format_size(value)
 
 
 def _format_count(value: int | None) -> str:

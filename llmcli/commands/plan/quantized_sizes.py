@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.units import size
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from llmcli.planning.memory_plan import Planner, MemoryPlan
@@ -176,9 +176,9 @@ def print_table(sizes: list[QuantizedSize], ui: "UI", *, is_quantized: bool) -> 
     rows = [
         (
             quantized_size.type,
-            size(quantized_size.file_bytes),
+            format_size(quantized_size.file_bytes),
             f"{quantized_size.bits_per_weight:.2f}",
-            "unknown" if quantized_size.total_bytes is None else size(quantized_size.total_bytes),
+            "unknown" if quantized_size.total_bytes is None else format_size(quantized_size.total_bytes),
             fits_words[quantized_size.fits],
             ", ".join(
                 ["this file"] * quantized_size.is_present

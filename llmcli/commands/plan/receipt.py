@@ -244,9 +244,9 @@ def _format_bytes(value: int | None) -> str:
 
 
 def _format_size(value: int | None) -> str:
-    from llmcli.units import size
+    from llmcli.units import format_size
 
-    return "" if value is None else size(value)
+    return "" if value is None else format_size(value)
 
 
 def _format_difference(value: int | None, actual: int | None) -> str:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from llmcli.ui import UI
-from llmcli.units import size
+from llmcli.units import format_size
 
 if TYPE_CHECKING:
     from llmcli.workflows.quantization.quantize import QuantizeResult
@@ -20,10 +20,10 @@ def print_result(result: "QuantizeResult", ui: UI) -> None:
     files = result.files
     names = str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     if result.report is None:
-        ui.text(f"would write {names} ({size(result.nbytes)}); nothing was written")
+        ui.text(f"would write {names} ({format_size(result.nbytes)}); nothing was written")
     else:
         _print_remarks(result, ui)
-        ui.text(f"{names} ({size(result.nbytes)}, {result.seconds:.1f} s)")
+        ui.text(f"{names} ({format_size(result.nbytes)}, {result.seconds:.1f} s)")
     if result.certified_file:
         certificate = result.certified_file
         certificate_text.print_summary(certificate.certificate, certificate.sidecars, ui)
@@ -91,8 +91,8 @@ def _print_table(result: "QuantizeResult", ui: UI) -> None:
         (
             row.type,
             str(row.tensors),
-            size(row.bytes_before),
-            size(row.bytes_after),
+            format_size(row.bytes_before),
+            format_size(row.bytes_after),
             f"{row.bits_per_weight:.2f}",
             "" if row.error is None else f"{row.error:.2%}",
             "" if row.seconds is None else f"{row.seconds:.2f}",
@@ -102,8 +102,8 @@ def _print_table(result: "QuantizeResult", ui: UI) -> None:
     total = (
         "total",
         str(len(plan.steps)),
-        size(plan.bytes_before),
-        size(plan.bytes_after),
+        format_size(plan.bytes_before),
+        format_size(plan.bytes_after),
         f"{plan.bits_per_weight:.2f}",
         "",
         f"{result.seconds:.2f}" if result.report else "",

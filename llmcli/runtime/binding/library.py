@@ -24,7 +24,7 @@ def lib() -> Any:
 
     Raises UserError when it is missing or does not load.
     """
-    config.quiet_library()
+    config.disable_backtrace()
     try:
         module: Any = importlib.import_module("llama_cpp.llama_cpp")
     except ImportError:

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.schema_cost import SchemaCost, count_cost
-from llmcli.strict_json import finite, strict
+from llmcli.strict_json import parse_finite_float, parse_strict_json
 
 MAX_CHARACTERS, MAX_DEPTH = 1 << 18, 64  # characters of a schema, levels of nested JSON
 MAX_PARTS = 200  # parts that are compiled alone to find the one that is refused
@@ -140,7 +140,7 @@ def _read(text: str) -> Any:
             hint="use a smaller schema",
         )
     try:
-        root = strict(text, _whole)
+        root = parse_strict_json(text, _whole)
         json.dumps(root, ensure_ascii=False).encode()
     except RecursionError:
         raise _too_deep() from None
@@ -171,7 +171,7 @@ def _too_deep() -> UserError:
 
 
 def _whole(word: str) -> int:
-    finite(word)  # the library reads integers beyond 64 bits as floats
+    parse_finite_float(word)  # the library reads integers beyond 64 bits as floats
     return int(word)
 
 

@@ -115,7 +115,6 @@ class Engine:
     @schedule.setter
     def schedule(self, schedule: Schedule) -> None:
         self.scheduler.schedule = schedule
-        self.scheduler.offload_store.max_bytes = schedule.offload_bytes
 
     def check(self) -> None:
         """Assert that the ledger agrees with llama.cpp's own positions."""
@@ -328,7 +327,9 @@ class Engine:
             if sequence.n_computed < len(sequence.tokens):
                 return []
             if sequence.prompt_scores and not sequence.times:
-                told.append(Event(sequence.id, None, "", prompt=tuple(sequence.prompt_scores)))
+                told.append(
+                    Event(sequence.id, None, "", prompt_logprobs=tuple(sequence.prompt_scores))
+                )
             if sequence.draft:
                 self.ledger.append(sequence.slot, sequence.draft)
         else:
@@ -354,7 +355,9 @@ class Engine:
             one for one in waiting if one.prefix_source is first and one.request is first.request
         ]
         placed = [
-            one for one in same if one.strategy.slots == 1 and self.scheduler.admit_fork(first, one)
+            one
+            for one in same
+            if one.strategy.slots == 1 and self.scheduler.admission.admit_fork(first, one)
         ]
         for one in placed:
             one.queue_seconds = first.queue_seconds

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.requests.sequence import Sequence
 
@@ -52,7 +53,36 @@ class ForwardPass:
     wants_logits: list[bool] = field(default_factory=list)
     shares: list[SequenceRows] = field(default_factory=list)
 
+    def add(
+        self,
+        sequence: Sequence,
+        count: int,
+        context: BatchedMemory,
+        ledger: Ledger,
+        is_alone: bool,
+    ) -> None:
+        """Add the next `count` tokens of a sequence with its draft, or its branches when all tokens
+        are computed.
+
+        The draft is cut to the free cells and rows, because nothing is evicted for a guess. A
+        sequence that does not run alone drafts nothing.
+        """
+        if sequence.n_computed == len(sequence.tokens):
+            self.add_branches(sequence, ledger)
+            return
+        if sequence.draft:
+            rows = len(self.tokens) + count
+            n_free = min(
+                context.n_ctx - len(sequence.tokens),
+                ledger.size - ledger.used_cells - rows,
+                context.n_batch - rows,
+                context.n_outputs - 1,
+            )
+            del sequence.draft[max(0, n_free) if is_alone else 0 :]
+        self.add_tokens(sequence, count)
+
     def add_tokens(self, sequence: Sequence, count: int) -> None:
+        """Add the next `count` tokens of a sequence, with its draft after the last one."""
         start = sequence.n_computed
         self.tokens += sequence.tokens[start : start + count]
         self.positions += range(start, start + count)

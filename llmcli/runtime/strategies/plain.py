@@ -79,7 +79,7 @@ class PlainStrategy:
             sequence.id,
             sequence.record_token(token, text, pass_seconds, sample, logprob),
             text,
-            top=top,
+            top_logprobs=top,
         )
         if ended or self.decoder.is_stopped:
             return [event], "stop"

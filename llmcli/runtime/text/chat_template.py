@@ -56,7 +56,8 @@ class ChatTemplate:
             length = 0
             for piece in self._template().generate(
                 messages=[
-                    {"role": turn.role, "content": turn.content, **turn.more} for turn in messages
+                    {"role": turn.role, "content": turn.content, **turn.template_fields}
+                    for turn in messages
                 ],
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self.bos,

@@ -14,7 +14,7 @@ from llmcli.runtime.binding.pooled_context import Vector
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.scoring.embedder import Embedder, EmbeddingJob
 from llmcli.serve.engine_thread.bridge import EngineBridge
-from llmcli.units import size
+from llmcli.units import format_size
 
 MAX_WAITING = 64  # requests
 RETRY_AFTER_SECONDS = 2  # seconds of Retry-After
@@ -41,7 +41,7 @@ def _make_room(runner: Runner, tokens: int) -> None:
     needed = (cache.nbytes if cache else 0) + (report.compute_bytes or 0)
     free = host.available_memory()
     if free is not None and needed > free:
-        message = f"a text of {tokens} tokens needs {size(needed)} of memory, {size(free)} are free"
+        message = f"a text of {tokens} tokens needs {format_size(needed)} of memory, {format_size(free)} are free"
         raise UserError(message, hint="send shorter texts")
     embedder.ensure_context(tokens)
 

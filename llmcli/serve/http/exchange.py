@@ -28,7 +28,7 @@ from llmcli.api.stream_resume import (
 from llmcli.serve.engine_thread.bridge import EngineBridge, PendingAnswers
 from llmcli.serve.http import api_keys
 from llmcli.serve.http.service import Service
-from llmcli.strict_json import strict
+from llmcli.strict_json import parse_strict_json
 from llmcli.types import Event
 from quant.errors import UserError
 
@@ -82,7 +82,7 @@ async def read_all(request: Request, max_bytes: int) -> bytes:
 def parse_json(raw: bytes) -> dict[str, Any]:
     """Parse bytes as a JSON object. Raises ApiError if they are none."""
     try:
-        document = strict(raw)
+        document = parse_strict_json(raw)
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8 at byte {error.start}") from None
     except RecursionError:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli import file_lock
-from llmcli.atomic_files import cannot_write, check_place, write_whole
+from llmcli.atomic_files import write_error, require_writable, write_atomically
 from llmcli.hardware import host
 from llmcli.runtime import model_identity
 from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.scoring.activations import Activations, open_activations
-from llmcli.units import size
+from llmcli.units import format_size
 from llmcli.workflows.evaluation.models import EvaluationSide
 from quant.calibration import moments_collector, resume_file
 from quant.calibration.expected_moments import mixing_product
@@ -37,7 +37,7 @@ from quant.quantize.plan import SETTINGS_KEY, read_transform
 
 if TYPE_CHECKING:
     from llmcli.config import Config
-    from llmcli.types import Bar
+    from llmcli.types import ProgressBar
     from llmcli.ui import UI
 
 USABLE_FRACTION = 0.8  # of the memory that is free after the model was opened
@@ -79,7 +79,7 @@ class CalibrationResult:
 
 
 def calibrate(
-    request: CalibrationRequest, config: "Config", ui: "UI", bar: "Bar | None" = None
+    request: CalibrationRequest, config: "Config", ui: "UI", bar: "ProgressBar | None" = None
 ) -> CalibrationResult:
     """Collect the statistics and write the files. An interrupted run resumes from its last save.
 
@@ -88,11 +88,11 @@ def calibrate(
     """
     for path in (request.out, request.moments):
         if path:
-            check_place(path)
+            require_writable(path)
     out_key = hashlib.sha256(
         str(request.out.absolute()).encode("utf-8", "surrogateescape")
     ).hexdigest()[:16]
-    with file_lock.locked(config.cache / "calibrations" / f"{out_key}.lock", ui, str(request.out)):
+    with file_lock.hold_lock(config.cache / "calibrations" / f"{out_key}.lock", ui, str(request.out)):
         with (
             blas_threads.limit_threads(1),
             _open_run(request) as calibration,
@@ -100,7 +100,7 @@ def calibrate(
             try:
                 return calibration.run(ui, bar)
             except OSError as error:
-                raise cannot_write(request.out, error) from None
+                raise write_error(request.out, error) from None
 
 
 @contextmanager
@@ -167,7 +167,7 @@ class _CalibrationRun:
             request.out.with_name(f".{request.out.name}.state"), self._head(), self.inputs
         )
 
-    def run(self, ui: "UI", parent_bar: "Bar | None") -> CalibrationResult:
+    def run(self, ui: "UI", parent_bar: "ProgressBar | None") -> CalibrationResult:
         """Run all passes over the text and write the files."""
         if self.request.moments and self.request.weights is not None and not self.inputs:
             return CalibrationResult(ImatrixCollector(), 0, 0)
@@ -197,7 +197,7 @@ class _CalibrationRun:
             file_bytes = progress.sums.build_file(
                 request.datasets, total, request.text.n_ctx, request.fingerprint, self._transform
             )
-            write_whole(self.request.out, *file_bytes)
+            write_atomically(self.request.out, *file_bytes)
             if file:
                 file.finish()
         self.interim.discard()
@@ -359,9 +359,9 @@ class _CalibrationRun:
         passes = "one pass" if len(groups) == 1 else f"{len(groups)} passes"
         ui.note(
             f"second moments of the {len(self.inputs)} inputs of {weights} weights: "
-            f"{size(file.layout.nbytes)} on disk; {passes} over the text with {size(moment_bytes)} "
+            f"{format_size(file.layout.nbytes)} on disk; {passes} over the text with {format_size(moment_bytes)} "
             "of "
-            f"moments, {size(peak_bytes)} of memory in total"
+            f"moments, {format_size(peak_bytes)} of memory in total"
         )
         state_bytes = max(
             (resume_file.disk_bytes(self.inputs, group) for group in groups), default=0
@@ -371,7 +371,7 @@ class _CalibrationRun:
         )
         if not self.saves:
             ui.note(
-                f"the disk has less than {size(state_bytes)} left to save an unfinished pass: "
+                f"the disk has less than {format_size(state_bytes)} left to save an unfinished pass: "
                 "if interrupted, the pass starts again"
             )
 

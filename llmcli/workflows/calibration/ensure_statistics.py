@@ -137,7 +137,7 @@ def _statistics_file(request: StatisticsRequest, config: "Config", ui: "UI") -> 
         (moments_file, "second moments") if request.needs_moments else (imatrix_file, "an imatrix")
     )
     make_folder(folder)
-    with file_lock.locked(folder / f"{key}.lock", ui, f"the calibration of {source.name}"):
+    with file_lock.hold_lock(folder / f"{key}.lock", ui, f"the calibration of {source.name}"):
         if target_file.exists():
             ui.note(
                 f"{request.reason} needs {description}: using {target_file} from an earlier run"

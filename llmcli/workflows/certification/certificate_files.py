@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from llmcli.atomic_files import write_whole
+from llmcli.atomic_files import write_atomically
 from llmcli.workflows.certification.certificate_text import format_markdown
 from quant.certificate.certificate import Certificate
 
@@ -27,7 +27,7 @@ def write_sidecars(verified: Certificate, out: Path) -> list[Path]:
         "html": render_html(build_page(verified)),
     }
     for end in SIDECAR_EXTENSIONS:
-        write_whole(sidecar_path(out, end), texts[end].encode())
+        write_atomically(sidecar_path(out, end), texts[end].encode())
     return [sidecar_path(out, end) for end in SIDECAR_EXTENSIONS]
 
 

@@ -5,7 +5,7 @@ tensor.
 from llmcli.charts.chart import Axis, Chart, ChartRow, RowChart, Table, NamedValue
 from llmcli.charts.html_page import ReportPage
 from llmcli.charts.scale import format_number
-from llmcli.units import size
+from llmcli.units import format_size
 from llmcli.workflows.certification.certificate_text import certificate_rows, format_error
 from quant.certificate.certificate import Certificate, TensorRecord
 from quant.model_file.model_header import tensor_role
@@ -25,7 +25,7 @@ def build_page(certificate: Certificate) -> ReportPage:
         f"Perplexity is {ratio.value:.4f} ± {ratio.error:.4f} times the source's.",
     )
     about = (
-        f"{size(certificate.content.nbytes)}, {certificate.content.bits_per_weight:.3f} bits per weight · "
+        f"{format_size(certificate.content.nbytes)}, {certificate.content.bits_per_weight:.3f} bits per weight · "
         f"{certificate.world.date}"
     )
     return ReportPage(
@@ -121,7 +121,7 @@ def _byte_charts(groups: dict[str, list[TensorRecord]]) -> list[Chart]:
             ChartRow(
                 name,
                 tuple(NamedValue(kind, value) for kind, value in mib_by_type.items()),
-                size(total),
+                format_size(total),
             )
         )
     if not chart_rows:

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.units import several, size
+from llmcli.units import format_count, format_size
 from quant.certificate import certificate
 from quant.certificate.certificate import Certificate, CertifiedEstimate, SpeedComparison
 
@@ -24,7 +24,7 @@ def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
     return [
         (
             "source",
-            f"{source.name} ({', '.join(source.types)}, {size(source.nbytes)}, "
+            f"{source.name} ({', '.join(source.types)}, {format_size(source.nbytes)}, "
             f"{source.bits_per_weight:.2f} bits per weight), {source.fingerprint}",
         ),
         (
@@ -36,7 +36,7 @@ def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
         ("types", ", ".join(f"{kind} × {count}" for kind, count in verified.mix.items())),
         (
             "bytes",
-            f"{content.nbytes:,} ({size(content.nbytes)}), "
+            f"{content.nbytes:,} ({format_size(content.nbytes)}), "
             f"{content.bits_per_weight:.3f} bits per weight",
         ),
         (
@@ -63,7 +63,7 @@ def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
         ("same top", _format_percent(answers.same_top)),
         ("RMS Δp", _format_percent(answers.rms_delta_p)),
         *[(f"speed {speed.test}", _format_speed(speed)) for speed in verified.speed],
-        ("measured on", f"{verified.world.machine}, {several(verified.world.threads, 'thread')}"),
+        ("measured on", f"{verified.world.machine}, {format_count(verified.world.threads, 'thread')}"),
         (
             "software",
             f"llmcli {verified.world.llmcli}, llama-cpp-python {verified.world.llama_cpp_python}, "
@@ -160,7 +160,7 @@ def mismatches(
 def _other_methods(verified: Certificate) -> str:
     """Name the methods other than the requested one that quantized some tensors."""
     others = [
-        f"{several(count, 'tensor')} by {name}"
+        f"{format_count(count, 'tensor')} by {name}"
         for name, count in verified.methods.items()
         if name != verified.method
     ]
@@ -207,9 +207,9 @@ def _format_percent(figure: CertifiedEstimate) -> str:
 
 def _escape(text: str) -> str:
     """Escape file metadata for a Markdown table."""
-    from llmcli.ui import visible
+    from llmcli.ui import escape_controls
 
-    escaped = " ".join(visible(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    escaped = " ".join(escape_controls(text).split()).replace("&", "&amp;").replace("<", "&lt;")
     for letter in "\\|`*_[]":
         escaped = escaped.replace(letter, "\\" + letter)
     return escaped

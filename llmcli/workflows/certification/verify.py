@@ -21,7 +21,7 @@ from llmcli.model_loader import float_copy as bases
 from llmcli.runtime.binding import rpc
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.units import several
+from llmcli.units import format_count
 from llmcli.workflows.evaluation import evaluate, models
 from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side, read_evaluation_text
 from llmcli.workflows.quantization.scratch_model import CHUNK_TOKENS
@@ -88,7 +88,7 @@ def check_text(source: "Source", request: VerifyRequest) -> None:
     words, name = read_evaluation_text(request.text)
     if (count := len(words.encode())) < 2 * DEFAULT_CTX - BYTELESS_TOKENS:
         raise _too_short(
-            f"{name} has {several(count, 'byte')}; verification needs {2 * DEFAULT_CTX} tokens"
+            f"{name} has {format_count(count, 'byte')}; verification needs {2 * DEFAULT_CTX} tokens"
         )
 
 
@@ -260,7 +260,7 @@ def environment(threads: int) -> Environment:
     """Return the machine, the versions and the time of the verification."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     count = len(rpc.joined_workers())  # worker addresses are private
-    machine = host.machine_identity() + (f" and {several(count, 'worker')}" if count else "")
+    machine = host.machine_identity() + (f" and {format_count(count, 'worker')}" if count else "")
     return Environment(__version__, llama_cpp_version(), machine, threads, now)
 
 
@@ -430,7 +430,7 @@ def _require_long_text(model: "EvaluationSide", words: str, name: str) -> None:
     count = len(models.tokenize_text(model, words))
     if count < 2 * DEFAULT_CTX:
         raise _too_short(
-            f"{name} has {several(count, 'token')}; verification needs {2 * DEFAULT_CTX}"
+            f"{name} has {format_count(count, 'token')}; verification needs {2 * DEFAULT_CTX}"
         )
 
 

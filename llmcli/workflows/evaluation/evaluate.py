@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmcli import file_lock
-from llmcli.atomic_files import cannot_write, check_place, make_folder, sync_folder
-from llmcli.config import rotated_cache
+from llmcli.atomic_files import write_error, require_writable, make_folder, sync_folder
+from llmcli.config import has_rotated_cache
 from llmcli.errors import UserError
 from llmcli.runtime import model_identity
 from llmcli.runtime.binding.library import llama_cpp_version
@@ -100,7 +100,7 @@ def run_evaluation(request: EvaluationRequest, config: "Config", ui: "UI") -> Ev
     n_chunks = text.count if request.max_chunks is None else min(request.max_chunks, text.count)
     head = _cache_key(request, text)
     path = config.cache / "evaluations" / f"{_digest(head)}.records"
-    with file_lock.locked(path.with_suffix(".lock"), ui, "this evaluation"):
+    with file_lock.hold_lock(path.with_suffix(".lock"), ui, "this evaluation"):
         journal = None if request.fresh else RecordLog.resume(path)
         if journal is None or journal.head != head:
             make_folder(path.parent)
@@ -258,7 +258,7 @@ def _cache_key(request: EvaluationRequest, text: TextChunks) -> dict[str, Any]:
         "n_ubatch": options.ubatch_size,
         "gpu_layers": [side.gpu_layers for side in sides],
         "build": llama_cpp_version(),
-        **({} if rotated_cache() else {"rotated": False}),
+        **({} if has_rotated_cache() else {"rotated": False}),
     }
 
 
@@ -300,7 +300,7 @@ def _saving(
         yield None
         return
     path, side = request.save_base, request.base or request.model
-    check_place(path)
+    require_writable(path)
     saved_head = {
         **{
             key: head[key]
@@ -329,7 +329,7 @@ def _saving(
             saved = RecordLog.create(part_file, saved_head)
             saved.append({base_logits.TOKENS_RECORD: text.ids.astype("<i4").tobytes()})
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise write_error(path, error) from None
     try:
         yield saved
     finally:

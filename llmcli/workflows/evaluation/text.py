@@ -20,7 +20,7 @@ def read_evaluation_text(path: Path | None) -> tuple[str, str]:
     from importlib import resources
 
     from llmcli.errors import UserError
-    from llmcli.text_input import decoded
+    from llmcli.text_input import decode_utf8
 
     if path is None:
         raw, name = (
@@ -34,7 +34,7 @@ def read_evaluation_text(path: Path | None) -> tuple[str, str]:
             raise UserError(
                 f"cannot read {path}: {error.strerror}", hint="--text takes a text file"
             ) from None
-    return decoded(raw, name).removesuffix("\n"), name
+    return decode_utf8(raw, name).removesuffix("\n"), name
 
 
 def prepare_side(path: Path, options: "RunOptions", ui: "UI") -> "EvaluationSide":

@@ -19,12 +19,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from llmcli import __version__, file_lock
-from llmcli.atomic_files import make_folder, write_whole
+from llmcli.atomic_files import make_folder, write_atomically
 from llmcli.hardware import host, rpc_workers
 from llmcli.model_loader import float_copy as bases
 from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.requests.request import RunOptions
-from llmcli.units import size
+from llmcli.units import format_size
 from llmcli.workflows.certification import verify
 from llmcli.workflows.evaluation import evaluate as evaluating
 from llmcli.workflows.evaluation import models
@@ -126,7 +126,7 @@ def compare(request: ParetoRequest, config: "Config", ui: "UI") -> list[ParetoPo
     """
     folder = config.cache / "pareto" / request.cache_key
     make_folder(folder)
-    with file_lock.locked(folder / "lock", ui, f"the same comparison of {request.source.name}"):
+    with file_lock.hold_lock(folder / "lock", ui, f"the same comparison of {request.source.name}"):
         points = (
             {}
             if request.fresh
@@ -216,7 +216,7 @@ def _measure_settings(
         for number, name in enumerate(remaining, 1):
             ui.note(f"{name} ({number} of {len(remaining)})")
             points[name] = _measure_setting(request, name, (base, base_logits), folder, config, ui)
-            write_whole(
+            write_atomically(
                 _result_path(request, name, folder), json.dumps(asdict(points[name])).encode()
             )
     return points
@@ -320,11 +320,11 @@ def _require_disk_space(
             **({folder: cache_bytes} if request.keep_folder else {}),
         }
     )
-    items = [f"{size(file_bytes)} for {'all files' if request.keep_folder else 'the largest file'}"]
+    items = [f"{format_size(file_bytes)} for {'all files' if request.keep_folder else 'the largest file'}"]
     items += (
-        [f"{size(float_copy.nbytes)} for the float copy of the checkpoint"] if float_copy else []
+        [f"{format_size(float_copy.nbytes)} for the float copy of the checkpoint"] if float_copy else []
     )
-    items.append(f"{size(logit_bytes)} for the base's logits")
+    items.append(f"{format_size(logit_bytes)} for the base's logits")
     ui.note(
         "disk: " + ", ".join(items) + ("" if request.keep_folder else "; only the results are kept")
     )

@@ -101,7 +101,7 @@ def allocate(request: AllocationRequest, config: "Config", ui: "UI") -> Allocati
     make_folder(folder)
     with ExitStack() as stack:
         path = folder / f"{_hash_json(probe_key)}.records"
-        stack.enter_context(file_lock.locked(path.with_suffix(".lock"), ui, "this measurement"))
+        stack.enter_context(file_lock.hold_lock(path.with_suffix(".lock"), ui, "this measurement"))
         record_files = [
             _open_records(path, probe_key),
             _open_records(folder / f"{_hash_json(error_key)}.records", error_key),

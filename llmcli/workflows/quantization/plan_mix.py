@@ -106,11 +106,11 @@ def validate(
 
 def write_plan_file(out: Path | None, mix: TypeMix, ui: "UI") -> dict[str, Any]:
     """Write the plan file, if requested; return its field for --json."""
-    from llmcli.atomic_files import write_whole
+    from llmcli.atomic_files import write_atomically
 
     if out is None:
         return {}
-    write_whole(out.expanduser(), mix.to_json())
+    write_atomically(out.expanduser(), mix.to_json())
     ui.note(f"wrote the plan file {out}: --plan {out} makes the same file again")
     return {"plan_out": str(out)}
 

@@ -18,7 +18,7 @@ from llmcli.workflows.quantization.size_request import SizeRequest
 from llmcli.workflows.quantization.type_overrides import TensorTypeSettings
 
 if TYPE_CHECKING:
-    from llmcli.catalog.fetch import Model
+    from llmcli.catalog.fetch import FetchedModel
     from llmcli.config import Config
     from llmcli.ui import UI
     from llmcli.workflows.certification.certify import CertifiedFile
@@ -73,7 +73,7 @@ class QuantizeJob:
     request: QuantizeRequest
     method: "Method"
     verify_request: "VerifyRequest | None"
-    model: "Model | None"
+    model: "FetchedModel | None"
     source: "Source"
     file_type: str
 
@@ -183,11 +183,11 @@ class QuantizeResult:
 
     def read_sha256(self) -> str | None:
         """Return the digest of a single written file, which is read if it is not known."""
-        from llmcli.catalog.store import measure
+        from llmcli.catalog.store import hash_file
 
         if self.report is None or self.plan.max_shard_bytes:
             return None
-        return self.report.sha256 or measure(self.report.out).sha256
+        return self.report.sha256 or hash_file(self.report.out).sha256
 
 
 def quantize(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeResult:
@@ -252,7 +252,7 @@ def open_job(request: QuantizeRequest, config: "Config", ui: "UI") -> QuantizeJo
 
 def check(job: QuantizeJob) -> None:
     """Raise UserError for a job that would fail after its statistics were collected."""
-    from llmcli.atomic_files import check_apart
+    from llmcli.atomic_files import require_distinct_paths
     from llmcli.model_loader.quantize_file import require_output_path
     from llmcli.workflows.certification import certify
     from llmcli.workflows.quantization import plan_mix
@@ -260,7 +260,7 @@ def check(job: QuantizeJob) -> None:
 
     request = job.request
     out, plan_out = request.output.out, request.size.plan_out
-    check_apart(
+    require_distinct_paths(
         [out, plan_out],
         [
             *request.method.input_files,
@@ -268,7 +268,7 @@ def check(job: QuantizeJob) -> None:
             request.verification.verify_text,
         ],
     )
-    check_apart([plan_out], job.source.files)
+    require_distinct_paths([plan_out], job.source.files)
     certify.check_text(job.source, job.verify_request)
     if out and not (request.max_shard_bytes or request.output.dry_run):
         require_writable_file(job.source, out.expanduser())

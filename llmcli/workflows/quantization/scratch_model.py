@@ -22,7 +22,7 @@ from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import ChunkScorer
-from llmcli.units import several
+from llmcli.units import format_count
 from llmcli.workflows.evaluation.models import EvaluationSide
 from quant.evaluation.divergence import F32, F64, PositionScores, ThreadedScorer, TopLogits
 from quant.evaluation.evaluate import Evaluation, TextChunks
@@ -165,7 +165,7 @@ def _read_text(source: "Source", probe_text: ProbeText) -> TextChunks:
         text = probe_text.read_chunks(side)
     if text.count < probe_text.probe_chunks + probe_text.held_out_chunks:
         raise UserError(
-            f"the text has {several(text.count, 'chunk')} of {side.options.ctx_size} tokens, but "
+            f"the text has {format_count(text.count, 'chunk')} of {side.options.ctx_size} tokens, but "
             f"{probe_text.probe_chunks} are measured and {probe_text.held_out_chunks} more held out",
             hint="use a longer --text, or fewer --probe-chunks",
         )

@@ -16,7 +16,7 @@ from llmcli.atomic_files import make_folder
 from llmcli.catalog import scratch_folders
 from llmcli.hardware import host
 from llmcli.model_loader import float_copy, quantize_file
-from llmcli.units import size
+from llmcli.units import format_size
 from llmcli.workflows.calibration import calibrate, ensure_statistics
 from quant.calibration import moments
 from quant.model_file import read_header
@@ -26,7 +26,7 @@ from quant.quantize.blockwise import BlockwiseModel, TensorGroup, unquantized_pl
 
 if TYPE_CHECKING:
     from llmcli.config import Config
-    from llmcli.types import Bar
+    from llmcli.types import ProgressBar
     from llmcli.ui import UI
     from llmcli.workflows.evaluation.models import EvaluationSide
     from quant.calibration.statistics import SecondMoments
@@ -58,7 +58,7 @@ def write_blockwise(
         return quantize_file.write_with_progress(plan, out, ui, threads=threads)
     started_at = time.monotonic()
     with (
-        scratch_folders.at_work(out, config, ui) as folder,
+        scratch_folders.claim_work_folder(out, config, ui) as folder,
         blas_threads.limit_threads(threads or None),
     ):
         if force:
@@ -173,7 +173,7 @@ class _BlockwiseRun:
         )
         make_folder(prefix.folder)
         with self.ui.bar(
-            f"write a scratch model: {size(needed_bytes)}", len(prefix.plan.steps), "tensors"
+            f"write a scratch model: {format_size(needed_bytes)}", len(prefix.plan.steps), "tensors"
         ) as bar:
             for group in prefix.write_missing(self.threads):
                 bar.advance(len(group.plan.steps))
@@ -184,7 +184,7 @@ class _BlockwiseRun:
         model_side: "EvaluationSide",
         text: "TextChunks",
         names: tuple[str, ...],
-        bar: "Bar",
+        bar: "ProgressBar",
     ) -> "dict[str, SecondMoments]":
         """Return the second moments of a group, collected with the model as it is now."""
         file = self._scratch_file(group, "moments")
@@ -232,7 +232,7 @@ class _BlockwiseRun:
         )
         duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
         self.ui.note(
-            f"the first two groups took {first + second:.0f} s, {size(self.peak_bytes)} for second "
-            f"moments and {size(host.resident_memory() or 0)} of memory in total; "
+            f"the first two groups took {first + second:.0f} s, {format_size(self.peak_bytes)} for second "
+            f"moments and {format_size(host.resident_memory() or 0)} of memory in total; "
             f"about {duration} remain"
         )

@@ -187,7 +187,9 @@ def test_every_other_field_is_harmless_or_refused_by_name(serve: Callable[..., S
 def gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake model fills gaps, by tokens that are letters."""
     monkeypatch.setattr(
-        FakeModel, "fim_tokens", {"pre": ord("P"), "suf": ord("S"), "mid": ord("M"), "sep": ord("F")}
+        FakeModel,
+        "fim_tokens",
+        {"pre": ord("P"), "suf": ord("S"), "mid": ord("M"), "sep": ord("F")},
     )
 
 

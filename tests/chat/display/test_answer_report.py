@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmcli.chat.display.answer_report import document, timing_line, used_bytes
+from llmcli.chat.display.answer_report import build_document, format_timing, used_cache_bytes
 from llmcli.runtime.kv_size import KVCache, LayerKV
 from llmcli.runtime.requests.request import Answer
 from llmcli.types import TokenTime
@@ -20,7 +20,7 @@ def runner():
 
 
 def test_the_figures_follow_the_contracts_definitions(runner) -> None:
-    made = document(runner, "name", 5, ANSWER)
+    made = build_document(runner, "name", 5, ANSWER)
     assert made["model"] == {
         "name": "name",
         "path": str(runner.header.path),
@@ -45,17 +45,17 @@ def test_the_figures_follow_the_contracts_definitions(runner) -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_an_answer_too_short_for_gaps_has_zeros_not_nan(runner, count: int) -> None:
-    timing = document(runner, "name", 5, replace(ANSWER, tokens=TOKENS[:count]))["timing"]
+    timing = build_document(runner, "name", 5, replace(ANSWER, tokens=TOKENS[:count]))["timing"]
     assert timing["itl_ms"] == {"p50": 0.0, "p90": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0}
     assert (timing["tpot_ms"], timing["tokens_per_second"]) == (0.0, 0.0)
 
 
 def test_the_line_for_people(runner) -> None:
-    assert timing_line(runner, ANSWER) == (
+    assert format_timing(runner, ANSWER) == (
         "[ttft 100 ms · prefill 8 tok 100 tok/s (+4 reused) · 4 tok 50.0 tok/s · p50 20.0 p99 30.0 ms"
         " · KV 0/256 cells 0 B of 128.0 KiB]"
     )
-    assert timing_line(runner, replace(ANSWER, finish="cancelled")).endswith(
+    assert format_timing(runner, replace(ANSWER, finish="cancelled")).endswith(
         "(stopped by the user)"
     )
 
@@ -64,5 +64,5 @@ def test_a_window_never_holds_more_than_itself() -> None:
     cache = KVCache(
         (LayerKV(0, 1024, 1024 * 10, 1024 * 10), LayerKV(1, 256, 256 * 2, 256 * 2)), 1024, 24
     )
-    assert used_bytes(cache, 100) == 100 * 24
-    assert used_bytes(cache, 1000) == 1000 * 20 + 256 * 4
+    assert used_cache_bytes(cache, 100) == 100 * 24
+    assert used_cache_bytes(cache, 1000) == 1000 * 20 + 256 * 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from llmcli.chat.display.markdown import Blocks
+from llmcli.chat.display.markdown import MarkdownStream
 from llmcli.ui import UI
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +58,7 @@ class Echo:
 
 
 def drawn(pieces: list[str]) -> str:
-    blocks = Blocks(Echo())
+    blocks = MarkdownStream(Echo())
     return "".join(blocks.feed(piece) for piece in pieces) + blocks.finish()
 
 
@@ -121,7 +121,7 @@ def test_every_way_of_cutting_the_stream_gives_the_same() -> None:
     ],
 )
 def test_a_piece_is_shown_as_soon_as_it_is_whole(so_far: str, shown: str) -> None:
-    assert Blocks(Echo()).feed(so_far) == shown
+    assert MarkdownStream(Echo()).feed(so_far) == shown
 
 
 def test_no_line_is_lost() -> None:
@@ -156,7 +156,7 @@ def test_a_models_markdown_is_text_and_colours_and_nothing_else() -> None:
         "\x1b[2J **bold \x1b]0;owned\x07** `code\x9b` &#x202E; &#27;[2J [a\x1b[A](http://x/\u202e) <http://y/\x1b>\r\n\n"
         "<img onerror=1> ![pic\x1b](file:///etc)\n\n<script>\n\x1b[2J\n</script>\n\n```\x1b[2J\n\x1b[2J\u2066\n```\n"
     )
-    blocks = Blocks(UI())
+    blocks = MarkdownStream(UI())
     out = "".join(blocks.feed(char) for char in evil) + blocks.finish()
     plain = SGR.sub("", out)
     assert all(char.isprintable() or char in "\n\t" for char in plain)
@@ -183,7 +183,7 @@ def test_any_text_can_be_drawn() -> None:
     marks = ["```\n", "](", "\n", "\n\n", "- ", "1. ", "~~~", "&#", "![", "\t", *"*_`[)<>|#;x"]
     for _ in range(150):
         text = "".join(dice.choice(marks) for _ in range(dice.randint(1, 30)))
-        blocks = Blocks(UI())
+        blocks = MarkdownStream(UI())
         out = "".join(blocks.feed(char) for char in text) + blocks.finish()
         assert all(char.isprintable() or char in "\n\t" for char in SGR.sub("", out))
 

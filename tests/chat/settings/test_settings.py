@@ -4,41 +4,41 @@ from collections.abc import Callable
 
 import pytest
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.commands import perform
-from llmcli.chat.input_loop import say
-from llmcli.chat.settings import find, knobs
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.commands import run_command
+from llmcli.chat.input_loop import handle_line
+from llmcli.chat.settings import find_setting, chat_settings
 from llmcli.errors import UserError
 
-Make = Callable[..., Talk]
-NAMES = sorted(knobs())
+Make = Callable[..., ChatSession]
+NAMES = sorted(chat_settings())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_knob_starts_at_its_default_and_tells_what_it_takes(name: str, talk: Make) -> None:
-    knob = knobs()[name]
+    knob = chat_settings()[name]
     one = talk()
     if name != "temp":  # the fixture is greedy
-        assert knob.show(one) == knob.default
+        assert knob.format_value(one) == knob.default
     assert knob.help
     assert knob.range
     assert all(
-        find(word) is knob for word in (name, name.upper(), name.replace("_", "-"), *knob.aliases)
+        find_setting(word) is knob for word in (name, name.upper(), name.replace("_", "-"), *knob.aliases)
     )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_refused_value_changes_nothing_and_says_what_to_type(name: str, talk: Make) -> None:
     one = talk()
-    before = {knob.name: knob.show(one) for knob in knobs().values()}
+    before = {knob.name: knob.format_value(one) for knob in chat_settings().values()}
     with pytest.raises(UserError) as error:
-        perform(one, f"/set {name} " + ('""' if name == "stop" else "\x1bnonsense"))
+        run_command(one, f"/set {name} " + ('""' if name == "stop" else "\x1bnonsense"))
     assert error.value.hint
-    assert {knob.name: knob.show(one) for knob in knobs().values()} == before
+    assert {knob.name: knob.format_value(one) for knob in chat_settings().values()} == before
 
 
 def test_no_spelling_is_two_knobs() -> None:
-    spellings = [word for knob in knobs().values() for word in (knob.name, *knob.aliases)]
+    spellings = [word for knob in chat_settings().values() for word in (knob.name, *knob.aliases)]
     assert len(spellings) == len(set(spellings))
 
 
@@ -50,9 +50,9 @@ def test_timing_is_told_as_it_was_set(
     line: str, lines: int, talk: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = talk(b"a\x1bb")
-    say(one, f"/set {line}")
+    handle_line(one, f"/set {line}")
     capsys.readouterr()
-    say(one, "hello")
+    handle_line(one, "hello")
     out, err = capsys.readouterr()
     told = err.splitlines()
     assert out == "a␛b\n"
@@ -74,22 +74,22 @@ def test_stop_texts_add_up_and_hold_for_the_next_answer(
         '/set stop " two"',
         "/set stop three",
     ):
-        say(one, line)
-    assert one.stops == ("three", "\n", " two")
+        handle_line(one, line)
+    assert one.stop_texts == ("three", "\n", " two")
     assert capsys.readouterr().out.splitlines()[-1] == 'stop = "three" "\\n" " two"'
-    say(one, "x")
+    handle_line(one, "x")
     assert capsys.readouterr().out == "one\n"
-    say(one, "/set stop none")
-    assert one.stops == ()
+    handle_line(one, "/set stop none")
+    assert one.stop_texts == ()
     with pytest.raises(UserError):
-        say(one, '/set stop ""')
+        handle_line(one, '/set stop ""')
 
 
 def test_switches_reach_the_next_request(talk: Make) -> None:
     one = talk(b"yes")
     for line in ("/set ignore_eos on", "/set endless on", "/set predict 5"):
-        say(one, line)
-    say(one, "x")
-    assert one.last
-    assert len(one.last.tokens) == 5
+        handle_line(one, line)
+    handle_line(one, "x")
+    assert one.last_answer
+    assert len(one.last_answer.tokens) == 5
     assert (one.ignore_eos, one.endless) == (True, True)

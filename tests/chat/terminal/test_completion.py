@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.settings import knobs
-from llmcli.chat.terminal.completion import offers
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.settings import chat_settings
+from llmcli.chat.terminal.completion import complete_line
 
-Make = Callable[..., Talk]
+Make = Callable[..., ChatSession]
 
 
-def offered(talk: Talk, line: str) -> list[str]:
+def offered(talk: ChatSession, line: str) -> list[str]:
     """The lines that Tab would make of `line`."""
-    return [line[: len(line) + start] + word for start, word in offers(talk, line)]
+    return [line[: len(line) + start] + word for start, word in complete_line(talk, line)]
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_tab_offers_words_names_and_values(line: str, lines: list[str], talk: Ma
 
 def test_a_name_shows_its_value_and_range_beside_it(talk: Make) -> None:
     one = talk()
-    (offer,) = [word for _, word in offers(one, "/set top_k")]
+    (offer,) = [word for _, word in complete_line(one, "/set top_k")]
     assert offer.about.startswith("40 · from 0 to ")  # type: ignore[attr-defined]
-    about = {str(word): word.about for _, word in offers(one, "/set temp ")}  # type: ignore[attr-defined]
+    about = {str(word): word.about for _, word in complete_line(one, "/set temp ")}  # type: ignore[attr-defined]
     assert about == {
         "0": "current · from 0 to 100",
         "0.8": "default · from 0 to 100",
@@ -50,10 +50,10 @@ def test_a_name_shows_its_value_and_range_beside_it(talk: Make) -> None:
     }
 
 
-@pytest.mark.parametrize("name", sorted(knobs()))
+@pytest.mark.parametrize("name", sorted(chat_settings()))
 def test_every_value_that_is_offered_is_taken(name: str, talk: Make) -> None:
     one = talk(n_seq_max=2)
-    knob = knobs()[name]
-    for value in list(knob.values(one)):
-        knob.change(one, str(value))
-        assert knob.show(one) == value
+    knob = chat_settings()[name]
+    for value in list(knob.offered_values(one)):
+        knob.set_value(one, str(value))
+        assert knob.format_value(one) == value

@@ -13,21 +13,21 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from llmcli.chat.chat_session import Talk
+from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.terminal import repl
-from llmcli.model_loader.opened_model import Opened
+from llmcli.model_loader.opened_model import OpenedModel
 from llmcli.runtime.interrupt import allow_interrupts, defer_interrupts, pop_interrupt
 from llmcli.runtime.text.chat_template import ChatTemplate
 from tests.fixtures.fakes import TEMPLATE
 
-Make = Callable[..., Talk]
+Make = Callable[..., ChatSession]
 LEAVE = "\x04"
 
 
-def converse(talk: Talk, keys: str) -> None:
+def converse(talk: ChatSession, keys: str) -> None:
     with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
         pipe.send_text(keys + LEAVE)
-        repl.converse(talk)
+        repl.run_repl(talk)
 
 
 def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
@@ -37,7 +37,7 @@ def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
         def names(self) -> list[str]:
             return []
 
-        def switch(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+        def switch(self, ref: str, beams: int, take: Callable[[OpenedModel], None]) -> None:
             with allow_interrupts():
                 signal.raise_signal(signal.SIGINT)
 
@@ -63,13 +63,13 @@ def test_ctrl_c_before_the_first_pass_stops_the_answer_and_the_question_waits(
     one = talk(b"yes")
     one.runner.template = Interrupted(TEMPLATE)
     converse(one, "a?\r")
-    assert (one.session.messages, one.unanswered) == ([], "a?")
+    assert (one.conversation.messages, one.pending_message) == ([], "a?")
     assert "(stopped by the user)" in capsys.readouterr().err
     one.runner.engine.ledger.check()
     one.runner.template = ChatTemplate(TEMPLATE)
-    one.leaving = False
+    one.should_exit = False
     converse(one, "/retry\r")
-    assert [message.content for message in one.session.messages] == ["a?", "yes"]
+    assert [message.content for message in one.conversation.messages] == ["a?", "yes"]
 
 
 def test_a_signal_behind_the_last_key_waits_for_the_answer() -> None:
@@ -89,5 +89,5 @@ def test_a_signal_behind_the_last_key_waits_for_the_answer() -> None:
 
         session.default_buffer.accept_handler = sent
         keys.send_text("a question\r")
-        assert asyncio.run(repl._typed(session, "")) == "a question"
+        assert asyncio.run(repl._read_input(session, "")) == "a question"
         assert pop_interrupt()

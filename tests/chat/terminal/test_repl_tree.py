@@ -36,9 +36,9 @@ def test_edit_offers_the_old_question_and_a_killed_sitting_is_resumed(
     terminal.child.close(force=True)
 
     (path,) = (home / "state" / "sessions").glob("*.jsonl")
-    held = session_log_reader.read(path)
+    held = session_log_reader.read_log(path)
     assert [turn.question for turn in held.tree.turns] == ["Hello", "Hello there", "Once more"]
-    assert (held.tree.path(), held.damaged, held.unanswered) == ([2], 0, None)
+    assert (held.tree.current_path(), held.n_damaged, held.pending_message) == ([2], 0, None)
 
     again = Terminal(smollm2, "chat", "--resume")
     again.child.expect(f"loaded {path.stem}: 1 turn, it was saved without a KV state")

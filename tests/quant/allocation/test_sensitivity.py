@@ -63,7 +63,9 @@ def source(tmp_path: Path) -> Source:
 
 def planner(source: Source) -> Callable[[Mapping[str, str]], Plan]:
     elements = {w.name: w.elements for w in source.weights}
-    return lambda mix: plan.plan_quantization(source, nearest_file_type(mix, elements), TypeOverrides(mix=mix))
+    return lambda mix: plan.plan_quantization(
+        source, nearest_file_type(mix, elements), TypeOverrides(mix=mix)
+    )
 
 
 @contextmanager

@@ -56,7 +56,9 @@ def assert_equal(
     )
     weights = imatrix.load_imatrix(write_gguf(folder / "imatrix.gguf", sums))
     quantize.write_model(
-        plan_module.plan_quantization(quantize.open_gguf(source), kind, wishes, weights), ours, threads=2
+        plan_module.plan_quantization(quantize.open_gguf(source), kind, wishes, weights),
+        ours,
+        threads=2,
     )
     upstream.assert_same(ours, theirs)
 
@@ -137,7 +139,9 @@ def test_the_new_file_says_what_steered_it_as_llama_quantize_does(
     weights = imatrix.load_imatrix(write(tmp_path / f"imatrix.{form}", sums))
     out = tmp_path / "out.gguf"
     quantize.write_model(
-        plan_module.plan_quantization(quantize.open_gguf(models("one")), "Q4_0", imatrix=weights), out, threads=1
+        plan_module.plan_quantization(quantize.open_gguf(models("one")), "Q4_0", imatrix=weights),
+        out,
+        threads=1,
     )
     fields = gguf.GGUFReader(out).fields
     found = {key: fields[key].contents() for key in fields if key.startswith("quantize.imatrix.")}
@@ -174,7 +178,9 @@ def test_another_imatrix_makes_the_file_anew_and_the_same_does_not(models, tmp_p
     assert not quantize.write_model(
         plan_module.plan_quantization(source, "Q4_0", imatrix=second), out
     ).already_finished
-    assert not quantize.write_model(plan_module.plan_quantization(source, "Q4_0"), out).already_finished
+    assert not quantize.write_model(
+        plan_module.plan_quantization(source, "Q4_0"), out
+    ).already_finished
 
 
 def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_passed_over(

@@ -141,7 +141,9 @@ def test_a_second_one_takes_the_place_of_the_first(file: Path) -> None:
 def test_a_certified_file_is_recognised_and_is_the_same_source(source: Path, file: Path) -> None:
     before = quantize.open_gguf(file).fingerprint
     embed.embed_certificate(file, certified(file))
-    assert quantize.is_finished(plan_module.plan_quantization(quantize.open_gguf(source), "Q4_K_M"), file)
+    assert quantize.is_finished(
+        plan_module.plan_quantization(quantize.open_gguf(source), "Q4_K_M"), file
+    )
     assert quantize.open_gguf(file).fingerprint == before
 
 
@@ -380,7 +382,9 @@ def test_errors_are_those_of_numpy_in_float64(source: Path, made: Path, tmp_path
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    plan = plan_module.plan_quantization(quantize.open_gguf(source), "Q4_K_M", imatrix=load_imatrix(matrix))
+    plan = plan_module.plan_quantization(
+        quantize.open_gguf(source), "Q4_K_M", imatrix=load_imatrix(matrix)
+    )
     originals = {
         one.weight.name: OriginalTensor(one.weight, one.statistics.importance) for one in plan.steps
     }

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from quant.checkpoint import pickles, safetensors, tensor_views
+from quant.checkpoint.folder import CheckpointFolder
 from quant.convert import checkpoint_source
 from quant.errors import PickleNotAllowedError, UserError
 from quant.quantize import plan, write
@@ -70,7 +71,7 @@ def test_shards_and_every_dtype_are_read(tmp_path: Path) -> None:
         old = torch.load(tmp_path / file, weights_only=True) if (tmp_path / file).exists() else {}
         torch.save(old | {name: value}, tmp_path / file)
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
-    found = pickles.load_pickles(tmp_path)
+    found = pickles.load_pickles(CheckpointFolder(tmp_path))
     assert {name: t.dtype for name, t in sorted(found.items())} == dict(
         zip("abcdefg", ["F32", "BF16", "F16", "I32", "F8_E4M3", "F32", "F32"], strict=True)
     )
@@ -91,7 +92,7 @@ def test_a_column_of_any_stride_is_read(tmp_path: Path) -> None:
     row = torch.arange(1.0, 5.0).reshape(1, 4)
     torch.save({"a": row.T, "b": row[:, :1], "c": torch.zeros(3, 4, 1, 1).as_strided((3, 4, 1, 1), (4, 1, 7, 9))},
                tmp_path / "pytorch_model.bin")  # fmt: skip
-    found = pickles.load_pickles(tmp_path)
+    found = pickles.load_pickles(CheckpointFolder(tmp_path))
     assert tensor_views.read_floats(found["a"]).tolist() == [[1], [2], [3], [4]]
     assert tensor_views.read_floats(found["a"], 1, 3).tolist() == [[2], [3]]
     assert tensor_views.read_floats(found["b"]).tolist() == [[1]]
@@ -125,7 +126,7 @@ def test_code_in_a_pickle_is_not_run(wrapped: bool, tmp_path: Path) -> None:
         tmp_path / "pytorch_model.bin",
     )
     with pytest.raises(UserError, match=r"cannot be read: Weights only load failed"):
-        pickles.load_pickles(tmp_path)
+        pickles.load_pickles(CheckpointFolder(tmp_path))
     assert not target.exists()
     torch.load(tmp_path / "pytorch_model.bin", weights_only=False)  # the bomb is a real one
     assert target.exists()
@@ -201,7 +202,7 @@ def test_what_is_no_table_of_tensors_is_refused(
 ) -> None:
     save(tmp_path / "pytorch_model.bin", values)
     with pytest.raises(UserError) as caught:
-        pickles.load_pickles(tmp_path)
+        pickles.load_pickles(CheckpointFolder(tmp_path))
     assert said in str(caught.value)
 
 
@@ -222,7 +223,7 @@ def test_a_damaged_pickle_is_read_or_refused(weights: dict[str, Any], tmp_path: 
         broken[spot] = random.integers(256)
         file.write_bytes(broken)
         try:
-            for tensor in pickles.load_pickles(file.parent).values():
+            for tensor in pickles.load_pickles(CheckpointFolder(file.parent)).values():
                 tensor.read(0, 1)
         except UserError:
             refused += 1
@@ -233,16 +234,16 @@ def test_a_trainers_own_files_do_not_count(weights: dict[str, Any], tmp_path: Pa
     for name in ("training_args.bin", "optimizer.pt", "rng_state_0.pth", "model.pt"):
         torch.save({"w": torch.ones(2, 2)}, tmp_path / name)
     assert [file.name for file in pickles.find_pickles(tmp_path)] == ["model.pt"]
-    assert list(pickles.load_pickles(tmp_path)) == ["w"]
+    assert list(pickles.load_pickles(CheckpointFolder(tmp_path))) == ["w"]
     torch.save({"w": torch.ones(2, 2)}, tmp_path / "other.pth")
     with pytest.raises(
         UserError, match=r"has 2 pickled files and no pytorch_model\.bin: model\.pt, other\.pth"
     ):
-        pickles.load_pickles(tmp_path)
+        pickles.load_pickles(CheckpointFolder(tmp_path))
 
 
 def test_safetensors_go_before_pickles(stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "both")
     (folder / "pytorch_model.bin").write_bytes(b"nonsense")
     assert checkpoint_source.open_checkpoint(folder, allow_pickle=True).weights
-    assert safetensors.load_tensors(folder)
+    assert safetensors.load_tensors(CheckpointFolder(folder))

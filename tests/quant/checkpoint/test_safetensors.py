@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quant.checkpoint import safetensors
+from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 from tests.quant import tiny_checkpoint
 
@@ -16,7 +17,7 @@ from tests.quant import tiny_checkpoint
 def test_rows_come_as_they_are_stored(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
     tiny_checkpoint.save(tmp_path / "model.safetensors", {"a": values, "b": values[0]})
-    found = safetensors.load_tensors(tmp_path)
+    found = safetensors.load_tensors(CheckpointFolder(tmp_path))
     assert (found["a"].shape, found["a"].dtype) == ((2, 4, 3), "F32")
     assert np.array_equal(found["a"].read(2, 6).view(np.float32), values.reshape(8, 3)[2:6])
     assert np.array_equal(found["b"].read(0, 4).view(np.float32), values[0])
@@ -51,7 +52,7 @@ def write(file: Path, header: object, body: bytes = bytes(64)) -> None:
 def test_a_tensor_that_cannot_be_right_is_refused(entry: object, said: str, tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", {"w": entry})
     with pytest.raises(UserError, match=said):
-        safetensors.load_tensors(tmp_path)
+        safetensors.load_tensors(CheckpointFolder(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_tensor_that_cannot_be_right_is_refused(entry: object, said: str, tmp_
 def test_a_file_that_is_no_safetensors_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UserError, match="not a valid safetensors file"):
-        safetensors.load_tensors(tmp_path)
+        safetensors.load_tensors(CheckpointFolder(tmp_path))
 
 
 def test_a_file_damaged_anywhere_in_its_header_is_read_or_refused(
@@ -81,7 +82,7 @@ def test_a_file_damaged_anywhere_in_its_header_is_read_or_refused(
         broken[rng.randrange(end)] = rng.randrange(256)
         (tmp_path / "model.safetensors").write_bytes(broken)
         try:
-            for tensor in safetensors.load_tensors(tmp_path).values():
+            for tensor in safetensors.load_tensors(CheckpointFolder(tmp_path)).values():
                 tensor.read(0, 1)
         except UserError:
             refused += 1
@@ -100,7 +101,7 @@ def test_an_index_may_not_name_files_elsewhere_nor_missing_ones(
     ):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
         with pytest.raises(UserError, match=said):
-            safetensors.load_tensors(tmp_path)
+            safetensors.load_tensors(CheckpointFolder(tmp_path))
 
 
 def test_a_header_length_that_shifts_every_tensor_is_refused(tmp_path: Path) -> None:

@@ -246,7 +246,9 @@ def test_straight_to_k_quants_is_the_same_as_through_a_float_file(
         tmp_path / "wide", stories, hidden_size=256, intermediate_size=512, head_dim=64
     )
     through = tmp_path / "through.gguf"
-    write.write_model(plan.plan_quantization(write.open_gguf(made(folder)), "Q4_K_M"), through, threads=1)
+    write.write_model(
+        plan.plan_quantization(write.open_gguf(made(folder)), "Q4_K_M"), through, threads=1
+    )
     assert content(made(folder, "Q4_K_M")) == content(through)
     assert "Q4_K" in read_header.read_header(through).type_totals
 
@@ -364,7 +366,9 @@ def test_any_value_of_a_wrong_kind_is_followed_or_refused(
             node[path[-1]] = strange
             (folder / name).write_text(json.dumps(changed))
             with contextlib.suppress(UserError):
-                assert plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0").layout.nbytes
+                assert plan.plan_quantization(
+                    checkpoint_source.open_checkpoint(folder), "Q8_0"
+                ).layout.nbytes
 
 
 def places(value: Any, path: tuple[Any, ...] = (), depth: int = 5) -> list[tuple[Any, ...]]:

@@ -39,7 +39,9 @@ def folder(stories: Path, tmp_path: Path) -> Path:
 
 def made(folder: Path, out: Path, kind: str = "F32") -> dict[str, Any]:
     """The file's metadata as the gguf package reads it."""
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), kind), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), kind), out, threads=1
+    )
     return {key: field.contents() for key, field in gguf.GGUFReader(out).fields.items()}
 
 

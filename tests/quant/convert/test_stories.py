@@ -7,6 +7,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
+from quant.checkpoint.folder import CheckpointFolder
 from quant.convert import checkpoint_source
 from quant.model_file import read_header
 from quant.quantize import plan, write
@@ -63,7 +64,9 @@ def test_a_story_is_told_as_transformers_tells_it(stored: tuple[Path, str], tmp_
     )
     folder, dtype = stored
     out = tmp_path / "story.gguf"
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), dtype), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), dtype), out, threads=1
+    )
     assert read_header.read_header(out).file_type == dtype
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -84,7 +87,7 @@ def test_these_are_the_published_weights(dtype: str, stories: Path) -> None:
         pytest.skip("../shared/assets/stories260K is not here")
     from quant.checkpoint import safetensors
 
-    published = safetensors.load_tensors(file.parent)
+    published = safetensors.load_tensors(CheckpointFolder(file.parent))
     ours = tiny_checkpoint.read(stories / "model.safetensors")
     assert published.keys() == ours.keys()
     for name, values in ours.items():

@@ -93,7 +93,9 @@ def test_channels_that_nothing_enters_do_not_hide_the_others(
     for entry in imatrix.entries.values():
         sums[entry.offset // 4 : entry.offset // 4 + entry.count : 5] = 0
     sums.tofile(imatrix.path)
-    found = choose.choose_folds(plan_module.plan_quantization(source, "Q4_K_M", imatrix=imatrix), ("awq",), 1)
+    found = choose.choose_folds(
+        plan_module.plan_quantization(source, "Q4_K_M", imatrix=imatrix), ("awq",), 1
+    )
     fold = next(one.fold for one in found if one.site.name == "blk.0.attn_norm")
     assert fold and fold.factors is not None
     assert fold.factors[~dead].max() > 1.5 * fold.factors[~dead].min()
@@ -133,7 +135,9 @@ def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix
         def of(self, asked: str) -> "Known | None":
             return self if asked == name else None
 
-    plan = replace(plan_module.plan_quantization(source, "Q4_K_M", imatrix=imatrix), moments=Known())
+    plan = replace(
+        plan_module.plan_quantization(source, "Q4_K_M", imatrix=imatrix), moments=Known()
+    )
     step = choose._FoldSearch(plan, ("awq",)).steps[name]
     changes = np.random.default_rng(4).normal(size=(8, HIDDEN)).astype(np.float32)
     measured = np.square(changes @ random.T).mean(1).sum()
@@ -177,7 +181,10 @@ def test_dealt_channels_share_the_highest_scores_out(source: Source, imatrix: Im
 def test_the_same_plan_gets_the_same_folds_and_its_file_is_recognised(
     source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
-    plan, out = plan_module.plan_quantization(source, "Q4_0", imatrix=imatrix), tmp_path / "out.gguf"
+    plan, out = (
+        plan_module.plan_quantization(source, "Q4_0", imatrix=imatrix),
+        tmp_path / "out.gguf",
+    )
     chosen = [
         [
             one.fold
@@ -198,7 +205,9 @@ def test_codes_that_are_kept_are_not_folded(
 ) -> None:
     kept = made(plan_module.plan_quantization(source, "Q8_0"), tmp_path / "kept.gguf")
     assert (
-        choose.choose_folds(plan_module.plan_quantization(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1)
+        choose.choose_folds(
+            plan_module.plan_quantization(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1
+        )
         == ()
     )
 

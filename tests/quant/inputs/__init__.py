@@ -11,6 +11,7 @@ import numpy as np
 
 from quant.checkpoint import dequantize, language_part, safetensors, tensor_views
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.folder import CheckpointFolder
 
 
 def write(stories: Path, folder: Path, tensors: dict[str, Any], settings: dict[str, Any]) -> Path:
@@ -33,9 +34,11 @@ def opened(folder: Path, slab: int = 7) -> dict[str, np.ndarray]:
         json.loads((folder / "config.json").read_text()), str(folder / "config.json")
     )
     found = dequantize.restore_floats(
-        folder,
+        CheckpointFolder(folder),
         config,
-        language_part.extract_language_part(folder, safetensors.load_tensors(folder)).tensors,
+        language_part.extract_language_part(
+            folder, safetensors.load_tensors(CheckpointFolder(folder))
+        ).tensors,
     ).tensors
     values = {}
     for name, tensor in found.items():

@@ -175,7 +175,9 @@ def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
         evidence(correlated(256), tmp_path, rows), name="blk.0.attn_qkv.weight", value_rows=values
     )
     floats = drawn(256, rows)
-    found, plain = (made("gptq", "Q4_K", floats, one) for one in (known, replace(known, value_rows=0)))
+    found, plain = (
+        made("gptq", "Q4_K", floats, one) for one in (known, replace(known, value_rows=0))
+    )
     searched = made("search", "Q4_K", floats, known)
     np.testing.assert_array_equal(found[:-values], plain[:-values])
     np.testing.assert_array_equal(found[-values:], searched[-values:])
@@ -299,7 +301,9 @@ def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(
     quantize.write_model(plan, two, threads=3)
     assert one.read_bytes() == two.read_bytes()
     assert moments.digest in plan.settings
-    assert plan_module.plan_quantization(source, "Q4_K_M", moments=moments).settings != plan.settings
+    assert (
+        plan_module.plan_quantization(source, "Q4_K_M", moments=moments).settings != plan.settings
+    )
 
 
 def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -312,7 +316,8 @@ def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         file.write(np.array([np.nan], "<f4").tobytes())
     with pytest.raises(UserError, match=r"attn_q.*not finite"):
         quantize.write_model(
-            plan_module.plan_quantization(source, "Q4_K_M", method="gptq", moments=moments), tmp_path / "o.gguf"
+            plan_module.plan_quantization(source, "Q4_K_M", method="gptq", moments=moments),
+            tmp_path / "o.gguf",
         )
 
 

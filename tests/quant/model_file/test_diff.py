@@ -15,7 +15,9 @@ from quant.quantize import write as quantize
 def pair(stories_gguf: Path, tmp_path: Path) -> tuple[Path, Path]:
     """The stories in F32 and in Q8_0."""
     out = tmp_path / "small.gguf"
-    quantize.write_model(plan.plan_quantization(quantize.open_gguf(stories_gguf), "Q8_0"), out, threads=1)
+    quantize.write_model(
+        plan.plan_quantization(quantize.open_gguf(stories_gguf), "Q8_0"), out, threads=1
+    )
     return stories_gguf, out
 
 

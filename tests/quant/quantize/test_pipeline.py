@@ -96,7 +96,9 @@ def plan(model: Path, change: Callable[[Weight], Weight] = lambda weight: weight
 
 
 def whole(model: Path, out: Path) -> bytes:
-    write.write_model(plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=1)
+    write.write_model(
+        plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=1
+    )
     return out.read_bytes()
 
 

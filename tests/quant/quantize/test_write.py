@@ -271,7 +271,9 @@ def test_slabs_and_threads_do_not_change_the_bytes(
     make(model, whole)
     monkeypatch.setattr(pipeline, "SLAB_VALUES", 3000)
     monkeypatch.setattr(pipeline, "PIECE_VALUES", 700)
-    write.write_model(plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=3)
+    write.write_model(
+        plan_module.plan_quantization(write.open_gguf(model), "Q4_K_M"), out, threads=3
+    )
     assert out.read_bytes() == whole.read_bytes()
 
 

@@ -49,9 +49,13 @@ def test_a_mix_makes_exactly_its_types_and_is_recognised_when_finished(tmp_path:
     made = {w.name: w.type for w in write.open_gguf(out).weights}
     assert {name: made[name] for name in mix.types} == mix.types
     assert out.stat().st_size == plan.nbytes
-    assert write.is_finished(plan_module.plan_quantization(source, kind, TypeOverrides(mix=mix.types)), out)
+    assert write.is_finished(
+        plan_module.plan_quantization(source, kind, TypeOverrides(mix=mix.types)), out
+    )
     other = dict(mix.types) | {"output.weight": "Q2_K"}
-    assert not write.is_finished(plan_module.plan_quantization(source, kind, TypeOverrides(mix=other)), out)
+    assert not write.is_finished(
+        plan_module.plan_quantization(source, kind, TypeOverrides(mix=other)), out
+    )
 
 
 @pytest.mark.parametrize(

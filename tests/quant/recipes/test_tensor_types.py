@@ -60,7 +60,9 @@ def assert_equal(
         with pytest.raises(UserError, match=r"importance matrix|no other type can replace"):
             plan_module.plan_quantization(write.open_gguf(source), kind, wishes)
         return
-    write.write_model(plan_module.plan_quantization(write.open_gguf(source), kind, wishes), ours, threads=2)
+    write.write_model(
+        plan_module.plan_quantization(write.open_gguf(source), kind, wishes), ours, threads=2
+    )
     upstream.assert_same(ours, theirs)
 
 
@@ -158,12 +160,15 @@ def test_a_typo_is_answered_with_the_nearest_names() -> None:
 
 def test_a_pattern_goes_before_the_recipe_and_pure_has_no_mixture(models) -> None:
     source = write.open_gguf(models("untied"))
-    plan = plan_module.plan_quantization(source, "Q4_K_M", TypeOverrides(("attn_v=q8_0", "attn_.*=q6_k")))
+    plan = plan_module.plan_quantization(
+        source, "Q4_K_M", TypeOverrides(("attn_v=q8_0", "attn_.*=q6_k"))
+    )
     types = {step.weight.name: step.type for step in plan.steps}
     found = [types[f"blk.0.attn_{role}.weight"] for role in ("v", "q", "norm")]
     assert found == ["Q8_0", "Q6_K", "F32"]
     pure = {
-        step.type for step in plan_module.plan_quantization(source, "Q4_K_M", TypeOverrides(pure=True)).steps
+        step.type
+        for step in plan_module.plan_quantization(source, "Q4_K_M", TypeOverrides(pure=True)).steps
     }
     assert pure == {"Q4_K", "F32"}
 
@@ -214,7 +219,9 @@ def test_a_wish_that_cannot_be_is_refused(
 def test_mxfp4_stays_as_the_model_was_trained_unless_a_pattern_asks(models, tmp_path) -> None:
     first = tmp_path / "first.gguf"
     write.write_model(
-        plan_module.plan_quantization(write.open_gguf(models("eight experts")), "MXFP4_MOE"), first, threads=2
+        plan_module.plan_quantization(write.open_gguf(models("eight experts")), "MXFP4_MOE"),
+        first,
+        threads=2,
     )
     name = "blk.0.ffn_up_exps.weight"
     for wishes, kind in (

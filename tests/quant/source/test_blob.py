@@ -83,7 +83,9 @@ def test_a_change_too_small_for_the_samples_is_seen_by_its_time(
     folder, out = tmp_path / "m", tmp_path / "m.gguf"
     shutil.copytree(stories, folder)
     file = folder / "model.safetensors"
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0"), out, threads=1
+    )
     before = plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "Q8_0")
     assert write.is_finished(before, out)
     blob, covered = LocalFile(file), set()

@@ -20,6 +20,7 @@ import tokenizers
 from llmcli.model_loader.verify_tokenizer import verify_tokenizer
 from llmcli.runtime.binding.model import open_model
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.folder import CheckpointFolder
 from quant.convert import checkpoint_source
 from quant.errors import UserError
 from quant.gguf.layout import encode_entry, lay_out_file
@@ -353,7 +354,7 @@ def test_rules_that_would_end_llama_cpp_are_refused_and_the_others_do_not(tmp_pa
     for number, rules in enumerate(damaged()):
         file = tmp_path / f"{number}.gguf"
         found = vocabulary.load_vocabulary(
-            DATA, CheckpointConfig({"vocab_size": 512}, "config.json")
+            CheckpointFolder(DATA), CheckpointConfig({"vocab_size": 512}, "config.json")
         )
         said = dict(found.entries) | {
             "tokenizer.ggml.precompiled_charsmap": encode_entry("array:uint8", list(rules))

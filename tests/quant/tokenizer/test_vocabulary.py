@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.folder import CheckpointFolder
 from quant.convert import checkpoint_source
 from quant.errors import UserError
 from quant.gguf import header
@@ -44,7 +45,7 @@ def vocab_file(folder: Path, out: Path, size: int) -> Path:
     from quant.gguf.layout import encode_entry, lay_out_file
 
     found = vocabulary.load_vocabulary(
-        folder, CheckpointConfig({"vocab_size": size}, "config.json")
+        CheckpointFolder(folder), CheckpointConfig({"vocab_size": size}, "config.json")
     )
     entries = [("general.architecture", encode_entry("string", "llama")), *found.entries]
     out.write_bytes(lay_out_file(entries, [], 32).header)
@@ -123,7 +124,9 @@ def test_rows_without_a_token_are_filled_up_and_the_model_still_loads(
         folder / "model.safetensors", tensors | {"model.embed_tokens.weight": wide}
     )
     out = tmp_path / "out.gguf"
-    write.write_model(plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1)
+    write.write_model(
+        plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out, threads=1
+    )
     reader = gguf.GGUFReader(out)
     assert reader.fields["tokenizer.ggml.tokens"].contents()[511:] == [
         read_header.read_header(out).metadata["tokenizer.ggml.tokens"].read_values()[511],
@@ -204,7 +207,9 @@ def test_the_chat_template_is_the_files_before_the_settings(
     tiny_checkpoint.edit(folder / "tokenizer_config.json", **config)
     if file:
         (folder / "chat_template.jinja").write_text(file)
-    found = vocabulary.load_vocabulary(folder, CheckpointConfig({"vocab_size": 512}, "config.json"))
+    found = vocabulary.load_vocabulary(
+        CheckpointFolder(folder), CheckpointConfig({"vocab_size": 512}, "config.json")
+    )
     assert len(found.notes) == notes
     assert (
         read_header.read_header(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata.get(
@@ -253,7 +258,7 @@ def test_what_is_put_around_a_text_is_what_transformers_puts(
     assert around == (theirs[0] == 1, theirs[-1] == 2)
     model.close()
     notes = vocabulary.load_vocabulary(
-        folder, CheckpointConfig({"vocab_size": 512}, "config.json")
+        CheckpointFolder(folder), CheckpointConfig({"vocab_size": 512}, "config.json")
     ).notes
     assert any("add_bos_token" in note for note in notes) == (
         said is not None and said != around[0]
@@ -323,12 +328,16 @@ def test_half_a_surrogate_pair_is_no_text(stories: Path, tmp_path: Path) -> None
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer_config.json").write_text('{"chat_template": "\\ud800"}')
     with pytest.raises(UserError, match="cannot be read as JSON"):
-        vocabulary.load_vocabulary(folder, CheckpointConfig({"vocab_size": 512}, "config.json"))
+        vocabulary.load_vocabulary(
+            CheckpointFolder(folder), CheckpointConfig({"vocab_size": 512}, "config.json")
+        )
 
 
 def test_tokens_outside_of_the_config_are_refused(stories: Path) -> None:
     with pytest.raises(UserError, match=r"token 511 .* outside of the vocab_size 500"):
-        vocabulary.load_vocabulary(stories, CheckpointConfig({"vocab_size": 500}, "config.json"))
+        vocabulary.load_vocabulary(
+            CheckpointFolder(stories), CheckpointConfig({"vocab_size": 500}, "config.json")
+        )
 
 
 GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
@@ -452,7 +461,9 @@ def test_a_file_that_is_far_too_large_is_not_read(stories: Path, tmp_path: Path)
     with (folder / "tokenizer.json").open("r+b") as file:
         file.truncate(1 << 30)
     with pytest.raises(UserError, match=r"has 1,073,741,824 bytes"):
-        vocabulary.load_vocabulary(folder, CheckpointConfig({"vocab_size": 512}, "config.json"))
+        vocabulary.load_vocabulary(
+            CheckpointFolder(folder), CheckpointConfig({"vocab_size": 512}, "config.json")
+        )
 
 
 def test_what_only_looks_like_a_byte_is_none(stories: Path, tmp_path: Path) -> None:
@@ -497,4 +508,6 @@ def test_kinds_that_llama_cpp_splits_otherwise_are_refused_by_name(
     (folder / "tokenizer.model").unlink()
     tiny_checkpoint.edit(folder / "tokenizer.json", model={"type": kind, "vocab": []})
     with pytest.raises(UserError, match=f"is of type {kind}: llama.cpp would give text other ids"):
-        vocabulary.load_vocabulary(folder, CheckpointConfig({"vocab_size": 512}, "config.json"))
+        vocabulary.load_vocabulary(
+            CheckpointFolder(folder), CheckpointConfig({"vocab_size": 512}, "config.json")
+        )

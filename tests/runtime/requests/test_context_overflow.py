@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from llmcli import config
-from llmcli.chat.chat_session import Talk
-from llmcli.chat.conversation.conversation import Session
-from llmcli.chat.display.stream_writer import Stream
-from llmcli.chat.settings import find
+from llmcli.chat.chat_session import ChatSession
+from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.display.stream_writer import StreamWriter
+from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
 from llmcli.runtime.drafting.ngram import PromptLookup
 from llmcli.runtime.engine.engine import Engine
@@ -55,21 +55,21 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def talk(runner: Runner, mode: str, predict: int) -> Talk:
-    made = Talk(
+def talk(runner: Runner, mode: str, predict: int) -> ChatSession:
+    made = ChatSession(
         "tiny",
         runner,
-        Session(GREEDY, "be kind", predict),
-        config.load(),
+        Conversation(GREEDY, "be kind", predict),
+        config.load_config(),
         UI(color=False),
         ignore_eos=True,
     )
-    find("on_full").change(made, mode)
+    find_setting("on_full").set_value(made, mode)
     return made
 
 
-def ask(one: Talk, text: str) -> Answer:
-    answer = one.ask(text, Stream(silent=True))
+def ask(one: ChatSession, text: str) -> Answer:
+    answer = one.ask(text, StreamWriter(silent=True))
     one.runner.engine.ledger.check()
     return answer
 
@@ -83,13 +83,13 @@ def test_where_turns_are_computed_anew_the_text_is_that_of_a_chat_without_them(e
         runner.context.can_shift = False
         one = talk(runner, "shift", 12)
         said = [ask(one, question) for question in QUESTIONS]
-        left = one.session.tree.left
+        left = one.conversation.tree.dropped
         assert left and left < {1, 2, 3, 4}
         runner.engine.ledger.evict_idle()
         other = talk(runner, "stop", 12)
-        for number in one.session.tree.kept()[:-1]:
-            other.session.add(
-                one.session.tree[number].question, one.session.tree[number].answer, "length"
+        for number in one.conversation.tree.sent_turns()[:-1]:
+            other.conversation.add_turn(
+                one.conversation.tree[number].question, one.conversation.tree[number].answer, "length"
             )
         assert ids(ask(other, QUESTIONS[3])) == ids(said[3])
 
@@ -99,8 +99,8 @@ def test_an_answer_goes_on_as_from_the_shorter_prompt(exact: Path) -> None:
         runner.context.can_shift = False
         one = talk(runner, "shift", 8)
         ask(one, QUESTIONS[0])
-        one.session.predict = 170
-        whole = one.tokens(QUESTIONS[1])
+        one.conversation.predict = 170
+        whole = one.prompt_tokens(QUESTIONS[1])
         answer = ask(one, QUESTIONS[1])
         assert (answer.finish, answer.overflow_stats.times, answer.overflow_stats.turns) == (
             "length",
@@ -108,8 +108,8 @@ def test_an_answer_goes_on_as_from_the_shorter_prompt(exact: Path) -> None:
             1,
         )
         before = runner.n_ctx + 1 - len(whole)
-        one.session.undo()
-        shorter = one.tokens(QUESTIONS[1])
+        one.conversation.undo_turn()
+        shorter = one.prompt_tokens(QUESTIONS[1])
         runner.engine.ledger.evict_idle()
         tokens = (*shorter, *ids(answer)[:before])
         reply = runner.reply(Request(tokens, GREEDY, 170 - before, ignore_eos=True))
@@ -125,7 +125,7 @@ def test_cells_that_move_leave_a_cache_that_the_ledger_knows(mode: str, exact: P
         assert {answer.finish for answer in answers} == {"length"}
         assert sum(answer.overflow_stats.recomputed for answer in answers) == 0
         assert runner.engine.ledger.used_cells == len(runner.engine.ledger.tokens[0]) <= 256
-        assert bool(one.session.tree.left) is (mode == "shift")
+        assert bool(one.conversation.tree.dropped) is (mode == "shift")
 
 
 def test_a_window_model_shifts_and_streams(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_window_model_shifts_and_streams(tmp_path: Path) -> None:
             assert {ask(one, question).finish for question in (*QUESTIONS, *QUESTIONS)} == {
                 "length"
             }
-        one.session.predict = 700
+        one.conversation.predict = 700
         assert ask(one, "and then?").overflow_stats.times > 3
 
 
@@ -146,9 +146,9 @@ def test_recurrent_state_is_computed_anew_and_takes_no_sinks(tmp_path: Path) -> 
         one = talk(runner, "shift", 30)
         answers = [ask(one, question) for question in (*QUESTIONS, *QUESTIONS)]
         assert {answer.finish for answer in answers} == {"length"}
-        assert one.session.tree.left
+        assert one.conversation.tree.dropped
         with pytest.raises(UserError, match="recurrent"):
-            find("on_full").change(one, "sinks")
+            find_setting("on_full").set_value(one, "sinks")
 
 
 def test_as_few_turns_leave_as_give_room_and_all_of_the_answer_stays() -> None:

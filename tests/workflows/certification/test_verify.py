@@ -190,7 +190,7 @@ def test_a_folded_file_is_held_against_what_was_there_before(
     folded = folded_plan.fold_plan(plan, folds.randomize(plan.source, 0), "a test")
     out = tmp_path / "folded.gguf"
     write.write_model(folded, out, threads=1)
-    found = verifying.verify(folded, out, verifying.VerifyRequest(text, 2, 1), config.load(), UI())
+    found = verifying.verify(folded, out, verifying.VerifyRequest(text, 2, 1), config.load_config(), UI())
     assert found.folds == (f"a test {folded.source.fold_digest}",)
     assert (found.source.types, found.source.fingerprint) == (("F32",), plan.source.fingerprint)
     assert 0 < found.answers.kld.value < 0.01
@@ -312,7 +312,7 @@ def test_a_text_that_types_were_chosen_by_is_said_to_flatter(
     digest = hashlib.sha256(text.read_text().removesuffix("\n").encode()).hexdigest()[:32]
     told = {"allocation": {"text": digest, "chunks": 4, "held_out_chunks": 4, "quick": False}}
     _, made = certify.certify(
-        plan, out, report, verifying.VerifyRequest(text, 2, 1), told, config.load(), UI()
+        plan, out, report, verifying.VerifyRequest(text, 2, 1), told, config.load_config(), UI()
     )
     assert made is not None
     found = made.certificate

@@ -12,7 +12,7 @@ from llmcli.bench.load.slo import Slo
 from llmcli.bench.plots import load as drawing
 from llmcli.charts.chart import Chart, Table
 from llmcli.commands.options.report import ReportSettings, show_report
-from llmcli.ui import put, visible
+from llmcli.ui import write_now, escape_controls
 
 if TYPE_CHECKING:
     from llmcli.bench.load.ab_comparison import MetricRatio, ServerComparison
@@ -37,7 +37,7 @@ def print_results(
     elif output_format == "json":
         ui.result(build_document(result, search))
     else:
-        put(sys.stdout, visible(output.format_rows(result_rows(result), output_format)) + "\n")
+        write_now(sys.stdout, escape_controls(output.format_rows(result_rows(result), output_format)) + "\n")
     show_report(
         lambda: build_page(result, slo, search),
         lambda: build_charts(result, slo, search),

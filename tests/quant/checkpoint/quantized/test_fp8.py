@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quant.checkpoint.folder import CheckpointFolder
 from quant.checkpoint.quantized.base import float8_values
 from quant.convert import checkpoint_source
 from quant.errors import UserError
@@ -108,7 +109,9 @@ def test_stacked_experts_have_a_scale_a_block_each(tmp_path: Path) -> None:
         {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}},
         "config.json",
     )
-    found = dequantize.restore_floats(tmp_path, config, load_tensors(tmp_path)).tensors
+    found = dequantize.restore_floats(
+        CheckpointFolder(tmp_path), config, load_tensors(CheckpointFolder(tmp_path))
+    ).tensors
     assert list(found) == ["e.gate_up_proj"]
     tensor = found["e.gate_up_proj"]
     assert np.array_equal(read_floats(tensor).reshape(3, 70, 50), values.numpy())
@@ -174,7 +177,8 @@ def test_a_value_that_is_no_number_stops_the_run_by_name(stories: Path, tmp_path
     )
     with pytest.raises(UserError, match=r"up_proj\.weight contains NaN or infinite values"):
         quantize.write_model(
-            plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), tmp_path / "x.gguf"
+            plan.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"),
+            tmp_path / "x.gguf",
         )
     assert not (tmp_path / "x.gguf").exists()
 
@@ -268,7 +272,7 @@ def test_bytes_that_are_no_floats_are_never_taken_for_them(stories: Path, tmp_pa
     folder = fp8(stories, tmp_path / "odd", BLOCKS)
     with pytest.raises(UserError, match=r"up_proj\.weight is stored as F8_E4M3"):
         tensor_views.read_floats(
-            safetensors.load_tensors(folder, safetensors.find_safetensors(folder))[
-                "model.layers.0.mlp.up_proj.weight"
-            ]
+            safetensors.load_tensors(
+                CheckpointFolder(folder), safetensors.find_safetensors(folder)
+            )["model.layers.0.mlp.up_proj.weight"]
         )

@@ -175,7 +175,9 @@ def test_the_floats_logits_are_those_of_transformers_and_the_file_with_mxfp4_run
     found = []
     for folder in folders:
         out = tmp_path / f"{folder.name}.gguf"
-        write.write_model(plan_module.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out)
+        write.write_model(
+            plan_module.plan_quantization(checkpoint_source.open_checkpoint(folder), "F32"), out
+        )
         load_checks.check_loadable(read_header.read_header(out))
         found.append(families.ours(out))
     theirs = families.theirs(folders[0])
@@ -207,7 +209,9 @@ def test_experts_are_rounded_again_where_the_user_asks(
     folders: tuple[Path, Path], kind: str, tmp_path: Path
 ) -> None:
     source = checkpoint_source.open_checkpoint(folders[1])
-    plan = plan_module.plan_quantization(source, kind, tensor_types.TypeOverrides(("ffn_down_exps=q5_0",)))
+    plan = plan_module.plan_quantization(
+        source, kind, tensor_types.TypeOverrides(("ffn_down_exps=q5_0",))
+    )
     assert {step.type for step in plan.steps if "ffn_down_exps.weight" in step.weight.name} == {
         "Q5_0"
     }

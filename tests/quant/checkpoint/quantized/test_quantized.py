@@ -6,6 +6,7 @@ import pytest
 
 from quant.checkpoint import safetensors
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.folder import CheckpointFolder
 from quant.checkpoint.quantized import INPUTS
 
 # Settings without which a format is refused.
@@ -17,7 +18,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", sorted(INPUTS))
 def test_tensors_of_floats_stay(name: str, stories: Path) -> None:
-    found = safetensors.load_tensors(stories)
+    found = safetensors.load_tensors(CheckpointFolder(stories))
     known = INPUTS[name]
     assert known.name == name
     assert known.title

@@ -10,6 +10,7 @@ import pytest
 
 from llmcli.runtime.binding.model import open_model
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.folder import CheckpointFolder
 from quant.convert import checkpoint_source
 from quant.convert.archs.gemma3 import GEMMA3
 from quant.gguf.layout import encode_entry, lay_out_file
@@ -73,7 +74,7 @@ def test_a_tokenizer_with_a_token_that_has_no_row_is_proven_without_it(
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     tiny_checkpoint.edit(folder / "tokenizer.json", added_tokens=[*added, IMAGE])
     found = vocabulary.load_vocabulary(
-        folder, CheckpointConfig({}, "config.json"), size_from_tokenizer=True
+        CheckpointFolder(folder), CheckpointConfig({}, "config.json"), size_from_tokenizer=True
     )
     assert found.size == 512
     out = tmp_path / "v.gguf"

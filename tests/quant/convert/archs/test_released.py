@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.folder import CheckpointFolder
 from quant.convert import checkpoint_source
 from quant.convert.archs import ARCHS
 from quant.errors import UserError
@@ -45,7 +46,7 @@ def opened(folder: Path, config: dict[str, Any]) -> tuple[Any, CheckpointConfig]
     say.
     """
     (folder / "config.json").write_text(json.dumps(config))
-    arch, found = checkpoint_source.read_family(folder)
+    arch, found = checkpoint_source.read_family(CheckpointFolder(folder))
     return arch, CheckpointConfig({"vocab_size": 262144, **found.values}, found.location)
 
 
