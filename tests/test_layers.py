@@ -14,7 +14,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (("quant",), ("llmcli",)),
     "llmcli": (
         ("types", "errors", "units", "strict_json", "terminal_mode", "reading_speed", "__init__"),
-        ("config", "atomic_files", "file_lock", "text_input"),
+        ("config", "atomic_files", "text_input"),
+        ("file_lock",),
         ("ui",),
         ("runtime",),
         ("api", "charts", "http_client"),
