@@ -1,0 +1,171 @@
+"""Admission: which waiting requests start, and in which slots.
+
+A request is admitted when its prompt fits beside the cells in use and the cells that running
+answers will soon need. A prompt that starts like one that is being computed waits for it and then
+shares its cells (`Sequence.waits_for_prefix`).
+"""
+
+from llmcli.runtime.engine.scheduler_state import SchedulerState
+from llmcli.runtime.kv_cache.common_prefix import common_prefix
+from llmcli.runtime.kv_cache.offload import IdleOffload, PreemptionSwap
+from llmcli.runtime.requests.sequence import Sequence
+
+RESERVED_CELLS = 32  # cells that each running answer is expected to need soon
+RESERVED_FRACTION = 8  # at most 1/8 of the pool is reserved for all of them
+MIN_SHARED_PREFIX = 32  # tokens that two prompts must share before one waits for the other
+MAX_ADMIT_TRIES = 4  # waiting requests that are tried when the first does not fit
+STARVATION_PASSES = 64  # passes after which no other request may overtake a waiting one
+
+
+class Admission:
+    """Gives waiting requests their slots."""
+
+    def __init__(
+        self, state: SchedulerState, swap: PreemptionSwap, idle_offload: IdleOffload
+    ) -> None:
+        self.state, self.ledger = state, state.ledger
+        self.swap, self.idle_offload = swap, idle_offload
+
+    def has_capacity(self) -> bool:
+        """Return whether the limit of running requests allows one more."""
+        max_running = self.state.schedule.max_running
+        return max_running is None or len(self.state.running) < max_running
+
+    def admit_waiting(self) -> None:
+        """Admit waiting requests as long as slots and cells suffice."""
+        state, ledger = self.state, self.ledger
+        tried_ids: set[int] = set()
+        while state.waiting and self.has_capacity() and ledger.n_idle:
+            candidates = (
+                sequence
+                for sequence in state.waiting.in_order(state.n_passes, state.running.values())
+                if sequence.id not in tried_ids and not self._waits_for_prefix(sequence)
+            )
+            first = next(candidates, None)
+            if first is None:
+                return
+            if self._admit(first):
+                max_idle_cells = state.schedule.max_idle_cells
+                if max_idle_cells is not None and ledger.keeps_idle:
+                    self.idle_offload.offload_idle(max_idle_cells)
+                continue
+            tried_ids.add(first.id)
+            is_starving = state.n_passes - first.waiting_since > STARVATION_PASSES
+            if is_starving or len(tried_ids) == MAX_ADMIT_TRIES:
+                return
+
+    def admit_fork(self, first: Sequence, sample: Sequence) -> bool:
+        """Admit a sample that starts where the prompt of `first` ends, in cells shared with it.
+        Return False when it must wait.
+        """
+        ledger = self.ledger
+        can_claim = ledger.can_fork and ledger.n_idle and not ledger.must_cut_to_claim
+        if not can_claim or not self.has_capacity():
+            return False
+        sample.slot = ledger.claim_slot(self._sharing_scope(sample))
+        ledger.fork(first.slot, sample.slot)
+        sample.n_computed = sample.n_reused = first.n_computed
+        sample.prompt_seconds = first.prompt_seconds
+        self.state.run(sample)
+        return True
+
+    def _sharing_scope(self, sequence: Sequence) -> str:
+        """Return the client whose cached cells the sequence may share; empty when all clients
+        share.
+        """
+        return "" if self.state.schedule.share_prefixes else sequence.request.client
+
+    def _waits_for_prefix(self, sequence: Sequence) -> bool:
+        """Return whether another sequence computes a prefix that this one needs, and record it."""
+        if sequence.waits_for_prefix:
+            return True
+        if not self.ledger.can_fork or sequence.request.score_prompt:
+            return False
+        tokens, scope = sequence.tokens, self._sharing_scope(sequence)
+        prefix_lengths = {
+            other: length
+            for other in self.state.running.values()
+            if other.is_prefilling
+            and self._sharing_scope(other) == scope
+            and (
+                length := min(common_prefix(other.tokens, tokens), other.n_prompt, len(tokens) - 1)
+            )
+            > other.n_computed
+        }
+        if not prefix_lengths:
+            return False
+        source = max(prefix_lengths, key=prefix_lengths.__getitem__)
+        n_cached = self.ledger.match_prefix(tokens, scope)[0]
+        if prefix_lengths[source] < n_cached + MIN_SHARED_PREFIX:
+            return False
+        sequence.prefix_source, sequence.prefix_length = source, prefix_lengths[source]
+        return True
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence its slots. Return False when slots or cells are missing."""
+        if self.ledger.n_idle < sequence.strategy.slots or self._must_run_alone(sequence):
+            return False
+        if not sequence.swapped_state and not sequence.request.score_prompt:
+            self.idle_offload.restore_prefix(sequence.tokens, self._sharing_scope(sequence))
+        if not self._fits(sequence):
+            return False
+        if not self._swap_in(sequence) and not self._claim_slots(sequence):
+            return False
+        self.state.run(sequence)
+        return True
+
+    def _swap_in(self, sequence: Sequence) -> bool:
+        """Restore the state of a preempted sequence. Return False when it must be recomputed."""
+        swapped, sequence.swapped_state = sequence.swapped_state, None
+        if swapped is None:
+            return False
+        if self.ledger.must_cut_to_claim:
+            self.ledger.compact()
+        slot = self.ledger.claim_slot(self._sharing_scope(sequence))
+        if not self.swap.swap_in(slot, swapped):
+            self.ledger.release(slot)
+            return False
+        sequence.slot, sequence.n_computed = slot, len(swapped.tokens)
+        return True
+
+    def _claim_slots(self, sequence: Sequence) -> bool:
+        """Claim the slots of a sequence and reuse cached cells. Return False when none is idle."""
+        request, scope = sequence.request, self._sharing_scope(sequence)
+        # one token is too few to evict or copy anything for
+        reusable = sequence.tokens[:1] if request.score_prompt else sequence.tokens
+        claim = self.ledger.claim_slot_for(
+            reusable, request.earlier_turns, request.can_move_cells, scope
+        )
+        if claim is None:
+            return False
+        sequence.slot, sequence.n_computed = claim
+        if not sequence.n_preempted:
+            sequence.n_reused = sequence.n_computed
+        sequence.branch_slots = [
+            self.ledger.claim_slot(scope) for _ in range(sequence.strategy.slots - 1)
+        ]
+        return True
+
+    def _must_run_alone(self, sequence: Sequence) -> bool:
+        """Return whether the sequence must not run beside the others: a beam search leaves holes in
+        the pool, which must not be filled in reproducible mode.
+        """
+        running = self.state.running
+        has_search = sequence.strategy.slots > 1 or any(
+            other.strategy.slots > 1 for other in running.values()
+        )
+        return bool(running) and not self.ledger.keeps_idle and has_search
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Return whether its tokens fit beside the cells in use and the cells reserved for running
+        answers.
+        """
+        if not self.state.running:
+            return True
+        ledger = self.ledger
+        n_shared, is_busy = ledger.match_prefix(sequence.tokens, self._sharing_scope(sequence))
+        can_share = is_busy and not sequence.request.score_prompt
+        needed_cells = len(sequence.tokens) - (n_shared if can_share else 0)
+        n_answers = len(self.state.running) + sequence.strategy.slots
+        reserved_cells = min(RESERVED_CELLS * n_answers, ledger.size // RESERVED_FRACTION)
+        return ledger.busy_cells + needed_cells + reserved_cells <= ledger.size

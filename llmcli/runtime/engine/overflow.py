@@ -1,0 +1,58 @@
+"""Context overflow: what happens to a running sequence whose context is full."""
+
+from llmcli.errors import UserError
+from llmcli.runtime.engine.scheduler_state import SchedulerState
+from llmcli.runtime.requests.context_overflow import OverflowPolicy
+from llmcli.runtime.requests.sequence import Sequence
+
+
+class OverflowHandler:
+    """Drops tokens from full contexts, as the requests allow."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.state = state
+
+    def apply(self, sequence: Sequence, planned_rows: int) -> None:
+        """Drop what the request allows from a full context; the remaining cells are moved or
+        recomputed. `planned_rows`: rows of the pass so far.
+        """
+        if sequence.request.overflow is None:
+            return
+        try:
+            if sequence.strategy.slots > 1:
+                self._shorten_branches(sequence, planned_rows)
+            elif len(sequence.tokens) > self.state.context.n_ctx:
+                self._shorten(sequence, sequence.request.overflow)
+        except UserError:  # moving failed and cleared the whole memory
+            for running in self.state.running.values():
+                n_cached = len(self.state.ledger.tokens[running.slot])
+                running.n_computed = min(running.n_computed, n_cached)
+            raise
+
+    def _shorten(self, sequence: Sequence, overflow: OverflowPolicy) -> None:
+        """Shorten the text of a single answer."""
+        shortened = overflow.shorten(
+            sequence.tokens,
+            sequence.n_prompt,
+            sequence.overflow_stats.turns,
+            self.state.context.n_ctx,
+        )
+        if shortened is None:
+            return
+        sequence.shorten(shortened)
+        sequence.strategy.on_context_shift(sequence)
+        sequence.n_computed = self.state.ledger.apply_overflow(
+            sequence.slot, sequence.tokens[:-1], overflow.can_move_cells
+        )
+        sequence.count_recomputed(len(sequence.tokens) - 1 - sequence.n_computed)
+
+    def _shorten_branches(self, sequence: Sequence, planned_rows: int) -> None:
+        """Shorten all branches when they fill the context; other sequences' idle cells are evicted
+        first.
+        """
+        ledger, strategy = self.state.ledger, sequence.strategy
+        if sequence.n_computed < len(sequence.tokens) or len(self.state.running) > 1:
+            return
+        n_rows = len(strategy.pending_rows())
+        if n_rows and not ledger.make_room(planned_rows + n_rows):
+            strategy.apply_overflow(sequence, ledger.size - planned_rows)

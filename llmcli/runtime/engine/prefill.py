@@ -1,0 +1,129 @@
+"""Prefill: how many rows of a pass go to which prompts."""
+
+from llmcli.runtime.engine.forward_pass import TILE_ROWS, ForwardPass, choose_prefill_rows
+from llmcli.runtime.engine.overflow import OverflowHandler
+from llmcli.runtime.engine.scheduler_state import MAX_FORCED_TOKENS, SchedulerState
+from llmcli.runtime.requests.sequence import Sequence
+
+OLDEST_PREFILL_SHARE = 4  # the oldest prompt gets 1/4 of the rows left for prompts
+
+
+class PrefillPlanner:
+    """Divides rows between prompts: the prompt with the fewest tokens left first, but the oldest
+    always gets a share.
+    """
+
+    def __init__(self, state: SchedulerState, overflow: OverflowHandler) -> None:
+        self.state, self.overflow = state, overflow
+        self.row_seconds = 0.0  # moving average of seconds per row, over passes with many rows
+
+    def record_pass(self, rows: int, seconds: float) -> bool:
+        """Record the duration of a pass. Return whether it was long enough to count."""
+        each = seconds / rows
+        # a slow small pass would shrink the following passes further and further
+        if rows < TILE_ROWS and (rows <= MAX_FORCED_TOKENS or each >= self.row_seconds):
+            return False
+        self.row_seconds += (each - self.row_seconds) / 8 if self.row_seconds else each
+        return True
+
+    def fill(self, plan: ForwardPass, prompts: list[Sequence], n_decoding: int) -> Sequence | None:
+        """Fill the rest of a pass with pieces of prompts, beside `n_decoding` decoding answers.
+        Return the sequence that has no cells for its rows, or None.
+        """
+        context, ledger, schedule = self.state.context, self.state.ledger, self.state.schedule
+        max_rows = self._max_rows(max(n_decoding, len(plan.tokens)))
+        oldest = min(prompts, key=lambda prompt: (-prompt.request.priority, prompt.id))
+        reserved_rows = (max_rows - len(plan.tokens)) // OLDEST_PREFILL_SHARE
+        for sequence in prompts:
+            self.overflow.apply(sequence, len(plan.tokens))
+            if len(sequence.tokens) > context.n_ctx:
+                return sequence
+            reserved_rows = 0 if sequence is oldest else reserved_rows
+            n_left, n_rows = len(sequence.tokens) - sequence.n_computed, len(plan.tokens)
+            count = min(
+                n_left, max_rows - n_rows - reserved_rows, schedule.max_chunk_rows or n_left
+            )
+            if count <= 0:
+                continue
+            if not (schedule.max_rows or schedule.max_chunk_rows):
+                count = choose_prefill_rows(
+                    n_left, count, n_rows, context.n_batch, context.n_ubatch
+                )
+            count = min(count, self._max_outputs(plan, sequence, len(prompts)))
+            if not count:
+                continue
+            if not ledger.make_room(n_rows + count):
+                count = ledger.size - ledger.used_cells - n_rows
+            if count > 0:
+                plan.add(sequence, count, context, ledger, len(self.state.running) == 1)
+            elif not plan.tokens or any(
+                _has_lower_priority(other, sequence) for other in self.state.running.values()
+            ):
+                return sequence
+        return None
+
+    def split(
+        self, decoding: list[Sequence], prompts: list[Sequence]
+    ) -> tuple[list[Sequence], list[Sequence]]:
+        """Return the prompts that are long enough for a separate pass, and those computed together
+        with decoding answers.
+        """
+        min_rows = self.state.schedule.min_prefill_rows
+        if min_rows is None:
+            rows = sum(map(_n_left, prompts))
+            if decoding and self.can_offload_decodes(rows):
+                return prompts, []
+            return [], prompts
+        separate = [prompt for prompt in prompts if _n_left(prompt) >= min_rows]
+        return separate, [prompt for prompt in prompts if prompt not in separate]
+
+    def can_offload_decodes(self, rows: int) -> bool:
+        """Return whether decodes can be offloaded, and the pass has enough rows to pay for it."""
+        ledger, min_rows = self.state.ledger, self.state.schedule.min_offload_rows
+        return (
+            min_rows is not None
+            and rows >= min_rows
+            and ledger.can_fork
+            and ledger.keeps_idle
+            and ledger.memory.has_complete_states
+        )
+
+    def _max_outputs(self, plan: ForwardPass, sequence: Sequence, n_prompts: int) -> int:
+        """Return the maximum rows that a prompt may add under the limit of logits rows. When every
+        row of the prompt needs logits, one is left for each other prompt.
+        """
+        context = self.state.context
+        n_left = context.n_outputs - sum(plan.wants_logits)
+        if n_left <= 0:
+            return 0
+        return max(1, n_left - n_prompts) if sequence.request.score_prompt else context.n_batch
+
+    def _max_rows(self, n_decoding: int) -> int:
+        """Return the maximum rows of a pass in which `n_decoding` answers take part."""
+        context, schedule = self.state.context, self.state.schedule
+        limit = min(context.n_batch, schedule.max_rows or context.n_batch)
+        gap_seconds = schedule.max_gap_seconds
+        if gap_seconds is None:
+            return limit
+        if not n_decoding:
+            return min(limit, context.n_ubatch)
+        rows_in_gap = (
+            int(gap_seconds / self.row_seconds)
+            if self.row_seconds
+            else context.n_ubatch // OLDEST_PREFILL_SHARE
+        )
+        uses_tiles = rows_in_gap >= TILE_ROWS or bool(schedule.min_offload_rows)
+        step = TILE_ROWS if uses_tiles else MAX_FORCED_TOKENS
+        # Round to the nearest multiple: rounding down left passes too short to use the tiles of
+        # flash attention.
+        nearest = (rows_in_gap + step // 2) // step * step
+        return min(limit, max(nearest, step, n_decoding + MAX_FORCED_TOKENS))
+
+
+def _n_left(sequence: Sequence) -> int:
+    return len(sequence.tokens) - sequence.n_computed
+
+
+def _has_lower_priority(other: Sequence, sequence: Sequence) -> bool:
+    """Return whether `other` is preempted before `sequence`."""
+    return (-other.request.priority, other.id) > (-sequence.request.priority, sequence.id)

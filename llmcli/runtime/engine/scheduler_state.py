@@ -1,0 +1,34 @@
+"""What the scheduler and its parts share."""
+
+from dataclasses import dataclass, field
+
+from llmcli.runtime.engine.schedule import Schedule
+from llmcli.runtime.engine.waiting_queue import WaitingQueue
+from llmcli.runtime.kv_cache.context_protocols import BatchedMemory
+from llmcli.runtime.kv_cache.ledger import Ledger
+from llmcli.runtime.requests.sequence import Sequence
+
+# pending tokens (for example forced by a grammar) up to which an answer still counts as decoding
+MAX_FORCED_TOKENS = 16
+
+
+@dataclass(slots=True, eq=False)
+class SchedulerState:
+    """The limits, the requests that run (by id) and wait, and the number of passes so far."""
+
+    context: BatchedMemory
+    ledger: Ledger
+    schedule: Schedule
+    running: dict[int, Sequence] = field(default_factory=dict)
+    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    n_passes: int = 0
+
+    def run(self, sequence: Sequence) -> None:
+        """Move a sequence from the queue to the running ones."""
+        self.waiting.remove(sequence, self.n_passes)
+        self.running[sequence.id] = sequence
+
+
+def is_long(sequence: Sequence) -> bool:
+    """Return whether a sequence has more to compute than the next tokens of an answer."""
+    return sequence.is_prefilling or len(sequence.tokens) - sequence.n_computed > MAX_FORCED_TOKENS
