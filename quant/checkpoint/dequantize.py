@@ -10,9 +10,10 @@ from typing import Any
 
 from quant.checkpoint import model_card
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.folder import CheckpointFolder
 from quant.checkpoint.quantized import INPUTS
 from quant.checkpoint.quantized.base import QuantizedInput
-from quant.checkpoint.safetensors import FLOAT_DTYPES, Tensors, read_json
+from quant.checkpoint.safetensors import FLOAT_DTYPES, Tensors
 from quant.errors import UserError
 
 TITLES = {
@@ -53,7 +54,9 @@ class FloatCheckpoint:
     notes: tuple[str, ...]
 
 
-def restore_floats(folder: Path, config: CheckpointConfig, tensors: Tensors) -> FloatCheckpoint:
+def restore_floats(
+    folder: CheckpointFolder, config: CheckpointConfig, tensors: Tensors
+) -> FloatCheckpoint:
     """Return the tensors with every quantized one computed when it is read.
 
     Raises UserError for a quantization that is not supported.
@@ -63,7 +66,7 @@ def restore_floats(folder: Path, config: CheckpointConfig, tensors: Tensors) -> 
         settings.get("quant_method") in LOAD_TIME_METHODS and _all_floats(tensors)
     ):
         return FloatCheckpoint(tensors, "", ())
-    input_format = _input(folder, config, settings)
+    input_format = _input(folder.path, config, settings)
     result = input_format.restore(
         CheckpointConfig(settings, f"{config.location}: quantization_config"), tensors
     )
@@ -72,7 +75,7 @@ def restore_floats(folder: Path, config: CheckpointConfig, tensors: Tensors) -> 
         return FloatCheckpoint(result, "", ())
     if input_format.is_native:
         return FloatCheckpoint(result, input_format.name, ())
-    parent = model_card.find_parent(folder, config.values)
+    parent = model_card.find_parent(folder.path, config.values)
     note = (
         f"this checkpoint is already quantized ({input_format.title}): its weights are widened to "
         "floats, and quantizing them again adds to their error; "
@@ -92,7 +95,7 @@ def _all_floats(tensors: Tensors) -> bool:
     return all(tensor.dtype in FLOAT_DTYPES for tensor in tensors.values())
 
 
-def _sidecar_settings(folder: Path, tensors: Tensors) -> Mapping[str, Any] | None:
+def _sidecar_settings(folder: CheckpointFolder, tensors: Tensors) -> Mapping[str, Any] | None:
     """Return the settings from a separate file of the folder, or None.
 
     They are ignored if all weights are floats.
@@ -100,8 +103,8 @@ def _sidecar_settings(folder: Path, tensors: Tensors) -> Mapping[str, Any] | Non
     if _all_floats(tensors):
         return None
     for name, method in SETTINGS_FILES.items():
-        if (folder / name).is_file():
-            values = read_json(folder / name)
+        if folder.has_file(name):
+            values = folder.read_json(name)
             inner = values.get("quantization")
             return {"quant_method": method, **(inner if isinstance(inner, dict) else values)}
     return None

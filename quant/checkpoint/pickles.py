@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import safetensors
-from quant.checkpoint.safetensors import DTYPE_BYTES, REFETCH_HINT, LazyTensor
+from quant.checkpoint.folder import REFETCH_HINT, CheckpointFolder
+from quant.checkpoint.safetensors import DTYPE_BYTES, LazyTensor
 from quant.errors import PickleNotAllowedError, UserError
 
 if TYPE_CHECKING:
@@ -101,18 +102,18 @@ def require_torch() -> None:
         )
 
 
-def load_pickles(folder: Path) -> dict[str, LazyTensor]:
+def load_pickles(folder: CheckpointFolder) -> dict[str, LazyTensor]:
     """Return all tensors by name: those of an index's shards, of pytorch_model.bin, or of the only
     pickled file.
 
     Raises UserError if several files have no index, and for files that are refused.
     """
-    if (folder / INDEX_FILE).is_file():
-        return safetensors.load_shards(folder / INDEX_FILE, read_pickle)
-    pickles = find_pickles(folder)
+    if folder.has_file(INDEX_FILE):
+        return safetensors.load_shards(folder, INDEX_FILE, read_pickle)
+    pickles = find_pickles(folder.path)
     if len(pickles) != 1:
         raise UserError(
-            f"{folder} has {len(pickles)} pickled files and no {SINGLE_FILE}: "
+            f"{folder.path} has {len(pickles)} pickled files and no {SINGLE_FILE}: "
             f"{', '.join(file.name for file in pickles[:3])}",
             hint=f"keep only one in the folder, or rename the right one to {SINGLE_FILE}",
         )
@@ -135,7 +136,7 @@ def read_pickle(file: Path) -> Iterator[LazyTensor]:
 
 
 def _unpickle(file: Path) -> Any:
-    """Return message torch's weights-only unpickler reads from the file, with the values mapped."""
+    """Return what torch's weights-only unpickler reads from the file, with the values mapped."""
     require_torch()
     import torch
 

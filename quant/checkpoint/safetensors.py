@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quant.checkpoint.folder import REFETCH_HINT, CheckpointFolder
 from quant.errors import UserError
 from quant.source.blob import Blob, LocalFile, make_row_reader
 
@@ -41,7 +42,7 @@ DTYPE_BYTES = {  # bytes per value; quantized/ needs those that are not floats
 # thirty times its size in memory.
 MAX_HEADER_BYTES = 1 << 25
 MAX_AXES = 8
-REFETCH_HINT = "fetch the file again"
+INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,44 +70,32 @@ def find_safetensors(folder: Path) -> dict[str, Blob]:
     }
 
 
-def load_tensors(folder: Path, blobs: Mapping[str, Blob] | None = None) -> dict[str, LazyTensor]:
+def load_tensors(
+    folder: CheckpointFolder, blobs: Mapping[str, Blob] | None = None
+) -> dict[str, LazyTensor]:
     """Return all tensors of a folder by name, from model.safetensors or from the shards of an
     index.
 
     `blobs` are the safetensors files if they are not in the folder; the index is always in the
     folder. Raises UserError for missing or damaged files.
     """
-    blobs = find_safetensors(folder) if blobs is None else blobs
-    index, single = folder / "model.safetensors.index.json", "model.safetensors"
-    if index.is_file():
-        return load_shards(index, lambda file: read_safetensors(blobs[file.name]), blobs)
-    if single in blobs:
-        return {tensor.name: tensor for tensor in read_safetensors(blobs[single])}
+    blobs = find_safetensors(folder.path) if blobs is None else blobs
+    if folder.has_file(INDEX_FILE):
+        return load_shards(
+            folder, INDEX_FILE, lambda file: read_safetensors(blobs[file.name]), blobs
+        )
+    if SINGLE_FILE in blobs:
+        return {tensor.name: tensor for tensor in read_safetensors(blobs[SINGLE_FILE])}
     others = sorted(
         path.name
-        for path in folder.iterdir()
+        for path in folder.path.iterdir()
         if path.suffix in (".bin", ".pt", ".pth", ".safetensors")
     )
     listed = f"; it has {', '.join(others[:3])}" if others else ""
     raise UserError(
-        f"{folder} has neither {single} nor {index.name}{listed}",
+        f"{folder.path} has neither {SINGLE_FILE} nor {INDEX_FILE}{listed}",
         hint="fetch the safetensors of this model",
     )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises UserError, with its name, for anything else."""
-    try:
-        data = file.read_bytes()
-        value = json.loads(data)
-        # Half a surrogate pair is not text: encoding it raises ValueError.
-        if b"\\ud" in data.lower():
-            json.dumps(value, ensure_ascii=False).encode()
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read as JSON: {error}", hint=REFETCH_HINT) from None
-    if not isinstance(value, dict):
-        raise UserError(f"{file} does not hold a JSON object", hint=REFETCH_HINT)
-    return value
 
 
 def read_safetensors(source: Path | Blob) -> Iterator[LazyTensor]:
@@ -187,7 +176,8 @@ def _is_natural_list(value: Any) -> bool:
 
 
 def load_shards(
-    file: Path,
+    checkpoint: CheckpointFolder,
+    index_name: str,
     read: "Callable[[Path], Iterable[LazyTensor]]",
     blobs: Mapping[str, Blob] | None = None,
 ) -> dict[str, LazyTensor]:
@@ -196,13 +186,13 @@ def load_shards(
     `read` opens one file; `blobs` are the files that exist, by default those of the folder. Raises
     UserError if a file or a tensor is missing.
     """
-    folder, places = file.parent, read_json(file).get("weight_map")
+    folder, places = checkpoint.path, checkpoint.read_json(index_name).get("weight_map")
     if (
         not isinstance(places, dict)
         or not places
         or not all(isinstance(shard, str) for shard in places.values())
     ):
-        raise UserError(f"{file} has no weight_map", hint=REFETCH_HINT)
+        raise UserError(f"{folder / index_name} has no weight_map", hint=REFETCH_HINT)
     shards = sorted(set(places.values()))
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise UserError(

@@ -6,6 +6,7 @@ Every tensor is placed, computed or dropped; everything that does not fit is rep
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from quant.checkpoint import dequantize, model_card, safetensors, tensor_views
 from quant.checkpoint import language_part as language
 from quant.checkpoint import pickles as pickled
 from quant.checkpoint.config import CheckpointConfig
+from quant.checkpoint.folder import CheckpointFolder
 from quant.checkpoint.safetensors import LazyTensor, Tensors
 from quant.convert import general_metadata
 from quant.convert.archs import ARCHS
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 # Misfits that one error lists: enough for any real checkpoint, bounded for a hostile one.
 MAX_LISTED_MISFITS = 2000
+HEAD_NAME, EMBEDDING_NAME = tensor_types.HEAD_NAME, tensor_types.EMBEDDING_NAMES[0]
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 # Matrices that stay F32: routers are small and sensitive to rounding.
 F32_ROLES = ("ffn_gate_inp", "ffn_gate_inp_shexp")
@@ -53,24 +56,25 @@ def open_checkpoint(
     the safetensors by file name if they are not in the folder. Raises UserError for anything that
     cannot be converted.
     """
-    arch, config = read_family(path)
+    folder = CheckpointFolder(path)
+    arch, config = read_family(folder)
     notes = arch.check(config)
     blobs = safetensors.find_safetensors(path) if blobs is None else blobs
-    stored = _stored(path, blobs, allow_pickle)
+    stored = _stored(folder, blobs, allow_pickle)
     language_part = language.extract_language_part(path, stored)
-    restored = dequantize.restore_floats(path, config, language_part.tensors)
+    restored = dequantize.restore_floats(folder, config, language_part.tensors)
     vocabulary = vocab.load_vocabulary(
-        _tokenizer(path, tokenizer, config),
+        _tokenizer_folder(folder, tokenizer, config),
         config,
         pre,
         size_from_tokenizer=arch.vocab_size_from_tokenizer,
     )
     config = CheckpointConfig({**config.values, "vocab_size": vocabulary.size}, config.location)
-    weights, dropped_notes = _place_weights(path, arch, config, restored.tensors)
+    weights, dropped_notes = _convert_weights(path, arch, config, restored.tensors)
     keys = arch.keys(config)
     dtype = _dtype(language_part.tensors)
     entries = [
-        *general_metadata.general_entries(path, arch.name, weights, restored.method),
+        *general_metadata.general_entries(folder, arch.name, weights, restored.method),
         *((f"{arch.name}.{key.name}", encode_entry(key.kind, key.value)) for key in keys),
         *general_metadata.type_entries(dtype),
     ]
@@ -90,21 +94,23 @@ def open_checkpoint(
     )
 
 
-def _stored(path: Path, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensors:
+def _stored(folder: CheckpointFolder, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensors:
     """Return the checkpoint's tensors as stored.
 
     Safetensors are preferred to pickles, which need `allow_pickle`.
     """
     if any(name.startswith("model") for name in blobs) or not (
-        pickles := pickled.find_pickles(path)
+        pickles := pickled.find_pickles(folder.path)
     ):
-        return safetensors.load_tensors(path, blobs)
+        return safetensors.load_tensors(folder, blobs)
     if not allow_pickle:
-        raise pickled.pickles_not_allowed(path, [file.name for file in pickles])
-    return pickled.load_pickles(path)
+        raise pickled.pickles_not_allowed(folder.path, [file.name for file in pickles])
+    return pickled.load_pickles(folder)
 
 
-def _tokenizer(path: Path, override: Path | None, config: CheckpointConfig) -> Path:
+def _tokenizer_folder(
+    checkpoint: CheckpointFolder, override: Path | None, config: CheckpointConfig
+) -> CheckpointFolder:
     """Return the folder to read the tokenizer from.
 
     If it has no tokenizer, the error names the parent model whose tokenizer fits.
@@ -113,12 +119,12 @@ def _tokenizer(path: Path, override: Path | None, config: CheckpointConfig) -> P
         raise UserError(
             f"there is no folder {override}", hint="--tokenizer names a folder with tokenizer files"
         )
-    folder = override or path
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        parent = model_card.find_parent(path, config.values)
+    folder = CheckpointFolder(override) if override else checkpoint
+    if not any(map(folder.has_file, TOKENIZER_FILES)):
+        parent = model_card.find_parent(checkpoint.path, config.values)
         owner = f"{parent}, the model it was made from" if parent else "the model it was made from"
         raise UserError(
-            f"{folder} has no tokenizer: neither {' nor '.join(TOKENIZER_FILES)}",
+            f"{folder.path} has no tokenizer: neither {' nor '.join(TOKENIZER_FILES)}",
             hint=f"add --tokenizer FOLDER with the tokenizer files of {owner}",
         )
     return folder
@@ -151,32 +157,32 @@ def _facts(arch: Arch, keys: list[ArchKey]) -> ModelFacts:
     )
 
 
-def read_family(path: Path) -> tuple[Arch, CheckpointConfig]:
+def read_family(folder: CheckpointFolder) -> tuple[Arch, CheckpointConfig]:
     """Return a checkpoint folder's family and its config.
 
     The config has the text model's settings at the root, and the class's defaults for settings it
     omits. Raises UserError for families that are not supported.
     """
-    config = _config(path)
-    arch = _arch(path, config)
+    config = _config(folder)
+    arch = _arch(folder.path, config)
     return arch, CheckpointConfig({**arch.defaults, **config.values}, config.location)
 
 
-def _config(path: Path) -> CheckpointConfig:
+def _config(folder: CheckpointFolder) -> CheckpointConfig:
+    path = folder.path
     if not path.is_dir():
         raise UserError(f"there is no folder {path}", hint="check the path")
-    file = path / "config.json"
-    if not file.is_file():
+    if not folder.has_file("config.json"):
         raise UserError(
             f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file"
         )
-    values = safetensors.read_json(file)
+    values = folder.read_json("config.json")
     if isinstance(text := values.get("text_config"), dict):
         # the whole model's class first, if it is supported
         classes = [*_classes(values), *_classes(text)]
         classes.sort(key=lambda name: name not in ARCHS)
         values = values | text | {"architectures": classes, "model_type": values.get("model_type")}
-    return CheckpointConfig(values, str(file))
+    return CheckpointConfig(values, str(path / "config.json"))
 
 
 def _classes(values: Mapping[str, Any]) -> list[str]:
@@ -207,71 +213,122 @@ def _arch(path: Path, config: CheckpointConfig) -> Arch:
     return ARCHS[name]
 
 
-def _place_weights(
+def _convert_weights(
     path: Path, arch: Arch, config: CheckpointConfig, stored: Tensors
 ) -> tuple[list[Weight], list[str]]:
     """Return every tensor under its GGUF name, in llama.cpp's order, and notes for the user.
 
     Raises one UserError that lists all tensors that do not fit.
     """
-    remaining = {
-        name: tensor for name, tensor in stored.items() if not name.endswith(arch.dropped_endings)
+    shapes = _FamilyShapes(arch.required_shapes(config), arch.optional_shapes(config))
+    named = _name_tensors(arch, config, stored)
+    placed = _drop_surplus(path, named, shapes)
+    _check_placement(path, placed, shapes)
+    weights = _transform(arch, config, placed.tensors)
+    zero_biases = len(named.tensors.keys() - placed.tensors.keys() - {HEAD_NAME})
+    notes = [
+        f"{zero_biases} biases are left out: this family has none, and they are all zero"
+    ] * bool(zero_biases)
+    return weights, notes
+
+
+@dataclass(frozen=True, slots=True)
+class _FamilyShapes:
+    """The shapes of a family's tensors by GGUF name: those that it requires, and optional ones."""
+
+    required: dict[str, tuple[int, ...]]
+    optional: dict[str, tuple[int, ...]]
+
+    @property
+    def allowed(self) -> dict[str, tuple[int, ...]]:
+        return self.optional | self.required
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedTensors:
+    """A checkpoint's tensors by GGUF name, and those that the family has no name for."""
+
+    tensors: Tensors
+    unknown: tuple[LazyTensor, ...]
+
+
+def _name_tensors(arch: Arch, config: CheckpointConfig, stored: Tensors) -> _NamedTensors:
+    import gguf
+
+    used = {name: item for name, item in stored.items() if not name.endswith(arch.dropped_endings)}
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[arch.kind], config.get_int("num_hidden_layers")
+    )
+    placed: Tensors = {}
+    unknown = []
+    for key, tensor in arch.prepare(config, used).items():
+        name = _family_name(arch, key) or names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if name is None or name in placed:
+            unknown.append(tensor)
+        else:
+            placed[name] = tensor
+    return _NamedTensors(placed, tuple(unknown))
+
+
+def _drop_surplus(path: Path, named: _NamedTensors, shapes: _FamilyShapes) -> _NamedTensors:
+    """Return the tensors without a tied head, and without zero biases that the family lacks."""
+    allowed, tensors = shapes.allowed, dict(named.tensors)
+    if HEAD_NAME in tensors and HEAD_NAME not in allowed:
+        _check_tied_head(path, tensors.pop(HEAD_NAME), tensors.get(EMBEDDING_NAME))
+    kept = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in allowed or not _is_zero_bias(name, tensor)
     }
-    placed, unknown = _name_tensors(arch, config, arch.prepare(config, remaining))
-    expected = arch.required_shapes(config)
-    allowed = arch.optional_shapes(config) | expected
-    if "output.weight" in placed and "output.weight" not in allowed:
-        _check_tied_head(path, placed["output.weight"], placed.get("token_embd.weight"))
-        del placed["output.weight"]
-    zero_biases = [
-        name
-        for name, tensor in placed.items()
-        if name not in allowed and _is_zero_bias(name, tensor)
-    ]
-    for name in zero_biases:
-        del placed[name]
-    misfits = [f"{tensor.name} is unknown" for tensor in unknown]
+    return _NamedTensors(kept, named.unknown)
+
+
+def _check_placement(path: Path, placed: _NamedTensors, shapes: _FamilyShapes) -> None:
+    """Raise UserError with all tensors that do not fit the config."""
+    tensors, allowed = placed.tensors, shapes.allowed
+    misfits = [f"{tensor.name} is unknown" for tensor in placed.unknown]
     misfits += [
         f"{tensor.name} ({name}) does not belong to this family"
-        for name, tensor in placed.items()
+        for name, tensor in tensors.items()
         if name not in allowed
     ]
-    misfits += [f"{name} is missing" for name in expected if name not in placed]
+    misfits += [f"{name} is missing" for name in shapes.required if name not in tensors]
     misfits += [
-        f"{placed[name].name} is {list(placed[name].shape)}, not {list(shape)}"
+        f"{tensors[name].name} is {list(tensors[name].shape)}, not {list(shape)}"
         for name, shape in allowed.items()
-        if name in placed and placed[name].shape != shape
+        if name in tensors and tensors[name].shape != shape
     ]
     misfits += [
         f"{tensor.name} is stored as {tensor.dtype}"
-        for tensor in placed.values()
-        if tensor.dtype not in safetensors.FLOAT_DTYPES
-        and not (tensor.dtype in ggml.TYPE_NUMBERS and ggml.is_quantized(tensor.dtype))
+        for tensor in tensors.values()
+        if not _is_readable_dtype(tensor.dtype)
     ]
     if misfits:
-        more = (
-            f"; and {len(misfits) - MAX_LISTED_MISFITS} more"
-            if len(misfits) > MAX_LISTED_MISFITS
-            else ""
-        )
+        more = len(misfits) - MAX_LISTED_MISFITS
         raise UserError(
             f"{path}: {len(misfits)} tensors do not fit its config.json: "
-            f"{'; '.join(misfits[:MAX_LISTED_MISFITS])}{more}",
+            f"{'; '.join(misfits[:MAX_LISTED_MISFITS])}"
+            + (f"; and {more} more" if more > 0 else ""),
             hint="fetch the whole model again",
         )
-    if arch.needs_head and "output.weight" not in placed:
-        placed["output.weight"] = placed["token_embd.weight"]
-    for name, tensor in placed.items():
-        if op := arch.ops.get(tensor_role(name)):
-            placed[name] = op(config, tensor)
-    weights = [_weight(name, tensor) for name, tensor in placed.items()]
-    weights += [
+
+
+def _is_readable_dtype(dtype: str) -> bool:
+    is_quantized = dtype in ggml.TYPE_NUMBERS and ggml.is_quantized(dtype)
+    return is_quantized or dtype in safetensors.FLOAT_DTYPES
+
+
+def _transform(arch: Arch, config: CheckpointConfig, tensors: Tensors) -> list[Weight]:
+    """Return the tensors as llama.cpp stores them, with those that are computed, in its order."""
+    if arch.needs_head and HEAD_NAME not in tensors:
+        tensors = {**tensors, HEAD_NAME: tensors[EMBEDDING_NAME]}
+    weights = [
         _computed_weight(name, values) for name, values in arch.extra_tensors(config).items()
     ]
-    notes = [
-        f"{len(zero_biases)} biases are left out: this family has none, and they are all zero"
-    ] * bool(zero_biases)
-    return sorted(weights, key=lambda weight: tensor_types.tensor_order(weight.name)), notes
+    for name, tensor in tensors.items():
+        op = arch.ops.get(tensor_role(name))
+        weights.append(_weight(name, op(config, tensor) if op else tensor))
+    return sorted(weights, key=lambda weight: tensor_types.tensor_order(weight.name))
 
 
 def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
@@ -284,25 +341,6 @@ def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
         and tensor.dtype in safetensors.FLOAT_DTYPES
     )
     return vector and not tensor_views.read_floats(tensor).any()
-
-
-def _name_tensors(
-    arch: Arch, config: CheckpointConfig, tensors: Tensors
-) -> tuple[Tensors, list[LazyTensor]]:
-    import gguf
-
-    names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH[arch.kind], config.get_int("num_hidden_layers")
-    )
-    placed: Tensors = {}
-    unknown = []
-    for key, tensor in tensors.items():
-        name = _family_name(arch, key) or names.get_name(key, try_suffixes=(".weight", ".bias"))
-        if name is None or name in placed:
-            unknown.append(tensor)
-        else:
-            placed[name] = tensor
-    return placed, unknown
 
 
 def _family_name(arch: Arch, name: str) -> str | None:

@@ -6,13 +6,13 @@ file.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quant.checkpoint import model_card
-from quant.checkpoint.safetensors import read_json
+from quant.checkpoint.folder import CheckpointFolder
 from quant.gguf.layout import encode_entry
 from quant.recipes import file_types
 from quant.source.source import Weight
@@ -99,7 +99,7 @@ def find_origin(folder: Path) -> CheckpointOrigin:
 
 
 def general_entries(
-    folder: Path, architecture: str, weights: Iterable[Weight], method: str
+    folder: CheckpointFolder, architecture: str, weights: Iterable[Weight], method: str
 ) -> list[tuple[str, bytes]]:
     """Return the general keys of the file and llmcli's own keys, as (key, stored value).
 
@@ -107,7 +107,7 @@ def general_entries(
     """
     import gguf
 
-    source = find_origin(folder)
+    source = find_origin(folder.path)
     writer = gguf.GGUFWriter(None, architecture)
     described = _describe(folder, source, writer, weights)
     described.set_gguf_meta_model(writer)
@@ -136,7 +136,10 @@ def type_entries(dtype: str) -> list[tuple[str, bytes]]:
 
 
 def _describe(
-    folder: Path, where: CheckpointOrigin, writer: "gguf.GGUFWriter", weights: Iterable[Weight]
+    folder: CheckpointFolder,
+    origin: CheckpointOrigin,
+    writer: "gguf.GGUFWriter",
+    weights: Iterable[Weight],
 ) -> "gguf.Metadata":
     """Return metadata from the model card, the name and the number of parameters."""
     import gguf
@@ -148,18 +151,18 @@ def _describe(
     total, shared, expert, experts = writer.get_total_parameter_count()
     card_values = {
         key: value
-        for key, value in model_card.load_card(folder).items()
+        for key, value in model_card.load_card(folder.path).items()
         if key in LIST_KEYS or (key in TEXT_KEYS and _is_text(value))
     }
-    named = {"_name_or_path": where.repo} if where.repo else {}
+    named = {"_name_or_path": origin.repo} if origin.repo else {}
     described = gguf.Metadata.apply_metadata_heuristic(
-        gguf.Metadata(), card_values, named, Path(where.name), total
+        gguf.Metadata(), card_values, named, Path(origin.name), total
     )
-    described.name = described.name or where.name
+    described.name = described.name or origin.name
     described.size_label = described.size_label or gguf.size_label(total, shared, expert, experts)
-    if where.repo and not described.source_repo_url:
-        described.source_repo_url = f"{HUB_URL}/{where.repo}"
-    for name, value in _sampling(folder).items():
+    if origin.repo and not described.source_repo_url:
+        described.source_repo_url = f"{HUB_URL}/{origin.repo}"
+    for name, value in _sampling(folder.read_optional_json("generation_config.json")).items():
         setattr(described, f"sampling_{name}", value)
     return described
 
@@ -168,10 +171,8 @@ def _is_text(value: str | list[str]) -> bool:
     return isinstance(value, str)
 
 
-def _sampling(folder: Path) -> dict[str, int | float]:
+def _sampling(values: Mapping[str, Any]) -> dict[str, int | float]:
     """Return the sampling settings that the model's makers recommend, without invalid numbers."""
-    file = folder / "generation_config.json"
-    values = read_json(file) if file.is_file() else {}
     settings: dict[str, int | float] = {}
     for key, name in INTEGER_SETTINGS.items():
         value = values.get(key)

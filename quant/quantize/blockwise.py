@@ -154,7 +154,9 @@ def unquantized_plan(plan: Plan) -> Plan:
     """
     source = plan.source
     if source.path.is_dir():
-        return plan_module.plan_quantization(source, source.dtype if source.dtype in FLOAT_DTYPES else "F32")
+        return plan_module.plan_quantization(
+            source, source.dtype if source.dtype in FLOAT_DTYPES else "F32"
+        )
     steps = (
         replace(step, type=step.weight.type, nbytes=step.weight.nbytes, method=None)
         for step in plan.steps

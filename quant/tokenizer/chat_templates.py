@@ -8,27 +8,29 @@ import re
 from pathlib import Path
 from typing import Any
 
-from quant.checkpoint.safetensors import read_json
+from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 
 MAIN_NAME, TEMPLATES_FOLDER = "default", "additional_chat_templates"
 MAX_TEMPLATE_BYTES, MAX_TEMPLATES = 1 << 20, 32  # bytes of a template; number of templates
 
 
-def load_templates(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+def load_templates(
+    folder: CheckpointFolder, settings: dict[str, Any]
+) -> tuple[dict[str, str], list[str]]:
     """Return the templates by name, the main one as "default", and notes for the user.
 
     Raises UserError for template files that are too large or cannot be read.
     """
     configured = _from_settings(settings.get("chat_template"))
-    main = (folder / name for name in ("chat_template.jinja", "chat_template.json"))
+    main = (folder.path / name for name in ("chat_template.jinja", "chat_template.json"))
     files = {
         path.stem: path
-        for path in sorted((folder / TEMPLATES_FOLDER).glob("*.jinja"))[:MAX_TEMPLATES]
+        for path in sorted((folder.path / TEMPLATES_FOLDER).glob("*.jinja"))[:MAX_TEMPLATES]
     }
     if first := next((path for path in main if path.is_file()), None):
         files[MAIN_NAME] = first
-    templates = {name: text for name, path in files.items() if (text := _read(path))}
+    templates = {name: text for name, path in files.items() if (text := _read(folder, path))}
     differs = (
         MAIN_NAME in templates
         and configured.get(MAIN_NAME, templates[MAIN_NAME]) != templates[MAIN_NAME]
@@ -75,14 +77,14 @@ def _from_settings(value: Any) -> dict[str, str]:
     }
 
 
-def _read(path: Path) -> str:
+def _read(folder: CheckpointFolder, path: Path) -> str:
     try:
         if path.stat().st_size > MAX_TEMPLATE_BYTES:
             raise UserError(
                 f"{path} is too large for a chat template", hint="remove it, or fetch it again"
             )
         text = (
-            read_json(path).get("chat_template")
+            folder.read_json(path.name).get("chat_template")
             if path.suffix == ".json"
             else path.read_text("utf-8")
         )

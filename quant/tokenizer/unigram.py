@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from quant.errors import UserError
 from quant.tokenizer import charsmap
@@ -159,7 +159,8 @@ WHITESPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
 WHITESPACE_TO_SPACE = str.maketrans(dict.fromkeys(WHITESPACE, " "))
-NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
+NORMAL_FORMS: tuple[NormalForm, ...] = get_args(NormalForm)
 # All characters that a normal form or a case change may touch: without surrogates, private
 # characters and empty planes.
 CHANGEABLE_RANGES = (range(1, 0xD800), range(0xF900, 0x30000), range(0xE0000, 0xE1000))
@@ -187,7 +188,7 @@ STEPS_BY_NAME: dict[str, Step] = {"Nmt": _nmt, "StripAccents": _unaccented, "Low
 STEPS_BY_NAME |= {name: _form(name) for name in NORMAL_FORMS}
 
 
-def find_normal_form(tokenizer: Json) -> str | None:
+def find_normal_form(tokenizer: Json) -> NormalForm | None:
     """Return the Unicode form that a tokenizer.json normalizes text to, or None.
 
     It composes characters, which character rules cannot always express.
@@ -197,7 +198,7 @@ def find_normal_form(tokenizer: Json) -> str | None:
         for part in flatten_sequence(tokenizer.get("normalizer"), "normalizers")
         if isinstance(part, dict)
     ]
-    return next((name for name in reversed(names) if name in NORMAL_FORMS), None)
+    return next((form for name in reversed(names) for form in NORMAL_FORMS if form == name), None)
 
 
 def _read_normalization(tokenizer: Json, where: str) -> UnigramNormalization:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quant.checkpoint.config import CheckpointConfig
-from quant.checkpoint.safetensors import read_json
+from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 from quant.gguf.layout import encode_entry
 from quant.tokenizer import chat_templates as chat
@@ -25,7 +25,6 @@ from quant.tokenizer.sentencepiece_model import (
 from quant.tokenizer.token_table import AddedToken, VocabularyToken
 from quant.tokenizer.tokenizer_json import flatten_sequence, prepends_space
 
-MAX_JSON_BYTES = 1 << 27  # bytes of a tokenizer's JSON file; four times the largest known one
 BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -46,6 +45,7 @@ class TokenizerFiles:
     tokenizer: dict[str, Any]
     settings: dict[str, Any]
     generation: dict[str, Any]
+    added_tokens: dict[str, Any]
 
 
 ExtraKeys = list[tuple[str, str, Any]]
@@ -64,7 +64,7 @@ class ParsedTokenizer:
 
 
 def load_vocabulary(
-    folder: Path,
+    folder: CheckpointFolder,
     config: CheckpointConfig,
     pre: str | None = None,
     *,
@@ -83,7 +83,7 @@ def load_vocabulary(
     )
     if size > MAX_PIECES:
         raise UserError(
-            f"{folder}: a vocabulary of {size:,} rows; the limit is {MAX_PIECES:,}",
+            f"{folder.path}: a vocabulary of {size:,} rows; the limit is {MAX_PIECES:,}",
             hint="fetch config.json and the tokenizer again",
         )
     added = _added(files)
@@ -94,7 +94,7 @@ def load_vocabulary(
         index: token for index, token in added.items() if index < size or not size_from_tokenizer
     }
     token_rows = token_table.build_token_table(
-        read.tokens, added, size, str(folder), has_scores=read.model_name != "gpt2"
+        read.tokens, added, size, str(folder.path), has_scores=read.model_name != "gpt2"
     )
     ids, notes = _special(files, config, token_rows, read)
     templates, template_notes = chat.load_templates(folder, files.settings)
@@ -126,7 +126,7 @@ def load_vocabulary(
     return GgufVocabulary(tuple(entries), (*left_out, *notes, *template_notes), len(token_rows))
 
 
-def load_pieces(folder: Path) -> tuple[SentencePieceModel, dict[int, AddedToken]]:
+def load_pieces(folder: CheckpointFolder) -> tuple[SentencePieceModel, dict[int, AddedToken]]:
     """Return a folder's tokenizer.model with the changes of its settings, and its added tokens, for
     verification.
     """
@@ -134,23 +134,14 @@ def load_pieces(folder: Path) -> tuple[SentencePieceModel, dict[int, AddedToken]
     return _model(files), _added(files)
 
 
-def _read_files(folder: Path) -> TokenizerFiles:
+def _read_files(folder: CheckpointFolder) -> TokenizerFiles:
     return TokenizerFiles(
-        folder,
-        *(
-            _optional(folder / f"{name}.json")
-            for name in ("tokenizer", "tokenizer_config", "generation_config")
-        ),
+        folder.path,
+        tokenizer=folder.read_optional_json("tokenizer.json"),
+        settings=folder.read_optional_json("tokenizer_config.json"),
+        generation=folder.read_optional_json("generation_config.json"),
+        added_tokens=folder.read_optional_json("added_tokens.json"),
     )
-
-
-def _optional(file: Path) -> dict[str, Any]:
-    if file.is_file() and (size := file.stat().st_size) > MAX_JSON_BYTES:
-        raise UserError(
-            f"{file} has {size:,} bytes; the limit is {MAX_JSON_BYTES:,}",
-            hint="fetch the file again",
-        )
-    return read_json(file) if file.is_file() else {}
 
 
 def _parse(files: TokenizerFiles) -> ParsedTokenizer:
@@ -308,13 +299,13 @@ def _list(value: Any) -> list[Any]:
 
 
 def _words(files: TokenizerFiles) -> dict[str, int]:
-    words = files.tokenizer["model"]["vocab"]
+    words: dict[str, int] = files.tokenizer["model"]["vocab"]
     if not all(type(index) is int and index >= 0 for index in words.values()):
         raise UserError(
             f"{files.folder / 'tokenizer.json'} has ids that are not valid numbers",
             hint="fetch the file again",
         )
-    return words  # type: ignore[no-any-return]
+    return words
 
 
 def _merges(files: TokenizerFiles) -> list[tuple[str, str]]:
@@ -339,8 +330,7 @@ def _merges(files: TokenizerFiles) -> list[tuple[str, str]]:
 def _added(files: TokenizerFiles) -> dict[int, AddedToken]:
     """Return the added tokens by row, from every file that may list them."""
     listed: list[tuple[Any, Any]] = [
-        (index, {"content": text})
-        for text, index in _optional(files.folder / "added_tokens.json").items()
+        (index, {"content": text}) for text, index in files.added_tokens.items()
     ]
     decoder = files.settings.get("added_tokens_decoder")
     listed += decoder.items() if isinstance(decoder, dict) else ()

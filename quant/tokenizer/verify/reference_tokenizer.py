@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import tokenizers
 
-from quant.checkpoint.safetensors import read_json
+from quant.checkpoint.folder import REFETCH_HINT, CheckpointFolder
 from quant.errors import UserError
 from quant.gguf.header import GgufArray, MetadataValue
 from quant.tokenizer import charsmap, unigram
@@ -25,11 +25,10 @@ from quant.tokenizer.pre_tokenizer import PreTokenizerMatch, find_pre_tokenizer,
 from quant.tokenizer.sentencepiece_model import BYTE, NORMAL, UNIGRAM, UNKNOWN
 from quant.tokenizer.token_table import AddedToken
 from quant.tokenizer.tokenizer_json import flatten_sequence
-from quant.tokenizer.unigram import MAX_PIECE_BYTES
+from quant.tokenizer.unigram import MAX_PIECE_BYTES, NormalForm
 from quant.tokenizer.verify import reference_json
 from quant.tokenizer.verify.normalizer import CharsmapNormalizer, SpaceNormalizer
 
-REFETCH_HINT = "fetch the file again"
 SAMPLE_TEXT = "Hello world"
 # Part of a text's score that float32 can lose between two splits of the text.
 SCORE_TOLERANCE = 1e-6
@@ -83,7 +82,7 @@ class ReferenceTokenizer:
     sample_ids: tuple[list[int], list[int]] | None = None
     pre_tokenizer: PreTokenizerMatch = DEFAULT_PRE_TOKENIZER
     normalizers: tuple[Any, ...] = ()
-    normal_form: str | None = None
+    normal_form: NormalForm | None = None
     charsmap: Charsmap | None = None
     scores: Mapping[int, float] = field(default_factory=dict)
 
@@ -96,7 +95,7 @@ class ReferenceTokenizer:
         """
         if not self.normal_form or (self.scores and not any(map(_combines, text))):
             return text
-        return unicodedata.normalize(self.normal_form, text)  # type: ignore[arg-type]
+        return unicodedata.normalize(self.normal_form, text)
 
     def is_tied(self, ids: list[int], other_ids: list[int]) -> bool:
         """Return whether a Unigram scores two splits of one text equally, within the precision of
@@ -122,21 +121,23 @@ def _combines(char: str) -> bool:
 
 
 def load_reference(
-    folder: Path, metadata: Mapping[str, MetadataValue], pre: str | None = None
+    folder: CheckpointFolder, metadata: Mapping[str, MetadataValue], pre: str | None = None
 ) -> ReferenceTokenizer:
     """Open a folder's tokenizer with the tokenizers library.
 
     `metadata` is that of the finished vocabulary, `pre` the pre-tokenizer that the user named.
     Raises UserError if the library cannot read the files.
     """
-    file = folder / "tokenizer.json"
-    return _from_json(file, metadata, pre) if file.is_file() else _from_pieces(folder, metadata)
+    if folder.has_file("tokenizer.json"):
+        return _from_json(folder, metadata, pre)
+    return _from_pieces(folder, metadata)
 
 
 def _from_json(
-    file: Path, metadata: Mapping[str, MetadataValue], pre: str | None
+    folder: CheckpointFolder, metadata: Mapping[str, MetadataValue], pre: str | None
 ) -> ReferenceTokenizer:
-    values, kind, size = read_json(file), metadata.get("tokenizer.ggml.model"), _size(metadata)
+    file, values = folder.path / "tokenizer.json", folder.read_json("tokenizer.json")
+    kind, size = metadata.get("tokenizer.ggml.model"), _size(metadata)
     _check_piece_lengths(file, values.get("model"))
     opened = _call(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
     listed = values.get("added_tokens") or []
@@ -168,7 +169,7 @@ def _from_json(
         reader.encode(SAMPLE_TEXT, special=True, add_special=True),
     )
     if kind == "gpt2":
-        form = "NFC" if uses_nfc(values) else None
+        form: NormalForm | None = "NFC" if uses_nfc(values) else None
         found = find_pre_tokenizer(values, str(file), pre)
         return ReferenceTokenizer(reader, words, added, _by_row(rows), around, found, nodes, form)
     if (
@@ -241,11 +242,13 @@ def _texts(item: Any) -> list[str]:
     return [text for text in item if isinstance(text, str)] if isinstance(item, list) else []
 
 
-def _from_pieces(folder: Path, metadata: Mapping[str, MetadataValue]) -> ReferenceTokenizer:
+def _from_pieces(
+    folder: CheckpointFolder, metadata: Mapping[str, MetadataValue]
+) -> ReferenceTokenizer:
     """Return a SentencePiece model as transformers converts it: control and user-defined pieces are
     matched in text as they are.
     """
-    file, size = folder / "tokenizer.model", _size(metadata)
+    file, size = folder.path / "tokenizer.model", _size(metadata)
     model, more = vocab.load_pieces(folder)
     fixed = {row for row, piece in enumerate(model.pieces) if piece.type in (UNKNOWN, BYTE)}
     more = {row: token for row, token in more.items() if row < size and row not in fixed}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from quant.checkpoint.folder import CheckpointFolder
 from quant.errors import UserError
 from quant.gguf.header import MetadataValue
 from quant.tokenizer.token_table import SPACE_MARK
@@ -85,7 +86,8 @@ class _Comparison:
         ours: LlamaCppTokenizer,
         pre: str | None,
     ) -> None:
-        self.ours, self.reference = ours, reference_tokenizer.load_reference(folder, metadata, pre)
+        self.ours = ours
+        self.reference = reference_tokenizer.load_reference(CheckpointFolder(folder), metadata, pre)
         self.bytewise = metadata.get("tokenizer.ggml.model") == "gpt2"
         self.habits = KnownDifferences(self.reference, metadata, ours.is_control)
         self.explained: dict[str, list[str]] = {}

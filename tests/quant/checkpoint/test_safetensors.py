@@ -94,9 +94,9 @@ def test_an_index_may_not_name_files_elsewhere_nor_missing_ones(
 ) -> None:
     for places, said in (
         ({"w": "../x.safetensors"}, "outside it"),
-        ({"w": "no.safetensors"}, "lacks no.safetensors"),
-        ({"w": ".."}, "lacks"),
-        ({"w": "x" * 5000}, "lacks x"),
+        ({"w": "no.safetensors"}, "has no no.safetensors"),
+        ({"w": ".."}, "has no"),
+        ({"w": "x" * 5000}, "has no x"),
         ({}, "no weight_map"),
     ):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))

@@ -70,7 +70,7 @@ def test_a_released_config_is_followed(name: str, tmp_path: Path) -> None:
     assert keys["rope.freq_base"] == parts.get("full_attention", parts)["rope_theta"]
     if "rope.freq_base_swa" in keys:
         assert keys["rope.freq_base_swa"] == parts["sliding_attention"]["rope_theta"]
-    expected = arch.expected(config)
+    expected = arch.required_shapes(config)
     assert ("output.weight" in expected) is not theirs.tie_word_embeddings
 
 

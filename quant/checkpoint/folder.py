@@ -1,0 +1,57 @@
+"""The JSON files of a checkpoint folder, each read at most once and bounded in size."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quant.errors import UserError
+
+MAX_JSON_BYTES = 1 << 27  # four times the largest known tokenizer.json
+REFETCH_HINT = "fetch the file again"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFolder:
+    """A checkpoint folder. A JSON file is read when it is first needed, and then kept."""
+
+    path: Path
+    _documents: dict[str, dict[str, Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def has_file(self, name: str) -> bool:
+        """Return whether the folder has a file with this name."""
+        return (self.path / name).is_file()
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return the object in a JSON file. Raises UserError if there is no such file, or if it is
+        damaged or too large.
+        """
+        if name not in self._documents:
+            self._documents[name] = _read_json_object(self.path / name)
+        return self._documents[name]
+
+    def read_optional_json(self, name: str) -> dict[str, Any]:
+        """Return the object in a JSON file, or {} if there is no such file. Raises UserError if it
+        is damaged or too large.
+        """
+        return self.read_json(name) if self.has_file(name) else {}
+
+
+def _read_json_object(file: Path) -> dict[str, Any]:
+    try:
+        if (size := file.stat().st_size) > MAX_JSON_BYTES:
+            raise UserError(
+                f"{file} has {size:,} bytes; the limit is {MAX_JSON_BYTES:,}", hint=REFETCH_HINT
+            )
+        data = file.read_bytes()
+        value = json.loads(data)
+        # Half a surrogate pair is not text: encoding it raises ValueError.
+        if b"\\ud" in data.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read as JSON: {error}", hint=REFETCH_HINT) from None
+    if not isinstance(value, dict):
+        raise UserError(f"{file} does not hold a JSON object", hint=REFETCH_HINT)
+    return value
