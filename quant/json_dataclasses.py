@@ -1,18 +1,38 @@
-"""Untrusted JSON into frozen dataclasses: a value that does not fit its field raises ValueError.
+"""Untrusted JSON into frozen dataclasses, and dataclasses into JSON values.
+
+A value that does not fit its field raises ValueError.
 
 Supports dataclasses of str, int, float, bool, None, tuples and mappings of these, and nested
-dataclasses. Unknown keys are ignored, because a newer version may have written them.
+dataclasses. Unknown keys are ignored, because a newer version may have written them. A field's key
+is its name, or the key given with `field(metadata=json_key(...))`.
 """
 
 import json
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 MAX_NUMBER = 2**63
+KEY_METADATA = "json_key"
+
+
+def json_key(name: str) -> dict[str, str]:
+    """Return the metadata of a dataclass field whose JSON key is not its name."""
+    return {KEY_METADATA: name}
+
+
+def encode_value(value: Any) -> Any:
+    """Return a value for json.dumps(): dataclasses as dictionaries, tuples as lists."""
+    if is_dataclass(value):
+        return {_key(field): encode_value(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: encode_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode_value(item) for item in value]
+    return value
 
 
 def parse_json(kind: type[T], text: str, max_chars: int) -> T:
@@ -56,12 +76,18 @@ def _decode_object(kind: Any, value: Any, where: str) -> Any:
         raise ValueError(f"{where or 'it'} is not an object")
     hints, arguments = get_type_hints(kind), {}
     for field in fields(kind):
-        path = f"{where}.{field.name}" if where else field.name
-        if field.name in value:
-            arguments[field.name] = decode_value(hints[field.name], value[field.name], path)
+        key = _key(field)
+        path = f"{where}.{key}" if where else key
+        if key in value:
+            arguments[field.name] = decode_value(hints[field.name], value[key], path)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{path} is missing")
     return kind(**arguments)
+
+
+def _key(field: "Field[Any]") -> str:
+    key: str = field.metadata.get(KEY_METADATA, field.name)
+    return key
 
 
 def _decode_scalar(kind: Any, value: Any, where: str) -> Any:

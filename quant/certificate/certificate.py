@@ -8,12 +8,12 @@ certified bytes. The certificate is not signed: it detects accidental changes, n
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from quant.errors import DamagedSourceError, UserError
 from quant.gguf.header import MetadataField, TensorInfo
-from quant.json_dataclasses import parse_json
+from quant.json_dataclasses import encode_value, json_key, parse_json
 from quant.model_file.model_header import ModelHeader
 
 CERTIFICATE_KEY = "llmcli.certificate"
@@ -134,9 +134,9 @@ class SpeedComparison:
 
     test: str
     base: float
-    made: float
+    quantized: float = field(metadata=json_key("made"))
     base_span: tuple[float, ...]
-    made_span: tuple[float, ...]
+    quantized_span: tuple[float, ...] = field(metadata=json_key("made_span"))
     ratio: float
     low: float | None
     high: float | None
@@ -182,7 +182,7 @@ class Certificate:
 
     def to_json(self) -> str:
         """Return the certificate as JSON text."""
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+        return json.dumps(encode_value(self), ensure_ascii=False, allow_nan=False)
 
 
 def max_json_bytes(tensors: Iterable[str], texts: Iterable[str]) -> int:

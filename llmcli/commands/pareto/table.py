@@ -3,12 +3,12 @@
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from llmcli.units import format_size
 from llmcli.workflows.pareto.compare import ParetoPoint, ParetoRequest
 from quant.certificate.certificate import SpeedComparison
+from quant.json_dataclasses import encode_value
 
 COLUMNS = (
     "setting",
@@ -32,7 +32,9 @@ def build_document(
 
     def setting(one: ParetoPoint) -> dict[str, Any]:
         fields = {
-            key: value for key, value in asdict(one).items() if key not in ("nbytes", "seconds")
+            key: value
+            for key, value in encode_value(one).items()
+            if key not in ("nbytes", "seconds")
         }
         more_fields = {"tensor_bytes": one.nbytes, "elapsed_ms": one.seconds * 1000}
         return {**fields, **more_fields, "dominated_by": dominated.get(one.name)}
@@ -142,8 +144,8 @@ def format_csv(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> str:
                 answers.same_top.value,
                 answers.perplexity.value,
                 answers.perplexity_ratio.value,
-                pp.made if pp else "",
-                *((tg.made, tg.ratio, tg.low, tg.high) if tg else [""] * 4),
+                pp.quantized if pp else "",
+                *((tg.quantized, tg.ratio, tg.low, tg.high) if tg else [""] * 4),
                 point.seconds,
                 dominated.get(point.name, ""),
             )
@@ -152,4 +154,4 @@ def format_csv(points: Sequence[ParetoPoint], dominated: dict[str, str]) -> str:
 
 
 def _format_speed(speed: SpeedComparison | None) -> str:
-    return f"{speed.made:.1f} ({speed.ratio:.2f}×)" if speed else ""
+    return f"{speed.quantized:.1f} ({speed.ratio:.2f}×)" if speed else ""

@@ -2,7 +2,7 @@
 tensor.
 """
 
-from llmcli.charts.chart import Axis, Chart, ChartRow, RowChart, Table, NamedValue
+from llmcli.charts.chart import Axis, Chart, ChartRow, NamedValue, RowChart, Table
 from llmcli.charts.html_page import ReportPage
 from llmcli.charts.scale import format_number
 from llmcli.units import format_size
@@ -90,7 +90,7 @@ def _speed_charts(certificate: Certificate) -> list[Chart]:
     for speed in certificate.speed:
         for name, rate, span in (
             ("the source", speed.base, speed.base_span),
-            ("this file", speed.made, speed.made_span),
+            ("this file", speed.quantized, speed.quantized_span),
         ):
             ends = (span[0], span[1]) if len(span) == 2 else None
             chart_rows.append(

@@ -1,12 +1,12 @@
 """Formats a certificate: for the terminal, as Markdown, and as the files next to the model."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.units import format_count, format_size
 from quant.certificate import certificate
 from quant.certificate.certificate import Certificate, CertifiedEstimate, SpeedComparison
+from quant.json_dataclasses import encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,10 @@ def certificate_rows(verified: Certificate) -> list[tuple[str, str]]:
         ("same top", _format_percent(answers.same_top)),
         ("RMS Δp", _format_percent(answers.rms_delta_p)),
         *[(f"speed {speed.test}", _format_speed(speed)) for speed in verified.speed],
-        ("measured on", f"{verified.world.machine}, {format_count(verified.world.threads, 'thread')}"),
+        (
+            "measured on",
+            f"{verified.world.machine}, {format_count(verified.world.threads, 'thread')}",
+        ),
         (
             "software",
             f"llmcli {verified.world.llmcli}, llama-cpp-python {verified.world.llama_cpp_python}, "
@@ -111,7 +114,7 @@ def build_document(
 ) -> dict[str, Any]:
     """Return the certificate for `--json`, with whether and why it does not match the file."""
     return {
-        **asdict(verified),
+        **encode_value(verified),
         "belongs": not problems,
         "doubts": list(problems),
         "checked": checked,
@@ -190,10 +193,12 @@ def _format_speed(speed: SpeedComparison) -> str:
     )
     ends = [
         f" ({ends[0]:.1f} to {ends[1]:.1f})" if len(ends) == 2 else ""
-        for ends in (speed.made_span, speed.base_span)
+        for ends in (speed.quantized_span, speed.base_span)
     ]
     noise = "; noisy machine" if speed.noisy else ""
-    speeds = f"{speed.made:.1f}{ends[0]} tokens per second, the source {speed.base:.1f}{ends[1]}"
+    speeds = (
+        f"{speed.quantized:.1f}{ends[0]} tokens per second, the source {speed.base:.1f}{ends[1]}"
+    )
     return f"{speeds}: {speed.ratio:.2f} times{span}{noise}"
 
 

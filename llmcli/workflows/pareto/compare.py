@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +32,7 @@ from llmcli.workflows.evaluation.text import prepare_side
 from quant.certificate.certificate import AnswerMetrics, SpeedComparison
 from quant.evaluation import base_logits as baselogits
 from quant.evaluation import evaluate
-from quant.json_dataclasses import parse_json
+from quant.json_dataclasses import encode_value, parse_json
 from quant.quantize import write as road
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _measure_settings(
             ui.note(f"{name} ({number} of {len(remaining)})")
             points[name] = _measure_setting(request, name, (base, base_logits), folder, config, ui)
             write_atomically(
-                _result_path(request, name, folder), json.dumps(asdict(points[name])).encode()
+                _result_path(request, name, folder), json.dumps(encode_value(points[name])).encode()
             )
     return points
 
@@ -320,9 +320,13 @@ def _require_disk_space(
             **({folder: cache_bytes} if request.keep_folder else {}),
         }
     )
-    items = [f"{format_size(file_bytes)} for {'all files' if request.keep_folder else 'the largest file'}"]
+    items = [
+        f"{format_size(file_bytes)} for {'all files' if request.keep_folder else 'the largest file'}"
+    ]
     items += (
-        [f"{format_size(float_copy.nbytes)} for the float copy of the checkpoint"] if float_copy else []
+        [f"{format_size(float_copy.nbytes)} for the float copy of the checkpoint"]
+        if float_copy
+        else []
     )
     items.append(f"{format_size(logit_bytes)} for the base's logits")
     ui.note(

@@ -117,7 +117,7 @@ def test_a_folder_becomes_a_file_with_a_certificate(
     assert found.answers.kld.value == pytest.approx(other["kl_divergence"]["value"], rel=1e-6)
     assert found.answers.same_top.value == other["same_top"]["value"]
     assert found.mix == {kind: count for kind, (count, _) in header.type_totals.items()}
-    assert [(one.test, one.made, one.pairs) for one in found.speed] == [
+    assert [(one.test, one.quantized, one.pairs) for one in found.speed] == [
         ("pp256", 10.0, 3),
         ("tg32", 10.0, 3),
     ]
