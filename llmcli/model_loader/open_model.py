@@ -68,7 +68,7 @@ class ModelSwitcher:
             ChatTemplate(self._template).check()
         self._held = ExitStack()
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the catalog's names and the models on this disk; nothing if the user's catalog is
         invalid.
         """
