@@ -47,8 +47,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "llmcli/workflows": (
         ("evaluation",),
         ("calibration",),
-        ("quantization",),
         ("certification",),
+        ("quantization",),
         ("pareto",),
     ),
     "quant": (

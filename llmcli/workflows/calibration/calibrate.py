@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli import file_lock
-from llmcli.atomic_files import write_error, require_writable, write_atomically
+from llmcli.atomic_files import require_writable, write_atomically, write_error
 from llmcli.hardware import host
 from llmcli.runtime import model_identity
 from llmcli.runtime.binding.eval_callback import AttentionMix, ProductInput
@@ -92,7 +92,9 @@ def calibrate(
     out_key = hashlib.sha256(
         str(request.out.absolute()).encode("utf-8", "surrogateescape")
     ).hexdigest()[:16]
-    with file_lock.hold_lock(config.cache / "calibrations" / f"{out_key}.lock", ui, str(request.out)):
+    with file_lock.hold_lock(
+        config.cache / "calibrations" / f"{out_key}.lock", ui, str(request.out)
+    ):
         with (
             blas_threads.limit_threads(1),
             _open_run(request) as calibration,

@@ -23,8 +23,12 @@ from llmcli.runtime.binding.library import llama_cpp_version
 from llmcli.runtime.requests.request import RunOptions
 from llmcli.units import format_count
 from llmcli.workflows.evaluation import evaluate, models
-from llmcli.workflows.evaluation.text import DEFAULT_CTX, prepare_side, read_evaluation_text
-from llmcli.workflows.quantization.scratch_model import CHUNK_TOKENS
+from llmcli.workflows.evaluation.text import (
+    DEFAULT_CTX,
+    PROBE_CHUNK_TOKENS,
+    prepare_side,
+    read_evaluation_text,
+)
 from quant.certificate import certificate
 from quant.certificate.certificate import (
     FORMAT_VERSION,
@@ -135,7 +139,7 @@ def verify(
         steered = (
             *used_statistics(plan),
             *_allocation_text(
-                plan, request, min(CHUNK_TOKENS, header.context_length or CHUNK_TOKENS)
+                plan, request, min(PROBE_CHUNK_TOKENS, header.context_length or PROBE_CHUNK_TOKENS)
             ),
         )
         outcome = evaluate.run_evaluation(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmcli import file_lock
-from llmcli.atomic_files import write_error, require_writable, make_folder, sync_folder
+from llmcli.atomic_files import make_folder, require_writable, sync_folder, write_error
 from llmcli.config import has_rotated_cache
 from llmcli.errors import UserError
 from llmcli.runtime import model_identity

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_CTX = 512
+PROBE_CHUNK_TOKENS = 512  # of a chunk of the text that a mix of types is chosen by
 
 
 def read_evaluation_text(path: Path | None) -> tuple[str, str]:

@@ -20,9 +20,9 @@ import numpy as np
 from llmcli import file_lock
 from llmcli.atomic_files import make_folder
 from llmcli.runtime.binding.library import llama_cpp_version
+from llmcli.workflows.evaluation.text import PROBE_CHUNK_TOKENS
 from llmcli.workflows.quantization import largest_fit
 from llmcli.workflows.quantization.scratch_model import (
-    CHUNK_TOKENS,
     ProbeText,
     ScratchModel,
     open_scratch_model,
@@ -38,7 +38,7 @@ from quant.allocation.allocate import (
     size_range,
     unreachable_error,
 )
-from quant.allocation.probes import Probe
+from quant.allocation.probes import SensitivityProbe
 from quant.allocation.refine import MixRefinement, RefinementTrial
 from quant.allocation.sensitivity import F64, PlanFunction, SensitivityRun, TensorSensitivity
 from quant.record_log import RecordLog
@@ -193,7 +193,7 @@ class _AllocationRun:
                 bar.advance(1)
                 bar.describe(f"errors of all types: {name}")
 
-    def measure(self, tensor_probes: Sequence[Probe]) -> None:
+    def measure(self, tensor_probes: Sequence[SensitivityProbe]) -> None:
         """Measure the divergence of each probe that is not cached."""
         n_cached = self.sensing.count_measured(tensor_probes)
         if n_cached:
@@ -319,7 +319,7 @@ def _probe_key(request: AllocationRequest) -> dict[str, Any]:
         "numbered": "all",
         "text": request.text_digest,
         "probe": request.size.probe_unit,
-        "n_ctx": CHUNK_TOKENS,
+        "n_ctx": PROBE_CHUNK_TOKENS,
         "chunks": request.probe_text.probe_chunks,
         "build": llama_cpp_version(),
     }

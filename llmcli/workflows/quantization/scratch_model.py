@@ -24,6 +24,7 @@ from llmcli.runtime.requests.request import RunOptions
 from llmcli.runtime.scoring.chunk_scorer import ChunkScorer
 from llmcli.units import format_count
 from llmcli.workflows.evaluation.models import EvaluationSide
+from llmcli.workflows.evaluation.text import PROBE_CHUNK_TOKENS
 from quant.evaluation.divergence import F32, F64, PositionScores, ThreadedScorer, TopLogits
 from quant.evaluation.evaluate import Evaluation, TextChunks
 from quant.model_file import load_checks, model_header, read_header
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.source.source import Source
 
-CHUNK_TOKENS = 512
 CHUNKS_PER_PASS = 4  # chunks per forward pass
 
 
@@ -173,7 +173,7 @@ def _read_text(source: "Source", probe_text: ProbeText) -> TextChunks:
 
 
 def _resolve_side(header: model_header.ModelHeader, probe_text: ProbeText) -> EvaluationSide:
-    n_ctx = min(CHUNK_TOKENS, header.context_length or CHUNK_TOKENS)
+    n_ctx = min(PROBE_CHUNK_TOKENS, header.context_length or PROBE_CHUNK_TOKENS)
     requested = RunOptions(n_ctx, probe_text.threads or None, None, 2048, 512, "0", "auto")
     return EvaluationSide(
         header, *resolve_options.resolve_options(header, requested, lambda text: None)

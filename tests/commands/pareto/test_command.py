@@ -201,7 +201,7 @@ def test_folds_and_sizes_are_settings_too(
         "builtin_texts",
         lambda *_: [CalibrationText(BUILTIN_NAME, "The rain sang on the roofs of the town. " * 60)],
     )
-    monkeypatch.setattr(scratch_model, "CHUNK_TOKENS", 32)
+    monkeypatch.setattr(scratch_model, "PROBE_CHUNK_TOKENS", 32)
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--json")
     done = pareto(*words, "--types", "Q4_0", "--fold", "none", "--fold", "awq")
     assert done.code == 0, done.err
