@@ -36,7 +36,7 @@ FIRST_ROLE_PROBE, FIRST_COARSE_PROBE, FIRST_TYPE_PROBE = 1 << 28, 3 << 27, 1 << 
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class SensitivityProbe:
     """The tensors of `names` that are measured together, in plain codes or in the run's own
     (`uses_run_codes`), in the types nearest to `bits` bits per value or in type `kind`.
     """
@@ -55,7 +55,7 @@ class Probe:
         return " ".join([", ".join(self.names), self.kind]).strip()
 
 
-def tensor_probes(types: TypeChoices, grouped: bool) -> list[Probe]:
+def tensor_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
     """Return one probe for each tensor that has a choice, or for each group of a layer: q with k,
     gate with up.
 
@@ -70,10 +70,10 @@ def tensor_probes(types: TypeChoices, grouped: bool) -> list[Probe]:
             (tensor_types.tensor_order(name)[0], group) if group else (-2, name), []
         ).append(name)
     choosable = [tuple(name for name in group if len(types[name]) > 1) for group in groups.values()]
-    return [Probe(number, names) for number, names in enumerate(choosable) if names]
+    return [SensitivityProbe(number, names) for number, names in enumerate(choosable) if names]
 
 
-def role_probes(types: TypeChoices) -> list[Probe]:
+def role_probes(types: TypeChoices) -> list[SensitivityProbe]:
     """Return one probe for each role with a choice of types, and one for its tensors that have a
     coarser choice.
     """
@@ -82,7 +82,7 @@ def role_probes(types: TypeChoices) -> list[Probe]:
         if len(kinds) > 1 and name != tied_embedding(types):
             names_by_role.setdefault(tensor_types.tensor_role(name), []).append(name)
     roles = [
-        Probe(FIRST_ROLE_PROBE + number, tuple(names), uses_run_codes=True)
+        SensitivityProbe(FIRST_ROLE_PROBE + number, tuple(names), uses_run_codes=True)
         for number, names in enumerate(names_by_role.values())
     ]
     coarser = [
@@ -94,7 +94,7 @@ def role_probes(types: TypeChoices) -> list[Probe]:
         for probe in roles
     ]
     return roles + [
-        Probe(
+        SensitivityProbe(
             FIRST_COARSE_PROBE + number, tuple(names), uses_run_codes=True, bits=COARSE_PROBE_BITS
         )
         for number, names in enumerate(coarser)
@@ -102,16 +102,16 @@ def role_probes(types: TypeChoices) -> list[Probe]:
     ]
 
 
-def type_probes(types: TypeChoices) -> list[Probe]:
+def type_probes(types: TypeChoices) -> list[SensitivityProbe]:
     """Return one probe for each type of an embedding that is also the head."""
     name = tied_embedding(types)
     return [
-        Probe(FIRST_TYPE_PROBE + number, (name,), uses_run_codes=True, kind=kind)
+        SensitivityProbe(FIRST_TYPE_PROBE + number, (name,), uses_run_codes=True, kind=kind)
         for number, kind in enumerate(types.get(name, ()))
     ]
 
 
-def all_probes(types: TypeChoices, grouped: bool) -> list[Probe]:
+def all_probes(types: TypeChoices, grouped: bool) -> list[SensitivityProbe]:
     """Return all probes in order."""
     return [*tensor_probes(types, grouped), *role_probes(types), *type_probes(types)]
 

@@ -32,7 +32,7 @@ from quant.allocation.allocate import TypeMenu, TypeOption
 from quant.allocation.probes import (
     K_QUANT_TYPES,
     LEGACY_TYPES,
-    Probe,
+    SensitivityProbe,
     bits_per_value,
     nearest_type,
     probe_type,
@@ -162,7 +162,7 @@ class _CodeError(NamedTuple):
     columns: float
     rows: float
 
-    def beside(self, shown: "_CodeError") -> float:
+    def lookup_error(self, shown: "_CodeError") -> float:
         """Return the error of a tensor whose rows are also looked up: the mean of the weighted
         error and of the plain error in its units.
         """
@@ -203,11 +203,11 @@ class SensitivityRun:
         """Return the plan that makes a tensor's codes in a type."""
         return self._steps[name, kind]
 
-    def count_measured(self, parts: Sequence[Probe]) -> int:
+    def count_measured(self, parts: Sequence[SensitivityProbe]) -> int:
         """Return the number of probes that are already measured."""
         return sum(part.number in self._store_of(part).numbers for part in parts)
 
-    def measure(self, parts: Sequence[Probe], stage: EditableModel) -> Iterator[Probe]:
+    def measure(self, parts: Sequence[SensitivityProbe], stage: EditableModel) -> Iterator[SensitivityProbe]:
         """Measure the missing probes one after another, and yield each."""
         for part in parts:
             if part.number in self._store_of(part).numbers:
@@ -231,7 +231,7 @@ class SensitivityRun:
                 is_tied = name == tied_embedding(self.types)
                 record = (
                     {
-                        kind: error.beside(shown) if is_tied else error.entering
+                        kind: error.lookup_error(shown) if is_tied else error.entering
                         for kind, error in errors.items()
                     },
                     {
@@ -245,7 +245,7 @@ class SensitivityRun:
                 self.run_store.append({number: json.dumps(record).encode()})
             yield name
 
-    def sensitivities(self, parts: Sequence[Probe]) -> dict[str, TensorSensitivity]:
+    def sensitivities(self, parts: Sequence[SensitivityProbe]) -> dict[str, TensorSensitivity]:
         """Return the sensitivity of every tensor. A group's divergence is divided by its tensors'
         errors.
         """
@@ -264,7 +264,7 @@ class SensitivityRun:
         return sensitivities
 
     def _with_measurement(
-        self, part: Probe, kld: float, found: Mapping[str, TensorSensitivity]
+        self, part: SensitivityProbe, kld: float, found: Mapping[str, TensorSensitivity]
     ) -> dict[str, TensorSensitivity]:
         """Return the tensors of a probe with its measurement applied."""
         if part.kind:
@@ -286,7 +286,7 @@ class SensitivityRun:
             for name, tensor in found.items()
         }
 
-    def _probe_step(self, part: Probe, name: str) -> TensorPlan:
+    def _probe_step(self, part: SensitivityProbe, name: str) -> TensorPlan:
         """Return the plan that makes a tensor's codes in a probe."""
         return (
             self.step(name, part.kind or nearest_type(self.types[name], part.bits))
@@ -294,7 +294,7 @@ class SensitivityRun:
             else self.probe_steps[name]
         )
 
-    def _store_of(self, part: Probe) -> RecordLog:
+    def _store_of(self, part: SensitivityProbe) -> RecordLog:
         """Return the file of a probe: shared by all methods, or for the run's own codes."""
         return self.run_store if part.uses_run_codes else self.plain_store
 
