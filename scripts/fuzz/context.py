@@ -257,7 +257,7 @@ class Fuzz:
         held = self.ledger.tokens[slot]
         start, end = sorted(self.rng.choices(range(len(held) + 1), k=2))
         wanted = [*held[:start], *held[end:]]
-        kept = self.ledger.apply_overflow(slot, wanted, move=self.rng.random() < 0.8)
+        kept = self.ledger.apply_overflow(slot, wanted, can_move=self.rng.random() < 0.8)
         assert wanted[:kept] == self.ledger.tokens[slot], "the slot holds no prefix of the prompt"
         self._legal()
 

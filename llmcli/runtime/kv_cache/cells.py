@@ -6,32 +6,28 @@ slots that share cells share a prefix.
 
 from collections.abc import Sequence
 
-from llmcli.runtime.kv_cache.common_prefix import count_shared
+from llmcli.errors import UserError
+from llmcli.runtime.kv_cache import common_prefix
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory
 from llmcli.runtime.kv_cache.radix_tree import RadixTree
 
 
-class Cells:
-    """The tokens of every slot and the cell of each token."""
+class CellMap:
+    """The tokens of every slot and the cell of each token. Shared cells are counted once."""
 
     def __init__(self, memory: CacheMemory) -> None:
         count = memory.n_seq_max
         self.memory = memory
         self.tokens: list[list[int]] = [[] for _ in range(count)]
-        self._cells: list[list[int]] = [[] for _ in range(count)]
+        self.cells: list[list[int]] = [[] for _ in range(count)]
         self._prefixes = RadixTree(count)
+        self.used_cells = 0  # cells that hold a token; a shared cell counts once
         self._next_cell = 0
-        self._used = 0
 
     @property
     def size(self) -> int:
         """Return the number of cells in the pool."""
         return self.memory.n_ctx
-
-    @property
-    def used_cells(self) -> int:
-        """Return the number of cells that hold a token; a shared cell counts once."""
-        return self._used
 
     @property
     def can_fork(self) -> bool:
@@ -45,8 +41,8 @@ class Cells:
     def count_cells(self, slots: Sequence[int]) -> int:
         """Return the number of cells that these slots hold; a shared cell counts once."""
         return sum(
-            len(self._cells[slot])
-            - max((self._shared(slot, other) for other in slots[:at]), default=0)
+            len(self.cells[slot])
+            - max((self.count_shared(slot, other) for other in slots[:at]), default=0)
             for at, slot in enumerate(slots)
         )
 
@@ -55,85 +51,135 @@ class Cells:
         # Nearly every pass appends one token per sequence, and the list slices below cost more.
         if len(tokens) == 1:
             self.tokens[slot].append(tokens[0])
-            self._cells[slot].append(self._next_cell)
+            self.cells[slot].append(self._next_cell)
         else:
             self.tokens[slot] += tokens
-            self._cells[slot] += range(self._next_cell, self._next_cell + len(tokens))
+            self.cells[slot] += range(self._next_cell, self._next_cell + len(tokens))
         self._next_cell += len(tokens)
-        self._used += len(tokens)
+        self.used_cells += len(tokens)
 
     def fork(self, source: int, target: int) -> None:
         """Make `target` hold the tokens of `source`. Cells that both hold already are kept."""
-        same = self._shared(source, target)
-        self._cut(target, same)
+        same = self.count_shared(source, target)
+        self.trim(target, same)
         assert len(self.tokens[target]) == same, "a memory that cannot be forked"
-        self._share(source, target, same, len(self.tokens[source]))
-
-    def trim(self, slot: int, keep: int) -> int:
-        """Cut a slot to `keep` tokens. Return the number left, 0 when the memory cannot be cut
-        there.
-        """
-        return self._cut(slot, keep)
+        self.share(source, target, same, len(self.tokens[source]))
 
     def restore(self, slot: int) -> None:
         """Drop cells beyond the recorded tokens, after an interrupted pass."""
         keep = len(self.tokens[slot])
-        if not self.memory.trim(slot, keep) or not self._window_holds(slot, keep):
-            self._cut(slot, 0)
+        if not self.memory.trim(slot, keep) or not self.window_holds(slot, keep):
+            self.trim(slot, 0)
 
     def check(self) -> None:
         """Assert that this map agrees with llama.cpp's own positions."""
         for slot, tokens in enumerate(self.tokens):
-            assert len(tokens) == len(self._cells[slot])
+            assert len(tokens) == len(self.cells[slot])
             assert self.memory.last_position(slot) == len(tokens) - 1, (
                 slot,
                 self.memory.last_position(slot),
                 len(tokens),
             )
-        assert self.used_cells == len({cell for cells in self._cells for cell in cells}), (
+        assert self.used_cells == len({cell for cells in self.cells for cell in cells}), (
             self.used_cells
         )
         assert self.used_cells <= self.size, (self.used_cells, self.size)
 
-    def _share(self, source: int, target: int, start: int, end: int) -> None:
+    def share(self, source: int, target: int, start: int, end: int) -> None:
         """Give `target`, which ends at `start`, the cells of `source` from `start` to `end`."""
         if start < end:
             self.memory.copy(source, target, start, end)
             self.tokens[target] += self.tokens[source][start:end]
-            self._cells[target] += self._cells[source][start:end]
+            self.cells[target] += self.cells[source][start:end]
+
+    def append_shared(self, source: int, target: int, count: int) -> None:
+        """Record that an empty slot shares the first `count` cells of `source`, which the memory
+        has done already.
+        """
+        self.tokens[target] += self.tokens[source][:count]
+        self.cells[target] += self.cells[source][:count]
+
+    def shift(self, slot: int, start: int, end: int) -> None:
+        """Drop the tokens from `start` to `end` of a slot and move the later cells up, which no
+        other slot may hold.
+
+        Raises UserError, with all slots empty, when the memory cannot do it.
+        """
+        tokens, cells = self.tokens[slot], self.cells[slot]
+        others = (other for other in range(len(self.cells)) if other != slot)
+        n_shared = max((self.count_shared(slot, other) for other in others), default=0)
+        try:
+            self.memory.shift(slot, start, end, tokens[-1])
+        except UserError:
+            self._clear()
+            raise
+        self.used_cells -= end - max(start, n_shared)
+        del tokens[start:end], cells[start:end]
+        self._prefixes.truncate(slot, start)
+
+    def empty_memory(self, slot: int) -> None:
+        """Drop cells that were written to a slot without being recorded."""
+        emptied = self.memory.trim(slot, 0)
+        assert emptied, "a memory that cannot even be emptied"
+
+    def match(
+        self, tokens: Sequence[int], scopes: Sequence[str], scope: str
+    ) -> tuple[int, set[int]]:
+        """Return the length of the longest prefix that slots of one scope hold, and these slots.
+        `scopes`: the scope of each slot.
+        """
+        # the radix tree lacks the tokens that were appended since the last lookup
+        for slot, recorded in enumerate(self.tokens):
+            if len(recorded) > self._prefixes.lengths[slot]:
+                self._prefixes.extend(slot, recorded, scopes[slot])
+        return self._prefixes.match(tokens, scope)
+
+    def is_redundant(self, slot: int) -> bool:
+        """Return whether another slot is known to hold all tokens of this one."""
+        is_known = self._prefixes.lengths[slot] == len(self.tokens[slot])
+        return is_known and self._prefixes.is_redundant(slot)
+
+    def _clear(self) -> None:
+        """Forget everything, after the memory was cleared."""
+        for slot in range(len(self.tokens)):
+            self.tokens[slot], self.cells[slot] = [], []
+            self._prefixes.truncate(slot, 0)
+        self.used_cells = 0
 
     def _held_elsewhere(self, slot: int, keep: int) -> int:
         """Return how many of a slot's first cells (at least `keep`) other slots would still hold if
         it dropped the rest.
         """
-        cell = self._cells[slot][keep]
+        cell = self.cells[slot][keep]
         others = [
-            at
-            for at, cells in enumerate(self._cells)
-            if at != slot and cells[keep : keep + 1] == [cell]
+            other
+            for other, cells in enumerate(self.cells)
+            if other != slot and cells[keep : keep + 1] == [cell]
         ]
-        return max((self._shared(slot, other) for other in others), default=keep)
+        return max((self.count_shared(slot, other) for other in others), default=keep)
 
-    def _shared(self, first: int, second: int) -> int:
+    def count_shared(self, first: int, second: int) -> int:
         """Return the number of cells that two slots share. Shared cells are always a prefix."""
-        return count_shared(self._cells[first], self._cells[second])
+        return common_prefix.count_shared(self.cells[first], self.cells[second])
 
-    def _cut(self, slot: int, keep: int) -> int:
+    def trim(self, slot: int, keep: int) -> int:
+        """Cut a slot to `keep` tokens. Return the number left, 0 when the memory cannot be cut
+        there.
+        """
         tokens = self.tokens[slot]
-        if keep < len(tokens) and not self._window_holds(slot, keep):
+        if keep < len(tokens) and not self.window_holds(slot, keep):
             keep = 0
         if keep < len(tokens) and not self.memory.trim(slot, keep):
             keep = 0
-            emptied = self.memory.trim(slot, 0)
-            assert emptied, "a memory that cannot even be emptied"
+            self.empty_memory(slot)
         if keep < len(tokens):
-            self._used -= len(tokens) - self._held_elsewhere(slot, keep)
+            self.used_cells -= len(tokens) - self._held_elsewhere(slot, keep)
             del tokens[keep:]
-            del self._cells[slot][keep:]
+            del self.cells[slot][keep:]
             self._prefixes.truncate(slot, keep)
         return len(tokens)
 
-    def _window_holds(self, slot: int, keep: int) -> bool:
+    def window_holds(self, slot: int, keep: int) -> bool:
         """Return whether the token at position `keep` would still see its whole window."""
         first = self.memory.first_position(slot) if self.memory.n_swa and keep else 0
         return 0 <= first <= max(0, keep - self.memory.n_swa)

@@ -9,16 +9,16 @@ at any token.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from llmcli.errors import UserError
 from llmcli.runtime.binding.positions import window_survives_shift
-from llmcli.runtime.kv_cache.cells import Cells
+from llmcli.runtime.kv_cache.cells import CellMap
 from llmcli.runtime.kv_cache.common_prefix import common_prefix, find_gap, match_after_gap
 from llmcli.runtime.kv_cache.context_protocols import CacheMemory, CellOwners, SwappedState
+from llmcli.runtime.kv_cache.slots import SlotTable
 
 MIN_EVICTED_CELLS = 64  # minimum cells evicted at a time
 
 
-class Ledger(Cells):
+class Ledger:
     """The map of cells and the slots in use: finds prefixes, shares cells, swaps states, evicts
     idle cells.
     """
@@ -28,26 +28,46 @@ class Ledger(Cells):
         others run. llama.cpp fills holes, and attention sums in cell order, so results round
         differently when the cells are not in token order.
         """
-        super().__init__(memory)
-        self.keeps_idle, count = keeps_idle, memory.n_seq_max
-        self._busy = [False] * count
-        self._used_at = [0] * count
-        self._turns = [0] * count
-        self.scopes = [""] * count  # only slots of one scope share cells
-        self._clock = 0
+        self.memory, self.keeps_idle = memory, keeps_idle
+        self._map, self._slots = CellMap(memory), SlotTable(memory.n_seq_max)
+        self.tokens = self._map.tokens  # of every slot
+        # Bound here, because they are called for each token and one more call would be slow right
+        # after a pass.
+        self.append, self.fork, self.trim = self._map.append, self._map.fork, self._map.trim
+        self.restore, self.check = self._map.restore, self._map.check
+        self.count_cells = self._map.count_cells
+
+    @property
+    def size(self) -> int:
+        """Return the number of cells in the pool."""
+        return self.memory.n_ctx
+
+    @property
+    def used_cells(self) -> int:
+        """Return the number of cells that hold a token; a shared cell counts once."""
+        return self._map.used_cells
+
+    @property
+    def can_fork(self) -> bool:
+        """Return whether slots may share cells and diverge at any token."""
+        return self._map.can_fork
+
+    @property
+    def scopes(self) -> list[str]:
+        """Return the scope of every slot; only slots of one scope share cells."""
+        return self._slots.scopes
 
     def cell_owners(self) -> CellOwners:
         """Return how the most recently used slot shares the pool with the others."""
-        latest = max(range(len(self._cells)), key=self._used_at.__getitem__)
-        holders = Counter(cell for cells in self._cells for cell in cells)
-        mine = tuple(holders[cell] > 1 for cell in self._cells[latest])
-        return CellOwners(mine, len(holders) - len(mine), self.size - len(holders))
+        holders = Counter(cell for cells in self._map.cells for cell in cells)
+        shared = tuple(holders[cell] > 1 for cell in self._map.cells[self._slots.latest])
+        return CellOwners(shared, len(holders) - len(shared), self.size - len(holders))
 
     def claim_slot_for(
         self,
         tokens: Sequence[int],
-        path: frozenset[int] = frozenset(),
-        move: bool = False,
+        earlier_turns: frozenset[int] = frozenset(),
+        can_move: bool = False,
         scope: str = "",
     ) -> tuple[int, int] | None:
         """Claim a slot for a prompt. Return the slot and the number of prompt tokens already in it,
@@ -55,104 +75,94 @@ class Ledger(Cells):
 
         At least the last token is left to compute, because its logits are needed. The slot with the
         longest common prefix is reused when it is idle and the prompt continues it, or when it
-        holds a turn in `path` (an earlier turn of the same conversation, now spelled differently).
-        Otherwise its cells are shared and the rest of its tokens stays. `move`: cells after a part
+        holds a turn in `earlier_turns` (an earlier turn of the same conversation, now spelled differently).
+        Otherwise its cells are shared and the rest of its tokens stays. `can_move`: cells after a part
         that the prompt leaves out may be moved up, as in `apply_overflow`. Only slots of one
         `scope` are considered.
         """
-        idle = [slot for slot, busy in enumerate(self._busy) if not busy]
+        idle = self._slots.idle
         if not idle:
             return None
         if not self.keeps_idle and (
-            len(idle) == len(self._busy) or all(self.tokens[slot] for slot in idle)
+            not self._slots.busy or all(self.tokens[slot] for slot in idle)
         ):
             if self.has_stranded_cells:
                 return None
             self.compact()
         own = [slot for slot in idle if self.scopes[slot] == scope]
-        if move and (moved := self._place_moved(tokens, path, own)):
+        if can_move and (moved := self._claim_moved(tokens, earlier_turns, own)):
             return moved
         target = self._oldest(idle)
-        best, reused = self._best(tokens, path, own, scope)
+        best, reused = self._best(tokens, earlier_turns, own, scope)
         if not reused:
-            self._cut(target, 0)
-            return self._taken(target, scope), 0
+            self._map.trim(target, 0)
+            return self._slots.claim(target, scope), 0
         # Reuse an idle slot when the prompt continues all of it, or when it is the next to be
         # evicted.
         continued = reused == len(self.tokens[best])
         may_cut = self.keeps_idle and (
-            self._turns[best] in path or best == target or not self.can_fork
+            self._slots.turns[best] in earlier_turns or best == target or not self.can_fork
         )
         if best in idle and (continued or may_cut):
-            reused = self._cut(best, reused)
-            return self._taken(best, scope), reused
-        self._cut(target, 0)
-        self._share(best, target, 0, reused)
-        return self._taken(target, scope), reused
+            reused = self._map.trim(best, reused)
+            return self._slots.claim(best, scope), reused
+        self._map.trim(target, 0)
+        self._map.share(best, target, 0, reused)
+        return self._slots.claim(target, scope), reused
 
     def _best(
-        self, tokens: Sequence[int], path: frozenset[int], own: list[int], scope: str
+        self, tokens: Sequence[int], earlier_turns: frozenset[int], own: list[int], scope: str
     ) -> tuple[int, int]:
         """Return the slot with the longest prefix of a prompt, and the length of that prefix."""
         if self.can_fork:
             reused, holders = self._match(tokens[:-1], scope)
         else:  # the cells of a slot cannot be shared
-            alike = {
+            lengths = {
                 slot: self._usable(slot, common_prefix(self.tokens[slot], tokens[:-1]))
                 for slot in own
             }
-            reused = max(alike.values(), default=0)
-            holders = {slot for slot, length in alike.items() if length == reused}
-        last = {
+            reused = max(lengths.values(), default=0)
+            holders = {slot for slot, length in lengths.items() if length == reused}
+        preferred = {
             slot
             for slot in holders
-            if len(self.tokens[slot]) == reused or self._turns[slot] in path
+            if len(self.tokens[slot]) == reused or self._slots.turns[slot] in earlier_turns
         }
         return max(
-            sorted(holders), key=lambda slot: (not self._busy[slot], slot in last), default=-1
+            sorted(holders),
+            key=lambda slot: (not self._slots.is_busy[slot], slot in preferred),
+            default=-1,
         ), reused
 
     def _usable(self, slot: int, length: int) -> int:
         """Return how many of the first `length` tokens a slot can keep when it cannot be shared."""
-        whole = length == len(self.tokens[slot])
-        return (
-            length
-            if whole or (not self.memory.is_recurrent and self._window_holds(slot, length))
-            else 0
-        )
-
-    def _taken(self, slot: int, scope: str) -> int:
-        self._busy[slot], self.scopes[slot] = True, scope
-        self._touch(slot)
-        return slot
+        is_whole = length == len(self.tokens[slot])
+        can_cut = not self.memory.is_recurrent and self._map.window_holds(slot, length)
+        return length if is_whole or can_cut else 0
 
     def match_prefix(self, tokens: Sequence[int], scope: str = "") -> tuple[int, bool]:
         """Return the length of the longest shareable prefix of a prompt, and whether a busy slot
         holds it.
         """
         length, holders = self._match(tokens[:-1], scope) if self.can_fork else (0, set[int]())
-        return length, any(self._busy[slot] for slot in holders)
+        return length, any(self._slots.is_busy[slot] for slot in holders)
 
     def _match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
-        """Match a prompt against the radix tree, after adding the tokens appended since the last
-        lookup.
-        """
-        for slot, held in enumerate(self.tokens):
-            if len(held) > self._prefixes.lengths[slot]:
-                self._prefixes.extend(slot, held, self.scopes[slot])
-        return self._prefixes.match(tokens, scope)
+        return self._map.match(tokens, self.scopes, scope)
 
     @property
     def latest_tokens(self) -> list[int]:
         """Return the tokens of the most recently used slot."""
-        return self.tokens[max(range(len(self.tokens)), key=self._used_at.__getitem__)]
+        return self.tokens[self._slots.latest]
 
     def find_nearest(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Return the slot with the longest prefix of these tokens and its length; among equals the
         most recently used slot.
         """
         lengths = [common_prefix(mine, tokens) for mine in self.tokens]
-        slot = max(range(len(lengths)), key=lambda slot: (lengths[slot], self._used_at[slot]))
+        slot = max(
+            range(len(lengths)), key=lambda slot: (lengths[slot], self._slots.last_used[slot])
+        )
         return slot, lengths[slot]
 
     def restore_state(
@@ -166,25 +176,27 @@ class Ledger(Cells):
         if not self.n_idle:
             return False
         slot = self.claim_slot()
-        good = self.make_room(len(tokens)) and restore(slot)
-        if good and self.memory.last_position(slot) == len(tokens) - 1:
+        is_restored = (
+            self.make_room(len(tokens))
+            and restore(slot)
+            and self.memory.last_position(slot) == len(tokens) - 1
+        )
+        if is_restored:
             self.append(slot, list(tokens))
         else:
-            emptied = self.memory.trim(slot, 0)
-            assert emptied, "a memory that cannot even be emptied"
-            good = False
+            self._map.empty_memory(slot)
         self.release(slot, turn)
-        return good
+        return is_restored
 
     @property
     def n_idle(self) -> int:
         """Return the number of idle slots."""
-        return self._busy.count(False)
+        return self._slots.n_idle
 
     @property
     def busy_slots(self) -> list[int]:
         """Return the slots of running answers."""
-        return [slot for slot, busy in enumerate(self._busy) if busy]
+        return self._slots.busy
 
     @property
     def must_cut_to_claim(self) -> bool:
@@ -192,14 +204,14 @@ class Ledger(Cells):
         may be evicted.
         """
         return not self.keeps_idle and all(
-            held or busy for held, busy in zip(self.tokens, self._busy, strict=True)
+            tokens or busy for tokens, busy in zip(self.tokens, self._slots.is_busy, strict=True)
         )
 
     def claim_slot(self, scope: str = "") -> int:
         """Claim and empty an idle slot: an empty one first, otherwise the least recently used."""
-        slot = self._oldest([slot for slot, busy in enumerate(self._busy) if not busy])
-        self._cut(slot, 0)
-        return self._taken(slot, scope)
+        slot = self._oldest(self._slots.idle)
+        self._map.trim(slot, 0)
+        return self._slots.claim(slot, scope)
 
     @property
     def busy_cells(self) -> int:
@@ -209,20 +221,19 @@ class Ledger(Cells):
     @property
     def reusable_slots(self) -> list[int]:
         """Return the idle slots that hold tokens, least recently used first."""
-        idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
-        return sorted(idle, key=self._used_at.__getitem__)
+        idle = [slot for slot in self._slots.idle if self.tokens[slot]]
+        return sorted(idle, key=self._slots.last_used.__getitem__)
 
     def swap_out(self, slot: int, all_tokens: bool = False) -> SwappedState:
         """Return the state of the tokens that no other busy slot holds (or all with `all_tokens`),
         and empty the slot.
         """
         others = [] if all_tokens else [other for other in self.busy_slots if other != slot]
-        start = max((self._shared(slot, other) for other in others), default=0)
-        held = tuple(self.tokens[slot])
-        state = self.memory.read_state(slot, start) if start < len(held) else memoryview(b"")
-        away = SwappedState(held, start, state)
-        self._cut(slot, 0)
-        return away
+        start = max((self._map.count_shared(slot, other) for other in others), default=0)
+        tokens = tuple(self.tokens[slot])
+        state = self.memory.read_state(slot, start) if start < len(tokens) else memoryview(b"")
+        self._map.trim(slot, 0)
+        return SwappedState(tokens, start, state)
 
     def swap_in(self, slot: int, swapped: SwappedState) -> bool:
         """Restore a state into an empty slot. Return False when cells are missing or the shared
@@ -231,21 +242,19 @@ class Ledger(Cells):
         count, start = len(swapped.tokens), swapped.start
         if not self.make_room(count - start):
             return False
-        found, holders = self._match(swapped.tokens[:start], self.scopes[slot])
-        if found < start:
+        n_cached, holders = self._match(swapped.tokens[:start], self.scopes[slot])
+        if n_cached < start:
             return False
         source = min(holders) if start else -1
         if start == count:
-            self._share(source, slot, 0, count)
+            self._map.share(source, slot, 0, count)
             return True
-        good = self.memory.write_state(slot, swapped.state, start, source)
-        if not good or self.memory.last_position(slot) != count - 1:
-            emptied = self.memory.trim(slot, 0)
-            assert emptied, "a memory that cannot even be emptied"
+        is_written = self.memory.write_state(slot, swapped.state, start, source)
+        if not is_written or self.memory.last_position(slot) != count - 1:
+            self._map.empty_memory(slot)
             return False
         if start:
-            self.tokens[slot] += swapped.tokens[:start]
-            self._cells[slot] += self._cells[source][:start]
+            self._map.append_shared(source, slot, start)
         self.append(slot, list(swapped.tokens[start:]))
         return True
 
@@ -266,38 +275,38 @@ class Ledger(Cells):
         holes.
         """
         self.evict_idle()
-        slots = [slot for slot, held in enumerate(self.tokens) if held]
-        out = [(slot, self.swap_out(slot)) for slot in reversed(slots)]
-        for slot, away in reversed(out):
-            back = self.swap_in(slot, away)
-            assert back, "what was in the pool fits into it"
+        slots = [slot for slot, tokens in enumerate(self.tokens) if tokens]
+        states = [(slot, self.swap_out(slot)) for slot in reversed(slots)]
+        for slot, swapped in reversed(states):
+            is_restored = self.swap_in(slot, swapped)
+            assert is_restored, "what was in the pool fits into it"
 
-    def apply_overflow(self, slot: int, tokens: Sequence[int], move: bool) -> int:
+    def apply_overflow(self, slot: int, tokens: Sequence[int], can_move: bool) -> int:
         """Make a slot hold the longest possible prefix of `tokens`. Return its length.
 
-        With `move`, cells after a part that `tokens` leave out are moved up, if the memory supports
+        With `can_move`, cells after a part that `tokens` leave out are moved up, if the memory supports
         that and no other slot holds them. Moved keys and values keep the influence of the dropped
         tokens; recomputing the text would give different ones.
         """
-        held = self.tokens[slot]
-        at = common_prefix(held, tokens)
+        cached = self.tokens[slot]
+        length = common_prefix(cached, tokens)
         while (
-            move
-            and (left_out := find_gap(held, tokens, at))
-            and self._shift(slot, at, at + left_out)
+            can_move
+            and (gap := find_gap(cached, tokens, length))
+            and self._shift(slot, length, length + gap)
         ):
-            at += common_prefix(held[at:], tokens[at:])
-        return self._cut(slot, at)
+            length += common_prefix(cached[length:], tokens[length:])
+        return self._map.trim(slot, length)
 
     def keep_best_branch(self, slots: list[int], tokens: list[int]) -> int:
         """Keep the slot with the longest common prefix with `tokens`, cut to that prefix; empty and
         release the others. Return the kept slot.
         """
         kept = max(slots, key=lambda slot: common_prefix(self.tokens[slot], tokens))
-        self._cut(kept, common_prefix(self.tokens[kept], tokens))
+        self._map.trim(kept, common_prefix(self.tokens[kept], tokens))
         for slot in slots:
             if slot != kept:
-                self._cut(slot, 0)
+                self._map.trim(slot, 0)
                 self.release(slot)
         return kept
 
@@ -305,57 +314,57 @@ class Ledger(Cells):
         """Mark a slot as idle. Its cells stay cached; `turn` is the turn of the conversation that
         they hold.
         """
-        self._busy[slot], self._turns[slot] = False, turn
-        self._touch(slot)
+        self._slots.release(slot, turn)
 
     def make_room(self, cells: int) -> bool:
         """Evict idle cells, least recently used slot first and from its end, until `cells` are
         free. Return False when that is not enough.
         """
         while (missing := cells - self.size + self.used_cells) > 0:
-            left = self.reusable_slots
-            if not left:
-                return False
-            if self.has_stranded_cells:
+            evictable = self.reusable_slots
+            if not evictable or self.has_stranded_cells:
                 return False
             if self.keeps_idle:
-                slot = left[0]
-                self._cut(slot, max(0, len(self.tokens[slot]) - max(missing, MIN_EVICTED_CELLS)))
+                slot = evictable[0]
+                n_evicted = max(missing, MIN_EVICTED_CELLS)
+                self._map.trim(slot, max(0, len(self.tokens[slot]) - n_evicted))
             else:
                 self.compact()
         return True
 
     def evict_idle(self) -> bool:
         """Evict all idle cells. Return whether there were any."""
-        left = self.reusable_slots
-        for slot in left:
-            self._cut(slot, 0)
-        return bool(left)
+        evictable = self.reusable_slots
+        for slot in evictable:
+            self._map.trim(slot, 0)
+        return bool(evictable)
 
     def _oldest(self, idle: list[int]) -> int:
         """Return the idle slot to overwrite: an empty one, then one whose tokens another slot also
         holds, then the least recently used.
         """
 
-        def worth(slot: int) -> tuple[int, int]:
-            held = len(self.tokens[slot])
-            known = self._prefixes.lengths[slot] == held
-            return 0 if not held else 1 if known and self._prefixes.is_redundant(
-                slot
-            ) else 2, self._used_at[slot]
+        def rank(slot: int) -> tuple[int, int]:
+            worth = 0 if not self.tokens[slot] else 1 if self._map.is_redundant(slot) else 2
+            return worth, self._slots.last_used[slot]
 
-        return min(idle, key=worth)
+        return min(idle, key=rank)
 
-    def _place_moved(
-        self, tokens: Sequence[int], path: frozenset[int], idle: list[int]
+    def _claim_moved(
+        self, tokens: Sequence[int], earlier_turns: frozenset[int], idle: list[int]
     ) -> tuple[int, int] | None:
         """Reuse an idle slot of the same conversation that matches more of the prompt once a gap is
         closed. Return None when no slot is better than a plain prefix match.
         """
-        own = [slot for slot in idle if not path or self._turns[slot] in path]
+        own = [
+            slot for slot in idle if not earlier_turns or self._slots.turns[slot] in earlier_turns
+        ]
         slot = max(
             own,
-            key=lambda slot: (match_after_gap(self.tokens[slot], tokens), self._used_at[slot]),
+            key=lambda slot: (
+                match_after_gap(self.tokens[slot], tokens),
+                self._slots.last_used[slot],
+            ),
             default=-1,
         )
         if (
@@ -364,41 +373,26 @@ class Ledger(Cells):
             or not self.memory.can_shift
         ):
             return None
-        return self._taken(slot, self.scopes[slot]), self.apply_overflow(
-            slot, tokens[:-1], move=True
+        return self._slots.claim(slot, self.scopes[slot]), self.apply_overflow(
+            slot, tokens[:-1], can_move=True
         )
 
     def _shift(self, slot: int, start: int, end: int) -> bool:
         """Drop the tokens from `start` to `end` and move the later cells up. Return False when the
         memory does not support it or a busy slot holds cells that would move.
         """
-        others = [other for other in range(len(self._cells)) if other != slot]
-        holders = [other for other in others if self._shared(slot, other) > end]
-        if not self.memory.can_shift or any(self._busy[other] for other in holders):
+        memory, cells = self.memory, self._map
+        holders = [
+            other
+            for other in range(len(self.tokens))
+            if other != slot and cells.count_shared(slot, other) > end
+        ]
+        if not memory.can_shift or any(self._slots.is_busy[other] for other in holders):
             return False
-        first, length = (
-            self.memory.first_position(slot) if self.memory.n_swa else 0,
-            len(self.tokens[slot]),
-        )
-        if not window_survives_shift(first, start, end, length, self.memory.n_swa):
+        first, length = memory.first_position(slot) if memory.n_swa else 0, len(self.tokens[slot])
+        if not window_survives_shift(first, start, end, length, memory.n_swa):
             return False
         for other in holders:  # an idle branch that shares the moving cells loses its end
-            self._cut(other, end)
-        held, cells = self.tokens[slot], self._cells[slot]
-        kept = max((self._shared(slot, other) for other in others), default=0)
-        try:
-            self.memory.shift(slot, start, end, held[-1])
-        except UserError:  # the whole memory was cleared
-            for lost in range(len(self.tokens)):
-                self.tokens[lost], self._cells[lost] = [], []
-                self._prefixes.truncate(lost, 0)
-            self._used = 0
-            raise
-        self._used -= end - max(start, kept)
-        del held[start:end], cells[start:end]
-        self._prefixes.truncate(slot, start)
+            cells.trim(other, end)
+        cells.shift(slot, start, end)
         return True
-
-    def _touch(self, slot: int) -> None:
-        self._clock += 1
-        self._used_at[slot] = self._clock

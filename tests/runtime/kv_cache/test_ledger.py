@@ -148,7 +148,7 @@ def test_a_conversation_that_goes_on_keeps_no_second_copy_of_itself():
     ledger.release(slot, turn=1)
     # The template spells the answer otherwise than it was said: what was said is of no use any
     # more.
-    assert ledger.claim_slot_for((1, 2, 9, 9), path=frozenset({1})) == (slot, 2)
+    assert ledger.claim_slot_for((1, 2, 9, 9), earlier_turns=frozenset({1})) == (slot, 2)
 
 
 def test_a_branch_keeps_what_the_conversation_held_and_the_oldest_gives_way_to_a_new_one():
@@ -176,7 +176,7 @@ def test_what_stands_behind_a_turn_that_left_moves_up():
     ledger = Ledger(memory)
     system, one, two, three = turns(5, 30, 40, 20)
     slot, _ = fill(ledger, memory, (*system, *one, *two))
-    assert ledger.apply_overflow(slot, [*system, *two, *three], move=True) == 45
+    assert ledger.apply_overflow(slot, [*system, *two, *three], can_move=True) == 45
     assert ledger.tokens[slot] == [*system, *two]
     assert ledger.used_cells == memory.used == 45
     ledger.check()
@@ -187,7 +187,7 @@ def test_a_prompt_may_leave_out_several_pieces():
     ledger = Ledger(memory)
     system, one, two, three, four = turns(5, 30, 40, 20, 25)
     ledger.release(fill(ledger, memory, (*system, *one, *two, *three, *four))[0])
-    assert ledger.claim_slot_for((*system, *two, *four, 7, 8), move=True) == (0, 70)
+    assert ledger.claim_slot_for((*system, *two, *four, 7, 8), can_move=True) == (0, 70)
     ledger.check()
 
 
@@ -198,11 +198,11 @@ def test_where_cells_cannot_move_they_are_computed_anew(can: dict[str, bool]):
     system, one, two = turns(5, 30, 40)
     slot, _ = fill(ledger, memory, (*system, *one, *two))
     kept = 0 if memory.is_recurrent else 5
-    assert ledger.apply_overflow(slot, [*system, *two], move=True) == kept
+    assert ledger.apply_overflow(slot, [*system, *two], can_move=True) == kept
     ledger.check()
-    assert ledger.claim_slot_for((*system, *two), move=True) is None  # the slot is busy
+    assert ledger.claim_slot_for((*system, *two), can_move=True) is None  # the slot is busy
     ledger.release(slot)
-    assert ledger.claim_slot_for((*system, *two), move=True) == (0, kept)
+    assert ledger.claim_slot_for((*system, *two), can_move=True) == (0, kept)
 
 
 def test_cells_that_another_slot_holds_are_not_moved():
@@ -211,10 +211,10 @@ def test_cells_that_another_slot_holds_are_not_moved():
     system, one, two, three = turns(5, 30, 40, 20)
     first, _ = fill(ledger, memory, (*system, *one, *two))
     second, _ = fill(ledger, memory, (*system, *one, *two, *three))
-    assert ledger.apply_overflow(second, [*system, *two, *three], move=True) == 5  # two is shared
+    assert ledger.apply_overflow(second, [*system, *two, *three], can_move=True) == 5  # two is shared
     ledger.check()
     assert ledger.tokens[first] == [*system, *one, *two]
-    assert ledger.apply_overflow(first, [*system, *two], move=True) == 45
+    assert ledger.apply_overflow(first, [*system, *two], can_move=True) == 45
     assert ledger.used_cells == memory.used
     ledger.check()
 
@@ -227,7 +227,7 @@ def test_a_shared_beginning_does_not_keep_the_rest_from_moving():
     second, shared = fill(ledger, memory, (*system, *one, *two))
     assert shared == 20
     assert (
-        ledger.apply_overflow(second, [*system[:10], *two, *three], move=True) == 50
+        ledger.apply_overflow(second, [*system[:10], *two, *three], can_move=True) == 50
     )  # the gap ends in cells of its own
     assert ledger.used_cells == memory.used == 60
     ledger.check()

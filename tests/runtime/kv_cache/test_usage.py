@@ -36,7 +36,7 @@ def ledger(*texts: tuple[list[int], int | None]) -> Ledger:
 
 def test_cells_are_counted_once_and_texts_that_begin_alike_make_a_tree():
     books = ledger(([1, 2, 3, 4], None), ([1, 2, 9], 0), ([7, 7], None), ([1, 2, 3, 4, 5], 0))
-    books._busy[1] = True
+    books._slots.claim(1, "")
     found = measure_cache_usage(books)
     assert found.sequences == (
         SequenceUsage(0, False, 4, 4, 4), SequenceUsage(3, False, 5, 4, 1), SequenceUsage(1, True, 3, 2, 1), SequenceUsage(2, False, 2, 0, 2),
