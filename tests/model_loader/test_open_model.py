@@ -20,9 +20,9 @@ def test_the_new_model_is_opened_before_the_old_one_is_closed(
 ) -> None:
     opened = fake(b"yes")
     happened: list[str] = []
-    from llmcli.runtime import runner
+    from llmcli.model_loader import open_model
 
-    whole = runner.open_runner
+    whole = open_model.open_runner
 
     class Told:
         """The fake's context manager, telling when it begins and ends; the third model fails."""
@@ -39,7 +39,7 @@ def test_the_new_model_is_opened_before_the_old_one_is_closed(
         def __exit__(self, *error: Any) -> None:
             happened.append(f"close {self.number}")
 
-    monkeypatch.setattr(runner, "open_runner", Told)
+    monkeypatch.setattr(open_model, "open_runner", Told)
     done = llmcli(
         "chat", "fake", "--temp", "0", stdin=b"one\n/model fake\ntwo\n/model fake\nthree\n"
     )
