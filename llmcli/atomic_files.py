@@ -28,7 +28,9 @@ class AtomicWriter:
     blob id needs in advance.
     """
 
-    def __init__(self, path: Path, size: int, on_progress: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self, path: Path, size: int, on_progress: Callable[[int], None] = lambda _: None
+    ) -> None:
         make_folder(path.parent)
         self.path, self.size, self.on_progress = path, size, on_progress
         try:
@@ -106,7 +108,9 @@ class AtomicWriter:
 
     def _hash(self, chunk: bytes) -> None:
         self.sha256_hash.update(chunk)
-        if self.size < 64 * CHUNK_BYTES:  # larger files are in LFS, whose blobs are named by their sha256
+        if (
+            self.size < 64 * CHUNK_BYTES
+        ):  # larger files are in LFS, whose blobs are named by their sha256
             self.git_hash.update(chunk)
         self.position += len(chunk)
 

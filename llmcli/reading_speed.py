@@ -63,7 +63,9 @@ class ReadingPace:
         than people read.
         """
         words = self.words_per_minute(rate)
-        times = {name.replace(" ", "_"): round(words / pace, 3) for name, pace in READING_PACES.items()}
+        times = {
+            name.replace(" ", "_"): round(words / pace, 3) for name, pace in READING_PACES.items()
+        }
         return {
             "tokens_per_word": round(self.tokens_per_word, 4),
             "words_per_minute": round(words, 1),
@@ -79,7 +81,8 @@ class ReadingPace:
         speeds = " to ".join(f"{rate:.1f}" for rate in ends)
         words = " to ".join(f"{self.words_per_minute(rate):,.0f}" for rate in ends)
         times = ", ".join(
-            f"{_digits(self.words_per_minute(low) / pace)} × {name}" for name, pace in READING_PACES.items()
+            f"{_digits(self.words_per_minute(low) / pace)} × {name}"
+            for name, pace in READING_PACES.items()
         )
         slowest = "" if len(ends) == 1 else "at least "
         return (

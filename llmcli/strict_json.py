@@ -14,7 +14,9 @@ def parse_strict_json(text: str | bytes, parse_int: Callable[[str], Any] = int) 
 
     Raises ValueError and RecursionError.
     """
-    return json.loads(text, parse_constant=_no_number, parse_float=parse_finite_float, parse_int=parse_int)
+    return json.loads(
+        text, parse_constant=_no_number, parse_float=parse_finite_float, parse_int=parse_int
+    )
 
 
 def parse_finite_float(word: str) -> float:

@@ -49,7 +49,9 @@ class UI:
 
     def result(self, document: Any) -> None:
         """Print the JSON document of a --json run."""
-        write_now(sys.stdout, json_module.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+        write_now(
+            sys.stdout, json_module.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+        )
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
@@ -192,7 +194,9 @@ class _RichBar:
 
     def describe(self, text: str) -> None:
         self.progress.update(
-            self.task, description=escape_controls(text), refresh=not self.progress.live.auto_refresh
+            self.task,
+            description=escape_controls(text),
+            refresh=not self.progress.live.auto_refresh,
         )
 
 
@@ -210,7 +214,9 @@ class _Lines:
 
     def close(self, total: int | None, unit: str) -> None:
         amount = total if total is not None else self.count
-        self.ui.note(f"{self.label}: " + (format_size(amount) if unit == "bytes" else f"{amount} {unit}"))
+        self.ui.note(
+            f"{self.label}: " + (format_size(amount) if unit == "bytes" else f"{amount} {unit}")
+        )
 
 
 def _tame(tokens: Iterable[Any]) -> None:
@@ -228,7 +234,9 @@ def _tame(tokens: Iterable[Any]) -> None:
                 token.type = "hardbreak"
             case "image":
                 token.type, token.tag = "text", ""
-                token.content = f"![{token.content}]({escape_controls(str(token.attrs.get('src', '')))})"
+                token.content = (
+                    f"![{token.content}]({escape_controls(str(token.attrs.get('src', '')))})"
+                )
                 token.children = None
         _tame(token.children or ())
 

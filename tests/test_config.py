@@ -6,7 +6,10 @@ from llmcli import config
 def test_a_token_file_that_is_no_text_counts_as_not_logged_in(tmp_path):
     file = tmp_path / "token"
     file.write_bytes(b"\xff\xfe\x00")
-    assert config.load_config({"LLMCLI_HOME": str(tmp_path), "HF_TOKEN_PATH": str(file)}).hub_token is None
+    assert (
+        config.load_config({"LLMCLI_HOME": str(tmp_path), "HF_TOKEN_PATH": str(file)}).hub_token
+        is None
+    )
     file.write_text("hf_abc\n")
     assert (
         config.load_config({"LLMCLI_HOME": str(tmp_path), "HF_TOKEN_PATH": str(file)}).hub_token

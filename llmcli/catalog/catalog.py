@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import llmcli
-from llmcli.catalog.spec import WeightFile, Spec
+from llmcli.catalog.spec import Spec, WeightFile
 from llmcli.config import Config
 from llmcli.errors import UserError
 
@@ -19,7 +19,16 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
 # A package name or version: it becomes a folder name and an argument of pip.
 PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
-ENTRY_KEYS = {"description", "license", "quant", "system", "settings", "sources", "alias", "original"}
+ENTRY_KEYS = {
+    "description",
+    "license",
+    "quant",
+    "system",
+    "settings",
+    "sources",
+    "alias",
+    "original",
+}
 
 
 @dataclass(frozen=True, slots=True)

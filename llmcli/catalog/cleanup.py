@@ -34,7 +34,11 @@ def remove_model(ref: ModelRef, config: Config) -> list[RemovableItem]:
     model uses. A file that the user named by its path is never deleted. Raises UserError if the
     model is not on this disk.
     """
-    file_type = ref.quant if not (ref.kind == "hub" and store.load_manifest(config, ref.full_name)) else None
+    file_type = (
+        ref.quant
+        if not (ref.kind == "hub" and store.load_manifest(config, ref.full_name))
+        else None
+    )
     name = ref.name if file_type else ref.full_name
     with file_lock.hold_lock(store.lock_path(config, name)) as is_locked:
         if not is_locked:
@@ -53,7 +57,10 @@ def _one_type(ref: ModelRef, file_type: str, config: Config) -> list[RemovableIt
 
 
 def _all(ref: ModelRef, config: Config) -> list[RemovableItem]:
-    manifest, folder = store.load_manifest(config, ref.full_name), store.model_folder(config, ref.full_name)
+    manifest, folder = (
+        store.load_manifest(config, ref.full_name),
+        store.model_folder(config, ref.full_name),
+    )
     if manifest is None and not folder.is_dir():
         raise _absent(ref)
     items = []
@@ -67,7 +74,9 @@ def _all(ref: ModelRef, config: Config) -> list[RemovableItem]:
             )
         )
     elif manifest and manifest.source.startswith("local:"):
-        items.append(RemovableItem(Path(manifest.path), 0, "your own file stays; only its record goes"))
+        items.append(
+            RemovableItem(Path(manifest.path), 0, "your own file stays; only its record goes")
+        )
     items += [
         item for quantization in sorted(folder.glob("*/")) for item in _beside(quantization, config)
     ]
@@ -110,15 +119,23 @@ def _beside(place: Path, config: Config) -> list[RemovableItem]:
     manifest = store.read_manifest(place / "manifest.json")
     if manifest is None or not (paths := remote_checkpoint.small_hub_files(config, manifest)):
         return []
-    other_manifests = [other for other in store.list_manifests(config) if other.name != manifest.name]
+    other_manifests = [
+        other for other in store.list_manifests(config) if other.name != manifest.name
+    ]
     shared = {Path(file.path) for other in other_manifests for file in other.files}
     shared |= {
-        path for other in other_manifests for path in remote_checkpoint.small_hub_files(config, other)
+        path
+        for other in other_manifests
+        for path in remote_checkpoint.small_hub_files(config, other)
     }
     unshared = [path for path in paths if path not in shared]
     (place / "manifest.json").unlink()
     reason = f"{len(unshared)} small files of {manifest.settings['from']} in the Hugging Face cache"
-    return [RemovableItem(config.hub_cache, hub.remove_files(config, unshared), reason)] if unshared else []
+    return (
+        [RemovableItem(config.hub_cache, hub.remove_files(config, unshared), reason)]
+        if unshared
+        else []
+    )
 
 
 def _only_mine(manifest: Manifest, config: Config) -> list[Path]:
@@ -175,7 +192,9 @@ def _scratch(config: Config) -> Iterator[RemovableItem]:
         with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.*")) if is_locked else ():
                 if path != lock and path.name != f"{lock.stem}.imatrix.gguf":
-                    yield RemovableItem(path, _bytes(path), "second moments that can be measured again")
+                    yield RemovableItem(
+                        path, _bytes(path), "second moments that can be measured again"
+                    )
     for lock in sorted((config.cache / "pareto").glob("*/lock")):
         with file_lock.hold_lock(lock) as is_locked:
             for path in sorted(lock.parent.iterdir()) if is_locked else ():
@@ -191,9 +210,13 @@ def _elsewhere(config: Config) -> Iterator[RemovableItem]:
 
 def _folders(config: Config) -> Iterator[RemovableItem]:
     for folder in sorted(
-        path for path in store.models_folder(config).glob("*") if path.is_dir() and path.name != ".locks"
+        path
+        for path in store.models_folder(config).glob("*")
+        if path.is_dir() and path.name != ".locks"
     ):
-        with file_lock.hold_lock(store.models_folder(config) / ".locks" / f"{folder.name}.lock") as is_locked:
+        with file_lock.hold_lock(
+            store.models_folder(config) / ".locks" / f"{folder.name}.lock"
+        ) as is_locked:
             if is_locked:
                 yield from _folder(folder)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
-from llmcli.catalog.hub import ping as answers
+from llmcli.catalog.hub.ping import ping_hub
 from llmcli.catalog.sources import wheel
 from llmcli.config import Config
 from llmcli.errors import UserError
@@ -34,7 +34,7 @@ def check_connectivity(config: Config) -> list[ConnectivityCheck]:
         )
     checks = []
     targets: tuple[tuple[str, str, Callable[[], str]], ...] = (
-        ("the hub", urlsplit(config.hub_endpoint).netloc, partial(answers.ping_hub, config)),
+        ("the hub", urlsplit(config.hub_endpoint).netloc, partial(ping_hub, config)),
         ("pip's package index", "as pip is configured", wheel.ping_index),
     )
     for what, where, ping in targets:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from llmcli import file_lock
 from llmcli.catalog import catalog, store
 from llmcli.catalog.catalog import CatalogEntry
-from llmcli.catalog.model_ref import ModelRef, parse_ref, full_type_name
+from llmcli.catalog.model_ref import ModelRef, full_type_name, parse_ref
 from llmcli.catalog.sources import SOURCES
 from llmcli.catalog.sources.base import FetchedFiles
 from llmcli.catalog.sources.local import find_model_files
@@ -122,7 +122,9 @@ def fetch_model(
     specs = allowed_sources(resolved, revision, source)
     if not force and (model := find_local(resolved, config, watcher, revision, source)):
         return model  # no lock needed: nothing is downloaded
-    with file_lock.hold_lock(store.lock_path(config, resolved.ref.name), watcher, resolved.ref.name):
+    with file_lock.hold_lock(
+        store.lock_path(config, resolved.ref.name), watcher, resolved.ref.name
+    ):
         if not force and (model := find_local(resolved, config, watcher, revision, source)):
             return model
         spec, fetched = _first(resolved, specs, config, watcher)
@@ -183,10 +185,19 @@ def find_local(
     """Return the model if it is on this disk, with this revision and source."""
     if resolved.ref.kind == "path":
         return _local(resolved, config, watcher)
-    manifest = store.load_unchanged(config, resolved.ref.full_name, watcher) if resolved.ref.kind == "hub" else None
+    manifest = (
+        store.load_unchanged(config, resolved.ref.full_name, watcher)
+        if resolved.ref.kind == "hub"
+        else None
+    )
     if manifest is None:
         manifest = store.load_unchanged(config, resolved.ref.name, watcher)
-        if manifest and resolved.ref.kind == "hub" and resolved.ref.quant and manifest.kind == "gguf":
+        if (
+            manifest
+            and resolved.ref.kind == "hub"
+            and resolved.ref.quant
+            and manifest.kind == "gguf"
+        ):
             return None  # another type from the same repository
     if manifest is None or (revision and revision not in (manifest.revision, manifest.requested)):
         return None
@@ -292,7 +303,9 @@ def _finish(resolved: ResolvedRef, model: FetchedModel) -> FetchedModel:
     requested = (
         resolved.ref.quant if not (resolved.ref.kind == "hub" and model.kind == "gguf") else None
     )
-    default = (resolved.entry.quant if resolved.entry else "Q4_K_M") if model.kind == "folder" else None
+    default = (
+        (resolved.entry.quant if resolved.entry else "Q4_K_M") if model.kind == "folder" else None
+    )
     quant = requested or default
     return replace(
         model,

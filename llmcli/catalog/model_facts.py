@@ -39,7 +39,9 @@ def read_facts(kind: str, path: Path) -> dict[str, Any]:
 
     Raises UserError for a broken GGUF.
     """
-    return checkpoint_facts(path) if kind == "folder" else header_facts(read_header.read_header(path))
+    return (
+        checkpoint_facts(path) if kind == "folder" else header_facts(read_header.read_header(path))
+    )
 
 
 def header_facts(header: model_header.ModelHeader) -> dict[str, Any]:

@@ -68,7 +68,9 @@ def full_type_name(text: str) -> str:
     return TYPE_OF_SHORT_NAME.get(text.upper(), text.upper())
 
 
-def unknown_model_error(text: str, entries: Mapping[str, CatalogEntry], config: Config) -> UserError:
+def unknown_model_error(
+    text: str, entries: Mapping[str, CatalogEntry], config: Config
+) -> UserError:
     """Return the error for an unknown name: the places searched, and similar names."""
     near = difflib.get_close_matches(text.lower(), entries, n=3, cutoff=0.5)
     near += [
@@ -76,9 +78,7 @@ def unknown_model_error(text: str, entries: Mapping[str, CatalogEntry], config: 
         for name in entries
         if name.split(":")[0] == text.lower().split(":")[0] and name not in near
     ]
-    places = (
-        f"the catalog ({builtin_catalog_path().name}), your own ({config.user_catalog}) and local files"
-    )
+    places = f"the catalog ({builtin_catalog_path().name}), your own ({config.user_catalog}) and local files"
     hint = (
         f"did you mean {', '.join(near[:5])}?"
         if near

@@ -93,7 +93,9 @@ def find_quantized(
     return replace(fetch.build_model(resolved, manifests[0]), quant=None)
 
 
-def _model(resolved: ResolvedRef, remote: RemoteCheckpoint, requested: str, watcher: ProgressDisplay) -> FetchedModel:
+def _model(
+    resolved: ResolvedRef, remote: RemoteCheckpoint, requested: str, watcher: ProgressDisplay
+) -> FetchedModel:
     manifest = Manifest(
         resolved.ref.name,
         "folder",

@@ -52,7 +52,9 @@ def _named_folder(lock: Path) -> Path | None:
     if not path_bytes or len(path_bytes) > MAX_PATH_BYTES or b"\0" in path_bytes:
         return None
     folder = Path(os.fsdecode(path_bytes))
-    if not (folder.is_absolute() and folder.name.startswith(".") and folder.name.endswith(FOLDER_SUFFIX)):
+    if not (
+        folder.is_absolute() and folder.name.startswith(".") and folder.name.endswith(FOLDER_SUFFIX)
+    ):
         return None
     try:
         return folder if folder.is_dir() and not folder.is_symlink() else None

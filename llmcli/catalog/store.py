@@ -163,7 +163,9 @@ def record_quantized(
 
 def remote_quantizations(config: Config, name: str) -> list[Manifest]:
     """Return the complete and unchanged models that were quantized from a remote checkpoint."""
-    manifests = (read_manifest(path) for path in sorted(model_folder(config, name).glob("*/manifest.json")))
+    manifests = (
+        read_manifest(path) for path in sorted(model_folder(config, name).glob("*/manifest.json"))
+    )
     return [
         manifest
         for manifest in manifests
@@ -176,7 +178,9 @@ def remote_quantizations(config: Config, name: str) -> list[Manifest]:
 def list_manifests(config: Config) -> list[Manifest]:
     """Return all manifests, sorted by name."""
     all_manifests = [
-        read_manifest(path) for depth in ("*", "*/*") for path in models_folder(config).glob(f"{depth}/manifest.json")
+        read_manifest(path)
+        for depth in ("*", "*/*")
+        for path in models_folder(config).glob(f"{depth}/manifest.json")
     ]
     return sorted(
         (manifest for manifest in all_manifests if manifest), key=lambda manifest: manifest.name
@@ -237,7 +241,9 @@ def read_manifest(path: Path) -> Manifest | None:
     """Read a manifest; return None if it is missing or broken."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        return Manifest(**{**table, "files": tuple(VerifiedFile(**file) for file in table["files"])})
+        return Manifest(
+            **{**table, "files": tuple(VerifiedFile(**file) for file in table["files"])}
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # `gc` reports the broken ones
 

@@ -40,7 +40,9 @@ def cache_segments(chat: ChatSession) -> list[CacheSegment]:
     else:
         names.append((DROPPED_LABEL, "x"))
         ends = ends or [chat.prefix_token_count()]
-    edges = [min(edge, len(latest)) for edge in (0, chat.prefix_token_count(), *ends)] + [len(latest)]
+    edges = [min(edge, len(latest)) for edge in (0, chat.prefix_token_count(), *ends)] + [
+        len(latest)
+    ]
     if len(names) > MAX_SHOWN_TURNS + 1:
         n_joined = len(names) - 1 - MAX_SHOWN_TURNS
         names[1 : n_joined + 1] = [(f"turns {turns[0]}-{turns[n_joined - 1]}", "t")]

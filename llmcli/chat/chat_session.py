@@ -214,7 +214,9 @@ class ChatSession:
         """Return the JSON document of an answer, as `run --json` prints it."""
         thought, content = split_thinking(self.full_text(answer.text))
         parts = {"thinking": thought, "content": content} if thought else {}
-        report_document = answer_report.build_document(self.runner, self.name, self.file_bytes, answer)
+        report_document = answer_report.build_document(
+            self.runner, self.name, self.file_bytes, answer
+        )
         return {**report_document, **parts, **constraint_report.constraint_json(self, answer)}
 
     def prompt_tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
@@ -222,7 +224,9 @@ class ChatSession:
         if self.runner.template is None:
             return self.runner.encode_text(self._plain(text, skip))
         return self.runner.encode_chat(
-            self.template_messages([*self.conversation.sent_messages[2 * skip :], Message("user", text)])
+            self.template_messages(
+                [*self.conversation.sent_messages[2 * skip :], Message("user", text)]
+            )
         )
 
     def conversation_tokens(self) -> tuple[int, ...]:
@@ -236,7 +240,9 @@ class ChatSession:
         if self.runner.template is None:
             return self.runner.encode_text(self._head() + "\n".join(self._pairs()))
         try:
-            return self.runner.encode_chat(self.template_messages(messages), add_generation_prompt=False)
+            return self.runner.encode_chat(
+                self.template_messages(messages), add_generation_prompt=False
+            )
         except UserError:  # the template requires a question at the end
             return ()
 

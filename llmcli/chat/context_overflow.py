@@ -54,11 +54,15 @@ def fit_prompt(chat: "ChatSession", text: str) -> FittedPrompt:
         shorter := _turns(chat, text).shorten(tokens, len(tokens), 0, n_ctx)
     ):
         _drop_turns(chat, shorter.dropped_turns)
-        describe_dropped_turns(chat, OverflowStats(1, len(tokens) - len(shorter.tokens), shorter.dropped_turns))
+        describe_dropped_turns(
+            chat, OverflowStats(1, len(tokens) - len(shorter.tokens), shorter.dropped_turns)
+        )
         tokens = tuple(shorter.tokens)
     tree, can_move = chat.conversation.tree, not chat.runner.options.reproducible
     must_move = can_move and not tree.dropped.isdisjoint(tree.current_path())
-    return FittedPrompt(tokens, _turns(chat, text, can_move) if mode == "shift" else None, must_move)
+    return FittedPrompt(
+        tokens, _turns(chat, text, can_move) if mode == "shift" else None, must_move
+    )
 
 
 def record_dropped_turns(chat: "ChatSession", left: OverflowStats) -> None:
@@ -72,7 +76,9 @@ def describe_dropped_turns(chat: "ChatSession", left: OverflowStats) -> None:
     if not left.times:
         return
     turns_line = f"{format_count(left.turns, 'turn')} left the context ({left.tokens:,} tokens)"
-    window_line = f"{left.tokens:,} tokens left the context; its first {_count_kept_tokens(chat)} stay"
+    window_line = (
+        f"{left.tokens:,} tokens left the context; its first {_count_kept_tokens(chat)} stay"
+    )
     steps = f", in {left.times} steps" if left.times > 1 else ""
     recomputed = f"; {left.recomputed:,} were recomputed" if left.recomputed else ""
     chat.ui.note((turns_line if left.turns else window_line) + steps + recomputed)
@@ -123,7 +129,11 @@ def context_full_note(chat: "ChatSession") -> str:
 
 
 def _turns(chat: "ChatSession", text: str, move: bool = True) -> DropTurns:
-    return DropTurns(len(chat.conversation.tree.sent_turns()), lambda turns: chat.prompt_tokens(text, turns), move)
+    return DropTurns(
+        len(chat.conversation.tree.sent_turns()),
+        lambda turns: chat.prompt_tokens(text, turns),
+        move,
+    )
 
 
 def _drop_turns(chat: "ChatSession", turns: int) -> None:

@@ -51,7 +51,9 @@ def restore_state(chat: ChatSession, path: Path) -> str:
     try:
         with path.open("rb") as file:
             kv_state_file.restore_state(
-                chat.runner, kv_state_file.read_state(file, chat.runner), chat.conversation.tree.current_turn
+                chat.runner,
+                kv_state_file.read_state(file, chat.runner),
+                chat.conversation.tree.current_turn,
             )
     except FileNotFoundError:
         reason = "it was saved without a KV state"

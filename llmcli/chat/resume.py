@@ -15,7 +15,9 @@ QUESTION_CHARS = 40  # characters of a question shown in a message
 
 
 def load_conversation(
-    chat: ChatSession, item: HistoryItem, apply_options: Callable[[Conversation], None] = lambda conversation: None
+    chat: ChatSession,
+    item: HistoryItem,
+    apply_options: Callable[[Conversation], None] = lambda conversation: None,
 ) -> None:
     """Load the conversation of `item`, with its KV state if possible.
 
@@ -26,7 +28,10 @@ def load_conversation(
     stored.restore_into(chat.conversation)
     apply_options(chat.conversation)
     _check_constraint(chat)
-    chat.pending_message, chat.saved_name = stored.pending_message, item.name if item.kind == "saved" else ""
+    chat.pending_message, chat.saved_name = (
+        stored.pending_message,
+        item.name if item.kind == "saved" else "",
+    )
     if stored.n_damaged:
         lines = format_count(stored.n_damaged, "damaged line")
         chat.ui.warn(f"skipped {lines} of {item.path}")
@@ -51,7 +56,9 @@ def _check_constraint(chat: ChatSession) -> None:
             chat.ui.warn(f"the answer format of that chat is not used: {error}")
 
 
-def resume_conversation(chat: ChatSession, item: HistoryItem, apply_options: Callable[[Conversation], None]) -> None:
+def resume_conversation(
+    chat: ChatSession, item: HistoryItem, apply_options: Callable[[Conversation], None]
+) -> None:
     """Continue the conversation of `item`.
 
     A session continues in its own log, unless another chat is writing that log.

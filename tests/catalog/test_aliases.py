@@ -129,7 +129,12 @@ def test_a_system_text_that_is_not_utf8_is_refused_and_nothing_is_written():
 def test_biases_of_tokens_are_kept_with_a_name():
     values = default_sampling().with_values({"logit_bias": "15043+1,2-inf"}).as_dict()
     aliases.write_alias(
-        load_config(), "mine", "smollm2:135m", None, {"logit_bias": values["logit_bias"]}, force=False
+        load_config(),
+        "mine",
+        "smollm2:135m",
+        None,
+        {"logit_bias": values["logit_bias"]},
+        force=False,
     )
     kept = catalog.load_catalog(load_config())["mine"].settings
     assert default_sampling().with_values(kept).as_dict() == values

@@ -67,7 +67,9 @@ def test_every_kind_of_source_can_be_named_in_a_catalog(name, tmp_path):
         if len(kept) == len(lines):
             assert catalog.read_catalog(file)["mine"].sources[0].kind == name
         else:
-            with pytest.raises(UserError, match=f"needs `{SOURCES[name].required_fields[left_out]}`"):
+            with pytest.raises(
+                UserError, match=f"needs `{SOURCES[name].required_fields[left_out]}`"
+            ):
                 catalog.read_catalog(file)
 
 
@@ -102,7 +104,9 @@ def test_what_is_on_the_disk_is_a_path(tmp_path, monkeypatch):
     assert ref("./m.gguf") == ref("m.gguf") == ModelRef("path", str(tmp_path / "m.gguf"))
     assert ref("./m.gguf:q8_0") == ModelRef("path", str(tmp_path / "m.gguf"), "Q8_0")
     assert (
-        ref("./folder/") == ref(str(tmp_path / "folder")) == ModelRef("path", str(tmp_path / "folder"))
+        ref("./folder/")
+        == ref(str(tmp_path / "folder"))
+        == ModelRef("path", str(tmp_path / "folder"))
     )
 
 

@@ -58,9 +58,9 @@ def test_a_second_shard_is_answered_with_the_first(tmp_path, gguf, notes):
     with pytest.raises(UserError, match="is shard 2 of a split") as raised:
         fetch.fetch_model(str(tmp_path / "m-00002-of-00002.gguf"), load_config(), notes)
     assert raised.value.hint.endswith("m-00001-of-00002.gguf")
-    assert fetch.fetch_model(str(tmp_path / "m-00001-of-00002.gguf"), load_config(), notes).nbytes == 2 * len(
-        gguf
-    )
+    assert fetch.fetch_model(
+        str(tmp_path / "m-00001-of-00002.gguf"), load_config(), notes
+    ).nbytes == 2 * len(gguf)
 
 
 def test_a_folder_that_is_no_model_names_what_is_missing(tmp_path, notes):
@@ -89,7 +89,12 @@ def test_what_was_quantized_is_listed_under_its_type(mine):
 def test_what_was_quantized_from_other_content_does_not_count(mine, gguf, notes):
     made_of(mine, "Q8_0")
     mine.path.write_bytes(gguf[:-1] + b"\x01")
-    assert store.load_quantized(load_config(), fetch.register_local(mine.name, load_config(), notes), "Q8_0") is None
+    assert (
+        store.load_quantized(
+            load_config(), fetch.register_local(mine.name, load_config(), notes), "Q8_0"
+        )
+        is None
+    )
 
 
 def test_removing_one_type_leaves_the_rest(mine):
@@ -121,7 +126,9 @@ def test_removing_a_hub_model_frees_the_cache_and_leaves_what_others_use(hub, gg
     assert first.path == second.path
     assert cleanup.remove_model(ModelRef("hub", REPO), load_config())[0].nbytes == 0
     assert first.path.exists()
-    assert cleanup.remove_model(ModelRef("hub", REPO, "Q4_K_M"), load_config())[0].nbytes == len(gguf)
+    assert cleanup.remove_model(ModelRef("hub", REPO, "Q4_K_M"), load_config())[0].nbytes == len(
+        gguf
+    )
     assert not first.path.exists()
     assert kept.path.read_bytes() == gguf + bytes(32)
 
@@ -189,7 +196,9 @@ def test_what_a_killed_run_left_beside_the_users_files_is_garbage_once_nobody_wo
         assert cleanup.find_garbage(home, delete=True) == []
     items = cleanup.find_garbage(home)
     assert items == [
-        cleanup.RemovableItem(theirs / ".out.gguf.sequential", 5, "unfinished quantize --sequential")
+        cleanup.RemovableItem(
+            theirs / ".out.gguf.sequential", 5, "unfinished quantize --sequential"
+        )
     ]
     assert cleanup.find_garbage(home, delete=True) == items
     assert cleanup.find_garbage(home) == []
@@ -230,7 +239,9 @@ def test_the_llama_cpp_that_was_built_is_no_garbage():
 
 def test_a_record_whose_files_are_gone_is_garbage(mine):
     mine.path.unlink()
-    assert [item.reason for item in cleanup.find_garbage(load_config())] == ["record without its files"]
+    assert [item.reason for item in cleanup.find_garbage(load_config())] == [
+        "record without its files"
+    ]
 
 
 def test_what_another_process_works_on_is_no_garbage(mine):
@@ -273,7 +284,9 @@ def test_two_at_once_fetch_it_once(hub, gguf, notes):
     hub.gate = threading.Event()
     models = []
     threads = [
-        threading.Thread(target=lambda: models.append(fetch.fetch_model(REPO, load_config(), notes)))
+        threading.Thread(
+            target=lambda: models.append(fetch.fetch_model(REPO, load_config(), notes))
+        )
         for _ in range(2)
     ]
     threads[0].start()

@@ -96,7 +96,7 @@ def test_a_base_model_goes_on_with_the_text_so_far(talk: Make) -> None:
 
 def test_a_screen_that_breaks_in_an_answer_does_not_spoil_the_next(talk: Make) -> None:
     class Broken(StreamWriter):
-        def show(self, event: Event) -> None:
+        def write_event(self, event: Event) -> None:
             raise UserError("cannot write the output")
 
     one = talk(b"yes")

@@ -95,7 +95,9 @@ def test_without_a_state_that_can_be_used_the_transcript_is_loaded(
     spoil(*saved)
     one, told = loaded(talk, saved[0], capsys)
     assert told.startswith(f"loaded trip: 1 turn, {reason}")
-    assert told.endswith(f"; {len(one.conversation_tokens())} tokens are computed with the next message\n")
+    assert told.endswith(
+        f"; {len(one.conversation_tokens())} tokens are computed with the next message\n"
+    )
     assert told.count("\n") == 1
     assert one.ask("b?", StreamWriter(silent=True)).cached_tokens == 0
 

@@ -308,7 +308,7 @@ from llmcli.runtime.binding.open_context import open_context
 from llmcli.runtime.binding.model import open_model
 from tests.runtime.test_reproducible import feed, words
 
-config.one_kernel()
+config.disable_tiled_kernels()
 options = ContextOptions(256, 256, 256, 1, 1, 1, "q8_0", "q8_0", "on", swa_full=True)
 with open_model(Path(sys.argv[1]), gpu_layers=0, repack=False) as model, open_context(model, options) as context:
     whole = feed(context, words(60), 60)

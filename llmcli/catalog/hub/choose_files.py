@@ -12,9 +12,17 @@ from dataclasses import dataclass
 from llmcli.catalog.spec import Spec
 from llmcli.errors import UserError
 from llmcli.units import format_size
-from quant.checkpoint import pickles as pickled
+from quant.checkpoint.pickles import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    choose_pickles,
+    pickles_not_allowed,
+    require_torch,
+)
 
-SPLIT_PATTERN = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+SPLIT_PATTERN = re.compile(
+    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE
+)
 TYPE_SUFFIX = re.compile(r"[-.](\w+)$")
 # GGUFs that are not models
 AUXILIARY_PREFIXES = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
@@ -194,11 +202,13 @@ def _weights(blobs: Sequence[HubFile], allow_pickle: bool) -> tuple[HubFile, ...
 
 def _pickles(blobs: Sequence[HubFile]) -> tuple[HubFile, ...]:
     """Return the pickled weights at the top level, with their index."""
-    names = pickled.choose_pickles([blob.name for blob in blobs if "/" not in blob.name])
+    names = choose_pickles([blob.name for blob in blobs if "/" not in blob.name])
     return tuple(blob for blob in blobs if blob.name in names)
 
 
-def _pickled(spec: Spec, blobs: Sequence[HubFile], pickles: tuple[HubFile, ...], allowed: bool) -> ChosenFiles:
+def _pickled(
+    spec: Spec, blobs: Sequence[HubFile], pickles: tuple[HubFile, ...], allowed: bool
+) -> ChosenFiles:
     """Return a checkpoint of pickles. Raises Pickled or UserError if it cannot be read."""
     names = [blob.name for blob in pickles]
     total = format_size(sum(blob.size for blob in pickles))
@@ -207,15 +217,15 @@ def _pickled(spec: Spec, blobs: Sequence[HubFile], pickles: tuple[HubFile, ...],
         f"{total} are downloaded first and kept"
     )
     choice = _folder(spec, blobs, pickles, remark)
-    if len(names) > 1 and pickled.INDEX_FILE not in names:
+    if len(names) > 1 and INDEX_FILE not in names:
         raise UserError(
-            f"{spec.repo} has {len(names)} pickled files and no {pickled.SINGLE_FILE}: "
+            f"{spec.repo} has {len(names)} pickled files and no {SINGLE_FILE}: "
             f"{', '.join(names[:3])}",
             hint="download the right one into a folder with its config.json, then give the folder",
         )
     if not allowed:
-        raise pickled.pickles_not_allowed(spec.repo, names)
-    pickled.require_torch()
+        raise pickles_not_allowed(spec.repo, names)
+    require_torch()
     return choice
 
 
@@ -224,5 +234,7 @@ def _listing(first: Sequence[HubFile], blobs: Sequence[HubFile]) -> str:
     descriptions = []
     for blob in first:
         total = sum(shard.size for shard in _shards(blob, blobs))
-        descriptions.append(f"{type_in_name(blob.name) or blob.name} ({blob.name}, {format_size(total)})")
+        descriptions.append(
+            f"{type_in_name(blob.name) or blob.name} ({blob.name}, {format_size(total)})"
+        )
     return ", ".join(descriptions)

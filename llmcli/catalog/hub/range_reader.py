@@ -26,8 +26,16 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 15.0  # without receiving a byte
 MAX_FAILURES = 6  # consecutive failures
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
-EXPIRED_STATUSES = (400, 401, 403, 404, 410)  # answers of a redirect address that is no longer valid
-HEAD_BYTES = 1 << 16  # bytes fetched in advance from each file, which usually contain its tensor table
+EXPIRED_STATUSES = (
+    400,
+    401,
+    403,
+    404,
+    410,
+)  # answers of a redirect address that is no longer valid
+HEAD_BYTES = (
+    1 << 16
+)  # bytes fetched in advance from each file, which usually contain its tensor table
 CONTENT_RANGE_PATTERN = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
@@ -57,7 +65,9 @@ class RemoteFile:
             **build_hf_headers(token=config.hub_token or False),
             "Accept-Encoding": "identity",
         }
-        self.content_url: str | None = None  # where the hub redirects for the content, while it is valid
+        self.content_url: str | None = (
+            None  # where the hub redirects for the content, while it is valid
+        )
         self.etags: dict[str, str] = {}  # host -> the ETag it sends for this content
         self.first_bytes = b""
         self.lock, self.noted_break = threading.Lock(), False

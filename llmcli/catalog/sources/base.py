@@ -51,7 +51,9 @@ class ModelSource(Protocol):
         """The fields of a Spec that this source requires."""
         ...
 
-    def fetch(self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
+    def fetch(
+        self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
+    ) -> FetchedFiles:
         """Fetch the files of `spec`; `where` is the folder for a source that has no cache.
 
         An interrupted download is resumed. Complete files are hashed again and fetched only if they

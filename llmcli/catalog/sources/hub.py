@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Literal, cast
 
 from llmcli.atomic_files import AtomicWriter, write_atomically
-from llmcli.catalog.hub.choose_files import HubFile, ChosenFiles, choose_files
+from llmcli.catalog.hub.choose_files import ChosenFiles, HubFile, choose_files
 from llmcli.catalog.hub.error_messages import explain_error, note_retries
 from llmcli.catalog.hub.range_reader import RemoteFile, fetch_heads
 from llmcli.catalog.hub.retry import with_retries
 from llmcli.catalog.sources.base import FetchedFiles, RemoteCheckpoint, require_free_space
 from llmcli.catalog.spec import Spec
-from llmcli.catalog.store import VerifiedFile, hash_file, describe_file
+from llmcli.catalog.store import VerifiedFile, describe_file, hash_file
 from llmcli.config import Config, disable_hub_telemetry
 from llmcli.errors import UserError
 from llmcli.file_lock import hold_lock
@@ -33,7 +33,9 @@ from llmcli.units import format_size
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REVISION_PATTERN = re.compile(r"(?!.*\.\.)[\w][\w./-]*")
-PARTIAL_SUFFIX = ".llmcli.incomplete"  # the suffix by which `hf cache` recognizes partial files, too
+PARTIAL_SUFFIX = (
+    ".llmcli.incomplete"  # the suffix by which `hf cache` recognizes partial files, too
+)
 TIMEOUT_SECONDS = 15.0
 MAX_FAILURES = 5
 
@@ -43,7 +45,9 @@ class HubSource:
 
     name, required_fields = "hub", ("repo",)
 
-    def fetch(self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
+    def fetch(
+        self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
+    ) -> FetchedFiles:
         disable_hub_telemetry()
         _check_revision(spec)
         if config.offline:
@@ -58,7 +62,9 @@ class HubSource:
         return _fetched(spec, commit, choice, files, config)
 
 
-def find_remote_checkpoint(spec: Spec, config: Config, watcher: ProgressDisplay) -> RemoteCheckpoint | None:
+def find_remote_checkpoint(
+    spec: Spec, config: Config, watcher: ProgressDisplay
+) -> RemoteCheckpoint | None:
     """Return a repository's checkpoint whose safetensors stay on the hub.
 
     Returns None if the repository has no such checkpoint or if it is already in the cache. Config,
@@ -87,10 +93,14 @@ def find_remote_checkpoint(spec: Spec, config: Config, watcher: ProgressDisplay)
         for blob in choice.files
     )
     paths = tuple(Path(file.path) for file in downloaded.values())
-    return RemoteCheckpoint("folder", folder, all_files, spec.label, commit, blobs=files, local_paths=paths)
+    return RemoteCheckpoint(
+        "folder", folder, all_files, spec.label, commit, blobs=files, local_paths=paths
+    )
 
 
-def find_remote_gguf(spec: Spec, config: Config, watcher: ProgressDisplay) -> tuple[RemoteFile, ...] | None:
+def find_remote_gguf(
+    spec: Spec, config: Config, watcher: ProgressDisplay
+) -> tuple[RemoteFile, ...] | None:
     """Return the GGUF that a pull would fetch, left on the hub: its file, or its shards in order.
 
     Returns None if the repository has a checkpoint instead. Raises UserError.
@@ -119,7 +129,9 @@ def _fetched(
 ) -> FetchedFiles:
     snapshot = _repo_folder(spec, config) / "snapshots" / commit
     path = snapshot if choice.kind == "folder" else snapshot / choice.files[0].name
-    return FetchedFiles(cast(Literal["gguf", "folder"], choice.kind), path, files, spec.label, commit)
+    return FetchedFiles(
+        cast(Literal["gguf", "folder"], choice.kind), path, files, spec.label, commit
+    )
 
 
 def _listing(spec: Spec, config: Config) -> tuple[str, list[HubFile]]:
@@ -226,7 +238,12 @@ def _is(path: Path, digest: str, watcher: ProgressDisplay) -> bool:
 
 
 def _download(
-    spec: Spec, commit: str, blob: HubFile, config: Config, bar: ProgressBar, watcher: ProgressDisplay
+    spec: Spec,
+    commit: str,
+    blob: HubFile,
+    config: Config,
+    bar: ProgressBar,
+    watcher: ProgressDisplay,
 ) -> VerifiedFile:
     """Download one blob into its partial file, starting at its end, and verify it."""
     from huggingface_hub import hf_hub_url
@@ -256,7 +273,9 @@ def _download(
     return describe_file(target, sha256)
 
 
-def _transfer(url: str, headers: dict[str, str], file: AtomicWriter, watcher: ProgressDisplay) -> None:
+def _transfer(
+    url: str, headers: dict[str, str], file: AtomicWriter, watcher: ProgressDisplay
+) -> None:
     """Fill the partial file, resuming after failures; fail after TRIES consecutive ones."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
@@ -298,7 +317,9 @@ def _stream(url: str, headers: dict[str, str], file: AtomicWriter) -> None:
             file.write(chunk)
 
 
-def _place(spec: Spec, commit: str, blob: HubFile, file: VerifiedFile | None, config: Config) -> VerifiedFile:
+def _place(
+    spec: Spec, commit: str, blob: HubFile, file: VerifiedFile | None, config: Config
+) -> VerifiedFile:
     """Let the library link the blob into the snapshot; return the file under its own name."""
     from huggingface_hub import hf_hub_download
 
@@ -333,7 +354,11 @@ def _from_cache(spec: Spec, config: Config, watcher: ProgressDisplay) -> Fetched
     revision = spec.revision or "main"
     ref = repo / "refs" / revision
     commit = (
-        revision if COMMIT_PATTERN.fullmatch(revision) else ref.read_text().strip() if ref.is_file() else ""
+        revision
+        if COMMIT_PATTERN.fullmatch(revision)
+        else ref.read_text().strip()
+        if ref.is_file()
+        else ""
     )
     snapshot = repo / "snapshots" / commit
     if not commit or not snapshot.is_dir():
@@ -359,7 +384,9 @@ def _from_cache(spec: Spec, config: Config, watcher: ProgressDisplay) -> Fetched
             hint="leave out --offline (or unset HF_HUB_OFFLINE) and try again",
         )
     for blob in choice.files:
-        if DIGEST_PATTERN.fullmatch(blob.digest) and not _is(snapshot / blob.name, blob.digest, watcher):
+        if DIGEST_PATTERN.fullmatch(blob.digest) and not _is(
+            snapshot / blob.name, blob.digest, watcher
+        ):
             raise UserError(
                 f"{blob.name} of {spec.repo} in the Hugging Face cache is damaged",
                 hint="pull it again online",

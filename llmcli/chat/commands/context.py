@@ -39,12 +39,18 @@ def remaining_token_counts(chat: ChatSession) -> list[int]:
 
     Each count includes the template's tokens before a next message.
     """
-    return [len(chat.prompt_tokens("a", skip)) for skip in range(len(chat.conversation.tree.sent_turns()) + 1)]
+    return [
+        len(chat.prompt_tokens("a", skip))
+        for skip in range(len(chat.conversation.tree.sent_turns()) + 1)
+    ]
 
 
 def _list(chat: ChatSession) -> None:
     tree, n_ctx = chat.conversation.tree, chat.runner.n_ctx
-    sent, dropped = tree.sent_turns(), [number for number in tree.current_path() if number in tree.dropped]
+    sent, dropped = (
+        tree.sent_turns(),
+        [number for number in tree.current_path() if number in tree.dropped],
+    )
     counts = remaining_token_counts(chat)
     n_next = next(
         (n for n in range(1, len(sent) + 1) if counts[n] <= n_ctx - n_ctx // FREED_FRACTION),
@@ -54,7 +60,9 @@ def _list(chat: ChatSession) -> None:
     rows = [("system", f"{n_prefix:,}", "system text and template", "")]
     for index, number in enumerate(sent):
         question = escape_line(tree[number].question[: QUESTION_CHARS + 1])
-        question = question if len(question) <= QUESTION_CHARS else f"{question[: QUESTION_CHARS - 1]}…"
+        question = (
+            question if len(question) <= QUESTION_CHARS else f"{question[: QUESTION_CHARS - 1]}…"
+        )
         rows.append(
             (
                 f"turn {number}",
@@ -114,11 +122,19 @@ def _completions(chat: ChatSession) -> Iterable[str]:
 
 
 def _numbers(chat: ChatSession, words: list[str]) -> Iterable[str]:
-    return [str(number) for number in chat.conversation.tree.sent_turns()] if words[:1] == ["drop"] else ()
+    return (
+        [str(number) for number in chat.conversation.tree.sent_turns()]
+        if words[:1] == ["drop"]
+        else ()
+    )
 
 
 COMMANDS = (
     ReplCommand(
-        "context", show_context, "[drop N … | back]", first_completions=_completions, later_completions=_numbers
+        "context",
+        show_context,
+        "[drop N … | back]",
+        first_completions=_completions,
+        later_completions=_numbers,
     ),
 )

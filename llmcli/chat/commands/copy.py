@@ -10,7 +10,9 @@ from llmcli.errors import UserError
 from llmcli.runtime.text.reasoning import split_thinking
 from llmcli.ui import write_now
 
-MAX_SEQUENCE_BYTES = 74_994  # base64 bytes that xterm accepts in one sequence; other terminals accept more
+MAX_SEQUENCE_BYTES = (
+    74_994  # base64 bytes that xterm accepts in one sequence; other terminals accept more
+)
 
 
 def copy_answer(chat: ChatSession, argument: str) -> None:

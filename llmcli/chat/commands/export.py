@@ -89,7 +89,15 @@ def _endings(chat: ChatSession, typed: str) -> Iterable[str]:
     format_name, separator, typed_path = typed.partition(" ")
     if not separator:
         return [name for name in FORMATTERS if name.startswith(format_name)]
-    return [f"{format_name} {path}" for path in complete_path(typed_path)] if format_name in FORMATTERS else ()
+    return (
+        [f"{format_name} {path}" for path in complete_path(typed_path)]
+        if format_name in FORMATTERS
+        else ()
+    )
 
 
-COMMANDS = (ReplCommand("export", export_conversation, "md|json [FILE]", line_completions=_endings, group="files"),)
+COMMANDS = (
+    ReplCommand(
+        "export", export_conversation, "md|json [FILE]", line_completions=_endings, group="files"
+    ),
+)

@@ -57,7 +57,9 @@ def _as_type(runner: Runner, kind: str, lengths: Sequence[int]) -> tuple[str, ..
 
 def _lengths(argument: str) -> tuple[int, ...]:
     words = argument.replace(",", "").split()
-    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= MAX_CONTEXT_TOKENS for word in words):
+    if not all(
+        word.isascii() and word.isdigit() and 0 < int(word) <= MAX_CONTEXT_TOKENS for word in words
+    ):
         raise UserError(
             f"/kv {argument}: not valid context lengths", hint="/kv 8192 32768 shows other lengths"
         )

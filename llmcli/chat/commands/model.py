@@ -24,7 +24,9 @@ def change_model(chat: ChatSession, argument: str) -> None:
         raise UserError(
             "the model cannot be changed here", hint="leave, and start with the other model"
         )
-    chat.models.switch(argument, chat.conversation.search.beams, lambda opened: _use_model(chat, opened))
+    chat.models.switch(
+        argument, chat.conversation.search.beams, lambda opened: _use_model(chat, opened)
+    )
     header = chat.runner.header
     chat.ui.text(f"{chat.name} · {header.file_type} · {chat.runner.n_ctx} tokens of context")
     _warn_if_too_long(chat)
@@ -71,5 +73,7 @@ def _names(chat: ChatSession) -> Iterable[str]:
 
 
 COMMANDS = (
-    ReplCommand("model", change_model, "[REF]", first_completions=_names, group="model and settings"),
+    ReplCommand(
+        "model", change_model, "[REF]", first_completions=_names, group="model and settings"
+    ),
 )

@@ -5,7 +5,7 @@ import math
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.display.answer_report import token_text
-from llmcli.chat.display.styles import PROBABILITY_BANDS, has_color, escape_line, print_shaded
+from llmcli.chat.display.styles import PROBABILITY_BANDS, escape_line, has_color, print_shaded
 from llmcli.chat.settings import find_setting
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer
@@ -29,7 +29,10 @@ def show_probs(chat: ChatSession, argument: str) -> None:
     if not argument:
         _overview(chat, answer)
     elif (
-        argument.isascii() and argument.isdigit() and len(argument) < 9 and 0 < int(argument) <= len(answer.tokens)
+        argument.isascii()
+        and argument.isdigit()
+        and len(argument) < 9
+        and 0 < int(argument) <= len(answer.tokens)
     ):
         _alternatives(chat, answer, int(argument))
     else:
@@ -46,7 +49,9 @@ def _last(chat: ChatSession) -> Answer:
         raise UserError("there is no answer yet", hint="type /probs on, then ask something")
     if all(token.logprob is None for token in chat.last_answer.tokens):
         hint = (
-            "/regen answers again with them" if chat.display.probs else "type /probs on, then /regen"
+            "/regen answers again with them"
+            if chat.display.probs
+            else "type /probs on, then /regen"
         )
         raise UserError("the last answer was generated without probabilities", hint=hint)
     return chat.last_answer

@@ -105,4 +105,6 @@ def _endings(chat: ChatSession, typed: str) -> Iterable[str]:
     return complete_path(typed)
 
 
-COMMANDS = (ReplCommand("read", read_file, "[FILE [QUESTION]]", line_completions=_endings, group="files"),)
+COMMANDS = (
+    ReplCommand("read", read_file, "[FILE [QUESTION]]", line_completions=_endings, group="files"),
+)

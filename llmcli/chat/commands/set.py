@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.commands.system import print_all_settings, print_settings, set_system
-from llmcli.chat.settings import find_setting, chat_settings
+from llmcli.chat.settings import chat_settings, find_setting
 from llmcli.chat.settings.base import ChatSetting, Completion
 from llmcli.errors import UserError
 
@@ -69,7 +69,9 @@ def change_and_print(chat: ChatSession, setting: ChatSetting, value: str) -> Non
 
 def _names(chat: ChatSession) -> Iterable[str]:
     for setting in chat_settings().values():
-        yield Completion(setting.name, f"{setting.format_value(chat)} · {setting.range} · {setting.help}")
+        yield Completion(
+            setting.name, f"{setting.format_value(chat)} · {setting.range} · {setting.help}"
+        )
     yield Completion("system", "the system text")
     for word, (name, value) in SETTING_OF_WORD.items():
         yield Completion(word, f"{name} {value}")
@@ -83,7 +85,12 @@ def _values(chat: ChatSession, words: list[str]) -> Iterable[str]:
         return _names(chat)
     key = words[0].lower().replace("-", "_")
     setting = next(
-        (setting for setting in chat_settings().values() if key in (setting.name, *setting.aliases)), None
+        (
+            setting
+            for setting in chat_settings().values()
+            if key in (setting.name, *setting.aliases)
+        ),
+        None,
     )
     return setting.offered_values(chat) if setting and len(words) == 1 else ()
 

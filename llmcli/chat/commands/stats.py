@@ -15,10 +15,15 @@ def show_stats(chat: ChatSession, argument: str) -> None:
     """
     if argument:
         raise UserError(
-            f"/stats takes no argument: {argument}", hint="use /stats alone; /timing shows an answer"
+            f"/stats takes no argument: {argument}",
+            hint="use /stats alone; /timing shows an answer",
         )
     tally = chat.totals
-    ends = ", ".join(f"{count} {FINISH_NOTES[end]}" for end, count in tally.finish_counts.items() if end in FINISH_NOTES)
+    ends = ", ".join(
+        f"{count} {FINISH_NOTES[end]}"
+        for end, count in tally.finish_counts.items()
+        if end in FINISH_NOTES
+    )
     mean_ttft_ms = tally.ttft_ms / tally.answers if tally.answers else 0.0
     drafted = (
         [("drafted tokens", f"{tally.drafted_tokens}, {tally.accepted_tokens} of them accepted")]
@@ -42,7 +47,11 @@ def show_stats(chat: ChatSession, argument: str) -> None:
             (
                 "generating",
                 f"{tally.generate_ms / 1e3:.2f} s, mean {tally.tokens_per_second:.1f} tok/s"
-                + (f", best {tally.best_tokens_per_second:.1f} tok/s" if tally.best_tokens_per_second else ""),
+                + (
+                    f", best {tally.best_tokens_per_second:.1f} tok/s"
+                    if tally.best_tokens_per_second
+                    else ""
+                ),
             ),
             ("first token", f"{mean_ttft_ms:.0f} ms on average"),
             *_reading(chat),

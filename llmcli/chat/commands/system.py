@@ -12,7 +12,8 @@ def set_system(chat: ChatSession, argument: str) -> None:
     """Set the system text; without an argument, show it (`/system ""` removes it)."""
     if not argument:
         chat.ui.text(
-            chat.conversation.system or "no system text is set; the model's template may contain one"
+            chat.conversation.system
+            or "no system text is set; the model's template may contain one"
         )
         return
     text = argument[1:-1] if len(argument) > 1 and argument[0] == argument[-1] == '"' else argument

@@ -24,10 +24,13 @@ def show_or_set_thinking(chat: ChatSession, argument: str) -> None:
         change_and_print(chat, find_setting("reasoning"), word)
     elif argument:
         raise UserError(
-            f"/think {argument}: no such choice", hint=f"use one of {', '.join((*DISPLAY_WORDS, *REASONING_WORDS))}"
+            f"/think {argument}: no such choice",
+            hint=f"use one of {', '.join((*DISPLAY_WORDS, *REASONING_WORDS))}",
         )
     else:
-        thought, _ = split_thinking(chat.full_text(chat.last_answer.text)) if chat.last_answer else ("", "")
+        thought, _ = (
+            split_thinking(chat.full_text(chat.last_answer.text)) if chat.last_answer else ("", "")
+        )
         if not thought:
             raise UserError(
                 "the last answer contains no thinking",

@@ -3,7 +3,7 @@
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands.base import ReplCommand
 from llmcli.chat.display import answer_report
-from llmcli.chat.display.stream_writer import build_histogram, used_shares, timing_rows
+from llmcli.chat.display.stream_writer import build_histogram, timing_rows, used_shares
 from llmcli.chat.display.styles import draw_bar
 from llmcli.errors import UserError
 from llmcli.runtime.requests.request import Answer, percentile
@@ -30,7 +30,8 @@ def show_timing(chat: ChatSession, argument: str) -> None:
         histogram_bins = build_histogram(gaps)
         max_count = max(count for _, count in histogram_bins)
         histogram_rows = [
-            (label, str(count), draw_bar([("█", count)], max_count)) for label, count in histogram_bins
+            (label, str(count), draw_bar([("█", count)], max_count))
+            for label, count in histogram_bins
         ]
         chat.ui.table(
             ("ms between tokens", "tokens", ""),
@@ -53,7 +54,8 @@ def _describe_shares(answer: Answer) -> str:
     tokens = answer.tokens[1:]
     total_ms = sum(token.ms for token in tokens) or 1.0
     shares_text = (
-        f"{part.name} {sum(map(part.milliseconds, tokens)) / total_ms:.1%}" for part in used_shares(tokens)
+        f"{part.name} {sum(map(part.milliseconds, tokens)) / total_ms:.1%}"
+        for part in used_shares(tokens)
     )
     return f"spent on: {' · '.join(shares_text)} (detokenizing, screen)"
 

@@ -125,7 +125,9 @@ def switch_position(chat: ChatSession, argument: str) -> None:
     if tokens:
         n_cached = chat.runner.engine.ledger.find_nearest(tokens)[1]
         cached = f", {n_cached} of {len(tokens)} tokens in the cache"
-    position = f"at turn {tree.current_turn}" + (f" on {tree.current_branch}" if tree.current_branch else "")
+    position = f"at turn {tree.current_turn}" + (
+        f" on {tree.current_branch}" if tree.current_branch else ""
+    )
     chat.ui.text(f"{position}: {format_count(len(tree.current_path()), 'turn')}{cached}")
 
 
@@ -135,7 +137,9 @@ def show_tree(chat: ChatSession, argument: str) -> None:
     if not tree.turns:
         raise UserError("there is no turn yet", hint="ask something first")
     chat.ui.table(
-        ("turn", "question", "answer", "tokens", ""), tree_drawing.tree_rows(tree), right=("tokens",)
+        ("turn", "question", "answer", "tokens", ""),
+        tree_drawing.tree_rows(tree),
+        right=("tokens",),
     )
     count, tokens = len(tree.current_path()), chat.conversation_tokens()
     n_tokens = f", {len(tokens)} tokens" if tokens else ""

@@ -48,7 +48,9 @@ class Conversation:
     def stopped_indices(self) -> set[int]:
         """The indices of the messages that are stopped answers."""
         return {
-            2 * index + 1 for index, number in enumerate(self.tree.current_path()) if self.tree[number].is_stopped
+            2 * index + 1
+            for index, number in enumerate(self.tree.current_path())
+            if self.tree[number].is_stopped
         }
 
     def add_turn(self, text: str, answer: str, finish: Finish, tokens: int = 0) -> None:

@@ -53,7 +53,10 @@ class HistoryItem:
 
 def list_history(config: Config) -> list[HistoryItem]:
     """Return all stored conversations, newest first."""
-    unsorted = [*_read_items(config.state / "saved", "saved"), *_read_items(config.state / "sessions", "sitting")]
+    unsorted = [
+        *_read_items(config.state / "saved", "saved"),
+        *_read_items(config.state / "sessions", "sitting"),
+    ]
     return sorted(unsorted, key=lambda item: (-item.modified_time, item.name))
 
 

@@ -27,7 +27,9 @@ def list_names(config: Config) -> list[str]:
     return sorted(path.stem for path in (config.state / "saved").glob("*.jsonl"))
 
 
-def save_chat(conversation: Conversation, config: Config, name: str, model: str) -> tuple[Path, bool]:
+def save_chat(
+    conversation: Conversation, config: Config, name: str, model: str
+) -> tuple[Path, bool]:
     """Save the conversation as `name`; return the file, and whether it replaced another chat.
 
     Raises UserError.

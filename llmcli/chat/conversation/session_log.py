@@ -99,7 +99,9 @@ class SessionLog(NoSessionLog):
         if self._half:
             dropped = sorted(conversation.tree.dropped)
             self._append(
-                _second_half({**answer, **({"left": dropped} if dropped != self._place["left"] else {})})
+                _second_half(
+                    {**answer, **({"left": dropped} if dropped != self._place["left"] else {})}
+                )
             )
             self._half = False
         self._remember(conversation.tree)

@@ -71,7 +71,9 @@ def _reply(held: StoredConversation, numbers: dict[int, int], record: Mapping[st
     if isinstance(node := record.get("node"), int):
         numbers[node] = number
     if isinstance(dropped := record.get("left"), list):
-        tree.dropped = {numbers[turn] for turn in dropped if isinstance(turn, int) and turn in numbers}
+        tree.dropped = {
+            numbers[turn] for turn in dropped if isinstance(turn, int) and turn in numbers
+        }
     _settings(held, record)
     return True
 
@@ -83,12 +85,16 @@ def _parent(tree: TurnTree, numbers: Mapping[int, int], record: Mapping[str, Any
     """
     if "parent" in record:
         parent = record["parent"]
-        return numbers.get(parent, tree.current_turn) if isinstance(parent, int) else tree.current_turn
+        return (
+            numbers.get(parent, tree.current_turn) if isinstance(parent, int) else tree.current_turn
+        )
     path, turn = [0, *tree.current_path()], record.get("turn")
     return path[turn - 1] if isinstance(turn, int) and 0 < turn <= len(path) else tree.current_turn
 
 
-def _unanswered(held: StoredConversation, numbers: Mapping[int, int], record: Mapping[str, Any]) -> bool:
+def _unanswered(
+    held: StoredConversation, numbers: Mapping[int, int], record: Mapping[str, Any]
+) -> bool:
     """Record a question without an answer; return False if the record is invalid."""
     if not isinstance(record.get("prompt"), str):
         return False

@@ -33,7 +33,10 @@ class StoredConversation:
     def read_constraint(self, record: Mapping[str, Any]) -> None:
         """Read the constraint from a record that contains it. Raises records.Damaged."""
         if "format" in record:
-            self.constraint, self.has_constraint = turn_records.parse_constraint(record["format"]), True
+            self.constraint, self.has_constraint = (
+                turn_records.parse_constraint(record["format"]),
+                True,
+            )
 
     def restore_into(self, conversation: Conversation) -> None:
         """Replace the conversation and settings of `session`.
@@ -41,8 +44,14 @@ class StoredConversation:
         Raises UserError for settings out of range; then nothing has changed.
         """
         conversation.sampling = conversation.sampling.with_values(self.settings)
-        conversation.system, conversation.predict, conversation.tree = self.system, self.predict, self.tree
-        conversation.on_full = self.on_full if self.on_full in ON_FULL_MODES else conversation.on_full
+        conversation.system, conversation.predict, conversation.tree = (
+            self.system,
+            self.predict,
+            self.tree,
+        )
+        conversation.on_full = (
+            self.on_full if self.on_full in ON_FULL_MODES else conversation.on_full
+        )
         if self.has_constraint:
             conversation.constraint = self.constraint
 

@@ -54,7 +54,11 @@ class SessionTotals:
     @property
     def prompt_per_second(self) -> float:
         """Computed prompt tokens per second; reused tokens do not count."""
-        return (self.prompt_tokens - self.reused_tokens) / self.prompt_ms * 1e3 if self.prompt_ms else 0.0
+        return (
+            (self.prompt_tokens - self.reused_tokens) / self.prompt_ms * 1e3
+            if self.prompt_ms
+            else 0.0
+        )
 
     @property
     def tokens_per_second(self) -> float:

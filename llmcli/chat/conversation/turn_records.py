@@ -6,7 +6,7 @@ Saved chats and session logs share these records.
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from llmcli.chat.conversation.turn_tree import TurnTree, Turn
+from llmcli.chat.conversation.turn_tree import Turn, TurnTree
 from llmcli.runtime.constraint.base import ENGINES, JUMP_MODES, Constraint, ConstraintKind
 
 
@@ -39,7 +39,12 @@ def build_constraint_record(constraint: Constraint | None) -> dict[str, str] | N
     """Convert the constraint on answers to a JSON object."""
     if constraint is None:
         return None
-    return {"kind": constraint.kind, "text": constraint.text, "engine": constraint.engine, "jump": constraint.jump}
+    return {
+        "kind": constraint.kind,
+        "text": constraint.text,
+        "engine": constraint.engine,
+        "jump": constraint.jump,
+    }
 
 
 def parse_constraint(record: object) -> Constraint | None:
@@ -87,4 +92,9 @@ def restore_position(tree: TurnTree, record: Mapping[str, Any]) -> None:
     if not isinstance(branch, str) or (branch and names.get(branch) != at):
         raise DamagedRecord("its branch does not end at the current turn")
     assert isinstance(at, int)  # checked with the other ends
-    tree.current_turn, tree.current_branch, tree.branch_ends, tree.dropped = at, branch, dict(names), set(dropped)
+    tree.current_turn, tree.current_branch, tree.branch_ends, tree.dropped = (
+        at,
+        branch,
+        dict(names),
+        set(dropped),
+    )

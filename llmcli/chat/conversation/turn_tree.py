@@ -71,10 +71,14 @@ class TurnTree:
     def leaf_turns(self) -> list[int]:
         """Return the turns without followers."""
         return [
-            number for number, followers in enumerate(self.follower_lists()) if number and not followers
+            number
+            for number, followers in enumerate(self.follower_lists())
+            if number and not followers
         ]
 
-    def add_turn(self, question: str, answer: str, *, is_stopped: bool = False, n_tokens: int = 0) -> int:
+    def add_turn(
+        self, question: str, answer: str, *, is_stopped: bool = False, n_tokens: int = 0
+    ) -> int:
         """Append a turn at the current position and move to it; return its number."""
         self.turns.append(Turn(self.current_turn, question, answer, is_stopped, n_tokens))
         self.move_to(len(self.turns))
@@ -127,4 +131,6 @@ class TurnTree:
             )
         self.current_turn = int(target)
         if not self.current_branch or self.branch_ends[self.current_branch] != self.current_turn:
-            self.current_branch = next((name for name, end in self.branch_ends.items() if end == self.current_turn), "")
+            self.current_branch = next(
+                (name for name, end in self.branch_ends.items() if end == self.current_turn), ""
+            )

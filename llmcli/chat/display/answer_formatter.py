@@ -4,7 +4,7 @@ import sys
 import time
 
 from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW, DisplaySettings
-from llmcli.chat.display.markdown import MarkdownStream, MarkdownRenderer
+from llmcli.chat.display.markdown import MarkdownRenderer, MarkdownStream
 from llmcli.chat.display.styles import DIM, RESET, dim
 from llmcli.runtime.text.reasoning import ThinkingPiece, ThinkingSplitter, ThinkingTags
 from llmcli.ui import UI, escape_controls
@@ -17,7 +17,9 @@ class AnswerFormatter:
     one, text stays as it is.
     """
 
-    def __init__(self, thinking: str, color: bool, renderer: MarkdownRenderer | None = None) -> None:
+    def __init__(
+        self, thinking: str, color: bool, renderer: MarkdownRenderer | None = None
+    ) -> None:
         self._thinking, self._color, self._renderer = thinking, color, renderer
         self._blocks = MarkdownStream(renderer) if renderer else None
         self._splitter = ThinkingSplitter()
@@ -29,7 +31,12 @@ class AnswerFormatter:
         """Begin an answer; `opened` are the thinking tags that its prompt opened."""
         self._splitter = ThinkingSplitter(opened)
         self._blocks = MarkdownStream(self._renderer) if self._renderer else None
-        self._steps, self._since, self._hides_thinking, self._has_thinking_line = 0, 0.0, False, False
+        self._steps, self._since, self._hides_thinking, self._has_thinking_line = (
+            0,
+            0.0,
+            False,
+            False,
+        )
 
     @property
     def is_passthrough(self) -> bool:
@@ -52,7 +59,9 @@ class AnswerFormatter:
 
     def _shown(self, pieces: list[ThinkingPiece]) -> str:
         return "".join(
-            self._format_thinking(piece.text) if piece.is_thinking else self._format_content(piece.text)
+            self._format_thinking(piece.text)
+            if piece.is_thinking
+            else self._format_content(piece.text)
             for piece in pieces
         )
 

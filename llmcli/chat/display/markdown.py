@@ -13,7 +13,9 @@ from llmcli.ui import escape_controls
 FENCE_PATTERN = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
 ITEM_PATTERN = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?: |$)")
 HEADING_PATTERN = re.compile(r" {0,3}#{1,6}(?: |$)")
-CONTINUATION_PATTERN = re.compile(r"  |\t")  # a line after a blank one that still belongs to the list item
+CONTINUATION_PATTERN = re.compile(
+    r"  |\t"
+)  # a line after a blank one that still belongs to the list item
 
 
 class MarkdownRenderer(Protocol):
@@ -65,7 +67,11 @@ class MarkdownStream:
         if self._listing and CONTINUATION_PATTERN.match(line):
             self._pending.append(line)
             return ""
-        item, heading, fence = ITEM_PATTERN.match(line), HEADING_PATTERN.match(line), FENCE_PATTERN.match(line)
+        item, heading, fence = (
+            ITEM_PATTERN.match(line),
+            HEADING_PATTERN.match(line),
+            FENCE_PATTERN.match(line),
+        )
         drawn = self._flush() if loose or item or heading or fence else ""
         self._gap = self._gap or loose or bool(heading)
         if fence:
@@ -95,7 +101,9 @@ class MarkdownStream:
 
     def _draw_fence(self, line: str) -> str:
         """Draw a fence line, which separates code from text where there are no colors."""
-        return (dim(escape_controls(line)) if self._renderer.color else escape_controls(line)) + "\n"
+        return (
+            dim(escape_controls(line)) if self._renderer.color else escape_controls(line)
+        ) + "\n"
 
     def _flush(self) -> str:
         held, self._pending = "\n".join(self._pending).strip("\n"), []

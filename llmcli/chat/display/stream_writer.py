@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmcli.chat.display.styles import DIM, RESET, BAR_COLUMNS, draw_bar, escape_line
+from llmcli.chat.display.styles import BAR_COLUMNS, DIM, RESET, draw_bar, escape_line
 from llmcli.runtime.text.reasoning import ThinkingTags
 from llmcli.types import Event, TokenTime
-from llmcli.ui import UI, write_now, escape_controls
+from llmcli.ui import UI, escape_controls, write_now
 
 if TYPE_CHECKING:  # only a type: the formatter imports this module
     from llmcli.chat.display.answer_formatter import AnswerFormatter
@@ -86,7 +86,8 @@ def build_histogram(values: Sequence[float], max_bins: int = 8) -> list[tuple[st
         size * 10.0**power
         for power in range(-3, 9)
         for size in (1, 2, 5)
-        if math.floor(high / (size * 10.0**power)) - math.floor(low / (size * 10.0**power)) < max_bins
+        if math.floor(high / (size * 10.0**power)) - math.floor(low / (size * 10.0**power))
+        < max_bins
     )
     first, last = math.floor(low / step), math.floor(high / step)
     digits = max(0, -math.floor(math.log10(step)))
@@ -121,7 +122,11 @@ TIME_SHARES = (
 
 def used_shares(tokens: Sequence[TokenTime]) -> list[TimeShare]:
     """Return the parts that these tokens have; the grammar's only if there was one."""
-    return [share for share in TIME_SHARES if share.name != "grammar" or any(map(share.milliseconds, tokens))]
+    return [
+        share
+        for share in TIME_SHARES
+        if share.name != "grammar" or any(map(share.milliseconds, tokens))
+    ]
 
 
 def timing_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:

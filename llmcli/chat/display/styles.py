@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from llmcli.ui import UI, write_now, escape_controls
+from llmcli.ui import UI, escape_controls, write_now
 
 DIM, RESET = "\x1b[2m", "\x1b[0m"
 

@@ -4,7 +4,13 @@ import json
 from collections.abc import Iterable
 
 from llmcli.chat.chat_session import ChatSession
-from llmcli.chat.settings.base import ANSWER_GROUP, SWITCH_WORDS, ChatSetting, Completion, parse_choice
+from llmcli.chat.settings.base import (
+    ANSWER_GROUP,
+    SWITCH_WORDS,
+    ChatSetting,
+    Completion,
+    parse_choice,
+)
 from llmcli.errors import UserError
 
 
@@ -64,7 +70,16 @@ def _switch(name: str, meaning: str) -> ChatSetting:
     def show(chat: ChatSession) -> str:
         return next(word for word, on in SWITCH_WORDS.items() if on is getattr(chat, name))
 
-    return ChatSetting(name, ANSWER_GROUP, meaning, ", ".join(SWITCH_WORDS), "off", show, change, lambda chat: SWITCH_WORDS)
+    return ChatSetting(
+        name,
+        ANSWER_GROUP,
+        meaning,
+        ", ".join(SWITCH_WORDS),
+        "off",
+        show,
+        change,
+        lambda chat: SWITCH_WORDS,
+    )
 
 
 SETTINGS = (

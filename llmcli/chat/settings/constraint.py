@@ -53,7 +53,8 @@ def _text(value: str) -> str:
         ) from None
     if len(raw) > MAX_TEXT_BYTES:
         raise UserError(
-            f"{path} is too long for a schema or grammar", hint=f"the limit is {MAX_TEXT_BYTES:,} bytes"
+            f"{path} is too long for a schema or grammar",
+            hint=f"the limit is {MAX_TEXT_BYTES:,} bytes",
         )
     return decode_utf8(raw, str(path)).removeprefix("\ufeff")
 

@@ -4,7 +4,13 @@ from collections.abc import Callable, Iterable
 
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.display.display_settings import FOLD, HIDE, SHOW, TIMING_MODES, DisplaySettings
-from llmcli.chat.settings.base import DISPLAY_GROUP, SWITCH_WORDS, ChatSetting, Completion, parse_choice
+from llmcli.chat.settings.base import (
+    DISPLAY_GROUP,
+    SWITCH_WORDS,
+    ChatSetting,
+    Completion,
+    parse_choice,
+)
 from llmcli.errors import UserError
 from llmcli.runtime.sampling.top_logprobs import MAX_TOP_LOGPROBS
 
@@ -20,11 +26,22 @@ def _word_setting(name: str, meaning: str, about: dict[str, str]) -> ChatSetting
 
     show: Callable[[ChatSession], str] = lambda chat: str(getattr(chat.display, name))  # noqa: E731
     return ChatSetting(
-        name, DISPLAY_GROUP, meaning, ", ".join(about), str(getattr(DisplaySettings(), name)), show, change, values
+        name,
+        DISPLAY_GROUP,
+        meaning,
+        ", ".join(about),
+        str(getattr(DisplaySettings(), name)),
+        show,
+        change,
+        values,
     )
 
 
-TIMING_DESCRIPTIONS = ("nothing", "one line after an answer", "the milliseconds of every token, and the line")
+TIMING_DESCRIPTIONS = (
+    "nothing",
+    "one line after an answer",
+    "the milliseconds of every token, and the line",
+)
 
 
 def _set_markdown(chat: ChatSession, value: str) -> None:
@@ -44,7 +61,11 @@ def _set_probs(chat: ChatSession, value: str) -> None:
 
 
 SETTINGS = (
-    _word_setting("timing", "what is shown of an answer's time", dict(zip(TIMING_MODES, TIMING_DESCRIPTIONS, strict=True))),
+    _word_setting(
+        "timing",
+        "what is shown of an answer's time",
+        dict(zip(TIMING_MODES, TIMING_DESCRIPTIONS, strict=True)),
+    ),
     _word_setting(
         "thinking",
         "how a model's thinking is shown",

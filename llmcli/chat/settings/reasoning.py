@@ -15,7 +15,10 @@ def _show(chat: ChatSession) -> str:
 
 
 def _change(chat: ChatSession, value: str) -> None:
-    reasoning, template = REASONING_OF_WORD[parse_choice("reasoning", REASONING_OF_WORD, value)], chat.runner.template
+    reasoning, template = (
+        REASONING_OF_WORD[parse_choice("reasoning", REASONING_OF_WORD, value)],
+        chat.runner.template,
+    )
     if reasoning is not None and not (template and template.thinking_variables):
         raise UserError(
             "this model's template cannot turn thinking on or off",

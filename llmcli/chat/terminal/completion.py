@@ -25,7 +25,9 @@ def complete_line(chat: ChatSession, line: str) -> Iterator[tuple[int, str]]:
         return
     else:
         completions = list(
-            command.first_completions(chat) if len(words) == 1 else command.later_completions(chat, words[1:])
+            command.first_completions(chat)
+            if len(words) == 1
+            else command.later_completions(chat, words[1:])
         )
     for offer in completions:
         if offer.startswith(typed):

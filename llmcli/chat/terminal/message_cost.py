@@ -36,7 +36,11 @@ class MessageCost:
         try:
             if self._n_conversation is None:
                 self._n_conversation = self.chat.token_count()
-            count = self._size(0) - self._n_conversation + self._count("\n".join([*self.chat.attachments, text]))
+            count = (
+                self._size(0)
+                - self._n_conversation
+                + self._count("\n".join([*self.chat.attachments, text]))
+            )
             n_left = n_ctx - self._n_conversation - count
             return f"+{count:,} tokens, " + (
                 f"{n_left:,} of {n_ctx:,} left" if n_left > 0 else self._describe_overflow(count)
@@ -73,7 +77,9 @@ class MessageCost:
     def _count(self, text: str) -> int:
         lines = text.splitlines(keepends=True)
         pieces = [
-            line[start : start + PIECE_CHARS] for line in lines for start in range(0, len(line), PIECE_CHARS)
+            line[start : start + PIECE_CHARS]
+            for line in lines
+            for start in range(0, len(line), PIECE_CHARS)
         ]
         return sum(self._piece(piece) for piece in pieces)
 

@@ -23,10 +23,10 @@ from prompt_toolkit.utils import get_cwidth
 from llmcli import terminal_mode
 from llmcli.chat.ask import FENCE
 from llmcli.chat.chat_session import ChatSession
-from llmcli.chat.input_loop import is_closed, handle_line
+from llmcli.chat.input_loop import handle_line, is_closed
 from llmcli.chat.terminal import status_line
 from llmcli.chat.terminal.completion import complete_line
-from llmcli.chat.terminal.hangup import handle_hangup, discard_output
+from llmcli.chat.terminal.hangup import discard_output, handle_hangup
 from llmcli.chat.terminal.message_cost import MessageCost
 from llmcli.runtime.interrupt import defer_interrupts, pop_interrupt
 from llmcli.ui import escape_controls
@@ -225,5 +225,7 @@ class _Commands(Completer):
     ) -> Iterable[Completion]:
         for start, offer in complete_line(self.chat, document.text_before_cursor):
             yield Completion(
-                offer, start_position=start, display_meta=escape_controls(getattr(offer, "description", ""))
+                offer,
+                start_position=start,
+                display_meta=escape_controls(getattr(offer, "description", "")),
             )

@@ -100,7 +100,8 @@ def test_it_waits_as_long_as_the_hub_asks_for(hub, remote, notes, monkeypatch) -
 def test_a_server_that_sends_all_of_it_gives_no_parts(hub, remote) -> None:
     hub.ignore_range = True
     with pytest.raises(
-        RangesUnsupported, match=r"127.0.0.1 does not send parts of model.safetensors \(status 200\)"
+        RangesUnsupported,
+        match=r"127.0.0.1 does not send parts of model.safetensors \(status 200\)",
     ):
         fetch_heads([remote()])
 

@@ -69,8 +69,13 @@ def test_the_second_time_needs_no_network(published, notes, monkeypatch):
 
 def test_a_type_is_found_in_any_spelling(published, notes):
     assert fetch.fetch_model(f"{REPO}:q8_0", load_config(), notes).path.name == "tiny-Q8_0.gguf"
-    assert fetch.fetch_model(f"hf://{REPO}:q4_k", load_config(), notes).path.name == "tiny-Q4_K_M.gguf"
-    assert fetch.fetch_model(f"{REPO}:tiny-Q8_0.gguf", load_config(), notes).path.name == "tiny-Q8_0.gguf"
+    assert (
+        fetch.fetch_model(f"hf://{REPO}:q4_k", load_config(), notes).path.name == "tiny-Q4_K_M.gguf"
+    )
+    assert (
+        fetch.fetch_model(f"{REPO}:tiny-Q8_0.gguf", load_config(), notes).path.name
+        == "tiny-Q8_0.gguf"
+    )
 
 
 def test_a_type_that_is_not_there_is_answered_with_those_that_are(published, notes):
@@ -201,7 +206,9 @@ def test_wrong_content_is_deleted_and_said(published, gguf, notes):
     published.repos[REPO].served["tiny-Q4_K_M.gguf"] = b"X" * len(gguf)
     with pytest.raises(UserError, match="does not match its digest on the hub"):
         fetch.fetch_model(REPO, load_config(), notes)
-    assert [path for path in load_config().hub_cache.glob("models--*/blobs/*") if path.is_file()] == []
+    assert [
+        path for path in load_config().hub_cache.glob("models--*/blobs/*") if path.is_file()
+    ] == []
     published.repos[REPO].served.clear()
     assert fetch.fetch_model(REPO, load_config(), notes).path.read_bytes() == gguf
 
@@ -309,7 +316,11 @@ def test_offline_finds_what_another_program_put_into_the_cache(published, gguf, 
     from huggingface_hub import hf_hub_download
 
     hf_hub_download(
-        REPO, "tiny-Q4_K_M.gguf", cache_dir=load_config().hub_cache, endpoint=published.url, token=False
+        REPO,
+        "tiny-Q4_K_M.gguf",
+        cache_dir=load_config().hub_cache,
+        endpoint=published.url,
+        token=False,
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     published.requests.clear()

@@ -211,7 +211,9 @@ def test_a_finished_file_without_its_record_is_verified_and_kept(index, gguf, no
     place = store.model_folder(load_config(), "mine")
     place.mkdir(parents=True)
     (place / "mine.gguf").write_bytes(gguf)
-    assert fetch.fetch_model("mine", load_config(), notes).sha256 == hashlib.sha256(gguf).hexdigest()
+    assert (
+        fetch.fetch_model("mine", load_config(), notes).sha256 == hashlib.sha256(gguf).hexdigest()
+    )
 
 
 def test_a_file_that_was_changed_is_fetched_again(index, gguf, notes):

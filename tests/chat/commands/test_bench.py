@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmcli import config
-from llmcli.chat.chat_session import MeasuredSpeed, ChatSession
+from llmcli.chat.chat_session import ChatSession, MeasuredSpeed
 from llmcli.chat.commands import run_command
 from llmcli.chat.conversation.conversation import Conversation
 from llmcli.chat.display.stream_writer import StreamWriter
@@ -29,7 +29,10 @@ def test_speeds_are_a_table_and_lengths_are_checked(
 
     def told(runner: Runner, prompt: int, answer: int) -> list[MeasuredSpeed]:
         asked.append((prompt, answer))
-        return [MeasuredSpeed("pp16", 200.5, 1.25, None, None), MeasuredSpeed("tg8", 20.0, 0.5, 49.5, 52.25)]
+        return [
+            MeasuredSpeed("pp16", 200.5, 1.25, None, None),
+            MeasuredSpeed("tg8", 20.0, 0.5, 49.5, 52.25),
+        ]
 
     one = talk()
     with pytest.raises(UserError, match="nothing can be measured"):
@@ -57,7 +60,9 @@ def test_a_measurement_and_one_that_is_stopped_leave_the_conversation_its_cells(
     options = RunOptions(ctx_size=256, threads=1, cache_type_k="f32", cache_type_v="f32")
     with open_runner(stories_gguf, options) as runner:
         session = Conversation(default_sampling().with_values({"temp": 0}), predict=8)
-        one = ChatSession("stories", runner, session, config.load_config(), UI(color=False), measure_speed=measure)
+        one = ChatSession(
+            "stories", runner, session, config.load_config(), UI(color=False), measure_speed=measure
+        )
         first = one.ask("Once upon", StreamWriter(silent=True))
         before = [*runner.engine.ledger.tokens[0]]
         run_command(one, "/bench 16 4")

@@ -4,7 +4,7 @@ import pytest
 
 from llmcli.chat import cache_map
 from llmcli.chat.chat_session import ChatSession
-from llmcli.chat.commands import commands, run_command, commands_by_word
+from llmcli.chat.commands import commands, commands_by_word, run_command
 from llmcli.chat.display.stream_writer import StreamWriter
 from llmcli.chat.input_loop import handle_line
 from llmcli.chat.settings import chat_settings
@@ -132,7 +132,9 @@ def test_set_alone_lists_every_setting_with_its_value(
     one = talk()
     run_command(one, "/set")
     rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
-    assert rows == {name: knob.format_value(one).split()[0] for name, knob in chat_settings().items()}
+    assert rows == {
+        name: knob.format_value(one).split()[0] for name, knob in chat_settings().items()
+    }
     assert set(sampling_settings()) < set(rows)
 
 

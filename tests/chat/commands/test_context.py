@@ -56,7 +56,9 @@ def test_every_turn_is_listed_with_its_tokens(
     assert "and the second" not in told and "turn 2 left the context" in told
 
 
-def test_a_dropped_turn_is_not_sent_again_and_what_stays_is_not_computed_again(three: ChatSession) -> None:
+def test_a_dropped_turn_is_not_sent_again_and_what_stays_is_not_computed_again(
+    three: ChatSession,
+) -> None:
     handle_line(three, "/context drop 1")
     answer = three.ask("still there?", StreamWriter(silent=True))
     three.runner.engine.ledger.check()
@@ -120,7 +122,9 @@ def test_what_left_has_left_in_a_saved_chat_and_in_the_log(three: ChatSession, h
     assert three.conversation.tree.sent_turns() == [1, 3]
     for wrong in ([9], "all", [1.5]):
         with pytest.raises(turn_records.DamagedRecord):
-            turn_records.restore_position(TurnTree(), {"at": 0, "branch": "", "names": {}, "left": wrong})
+            turn_records.restore_position(
+                TurnTree(), {"at": 0, "branch": "", "names": {}, "left": wrong}
+            )
 
 
 def test_the_picture_of_the_cells_knows_what_left(three: ChatSession) -> None:

@@ -22,14 +22,14 @@ class Shelf:
     def __init__(self, **models: OpenedModel) -> None:
         self.models, self.closed, self.beams = models, 0, 0
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return sorted(self.models)
 
-    def switch(self, ref: str, beams: int, take: Callable[[OpenedModel], None]) -> None:
+    def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
         if ref not in self.models:
             raise UserError(f"no model called {ref!r}", hint="there is other")
         self.beams = beams
-        take(self.models[ref])
+        use(self.models[ref])
         self.closed += 1
 
 

@@ -136,7 +136,7 @@ def test_colours_follow_the_probability(
     one = talk(b"y\x1b[2J")
     run_command(one, "/probs on")
     one.ask("a?", StreamWriter(silent=True))
-    monkeypatch.setattr(probs, "colored", lambda ui: True)
+    monkeypatch.setattr(probs, "has_color", lambda ui: True)
     capsys.readouterr()
     run_command(one, "/probs")
     legend, shown, doubted, *_ = capsys.readouterr().out.splitlines()

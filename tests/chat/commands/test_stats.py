@@ -32,7 +32,13 @@ def test_a_sitting_adds_up() -> None:
         (an_answer([50.0] + [20.0] * 10, "cancelled"), 0),
     ):
         tally.add_answer(answer, thought)
-    assert (tally.answers, tally.prompt_tokens, tally.reused_tokens, tally.generated_tokens, tally.thinking_tokens) == (
+    assert (
+        tally.answers,
+        tally.prompt_tokens,
+        tally.reused_tokens,
+        tally.generated_tokens,
+        tally.thinking_tokens,
+    ) == (
         2,
         24,
         8,
@@ -47,7 +53,9 @@ def test_a_sitting_adds_up() -> None:
     tally.add_answer(replace(an_answer([]), n_drafted=8, n_accepted=5), 0)
     assert (tally.drafted_tokens, tally.accepted_tokens) == (8, 5)
     tally.add_answer(an_answer([1.0, 0.001]), 0)
-    assert tally.best_tokens_per_second == pytest.approx(100.0)  # two tokens say nothing about speed
+    assert tally.best_tokens_per_second == pytest.approx(
+        100.0
+    )  # two tokens say nothing about speed
     assert SessionTotals().tokens_per_second == SessionTotals().prompt_per_second == 0.0
 
 
@@ -129,7 +137,8 @@ def test_timing_tells_percentiles_bars_and_shares(
     assert re.search(rf"^ *11\.0-11\.2 +9 +{'█' * 36} *$", out, re.MULTILINE)
     assert re.search(r"^ *above 11\.2 +1 +████ *$", out, re.MULTILINE)
     guided = [
-        replace(token, sample_ms=0.0, constraint_ms=token.ms / 8) for token in one.last_answer.tokens
+        replace(token, sample_ms=0.0, constraint_ms=token.ms / 8)
+        for token in one.last_answer.tokens
     ]
     one.last_answer = replace(one.last_answer, tokens=tuple(guided))
     run_command(one, "/timing")

@@ -81,7 +81,11 @@ def test_an_edit_that_comes_to_nothing_leaves_all_as_it_was(talk: Make) -> None:
     one = spoken(talk, "a?", "b?", n_ctx=64)
     with pytest.raises(UserError, match="the context holds"):
         run_command(one, f"/edit 1 {'x' * 64}")
-    assert (said(one), one.pending_message, one.conversation.tree.current_turn) == (["a?", "yes", "b?", "yes"], None, 2)
+    assert (said(one), one.pending_message, one.conversation.tree.current_turn) == (
+        ["a?", "yes", "b?", "yes"],
+        None,
+        2,
+    )
     one.runner.engine.ledger.check()
 
 
@@ -143,4 +147,6 @@ def test_the_tree_is_drawn(talk: Make, capsys: Out) -> None:
         ["├─○", "2", "b?", "yes", "3"],
         ["└─●", "3", "b?", "yes", "3", "main,", "<-", "here"],
     ]
-    assert lines[-1] == f"main: 2 of 3 turns on the path (●), {len(one.conversation_tokens())} tokens"
+    assert (
+        lines[-1] == f"main: 2 of 3 turns on the path (●), {len(one.conversation_tokens())} tokens"
+    )

@@ -79,7 +79,7 @@ def test_an_answer_that_an_error_ended_is_an_unanswered_question(
     logged: Callable[..., tuple[ChatSession, Path]],
 ) -> None:
     class Broken(StreamWriter):
-        def show(self, event: Event) -> None:
+        def write_event(self, event: Event) -> None:
             raise UserError("cannot write the output")
 
     one, path = logged(b"yes")
@@ -122,8 +122,16 @@ def test_any_mix_of_commands_is_read_as_it_was(
             handle_line(one, line)
         except UserError:
             continue
-        held = session_log_reader.read_log(path) if path.exists() else session_log_reader.StoredConversation(TurnTree())
-        assert (held.tree, held.n_damaged, held.pending_message) == (one.conversation.tree, 0, None), line
+        held = (
+            session_log_reader.read_log(path)
+            if path.exists()
+            else session_log_reader.StoredConversation(TurnTree())
+        )
+        assert (held.tree, held.n_damaged, held.pending_message) == (
+            one.conversation.tree,
+            0,
+            None,
+        ), line
         assert held.model == ("fake" if held.tree.turns else held.model)
         one.runner.engine.ledger.check()
     if path.exists():
@@ -188,7 +196,9 @@ def test_a_log_that_was_cut_anywhere_gives_all_that_was_whole(
             assert held.pending_message == ("a?", "ü?", "c?")[count]
 
 
-def test_damaged_lines_are_left_out_and_counted(logged: Callable[..., tuple[ChatSession, Path]]) -> None:
+def test_damaged_lines_are_left_out_and_counted(
+    logged: Callable[..., tuple[ChatSession, Path]],
+) -> None:
     one, path = logged(b"yes")
     for text in ("a?", "b?", "c?", "/switch 1", "d?", "/branch x", "/undo"):
         handle_line(one, text)
@@ -204,7 +214,11 @@ def test_damaged_lines_are_left_out_and_counted(logged: Callable[..., tuple[Chat
         1,
         1,
     ]  # c? goes on from the last turn before it
-    assert (held.tree.current_turn, held.tree.current_branch, held.pending_message) == (1, "x", None)
+    assert (held.tree.current_turn, held.tree.current_branch, held.pending_message) == (
+        1,
+        "x",
+        None,
+    )
 
 
 def test_logs_of_before_there_were_trees_are_read(home: Path) -> None:
@@ -272,27 +286,29 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from llmcli import config
-from llmcli.chat.conversation.session_log import Log
-from llmcli.chat.input_loop import say
-from llmcli.chat.conversation.conversation import Session
-from llmcli.chat.chat_session import Talk
+from llmcli.chat.conversation.session_log import SessionLog
+from llmcli.chat.input_loop import handle_line
+from llmcli.chat.conversation.conversation import Conversation
+from llmcli.chat.chat_session import ChatSession
 from llmcli.runtime.sampling import default_sampling
 from llmcli.ui import UI
 from tests.fixtures.fakes import fake_runner
 
-talk = Talk("fake", fake_runner(b"yes", n_ctx=4096, n_seq_max=4), Session(default_sampling().with_values({"temp": 0})), config.load(), UI(color=False))
-talk.log = Log(talk.config, sys.exit)
+conversation = Conversation(default_sampling().with_values({"temp": 0}))
+runner = fake_runner(b"yes", n_ctx=4096, n_seq_max=4)
+chat = ChatSession("fake", runner, conversation, config.load_config(), UI(color=False))
+chat.log = SessionLog(chat.config, sys.exit)
 asked = 0
 
 def die(number):
     if asked == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-talk.runner.context.before = die
+chat.runner.context.before = die
 for line in sys.argv[2:]:
     asked += not line.startswith("/") or line.startswith("/regen")
-    say(talk, line)
-"""  # noqa: E501
+    handle_line(chat, line)
+"""
 
 
 @pytest.mark.parametrize(
@@ -338,7 +354,12 @@ def test_what_resume_takes_up_is_what_was_there(
         "'half?' was not answered: /retry asks it again\n"
     )
     handle_line(other, "/retry")
-    assert [message.content for message in other.conversation.messages] == ["a?", "yes", "half?", "yes"]
+    assert [message.content for message in other.conversation.messages] == [
+        "a?",
+        "yes",
+        "half?",
+        "yes",
+    ]
 
 
 def test_a_disk_that_takes_no_log_is_told_once(home: Path) -> None:

@@ -126,7 +126,9 @@ def test_a_prompt_that_opens_the_tag_begins_the_answer_inside(talk: Make) -> Non
 
 def test_an_answer_without_thinking_has_no_such_fields(talk: Make) -> None:
     one = talk(b"Four.")
-    assert not {"thinking", "content"} & set(one.build_document(one.ask("2+2?", StreamWriter(silent=True))))
+    assert not {"thinking", "content"} & set(
+        one.build_document(one.ask("2+2?", StreamWriter(silent=True)))
+    )
 
 
 def test_think_shows_what_was_folded(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,16 +190,17 @@ def test_any_text_can_be_drawn() -> None:
 
 PROGRAM = """
 import sys
-from llmcli.chat.display.answer_formatter import painted
-from llmcli.chat.display.stream_writer import Stream
-from llmcli.chat.display.display_settings import Screen
+from llmcli.chat.display.answer_formatter import open_formatter
+from llmcli.chat.display.stream_writer import StreamWriter
+from llmcli.chat.display.display_settings import DisplaySettings
 from llmcli.types import Event
 from llmcli.ui import UI
-stream = Stream(paint=painted(Screen(markdown=True, thinking=sys.argv[1]), UI(color=sys.argv[2] == "color")))
-stream.begin(None)
+display = DisplaySettings(markdown=True, thinking=sys.argv[1])
+stream = StreamWriter(formatter=open_formatter(display, UI(color=sys.argv[2] == "color")))
+stream.begin_answer(None)
 for char in "<think>Hm.</think>\\n\\n**Four** and `five`\\n\\n\\x1b[2J*six*":
-    stream.show(Event(1, None, char))
-stream.show(Event(1, None, "", "stop"))
+    stream.write_event(Event(1, None, char))
+stream.write_event(Event(1, None, "", "stop"))
 stream.close()
 """
 

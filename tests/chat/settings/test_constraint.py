@@ -21,7 +21,10 @@ def test_answers_are_json_from_where_that_is_set(talk: Make) -> None:
     assert find_setting("format").format_value(one) == '{"enum": ["Goo", "Gah"]}'
     assert json.loads(one.ask("b", StreamWriter(silent=True)).text) in ("Goo", "Gah")
     commands.run_command(one, '/set grammar root ::= "Go" [od]+')
-    assert (find_setting("format").format_value(one), find_setting("grammar").format_value(one)) == ("none", 'root ::= "Go" [od]+')
+    assert (
+        find_setting("format").format_value(one),
+        find_setting("grammar").format_value(one),
+    ) == ("none", 'root ::= "Go" [od]+')
     commands.run_command(one, "/set format none")
     assert find_setting("grammar").format_value(one) != "none", "that was not about the grammar"
     commands.run_command(one, "/set grammar none")

@@ -7,7 +7,7 @@ import pytest
 from llmcli.chat.chat_session import ChatSession
 from llmcli.chat.commands import run_command
 from llmcli.chat.input_loop import handle_line
-from llmcli.chat.settings import find_setting, chat_settings
+from llmcli.chat.settings import chat_settings, find_setting
 from llmcli.errors import UserError
 
 Make = Callable[..., ChatSession]
@@ -23,7 +23,8 @@ def test_each_knob_starts_at_its_default_and_tells_what_it_takes(name: str, talk
     assert knob.help
     assert knob.range
     assert all(
-        find_setting(word) is knob for word in (name, name.upper(), name.replace("_", "-"), *knob.aliases)
+        find_setting(word) is knob
+        for word in (name, name.upper(), name.replace("_", "-"), *knob.aliases)
     )
 
 

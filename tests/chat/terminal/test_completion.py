@@ -41,8 +41,8 @@ def test_tab_offers_words_names_and_values(line: str, lines: list[str], talk: Ma
 def test_a_name_shows_its_value_and_range_beside_it(talk: Make) -> None:
     one = talk()
     (offer,) = [word for _, word in complete_line(one, "/set top_k")]
-    assert offer.about.startswith("40 · from 0 to ")  # type: ignore[attr-defined]
-    about = {str(word): word.about for _, word in complete_line(one, "/set temp ")}  # type: ignore[attr-defined]
+    assert offer.description.startswith("40 · from 0 to ")  # type: ignore[attr-defined]
+    about = {str(word): word.description for _, word in complete_line(one, "/set temp ")}  # type: ignore[attr-defined]
     assert about == {
         "0": "current · from 0 to 100",
         "0.8": "default · from 0 to 100",

@@ -34,10 +34,10 @@ def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
     talk: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Slow:
-        def names(self) -> list[str]:
+        def list_names(self) -> list[str]:
             return []
 
-        def switch(self, ref: str, beams: int, take: Callable[[OpenedModel], None]) -> None:
+        def switch(self, ref: str, beams: int, use: Callable[[OpenedModel], None]) -> None:
             with allow_interrupts():
                 signal.raise_signal(signal.SIGINT)
 
