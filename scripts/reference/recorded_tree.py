@@ -90,26 +90,33 @@ class RecordedTree:
     def record_server(self) -> None:
         """Serve SmolLM2 and keep the answers to all requests."""
         words = ["serve", *SERVER_OPTIONS.split(), "--grpc-port", str(free_port())]
-        with (self.work / "serve.log").open("wb") as log:
+        log = self.work / "serve.log"
+        with log.open("wb") as stream:
             server = subprocess.Popen(
                 self._command(words),
                 cwd=self.work,
                 env=self.environment,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=stream,
             )
             try:
                 assert server.stdout
-                ready = json.loads(server.stdout.readline())
-                self._keep("serve", None, ready)
-                for request in REQUESTS:
-                    self._keep(f"serve: {request.name}", None, answer(ready["url"], request))
-                self._keep("serve: WebSocket", None, websocket_messages(ready["url"]))
-                self._keep("serve: gRPC", None, grpc_messages(self.tree, ready["grpc_port"]))
+                if line := server.stdout.readline():
+                    self._keep("serve", None, json.loads(line))
+                    self._record_requests(json.loads(line))
             finally:
                 server.send_signal(signal.SIGTERM)
                 code = server.wait(START_SECONDS)
-        self._keep("serve: SIGTERM", code, None)
+        entry = self._keep("serve: SIGTERM", code, None)
+        if not line:
+            entry["messages"] = log.read_text(encoding="utf-8", errors="replace")
+            self.unexpected.append("serve: SIGTERM")
+
+    def _record_requests(self, ready: Mapping[str, Any]) -> None:
+        for request in REQUESTS:
+            self._keep(f"serve: {request.name}", None, answer(ready["url"], request))
+        self._keep("serve: WebSocket", None, websocket_messages(ready["url"]))
+        self._keep("serve: gRPC", None, grpc_messages(self.tree, ready["grpc_port"]))
 
     def record_worker(self, commands: Iterable[Command]) -> None:
         """Run commands while a worker of this tree serves llama.cpp's RPC protocol."""
@@ -236,7 +243,9 @@ def key_paths(value: Any, path: str = "") -> set[str]:
 
 def parse_output(text: str, output: str, code: int) -> Any:
     """Return the document in a command's stdout; of tables only the columns."""
-    if output == "json" and (text or code == 0):
+    if code != 0 and not text and output != "messages":
+        return None
+    if output == "json":
         return json.loads(text)
     if output == "json lines":
         return [json.loads(line) for line in text.splitlines()]
@@ -320,7 +329,15 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def answer(url: str, request: HttpRequest) -> dict[str, Any]:
-    """Return status, names of headers, and the parsed body of an answer."""
+    """Return status, names of headers, and the parsed body of an answer, or what failed."""
+    try:
+        return request_document(url, request)
+    except (OSError, http.client.HTTPException) as error:
+        return {"failed": type(error).__name__}
+
+
+def request_document(url: str, request: HttpRequest) -> dict[str, Any]:
+    """Send a request; return status, names of headers, and the parsed body of its answer."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=LIMIT_SECONDS)
     body = request.raw if request.body is None else json.dumps(request.body).encode()
