@@ -126,7 +126,7 @@ def test_a_busy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch)
 def test_without_proc_and_with_little_memory_figures_are_unknown(
     llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("available_memory", "total_memory", "last_cache"):
+    for name in ("available_memory", "total_memory", "last_cache_bytes"):
         monkeypatch.setattr(host, name, lambda: None)
     monkeypatch.setattr(cpu_features, "cpu_flags", lambda: None)
     told = document(llmcli("doctor", "--json"))

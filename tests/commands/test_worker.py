@@ -58,15 +58,17 @@ SHARES = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from llmcli.hardware import cluster, plan
-from llmcli.runtime.binding.context import ContextOptions
-from quant import container
-header = container.read(Path(sys.argv[2]))
-cluster.join((sys.argv[1],), (1.0,))
+from llmcli.hardware.rpc_workers import add_workers
+from llmcli.planning.memory_plan import measure_loaded, open_memory_planner
+from llmcli.runtime.binding.context_options import ContextOptions
+from quant.model_file.read_header import read_header
+header = read_header(Path(sys.argv[2]))
+add_workers((sys.argv[1],), (1.0,))
 options = ContextOptions(256, 64, 64, 1, 1, 1, "f16", "f16", "auto")
-with plan.planner(header, options, -1) as planner:
-    told = planner.receipt()
-print(json.dumps([[asdict(share) for share in one.shares] for one in (told, plan.measure(header, options, -1))]))
+with open_memory_planner(header, options, -1) as planner:
+    planned = planner.memory_plan()
+plans = (planned, measure_loaded(header, options, -1))
+print(json.dumps([[asdict(device) for device in plan.devices] for plan in plans]))
 """
 
 
@@ -94,10 +96,10 @@ def test_a_model_on_a_worker_says_what_it_says_here(
 COMMANDS = """
 import json, sys
 from llmcli.app import main
-from llmcli.bench import tune
-from llmcli.commands import verifying
+from llmcli.bench.tune import tune
+from llmcli.workflows.certification import verify
 from llmcli.runtime.binding.library import lib
-verifying.SECONDS, tune.OBJECTIVES["chat"] = 0.1, (8, 4)
+verify.TEST_SECONDS, tune.OBJECTIVES["chat"] = 0.1, (8, 4)
 loads, load = [], lib().llama_model_load_from_file
 def seen(path, params):
     loads.extend([params.n_gpu_layers] * (not params.vocab_only))
@@ -281,7 +283,7 @@ def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
         (("bench", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
         (("doctor", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
         (("run", "x.gguf", "hello", "-ts", "1,x"), 1, "--tensor-split is '1,x'"),
-        (("run", "x.gguf", "hello", "-ts", "1,1,1,1,1,1,1,1,1"), 1, "9 parts for"),
+        (("run", "x.gguf", "hello", "-ts", "1,1,1,1,1,1,1,1,1"), 1, "--tensor-split has 9 numbers for"),
         (("run", "x.gguf", "hello", "--reproducible", "--rpc", "a"), 2, "--reproducible"),
         (("calibrate", "x.gguf", "-o", "y", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
         (

@@ -439,8 +439,9 @@ def check_conflicts(flags: RunFlags) -> None:
 
 
 def _pop_all(typed: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Remove the named options from `typed` and return them."""
-    return {name: typed.pop(name) for name in names if name in typed}
+    """Remove the named options from `typed` and return them, in the order in which they came."""
+    wanted = set(names)
+    return {name: typed.pop(name) for name in list(typed) if name in wanted}
 
 
 def _build_options(typed: Mapping[str, Any]) -> "RunOptions":

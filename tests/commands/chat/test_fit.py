@@ -82,7 +82,7 @@ def test_samples_that_do_not_fit_become_fewer(
 def test_a_machine_that_tells_nothing_is_left_to_try(
     llmcli: Llmcli, stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("available_memory", "resident_memory", "total_memory", "last_cache"):
+    for name in ("available_memory", "resident_memory", "total_memory", "last_cache_bytes"):
         monkeypatch.setattr(host, name, lambda: None)
     monkeypatch.setattr(Context, "memory_breakdown", lambda self: None)
     done = llmcli("run", str(stories_gguf), "Once", *RUN, "-c", "512")

@@ -62,5 +62,5 @@ def test_a_damaged_one_is_a_warning_and_the_answer_comes(
     done = run(llmcli, stories_gguf, "--json", "-t", "1")
     assert "profile" not in json.loads(done.out)
     assert [line for line in done.err.splitlines() if "profile" in line] == [
-        f"warning: the profile {tuned} cannot be read and is not used (it is no JSON); bench tune writes it anew"
+        f"warning: the profile {tuned} cannot be read and is ignored (it is not valid JSON); bench tune rewrites it"
     ]

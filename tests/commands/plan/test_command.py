@@ -335,7 +335,7 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
     def planner(header: Any, options: Any, layers: int, beside: Any) -> Iterator[Any]:
         share = planning.DeviceMemory("GPU0", 100 * layers, 0, 10, 5, 0, 0, free)
         yield SimpleNamespace(
-            shares=lambda options: (planning.DeviceMemory("CPU", 1, 0, 0, 0, 0, 0, None), share)
+            device_memory=lambda options: (planning.DeviceMemory("CPU", 1, 0, 0, 0, 0, 0, None), share)
         )
 
     monkeypatch.setattr(planning.devices, "list_devices", lambda: [Device("GPU0", "", "gpu", 1, 1)])
