@@ -10,16 +10,16 @@ CHANCE = 0.2  # that a token is repeated
 
 
 class Repeat:
-    """Used where --ngram-draft is in use; asked after the other drafters."""
+    """A drafter for --ngram-draft; the order puts it after the other drafters."""
 
     name: ClassVar[str] = "repeat"
     order: ClassVar[int] = 90
     draws: ClassVar[bool] = False
 
     @classmethod
-    def create(cls, tools: DrafterResources) -> "Repeat | None":
+    def create(cls, resources: DrafterResources) -> "Repeat | None":
         """Return a drafter, or None where it is not used."""
-        return cls() if tools.uses_ngrams else None
+        return cls() if resources.uses_ngrams else None
 
     def start(self, request: Request, seed: int) -> "RepeatDrafts":
         """Return the drafts of one answer."""
@@ -37,7 +37,7 @@ class RepeatDrafts:
         self.token = sequence.tokens[-1]
 
     def on_context_shift(self) -> None:
-        """Nothing: only the last token matters."""
+        """Do nothing: only the last token matters."""
 
     def chances(self, count: int) -> list[float]:
         """Return the chance of each draft to be right."""
@@ -56,10 +56,10 @@ class RepeatDrafts:
         return Draft([self.token] * count)
 
     def record_result(self, drafted: int, accepted: int) -> None:
-        """Nothing: the chance is fixed."""
+        """Do nothing: the chance is fixed."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 DRAFTERS = (Repeat,)

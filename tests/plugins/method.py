@@ -18,14 +18,14 @@ class BestOfTwo(Method):
 
     name, help, needs = "best-of-two", "the better of ggml and search for each row", "sums"
 
-    def handles(self, format: "BlockFormat", evidence: InputStatistics) -> bool:
+    def can_encode(self, format: "BlockFormat", statistics: InputStatistics) -> bool:
         """Return whether the search has this format."""
-        return Search().can_encode(format, evidence)
+        return Search().can_encode(format, statistics)
 
-    def solver(self, format: "BlockFormat", evidence: InputStatistics) -> RowEncoder:
+    def make_encoder(self, format: "BlockFormat", statistics: InputStatistics) -> RowEncoder:
         """Return the encoder of one tensor's rows."""
-        encoders = [method.make_encoder(format, evidence) for method in (Ggml(), Search())]
-        weigh = evidence.importance_reader()
+        encoders = [method.make_encoder(format, statistics) for method in (Ggml(), Search())]
+        weigh = statistics.importance_reader()
 
         def solve(rows: "F32", first: int) -> "U8":
             import numpy as np
@@ -37,7 +37,7 @@ class BestOfTwo(Method):
             candidates = [encode(rows, first) for encode in encoders]
             errors = []
             for blocks in candidates:
-                values = ggml.decode(blocks, format.name, rows.shape[1], label=evidence.name)
+                values = ggml.decode(blocks, format.name, rows.shape[1], label=statistics.name)
                 errors.append((weights * (values - rows) ** 2).sum(axis=1))
             chosen: U8 = np.where((errors[0] < errors[1])[:, None], candidates[0], candidates[1])
             return chosen

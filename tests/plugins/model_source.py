@@ -13,16 +13,18 @@ from llmcli.types import ProgressDisplay
 
 
 class ZipArchive:
-    """`path` is the archive, `file` the GGUF in it."""
+    """A source whose `path` is the archive and whose `file` is the GGUF in it."""
 
-    name, needs = "zip", ("path", "file")
+    name, required_fields = "zip", ("path", "file")
 
-    def fetch(self, spec: Spec, where: Path, config: Config, watcher: ProgressDisplay) -> FetchedFiles:
-        """Extract the file, hash it and say where it is."""
-        target = where / Path(spec.file).name
+    def fetch(
+        self, spec: Spec, folder: Path, config: Config, watcher: ProgressDisplay
+    ) -> FetchedFiles:
+        """Extract the file and hash it."""
+        target = folder / Path(spec.file).name
         try:
             with zipfile.ZipFile(spec.path) as archive, archive.open(spec.file) as source:
-                where.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
                 with target.open("wb") as out:
                     shutil.copyfileobj(source, out)
         except (OSError, KeyError, zipfile.BadZipFile) as error:

@@ -5,11 +5,11 @@ from llmcli.chat.commands.base import ReplCommand
 from llmcli.errors import UserError
 
 
-def count_words(talk: ChatSession, rest: str) -> None:
+def count_words(session: ChatSession, rest: str) -> None:
     """Count the words of the last answer."""
-    if talk.last_answer is None:
+    if session.last_answer is None:
         raise UserError("there is no answer yet", hint="ask something first")
-    talk.ui.text(f"{len(talk.last_answer.text.split()):,} words")
+    session.ui.text(f"{len(session.last_answer.text.split()):,} words")
 
 
 COMMANDS = (ReplCommand("length", count_words, group="inside the model"),)

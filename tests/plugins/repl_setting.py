@@ -8,17 +8,19 @@ from llmcli.chat.settings.base import ANSWER_GROUP, SWITCH_WORDS, ChatSetting, p
 TOKENS = 40
 
 
-def show_brief(talk: ChatSession) -> str:
+def show_brief(session: ChatSession) -> str:
     """Return the value in effect."""
-    return "on" if talk.conversation.predict == TOKENS else "off"
+    return "on" if session.conversation.predict == TOKENS else "off"
 
 
-def change_brief(talk: ChatSession, value: str) -> None:
+def change_brief(session: ChatSession, value: str) -> None:
     """Set the limit; raises UserError for another word."""
-    talk.conversation.predict = TOKENS if SWITCH_WORDS[parse_choice("brief", SWITCH_WORDS, value)] else None
+    session.conversation.predict = (
+        TOKENS if SWITCH_WORDS[parse_choice("brief", SWITCH_WORDS, value)] else None
+    )
 
 
-def list_values(talk: ChatSession) -> Iterable[str]:
+def list_values(session: ChatSession) -> Iterable[str]:
     """Return the values that Tab offers."""
     return SWITCH_WORDS
 
