@@ -1,4 +1,4 @@
-"""What the environment says."""
+"""Settings from environment variables."""
 
 from llmcli import config
 

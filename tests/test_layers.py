@@ -1,4 +1,6 @@
-"""Imports point downward without circles, each foreign library has one door, and public names say something."""
+"""Imports point downward without circles, each foreign library has one door, and public names are
+clear.
+"""
 
 import ast
 from collections import defaultdict

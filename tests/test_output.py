@@ -1,4 +1,4 @@
-"""Standard streams as users have them: closed, full, or read by somebody who leaves early."""
+"""Standard streams that are closed, full, or read by a program that exits early."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a person waits for before the first word: `llmcli --help` loads nothing heavy."""
+"""The start-up time of `llmcli --help`: no heavy module is loaded."""
 
 import os
 import subprocess

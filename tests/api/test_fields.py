@@ -1,5 +1,5 @@
-"""Every field that OpenAI's API, llama-server and vLLM know: it does something, is harmless, or is
-refused by name.
+"""Every field of OpenAI's API, llama-server and vLLM has an effect, is harmless, or is refused by
+name.
 """
 
 from collections.abc import Callable

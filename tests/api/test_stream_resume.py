@@ -1,4 +1,4 @@
-"""A stream that was cut anywhere goes on in another process's words as if nothing had happened."""
+"""A stream that breaks anywhere resumes in another process without a visible difference."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""Many plans through one engine: what is done beside it comes in pieces."""
+"""Many requests through one engine; other work runs in small steps between passes."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""A batch's input: what counts as a line, and what is said of odd ones."""
+"""A batch's input: accepted lines, and errors for invalid ones."""
 
 import gzip
 import hashlib

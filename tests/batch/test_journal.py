@@ -1,4 +1,4 @@
-"""A batch's journal: whatever it was cut short at, nothing is lost or doubled."""
+"""A batch's journal: wherever it is truncated, no line is lost or duplicated."""
 
 from pathlib import Path
 

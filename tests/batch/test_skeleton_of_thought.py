@@ -1,4 +1,4 @@
-"""Skeleton-of-Thought: an outline by a grammar, its points at once, one text of all."""
+"""Skeleton-of-Thought: an outline by a grammar, its points in parallel, one text."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Straight from the hub: a checkpoint is quantized while it is read in parts, and never lies here."""
+"""A checkpoint on the hub is quantized while it is read in parts, without a copy on the disk."""
 
 import hashlib
 import json

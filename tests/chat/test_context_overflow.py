@@ -1,4 +1,4 @@
-"""A full context: what leaves is what was said to leave, and it is told."""
+"""A full context: exactly the announced turns are removed, and the user is told."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""/save and /load with the KV state: what it spares, and what is said where it cannot be used."""
+"""/save and /load with the KV state: less prefill, and a message if the state cannot be used."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`llmcli batch` through the command line: lines in, lines out, stopped and gone on with."""
+"""`llmcli batch` on the command line: input, output, interruption and resuming."""
 
 import json
 import os

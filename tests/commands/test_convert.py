@@ -1,4 +1,4 @@
-"""`llmcli convert` as a user types it, and the flags it shares with quantize."""
+"""`llmcli convert` on the command line, and the flags that it shares with quantize."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`llmcli diff` and what `show` says of tensors, as a user types them."""
+"""`llmcli diff` and the tensors in `show`, on the command line."""
 
 import json
 from collections.abc import Callable

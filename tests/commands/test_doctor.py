@@ -1,5 +1,5 @@
-"""`llmcli doctor`: the document, the warnings with their commands, and nothing over the network
-unasked.
+"""`llmcli doctor`: the document, the warnings with their commands, and no network access by
+default.
 """
 
 import json

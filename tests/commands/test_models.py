@@ -1,4 +1,4 @@
-"""pull, list, show, rm, gc and alias as a user types them."""
+"""pull, list, show, rm, gc and alias on the command line."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What is read for a command is never written over by what it makes."""
+"""No command overwrites its input files."""
 
 import os
 import tempfile

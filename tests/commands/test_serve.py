@@ -1,4 +1,4 @@
-"""`llmcli serve` before anything is loaded: what it refuses, and the next thing to type."""
+"""`llmcli serve` before it loads a model: refusals with hints."""
 
 import shutil
 import socket

@@ -1,4 +1,4 @@
-"""`llmcli sessions`, and `chat --resume`: what was said is found again."""
+"""`llmcli sessions` and `chat --resume`: stored conversations are found and resumed."""
 
 import json
 import os

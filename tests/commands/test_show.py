@@ -1,4 +1,4 @@
-"""`llmcli show` tells a file's certificate, and whether it is about these bytes."""
+"""`llmcli show`: a file's certificate, and whether it matches the bytes."""
 
 import json
 import shutil

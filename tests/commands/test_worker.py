@@ -1,6 +1,4 @@
-"""`llmcli worker --rpc` and `--rpc`: two processes, one model; and what is said where a worker
-cannot be used.
-"""
+"""`llmcli worker --rpc` and `--rpc`: one model in two processes, and errors of unusable workers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""/model through the command line: what is open when, and a real model in place of another."""
+"""/model on the command line: which model is open at each moment, with a real model."""
 
 import subprocess
 import sys

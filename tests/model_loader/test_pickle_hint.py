@@ -1,4 +1,4 @@
-"""Pickled weights on the hub: fetched and quantized when that is allowed, and only then."""
+"""Pickled weights on the hub are fetched and quantized only if the user allows it."""
 
 import json
 import shlex

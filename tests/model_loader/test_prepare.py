@@ -1,4 +1,4 @@
-"""From a name to an answer: what is missing is fetched and quantized, what is there is used."""
+"""From a name to an answer: missing files are fetched and quantized, existing files are used."""
 
 import json
 from collections.abc import Callable

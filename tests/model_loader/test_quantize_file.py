@@ -1,6 +1,4 @@
-"""`llmcli quantize` as a user types it: the table, the document, the defaults, the one line for a
-mistake.
-"""
+"""`llmcli quantize` on the command line: table, document, defaults, and one-line errors."""
 
 import hashlib
 import json

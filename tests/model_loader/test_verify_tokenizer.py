@@ -1,5 +1,4 @@
-"""quantize and convert prove a folder's tokenizer before they write, and warn of a template that
-never stops.
+"""quantize and convert verify the tokenizer first, and warn about a template without an end token.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Ctrl-C during passes: noticed at once, by the next pass, or at the end."""
+"""Ctrl-C during passes is handled at once, at the next pass, or at the end."""
 
 import os
 import signal

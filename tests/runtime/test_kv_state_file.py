@@ -1,6 +1,4 @@
-"""A KV state that comes back from a file is as if it had never been away; any other never reaches
-llama.cpp.
-"""
+"""A KV state from a file continues exactly; an invalid one never reaches llama.cpp."""
 
 import json
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""The reproducible mode: bit-equal logits however tokens are cut into batches, threads, turns and
-strategies.
-"""
+"""The reproducible mode: bit-equal logits for any batches, threads, turns and strategies."""
 
 import json
 import subprocess

@@ -1,6 +1,4 @@
-"""Guessing on a real model: with quantized weights and a quantized cache, bit for bit what plain
-decoding says.
-"""
+"""Speculation on a real quantized model gives the bits of plain decoding."""
 
 from collections.abc import Iterator
 from dataclasses import replace

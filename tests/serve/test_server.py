@@ -1,4 +1,4 @@
-"""Clients that vanish or do not read, and servers that are told to stop."""
+"""Clients that disconnect or do not read, and servers that are stopped."""
 
 import asyncio
 import http.client

@@ -1,4 +1,4 @@
-"""/v1/messages: Anthropic's documented shapes, whole and streamed, and its errors."""
+"""/v1/messages: Anthropic's documented shapes, streamed and not, and its errors."""
 
 import json
 from collections.abc import Callable

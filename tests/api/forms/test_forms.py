@@ -1,4 +1,4 @@
-"""Completions, responses and what chat completions have besides text, asked by OpenAI's own client."""
+"""Completions, responses, and the non-text parts of chat completions, with OpenAI's client."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""/completion and /infill, as llama-server's own programs ask."""
+"""/completion and /infill as llama-server's clients call them."""
 
 from collections.abc import Callable
 from typing import Any

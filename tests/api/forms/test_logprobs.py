@@ -1,5 +1,5 @@
-"""`echo` with `logprobs`: how likely the prompt's own tokens are, as evaluation programs ask for
-it.
+"""`echo` with `logprobs`: probabilities of the prompt's tokens, as evaluation programs request
+them.
 """
 
 from collections.abc import Callable

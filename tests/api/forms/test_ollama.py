@@ -1,5 +1,5 @@
-"""ollama's API: the shapes of its documentation (docs/api.md), lines of JSON, and what its clients
-ask beside.
+"""ollama's API: the shapes of its documentation (docs/api.md), JSON lines, and calls of its
+clients.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/models, asked by OpenAI's own client."""
+"""/v1/chat/completions and /v1/models with OpenAI's client."""
 
 from collections.abc import Callable
 

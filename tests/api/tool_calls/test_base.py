@@ -1,5 +1,4 @@
-"""Families of function calls: each is read as its models write it, in any pieces, and what is
-forced is read, too.
+"""Tool-call formats: each is parsed as its models write it, in any pieces, also when it is forced.
 """
 
 import json

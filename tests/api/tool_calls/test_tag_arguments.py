@@ -1,6 +1,4 @@
-"""Arguments written as tags, in braces of their own or in Python's words: told while they come,
-whatever they hold.
-"""
+"""Arguments as tags, in braces or as Python calls: streamed while they arrive, with any content."""
 
 import json
 import random

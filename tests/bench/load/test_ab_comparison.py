@@ -1,4 +1,4 @@
-"""Two servers beside each other: ratios that one can check by eye, and intervals that hold."""
+"""Two servers in comparison: ratios that can be checked by hand, and valid intervals."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The client against servers that say the right and the wrong thing."""
+"""The client against servers with valid and invalid answers."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A server of our own ends with whoever started it, also where that was killed."""
+"""A server that the load test starts ends with its parent, also if the parent is killed."""
 
 import signal
 import socket

@@ -1,4 +1,4 @@
-"""Figures from answers that one can check by eye."""
+"""Metrics of answers that can be checked by hand."""
 
 import pytest
 

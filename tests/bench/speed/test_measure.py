@@ -1,4 +1,4 @@
-"""pp and tg on a real model, in llama-bench's own forms."""
+"""pp and tg on a real model, in llama-bench's output forms."""
 
 import csv
 import io

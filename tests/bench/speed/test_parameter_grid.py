@@ -1,4 +1,4 @@
-"""llama-bench's value lists, read the same way."""
+"""llama-bench's value lists are parsed the same way."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bytes of a file that stays on the hub: all of them, or one line that says why not."""
+"""Ranges of a file on the hub: all bytes are read, or one line says why not."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""/bench: its table, and that a real conversation's cells stay as they are."""
+"""/bench: its table, and that it keeps the cells of the conversation."""
 
 import signal
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""/context: the turns that the model is shown."""
+"""/context: the turns that are sent to the model."""
 
 import contextlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""/model with fakes: what is kept, what is filled in, and what a failure leaves."""
+"""/model with fakes: which settings stay, which are filled in, and the state after a failure."""
 
 from collections.abc import Callable
 from typing import Any

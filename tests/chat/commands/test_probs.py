@@ -1,4 +1,4 @@
-"""/probs: every token's probability, and what else might have stood there."""
+"""/probs: every token's probability, and its alternatives."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a sitting's log holds is what was said, whatever happened to the process that wrote it."""
+"""The session log contains the whole conversation, even if its process was killed."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The tree does what a dictionary of whole conversations does."""
+"""The tree of turns behaves like a dictionary of whole conversations."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Thinking on a terminal: dimmed, folded, left out; never in what is sent again."""
+"""Thinking on a terminal: dimmed, folded or hidden, and never sent again."""
 
 import re
 import sys

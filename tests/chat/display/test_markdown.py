@@ -1,6 +1,4 @@
-"""Markdown drawn on its way: the same however it is cut, each piece when it is whole, nothing but
-text and colours.
-"""
+"""Markdown drawn while it arrives: the same in any pieces, and nothing but text and colors."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""What the screen shows: streamed text, asides, bars and timing tables."""
+"""The display: streamed text, notes, bars and timing tables."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What holds for every knob, and what the screen's do."""
+"""Rules for every chat setting, and the effects of the display settings."""
 
 from collections.abc import Callable
 

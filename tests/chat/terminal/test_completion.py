@@ -1,4 +1,4 @@
-"""What Tab offers, word by word."""
+"""Tab completion, word by word."""
 
 from collections.abc import Callable
 

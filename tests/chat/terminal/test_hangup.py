@@ -1,4 +1,4 @@
-"""What ends a chat from outside: a terminal that is closed, a signal. In a real pseudo-terminal."""
+"""A closed terminal or a signal ends the chat, in a real pseudo-terminal."""
 
 import json
 import os

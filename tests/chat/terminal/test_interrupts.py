@@ -1,6 +1,4 @@
-"""The REPL in this process, on prompt_toolkit's pipe input: Ctrl-C at moments that a terminal
-cannot choose.
-"""
+"""Ctrl-C at chosen moments of the REPL, in this process on prompt_toolkit's pipe input."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""What a message will take, told while it is typed."""
+"""The cost of a message, shown while it is typed."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The tree and its sittings at a real terminal, with the real model."""
+"""The tree of turns and its sessions at a real terminal, with the real model."""
 
 import json
 import signal

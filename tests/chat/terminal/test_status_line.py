@@ -1,4 +1,4 @@
-"""The line at the bottom: correct after every command, and never wider than the terminal."""
+"""The bottom line: correct after every command, and never wider than the terminal."""
 
 from collections.abc import Callable
 

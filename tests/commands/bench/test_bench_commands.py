@@ -1,4 +1,4 @@
-"""The contract of every subcommand of bench: a sentence, --json, and its name in --help."""
+"""The contract of every subcommand of bench: a help sentence, --json, and its name in --help."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""`llmcli bench compare`: on a tiny model with a clock of the test's own, and on saved runs."""
+"""`llmcli bench compare` on a tiny model with a fake clock, and on saved runs."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""`llmcli bench load` against servers of the tests' own, and against one that it starts itself."""
+"""`llmcli bench load` against fake servers, and against a server that it starts."""
 
 import json
 from collections.abc import Callable, Iterator

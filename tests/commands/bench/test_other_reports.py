@@ -1,4 +1,4 @@
-"""Pages of the commands that measure something else than tests: plan, phases, compare, tune."""
+"""Report pages of plan, phases, compare and tune."""
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`bench phases` on a real, tiny model."""
+"""`bench phases` on a tiny real model."""
 
 import json
 from collections.abc import Callable

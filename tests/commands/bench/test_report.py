@@ -1,5 +1,5 @@
-"""`--report` and `--chart`: the page is written whole or not at all, and what was measured is told
-in any case.
+"""`--report` and `--chart`: the page is written completely or not at all; results are printed
+anyway.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""`llmcli bench REF`: what is printed and what is kept."""
+"""`llmcli bench REF`: its output, and what it stores."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""`bench REF --threads-sweep` and its like, through the command line, on a tiny model."""
+"""`bench REF --threads-sweep` and similar flags on the command line, with a tiny model."""
 
 import json
 from collections.abc import Callable

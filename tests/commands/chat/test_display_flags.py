@@ -1,4 +1,4 @@
-"""Flags about what is shown: --logprobs, --hidethinking, --reasoning."""
+"""Display flags: --logprobs, --hidethinking, --reasoning."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""chat and run ask first: a refusal with the setting that fits, and --fit takes it."""
+"""chat and run refuse a plan that does not fit and name one that does; --fit uses it."""
 
 import json
 from collections.abc import Callable

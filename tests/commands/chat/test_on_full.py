@@ -1,6 +1,4 @@
-"""--on-full from the command line: a pipe goes on, and an endless answer has an end that is asked
-for.
-"""
+"""--on-full on the command line: a pipe continues, and an endless answer ends at a limit."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The words of --ngram-draft and --model-draft, and what is told of guesses."""
+"""The values of --ngram-draft and --model-draft, and the reported acceptance."""
 
 import json
 from collections.abc import Callable

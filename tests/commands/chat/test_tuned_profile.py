@@ -1,4 +1,4 @@
-"""What `run` and `chat` make of a profile, with a real model."""
+"""How `run` and `chat` use a tuned profile, with a real model."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""`llmcli export vllm`: which weights go along, what is written, what is refused."""
+"""`llmcli export vllm`: which weights are exported, which files are written, and what is refused.
+"""
 
 import json
 import shlex

@@ -1,6 +1,4 @@
-"""`llmcli pareto`: size, divergence and speed of several settings, made once each, and which of
-them others beat.
-"""
+"""`llmcli pareto`: size, divergence and speed of several settings, and which are dominated."""
 
 import csv
 import io

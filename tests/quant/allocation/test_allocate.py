@@ -1,4 +1,4 @@
-"""Types under a budget, held against trying all mixes."""
+"""Types under a byte budget, compared with a search over all mixes."""
 
 from itertools import pairwise, product
 from math import inf

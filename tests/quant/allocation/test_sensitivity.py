@@ -1,4 +1,4 @@
-"""Sensitivity on a model whose divergence is known: a sum over its tensors of squared changes."""
+"""Sensitivity on a model whose divergence is a known sum over its tensors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager

@@ -1,5 +1,4 @@
-"""Importance matrices: read as llama.cpp reads them, and used so that the bytes are llama.cpp's
-own.
+"""Importance matrices are read as by llama.cpp, and quantizing with them gives llama.cpp's bytes.
 """
 
 import os

@@ -1,5 +1,4 @@
-"""The file of second moments: what was gathered comes back, shared inputs once, and nothing in it
-is believed.
+"""The file of second moments: a round trip, shared inputs stored once, and no trust in its content.
 """
 
 import struct

@@ -1,5 +1,5 @@
-"""Second moments gathered from known rows: against numpy in float64, in any number of passes, and
-after any kill.
+"""Second moments of known rows equal numpy's in float64, in any number of passes and after any
+kill.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""A certificate goes into a file, comes back the same, and knows whether these are still the bytes
-it is about.
-"""
+"""A certificate is embedded in a file, read back unchanged, and detects changed bytes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Checkpoints that also see or hear: the language part is what a text model's folder would give."""
+"""Multimodal checkpoints: the language part equals that of a text model's folder."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Pickled checkpoints, written by torch.save: the same tensors as safetensors, and nothing in them
-is run.
-"""
+"""Pickled checkpoints of torch.save: the same tensors as in safetensors, and no code is run."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Reading safetensors without torch: what is sound is read, everything else is one clear line."""
+"""safetensors are read without torch: valid files are read, others give a one-line error."""
 
 import json
 import random

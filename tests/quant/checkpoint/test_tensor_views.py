@@ -1,6 +1,4 @@
-"""Views of lazy tensors, each against a loop that spells it out; read whole, by rows, and across
-borders.
-"""
+"""Views of lazy tensors, each compared with an explicit loop, read whole and by rows."""
 
 from collections.abc import Callable
 from dataclasses import replace

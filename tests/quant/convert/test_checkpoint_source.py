@@ -1,5 +1,5 @@
-"""From a checkpoint folder to a GGUF that computes the same function; transformers is the oracle
-where it is.
+"""A converted checkpoint computes the same function; transformers is the reference where it is
+installed.
 """
 
 import contextlib

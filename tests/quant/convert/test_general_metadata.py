@@ -1,5 +1,4 @@
-"""The general keys of a converted file: llama.cpp's order and names, from a card that is not
-trusted.
+"""The general keys of a converted file: llama.cpp's order and names, from an untrusted model card.
 """
 
 import json

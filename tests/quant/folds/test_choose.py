@@ -1,6 +1,4 @@
-"""Folds are chosen where they pay: the finished file is held against its source in numpy, weighed
-by what enters.
-"""
+"""Folds are chosen where they reduce the weighted error of the finished file."""
 
 from dataclasses import replace
 from pathlib import Path

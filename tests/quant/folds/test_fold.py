@@ -1,4 +1,4 @@
-"""Folds leave answers as they are, in llama.cpp, for every architecture that the table knows."""
+"""Folds keep the answers in llama.cpp, for every architecture of the table."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

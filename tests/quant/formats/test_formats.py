@@ -1,6 +1,4 @@
-"""The contract of every block format: taken apart and put together to the byte, read to the last
-bit as ggml reads, fitted as ggml fits, and coded as near as the format can come.
-"""
+"""The contract of every block format: byte-exact round trips, ggml's values, and nearest codes."""
 
 from dataclasses import replace
 

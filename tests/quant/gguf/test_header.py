@@ -1,4 +1,4 @@
-"""Reading GGUF headers: equal to the gguf package on sound files, one clear line on all others."""
+"""GGUF headers: equal to the gguf package on valid files, a one-line error on others."""
 
 import contextlib
 import os

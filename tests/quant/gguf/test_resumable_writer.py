@@ -1,6 +1,4 @@
-"""What lies beside a file that is to be written is gone on with if it is ours and sound, and never
-written through.
-"""
+"""A partial output is resumed if it is valid and ours, and otherwise never changed."""
 
 import errno
 import hashlib

@@ -1,5 +1,4 @@
-"""Error feedback: less error in what a layer puts out, from moments of every kind, in exactly the
-stock formats.
+"""Error feedback reduces a layer's output error, for every kind of moments, in the stock formats.
 """
 
 from dataclasses import dataclass, field, replace

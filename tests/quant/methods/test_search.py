@@ -1,4 +1,4 @@
-"""The search by numpy is the truth: in C and in torch it finds as much."""
+"""The numpy search is the reference; the C and torch versions find results as good."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What separates two GGUF models; numpy and gguf's own dequantization are the oracle."""
+"""The differences of two GGUF models; numpy and the gguf package are the reference."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""A device that torch knows: nothing on it meets what is not, and less is asked of one that is
-full.
-"""
+"""A torch device: arrays of two devices never mix, and a full device gets smaller batches."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""-t holds for numpy's products, too."""
+"""-t also limits numpy's threads."""
 
 import threadpoolctl
 

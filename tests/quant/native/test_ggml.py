@@ -1,4 +1,4 @@
-"""libggml through ctypes, held against its own names and against the gguf package's dequantizer."""
+"""libggml through ctypes, compared with its names and the gguf package's dequantizer."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Reading, encoding and writing at once: in order, bounded, and taken up again after any end."""
+"""Reading, encoding and writing at the same time: in order, bounded, and resumable."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""Reading ahead: the same rows, begun in the order of writing, a bounded number of them at a time."""
+"""Reading ahead: the same rows, started in writing order, with a bounded number in flight."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Plan files: written, read, and refused where they are not what they say."""
+"""Plan files are written, read, and refused when they are invalid."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Which type each tensor gets, held against llama_model_quantize: types and bytes, tensor for
-tensor.
-"""
+"""The type of each tensor equals that of llama_model_quantize, with the same bytes."""
 
 import re
 from collections.abc import Callable

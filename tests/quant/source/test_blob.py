@@ -1,4 +1,4 @@
-"""Bytes by their place, and the few of them that tell one checkpoint from another."""
+"""Byte ranges of files, and the digest that distinguishes checkpoints."""
 
 import os
 import shutil

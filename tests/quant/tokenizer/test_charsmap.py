@@ -1,6 +1,4 @@
-"""Compiled rules for characters: as SentencePiece packs them, as the tokenizers library reads them,
-and damaged.
-"""
+"""Compiled character rules: as packed by SentencePiece, as read by tokenizers, and damaged."""
 
 import random
 import unicodedata

@@ -1,4 +1,4 @@
-"""What ends an answer: the file's three slots, and the texts that llama.cpp knows by itself."""
+"""End-of-answer tokens: the file's three slots, and the texts that llama.cpp recognizes."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Tokenizers of folders in GGUF: the ids of the tokenizers library, every end of an answer, the
-right template.
+"""Tokenizers of folders in GGUF: the ids of the tokenizers library, all end tokens, the right
+template.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""The door to llama.cpp on the real model: same tokens as its high-level API, and no way to an
-abort.
-"""
+"""The binding on the real model: the tokens of the high-level API, and no call that aborts."""
 
 import signal
 import threading

@@ -1,6 +1,4 @@
-"""Models that keep keys compressed run quantized, too, where llama.cpp would lay their matrices out
-for AMX.
-"""
+"""Quantized models with compressed keys run, although llama.cpp would repack them for AMX."""
 
 import subprocess
 import sys

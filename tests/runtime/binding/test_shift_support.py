@@ -1,6 +1,4 @@
-"""Which caches may be moved: the door asks, tries, and refuses where llama.cpp would abort or spoil
-the keys.
-"""
+"""Which caches can be shifted: a refusal where llama.cpp would abort or damage the keys."""
 
 from pathlib import Path
 from typing import Any

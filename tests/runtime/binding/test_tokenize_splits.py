@@ -1,4 +1,4 @@
-"""Long texts are cut behind control tokens: the ids are those of the whole text."""
+"""Long texts are split after control tokens; the ids equal those of the whole text."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Schemas changed at random: refused, or whatever a random model writes is valid by jsonschema."""
+"""Random schemas are refused, or all output of a random model is valid by jsonschema."""
 
 import copy
 import json

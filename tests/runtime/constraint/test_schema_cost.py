@@ -1,6 +1,4 @@
-"""Schemas that would take long to compile, or more stack than there is: refused by name, or made
-all the same.
-"""
+"""Schemas that need too much time or stack are refused by name or compiled anyway."""
 
 import json
 import threading

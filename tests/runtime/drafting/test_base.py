@@ -1,4 +1,4 @@
-"""Guessing: what is found in a text, when it pays, and what a pass is measured to cost."""
+"""Drafting: n-gram matches in a text, when drafts pay, and the measured cost of a pass."""
 
 from contextlib import AbstractContextManager
 

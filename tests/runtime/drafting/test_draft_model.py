@@ -1,6 +1,4 @@
-"""A smaller model guesses: what it says, that its cells follow the text, and that only its own kind
-is let in.
-"""
+"""A draft model: its drafts, its cells follow the text, and other vocabularies are refused."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The engine: many sequences, each with the text it would have alone."""
+"""The engine: each of many sequences has the text that it has alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How prompts are cut: no piece, no rest and no micro-batch shorter than a tile, where it can be."""
+"""Prompt chunks: no chunk, remainder or micro-batch is shorter than a tile if avoidable."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A pool that is too small for all who want it: everybody gets what they would get alone."""
+"""A cell pool that is too small: every request has the answer that it has alone."""
 
 import random
 from dataclasses import replace

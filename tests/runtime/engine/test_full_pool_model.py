@@ -1,6 +1,4 @@
-"""A full pool over llama.cpp itself: what gave way and came back has, bit for bit, the logits that
-it has alone.
-"""
+"""A full pool on llama.cpp: a preempted and restored sequence has bit-equal logits."""
 
 import random
 from dataclasses import replace

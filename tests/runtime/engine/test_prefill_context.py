@@ -1,4 +1,4 @@
-"""Prompts read in a context of their own: what comes home is what home would have computed."""
+"""Prompts read in a separate context: the moved cells equal those computed in place."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How likely a prompt's own tokens are: told by the engine whole, whatever happens on the way."""
+"""Probabilities of the prompt's tokens: complete after any scheduling."""
 
 import pytest
 

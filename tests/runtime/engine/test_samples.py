@@ -1,4 +1,4 @@
-"""Many answers to one prompt: each is what its seed says alone, and the prompt is computed once."""
+"""Several answers to one prompt: each depends only on its seed, and the prompt is computed once."""
 
 import pytest
 

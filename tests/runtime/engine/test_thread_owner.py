@@ -1,4 +1,4 @@
-"""The context has one owner: whoever stops an answer from another thread only raises flags."""
+"""The context has one owner thread: other threads only set flags."""
 
 import threading
 

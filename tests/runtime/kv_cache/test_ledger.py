@@ -1,4 +1,4 @@
-"""The map of cells agrees with the memory after anything that may happen to it."""
+"""The ledger's map of cells agrees with the cache after any operation."""
 
 import random
 

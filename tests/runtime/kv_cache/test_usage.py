@@ -1,4 +1,4 @@
-"""Who holds what in the cache, counted from the ledger's books."""
+"""Cells in use by each sequence, counted from the ledger."""
 
 from llmcli.runtime.kv_cache.ledger import Ledger
 from llmcli.runtime.kv_cache.usage import PrefixNode, SequenceUsage, measure_cache_usage

@@ -1,6 +1,4 @@
-"""A full context on real caches: what stays is computed as if nothing else had been there, or
-moved.
-"""
+"""A full context on real caches: the kept cells equal those computed alone or shifted."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An answer that only repeats itself ends, and nothing else does."""
+"""An answer that only repeats itself is ended; other answers are not."""
 
 from itertools import count
 from pathlib import Path

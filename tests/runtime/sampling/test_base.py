@@ -1,6 +1,4 @@
-"""Sampler steps and settings: pure, safe, checked; equality with llama.cpp is
-test_sampling_native.py's.
-"""
+"""Sampler steps and settings: pure, safe and validated."""
 
 import json
 import math

@@ -1,6 +1,4 @@
-"""The numpy steps and llama.cpp's samplers leave the same of the same logits, alone and as whole
-chains.
-"""
+"""The numpy steps and llama.cpp's samplers agree, alone and as whole chains."""
 
 import ctypes
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Keeping a guess as often as may be leaves the distribution as it is."""
+"""Rejection sampling accepts as many drafts as possible and keeps the distribution."""
 
 import numpy as np
 import pytest

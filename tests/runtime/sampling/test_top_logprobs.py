@@ -1,6 +1,4 @@
-"""The likeliest tokens: numpy's sort over the whole row is the oracle, transformers' for a whole
-answer.
-"""
+"""The likeliest tokens, compared with numpy's sort and with transformers."""
 
 from pathlib import Path
 

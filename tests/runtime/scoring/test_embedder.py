@@ -1,6 +1,4 @@
-"""Vectors of texts against transformers' hidden states, for models that look back and for one that
-sees both ways.
-"""
+"""Embeddings compared with transformers' hidden states, for causal and bidirectional models."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Beam search: its books, its order, and what interrupts it. What it finds is test_beam_oracle's."""
+"""Beam search: its bookkeeping, its order, and interruptions."""
 
 from collections.abc import Callable, Sequence
 

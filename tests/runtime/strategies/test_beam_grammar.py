@@ -1,5 +1,4 @@
-"""Beams inside a grammar: transformers' search under the same rule is the oracle, jsonschema the
-judge.
+"""Beams with a grammar, compared with transformers under the same rule and validated by jsonschema.
 """
 
 import itertools

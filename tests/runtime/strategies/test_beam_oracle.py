@@ -1,4 +1,4 @@
-"""Beam search finds what transformers' beam search finds, on a real tiny model in float32."""
+"""Beam search finds the answers of transformers on a tiny real model in float32."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Beams in a full context: the same leaves all of them, and they go on as they would have with what
-stays.
-"""
+"""Beams in a full context: all lose the same cells and continue correctly."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Speculative decoding says what plain decoding says, in fewer passes, and leaves the cells as they
-should be.
-"""
+"""Speculative decoding gives the text of plain decoding in fewer passes, with correct cells."""
 
 from collections.abc import Callable
 

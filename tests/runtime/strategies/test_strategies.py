@@ -1,4 +1,4 @@
-"""What every strategy promises."""
+"""The contract of every strategy."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Chat templates: rendered as the models were trained, and never trusted."""
+"""Chat templates are rendered as in training, and never trusted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bytes to text: nothing half is ever shown."""
+"""Bytes to text: partial characters are never shown."""
 
 import random
 

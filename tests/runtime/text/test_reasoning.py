@@ -1,4 +1,4 @@
-"""Thinking is told from talking, however a stream is cut into pieces."""
+"""Reasoning is separated from the answer, in any pieces of a stream."""
 
 import random
 

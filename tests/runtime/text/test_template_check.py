@@ -1,4 +1,4 @@
-"""The template doctor on the two mistakes that make shared GGUFs misbehave."""
+"""The template check on the two mistakes of shared GGUFs."""
 
 from pathlib import Path
 

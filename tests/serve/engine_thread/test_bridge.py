@@ -1,4 +1,4 @@
-"""The bridge: coroutines ask, one thread answers."""
+"""The bridge: coroutines send requests, one thread answers."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Tokens gathered for the event loop: what waits, and what never does."""
+"""Tokens are grouped for the event loop: which events wait, and which never do."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The gRPC service: the same answers as over HTTP, in its own words."""
+"""The gRPC service gives the same answers as HTTP."""
 
 import json
 import re

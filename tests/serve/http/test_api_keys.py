@@ -1,4 +1,4 @@
-"""Whose a request is: by its key, however it is written, or by its address, over every way in."""
+"""A request's client: its key in any form, or its address, on every transport."""
 
 from collections.abc import Callable
 

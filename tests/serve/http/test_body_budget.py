@@ -1,4 +1,4 @@
-"""Bodies that lie here together: large ones wait for room, small ones never do."""
+"""Request bodies in memory: large ones wait for the budget, small ones never do."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Bad requests: each gets OpenAI's error object with the right status, and the server goes on."""
+"""Bad requests get OpenAI's error object with the right status, and the server continues."""
 
 import gzip
 import http.client

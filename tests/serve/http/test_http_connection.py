@@ -1,4 +1,4 @@
-"""Connections from which no request comes, and heads without an end."""
+"""Connections without a request, and request heads without an end."""
 
 import resource
 import socket

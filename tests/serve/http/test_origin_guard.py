@@ -1,4 +1,4 @@
-"""A page that somebody else wrote reaches nothing; whoever is no page notices nothing."""
+"""Pages of other origins are refused; clients that are not browsers are unaffected."""
 
 import json
 import socket

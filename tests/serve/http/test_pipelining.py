@@ -1,6 +1,4 @@
-"""Several requests on one connection at once, answers that nobody reads, bodies that are answered
-unread.
-"""
+"""Pipelined requests, answers that are not read, and bodies that are refused unread."""
 
 import asyncio
 import re

@@ -1,5 +1,4 @@
-"""WebSocket connections: a large message takes room before it is whole, and gives back what it does
-not need.
+"""WebSocket connections: a large message reserves memory early and returns what it does not need.
 """
 
 import asyncio

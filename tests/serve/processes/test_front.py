@@ -1,5 +1,5 @@
-"""A request outlives the process that answers it: asked again before the first byte, told as broken
-after it.
+"""A request survives its process: it is retried before the first byte, and reported as broken after
+it.
 """
 
 import asyncio

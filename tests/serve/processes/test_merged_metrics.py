@@ -1,6 +1,4 @@
-"""Several replicas told as one: what adds up adds up, what does not does not, and nothing is
-counted twice.
-"""
+"""Metrics of several replicas in one text: sums where they make sense, nothing counted twice."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Prompts that begin alike have one key, and a key its replica, whoever else comes or goes."""
+"""Prompts with the same beginning have one key, and a key has one replica while others change."""
 
 import json
 

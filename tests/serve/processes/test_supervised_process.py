@@ -1,4 +1,4 @@
-"""A model in a process of its own: killed, buried, started again."""
+"""A model in a separate process: killed, cleaned up, restarted."""
 
 import asyncio
 import errno

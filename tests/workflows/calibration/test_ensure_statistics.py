@@ -1,6 +1,4 @@
-"""`llmcli quantize` where a method or a fold needs what was not given: gathered with the text that
-ships, once.
-"""
+"""`llmcli quantize` collects missing statistics once, with the built-in text."""
 
 import json
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""`quantize --verify`: the file is held against its source, and what was found stands in it and
-beside it.
+"""`quantize --verify`: the file is compared with its source; the results are in it and next to it.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""`llmcli quantize` by size and by plan file, as a user types it."""
+"""`llmcli quantize` by size and by plan file, on the command line."""
 
 import json
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""`llmcli quantize --method gptq --sequential`: each block by what enters it behind the blocks that
-are quantized.
+"""`llmcli quantize --method gptq --sequential`: each block is calibrated after the quantized ones
+before it.
 """
 
 import json

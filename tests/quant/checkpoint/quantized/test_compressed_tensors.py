@@ -1,6 +1,4 @@
-"""compressed-tensors checkpoints, packed code by code from known numbers, as the library stores
-them.
-"""
+"""compressed-tensors checkpoints, packed from known numbers as the library stores them."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""FP8 checkpoints, written with torch's own eight-bit floats: the values are torch's, or the folder
-is refused.
+"""FP8 checkpoints written with torch's floats: torch's values are read, or the folder is refused.
 """
 
 import json

@@ -1,5 +1,4 @@
-"""GPTQ checkpoints, packed code by code from known numbers: the floats come back, or the folder is
-refused.
+"""GPTQ checkpoints, packed from known numbers: the floats are restored, or the folder is refused.
 """
 
 import json

@@ -1,5 +1,4 @@
-"""MXFP4 experts keep every value: against a table, the gguf package, transformers and the floats'
-own logits.
+"""MXFP4 experts keep every value: compared with a table, gguf, transformers and the floats' logits.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The contract of every quantized checkpoint format: tensors of floats stay as they are."""
+"""The contract of every quantized checkpoint format: float tensors are unchanged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What every architecture in the registry keeps, case by case, held against the gguf package and
+"""The contract of every architecture in the registry, compared with the gguf package and
 transformers.
 """
 

@@ -1,6 +1,4 @@
-"""What DeepSeek's family writes for the released models, leaves out and refuses; its logits are in
-families.
-"""
+"""DeepSeek's family: what is written for released models, left out, and refused."""
 
 import re
 from math import log

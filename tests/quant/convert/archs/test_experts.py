@@ -1,6 +1,4 @@
-"""Experts that stand apart or are fused become one tensor a projection; what does not fit is told
-by name.
-"""
+"""Separate or fused experts become one tensor per projection; mismatches are named."""
 
 import json
 from pathlib import Path

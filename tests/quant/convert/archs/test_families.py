@@ -1,4 +1,4 @@
-"""Every family computes what transformers computes; a family without a case fails here."""
+"""Every family computes the same as transformers; a family without a case fails."""
 
 from pathlib import Path
 

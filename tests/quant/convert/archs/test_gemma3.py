@@ -1,6 +1,4 @@
-"""Gemma 3's vocabulary: rows of the embedding without a token, tokens without a row, configs that
-say little.
-"""
+"""Gemma 3's vocabulary: embedding rows without tokens, tokens without rows, sparse configs."""
 
 import json
 import shutil

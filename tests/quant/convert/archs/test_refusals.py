@@ -1,6 +1,4 @@
-"""Settings that change a model's graph where llama.cpp's stays as it is: refused by name, never
-passed over.
-"""
+"""Settings that change a model's graph but not llama.cpp's are refused by name."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""Released checkpoints' config.json: taken, and every key of the file is what transformers makes of
-it.
-"""
+"""config.json of released checkpoints: accepted, and every key is read as by transformers."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A folder with nothing but a tokenizer.model is proven against the pieces of that model."""
+"""A folder with only a tokenizer.model is verified with that model's pieces."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
-"""Our own products of many rows: numpy's of the decoded weights, the same bits for a row whatever
-is beside it, and a model that answers more like its floats than by ggml's.
+"""Our matrix products: numpy's results on decoded weights, independent of other rows, closer than
+ggml's.
 """
 
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The fast sums of exponentials equal the plain one, and what our C finds in a row is what is
-there.
-"""
+"""The fast sums of exponentials equal the plain one, and the C row scan equals numpy."""
 
 import ctypes
 import shutil

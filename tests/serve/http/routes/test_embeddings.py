@@ -1,4 +1,4 @@
-"""/v1/embeddings asked by OpenAI's own client, against what the embedder gives without a server."""
+"""/v1/embeddings with OpenAI's client, compared with the embedder without a server."""
 
 import base64
 from collections.abc import Callable, Iterator

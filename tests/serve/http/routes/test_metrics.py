@@ -1,4 +1,4 @@
-"""What a server shows of itself: /metrics, /health, /v1/kv."""
+"""A server's metrics: /metrics, /health, /v1/kv."""
 
 import re
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""The page at /, in a real browser where one is installed: a talk, its figures, and nothing that
-runs by itself.
+"""The page at /, in a real browser if one is installed: a chat, its figures, and no foreign code.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""/v1/rerank on a tiny BERT with a head, its scores against transformers' hidden states; --pooling."""
+"""/v1/rerank on a tiny BERT with a head, compared with transformers; --pooling."""
 
 from collections.abc import Iterator
 from pathlib import Path

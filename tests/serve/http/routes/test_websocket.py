@@ -1,4 +1,4 @@
-"""The WebSocket: the same answers as over HTTP, several at once, cancelled one by one."""
+"""The WebSocket gives the same answers as HTTP, several at once, cancelled one by one."""
 
 import json
 from collections.abc import Callable, Iterator
