@@ -1,37 +1,34 @@
-"""The HTTP client of load tests: one connection pool, one coroutine per request, and a time stamp
-for every piece of text.
+"""The client of load tests: one coroutine per request, and a time stamp for every piece of text."""
 
-aiohttp handles several times as many requests and chunks per CPU second as httpx; the client must
-not limit what is measured.
-"""
-
-import asyncio
 import json
-import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from llmcli.bench.load import sse
 from llmcli.bench.load.records import LoadAnswer, LoadJob
 from llmcli.errors import UserError
-
-if TYPE_CHECKING:
-    import aiohttp
-
-MAX_BODY_BYTES = 1 << 22  # bytes read of an answer that is not a stream
+from llmcli.http_client import sse
+from llmcli.http_client.client import (
+    CertificateError,
+    ConnectionSettings,
+    HttpClient,
+    RequestError,
+    StatusError,
+    StreamResponse,
+    open_http_client,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
     """A server, and how to send requests to it.
 
-    `base`: the URL before /chat/completions. `extra`: additional fields of each request body.
-    `timeout`: seconds.
+    `base_url`: the URL before /chat/completions. `extra_fields`: additional fields of each request
+    body.
     """
 
     base_url: str
@@ -47,6 +44,17 @@ class LoadTarget:
     def url(self) -> str:
         """The URL of the endpoint."""
         return self.base_url + ("/chat/completions" if self.chat else "/completions")
+
+    @property
+    def connection(self) -> ConnectionSettings:
+        """How to connect to the server."""
+        return ConnectionSettings(
+            uses_tls=self.base_url.startswith("https"),
+            api_key=self.api_key,
+            cacert=self.cacert,
+            insecure=self.insecure,
+            timeout_seconds=self.timeout_seconds,
+        )
 
     @property
     def is_local(self) -> bool:
@@ -74,16 +82,10 @@ def parse_base_url(url: str) -> str:
 
 
 class Client:
-    """Sends requests to one server."""
+    """Sends the jobs of a load to one server."""
 
-    def __init__(
-        self, server: LoadTarget, session: "aiohttp.ClientSession", fresh: "aiohttp.ClientSession"
-    ) -> None:
-        # `fresh` opens a new connection for each request
-        self.server, self.session, self.fresh = server, session, fresh
-        self.headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        if server.api_key:
-            self.headers["Authorization"] = f"Bearer {server.api_key}"
+    def __init__(self, server: LoadTarget, http: HttpClient) -> None:
+        self.server, self._http = server, http
 
     def request_body(self, job: LoadJob, streamed: bool = True) -> bytes:
         """Return the request body of a job."""
@@ -110,66 +112,26 @@ class Client:
         """Send a job and fill in its answer, including errors. If the request is canceled, the
         answer has no end time.
         """
-        import aiohttp
-
         body = self.request_body(job)
         answer.sent = time.perf_counter()
         try:
-            async with asyncio.timeout(self.server.timeout_seconds):
-                async with await self._post(body) as response:
-                    if response.status != 200:
-                        answer.error, answer.error_message = (
-                            f"http {response.status}",
-                            await _complaint(response),
-                        )
-                    elif job.cancel_after == 0:
-                        answer.cancelled = True
-                        response.close()
-                    else:
-                        await _read(response, job, answer)
-        except TimeoutError:
-            answer.error = "timeout"
-        except sse.BadStreamError as error:
-            answer.error, answer.error_message = "bad stream", str(error)
-        except aiohttp.ClientConnectorError as error:
-            answer.error, answer.error_message = "no connection", str(error)
-        except (aiohttp.ClientError, OSError) as error:
-            answer.error, answer.error_message = "broken off", str(error) or type(error).__name__
+            async with self._http.stream(self.server.url, body) as response:
+                if job.cancel_after == 0:
+                    answer.cancelled = True
+                    response.close()
+                else:
+                    await _read(response, job, answer)
+        except RequestError as error:
+            answer.error, answer.error_message = error.kind, error.message
         answer.ended = time.perf_counter()
-
-    async def _post(self, body: bytes) -> "aiohttp.ClientResponse":
-        """Send the request and return the response with its headers.
-
-        A server may close a kept connection at the moment when it is used again (llama-server does
-        after each stream). If nothing was received, the request is sent again over a new
-        connection.
-        """
-        import aiohttp
-
-        try:
-            return await self._sent(self.session, body)
-        except aiohttp.ClientConnectorError:
-            raise
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            return await self._sent(self.fresh, body)
-
-    async def _sent(
-        self, session: "aiohttp.ClientSession", body: bytes
-    ) -> "aiohttp.ClientResponse":
-        """Send the request without following redirects: they could lead to another server or
-        machine.
-        """
-        return await session.post(
-            self.server.url, data=body, headers=self.headers, allow_redirects=False
-        )
 
     async def complete(self, job: LoadJob) -> dict[str, Any]:
         """Return the complete answer to a job without streaming. Raises UserError."""
-        return await self._json(self.server.url, self.request_body(job, streamed=False))
+        return await self._fetch(self.server.url, self.request_body(job, streamed=False))
 
     async def list_models(self) -> list[str]:
         """Return the model names of the server. Raises UserError."""
-        data = (await self._json(self.server.base_url + "/models")).get("data")
+        data = (await self._fetch(self.server.base_url + "/models")).get("data")
         entries = data if isinstance(data, list) else []
         return [
             entry["id"]
@@ -177,32 +139,11 @@ class Client:
             if isinstance(entry, dict) and isinstance(entry.get("id"), str)
         ]
 
-    async def _json(self, url: str, body: bytes | None = None) -> dict[str, Any]:
-        import aiohttp
-
+    async def _fetch(self, url: str, body: bytes | None = None) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(self.server.timeout_seconds):
-                method = "GET" if body is None else "POST"
-                async with self.fresh.request(
-                    method, url, data=body, headers=self.headers, allow_redirects=False
-                ) as response:
-                    if response.status != 200:
-                        says = await _complaint(response)
-                        raise UserError(
-                            f"{url} answers {response.status}: {says}", hint=_hint(response.status)
-                        )
-                    return sse.parse_event(await _bytes(response))
-        except aiohttp.ClientConnectorCertificateError as error:
-            hint = "--cacert FILE trusts its issuer, --insecure skips the check"
-            raise UserError(f"{url}: {error.certificate_error}", hint=hint) from None
-        except sse.BadStreamError as error:
-            hint = "the address is http://HOST:PORT or …/v1 of a server with OpenAI's API"
-            raise UserError(f"{url} does not use OpenAI's API: {error}", hint=hint) from None
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            reason = "timeout" if isinstance(error, TimeoutError) else error
-            raise UserError(
-                f"{url}: {reason}", hint="is the server running? llmcli serve REF starts one"
-            ) from None
+            return await self._http.fetch_json(url, body)
+        except RequestError as error:
+            raise _user_error(url, error) from None
 
 
 @asynccontextmanager
@@ -210,25 +151,16 @@ async def open_client(server: LoadTarget) -> AsyncIterator[Client]:
     """Open a client with its connections, and close them at the end. Raises UserError for a
     certificate that cannot be read.
     """
-    import aiohttp
-
-    tls = _tls(server) if server.base_url.startswith("https") else False
-
-    def session(force_close: bool) -> aiohttp.ClientSession:
-        # The session's own timeouts would end long answers; `send` limits the whole request.
-        connector = aiohttp.TCPConnector(limit=0, ssl=tls, force_close=force_close)
-        return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
-
-    async with session(False) as reusing, session(True) as fresh:
-        yield Client(server, reusing, fresh)
+    async with open_http_client(server.connection) as http:
+        yield Client(server, http)
 
 
-async def _read(response: "aiohttp.ClientResponse", job: LoadJob, answer: LoadAnswer) -> None:
+async def _read(response: StreamResponse, job: LoadJob, answer: LoadAnswer) -> None:
     """Record a time stamp for every piece of text, until the end of the answer or until the job is
     to be canceled.
     """
     events, done = sse.EventDecoder(), False
-    async for piece in response.content.iter_any():
+    async for piece in response.pieces():
         now = time.perf_counter()
         for data in events.feed(piece):
             if data == sse.DONE_MARK:
@@ -249,7 +181,11 @@ async def _read(response: "aiohttp.ClientResponse", job: LoadJob, answer: LoadAn
                     token_usage.output,
                     token_usage.cached,
                 )
-        if job.cancel_after is not None and len(answer.arrival_times) >= job.cancel_after and not done:
+        if (
+            job.cancel_after is not None
+            and len(answer.arrival_times) >= job.cancel_after
+            and not done
+        ):
             answer.cancelled = True
             response.close()
             return
@@ -259,24 +195,22 @@ async def _read(response: "aiohttp.ClientResponse", job: LoadJob, answer: LoadAn
         answer.error = "no text"
 
 
-async def _bytes(response: "aiohttp.ClientResponse") -> bytes:
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise sse.BadStreamError("the answer is too long")
-    return bytes(body)
+def _user_error(url: str, error: RequestError) -> UserError:
+    match error:
+        case StatusError():
+            message = f"{url} answers {error.status}: {error.message}"
+            return UserError(message, hint=_status_hint(error.status))
+        case CertificateError():
+            hint = "--cacert FILE trusts its issuer, --insecure skips the check"
+            return UserError(f"{url}: {error.message}", hint=hint)
+        case RequestError(kind="bad stream"):
+            hint = "the address is http://HOST:PORT or …/v1 of a server with OpenAI's API"
+            return UserError(f"{url} does not use OpenAI's API: {error.message}", hint=hint)
+    hint = "is the server running? llmcli serve REF starts one"
+    return UserError(f"{url}: {error.message or error.kind}", hint=hint)
 
 
-async def _complaint(response: "aiohttp.ClientResponse") -> str:
-    body = await _bytes(response)
-    try:
-        return sse.read_error_message(sse.parse_event(body)) or body[:200].decode("utf-8", "replace")
-    except sse.BadStreamError:
-        return body[:200].decode("utf-8", "replace")
-
-
-def _hint(status: int) -> str:
+def _status_hint(status: int) -> str:
     if status in (401, 403):
         return "--api-key-file FILE sends a key"
     return (
@@ -284,15 +218,3 @@ def _hint(status: int) -> str:
         if status in (400, 404)
         else "check the server's log"
     )
-
-
-def _tls(server: LoadTarget) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=server.cacert)
-    except (OSError, ssl.SSLError):
-        raise UserError(
-            f"{server.cacert} is not a certificate", hint="--cacert takes a PEM file"
-        ) from None
-    if server.insecure:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context

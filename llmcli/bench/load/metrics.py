@@ -23,7 +23,9 @@ PERCENTILES = {
     "p99.9": (0.999, 1000),
 }
 TIME_METRICS = ("ttft", "tpot", "itl", "e2el")
-MAX_LATE_SECONDS = 0.010  # seconds of lateness of the client (p99) from which its results are doubtful
+MAX_LATE_SECONDS = (
+    0.010  # seconds of lateness of the client (p99) from which its results are doubtful
+)
 MAX_CLIENT_CPU = 0.7  # of one CPU; above this the client may be the limit
 METRIC_DEFINITIONS = {
     "ttft": "time to first token: from the due time (closed loop: sending) to the first text, "
@@ -140,40 +142,44 @@ def compute_metrics(runs: Sequence[LoadRun], slo: Slo | None = None) -> LoadMetr
     """Compute the metrics of one load, which may have been run several times: times are pooled,
     rates are over the total seconds.
     """
-    measured = [one for run in runs for one in run.measured_answers]
-    good = [one for one in measured if one.is_complete]
-    failed = Counter(one.error for one in measured if one.error)
+    measured = [answer for run in runs for answer in run.measured_answers]
+    complete = [answer for answer in measured if answer.is_complete]
+    failures = Counter(answer.error for answer in measured if answer.error)
+    error_examples = {
+        answer.error: answer.error_message
+        for answer in measured
+        if answer.error and answer.error_message
+    }
+    arrivals = [_count_arrivals(run) for run in runs]
     seconds = max(sum(run.ended - run.began for run in runs), 1e-9)
-    output, prompts, ended = (
-        sum(column) for column in zip(*(_inside(run) for run in runs), strict=True)
-    )
-    times = {name: summarize_times(metric_seconds(name, good)) for name in TIME_METRICS}
-    tokens = sum(one.tokens for one in good)
-    known = [one for one in good if one.prompt_tokens and one.cached_tokens is not None]
-    late = [value * 1e3 for run in runs for value in run.lateness]
+    output_tokens = sum(arrival.output_tokens for arrival in arrivals)
+    prompt_tokens = sum(arrival.prompt_tokens for arrival in arrivals)
+    summaries = {name: summarize_times(metric_seconds(name, complete)) for name in TIME_METRICS}
+    late_ms = [late * 1e3 for run in runs for late in run.lateness]
     return LoadMetrics(
-        runs[0].load,
-        seconds,
-        len(good),
-        sum(one.cancelled for one in measured),
-        {kind: count for kind, count in failed.most_common() if kind},
-        {one.error: one.error_message for one in measured if one.error and one.error_message},
-        _mean([one.prompt_tokens for one in good]),
-        _mean([one.tokens for one in good]),
-        sum(one.cached_tokens or 0 for one in known) / sum(one.prompt_tokens or 0 for one in known)
-        if known
-        else None,
-        output / seconds,
-        (output + prompts) / seconds,
-        ended / seconds,
-        None if slo is None else sum(slo.is_met_by(one) for one in measured),
-        {name: told for name, told in times.items() if told},
-        max(0.0, 1 - sum(len(one.arrival_times) for one in good) / tokens) if tokens else 0.0,
-        (percentile(late, 0.5), percentile(late, 0.99)),
-        sum(run.cpu_seconds for run in runs) / seconds,
-        any(run.is_saturated for run in runs),
-        any(run.was_stopped for run in runs),
-        tuple(_inside(run)[0] / max(run.ended - run.began, 1e-9) for run in runs),
+        load=runs[0].load,
+        seconds=seconds,
+        answered=len(complete),
+        cancelled=sum(answer.cancelled for answer in measured),
+        failed={kind: count for kind, count in failures.most_common() if kind},
+        error_examples=error_examples,
+        prompt_tokens=_mean([answer.prompt_tokens for answer in complete]),
+        output_tokens=_mean([answer.tokens for answer in complete]),
+        cached_share=_cached_share(complete),
+        output_rate=output_tokens / seconds,
+        total_rate=(output_tokens + prompt_tokens) / seconds,
+        request_rate=sum(arrival.answers for arrival in arrivals) / seconds,
+        kept_slo=None if slo is None else sum(slo.is_met_by(answer) for answer in measured),
+        times={name: summary for name, summary in summaries.items() if summary},
+        bundled_share=_bundled_share(complete),
+        late_ms=(percentile(late_ms, 0.5), percentile(late_ms, 0.99)),
+        client_cpu=sum(run.cpu_seconds for run in runs) / seconds,
+        saturated=any(run.is_saturated for run in runs),
+        stopped=any(run.was_stopped for run in runs),
+        repetition_rates=tuple(
+            arrival.output_tokens / max(run.ended - run.began, 1e-9)
+            for run, arrival in zip(runs, arrivals, strict=True)
+        ),
     )
 
 
@@ -190,24 +196,33 @@ def metric_seconds(name: str, good: Sequence[LoadAnswer]) -> list[float]:
             return [answer.e2el for answer in good]
 
 
-def _inside(run: LoadRun) -> tuple[float, float, float]:
-    """Return what arrived during the measurement: output tokens, prompt tokens of answers that
-    began, and answers that ended.
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """What arrived during a measurement: output tokens, prompt tokens of answers that began, and
+    answers that ended.
     """
+
+    output_tokens: float
+    prompt_tokens: int
+    answers: int
+
+
+def _count_arrivals(run: LoadRun) -> _Arrivals:
     began, ended = run.began, run.ended
-    prompts = sum(
+    output_tokens = sum(_arrived_tokens(answer, began, ended) for answer in run.answers)
+    prompt_tokens = sum(
         answer.prompt_tokens or 0
         for answer in run.answers
         if answer.arrival_times and began <= answer.arrival_times[0] <= ended
     )
-    done = sum(
+    n_answers = sum(
         answer.is_complete and answer.ended is not None and began <= answer.ended <= ended
         for answer in run.answers
     )
-    return sum(_arrived(answer, began, ended) for answer in run.answers), prompts, done
+    return _Arrivals(output_tokens, prompt_tokens, n_answers)
 
 
-def _arrived(answer: LoadAnswer, began: float, ended: float) -> float:
+def _arrived_tokens(answer: LoadAnswer, began: float, ended: float) -> float:
     """Return the tokens of an answer that arrived in the interval. If the server's count differs
     from the chunks', its count is distributed proportionally.
     """
@@ -218,6 +233,25 @@ def _arrived(answer: LoadAnswer, began: float, ended: float) -> float:
     )
     total = sum(answer.token_counts)
     return arrived * answer.tokens / total if total else 0.0
+
+
+def _cached_share(answers: Sequence[LoadAnswer]) -> float | None:
+    """Return the share of prompt tokens that the server had cached; None if it reports none."""
+    counted = [
+        (answer.cached_tokens, answer.prompt_tokens)
+        for answer in answers
+        if answer.prompt_tokens and answer.cached_tokens is not None
+    ]
+    if not counted:
+        return None
+    return sum(cached for cached, _ in counted) / sum(prompt for _, prompt in counted)
+
+
+def _bundled_share(answers: Sequence[LoadAnswer]) -> float:
+    """Return the share of tokens that arrived in a chunk with others."""
+    tokens = sum(answer.tokens for answer in answers)
+    chunks = sum(len(answer.arrival_times) for answer in answers)
+    return max(0.0, 1 - chunks / tokens) if tokens else 0.0
 
 
 def _mean(values: Sequence[int | None]) -> float:

@@ -12,13 +12,15 @@ from random import Random
 from llmcli.bench.load import client as clients
 from llmcli.bench.load import mixes, request_file
 from llmcli.bench.load.client import Client, LoadTarget
-from llmcli.bench.load.generator import StopCheck, LoadLength, Load, LoadRun, generate_load
-from llmcli.bench.load.mixes import UnitTokens, RequestLengths
+from llmcli.bench.load.generator import Load, LoadLength, LoadRun, StopCheck, generate_load
+from llmcli.bench.load.mixes import RequestLengths, UnitTokens
 from llmcli.bench.load.records import LoadJob
-from llmcli.bench.load.sse import read_usage
 from llmcli.errors import UserError
+from llmcli.http_client.sse import read_usage
 
-SETTLE_SECONDS = 0.2  # seconds after a run in which the server notices that its clients disconnected
+SETTLE_SECONDS = (
+    0.2  # seconds after a run in which the server notices that its clients disconnected
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ class ServerSession:
 
     def __init__(self, client: Client, asked: PromptShape, fit: UnitTokens | None) -> None:
         self.client, self.prompts, self.unit_tokens = client, asked, fit
-        self.file_jobs = request_file.read_requests(Path(asked.mix), asked.lengths) if fit is None else []
+        self.file_jobs = (
+            request_file.read_requests(Path(asked.mix), asked.lengths) if fit is None else []
+        )
 
     @property
     def model(self) -> str:
@@ -54,7 +58,9 @@ class ServerSession:
         asked, seed = self.prompts, self.prompts.seed * 1_000_003 + number
         if self.unit_tokens is None:
             return request_file.replay_requests(self.file_jobs, asked.lengths, seed)
-        return mixes.generate_jobs(mixes.load_mixes()[asked.mix], asked.lengths, self.unit_tokens, seed)
+        return mixes.generate_jobs(
+            mixes.load_mixes()[asked.mix], asked.lengths, self.unit_tokens, seed
+        )
 
     async def run_load(
         self,
@@ -79,7 +85,9 @@ class ServerSession:
         measured = run.measured_answers
         if not may_fail and measured and all(answer.error for answer in measured):
             first = measured[0]
-            message = f"{first.error}: {first.error_message}" if first.error_message else str(first.error)
+            message = (
+                f"{first.error}: {first.error_message}" if first.error_message else str(first.error)
+            )
             raise UserError(f"every request failed ({message})", hint=_hint(str(first.error)))
         return run
 

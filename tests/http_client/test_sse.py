@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmcli.bench.load import sse
+from llmcli.http_client import sse
 
 WHOLE = b'data: {"a": 1}\n\n: a comment\n\ndata: {"b":\ndata: 2}\n\ndata: [DONE]\n\n'
 
@@ -51,9 +51,9 @@ def test_usage_and_errors_are_read_and_nonsense_is_nothing() -> None:
         "prompt_tokens_details": {"cached_tokens": 8},
     }
     assert sse.read_usage({"usage": told}) == sse.TokenUsage(9, 3, 8)
-    assert sse.read_usage({"usage": {"prompt_tokens": -1, "completion_tokens": "3"}}) == sse.TokenUsage(
-        None, None, None
-    )
+    assert sse.read_usage(
+        {"usage": {"prompt_tokens": -1, "completion_tokens": "3"}}
+    ) == sse.TokenUsage(None, None, None)
     assert sse.read_usage({"usage": None}) is None
     assert sse.read_error_message({"error": {"message": "too long"}}) == "too long"
     assert sse.read_error_message({"error": "gone"}) == "gone"
